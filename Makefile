@@ -1,0 +1,63 @@
+# Two commands do everything on a machine with Python 3.11 or 3.12: `make quickstart` and `make test`.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test test-faults lint format generate lock benchmarks clean
+
+UV_VERSION := 0.13.9
+LOCK := requirements/cpu.txt
+VENV := .venv
+BIN := $(VENV)/bin
+RUNS := runs
+LOCK_HASH := $(shell sha256sum $(LOCK) pyproject.toml | sha256sum | cut -c1-16)
+STAMP := $(VENV)/installed-$(LOCK_HASH)
+
+# The first interpreter that really is 3.11 or 3.12; PYTHON=... overrides.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo $$p; exit; }; done)
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "RLJob needs Python 3.11 or 3.12; none was found. Install one, or set PYTHON=/path/to/python3.12"; exit 1; }
+	@echo "Installing into $(VENV) with $$($(PYTHON) --version) (about 6 GB, the first time some minutes) ..."
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(BIN)/uv pip install --quiet --python $(VENV) --no-deps --compile-bytecode -r $(LOCK)
+	$(BIN)/uv pip install --quiet --python $(VENV) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+install: $(STAMP) ## Make the environment in .venv from the lock file
+
+quickstart: $(STAMP) ## Train a small model with GRPO on this machine and draw its report
+	@$(BIN)/rljob run examples/quickstart.yaml --output $(RUNS)/quickstart-$$(date +%Y%m%d-%H%M%S) $(QUICKSTART_ARGS)
+
+test: $(STAMP) ## All tests, the fast ones first
+	@$(BIN)/python -m pytest $(TEST_ARGS)
+
+test-faults: $(STAMP) ## Every process killed in every phase; each run resumed and compared bit for bit
+	@RLJOB_FAULTS=all $(BIN)/python -m pytest tests/worker/driver/test_kills.py $(TEST_ARGS)
+
+lint: $(STAMP) ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(STAMP) ## Let ruff put the code into shape
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+generate: $(STAMP) ## Write the CRD and docs/reference.md from the API types
+	@$(BIN)/python -m rljob_api.generate
+
+lock: $(STAMP) ## Resolve requirements/cpu.txt anew
+	@$(BIN)/uv pip compile pyproject.toml --extra cpu --extra dev --universal --python-version 3.11 \
+		--override requirements/overrides.txt --generate-hashes --no-header --no-annotate --upgrade --quiet -o $(LOCK)
+
+benchmarks: $(STAMP) ## Run the benchmarks; each prints a ratio against its limit or its peer
+	@for file in arena weight_sync rollout_vs_vllm train_vs_megatron; do $(BIN)/python benchmarks/$$file.py; done
+
+clean: ## Remove the environment and all runs
+	rm -rf $(VENV) $(RUNS)

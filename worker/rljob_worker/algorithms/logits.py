@@ -1,0 +1,303 @@
+"""Log-probabilities of sampled tokens under the distribution that the engine sampled from.
+
+vLLM 0.23 with `logprobs_mode=processed_logprobs` reports the log-softmax of logits that went through
+(vllm/v1/sample/sampler.py, `Sampler.forward` and `sample`): float32, division by the temperature, min-p, top-k, top-p.
+Its CPU path filters with `apply_top_k_top_p_pytorch` (no Triton backend for CPU in the pinned wheels). The functions
+here apply the same operations in the same order to the trainer's logits, on vocabulary-parallel shards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rljob_worker.types import SamplingParams
+
+GREEDY_TEMPERATURE = 1e-5
+"""Below it vLLM samples greedily and reports the plain log-softmax (vllm/sampling_params.py `_SAMPLING_EPS`)."""
+MIN_TEMPERATURE = 1e-2
+"""vLLM raises smaller positive temperatures to this (vllm/sampling_params.py `_MAX_TEMP`)."""
+CHUNK_ELEMENTS = 1 << 23
+"""Logits worked on at once: bounds the float32 temporaries to a few times 32 MiB."""
+LOWEST_LOG_PROB = -1e4
+"""Stands in for -inf where it is multiplied by a probability: exp of it is exactly 0 in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsTransform:
+    """What the engine really does with its logits for one `SamplingParams`."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+    @classmethod
+    def resolve(cls, sampling: SamplingParams, vocab_size: int) -> LogitsTransform:
+        """Applies vLLM's own reading of the parameters: greedy switches the filters off, `top_k` beyond the vocabulary too."""
+        if sampling.temperature < 0:
+            raise ValueError(f"sampling.temperature: {sampling.temperature} is negative; it must be 0 or more")
+        if not 0 < sampling.top_p <= 1:
+            raise ValueError(f"sampling.top_p: {sampling.top_p} is outside (0, 1]")
+        if not 0 <= sampling.min_p <= 1:
+            raise ValueError(f"sampling.min_p: {sampling.min_p} is outside [0, 1]")
+        if sampling.top_k < -1:
+            raise ValueError(f"sampling.top_k: {sampling.top_k} is negative; 0 keeps all tokens")
+        if sampling.temperature < GREEDY_TEMPERATURE:
+            return cls(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+        top_k = sampling.top_k if 0 < sampling.top_k < vocab_size else 0
+        return cls(max(sampling.temperature, MIN_TEMPERATURE), top_k, sampling.top_p, sampling.min_p)
+
+    @property
+    def filters(self) -> bool:
+        """Whether any token may be excluded."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+@dataclass(frozen=True, slots=True)
+class VocabShard:
+    """Which part of the vocabulary this rank's logits cover; padding at the vocabulary's end is not part of it."""
+
+    start: int
+    """First token id of the shard."""
+    valid: int
+    """Real tokens in the shard; the columns after them are padding."""
+    vocab_size: int
+    """Real tokens in all shards."""
+    group: dist.ProcessGroup | None
+    """Ranks that hold the other shards, in vocabulary order; None when this one is all."""
+
+    @classmethod
+    def of(cls, width: int, vocab_size: int, group: dist.ProcessGroup | None) -> VocabShard:
+        """The shard of `width` columns that this rank of `group` holds."""
+        rank, size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+        if width * size < vocab_size:
+            raise ValueError(f"logits cover {width * size} tokens ({size} x {width}), the vocabulary has {vocab_size}")
+        start = rank * width
+        valid = min(max(vocab_size - start, 0), width)
+        return cls(start, valid, vocab_size, group if size > 1 else None)
+
+    def all_reduce(self, values: Tensor, op: Any) -> Tensor:
+        """Reduces `values` in place over the shards."""
+        if self.group is not None:
+            dist.all_reduce(values, op=op, group=self.group)
+        return values
+
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """[n, width] of each rank -> [n, vocab_size] on all of them."""
+        if self.group is None:
+            return rows[:, : self.vocab_size]
+        parts = [torch.empty_like(rows) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, rows.contiguous(), group=self.group)
+        return torch.cat(parts, dim=-1)[:, : self.vocab_size]
+
+    def local_labels(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Column of each label in this shard, and whether the shard holds it."""
+        column = labels - self.start
+        owned = (column >= 0) & (column < self.valid)
+        return torch.where(owned, column, 0), owned
+
+
+def kept_tokens(logits: Tensor, labels: Tensor, transform: LogitsTransform) -> Tensor:
+    """Tokens that survive min-p, top-k and top-p, as in vLLM 0.23, plus the sampled token itself.
+
+    Order and ties are those of vllm/v1/sample: `MinPLogitsProcessor.apply` (a token is dropped when its probability is
+    below min_p times the largest), then `apply_top_k_top_p_pytorch`: top-k keeps every token equal to the k-th largest;
+    top-p drops the ascending prefix whose cumulative probability is at most 1 - top_p, never the largest token. Where the
+    prefix ends inside a run of equal logits, as many of the run are kept as vLLM keeps, the label first among them, so
+    that the label's log-probability does not depend on the sort's order of equal values.
+
+    Args:
+        logits: [n, vocab_size] float32, after the temperature. Overwritten.
+        labels: [n] int64, the sampled tokens.
+        transform: the filters.
+
+    Returns:
+        [n, vocab_size] bool.
+    """
+    if transform.min_p > 0:
+        probs = torch.softmax(logits, dim=-1)
+        logits.masked_fill_(probs < probs.amax(dim=-1, keepdim=True).mul_(transform.min_p), -torch.inf)
+    label_column = labels.unsqueeze(-1)
+    if transform.top_p >= 1:
+        if transform.top_k > 0:
+            kth_largest = logits.topk(transform.top_k, dim=-1).values[:, -1:]
+            keep = (logits >= kth_largest) & (logits > -torch.inf)
+        else:
+            keep = logits > -torch.inf
+        return keep.scatter_(1, label_column, True)
+
+    ascending, order = logits.sort(dim=-1)
+    if transform.top_k > 0:
+        ascending.masked_fill_(ascending < ascending[:, -transform.top_k].unsqueeze(-1), -torch.inf)
+    # The bound is computed in float32 because vLLM's is: its top_p is a float32 tensor.
+    bound = 1 - torch.tensor(transform.top_p, dtype=torch.float32, device=logits.device)
+    keep_sorted = torch.softmax(ascending, dim=-1).cumsum(dim=-1) > bound
+    keep_sorted[:, -1] = True
+    keep = torch.zeros_like(keep_sorted).scatter_(1, order, keep_sorted)
+    first_kept = keep_sorted.int().argmax(dim=-1, keepdim=True)
+    label_ties_with_first = logits.gather(1, label_column) == ascending.gather(1, first_kept)
+    take_its_place = label_ties_with_first & ~keep.gather(1, label_column)
+    keep.scatter_(1, order.gather(1, first_kept), ~take_its_place)
+    return keep.scatter_(1, label_column, True)
+
+
+def _scaled(logits: Tensor, temperature: float, shard: VocabShard, keep: Tensor | None) -> Tensor:
+    """The shard's real columns in float32, divided by the temperature, excluded tokens at -inf; may alias `logits`."""
+    scaled = logits[:, : shard.valid].float()
+    if temperature != 1.0:
+        scaled = scaled / torch.tensor(temperature, dtype=torch.float32, device=scaled.device)
+    if keep is not None:
+        scaled = scaled.masked_fill(~keep, -torch.inf)
+    return scaled
+
+
+def _row_chunks(rows: int, width: int) -> list[slice]:
+    step = max(1, CHUNK_ELEMENTS // max(width, 1))
+    return [slice(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
+
+
+def _local_keep_mask(logits: Tensor, labels: Tensor, transform: LogitsTransform, shard: VocabShard) -> Tensor:
+    """This shard's columns of `kept_tokens`, [n, valid] bool."""
+    keep = torch.empty(logits.shape[0], shard.valid, dtype=torch.bool, device=logits.device)
+    for rows in _row_chunks(logits.shape[0], shard.vocab_size):
+        full = shard.gather_rows(logits[rows]).float()
+        full = full / torch.tensor(transform.temperature, dtype=torch.float32, device=full.device)
+        columns = slice(shard.start, shard.start + shard.valid)
+        keep[rows] = kept_tokens(full, labels[rows].clamp(0, shard.vocab_size - 1), transform)[:, columns]
+    return keep
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    """Log-probability of each row's label and entropy of each row, [n, width] -> [n], [n].
+
+    With z = logits / T restricted to the kept tokens and p = softmax(z): log p_label = z_label - logsumexp(z) and
+    H = logsumexp(z) - sum_j p_j z_j; d log p_label / d z_j = [j = label] - p_j; d H / d z_j = -p_j (log p_j + H).
+    Nothing of the size of the logits is saved beside the logits themselves: the softmax is computed again in backward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        labels: Tensor,
+        keep: Tensor | None,
+        temperature: float,
+        shard: VocabShard,
+        entropy: bool,
+        entropy_grad: bool,
+    ) -> tuple[Tensor, Tensor]:
+        rows_total = logits.shape[0]
+        column, owned = shard.local_labels(labels)
+        maximum, total, picked, weighted = logits.new_zeros(4, rows_total, dtype=torch.float32).unbind()
+        chunks = _row_chunks(rows_total, shard.valid)
+        if shard.valid == 0:
+            maximum.fill_(-torch.inf)
+            chunks = []
+        scaled_chunks = [_scaled(logits[rows], temperature, shard, _rows(keep, rows)) for rows in chunks[:1]]
+        for index, rows in enumerate(chunks):
+            scaled = scaled_chunks[0] if index == 0 else _scaled(logits[rows], temperature, shard, _rows(keep, rows))
+            maximum[rows] = scaled.amax(dim=-1)
+            picked[rows] = torch.where(owned[rows], scaled.gather(1, column[rows].unsqueeze(-1)).squeeze(-1), 0.0)
+        shard.all_reduce(maximum, dist.ReduceOp.MAX)
+        for index, rows in enumerate(chunks):
+            scaled = scaled_chunks[0] if index == 0 else _scaled(logits[rows], temperature, shard, _rows(keep, rows))
+            shifted = scaled - maximum[rows].unsqueeze(-1)
+            weights = shifted.exp()
+            total[rows] = weights.sum(dim=-1)
+            if entropy:
+                weighted[rows] = torch.linalg.vecdot(weights, shifted.clamp_(min=LOWEST_LOG_PROB))
+        sums = shard.all_reduce(torch.stack((total, picked, weighted)), dist.ReduceOp.SUM)
+        total, picked, weighted = sums.unbind()
+        log_total = total.log()
+        log_normalizer = maximum + log_total
+        # A label outside the vocabulary is held by no shard: NaN instead of a plausible number.
+        known = (labels >= 0) & (labels < shard.vocab_size)
+        log_probs = torch.where(known, picked - log_normalizer, torch.nan)
+        row_entropy = log_total - weighted / total if entropy else torch.zeros_like(log_probs)
+        ctx.save_for_backward(logits, labels, keep, log_normalizer, row_entropy)
+        ctx.temperature, ctx.shard, ctx.entropy_grad = temperature, shard, entropy_grad
+        if not entropy_grad:
+            ctx.mark_non_differentiable(row_entropy)
+        return log_probs, row_entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
+        logits, labels, keep, log_normalizer, row_entropy = ctx.saved_tensors
+        shard: VocabShard = ctx.shard
+        temperature = ctx.temperature
+        grad_log_probs, grad_entropy = grads[0] / temperature, grads[1] / temperature
+        column, owned = shard.local_labels(labels)
+        grad_logits = torch.empty_like(logits)
+        grad_logits[:, shard.valid :] = 0
+        for rows in _row_chunks(logits.shape[0], shard.valid) if shard.valid else []:
+            scaled = _scaled(logits[rows], temperature, shard, _rows(keep, rows))
+            log_probs = scaled - log_normalizer[rows].unsqueeze(-1)
+            factor = -grad_log_probs[rows].unsqueeze(-1)
+            if ctx.entropy_grad:
+                probs = log_probs.exp()
+                spread = log_probs.clamp_(min=LOWEST_LOG_PROB).add_(row_entropy[rows].unsqueeze(-1))
+                local = probs.mul_(spread.mul_(-grad_entropy[rows].unsqueeze(-1)).add_(factor))
+            else:
+                local = log_probs.exp_().mul_(factor)
+            label_grad = torch.where(owned[rows], grad_log_probs[rows], 0.0).unsqueeze(-1)
+            local.scatter_add_(1, column[rows].unsqueeze(-1), label_grad)
+            grad_logits[rows, : shard.valid] = local
+        return grad_logits, None, None, None, None, None, None
+
+
+def _rows(mask: Tensor | None, rows: slice) -> Tensor | None:
+    return None if mask is None else mask[rows]
+
+
+def response_log_probs(
+    logits_local: Tensor,
+    labels: Tensor,
+    sampling: SamplingParams,
+    tp_group: dist.ProcessGroup | None,
+    vocab_size: int,
+    *,
+    with_entropy: bool = True,
+    entropy_grad: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of `labels` and entropies under the distribution that the engine samples from.
+
+    Call it with the positions that matter only: its cost is proportional to them.
+
+    Args:
+        logits_local: [..., width] of any floating dtype; this rank's vocabulary shard, position i predicting `labels[i]`.
+            The shards of all ranks, padding at the end included, are equally wide.
+        labels: [...] int64 token ids below `vocab_size`; others give NaN.
+        sampling: temperature, top-k, top-p and min-p of the engine.
+        tp_group: the ranks that hold the other shards, in vocabulary order; None when there are none.
+        vocab_size: tokens without padding.
+        with_entropy: compute the entropy; zeros otherwise.
+        entropy_grad: make the entropy differentiable (needed where an entropy bonus is in the loss).
+
+    Returns:
+        (log_probs, entropy), both [...] float32, in nats, equal on all ranks of `tp_group`. Gradients reach this rank's
+        shard; they are right when all ranks of `tp_group` differentiate the same loss.
+
+    Raises:
+        ValueError: shapes that do not fit, sampling parameters out of range, or fewer columns than tokens.
+    """
+    if logits_local.shape[:-1] != labels.shape:
+        raise ValueError(f"labels: shape {tuple(labels.shape)} does not fit logits {tuple(logits_local.shape)}")
+    if entropy_grad and not with_entropy:
+        raise ValueError("entropy_grad: needs with_entropy")
+    transform = LogitsTransform.resolve(sampling, vocab_size)
+    shard = VocabShard.of(logits_local.shape[-1], vocab_size, tp_group)
+    logits = logits_local.reshape(-1, logits_local.shape[-1])
+    flat_labels = labels.reshape(-1)
+    keep = None
+    if transform.filters:
+        with torch.no_grad():
+            keep = _local_keep_mask(logits, flat_labels, transform, shard)
+    log_probs, entropy = _TokenLogProbs.apply(
+        logits, flat_labels, keep, transform.temperature, shard, with_entropy, entropy_grad
+    )
+    return log_probs.view(labels.shape), entropy.view(labels.shape)

@@ -1,0 +1,1 @@
+"""The driver: the one process that runs the loop and owns the records."""

@@ -1,0 +1,113 @@
+"""The Ray side of trainers and engines: process set-up, and calls forwarded to the classes that do the work."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rljob_worker.types import Generation, GenerationRequest, SamplingParams
+
+_CHUNK_SECONDS = 0.05
+
+
+def prepare_process(log_file: str, stacks_file: str) -> int:
+    """Send this process's output to its log and make SIGUSR2 write all its threads' stacks; returns the pid."""
+    Path(log_file).parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    stacks = open(stacks_file, "a")  # noqa: SIM115  (faulthandler keeps the descriptor for the process's life)
+    faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
+    faulthandler.enable()
+    return os.getpid()
+
+
+class TrainerActor:
+    """One Megatron rank."""
+
+    def __init__(self, log_file: str, stacks_file: str, **arguments: Any) -> None:
+        self.pid = prepare_process(log_file, stacks_file)
+        from rljob_worker.trainer.trainer import Trainer
+
+        self._trainer = Trainer(**arguments)
+
+    def setup(self) -> dict[str, Any]:
+        """Build the rank; returns its pid, device identity and sizes."""
+        return {"pid": self.pid, **self._trainer.setup()}
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Run one method of the trainer."""
+        return getattr(self._trainer, method)(*args, **kwargs)
+
+    def control(self, method: str, *args: Any) -> Any:
+        """Run a thread-safe method beside whatever is running."""
+        return getattr(self._trainer, method)(*args)
+
+
+class EngineActor:
+    """One vLLM engine."""
+
+    def __init__(self, log_file: str, stacks_file: str, **arguments: Any) -> None:
+        self.pid = prepare_process(log_file, stacks_file)
+        from rljob_worker.rollout.engine import Engine
+
+        self._engine = Engine(**arguments)
+
+    def start(self) -> dict[str, Any]:
+        """Load the model and answer a warm-up request."""
+        return {"pid": self.pid, **self._engine.start()}
+
+    def generate(
+        self, requests: list[GenerationRequest], sampling: SamplingParams, version: int
+    ) -> Iterator[list[tuple[int, Generation]]]:
+        """Stream (request index, response) as responses finish, so that they are scored while others still grow."""
+        finished: queue.SimpleQueue[tuple[int, Generation] | BaseException | None] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                self._engine.generate(requests, sampling, version, on_finished=lambda i, g: finished.put((i, g)))
+                finished.put(None)
+            except BaseException as error:
+                finished.put(error)
+
+        threading.Thread(target=run, name="generate", daemon=True).start()
+        yield from _chunks(finished)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Run one method of the engine."""
+        return getattr(self._engine, method)(*args, **kwargs)
+
+    def control(self, method: str, *args: Any) -> Any:
+        """Run a thread-safe method beside whatever is running."""
+        return getattr(self._engine, method)(*args)
+
+
+def _chunks(
+    finished: queue.SimpleQueue[tuple[int, Generation] | BaseException | None],
+) -> Iterator[list[tuple[int, Generation]]]:
+    """Group what finishes within a short time: one message per response would cost more than it hides."""
+    chunk: list[tuple[int, Generation]] = []
+    while True:
+        try:
+            item = finished.get(timeout=_CHUNK_SECONDS if chunk else None)
+        except queue.Empty:
+            yield chunk
+            chunk = []
+            continue
+        if isinstance(item, BaseException):
+            raise item
+        if item is None:
+            break
+        chunk.append(item)
+    if chunk:
+        yield chunk

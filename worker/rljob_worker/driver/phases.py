@@ -1,0 +1,91 @@
+"""The phase clock: where a step's wall-clock seconds went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+PHASES = (
+    "rollout",
+    "reward",
+    "rollout_sleep",
+    "wake_up",
+    "ref_log_probs",
+    "log_probs",
+    "actor_train",
+    "checkpoint",
+    "rollout_wake_weights",
+    "update_weights",
+    "sleep",
+    "rollout_wake_kv",
+    "eval",
+)
+"""Every phase of a step, in the order of the loop."""
+
+SWITCH_PHASES = ("rollout_sleep", "wake_up", "rollout_wake_weights", "update_weights", "sleep", "rollout_wake_kv")
+"""The phases whose sum is the cost of taking turns on the same devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """Seconds of one step; `phases` are disjoint and `other` is what none of them covers."""
+
+    step_seconds: float
+    phases: dict[str, float]
+
+    @property
+    def other(self) -> float:
+        """Seconds of the step outside every phase."""
+        return self.step_seconds - sum(self.phases.values())
+
+    @property
+    def switch(self) -> float:
+        """Seconds spent on handing the devices over."""
+        return sum(self.phases.get(name, 0.0) for name in SWITCH_PHASES)
+
+
+class PhaseClock:
+    """Measures phases on the driver's monotonic clock.
+
+    A step begins where the last one ended, so nothing between steps goes unaccounted; phases cannot nest.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float] = time.perf_counter,
+        on_start: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self._now = now
+        self._on_start = on_start
+        self._begin = now()
+        self._phases: dict[str, float] = {}
+        self.current: str | None = None
+
+    def restart(self) -> None:
+        """Begin the first step now: what came before was start-up."""
+        self._begin = self._now()
+        self._phases = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time one phase; the same name may be entered again within a step and adds up."""
+        assert name in PHASES, name
+        assert self.current is None, f"phase {name} inside phase {self.current}"
+        self.current = name
+        self._on_start(name)
+        start = self._now()
+        try:
+            yield
+        finally:
+            self._phases[name] = self._phases.get(name, 0.0) + self._now() - start
+            self.current = None
+
+    def end_step(self) -> StepTiming:
+        """Close the step and begin the next one."""
+        now = self._now()
+        timing = StepTiming(now - self._begin, self._phases)
+        self._begin = now
+        self._phases = {}
+        return timing

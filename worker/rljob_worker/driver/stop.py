@@ -1,0 +1,60 @@
+"""Stop requests: SIGTERM and Ctrl-C ask the job to save and leave within its grace period."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from rljob_worker.errors import EXIT_FAILED
+
+
+class StopSignal:
+    """Turns SIGTERM and SIGINT into an event; a second SIGINT ends the process at once.
+
+    From the first request on, a watchdog ends the process when the grace period is over: whoever asked will kill it
+    then anyway, and a clean message is worth more than a silent kill.
+    """
+
+    def __init__(self, grace_seconds: float, on_overdue: Callable[[], None]) -> None:
+        self.requested = threading.Event()
+        self.requested_at: float | None = None
+        self._grace = grace_seconds
+        self._on_overdue = on_overdue
+        self._finished = threading.Event()
+
+    def install(self) -> None:
+        """Take over the process's handlers (Ray installs its own: call this after ray.init)."""
+        signal.signal(signal.SIGTERM, self._handle)
+        signal.signal(signal.SIGINT, self._handle)
+
+    def request(self) -> None:
+        """Ask for a stop from code."""
+        if not self.requested.is_set():
+            self.requested_at = time.monotonic()
+            self.requested.set()
+            threading.Thread(target=self._watch, name="stop-watchdog", daemon=True).start()
+
+    def finished(self) -> None:
+        """The stop was obeyed: the watchdog has nothing left to do."""
+        self._finished.set()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.requested.is_set():
+            os._exit(EXIT_FAILED)
+        self.request()
+
+    def _watch(self) -> None:
+        if not self._finished.wait(self._grace):
+            self._on_overdue()
+            print(
+                f"rljob: the state was not saved within spec.checkpoint.graceSeconds = {self._grace:g} s; "
+                "the newest complete checkpoint is what --resume will use",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(EXIT_FAILED)

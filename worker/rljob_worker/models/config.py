@@ -1,0 +1,169 @@
+"""What RLJob needs to know of a Hugging Face model config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SUPPORTED_MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape of a decoder-only model; sizes are in elements."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_query_groups: int
+    """Key/value heads."""
+    head_dim: int
+    ffn_hidden_size: int
+    """Width of a dense MLP."""
+    norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    tied_embeddings: bool
+    qkv_bias: bool
+    qk_norm: bool
+    num_experts: int = 0
+    """Routed experts of a mixture-of-experts layer; 0 in a dense model."""
+    experts_per_token: int = 0
+    expert_ffn_hidden_size: int = 0
+    normalize_expert_weights: bool = True
+    """Softmax over the chosen experts only, instead of over all of them."""
+    moe_layers: tuple[bool, ...] = ()
+    """For each layer, whether it is a mixture of experts."""
+
+    @classmethod
+    def from_hf(cls, source: str | Path | Mapping[str, Any]) -> ModelConfig:
+        """Read the config of a checkpoint folder, or a config given as a dict.
+
+        Raises:
+            ValueError: no readable config, or a model or setting that is not supported; names it.
+        """
+        if isinstance(source, Mapping):
+            return _from_dict(dict(source), "model config")
+        return _from_dict(read_hf_config(source), str(Path(source) / "config.json"))
+
+    def padded_vocab_size(self, tensor_parallel: int) -> int:
+        """Rows of the embedding over all tensor-parallel ranks: the vocabulary rounded up to a multiple of them."""
+        return -(-self.vocab_size // tensor_parallel) * tensor_parallel
+
+    def is_moe(self, layer: int) -> bool:
+        """Whether a layer (0-based, over the whole model) is a mixture of experts."""
+        return self.num_experts > 0 and self.moe_layers[layer]
+
+
+def read_hf_config(folder: str | Path) -> dict[str, Any]:
+    """`config.json` of a checkpoint folder; ValueError when it is absent or not a JSON object."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; a model folder needs config.json, *.safetensors and tokenizer files")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: must hold a JSON object, got {type(config).__name__}")
+    return config
+
+
+def check_parallel(cfg: ModelConfig, tp: int, pp: int, ep: int, *, device: str = "cpu") -> None:
+    """Refuse parallel sizes that the model cannot be cut into; ValueError lists every problem."""
+    problems = [
+        f"{what} ({value}) is not divisible by {axis} ({size})"
+        for what, value, axis, size in (
+            ("num_attention_heads", cfg.num_heads, "tensorParallel", tp),
+            ("num_key_value_heads", cfg.num_query_groups, "tensorParallel", tp),
+            ("intermediate_size", cfg.ffn_hidden_size, "tensorParallel", tp),
+            ("num_hidden_layers", cfg.num_layers, "pipelineParallel", pp),
+            ("num_experts", cfg.num_experts, "expertParallel", ep),
+        )
+        if value % size
+    ]
+    if ep > 1 and not cfg.num_experts:
+        problems.append(f"expertParallel ({ep}) needs a mixture-of-experts model, {cfg.model_type} has no experts")
+    if tp > 1 and cfg.num_experts and device == "cpu":
+        problems.append(
+            f"tensorParallel ({tp}) with a mixture-of-experts model needs sequence parallelism, which Megatron's "
+            "norm does not have on cpu; use tensorParallel 1 and expertParallel instead"
+        )
+    if problems:
+        raise ValueError("training parallel sizes do not fit the model: " + "; ".join(problems))
+
+
+def _from_dict(raw: dict[str, Any], where: str) -> ModelConfig:
+    from transformers import AutoConfig
+
+    model_type = raw.get("model_type")
+    if model_type not in SUPPORTED_MODEL_TYPES:
+        raise ValueError(f"{where}: model_type {model_type!r} is not supported; use {', '.join(SUPPORTED_MODEL_TYPES)}")
+    try:
+        hf = AutoConfig.for_model(**raw)
+    except Exception as error:  # transformers' own validation raises many types
+        raise ValueError(f"{where}: {error}") from error
+    problems = _unsupported(raw, hf)
+    if problems:
+        raise ValueError(f"{where}: " + "; ".join(problems))
+    num_experts = hf.num_experts if model_type == "qwen3_moe" else 0
+    return ModelConfig(
+        model_type=model_type,
+        vocab_size=hf.vocab_size,
+        hidden_size=hf.hidden_size,
+        num_layers=hf.num_hidden_layers,
+        num_heads=hf.num_attention_heads,
+        num_query_groups=hf.num_key_value_heads,
+        head_dim=getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
+        ffn_hidden_size=hf.intermediate_size,
+        norm_eps=hf.rms_norm_eps,
+        rope_theta=float(hf.rope_parameters["rope_theta"]),
+        max_position_embeddings=hf.max_position_embeddings,
+        tied_embeddings=bool(hf.tie_word_embeddings),
+        qkv_bias=model_type == "qwen2",
+        qk_norm=model_type != "qwen2",
+        num_experts=num_experts,
+        experts_per_token=hf.num_experts_per_tok if num_experts else 0,
+        expert_ffn_hidden_size=hf.moe_intermediate_size if num_experts else 0,
+        normalize_expert_weights=bool(hf.norm_topk_prob) if num_experts else True,
+        moe_layers=_moe_layers(hf) if num_experts else (False,) * hf.num_hidden_layers,
+    )
+
+
+def _moe_layers(hf: Any) -> tuple[bool, ...]:
+    """The rule of transformers' Qwen3MoeDecoderLayer."""
+    return tuple(
+        layer not in hf.mlp_only_layers and (layer + 1) % hf.decoder_sparse_step == 0
+        for layer in range(hf.num_hidden_layers)
+    )
+
+
+def _unsupported(raw: dict[str, Any], hf: Any) -> list[str]:
+    problems = []
+    rope = hf.rope_parameters or {}
+    if rope.get("rope_type", "default") != "default":
+        problems.append(f"rope scaling {rope['rope_type']!r} is not supported; only the default rope is")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        problems.append(f"partial_rotary_factor {rope['partial_rotary_factor']} is not supported; it must be 1.0")
+    layer_types = getattr(hf, "layer_types", None) or []
+    if getattr(hf, "sliding_window", None) is not None or any(kind != "full_attention" for kind in layer_types):
+        problems.append("sliding-window attention is not supported; set use_sliding_window to false")
+    if hf.hidden_act != "silu":
+        problems.append(f"hidden_act {hf.hidden_act!r} is not supported; it must be 'silu'")
+    if hf.attention_dropout:
+        problems.append(f"attention_dropout {hf.attention_dropout} is not supported; it must be 0")
+    if getattr(hf, "attention_bias", False):
+        problems.append("attention_bias true is not supported")
+    if raw.get("quantization_config"):
+        problems.append("quantization_config is not supported; use an unquantized checkpoint")
+    if hf.num_attention_heads % hf.num_key_value_heads:
+        problems.append(
+            f"num_attention_heads ({hf.num_attention_heads}) is not divisible by "
+            f"num_key_value_heads ({hf.num_key_value_heads})"
+        )
+    return problems

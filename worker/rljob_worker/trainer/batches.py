@@ -1,0 +1,200 @@
+"""From the samples of a step to each rank's padded micro-batches: pure, deterministic, the same on every rank."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rljob_worker.types import IntArray, TrainBatch
+
+
+def split_evenly(lengths: IntArray, parts: int) -> list[IntArray]:
+    """Indices of `lengths` [N] for each of `parts` ranks, longest first.
+
+    Sample counts differ by at most one. Dealing the sorted samples out and back keeps token counts close and gives
+    all ranks micro-batches of like shape, which ranks that exchange experts wait for one another by.
+    """
+    order = np.argsort(-lengths, kind="stable").astype(np.int64)
+    rank = np.arange(len(order)) % (2 * parts)
+    rank = np.where(rank < parts, rank, 2 * parts - 1 - rank)
+    return [order[rank == part] for part in range(parts)]
+
+
+def group_by_tokens(lengths: IntArray, order: IntArray, max_tokens: int) -> list[IntArray]:
+    """Cut `order` (indices, longest first) into groups of at most `max_tokens` padded tokens.
+
+    A sample longer than the bound is a group of its own.
+    """
+    groups: list[IntArray] = []
+    start = 0
+    while start < len(order):
+        count = max(1, max_tokens // max(1, int(lengths[order[start]])))
+        groups.append(order[start : start + count])
+        start += count
+    return groups
+
+
+def split_to_count(groups: list[IntArray], lengths: IntArray, count: int) -> list[IntArray]:
+    """Halve the groups with the most padded tokens until there are `count`; empty groups where samples run out."""
+    groups = list(groups)
+    while len(groups) < count:
+        tokens = [len(group) * int(lengths[group[0]]) if len(group) > 1 else 0 for group in groups]
+        largest = int(np.argmax(tokens)) if tokens else 0
+        if not tokens or tokens[largest] == 0:
+            groups.append(np.empty(0, dtype=np.int64))
+            continue
+        group = groups[largest]
+        half = (len(group) + 1) // 2
+        groups[largest : largest + 1] = [group[:half], group[half:]]
+    return groups
+
+
+def plan_update(lengths: IntArray, parts: int, part: int, max_tokens: int) -> list[IntArray]:
+    """Micro-batches (sample indices) of data-parallel rank `part`; every rank gets the same number of them."""
+    shares = [group_by_tokens(lengths, order, max_tokens) for order in split_evenly(lengths, parts)]
+    return split_to_count(shares[part], lengths, max(1, *(len(share) for share in shares)))
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Right-padded inputs of `b` samples, and their `n` response tokens packed one sample after the other."""
+
+    samples: IntArray
+    """[b] indices into the step's batch; empty for a filler that only keeps ranks in step."""
+    input_ids: Tensor
+    """[b, S] int64: all tokens but the last one."""
+    position_ids: Tensor
+    """[b, S] int64."""
+    selected: Tensor
+    """[n] int64, rows of the [S * b] hidden states that predict a response token."""
+    labels: Tensor
+    """[n] int64, the response tokens."""
+    response: Tensor
+    """[b, R] int64, for each padded response position its place in the packed tokens (0 where padded)."""
+    mask: Tensor
+    """[b, R] bool, False where padded."""
+    rollout_log_probs: Tensor
+    """[n] float32."""
+    advantages: Tensor
+    """[b] float32."""
+
+    def padded(self, packed: Tensor) -> Tensor:
+        """[n] values of response tokens as [b, R]; padding repeats token 0, which the mask hides."""
+        return packed[self.response]
+
+
+class PackedBatch:
+    """The samples of a step joined into flat arrays, from which micro-batches are cut without a loop over samples."""
+
+    def __init__(self, batch: TrainBatch) -> None:
+        self.lengths: IntArray = np.fromiter((len(t) for t in batch.tokens), dtype=np.int64, count=len(batch))
+        self.prompts: IntArray = np.asarray(batch.prompt_lengths, dtype=np.int64)
+        self.responses: IntArray = self.lengths - self.prompts
+        self._check(batch)
+        self.tokens: IntArray = np.concatenate(batch.tokens).astype(np.int64, copy=False)
+        self.starts: IntArray = np.cumsum(self.lengths) - self.lengths
+        self.rollout = np.concatenate(batch.rollout_log_probs).astype(np.float32, copy=False)
+        self.rollout_starts: IntArray = np.cumsum(self.responses) - self.responses
+        self.advantages = np.asarray(batch.advantages, dtype=np.float32)
+        self.fingerprint = zlib.crc32(self.tokens.tobytes(), zlib.crc32(self.lengths.tobytes()))
+
+    def _check(self, batch: TrainBatch) -> None:
+        count = len(batch)
+        if not count:
+            raise ValueError("the training batch has no samples")
+        for name, size in (
+            ("prompt_lengths", len(batch.prompt_lengths)),
+            ("rollout_log_probs", len(batch.rollout_log_probs)),
+            ("advantages", len(batch.advantages)),
+        ):
+            if size != count:
+                raise ValueError(f"the training batch has {count} samples but {size} entries in {name}")
+        given = np.fromiter((len(r) for r in batch.rollout_log_probs), dtype=np.int64, count=count)
+        wrong = np.flatnonzero((given != self.responses) | (self.prompts < 1))
+        if len(wrong):
+            i = int(wrong[0])
+            raise ValueError(
+                f"sample {i} of the training batch has {self.lengths[i]} tokens, {self.prompts[i]} of them prompt "
+                f"(at least 1), so {self.responses[i]} of response, but {given[i]} rollout log-probabilities"
+            )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def micro_batch(self, samples: IntArray) -> MicroBatch:
+        """Inputs for the samples with these indices."""
+        if not len(samples):
+            return _filler()
+        lengths, counts, b = self.lengths[samples], self.responses[samples], len(samples)
+        columns = np.arange(max(1, int(lengths.max()) - 1))
+        places = self.starts[samples][:, None] + columns
+        inside = columns < lengths[:, None] - 1
+        input_ids = np.where(inside, self.tokens[np.minimum(places, len(self.tokens) - 1)], 0)
+
+        row = np.repeat(np.arange(b), counts)
+        first = np.cumsum(counts) - counts
+        within = np.arange(len(row)) - first[row]
+        in_sample = self.prompts[samples][row] + within
+        width = np.arange(max(1, int(counts.max())))
+        mask = width < counts[:, None]
+        return MicroBatch(
+            samples=samples,
+            input_ids=torch.from_numpy(input_ids),
+            position_ids=torch.from_numpy(columns).expand(b, -1),
+            selected=torch.from_numpy((in_sample - 1) * b + row),
+            labels=torch.from_numpy(self.tokens[self.starts[samples][row] + in_sample]),
+            response=torch.from_numpy(np.where(mask, first[:, None] + width, 0)),
+            mask=torch.from_numpy(mask),
+            rollout_log_probs=torch.from_numpy(self.rollout[self.rollout_starts[samples][row] + within]),
+            advantages=torch.from_numpy(self.advantages[samples]),
+        )
+
+
+def _filler() -> MicroBatch:
+    integers = torch.zeros(1, 1, dtype=torch.int64)
+    none = torch.zeros(0, dtype=torch.int64)
+    return MicroBatch(
+        samples=np.empty(0, dtype=np.int64),
+        input_ids=integers,
+        position_ids=integers,
+        selected=none,
+        labels=none,
+        response=torch.zeros(0, 1, dtype=torch.int64),
+        mask=torch.zeros(0, 1, dtype=torch.bool),
+        rollout_log_probs=torch.zeros(0),
+        advantages=torch.zeros(0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One optimizer update of a step, as one data-parallel rank sees it."""
+
+    micro_batches: list[MicroBatch]
+    num_tokens: int
+    """Response tokens of the whole update, over all ranks: the denominator of token means."""
+    num_sequences: int
+    """Samples of the whole update, over all ranks."""
+
+
+def plan_step(packed: PackedBatch, global_batch_size: int | None, parts: int, part: int, max_tokens: int) -> list[Update]:
+    """Cut a step into optimizer updates of `global_batch_size` samples, in order, and each into this rank's share."""
+    size = global_batch_size or len(packed)
+    if len(packed) % size:
+        raise ValueError(f"training.globalBatchSize: {size} does not divide the step's {len(packed)} samples")
+    updates = []
+    for start in range(0, len(packed), size):
+        lengths = np.maximum(packed.lengths[start : start + size] - 1, 1)
+        groups = plan_update(lengths, parts, part, max_tokens)
+        updates.append(
+            Update(
+                micro_batches=[packed.micro_batch(group + start) for group in groups],
+                num_tokens=int(packed.responses[start : start + size].sum()),
+                num_sequences=size,
+            )
+        )
+    return updates
