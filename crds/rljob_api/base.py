@@ -1,9 +1,29 @@
-"""The conventions that every block of the RLJob API shares."""
+"""The conventions that every block of the RLJob API shares, and the scalar types that its fields are made of."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+PositiveInt = Annotated[int, Field(ge=1, le=INT32_MAX, json_schema_extra={"format": "int32"})]
+NonNegativeInt = Annotated[int, Field(ge=0, le=INT32_MAX, json_schema_extra={"format": "int32"})]
+ByteCount = Annotated[int, Field(ge=1, le=INT64_MAX, json_schema_extra={"format": "int64"})]
+Seed = Annotated[int, Field(ge=0, le=INT64_MAX, json_schema_extra={"format": "int64"})]
+Port = Annotated[int, Field(ge=1, le=65535, json_schema_extra={"format": "int32"})]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(min_length=1, max_length=253)]
+Text = Annotated[str, Field(min_length=1, max_length=4096)]
+Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$", max_length=32)]
+CpuQuantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?m?$", max_length=32)]
+FreeForm = dict[str, Any]
+StringMap = dict[str, Annotated[str, Field(max_length=4096)]]
 
 
 class ApiModel(BaseModel):
@@ -11,6 +31,7 @@ class ApiModel(BaseModel):
 
     model_config = ConfigDict(
         alias_generator=to_camel,
+        allow_inf_nan=False,
         extra="forbid",
         frozen=True,
         populate_by_name=False,
@@ -18,3 +39,9 @@ class ApiModel(BaseModel):
         validate_default=True,
         protected_namespaces=(),
     )
+
+
+class StatusModel(ApiModel):
+    """A block of the status: an older reader passes over fields that a newer writer added."""
+
+    model_config = ConfigDict(extra="ignore")

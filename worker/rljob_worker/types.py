@@ -25,6 +25,8 @@ class Prompt:
     token_ids: tuple[int, ...]
     label: str | None
     reward: RewardSpec
+    metadata: dict[str, Any] = field(default_factory=dict, hash=False)
+    """The row's other columns, for reward functions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -21,8 +22,10 @@ GREEDY_TEMPERATURE = 1e-5
 """Below it vLLM samples greedily and reports the plain log-softmax (vllm/sampling_params.py `_SAMPLING_EPS`)."""
 MIN_TEMPERATURE = 1e-2
 """vLLM raises smaller positive temperatures to this (vllm/sampling_params.py `_MAX_TEMP`)."""
-CHUNK_ELEMENTS = 1 << 23
-"""Logits worked on at once: bounds the float32 temporaries to a few times 32 MiB."""
+CHUNK_ELEMENTS = {"cpu": 1 << 18}
+"""Logits worked on at once, by device type: on CPU their float32 temporaries (1 MiB each) stay in the cache."""
+DEFAULT_CHUNK_ELEMENTS = 1 << 23
+"""Elsewhere: bounds each float32 temporary to 32 MiB."""
 LOWEST_LOG_PROB = -1e4
 """Stands in for -inf where it is multiplied by a probability: exp of it is exactly 0 in float32."""
 
@@ -38,7 +41,7 @@ class LogitsTransform:
 
     @classmethod
     def resolve(cls, sampling: SamplingParams, vocab_size: int) -> LogitsTransform:
-        """Applies vLLM's own reading of the parameters: greedy switches the filters off, `top_k` beyond the vocabulary too."""
+        """As vLLM reads them: greedy sampling has no filters, and a `top_k` of the whole vocabulary is none."""
         if sampling.temperature < 0:
             raise ValueError(f"sampling.temperature: {sampling.temperature} is negative; it must be 0 or more")
         if not 0 < sampling.top_p <= 1:
@@ -107,9 +110,9 @@ def kept_tokens(logits: Tensor, labels: Tensor, transform: LogitsTransform) -> T
 
     Order and ties are those of vllm/v1/sample: `MinPLogitsProcessor.apply` (a token is dropped when its probability is
     below min_p times the largest), then `apply_top_k_top_p_pytorch`: top-k keeps every token equal to the k-th largest;
-    top-p drops the ascending prefix whose cumulative probability is at most 1 - top_p, never the largest token. Where the
-    prefix ends inside a run of equal logits, as many of the run are kept as vLLM keeps, the label first among them, so
-    that the label's log-probability does not depend on the sort's order of equal values.
+    top-p drops the ascending prefix whose cumulative probability is at most 1 - top_p, never the largest token. Where
+    the prefix ends inside a run of equal logits, as many of the run are kept as vLLM keeps, the label first among them:
+    the sort is not stable, and which of the equal tokens survive in the engine is known by what it sampled.
 
     Args:
         logits: [n, vocab_size] float32, after the temperature. Overwritten.
@@ -124,18 +127,17 @@ def kept_tokens(logits: Tensor, labels: Tensor, transform: LogitsTransform) -> T
         logits.masked_fill_(probs < probs.amax(dim=-1, keepdim=True).mul_(transform.min_p), -torch.inf)
     label_column = labels.unsqueeze(-1)
     if transform.top_p >= 1:
+        # By what is dropped, not by what is kept: comparisons with NaN are false, and a NaN must stay to be seen.
+        keep = logits != -torch.inf
         if transform.top_k > 0:
-            kth_largest = logits.topk(transform.top_k, dim=-1).values[:, -1:]
-            keep = (logits >= kth_largest) & (logits > -torch.inf)
-        else:
-            keep = logits > -torch.inf
+            keep &= ~(logits < logits.topk(transform.top_k, dim=-1).values[:, -1:])
         return keep.scatter_(1, label_column, True)
 
     ascending, order = logits.sort(dim=-1)
     if transform.top_k > 0:
         ascending.masked_fill_(ascending < ascending[:, -transform.top_k].unsqueeze(-1), -torch.inf)
-    # The bound is computed in float32 because vLLM's is: its top_p is a float32 tensor.
-    bound = 1 - torch.tensor(transform.top_p, dtype=torch.float32, device=logits.device)
+    # In float32 because vLLM's top_p is a float32 tensor.
+    bound = float(np.float32(1) - np.float32(transform.top_p))
     keep_sorted = torch.softmax(ascending, dim=-1).cumsum(dim=-1) > bound
     keep_sorted[:, -1] = True
     keep = torch.zeros_like(keep_sorted).scatter_(1, order, keep_sorted)
@@ -146,27 +148,35 @@ def kept_tokens(logits: Tensor, labels: Tensor, transform: LogitsTransform) -> T
     return keep.scatter_(1, label_column, True)
 
 
+def _divide(logits: Tensor, temperature: float) -> Tensor:
+    # By a tensor, as vLLM does: CUDA turns the division by a number into a multiplication by its reciprocal.
+    return logits / logits.new_full((), temperature)
+
+
 def _scaled(logits: Tensor, temperature: float, shard: VocabShard, keep: Tensor | None) -> Tensor:
     """The shard's real columns in float32, divided by the temperature, excluded tokens at -inf; may alias `logits`."""
     scaled = logits[:, : shard.valid].float()
     if temperature != 1.0:
-        scaled = scaled / torch.tensor(temperature, dtype=torch.float32, device=scaled.device)
+        scaled = _divide(scaled, temperature)
     if keep is not None:
         scaled = scaled.masked_fill(~keep, -torch.inf)
     return scaled
 
 
-def _row_chunks(rows: int, width: int) -> list[slice]:
-    step = max(1, CHUNK_ELEMENTS // max(width, 1))
+def _row_chunks(logits: Tensor, width: int) -> list[slice]:
+    """Slices of rows such that `width` columns are a bounded size; none where the shard holds padding only."""
+    if width == 0:
+        return []
+    rows = logits.shape[0]
+    step = max(1, CHUNK_ELEMENTS.get(logits.device.type, DEFAULT_CHUNK_ELEMENTS) // width)
     return [slice(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
 
 
 def _local_keep_mask(logits: Tensor, labels: Tensor, transform: LogitsTransform, shard: VocabShard) -> Tensor:
     """This shard's columns of `kept_tokens`, [n, valid] bool."""
     keep = torch.empty(logits.shape[0], shard.valid, dtype=torch.bool, device=logits.device)
-    for rows in _row_chunks(logits.shape[0], shard.vocab_size):
-        full = shard.gather_rows(logits[rows]).float()
-        full = full / torch.tensor(transform.temperature, dtype=torch.float32, device=full.device)
+    for rows in _row_chunks(logits, shard.vocab_size):
+        full = _divide(shard.gather_rows(logits[rows]).float(), transform.temperature)
         columns = slice(shard.start, shard.start + shard.valid)
         keep[rows] = kept_tokens(full, labels[rows].clamp(0, shard.vocab_size - 1), transform)[:, columns]
     return keep
@@ -191,35 +201,31 @@ class _TokenLogProbs(torch.autograd.Function):
         entropy: bool,
         entropy_grad: bool,
     ) -> tuple[Tensor, Tensor]:
-        rows_total = logits.shape[0]
         column, owned = shard.local_labels(labels)
-        maximum, total, picked, weighted = logits.new_zeros(4, rows_total, dtype=torch.float32).unbind()
-        chunks = _row_chunks(rows_total, shard.valid)
-        if shard.valid == 0:
-            maximum.fill_(-torch.inf)
-            chunks = []
-        scaled_chunks = [_scaled(logits[rows], temperature, shard, _rows(keep, rows)) for rows in chunks[:1]]
-        for index, rows in enumerate(chunks):
-            scaled = scaled_chunks[0] if index == 0 else _scaled(logits[rows], temperature, shard, _rows(keep, rows))
-            maximum[rows] = scaled.amax(dim=-1)
+        maximum, total, picked, weighted = logits.new_zeros(4, logits.shape[0], dtype=torch.float32).unbind()
+        maximum.fill_(torch.finfo(torch.float32).min)
+        for rows in _row_chunks(logits, shard.valid):
+            scaled = _scaled(logits[rows], temperature, shard, _rows(keep, rows))
+            maximum[rows] = scaled.amax(dim=-1).clamp_(min=torch.finfo(torch.float32).min)
             picked[rows] = torch.where(owned[rows], scaled.gather(1, column[rows].unsqueeze(-1)).squeeze(-1), 0.0)
-        shard.all_reduce(maximum, dist.ReduceOp.MAX)
-        for index, rows in enumerate(chunks):
-            scaled = scaled_chunks[0] if index == 0 else _scaled(logits[rows], temperature, shard, _rows(keep, rows))
             shifted = scaled - maximum[rows].unsqueeze(-1)
             weights = shifted.exp()
             total[rows] = weights.sum(dim=-1)
             if entropy:
                 weighted[rows] = torch.linalg.vecdot(weights, shifted.clamp_(min=LOWEST_LOG_PROB))
-        sums = shard.all_reduce(torch.stack((total, picked, weighted)), dist.ReduceOp.SUM)
-        total, picked, weighted = sums.unbind()
+        # Each shard summed relative to its own maximum, so that one pass over the logits is enough.
+        local_maximum = maximum.clone()
+        shard.all_reduce(maximum, dist.ReduceOp.MAX)
+        shift = local_maximum - maximum
+        scale, shift = shift.exp(), shift.clamp(min=LOWEST_LOG_PROB)
+        sums = torch.stack((scale * total, picked, scale * (weighted + shift * total)))
+        total, picked, weighted = shard.all_reduce(sums, dist.ReduceOp.SUM).unbind()
         log_total = total.log()
-        log_normalizer = maximum + log_total
         # A label outside the vocabulary is held by no shard: NaN instead of a plausible number.
         known = (labels >= 0) & (labels < shard.vocab_size)
-        log_probs = torch.where(known, picked - log_normalizer, torch.nan)
+        log_probs = torch.where(known, picked - maximum - log_total, torch.nan)
         row_entropy = log_total - weighted / total if entropy else torch.zeros_like(log_probs)
-        ctx.save_for_backward(logits, labels, keep, log_normalizer, row_entropy)
+        ctx.save_for_backward(logits, labels, keep, maximum, log_total, row_entropy)
         ctx.temperature, ctx.shard, ctx.entropy_grad = temperature, shard, entropy_grad
         if not entropy_grad:
             ctx.mark_non_differentiable(row_entropy)
@@ -227,16 +233,17 @@ class _TokenLogProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
-        logits, labels, keep, log_normalizer, row_entropy = ctx.saved_tensors
+        logits, labels, keep, maximum, log_total, row_entropy = ctx.saved_tensors
         shard: VocabShard = ctx.shard
         temperature = ctx.temperature
         grad_log_probs, grad_entropy = grads[0] / temperature, grads[1] / temperature
         column, owned = shard.local_labels(labels)
         grad_logits = torch.empty_like(logits)
         grad_logits[:, shard.valid :] = 0
-        for rows in _row_chunks(logits.shape[0], shard.valid) if shard.valid else []:
+        for rows in _row_chunks(logits, shard.valid):
             scaled = _scaled(logits[rows], temperature, shard, _rows(keep, rows))
-            log_probs = scaled - log_normalizer[rows].unsqueeze(-1)
+            # In this order: for large logits the sum of maximum and log_total would lose the latter's digits.
+            log_probs = (scaled - maximum[rows].unsqueeze(-1)).sub_(log_total[rows].unsqueeze(-1))
             factor = -grad_log_probs[rows].unsqueeze(-1)
             if ctx.entropy_grad:
                 probs = log_probs.exp()
@@ -269,8 +276,8 @@ def response_log_probs(
     Call it with the positions that matter only: its cost is proportional to them.
 
     Args:
-        logits_local: [..., width] of any floating dtype; this rank's vocabulary shard, position i predicting `labels[i]`.
-            The shards of all ranks, padding at the end included, are equally wide.
+        logits_local: [..., width] of any floating dtype, this rank's vocabulary shard; position i predicts `labels[i]`.
+            The shards of all ranks are equally wide, padding at the vocabulary's end included.
         labels: [...] int64 token ids below `vocab_size`; others give NaN.
         sampling: temperature, top-k, top-p and min-p of the engine.
         tp_group: the ranks that hold the other shards, in vocabulary order; None when there are none.

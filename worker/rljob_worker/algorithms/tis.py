@@ -8,11 +8,13 @@ from torch import Tensor
 from rljob_worker.algorithms.finite import propagate_non_finite
 
 
-def importance_weights(old_log_probs: Tensor, rollout_log_probs: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+def importance_weights(
+    old_log_probs: Tensor, rollout_log_probs: Tensor, low: float, high: float
+) -> tuple[Tensor, Tensor]:
     """w = clamp(exp(old - rollout), low, high), the factor of each token's policy loss.
 
-    Yao et al., "Your efficient RL framework secretly brings you off-policy RL training" (fengyao.notion.site/off-policy-rl);
-    slime `vanilla_tis_function`, whose bounds 0 and 2.0 are the defaults.
+    Yao et al., "Your efficient RL framework secretly brings you off-policy RL training" (fengyao.notion.site); slime
+    `vanilla_tis_function`, whose bounds 0 and 2.0 are the defaults.
 
     Args:
         old_log_probs: [...] float32, the trainer's, of the policy that generated the tokens.

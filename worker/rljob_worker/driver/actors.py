@@ -9,12 +9,21 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rljob_worker.types import Generation, GenerationRequest, SamplingParams
 
 _CHUNK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A call's result, with the seconds that its process has computed so far."""
+
+    value: Any
+    busy_seconds: float
 
 
 def prepare_process(log_file: str, stacks_file: str) -> int:
@@ -45,9 +54,9 @@ class TrainerActor:
         """Build the rank; returns its pid, device identity and sizes."""
         return {"pid": self.pid, **self._trainer.setup()}
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Reply:
         """Run one method of the trainer."""
-        return getattr(self._trainer, method)(*args, **kwargs)
+        return Reply(getattr(self._trainer, method)(*args, **kwargs), self._trainer.busy_seconds())
 
     def control(self, method: str, *args: Any) -> Any:
         """Run a thread-safe method beside whatever is running."""
@@ -83,9 +92,9 @@ class EngineActor:
         threading.Thread(target=run, name="generate", daemon=True).start()
         yield from _chunks(finished)
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Reply:
         """Run one method of the engine."""
-        return getattr(self._engine, method)(*args, **kwargs)
+        return Reply(getattr(self._engine, method)(*args, **kwargs), self._engine.busy_seconds())
 
     def control(self, method: str, *args: Any) -> Any:
         """Run a thread-safe method beside whatever is running."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -33,6 +34,19 @@ def training_sampling(spec: RLJobSpec) -> SamplingParams:
     )
 
 
+def evaluation_sampling(spec: RLJobSpec) -> SamplingParams:
+    """How evaluation samples are drawn: the job's way of stopping, the evaluation's own temperature and nucleus."""
+    assert spec.evaluation is not None
+    return replace(
+        training_sampling(spec),
+        max_tokens=spec.evaluation.max_response_tokens or spec.rollout.max_response_tokens,
+        temperature=spec.evaluation.temperature,
+        top_p=spec.evaluation.top_p,
+        top_k=0,
+        min_p=0.0,
+    )
+
+
 def requests(prompts: Sequence[Prompt], samples: int, job_seed: int, step: int) -> list[GenerationRequest]:
     """`samples` requests for each prompt, in prompt-major order."""
     return [
@@ -49,9 +63,7 @@ def split_by_engine(count: int, group: int, engines: int) -> list[range]:
     return [range(bounds[e], bounds[e + 1]) for e in range(engines)]
 
 
-def train_batch(
-    prompts: Sequence[Prompt], generations: Sequence[Generation], advantages: FloatArray
-) -> TrainBatch:
+def train_batch(prompts: Sequence[Prompt], generations: Sequence[Generation], advantages: FloatArray) -> TrainBatch:
     """All samples of a step, prompt-major.
 
     Args:
@@ -69,16 +81,13 @@ def train_batch(
     )
 
 
-def rollout_metrics(
-    generations: Sequence[Generation], rewards: FloatArray, advantages: FloatArray, seconds: float
-) -> dict[str, float]:
+def rollout_metrics(generations: Sequence[Generation], rewards: FloatArray, advantages: FloatArray) -> dict[str, float]:
     """slime's `rollout/*` metrics.
 
     Args:
         generations: P * G responses.
         rewards: [P, G] raw rewards.
         advantages: [P, G].
-        seconds: wall-clock of the rollout phase.
     """
     lengths = np.array([len(g.token_ids) for g in generations])
     deviation = rewards.std(axis=1)
@@ -93,5 +102,5 @@ def rollout_metrics(
         "rollout/truncated_ratio": float(np.mean([g.finish_reason == "length" for g in generations])),
         "rollout/zero_std/count": float((deviation == 0).sum()),
         "rollout/zero_std/ratio": float((deviation == 0).mean()),
-        "perf/rollout_tokens_per_second": float(lengths.sum()) / seconds if seconds > 0 else 0.0,
+        "rollout/response_tokens": float(lengths.sum()),
     }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 import ray.exceptions
 
+from rljob_worker.driver.actors import Reply
 from rljob_worker.errors import JobError, PhaseDeadlineError, ProcessDiedError, StopRequested
 
 _SLICE_SECONDS = 0.2
@@ -29,6 +30,7 @@ class Calls:
 
     Args:
         stop: set when the job was asked to stop.
+        interrupt: called once when a stop arrives during a stoppable call; makes the call end early.
         last_words: the last log lines of a process, for the error that says it died.
         on_deadline: called with the name of the overdue work before the deadline error is raised.
     """
@@ -36,46 +38,92 @@ class Calls:
     def __init__(
         self,
         stop: threading.Event,
+        interrupt: Callable[[], None],
         last_words: Callable[[str], str],
         on_deadline: Callable[[str], None],
     ) -> None:
         self._stop = stop
+        self._interrupt = interrupt
+        self._interrupted = False
         self._last_words = last_words
         self._on_deadline = on_deadline
+        self.busy: dict[str, float] = {}
 
     def gather(self, what: str, calls: Sequence[Call], seconds: float, *, stoppable: bool = False) -> list[Any]:
         """Results in the order of `calls`.
 
+        A stop request does not leave a stoppable call behind: it interrupts it and waits for how it ends, since only
+        the processes know whether the weights were already changed.
+
         Raises:
             PhaseDeadlineError: not all done after `seconds`.
             ProcessDiedError: a process ended.
-            StopRequested: a stop was requested meanwhile and the call may be left (`stoppable`).
+            StopRequested: the call was interrupted by a stop request.
             JobError: the call itself failed.
         """
-        deadline = time.monotonic() + seconds
         by_ref = {call.ref: call for call in calls}
         results: dict[Any, Any] = {}
+        stopped: StopRequested | None = None
+        for ref in self._finished(what, by_ref, seconds, stoppable):
+            try:
+                results[ref] = self._value(what, by_ref[ref].process, ref)
+            except StopRequested as error:
+                stopped = error
+        if stopped is not None:
+            raise stopped
+        return [results[call.ref] for call in calls]
+
+    def stream(self, what: str, calls: Sequence[Call], seconds: float) -> Iterator[tuple[int, Any]]:
+        """Items of streaming calls as (position of the call in `calls`, item), in order of arrival; errors as above.
+
+        A stop request interrupts the calls and ends the stream with StopRequested.
+        """
+        positions = {call.ref: index for index, call in enumerate(calls)}
+        by_ref = {call.ref: call for call in calls}
+        deadline = time.monotonic() + seconds
+        while by_ref:
+            for stream in self._finished(what, by_ref, deadline - time.monotonic(), True, first_only=True):
+                try:
+                    item = next(stream)
+                except StopIteration:
+                    del by_ref[stream]
+                    continue
+                value = self._value(what, by_ref[stream].process, item)
+                if self._stop.is_set():
+                    raise StopRequested
+                yield positions[stream], value
+
+    def _finished(
+        self, what: str, by_ref: dict[Any, Call], seconds: float, stoppable: bool, first_only: bool = False
+    ) -> Iterator[Any]:
+        """References as they become ready: all of them, or those ready first."""
+        deadline = time.monotonic() + seconds
         pending = list(by_ref)
         while pending:
-            if stoppable and self._stop.is_set():
-                raise StopRequested
+            if stoppable and self._stop.is_set() and not self._interrupted:
+                self._interrupted = True
+                self._interrupt()
             left = deadline - time.monotonic()
             if left <= 0:
                 self._on_deadline(what)
                 late = ", ".join(by_ref[ref].process for ref in pending)
                 raise PhaseDeadlineError(f"{what}: {late} not finished after {seconds:g} s (spec.timeouts)")
             done, pending = ray.wait(pending, num_returns=1, timeout=min(left, _SLICE_SECONDS))
-            for ref in done:
-                results[ref] = self._value(what, by_ref[ref])
-        return [results[call.ref] for call in calls]
+            yield from done
+            if done and first_only:
+                return
 
-    def _value(self, what: str, call: Call) -> Any:
+    def _value(self, what: str, process: str, ref: Any) -> Any:
         try:
-            return ray.get(call.ref)
+            value = ray.get(ref)
         except ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, BaseException) else error
             if isinstance(cause, JobError | StopRequested):
                 raise cause from error
-            raise JobError(f"{what}: {call.process}: {type(cause).__name__}: {cause}") from error
+            raise JobError(f"{what}: {process}: {type(cause).__name__}: {cause}") from error
         except ray.exceptions.RayActorError as error:
-            raise ProcessDiedError(f"{what}: {call.process} died\n{self._last_words(call.process)}") from error
+            raise ProcessDiedError(f"{what}: {process} died\n{self._last_words(process)}") from error
+        if isinstance(value, Reply):
+            self.busy[process] = value.busy_seconds
+            return value.value
+        return value

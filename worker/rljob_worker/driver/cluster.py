@@ -16,12 +16,13 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rljob_api import RLJobSpec
+from rljob_api import RLJobSpec, derived
 from rljob_worker.driver.actors import EngineActor, TrainerActor
 from rljob_worker.driver.calls import Call, Calls
 from rljob_worker.errors import JobError
 from rljob_worker.rollout.environment import engine_environment
 from rljob_worker.trainer.environment import trainer_environment
+from rljob_worker.types import GenerationRequest, SamplingParams
 
 _LOG_TAIL_LINES = 20
 
@@ -44,7 +45,7 @@ class Cluster:
 
     def __init__(self, spec: RLJobSpec, run_folder: Path, model_folder: Path) -> None:
         self.spec = spec
-        self.devices = spec.resources.nodes * spec.resources.devices_per_node
+        self.devices = derived.devices(spec)
         self._logs = run_folder / "logs"
         self._model_folder = model_folder
         self._group: PlacementGroup | None = None
@@ -113,6 +114,13 @@ class Cluster:
         """Start one method on every engine."""
         return [Call(p.name, p.handle.call.remote(method, *args, **kwargs)) for p in self.engines]
 
+    def generate(self, shares: Sequence[list[GenerationRequest]], sampling: SamplingParams, version: int) -> list[Call]:
+        """Start one stream of finished responses on each engine."""
+        return [
+            Call(p.name, p.handle.generate.options(num_returns="streaming").remote(share, sampling, version))
+            for p, share in zip(self.engines, shares)
+        ]
+
     def interrupt(self) -> None:
         """Tell running training and generation that they may end early."""
         for trainer in self.trainers:
@@ -174,5 +182,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,20 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except json.JSONDecodeError as error:
-            raise UserError(f"{self.path / 'run.json'}: not readable as JSON ({error}); is this a run folder?") from None
+            raise UserError(
+                f"{self.path / 'run.json'}: not readable as JSON ({error}); is this a run folder?"
+            ) from None
 
     def _write(self, content: dict[str, Any]) -> None:
         temporary = self.path / "run.json.tmp"
         temporary.write_text(json.dumps(content, indent=1))
         temporary.replace(self.path / "run.json")
+
+    def discard_if_new(self) -> None:
+        """Remove a first attempt that never started, so that the corrected job can use the same folder."""
+        if self.attempt == 1:
+            for entry in self.path.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def close(self) -> None:
         """Let another driver use the folder."""

@@ -31,14 +31,21 @@ class CausalAttention(torch.nn.Module):
         if attention_mask is not None or attention_bias is not None or packed_seq_params is not None:
             raise ValueError("causal attention takes no mask, bias or packing: pad batches on the right")
         context = F.scaled_dot_product_attention(
-            query.permute(1, 2, 0, 3),
-            key.permute(1, 2, 0, 3),
-            value.permute(1, 2, 0, 3),
+            *(_heads_first(tensor) for tensor in (query, key, value)),
             is_causal=True,
             scale=self.softmax_scale,
             enable_gqa=query.shape[2] != key.shape[2],
         )
-        return context.permute(2, 0, 1, 3).flatten(2)
+        return context.permute(2, 0, 1, 3).flatten(2).to(query.dtype)
+
+
+def _heads_first(tensor: torch.Tensor) -> torch.Tensor:
+    """[S, B, H, D] -> contiguous float32 [B, H, S, D].
+
+    On CPU the kernel's backward is twice as fast on contiguous inputs, and five times as fast in float32 as in bfloat16
+    where the processor has no bfloat16 arithmetic.
+    """
+    return tensor.permute(1, 2, 0, 3).to(torch.float32, memory_format=torch.contiguous_format)
 
 
 def build_gpt_model(
@@ -126,6 +133,7 @@ def _transformer_config(cfg: ModelConfig, tp: int, pp: int, ep: int, dtype: torc
         tensor_model_parallel_size=tp,
         pipeline_model_parallel_size=pp,
         use_cpu_initialization=True,
+        cuda_graph_scope=[],
         perform_initialization=False,
         # Fused kernels are CUDA's.
         bias_activation_fusion=False,

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rljob_worker.errors import UserError
+
 SUPPORTED_MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
 
 
@@ -45,7 +47,7 @@ class ModelConfig:
         """Read the config of a checkpoint folder, or a config given as a dict.
 
         Raises:
-            ValueError: no readable config, or a model or setting that is not supported; names it.
+            UserError: no readable config, or a model or setting that is not supported; names it.
         """
         if isinstance(source, Mapping):
             return _from_dict(dict(source), "model config")
@@ -61,21 +63,21 @@ class ModelConfig:
 
 
 def read_hf_config(folder: str | Path) -> dict[str, Any]:
-    """`config.json` of a checkpoint folder; ValueError when it is absent or not a JSON object."""
+    """`config.json` of a checkpoint folder; UserError when it is absent or not a JSON object."""
     path = Path(folder) / "config.json"
     if not path.is_file():
-        raise ValueError(f"{path}: no such file; a model folder needs config.json, *.safetensors and tokenizer files")
+        raise UserError(f"{path}: no such file; a model folder needs config.json, *.safetensors and tokenizer files")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not valid JSON: {error}") from error
+        raise UserError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(config, dict):
-        raise ValueError(f"{path}: must hold a JSON object, got {type(config).__name__}")
+        raise UserError(f"{path}: must hold a JSON object, got {type(config).__name__}")
     return config
 
 
 def check_parallel(cfg: ModelConfig, tp: int, pp: int, ep: int, *, device: str = "cpu") -> None:
-    """Refuse parallel sizes that the model cannot be cut into; ValueError lists every problem."""
+    """Refuse parallel sizes that the model cannot be cut into; UserError lists every problem."""
     problems = [
         f"{what} ({value}) is not divisible by {axis} ({size})"
         for what, value, axis, size in (
@@ -95,7 +97,7 @@ def check_parallel(cfg: ModelConfig, tp: int, pp: int, ep: int, *, device: str =
             "norm does not have on cpu; use tensorParallel 1 and expertParallel instead"
         )
     if problems:
-        raise ValueError("training parallel sizes do not fit the model: " + "; ".join(problems))
+        raise UserError("training parallel sizes do not fit the model: " + "; ".join(problems))
 
 
 def _from_dict(raw: dict[str, Any], where: str) -> ModelConfig:
@@ -103,14 +105,14 @@ def _from_dict(raw: dict[str, Any], where: str) -> ModelConfig:
 
     model_type = raw.get("model_type")
     if model_type not in SUPPORTED_MODEL_TYPES:
-        raise ValueError(f"{where}: model_type {model_type!r} is not supported; use {', '.join(SUPPORTED_MODEL_TYPES)}")
+        raise UserError(f"{where}: model_type {model_type!r} is not supported; use {', '.join(SUPPORTED_MODEL_TYPES)}")
     try:
         hf = AutoConfig.for_model(**raw)
     except Exception as error:  # transformers' own validation raises many types
-        raise ValueError(f"{where}: {error}") from error
+        raise UserError(f"{where}: {error}") from error
     problems = _unsupported(raw, hf)
     if problems:
-        raise ValueError(f"{where}: " + "; ".join(problems))
+        raise UserError(f"{where}: " + "; ".join(problems))
     num_experts = hf.num_experts if model_type == "qwen3_moe" else 0
     return ModelConfig(
         model_type=model_type,

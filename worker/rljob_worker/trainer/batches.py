@@ -73,18 +73,12 @@ class MicroBatch:
     """[n] int64, rows of the [S * b] hidden states that predict a response token."""
     labels: Tensor
     """[n] int64, the response tokens."""
-    response: Tensor
-    """[b, R] int64, for each padded response position its place in the packed tokens (0 where padded)."""
     mask: Tensor
-    """[b, R] bool, False where padded."""
+    """[b, R] bool, one row for each response, False where padded; its true places in row order are the packed tokens."""
     rollout_log_probs: Tensor
     """[n] float32."""
     advantages: Tensor
-    """[b] float32."""
-
-    def padded(self, packed: Tensor) -> Tensor:
-        """[n] values of response tokens as [b, R]; padding repeats token 0, which the mask hides."""
-        return packed[self.response]
+    """[n] float32, each sample's on all of its tokens."""
 
 
 class PackedBatch:
@@ -139,18 +133,15 @@ class PackedBatch:
         first = np.cumsum(counts) - counts
         within = np.arange(len(row)) - first[row]
         in_sample = self.prompts[samples][row] + within
-        width = np.arange(max(1, int(counts.max())))
-        mask = width < counts[:, None]
         return MicroBatch(
             samples=samples,
             input_ids=torch.from_numpy(input_ids),
             position_ids=torch.from_numpy(columns).expand(b, -1),
             selected=torch.from_numpy((in_sample - 1) * b + row),
             labels=torch.from_numpy(self.tokens[self.starts[samples][row] + in_sample]),
-            response=torch.from_numpy(np.where(mask, first[:, None] + width, 0)),
-            mask=torch.from_numpy(mask),
+            mask=torch.from_numpy(np.arange(max(1, int(counts.max()))) < counts[:, None]),
             rollout_log_probs=torch.from_numpy(self.rollout[self.rollout_starts[samples][row] + within]),
-            advantages=torch.from_numpy(self.advantages[samples]),
+            advantages=torch.from_numpy(self.advantages[samples][row]),
         )
 
 
@@ -163,7 +154,6 @@ def _filler() -> MicroBatch:
         position_ids=integers,
         selected=none,
         labels=none,
-        response=torch.zeros(0, 1, dtype=torch.int64),
         mask=torch.zeros(0, 1, dtype=torch.bool),
         rollout_log_probs=torch.zeros(0),
         advantages=torch.zeros(0),
@@ -181,7 +171,9 @@ class Update:
     """Samples of the whole update, over all ranks."""
 
 
-def plan_step(packed: PackedBatch, global_batch_size: int | None, parts: int, part: int, max_tokens: int) -> list[Update]:
+def plan_step(
+    packed: PackedBatch, global_batch_size: int | None, parts: int, part: int, max_tokens: int
+) -> list[Update]:
     """Cut a step into optimizer updates of `global_batch_size` samples, in order, and each into this rank's share."""
     size = global_batch_size or len(packed)
     if len(packed) % size:

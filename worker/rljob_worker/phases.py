@@ -7,25 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-PHASES = (
-    "rollout",
-    "reward",
-    "rollout_sleep",
-    "wake_up",
-    "ref_log_probs",
-    "log_probs",
-    "actor_train",
-    "checkpoint",
-    "rollout_wake_weights",
-    "update_weights",
-    "sleep",
-    "rollout_wake_kv",
-    "eval",
-)
-"""Every phase of a step, in the order of the loop."""
-
-SWITCH_PHASES = ("rollout_sleep", "wake_up", "rollout_wake_weights", "update_weights", "sleep", "rollout_wake_kv")
-"""The phases whose sum is the cost of taking turns on the same devices."""
+from rljob_api.phases import PHASES, SWITCH_PHASES
 
 
 @dataclass(frozen=True, slots=True)

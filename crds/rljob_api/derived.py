@@ -1,0 +1,41 @@
+"""Numbers that follow from a spec."""
+
+from __future__ import annotations
+
+import math
+
+from rljob_api.spec import RLJobSpec
+
+
+def devices(spec: RLJobSpec) -> int:
+    """Devices of the whole job."""
+    return spec.resources.nodes * devices_per_node(spec)
+
+
+def devices_per_node(spec: RLJobSpec) -> int:
+    """`resources.devicesPerNode`, or the fewest devices on one node that hold every parallel group."""
+    if spec.resources.devices_per_node is not None:
+        return spec.resources.devices_per_node
+    training = spec.training
+    stages = training.pipeline_parallel
+    return math.lcm(training.tensor_parallel * stages, training.expert_parallel * stages, spec.rollout.tensor_parallel)
+
+
+def data_parallel(spec: RLJobSpec) -> int:
+    """Model replicas in training."""
+    return devices(spec) // (spec.training.tensor_parallel * spec.training.pipeline_parallel)
+
+
+def engines(spec: RLJobSpec) -> int:
+    """Rollout engines."""
+    return devices(spec) // spec.rollout.tensor_parallel
+
+
+def samples_per_step(spec: RLJobSpec) -> int:
+    """Responses generated in one step."""
+    return spec.rollout.prompts_per_step * spec.rollout.samples_per_prompt
+
+
+def updates_per_step(spec: RLJobSpec) -> int:
+    """Optimizer updates in one step."""
+    return samples_per_step(spec) // (spec.training.global_batch_size or samples_per_step(spec))

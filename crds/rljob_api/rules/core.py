@@ -1,0 +1,48 @@
+"""What a rule is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_api.base import ApiModel
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition between the fields of one block.
+
+    `check` gets the block with snake_case attributes; an attribute that the manifest got wrong is missing from it,
+    so that a rule stays silent about fields that were already reported.
+    """
+
+    on: type[ApiModel]
+    field: str
+    """The field that is blamed, relative to the block, in camelCase; empty: the block itself."""
+    wrong: str
+    allowed: str
+    check: Callable[[Any], bool]
+    cel: str | None
+    """The same condition over `self`; None where CEL cannot see the fields (free-form mappings)."""
+
+    @property
+    def message(self) -> str:
+        """What the API server prints."""
+        return f"{self.wrong}; allowed: {self.allowed}"
+
+
+def exactly_one(on: type[ApiModel], *fields: str) -> Rule:
+    """Return the rule that exactly one of some optional fields is given."""
+    attributes = [re.sub(r"([A-Z])", lambda m: "_" + m.group(1).lower(), name) for name in fields]
+    count = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in fields)
+    names = " and ".join([", ".join(fields[:-1]), fields[-1]])
+    return Rule(
+        on=on,
+        field="",
+        wrong=f"needs exactly one of {names}",
+        allowed=f"one of {', '.join(fields)}, and none of the others",
+        check=lambda block: sum(getattr(block, name) is not None for name in attributes) == 1,
+        cel=f"{count} == 1",
+    )

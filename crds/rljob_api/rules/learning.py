@@ -1,0 +1,172 @@
+"""Rules about the model, data, rewards, rollout and training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_api.phases import PHASES
+from rljob_api.rules.core import Rule, exactly_one
+from rljob_api.spec import (
+    DataSource,
+    DataSpec,
+    EvaluationSpec,
+    ModelSpec,
+    OptimizerSpec,
+    RewardSpec,
+    RLJobSpec,
+    RolloutSpec,
+    TimeoutsSpec,
+    TisSpec,
+)
+from rljob_api.spec.rollout import RESERVED_ENGINE_ARGS
+
+
+def _all_have_reward(spec: Any) -> bool:
+    if spec.data.sources:
+        return all(source.reward is not None for source in spec.data.sources)
+    return spec.data.reward is not None
+
+
+def _source_names_differ(data: Any) -> bool:
+    names = [source.name for source in data.sources if source.name is not None]
+    return len(names) == len(set(names))
+
+
+MODEL_AND_DATA = (
+    exactly_one(ModelSpec, "path", "random"),
+    Rule(
+        on=ModelSpec,
+        field="revision",
+        wrong="there is no hub id that it could belong to",
+        allowed="only beside path",
+        check=lambda m: m.revision is None or m.path is not None,
+        cel="!has(self.revision) || has(self.path)",
+    ),
+    exactly_one(DataSource, "path", "synthetic"),
+    Rule(
+        on=DataSpec,
+        field="",
+        wrong="needs exactly one of path, synthetic and sources",
+        allowed="one of path, synthetic, sources (not empty), and none of the others",
+        check=lambda d: (d.path is not None) + (d.synthetic is not None) + bool(d.sources) == 1,
+        cel="(has(self.path) ? 1 : 0) + (has(self.synthetic) ? 1 : 0) + (size(self.sources) > 0 ? 1 : 0) == 1",
+    ),
+    Rule(
+        on=DataSpec,
+        field="sources",
+        wrong="two sources have the same name",
+        allowed="a different name for each source",
+        check=_source_names_differ,
+        cel="self.sources.all(a, !has(a.name) || self.sources.exists_one(b, has(b.name) && b.name == a.name))",
+    ),
+    exactly_one(RewardSpec, "name", "python"),
+    Rule(
+        on=RewardSpec,
+        field="batch",
+        wrong="the built-in rewards take single samples",
+        allowed="true only with python",
+        check=lambda r: not r.batch or r.python is not None,
+        cel="!self.batch || has(self.python)",
+    ),
+    Rule(
+        on=RewardSpec,
+        field="args",
+        wrong="the regex reward needs a pattern",
+        allowed="{pattern: REGULAR EXPRESSION}",
+        check=lambda r: r.name != "regex" or isinstance(r.args.get("pattern"), str),
+        cel=None,
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="reward",
+        wrong="is missing, and not every data source has its own",
+        allowed="spec.reward, or a reward in each data source",
+        check=lambda s: s.reward is not None or _all_have_reward(s),
+        cel="has(self.reward) || (size(self.data.sources) > 0"
+        " ? self.data.sources.all(s, has(s.reward)) : has(self.data.reward))",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="evaluation.data.reward",
+        wrong="is missing, and there is no spec.reward",
+        allowed="spec.reward, or evaluation.data.reward",
+        check=lambda s: s.evaluation is None or s.reward is not None or s.evaluation.data.reward is not None,
+        cel="!has(self.evaluation) || has(self.reward) || has(self.evaluation.data.reward)",
+    ),
+    Rule(
+        on=EvaluationSpec,
+        field="passAt",
+        wrong="pass@k needs k samples of each prompt",
+        allowed="each at most samplesPerPrompt",
+        check=lambda e: all(k <= e.samples_per_prompt for k in e.pass_at),
+        cel="self.passAt.all(k, k <= self.samplesPerPrompt)",
+    ),
+)
+
+LEARNING = (
+    Rule(
+        on=RLJobSpec,
+        field="rollout.samplesPerPrompt",
+        wrong="the advantages of a group of one are all zero",
+        allowed="2 or more with algorithm grpo",
+        check=lambda s: s.algorithm.name != "grpo" or s.rollout.samples_per_prompt >= 2,
+        cel="self.algorithm.name != 'grpo' || self.rollout.samplesPerPrompt >= 2",
+    ),
+    Rule(
+        on=TisSpec,
+        field="low",
+        wrong="leaves no room between the bounds",
+        allowed="less than high",
+        check=lambda t: t.low < t.high,
+        cel="self.low < self.high",
+    ),
+    Rule(
+        on=OptimizerSpec,
+        field="minLr",
+        wrong="is above the peak learning rate",
+        allowed="at most lr",
+        check=lambda o: o.min_lr <= o.lr,
+        cel="self.minLr <= self.lr",
+    ),
+    Rule(
+        on=OptimizerSpec,
+        field="decaySteps",
+        wrong="the schedule ends before its warm-up",
+        allowed="at least warmupSteps",
+        check=lambda o: o.decay_steps is None or o.decay_steps >= o.warmup_steps,
+        cel="!has(self.decaySteps) || self.decaySteps >= self.warmupSteps",
+    ),
+    Rule(
+        on=TimeoutsSpec,
+        field="phases",
+        wrong="names a phase that does not exist",
+        allowed=", ".join(PHASES),
+        check=lambda t: all(name in PHASES for name in t.phases),
+        cel=f"self.phases.all(name, name in [{', '.join(repr(name) for name in PHASES)}])",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="rollout.kvCacheBytes",
+        wrong="vLLM's KV cache on CPU comes in whole GiB",
+        allowed="a multiple of 1073741824 with resources.profile cpu",
+        check=lambda s: (
+            s.rollout.kv_cache_bytes is None or s.resources.profile != "cpu" or s.rollout.kv_cache_bytes % 2**30 == 0
+        ),
+        cel="!has(self.rollout.kvCacheBytes) || self.resources.profile != 'cpu'"
+        " || self.rollout.kvCacheBytes % 1073741824 == 0",
+    ),
+)
+
+
+def _engine_arg(name: str, instead: str) -> Rule:
+    return Rule(
+        on=RolloutSpec,
+        field=f"engineArgs.{name}",
+        wrong="RLJob sets this engine argument itself",
+        allowed=instead.removeprefix("nothing: ") if instead.startswith("nothing: ") else f"spec.{instead} instead",
+        check=lambda r: name not in r.engine_args,
+        cel=f"!has(self.engineArgs.{name})",
+    )
+
+
+ENGINE_ARGS = tuple(_engine_arg(name, instead) for name, instead in RESERVED_ENGINE_ARGS.items())

@@ -1,0 +1,201 @@
+"""Kubernetes structural schemas from the pydantic types.
+
+The rules followed: https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/
+(structural schemas, defaulting and nullable, validation rules).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rljob_api.base import INT64_MAX, ApiModel
+from rljob_api.rules import Rule, rules_on, transition_rules
+from rljob_api.spec import RLJobSpec
+
+Node = dict[str, Any]
+
+_COPIED = (
+    "type",
+    "format",
+    "enum",
+    "pattern",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "maxProperties",
+    "x-kubernetes-int-or-string",
+    "x-kubernetes-list-type",
+    "x-kubernetes-list-map-keys",
+)
+
+
+def structural_schema(model: type[ApiModel]) -> Node:
+    """Return the structural schema of a block: references inlined, defaults, enums and CEL rules in place."""
+    source = model.model_json_schema(by_alias=True, mode="validation")
+    return _Converter(source.get("$defs", {}), _subclasses(ApiModel)).block(source, model)
+
+
+def subschema(schema: Node, path: tuple[str | int, ...]) -> Node | None:
+    """Return the schema node at a path of field names and list indices, or None where there is none."""
+    node: Node | None = schema
+    for part in path:
+        if node is None:
+            return None
+        if isinstance(part, int):
+            node = node.get("items")
+        else:
+            extra = node.get("additionalProperties")
+            node = node.get("properties", {}).get(part) or (extra if isinstance(extra, dict) else None)
+    return node
+
+
+def _subclasses(base: type[ApiModel]) -> dict[str, type[ApiModel]]:
+    found: dict[str, type[ApiModel]] = {}
+    for cls in base.__subclasses__():
+        found[cls.__name__] = cls
+        found.update(_subclasses(cls))
+    return found
+
+
+class _Converter:
+    """Turns pydantic's JSON schema into a structural one."""
+
+    def __init__(self, definitions: dict[str, Node], models: dict[str, type[ApiModel]]) -> None:
+        self.definitions = definitions
+        self.models = models
+
+    def block(self, source: Node, model: type[ApiModel]) -> Node:
+        node: Node = {"type": "object", "description": " ".join(source.get("description", "").split())}
+        if required := source.get("required"):
+            node["required"] = list(required)
+        node["properties"] = {name: self.convert(field) for name, field in source["properties"].items()}
+        if rules := list(_validations(model)):
+            node["x-kubernetes-validations"] = rules
+        return node
+
+    def convert(self, source: Node) -> Node:
+        core, accepts_null = _without_null(source)
+        node = self._definition(core["$ref"].rsplit("/", 1)[1]) if "$ref" in core else self._plain(core)
+        if "description" in source:
+            node["description"] = " ".join(source["description"].split())
+        default = source.get("default")
+        if default is not None:
+            node["default"] = _block_default(node, default) if "properties" in node else default
+            if accepts_null:
+                node["nullable"] = True
+        return dict(sorted(node.items(), key=lambda item: _ORDER.get(item[0], 9)))
+
+    def _definition(self, name: str) -> Node:
+        definition = self.definitions[name]
+        if "properties" in definition:
+            return self.block(definition, self.models[name])
+        return self._plain(definition)
+
+    def _plain(self, source: Node) -> Node:
+        node = {key: source[key] for key in _COPIED if key in source}
+        for bound, limit in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            if limit in source:
+                node[bound], node[limit] = source[limit], True
+        if node.get("maximum") == INT64_MAX:
+            del node["maximum"]
+        if "const" in source:
+            node.update(type="string", enum=[source["const"]])
+        if "items" in source:
+            node["items"] = self.convert(source["items"])
+        if node.get("type") == "object":
+            self._mapping(source, node)
+        return node
+
+    def _mapping(self, source: Node, node: Node) -> None:
+        values = source.get("additionalProperties")
+        if isinstance(values, dict) and values:
+            node["additionalProperties"] = self.convert(values)
+            return
+        node["x-kubernetes-preserve-unknown-fields"] = True
+        if "properties" in source:
+            node["properties"] = dict(source["properties"])
+
+
+def _block_default(node: Node, default: Node) -> Node:
+    """The API server fills in the children's defaults, but evaluates the rules on a default before it does."""
+    if not _has_rules(node):
+        return {}
+    children = node["properties"]
+    return {
+        name: _block_default(children[name], value) if "properties" in children[name] else value
+        for name, value in default.items()
+        if value is not None
+    }
+
+
+def _has_rules(node: Node) -> bool:
+    return "x-kubernetes-validations" in node or any(map(_has_rules, node.get("properties", {}).values()))
+
+
+_ORDER = {"type": 0, "format": 1, "description": 2, "default": 3, "nullable": 4, "enum": 5, "required": 6}
+
+
+def _without_null(source: Node) -> tuple[Node, bool]:
+    options = source.get("anyOf")
+    if options is None:
+        return source, False
+    kept = [option for option in options if option.get("type") != "null"]
+    if len(kept) != 1:
+        raise TypeError(f"a union of {len(kept)} types has no structural schema: {source}")
+    beside = {key: value for key, value in source.items() if key not in ("anyOf", "default", "description", "title")}
+    return {**kept[0], **beside}, len(kept) < len(options)
+
+
+def _validations(model: type[ApiModel]) -> Iterator[Node]:
+    for rule in rules_on(model):
+        if rule.cel is not None:
+            yield rule_entry(rule)
+    if model is RLJobSpec:
+        for name, cel, message in transition_rules():
+            yield {"rule": cel, "message": message, "fieldPath": f".{name}", "reason": "FieldValueForbidden"}
+
+
+def rule_entry(rule: Rule) -> Node:
+    """Return the `x-kubernetes-validations` entry of a rule that has CEL."""
+    node = {"rule": rule.cel, "message": f"{rule.field}: {rule.message}" if rule.field else rule.message}
+    if rule.field and not rule.field.startswith("metadata."):
+        node["fieldPath"] = f".{rule.field}"
+    return node
+
+
+def describe(node: Node) -> str:
+    """Return the type of a field and what it allows, in words."""
+    if "enum" in node:
+        return "one of " + ", ".join(str(value) for value in node["enum"])
+    kind = node.get("type", "any value")
+    if kind == "array":
+        limit = f" (at most {node['maxItems']})" if "maxItems" in node else ""
+        return f"list of {describe(node['items'])}{limit}"
+    if kind == "object":
+        if "additionalProperties" in node:
+            return f"mapping of names to {describe(node['additionalProperties'])}"
+        return "free-form mapping" if node.get("x-kubernetes-preserve-unknown-fields") else "block"
+    return {"integer": "whole number", "boolean": "true or false"}.get(kind, str(kind)) + _bounds(node)
+
+
+def _bounds(node: Node) -> str:
+    parts = []
+    if "minimum" in node:
+        parts.append(("above " if node.get("exclusiveMinimum") else "at least ") + _number(node["minimum"]))
+    if "maximum" in node and node["maximum"] < 2**31 - 1:
+        parts.append(("below " if node.get("exclusiveMaximum") else "at most ") + _number(node["maximum"]))
+    if "pattern" in node:
+        parts.append(f"like {node['pattern']}")
+    elif node.get("minLength") == 1:
+        parts.append("not empty")
+    if node.get("format") == "date-time":
+        parts.append("a time like 2026-01-31T12:00:00Z")
+    return (", " + " and ".join(parts)) if parts else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if abs(value) < 1e6 else str(int(value))

@@ -1,0 +1,92 @@
+"""`spec.weightSync`, `spec.memorySaver`, `spec.hccl`: sharing devices between trainer and engine."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob_api.base import INT64_MAX, ApiModel, NonNegativeInt, Port, PositiveFloat, PositiveInt, Quantity
+
+
+class WeightSyncMode(StrEnum):
+    """Ways to land weights in an engine."""
+
+    AUTO = "Auto"
+    DIRECT = "Direct"
+    LOAD = "Load"
+
+
+class WeightSyncSpec(ApiModel):
+    """Handing new weights from trainer to engine."""
+
+    mode: WeightSyncMode = WeightSyncMode.AUTO
+    """`Load`: named tensors through vLLM's layerwise reload; `Direct`: in-place copies (npu, cuda); `Auto` picks."""
+    bucket_bytes: Annotated[int, Field(ge=4096, le=INT64_MAX, json_schema_extra={"format": "int64"})] = 268435456
+    """Size of one of the two staging slots in bytes; at least the largest indivisible group of tensors."""
+    probe_every_steps: NonNegativeInt = 10
+    """Compare engine and trainer log-probabilities of fixed prompts every N steps; 0 switches it off."""
+    probe_tolerance: PositiveFloat | None = None
+    """Largest mean absolute difference the probe accepts; default 1e-3 in fp32, 0.1 in bf16."""
+
+
+class MemorySaverMode(StrEnum):
+    """Hooks of the memory saver."""
+
+    PRELOAD = "preload"
+    TORCH = "torch"
+    OFF = "off"
+
+
+class MemorySaverSpec(ApiModel):
+    """Giving the trainer's device memory back while it sleeps."""
+
+    mode: MemorySaverMode = MemorySaverMode.PRELOAD
+    """Hook of torch_memory_saver (npu, cuda). The cpu device has an arena of its own, used unless `off`."""
+    train_memory_margin: Quantity = "2Gi"
+    """Free device memory that must remain when the trainer wakes."""
+
+
+class PortRange(ApiModel):
+    """A range of TCP ports, both ends included."""
+
+    first: Port
+    """Lowest port."""
+    last: Port
+    """Highest port; at least as many ports as processes share a device."""
+
+
+class HcclPorts(ApiModel):
+    """Where one role's HCCL listens. Trainer and engine share devices, so their ranges must not meet."""
+
+    host: PortRange | None = None
+    """HCCL_HOST_SOCKET_PORT_RANGE; default: `auto`, the system picks free ports."""
+    device: PortRange | None = None
+    """HCCL_NPU_SOCKET_PORT_RANGE; default: `auto`."""
+
+
+class HcclSpec(ApiModel):
+    """Huawei collective communication. HCCL_IF_BASE_PORT has no field: two colocated processes would bind the same
+    ports."""
+
+    interface: Annotated[str, Field(pattern=r"^\^?=?[A-Za-z0-9._-]+(,[A-Za-z0-9._-]+)*$", max_length=253)] | None = None
+    """HCCL_SOCKET_IFNAME (and Gloo's): `eth` a prefix, `=eth0` exact, `^eth` excluded; default: `=eth0` in a pod
+    network, HCCL's choice with `network.hostNetwork`."""
+    use_host_ip: bool | None = None
+    """HCCL_IF_IP from the node's address; default: with `network.hostNetwork`, unless `interface` is given."""
+    trainer_ports: HcclPorts = HcclPorts()
+    """Ports of the trainers."""
+    rollout_ports: HcclPorts = HcclPorts()
+    """Ports of the engines."""
+
+    connect_timeout_seconds: PositiveInt = 7200
+    """HCCL_CONNECT_TIMEOUT in seconds."""
+    exec_timeout_seconds: PositiveInt | None = None
+    """HCCL_EXEC_TIMEOUT in seconds; default: HCCL's."""
+    deterministic: bool = True
+    """HCCL_DETERMINISTIC."""
+    buffer_size_mb: PositiveInt | None = None
+    """HCCL_BUFFSIZE in MiB for each communicator; default: HCCL's 200."""
+    op_expansion_mode: Literal["AI_CPU", "AIV", "HOST", "HOST_TS"] | None = None
+    """HCCL_OP_EXPANSION_MODE: where collectives are scheduled; default: the profile's."""

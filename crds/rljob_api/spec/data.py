@@ -1,0 +1,109 @@
+"""`spec.data`, `spec.reward`, `spec.evaluation`: prompts and how responses are scored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob_api.base import ApiModel, Fraction, FreeForm, Name, NonNegativeFloat, PositiveFloat, PositiveInt, Seed, Text
+from rljob_api.spec.model import Hub
+
+
+class SyntheticData(ApiModel):
+    """A generated data set whose right answer depends on the prompt."""
+
+    task: Literal["RepeatLast", "Copy", "Reverse"] = "RepeatLast"
+    """`RepeatLast`: repeat the prompt's last symbol; `Copy`: repeat the prompt; `Reverse`: the prompt backwards."""
+    rows: PositiveInt = 4096
+    """Number of distinct rows generated (fewer when the symbols allow no more)."""
+    symbols: Annotated[int, Field(ge=2, le=100000)] = 13
+    """Alphabet size."""
+    prompt_symbols: PositiveInt = 4
+    """Symbols in a prompt."""
+    answer_symbols: PositiveInt = 8
+    """Symbols in the right answer."""
+    seed: Seed = 0
+    """Seed of the generator."""
+
+
+class RewardSpec(ApiModel):
+    """How a response is scored: exactly one of `name` and `python`."""
+
+    name: Literal["match", "exact", "regex", "math"] | None = None
+    """Built in: `match` (share of the label's tokens that are right, position by position), `exact`, `regex`, `math`
+    (math-verify)."""
+    python: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$", max_length=253)] | None = None
+    """`package.module:function`, sync or async; takes one sample, or a list when `batch` is true."""
+    batch: bool = False
+    """Call `python` once with all samples of a prompt group instead of once per sample."""
+    args: FreeForm = {}
+    """Keyword arguments for the reward function (`regex` needs `pattern`)."""
+    timeout_seconds: PositiveFloat = 30.0
+    """Deadline for one call."""
+    on_error: Literal["Fail", "Score"] = "Fail"
+    """`Fail`: an exception or time-out in a reward fails the step; `Score`: the sample gets `errorScore`."""
+    error_score: float = 0.0
+    """Score for a sample whose reward failed, with `onError: Score`."""
+
+
+class DataSource(ApiModel):
+    """One data set: exactly one of `path` and `synthetic`."""
+
+    name: Name | None = None
+    """Name in metrics; default: the file's or folder's name."""
+    path: Text | None = None
+    """`.jsonl` or `.parquet` file, Hugging Face dataset folder (`save_to_disk`), or hub id."""
+    hub: Hub = Hub.HUGGING_FACE
+    """Where a `path` that is not local is fetched from."""
+    split: Name = "train"
+    """Split of a dataset folder or hub data set."""
+    synthetic: SyntheticData | None = None
+    """A generated data set instead of a file."""
+    prompt_key: Name = "prompt"
+    """Column with the prompt: a string, or a list of chat messages."""
+    label_key: Name | None = "label"
+    """Column with the reference answer; null when the reward needs none."""
+    apply_chat_template: bool = False
+    """Render the prompt through the tokenizer's chat template (a plain string becomes one user message)."""
+    weight: PositiveFloat = 1.0
+    """Share of prompts drawn from this source, relative to the other sources' weights."""
+    reward: RewardSpec | None = None
+    """Reward for this source; default: `spec.reward`."""
+
+
+class DataSpec(DataSource):
+    """The prompts: one data set written in place, or several under `sources`."""
+
+    sources: Annotated[list[DataSource], Field(max_length=32)] = []
+    """Several data sets, mixed by `weight`; excludes `path` and `synthetic` beside it. Each has its own keys and
+    template switch."""
+    shuffle: bool = True
+    """Shuffle each epoch with the job's seed."""
+    max_prompt_tokens: PositiveInt | None = None
+    """Longer prompts are reported and skipped; default: model length less `rollout.maxResponseTokens`."""
+
+
+class EvaluationSpec(ApiModel):
+    """Scoring on held-out data, as a phase of its own."""
+
+    data: DataSource
+    """The held-out data set."""
+    every_steps: PositiveInt = 50
+    """Evaluate after every N steps."""
+    at_start: bool = False
+    """Evaluate once before training too."""
+    max_prompts: PositiveInt | None = None
+    """Use only the first N prompts."""
+    samples_per_prompt: PositiveInt = 1
+    """Responses for each prompt."""
+    pass_at: Annotated[list[PositiveInt], Field(min_length=1, max_length=16)] = [1]
+    """k values for pass@k (unbiased estimator, arXiv 2107.03374); each at most `samplesPerPrompt`."""
+    pass_threshold: float = 1.0
+    """A response passes when its reward is at least this."""
+    temperature: NonNegativeFloat = 0.0
+    """Sampling temperature; 0 is greedy."""
+    top_p: Annotated[Fraction, Field(gt=0)] = 1.0
+    """Nucleus mass."""
+    max_response_tokens: PositiveInt | None = None
+    """Default: `rollout.maxResponseTokens`."""

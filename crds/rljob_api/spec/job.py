@@ -1,0 +1,89 @@
+"""`spec`: one reinforcement-learning post-training job."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from rljob_api.base import ApiModel, NonNegativeInt, PositiveInt, Seed, Text
+from rljob_api.spec.algorithm import AlgorithmSpec
+from rljob_api.spec.cluster import (
+    EnvironmentSpec,
+    NetworkSpec,
+    PodsSpec,
+    ResourcesSpec,
+    SchedulingSpec,
+    StorageSpec,
+)
+from rljob_api.spec.colocation import HcclSpec, MemorySaverSpec, WeightSyncSpec
+from rljob_api.spec.data import DataSpec, EvaluationSpec, RewardSpec
+from rljob_api.spec.lifecycle import CheckpointSpec, FailurePolicy, RecordsSpec, TimeoutsSpec
+from rljob_api.spec.model import ModelSpec
+from rljob_api.spec.rollout import RolloutSpec
+from rljob_api.spec.training import TrainingSpec
+
+
+class Mode(StrEnum):
+    """Placements of training and generation."""
+
+    COLOCATED = "Colocated"
+    DISAGGREGATED = "Disaggregated"
+    ASYNC = "Async"
+
+
+class RLJobSpec(ApiModel):
+    """One reinforcement-learning post-training job."""
+
+    steps: PositiveInt
+    """Training steps."""
+    seed: Seed = 1234
+    """Seed of everything random: data order, sampling, dropout."""
+    mode: Mode = Mode.COLOCATED
+    """Placement of training and generation; this version builds `Colocated`."""
+    image: Text | None = None
+    """Worker image; default: the operator's."""
+    model: ModelSpec
+    """The policy's starting point."""
+    data: DataSpec
+    """The prompts."""
+    reward: RewardSpec | None = None
+    """How responses are scored; needed unless every data source has its own."""
+    evaluation: EvaluationSpec | None = None
+    """Scoring on held-out data."""
+    algorithm: AlgorithmSpec = AlgorithmSpec()
+    """The algorithm."""
+    rollout: RolloutSpec
+    """Generation."""
+    training: TrainingSpec = TrainingSpec()
+    """Training."""
+    weight_sync: WeightSyncSpec = WeightSyncSpec()
+    """Weight hand-over."""
+    resources: ResourcesSpec = ResourcesSpec()
+    """Hardware."""
+    memory_saver: MemorySaverSpec = MemorySaverSpec()
+    """Memory saver."""
+    hccl: HcclSpec = HcclSpec()
+    """Collective communication."""
+    scheduling: SchedulingSpec = SchedulingSpec()
+    """Queue and placement."""
+    pods: PodsSpec = PodsSpec()
+    """Pod settings and template overrides."""
+    storage: StorageSpec = StorageSpec()
+    """Volumes."""
+    environment: EnvironmentSpec = EnvironmentSpec()
+    """Environment variables."""
+    network: NetworkSpec = NetworkSpec()
+    """Network."""
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    """Checkpoints."""
+    failure_policy: FailurePolicy = FailurePolicy()
+    """Restarts."""
+    timeouts: TimeoutsSpec = TimeoutsSpec()
+    """Deadlines."""
+    records: RecordsSpec = RecordsSpec()
+    """Records."""
+    suspend: bool = False
+    """Save the last completed step and give the devices back."""
+    active_deadline_seconds: PositiveInt | None = None
+    """The job fails when it has been running for longer, in seconds."""
+    ttl_seconds_after_finished: NonNegativeInt | None = None
+    """A finished job is deleted this long after its end, in seconds; none: it stays."""

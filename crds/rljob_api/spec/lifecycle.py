@@ -1,0 +1,102 @@
+"""`spec.checkpoint`, `spec.failurePolicy`, `spec.timeouts`, `spec.records`: what happens around the steps."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from rljob_api.base import ApiModel, Name, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Text
+
+
+class CheckpointSpec(ApiModel):
+    """What a restart continues from."""
+
+    path: Text | None = None
+    """Folder for checkpoints; default: `checkpoints` in the run folder."""
+    every_steps: PositiveInt = 20
+    """Save after every N steps; the last step is always saved."""
+    keep: PositiveInt = 3
+    """Newest checkpoints that are kept."""
+    grace_seconds: PositiveFloat = 30.0
+    """Time a stop request leaves for saving, in seconds."""
+
+
+class FailureReason(StrEnum):
+    """Causes of a failed attempt, as the operator tells them apart."""
+
+    DRIVER_EXITED = "DriverExited"
+    HEAD_LOST = "HeadLost"
+    POD_LOST = "PodLost"
+    NODE_LOST = "NodeLost"
+    EVICTED = "Evicted"
+    OUT_OF_MEMORY = "OutOfMemory"
+    START_TIMEOUT = "StartTimeout"
+    PHASE_TIMEOUT = "PhaseTimeout"
+
+
+class FailureAction(StrEnum):
+    """What to do about a failed attempt."""
+
+    RESTART = "Restart"
+    FAIL = "Fail"
+    IGNORE = "Ignore"
+
+
+class FailureRule(ApiModel):
+    """What to do about one kind of failure. All conditions that are given must hold."""
+
+    name: Name | None = None
+    """Name in events and in the status."""
+    exit_codes: Annotated[
+        list[Annotated[int, Field(ge=0, le=255, json_schema_extra={"format": "int32"})]], Field(max_length=32)
+    ] = []
+    """Exit codes of the driver; empty: any."""
+    reasons: Annotated[list[FailureReason], Field(max_length=16)] = []
+    """Causes as the operator saw them; empty: any."""
+    action: FailureAction
+    """`Restart`: a new attempt that counts; `Fail`: the job fails now; `Ignore`: a new attempt that does not count
+    against `maxRestarts`."""
+
+
+class FailurePolicy(ApiModel):
+    """What the operator does when an attempt fails."""
+
+    max_restarts: NonNegativeInt = 3
+    """Restarts before the job fails."""
+    backoff_seconds: PositiveFloat = 10.0
+    """Wait before the first restart, in seconds; doubles each time up to `maxBackoffSeconds`."""
+    max_backoff_seconds: PositiveFloat = 600.0
+    """Longest wait between restarts, in seconds."""
+    rules: Annotated[list[FailureRule], Field(max_length=32)] = []
+    """The first rule that matches decides; without one: `Restart`."""
+
+
+class TimeoutsSpec(ApiModel):
+    """Deadlines in seconds. Past one, all processes' stacks are written and the job fails with the phase's name."""
+
+    start_seconds: PositiveFloat = 1800.0
+    """From start to all processes ready."""
+    phase_seconds: PositiveFloat = 3600.0
+    """Any phase without an entry in `phases`."""
+    phases: Annotated[dict[str, PositiveFloat], Field(max_length=32)] = {}
+    """Seconds for single phases, by their names in the step record (`rollout`, `actor_train`, `update_weights` ...)."""
+
+
+class RecordsSpec(ApiModel):
+    """What is written about each step beside `steps.jsonl`."""
+
+    trajectories_every_steps: NonNegativeInt = 1
+    """Write trajectories of every Nth step; 0 writes none."""
+    trajectories_per_step: PositiveInt | None = None
+    """At most this many samples a step (whole groups first); default: all."""
+    tensorboard: bool = True
+    """Write TensorBoard event files."""
+    http_port: Annotated[int, Field(ge=0, le=65535)] | None = 0
+    """Port of the driver's HTTP endpoint; 0 picks a free one (written to `http.json` in the run folder), null serves
+    none."""
+    http_host: Name = "127.0.0.1"
+    """Address that the endpoint listens on."""
+    linger_seconds: NonNegativeFloat = 0.0
+    """How long the driver waits at the end for the last step record to be read over HTTP."""

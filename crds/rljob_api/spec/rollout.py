@@ -1,0 +1,81 @@
+"""`spec.rollout`: generation by vLLM."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rljob_api.base import ApiModel, ByteCount, Fraction, FreeForm, Name, NonNegativeInt, PositiveFloat, PositiveInt
+
+RESERVED_ENGINE_ARGS = {
+    "data_parallel_size": "resources.devicesPerNode and rollout.tensorParallel",
+    "distributed_executor_backend": "nothing: RLJob starts the engine's processes",
+    "dtype": "training.precision",
+    "enable_prefix_caching": "rollout.prefixCaching",
+    "enable_sleep_mode": "nothing: it is always on where the device can sleep",
+    "enforce_eager": "rollout.graphMode",
+    "gpu_memory_utilization": "rollout.memoryFraction",
+    "kv_cache_memory_bytes": "rollout.kvCacheBytes",
+    "load_format": "nothing: weights come from the trainer",
+    "logprobs_mode": "nothing: the loss needs the processed ones",
+    "max_num_batched_tokens": "rollout.maxBatchedTokens",
+    "max_num_seqs": "rollout.maxNumSeqs",
+    "model": "model.path",
+    "pipeline_parallel_size": "nothing: an engine is one tensor-parallel group",
+    "revision": "model.revision",
+    "seed": "seed",
+    "tensor_parallel_size": "rollout.tensorParallel",
+    "tokenizer": "model.path",
+    "weight_transfer_config": "weightSync",
+    "worker_extension_cls": "nothing: weight sync needs it",
+}
+"""vLLM arguments that RLJob sets itself -> the field of the spec to use instead."""
+
+
+class RolloutSpec(ApiModel):
+    """Generation by vLLM."""
+
+    prompts_per_step: PositiveInt
+    """Prompts drawn each step."""
+    samples_per_prompt: PositiveInt
+    """Responses for each prompt (the group)."""
+    max_response_tokens: PositiveInt
+    """Longer responses are cut and counted as truncated."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature; the trainer applies the same one."""
+    top_p: Annotated[Fraction, Field(gt=0)] = 1.0
+    """Nucleus mass."""
+    top_k: NonNegativeInt = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    min_p: Fraction = 0.0
+    """Drop tokens less likely than this share of the most likely one."""
+    stop: Annotated[list[Name], Field(max_length=32)] = []
+    """Strings that end a response (the string is kept out of it)."""
+    stop_token_ids: Annotated[list[NonNegativeInt], Field(max_length=256)] = []
+    """Token ids that end a response, beside the tokenizer's end token."""
+    ignore_eos: bool = False
+    """Generate `maxResponseTokens` regardless of the end token."""
+    tensor_parallel: PositiveInt = 1
+    """Devices of one engine; the job's devices divided by it are the engines."""
+    memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of device memory the engine may use while awake (npu, cuda)."""
+    kv_cache_bytes: ByteCount | None = None
+    """KV cache of one engine in bytes; on CPU default 1 GiB (whole GiB there)."""
+    max_num_seqs: PositiveInt | None = None
+    """Sequences that an engine runs at once; default: all of its share of a step, at most 1024."""
+    max_batched_tokens: PositiveInt | None = None
+    """Tokens an engine takes in one scheduler step; default: vLLM's."""
+    graph_mode: bool = False
+    """Graph capture / compilation instead of eager execution."""
+    prefix_caching: bool = True
+    """Reuse the KV cache of shared prompt prefixes within a step."""
+    engine_args: Annotated[
+        FreeForm,
+        Field(
+            json_schema_extra={
+                "properties": {name: {"x-kubernetes-int-or-string": True} for name in RESERVED_ENGINE_ARGS}
+            }
+        ),
+    ] = {}
+    """Further vLLM engine arguments, passed as they are; names that RLJob sets itself are refused."""

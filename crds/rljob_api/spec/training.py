@@ -1,0 +1,91 @@
+"""`spec.training`: Megatron-core and its optimizer."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from rljob_api.base import ApiModel, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+class TrainingBackend(StrEnum):
+    """Training libraries."""
+
+    MEGATRON = "Megatron"
+    FSDP = "FSDP"
+
+
+class Precision(StrEnum):
+    """Number formats of training."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
+class LrSchedule(StrEnum):
+    """Learning-rate schedules."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class OptimizerSpec(ApiModel):
+    """Adam with decoupled weight decay, in Megatron's distributed optimizer."""
+
+    lr: PositiveFloat = 1.0e-6
+    """Peak learning rate."""
+    min_lr: NonNegativeFloat = 0.0
+    """Learning rate at the end of a linear or cosine schedule."""
+    schedule: LrSchedule = LrSchedule.CONSTANT
+    """Shape after the warm-up."""
+    warmup_steps: NonNegativeInt = 0
+    """Optimizer updates over which the rate rises linearly from 0."""
+    decay_steps: PositiveInt | None = None
+    """Optimizer updates until `minLr` is reached; default: all of the job's."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay; not applied to norms and biases."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Adam's first moment decay."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
+    """Adam's second moment decay (slime's 0.98)."""
+    eps: PositiveFloat = 1.0e-8
+    """Adam's epsilon."""
+    clip_grad: NonNegativeFloat = 1.0
+    """Global gradient norm is clipped to this; 0 switches clipping off."""
+    host_offload: bool = False
+    """Keep optimizer state in host memory between updates."""
+
+
+class Recompute(StrEnum):
+    """Activation recomputation."""
+
+    NONE = "None"
+    FULL = "Full"
+    SELECTIVE = "Selective"
+
+
+class TrainingSpec(ApiModel):
+    """Training by Megatron-core. Data parallel size is devices / (tensor x pipeline parallel size)."""
+
+    backend: TrainingBackend = TrainingBackend.MEGATRON
+    """Training library; this version builds `Megatron`."""
+    tensor_parallel: PositiveInt = 1
+    """Tensor parallel size."""
+    pipeline_parallel: PositiveInt = 1
+    """Pipeline parallel size."""
+    expert_parallel: PositiveInt = 1
+    """Expert parallel size (mixture-of-experts models)."""
+    precision: Precision = Precision.BF16
+    """`bf16` with fp32 master weights and gradients, or `fp32` throughout."""
+    global_batch_size: PositiveInt | None = None
+    """Samples in one optimizer update; must divide promptsPerStep x samplesPerPrompt; default: all of them (one update
+    a step)."""
+    max_tokens_per_micro_batch: PositiveInt = 16384
+    """Padded tokens in one micro-batch; samples are sorted and grouped by length under this bound."""
+    recompute: Recompute = Recompute.NONE
+    """Activation recomputation."""
+    optimizer: OptimizerSpec = OptimizerSpec()
+    """Optimizer and schedule."""

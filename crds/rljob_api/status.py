@@ -1,0 +1,212 @@
+"""`status` of an RLJob: written by the operator, read by people."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob_api.base import INT64_MAX, Name, NonNegativeFloat, NonNegativeInt, StatusModel
+
+Generation = Annotated[int, Field(ge=0, le=INT64_MAX, json_schema_extra={"format": "int64"})]
+Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+Message = Annotated[str, Field(max_length=32768)]
+ExitCode = Annotated[int, Field(ge=-255, le=255, json_schema_extra={"format": "int32"})]
+
+
+class JobPhase(StrEnum):
+    """Summary of the conditions."""
+
+    PENDING = "Pending"
+    QUEUED = "Queued"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class ConditionType(StrEnum):
+    """What the operator observes."""
+
+    QUEUED = "Queued"
+    CLUSTER_READY = "ClusterReady"
+    RUNNING = "Running"
+    CHECKPOINTING = "Checkpointing"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class Condition(StatusModel):
+    """One observation of the job, as in `metav1.Condition`."""
+
+    type: Annotated[
+        str,
+        Field(pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=316),
+    ]
+    """What is observed: `Queued`, `ClusterReady`, `Running`, `Checkpointing`, `Suspended`, `Succeeded` or `Failed`."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)]
+    """Why, in one word."""
+    message: Message = ""
+    """Why, in a sentence."""
+    last_transition_time: Time
+    """When `status` last changed."""
+    observed_generation: Generation | None = None
+    """The generation of the spec that was looked at."""
+
+
+class CheckpointStatus(StatusModel):
+    """The newest complete checkpoint."""
+
+    step: NonNegativeInt
+    """Steps completed in it."""
+    path: Message | None = None
+    """Its folder."""
+    time: Time | None = None
+    """When it was written."""
+
+
+class LastStep(StatusModel):
+    """The last completed step, as in its record."""
+
+    step: NonNegativeInt
+    """Its number."""
+    seconds: NonNegativeFloat | None = None
+    """Wall-clock seconds."""
+    phase_seconds: Annotated[dict[str, NonNegativeFloat], Field(max_length=64)] = {}
+    """Seconds of each phase by name."""
+    switch_seconds: NonNegativeFloat | None = None
+    """Seconds that sharing the devices took: sleeping, waking and handing the weights over."""
+    log_prob_abs_diff: NonNegativeFloat | None = None
+    """Mean absolute difference of engine and trainer log-probabilities."""
+    time: Time | None = None
+    """When it ended."""
+
+
+class Progress(StatusModel):
+    """How far the training is."""
+
+    step: NonNegativeInt = 0
+    """Completed steps."""
+    steps: NonNegativeInt = 0
+    """Steps of the job."""
+    eta_seconds: NonNegativeFloat | None = None
+    """Estimated seconds until the last step ends."""
+    eta: Name | None = None
+    """The same for people, like `3h12m`."""
+    step_seconds: NonNegativeFloat | None = None
+    """Median seconds of the recent steps."""
+    reward_mean: float | None = None
+    """Mean reward of the last step."""
+    weight_version: NonNegativeInt | None = None
+    """Version of the weights that the engines hold."""
+    last_step: LastStep | None = None
+    """The last completed step."""
+    last_checkpoint: CheckpointStatus | None = None
+    """The checkpoint that a restart continues from."""
+    last_update_time: Time | None = None
+    """When the operator last read the driver's records."""
+
+
+class AttemptStatus(StatusModel):
+    """One run of the driver."""
+
+    number: NonNegativeInt
+    """0 for the first."""
+    submission_id: Name | None = None
+    """Id of the Ray job."""
+    start_time: Time | None = None
+    """When the driver was submitted."""
+    end_time: Time | None = None
+    """When it ended."""
+    start_step: NonNegativeInt | None = None
+    """Completed steps that it continued from."""
+    end_step: NonNegativeInt | None = None
+    """Completed steps at its end."""
+    reason: Name | None = None
+    """Why it ended, in one word."""
+    message: Message | None = None
+    """Why it ended, in a sentence; names the phase."""
+    exit_code: ExitCode | None = None
+    """Exit code of the driver; negative: the signal that ended it."""
+    counted: bool = False
+    """Whether it counts against `failurePolicy.maxRestarts`."""
+    last_log_lines: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=50)] = []
+    """The driver's last lines, kept before the pods go."""
+
+
+class ClusterStatus(StatusModel):
+    """The Ray cluster of the job."""
+
+    name: Name | None = None
+    """Name of the RayCluster."""
+    uid: Name | None = None
+    """Its UID."""
+    head_pod: Name | None = None
+    """Name of the head pod."""
+    dashboard: Message | None = None
+    """Address of Ray's dashboard inside the cluster."""
+    ready_workers: NonNegativeInt | None = None
+    """Worker pods that are ready."""
+
+
+class Goodput(StatusModel):
+    """Where the job's time went, in seconds; times devices: device-seconds."""
+
+    queued_seconds: NonNegativeFloat = 0.0
+    """Waiting for devices."""
+    starting_seconds: NonNegativeFloat = 0.0
+    """Devices held, no step running."""
+    useful_seconds: NonNegativeFloat = 0.0
+    """In steps that count."""
+    lost_seconds: NonNegativeFloat = 0.0
+    """In steps that were run again after a restart."""
+    lost_steps: NonNegativeInt = 0
+    """Number of such steps."""
+
+
+class RLJobStatus(StatusModel):
+    """What the operator has observed."""
+
+    phase: JobPhase | None = None
+    """Summary of the conditions."""
+    message: Message | None = None
+    """Why the job is in this phase, in a sentence."""
+    observed_generation: Generation | None = None
+    """The generation of the spec that this status belongs to."""
+    conditions: Annotated[
+        list[Condition],
+        Field(
+            max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+        ),
+    ] = []
+    """Observations with reasons."""
+    queue: Name | None = None
+    """Queue that the job waits in or was admitted by."""
+    start_time: Time | None = None
+    """When the job was first seen."""
+    running_time: Time | None = None
+    """When the first step began."""
+    completion_time: Time | None = None
+    """When the job ended."""
+    progress: Progress | None = None
+    """How far the training is."""
+    attempt: NonNegativeInt | None = None
+    """Number of the current attempt."""
+    restarts: NonNegativeInt | None = None
+    """Restarts that counted."""
+    attempts: Annotated[
+        list[AttemptStatus],
+        Field(
+            max_length=10, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["number"]}
+        ),
+    ] = []
+    """The newest attempts, with exit codes and last log lines."""
+    cluster: ClusterStatus | None = None
+    """The Ray cluster."""
+    goodput: Goodput | None = None
+    """Where the time went."""

@@ -1,0 +1,199 @@
+"""Reading a manifest: all problems at once, each with its path, value, what is wrong and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from rljob_api.blocks import Path as FieldPath
+from rljob_api.blocks import Views, path_text, without_nulls
+from rljob_api.job import RLJob
+from rljob_api.overrides import apply_overrides
+from rljob_api.problems import ABSENT, ManifestError, Problem
+from rljob_api.rules import rules_on
+from rljob_api.schema import Node, describe, structural_schema, subschema
+from rljob_api.spec import Profile
+from rljob_api.yaml_text import YamlError, parse_yaml
+
+
+def load_manifest(manifest: Path | str | dict[str, Any], overrides: list[str] | None = None) -> RLJob:
+    """Read and check an RLJob.
+
+    Args:
+        manifest: a file, its name, YAML text (recognised by a line break or `: `), or the document itself.
+        overrides: `path=value` settings put over it, see `apply_overrides`.
+
+    Raises:
+        ManifestError: with all problems.
+    """
+    document, source = _read(manifest)
+    if not isinstance(document, dict):
+        raise ManifestError(
+            [Problem("", "is no mapping", "an RLJob: apiVersion, kind, metadata, spec", document)], source
+        )
+    if overrides:
+        document = apply_overrides(document, overrides)
+    return _check(document, source)
+
+
+def check_runnable_locally(job: RLJob) -> None:
+    """Refuse what `rljob run` cannot do on this machine: devices that the worker does not drive yet, several nodes."""
+    resources, problems = job.spec.resources, []
+    if resources.profile != Profile.CPU:
+        device = "cuda" if resources.profile == Profile.CUDA else "npu"
+        wrong = f"device {device} is not built yet in the worker"
+        problems.append(Problem("spec.resources.profile", wrong, "cpu", resources.profile.value))
+    if resources.nodes != 1:
+        problems.append(Problem("spec.resources.nodes", "this machine is one node", "1", resources.nodes))
+    if problems:
+        raise ManifestError(problems, job.metadata.name)
+
+
+def _read(manifest: Path | str | dict[str, Any]) -> tuple[Any, str]:
+    if isinstance(manifest, dict):
+        return manifest, "manifest"
+    is_text = isinstance(manifest, str) and (
+        not manifest.strip() or "\n" in manifest or ": " in manifest or manifest.lstrip().startswith("{")
+    )
+    source = "manifest" if is_text else str(manifest)
+    try:
+        text = str(manifest) if is_text else Path(manifest).read_text(encoding="utf-8")
+        return parse_yaml(text), source
+    except FileNotFoundError:
+        raise ManifestError([Problem("", "there is no such file")], source) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError([Problem("", f"cannot be read: {error}")], source) from None
+    except YamlError as error:
+        raise ManifestError([Problem("", str(error))], source) from None
+
+
+def _check(document: dict[str, Any], source: str) -> RLJob:
+    document = without_nulls(RLJob, document)
+    try:
+        text = json.dumps(document)
+    except TypeError as error:
+        raise ManifestError([Problem("", f"holds a value that is no JSON: {error}")], source) from None
+    job, problems, bad = None, [], set()
+    try:
+        job = RLJob.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        schema = structural_schema(RLJob)
+        for detail in error.errors(include_url=False):
+            bad.add(tuple(detail["loc"]))
+            problems.append(_explain(detail, schema, document))
+    problems += _broken_rules(document, bad)
+    if problems or job is None:
+        raise ManifestError(problems, source)
+    return job
+
+
+def _broken_rules(document: dict[str, Any], bad: set[FieldPath]) -> Iterator[Problem]:
+    if () in bad:
+        return
+    views = Views(bad)
+    views.view(RLJob, document, ())
+    for model, at, view in reversed(views.found):
+        for rule in rules_on(model):
+            try:
+                if rule.check(view):
+                    continue
+            except AttributeError:
+                if bad:
+                    continue
+                raise
+            path = (*at, *rule.field.split(".")) if rule.field else at
+            value = _lookup(view, rule.field) if rule.field else _at(document, at)
+            yield Problem(path_text(path), rule.wrong, rule.allowed, value)
+
+
+def _lookup(view: Any, field: str) -> Any:
+    for part in field.split("."):
+        if isinstance(view, dict):
+            view = view.get(part, ABSENT)
+        else:
+            view = getattr(view, re.sub(r"([A-Z])", lambda m: "_" + m.group(1).lower(), part), ABSENT)
+        if view is ABSENT or view is None:
+            return ABSENT
+    return view
+
+
+def _at(document: Any, path: FieldPath) -> Any:
+    for part in path:
+        try:
+            document = document[part]
+        except (KeyError, IndexError, TypeError):
+            return ABSENT
+    return document
+
+
+__all__ = ["ManifestError", "Problem", "apply_overrides", "check_runnable_locally", "load_manifest"]
+
+_WRONG = {
+    "missing": "is missing",
+    "greater_than": "is too small",
+    "greater_than_equal": "is too small",
+    "less_than": "is too large",
+    "less_than_equal": "is too large",
+    "enum": "is not one of the allowed values",
+    "literal_error": "is not one of the allowed values",
+    "string_pattern_mismatch": "has the wrong form",
+    "string_too_short": "is empty",
+    "string_too_long": "is too long",
+    "too_short": "has too few items",
+    "too_long": "has too many items",
+    "finite_number": "is not finite",
+}
+_KINDS: dict[type, str] = {
+    str: "a string",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    dict: "a mapping",
+    list: "a list",
+}
+
+
+def _explain(detail: ErrorDetails, schema: Node, document: dict[str, Any]) -> Problem:
+    path = tuple(part for part in detail["loc"] if part != "[key]")
+    value, kind = _at(document, path), detail["type"]
+    if kind == "extra_forbidden":
+        return _unknown(path, schema, value)
+    node = subschema(schema, path)
+    allowed = _allowed(node)
+    if kind in _WRONG:
+        return Problem(path_text(path), _WRONG[kind], allowed, value)
+    found = "null" if value is None else _KINDS.get(type(value), type(value).__name__)
+    quote = ' (write it in quotes: "...")' if kind == "string_type" and isinstance(value, int | float) else ""
+    return Problem(path_text(path), f"is {found}{quote}", allowed or detail["msg"], value)
+
+
+def _allowed(node: Node | None) -> str:
+    if node is None:
+        return ""
+    text = describe(node)
+    return f"{text} with {', '.join(node['properties'])}" if text == "block" else text
+
+
+def _unknown(path: FieldPath, schema: Node, value: Any) -> Problem:
+    known = list((subschema(schema, path[:-1]) or {}).get("properties", {}))
+    name = str(path[-1])
+    plain = {re.sub(r"[-_]", "", other).lower(): other for other in known}
+    near = difflib.get_close_matches(re.sub(r"[-_]", "", name).lower(), plain, n=1, cutoff=0.6)
+    if near:
+        return Problem(path_text(path), f"unknown field, did you mean {plain[near[0]]}?", ", ".join(known), value)
+    elsewhere = [path_text(other) for other in _paths(schema, ()) if other[-1] == name]
+    hint = f", there is {' and '.join(elsewhere[:3])}" if elsewhere else ""
+    return Problem(path_text(path), f"unknown field{hint}", ", ".join(known), value)
+
+
+def _paths(node: Node, at: FieldPath) -> Iterator[FieldPath]:
+    for name, child in node.get("properties", {}).items():
+        yield (*at, name)
+        yield from _paths(child, (*at, name))

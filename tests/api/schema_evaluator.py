@@ -1,0 +1,68 @@
+"""What an API server does with a manifest under a CRD: nulls, defaults, rules. CEL is evaluated by Google's CEL runtime."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from cel_expr_python import cel
+
+from rljob_api.crd import custom_resource_definition
+
+Node = dict[str, Any]
+Broken = tuple[tuple[str | int, ...], str]
+
+
+@functools.cache
+def root_schema() -> Node:
+    return custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+@functools.cache
+def compile_rule(rule: str) -> Any:
+    environment = cel.NewEnv(variables={"self": cel.Type.DYN, "oldSelf": cel.Type.DYN})
+    return environment.compile(rule)
+
+
+def admit(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest as it would be stored: nulls dropped, defaults filled in."""
+    return _fill(root_schema(), copy.deepcopy(manifest))
+
+
+def broken_rules(manifest: dict[str, Any], old: dict[str, Any] | None = None) -> list[Broken]:
+    """Return (path of the block, message) of each rule that an admitted manifest breaks, or an update of `old` does."""
+    return list(_evaluate(root_schema(), manifest, old, ()))
+
+
+def _fill(node: Node, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_fill(node.get("items", {}), item) for item in value]
+    if not isinstance(value, dict):
+        return float(value) if node.get("type") == "number" and value is not None else value
+    fields = node.get("properties", {})
+    kept = {k: v for k, v in value.items() if v is not None or k not in fields or fields[k].get("nullable")}
+    for name, field in fields.items():
+        if name not in kept and "default" in field:
+            kept[name] = copy.deepcopy(field["default"])
+    extra = node.get("additionalProperties", {})
+    return {name: _fill(fields.get(name, extra), item) for name, item in kept.items()}
+
+
+def _evaluate(node: Node, value: Any, old: Any, at: tuple[str | int, ...]) -> Iterator[Broken]:
+    for entry in node.get("x-kubernetes-validations", []):
+        if "oldSelf" in entry["rule"] and old is None:
+            continue
+        result = compile_rule(entry["rule"]).eval(data={"self": value, "oldSelf": old})
+        assert result.type() == cel.Type.BOOL, f"{at} {entry['rule']}: {result.value()}"
+        if not result.value():
+            yield at, entry["message"]
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _evaluate(node.get("items", {}), item, None, (*at, i))
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            field = node.get("properties", {}).get(name)
+            if field is not None:
+                yield from _evaluate(field, item, (old or {}).get(name), (*at, name))

@@ -1,0 +1,161 @@
+"""Each rule between fields: its CEL and its local check refuse the same manifests."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from manifests import manifest
+from schema_evaluator import admit, broken_rules
+
+from rljob_api.blocks import path_text
+from rljob_api.rules import RULES
+from rljob_api.spec.rollout import RESERVED_ENGINE_ARGS
+from rljob_api.validation import ManifestError, load_manifest
+
+# What is refused: settings over the design's example, and the paths that are blamed.
+REFUSED: list[tuple[list[str], list[str]]] = [
+    (["mode=Disaggregated"], ["spec.mode"]),
+    (["mode=Async"], ["spec.mode"]),
+    (["training.backend=FSDP"], ["spec.training.backend"]),
+    (["algorithm.name=dapo"], ["spec.algorithm.name"]),
+    (["algorithm.name=ppo", "rollout.samplesPerPrompt=1", "training.globalBatchSize=8"], ["spec.algorithm.name"]),
+    (["resources.profile=cpu", "weightSync.mode=Direct"], ["spec.weightSync.mode"]),
+    (["training.tensorParallel=3"], ["spec.training.tensorParallel"]),
+    (["training.pipelineParallel=8"], ["spec.training.tensorParallel"]),
+    (["rollout.tensorParallel=3"], ["spec.rollout.tensorParallel"]),
+    (["resources.nodes=2", "rollout.tensorParallel=16"], ["spec.rollout.tensorParallel"]),
+    (["training.globalBatchSize=100"], ["spec.training.globalBatchSize"]),
+    (["training.globalBatchSize=2"], ["spec.training.globalBatchSize"]),
+    (["training.globalBatchSize=null", "rollout.promptsPerStep=3", "rollout.samplesPerPrompt=3"], ["spec.training.globalBatchSize"]),
+    (["training.expertParallel=3"], ["spec.training.expertParallel"]),
+    (["model.random.config={model_type: qwen3}"], ["spec.model"]),
+    (["model.path=null"], ["spec.model"]),
+    (["model.path=null", "model.random.config={}", "model.revision=main"], ["spec.model.revision"]),
+    (["data.synthetic={}"], ["spec.data"]),
+    (["data.path=null"], ["spec.data"]),
+    (["data.sources[0].path=a.jsonl"], ["spec.data"]),
+    (["data.path=null", "data.sources=[{path: a, name: x}, {path: b, name: x}, {path: c}]"], ["spec.data.sources"]),
+    (["data.path=null", "data.sources=[{path: a}, {name: b}]"], ["spec.data.sources[1]"]),
+    (["evaluation.data={path: a, synthetic: {}}"], ["spec.evaluation.data"]),
+    (["reward.python=package.module:function"], ["spec.reward"]),
+    (["reward.name=null"], ["spec.reward"]),
+    (["reward.batch=true"], ["spec.reward.batch"]),
+    (["reward.name=regex"], ["spec.reward.args"]),
+    (["reward=null"], ["spec.reward"]),
+    (["reward=null", "data.path=null", "data.sources=[{path: a, reward: {name: math}}, {path: b}]"], ["spec.reward"]),
+    (["reward=null", "data.reward.name=exact", "evaluation.data.path=a"], ["spec.evaluation.data.reward"]),
+    (["evaluation.data.path=a", "evaluation.passAt=[1, 4]"], ["spec.evaluation.passAt"]),
+    (["rollout.samplesPerPrompt=1", "training.globalBatchSize=null"], ["spec.rollout.samplesPerPrompt"]),
+    (["algorithm.tis.low=2"], ["spec.algorithm.tis.low"]),
+    (["training.optimizer.minLr=0.1"], ["spec.training.optimizer.minLr"]),
+    (["training.optimizer.warmupSteps=10", "training.optimizer.decaySteps=9"], ["spec.training.optimizer.decaySteps"]),
+    (["timeouts.phases.rolout=5"], ["spec.timeouts.phases"]),
+    (["resources.profile=cpu", "rollout.kvCacheBytes=1000"], ["spec.rollout.kvCacheBytes"]),
+    *(([f"rollout.engineArgs.{name}=1"], [f"spec.rollout.engineArgs.{name}"]) for name in RESERVED_ENGINE_ARGS),
+    (["hccl.trainerPorts.host={first: 61000, last: 60000}"], ["spec.hccl.trainerPorts.host.last"]),
+    (
+        ["hccl.trainerPorts.host={first: 60000, last: 60050}", "hccl.rolloutPorts.host={first: 60050, last: 60060}"],
+        ["spec.hccl.rolloutPorts.host"],
+    ),
+    (
+        ["hccl.trainerPorts.device={first: 10, last: 20}", "hccl.rolloutPorts.device={first: 1, last: 30}"],
+        ["spec.hccl.rolloutPorts.device"],
+    ),
+    (["hccl.useHostIp=true"], ["spec.hccl.useHostIp"]),
+    (["network.hostNetwork=true", "hccl.useHostIp=true", "hccl.interface==eth0"], ["spec.hccl.useHostIp"]),
+    (["environment.variables.LD_PRELOAD=/lib/x.so"], ["spec.environment.variables"]),
+    (["environment.trainer.TMS_HOOK_MODE=torch"], ["spec.environment.trainer"]),
+    (["metadata.name=Qwen3"], ["metadata.name"]),
+    (["metadata.name=3b"], ["metadata.name"]),
+    (["metadata.name=qwen3.4b"], ["metadata.name"]),
+    ([f"metadata.name={'a' * 48}"], ["metadata.name"]),
+    (["scheduling.queue=research"], ["spec.scheduling.queue"]),
+    (["scheduling.superPodBlock=16", "scheduling.system=Volcano"], ["spec.scheduling.superPodBlock"]),
+    (["scheduling.tolerations=[{key: a, operator: Exists, value: b}]"], ["spec.scheduling.tolerations[0]"]),
+    (["scheduling.tolerations=[{value: b}]"], ["spec.scheduling.tolerations[0]"]),
+    (["scheduling.tolerations=[{key: a, tolerationSeconds: 3}]"], ["spec.scheduling.tolerations[0].tolerationSeconds"]),
+    (["storage.volumes=[{name: a, mountPath: /a}]"], ["spec.storage.volumes[0]"]),
+    (["storage.volumes=[{name: a, mountPath: /a, claim: x, source: {nfs: {}}}]"], ["spec.storage.volumes[0]"]),
+    (["storage.volumes=[{name: a, mountPath: /a, claim: x}, {name: a, mountPath: /b, claim: x}]"], ["spec.storage.volumes"]),
+    (["storage.volumes=[{name: a, mountPath: /a, claim: x}, {name: b, mountPath: /a, claim: x}]"], ["spec.storage.volumes"]),
+]
+
+ACCEPTED: list[list[str]] = [
+    [],
+    ["resources.devicesPerNode=null"],
+    ["resources=null"],
+    ["training=null"],
+    ["training.pipelineParallel=2", "training.expertParallel=2", "resources.devicesPerNode=null"],
+    ["training.pipelineParallel=2", "training.expertParallel=4"],
+    ["training.globalBatchSize=64"],
+    ["resources.profile=cpu", "weightSync.mode=Load", "rollout.kvCacheBytes=2147483648"],
+    ["model.path=null", "model.random.config={model_type: qwen3, rope_scaling: null}"],
+    ["data.path=null", "data.sources=[{path: a, name: x}, {synthetic: {}, name: y}]"],
+    ["reward=null", "data.reward.python=package.module:function", "data.reward.batch=true"],
+    ["reward={name: regex, args: {pattern: '[0-9]+'}}"],
+    ["evaluation={data: {path: a}, samplesPerPrompt: 4, passAt: [1, 4]}"],
+    ["data.labelKey=null", "records.httpPort=null"],
+    ["timeouts.phases={rollout: 100, update_weights: 10}"],
+    ["rollout.engineArgs={compilation_config: {level: 0}, async_scheduling: true}"],
+    ["hccl.trainerPorts.host={first: 60000, last: 60050}", "hccl.rolloutPorts.host={first: 61000, last: 61050}"],
+    ["network.hostNetwork=true", "hccl.useHostIp=true"],
+    ["environment.rollout.LD_PRELOAD=/usr/lib/libjemalloc.so.2"],
+    ["scheduling={system: MindCluster, queue: research, superPodBlock: 16}"],
+    ["scheduling.tolerations=[{operator: Exists}, {key: a, value: b, effect: NoExecute, tolerationSeconds: 3}]"],
+    ["failurePolicy.rules=[{exitCodes: [3], action: Fail}, {reasons: [NodeLost, Evicted], action: Ignore}]"],
+    ["storage.volumes=[{name: a, mountPath: /a, claim: x}, {name: b, mountPath: /b, hostPath: /data}]"],
+]
+
+BY_MESSAGE = {(f"{rule.field}: {rule.message}" if rule.field else rule.message): rule for rule in RULES}
+
+
+def refused_by_api_server(document: dict) -> set[tuple[str, str]]:
+    found = set()
+    for at, message in broken_rules(admit(document)):
+        rule = BY_MESSAGE[message]
+        found.add((path_text((*at, *(rule.field.split(".") if rule.field else ()))), rule.message))
+    return found
+
+
+def refused_locally(document: dict) -> set[tuple[str, str]]:
+    try:
+        load_manifest(document)
+    except ManifestError as error:
+        return {(problem.path, f"{problem.wrong}; allowed: {problem.allowed}") for problem in error.problems}
+    return set()
+
+
+LOCAL_ONLY = {rule.message for rule in RULES if rule.cel is None}
+
+
+@pytest.mark.parametrize(("changes", "blamed"), REFUSED, ids=[" ".join(changes) for changes, _ in REFUSED])
+def test_refused(changes: list[str], blamed: list[str]) -> None:
+    locally = refused_locally(manifest(*changes))
+    assert [path for path, _ in locally] == blamed
+    assert {found for found in locally if found[1] not in LOCAL_ONLY} == refused_by_api_server(manifest(*changes))
+
+
+@pytest.mark.parametrize("changes", ACCEPTED, ids=[" ".join(changes) or "as it is" for changes in ACCEPTED])
+def test_accepted(changes: list[str]) -> None:
+    load_manifest(manifest(*changes))
+    assert broken_rules(admit(manifest(*changes))) == []
+
+
+def test_every_rule_is_broken_by_an_example() -> None:
+    broken = {message for changes, _ in REFUSED for _, message in refused_locally(manifest(*changes))}
+    assert {rule.message for rule in RULES} - broken == set()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.sampled_from([changes for changes, _ in REFUSED] + ACCEPTED), min_size=2, max_size=5))
+def test_local_check_and_cel_agree_on_mixtures(mixture: list[list[str]]) -> None:
+    try:
+        document = manifest(*(change for changes in mixture for change in changes))
+    except ManifestError:
+        return  # two settings that do not fit each other, such as an item of a list that is not there
+    locally = refused_locally(document)
+    if document["spec"].get("resources") and document["spec"]["resources"].get("devicesPerNode"):
+        assert {found for found in locally if found[1] not in LOCAL_ONLY} == refused_by_api_server(document)
+    else:
+        assert refused_by_api_server(document) <= locally  # CEL cannot work out the number of devices

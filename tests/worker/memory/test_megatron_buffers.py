@@ -1,0 +1,78 @@
+"""Megatron's flat parameter and gradient buffers sleep in the arena, and train on after waking up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys
+from rljob_worker.models import megatron_cpu
+megatron_cpu.install()
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.transformer import TransformerConfig
+from rljob_worker.memory.arena import Arena, Tag
+
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+parallel_state.initialize_model_parallel()
+megatron_cpu.finish(1)
+
+def build():
+    torch.manual_seed(5)
+    module = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 8))
+    config = TransformerConfig(num_layers=1, hidden_size=64, num_attention_heads=4)
+    ddp_config = DistributedDataParallelConfig(
+        use_distributed_optimizer=True, grad_reduce_in_fp32=True, overlap_grad_reduce=False
+    )
+    return DistributedDataParallel(config, ddp_config, module)
+
+def gradients(ddp):
+    torch.manual_seed(9)
+    ddp.zero_grad_buffer()
+    ddp(torch.randn(4, 64)).square().sum().backward()
+    ddp.finish_grad_sync()
+    return [parameter.main_grad.clone() for parameter in ddp.parameters()]
+
+plain = build()
+arena = Arena(1 << 28)
+with arena.region("backup"):
+    ddp = build()
+buffer = ddp.buffers[0]
+assert arena.tag_of(buffer.param_data) is arena.tag_of(buffer.grad_data) is Tag.BACKUP
+arena.adopt(buffer.grad_data, "discard")
+for parameter in ddp.parameters():
+    assert arena.tag_of(parameter) is Tag.BACKUP
+    assert arena.tag_of(parameter.main_grad) is Tag.DISCARD
+for bucket in buffer.buckets:
+    assert arena.tag_of(bucket.grad_data) is Tag.DISCARD
+expected = gradients(plain)
+assert all(torch.equal(a, b) for a, b in zip(gradients(ddp), expected))
+weights = [parameter.detach().clone() for parameter in plain.parameters()]
+for _ in range(3):
+    arena.pause()
+    assert arena.resident_bytes() == 0
+    assert all(torch.equal(arena.backup_view(p), w) for p, w in zip(ddp.parameters(), weights))
+    arena.resume()
+    assert not buffer.grad_data.any()
+    assert all(torch.equal(a, b) for a, b in zip(gradients(ddp), expected))
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_flat_buffers_sleep_and_train_on(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "store")],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.stdout.endswith("done\n"), done.stderr[-3000:]

@@ -1,0 +1,97 @@
+"""One of two ranks that run the cases of `cases.json`: `python megatron_ranks.py FOLDER RANK`.
+
+For each case, writes `NAME.logits.pt` (all columns, padding included), `NAME.rank-R.pt` (`parameters` and the rank's
+`parallel` coordinates) and, for tp1, `NAME.recompute.pt` (gradients by recompute setting).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from rljob_worker.models import megatron_cpu
+
+megatron_cpu.install()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from megatron.core import parallel_state  # noqa: E402
+
+from rljob_worker.models.build import build_gpt_model  # noqa: E402
+from rljob_worker.models.config import ModelConfig  # noqa: E402
+from rljob_worker.models.convert import Parallel, local_pieces  # noqa: E402
+from rljob_worker.models.hf_io import load_hf_weights  # noqa: E402
+
+
+def loaded_model(
+    folder: str, sizes: tuple[int, int, int], dtype: torch.dtype, recompute: str
+) -> tuple[torch.nn.Module, ModelConfig]:
+    tp, pp, ep = sizes
+    cfg = ModelConfig.from_hf(folder)
+    model = build_gpt_model(cfg, tp=tp, pp=pp, ep=ep, dtype=dtype, recompute=recompute, device="cpu")
+    load_hf_weights(local_pieces(model, cfg, Parallel.current()), folder)
+    return model, cfg
+
+
+def logits_of(model: torch.nn.Module, cfg: ModelConfig, ids: torch.Tensor) -> torch.Tensor:
+    """Logits [B, S, V] with the vocabulary gathered; on the last pipeline stage."""
+    positions = torch.arange(ids.shape[1]).expand(ids.shape)
+    if not parallel_state.is_pipeline_first_stage():
+        hidden = torch.empty(ids.shape[1], ids.shape[0], cfg.hidden_size)
+        dist.recv(hidden, src=parallel_state.get_pipeline_model_parallel_prev_rank())
+        model.set_input_tensor(hidden)
+    output = model(ids, positions, None)
+    if not parallel_state.is_pipeline_last_stage():
+        dist.send(output.contiguous(), dst=parallel_state.get_pipeline_model_parallel_next_rank())
+        return output
+    group = parallel_state.get_tensor_model_parallel_group()
+    parts = [torch.empty_like(output) for _ in range(group.size())]
+    dist.all_gather(parts, output.contiguous(), group=group)
+    return torch.cat(parts, dim=-1)
+
+
+def run_case(case: dict, out: Path, ids: torch.Tensor, rank: int) -> None:
+    tp, pp, ep = case["sizes"]
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        expert_model_parallel_size=ep,
+        expert_tensor_parallel_size=1,
+    )
+    megatron_cpu.finish(seed=1)
+    model, cfg = loaded_model(case["folder"], case["sizes"], torch.float32, "None")
+    with torch.no_grad():
+        logits = logits_of(model, cfg, ids)
+    if parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0:
+        torch.save(logits, out / f"{case['name']}.logits.pt")
+    saved = {
+        "parameters": {name: parameter.detach() for name, parameter in model.named_parameters()},
+        "parallel": dataclasses.asdict(Parallel.current()),
+    }
+    torch.save(saved, out / f"{case['name']}.rank-{rank}.pt")
+    if case["sizes"] == [1, 1, 1] and rank == 0:
+        gradients = {setting: gradients_of(case, ids, setting) for setting in ("None", "Full", "Selective")}
+        torch.save(gradients, out / f"{case['name']}.recompute.pt")
+    parallel_state.destroy_model_parallel()
+
+
+def gradients_of(case: dict, ids: torch.Tensor, recompute: str) -> dict[str, torch.Tensor]:
+    model, cfg = loaded_model(case["folder"], case["sizes"], torch.float32, recompute)
+    logits_of(model.train(), cfg, ids).square().mean().backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def main() -> None:
+    out, rank = Path(sys.argv[1]), int(sys.argv[2])
+    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=2)
+    cases = json.loads((out / "cases.json").read_text())
+    ids = torch.load(Path(cases[0]["folder"]).parent / "ids.pt")
+    for case in cases:
+        run_case(case, out, ids, rank)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Megatron against transformers: logits, and the way back to the checkpoint's bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from model_cases import CASES, CONFIGS
+from safetensors.torch import load_file
+
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.convert import Parallel, Piece, assemble, hf_manifest, local_pieces
+
+pytestmark = pytest.mark.slow
+every_case = pytest.mark.parametrize(("model", "layout"), CASES, ids=[f"{model}-{layout}" for model, layout in CASES])
+
+
+def shard(results: Path, model: str, layout: str, rank: int) -> tuple[dict[str, torch.Tensor], Parallel]:
+    saved = torch.load(results / f"{model}-{layout}.rank-{rank}.pt")
+    return saved["parameters"], Parallel(**saved["parallel"])
+
+
+def pieces_of_rank(results: Path, folder: Path, model: str, layout: str, rank: int) -> list[Piece]:
+    parameters, parallel = shard(results, model, layout, rank)
+    return local_pieces(parameters, ModelConfig.from_hf(folder), parallel)
+
+
+def all_pieces(results: Path, folder: Path, model: str, layout: str) -> list[Piece]:
+    return [piece for rank in range(2) for piece in pieces_of_rank(results, folder, model, layout, rank)]
+
+
+@every_case
+def test_logits_equal_transformers(
+    model: str, layout: str, hf_folders: dict[str, Path], megatron_results: Path
+) -> None:
+    reference = torch.load(hf_folders[model] / "logits.pt")
+    logits = torch.load(megatron_results / f"{model}-{layout}.logits.pt")
+    vocab = CONFIGS[model]["vocab_size"]
+    assert reference.abs().max() > 0.5
+    assert (logits[..., :vocab] - reference).abs().max() < 1e-4
+    assert torch.equal(logits[..., vocab:], torch.zeros_like(logits[..., vocab:]))
+    assert logits.shape[-1] == vocab + (vocab % 2 if layout == "tp2" else 0)
+
+
+@every_case
+def test_shards_assemble_to_the_checkpoint(
+    model: str, layout: str, hf_folders: dict[str, Path], megatron_results: Path
+) -> None:
+    folder = hf_folders[model]
+    expected = load_file(folder / "model.safetensors")
+    cfg = ModelConfig.from_hf(folder)
+    assembled = dict(assemble(all_pieces(megatron_results, folder, model, layout), cfg))
+    assert list(assembled) == [name for name, _ in hf_manifest(cfg)]
+    assert set(assembled) == set(expected)
+    assert all(torch.equal(assembled[name], expected[name]) for name in expected)
+
+
+@every_case
+def test_primary_pieces_cover_each_tensor_once(
+    model: str, layout: str, hf_folders: dict[str, Path], megatron_results: Path
+) -> None:
+    covered: dict[str, torch.Tensor] = {}
+    for piece in all_pieces(megatron_results, hf_folders[model], model, layout):
+        if piece.primary:
+            count = covered.setdefault(piece.hf_name, torch.zeros(piece.hf_shape, dtype=torch.int32))
+            dim, length = (0, piece.hf_shape[0]) if piece.dim is None else (piece.dim, piece.length)
+            count.narrow(dim, piece.start, length).add_(1)
+            assert piece.read().shape == piece.shape
+    manifest = dict(hf_manifest(ModelConfig.from_hf(hf_folders[model])))
+    assert {name: tuple(count.shape) for name, count in covered.items()} == manifest
+    assert all(bool((count == 1).all()) for count in covered.values())
+
+
+@pytest.mark.parametrize("model", CONFIGS)
+def test_recompute_gives_the_same_gradients(model: str, hf_folders: dict[str, Path], megatron_results: Path) -> None:
+    gradients = torch.load(megatron_results / f"{model}-tp1.recompute.pt")
+    assert all(gradient is not None for gradient in gradients["None"].values())
+    for setting in ("Full", "Selective"):
+        for name, expected in gradients["None"].items():
+            torch.testing.assert_close(
+                gradients[setting][name], expected, rtol=1e-5, atol=1e-7, msg=f"{setting} {name}"
+            )
+
+
+def test_ranks_print_no_warnings(megatron_results: Path) -> None:
+    assert "Warning" not in (megatron_results / "output.txt").read_text()
+
+
+def test_padding_rows_never_leak(hf_folders: dict[str, Path], megatron_results: Path) -> None:
+    folder = hf_folders["qwen3"]
+    pieces: list[Piece] = []
+    for rank in range(2):
+        parameters, parallel = shard(megatron_results, "qwen3", "tp2", rank)
+        if rank == 1:
+            for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+                assert parameters[name].shape[0] == 51
+                assert not parameters[name][50].any()
+                parameters[name][50] = float("nan")
+        pieces += local_pieces(parameters, ModelConfig.from_hf(folder), parallel)
+    expected = load_file(folder / "model.safetensors")
+    for name, tensor in assemble(pieces, ModelConfig.from_hf(folder)):
+        assert torch.equal(tensor, expected[name]), name
+
+
+def transformer_engine_name(name: str, moe: bool) -> str:
+    name = name.replace("input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight")
+    if not moe:
+        return name.replace("pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight")
+    head, found, tail = name.partition("local_experts.")
+    return f"{head}{tail.partition('.')[2]}{tail.partition('.')[0]}" if found else name
+
+
+@pytest.mark.parametrize(("model", "layout"), [("qwen3", "tp2"), ("qwen3_moe", "ep2")])
+def test_transformer_engine_names(model: str, layout: str, hf_folders: dict[str, Path], megatron_results: Path) -> None:
+    folder = hf_folders[model]
+    pieces: list[Piece] = []
+    for rank in range(2):
+        parameters, parallel = shard(megatron_results, model, layout, rank)
+        renamed = {
+            "module.module." + transformer_engine_name(name, model == "qwen3_moe"): tensor
+            for name, tensor in parameters.items()
+        }
+        renamed["module.module.decoder.layers.0.self_attention._extra_state"] = torch.empty(0)
+        assert not any("input_layernorm" in name or "local_experts" in name for name in renamed)
+        pieces += local_pieces(renamed, ModelConfig.from_hf(folder), parallel)
+    expected = load_file(folder / "model.safetensors")
+    assembled = dict(assemble(pieces, ModelConfig.from_hf(folder)))
+    assert all(torch.equal(assembled[name], expected[name]) for name in expected)
+
+
+def test_assemble_refuses_incomplete_and_contradicting_shards(
+    hf_folders: dict[str, Path], megatron_results: Path
+) -> None:
+    folder = hf_folders["qwen3"]
+    cfg = ModelConfig.from_hf(folder)
+    first, second = (pieces_of_rank(megatron_results, folder, "qwen3", "tp2", rank) for rank in range(2))
+    with pytest.raises(ValueError, match=r"model\.embed_tokens\.weight .* not fully covered.*index 51 of dim 0"):
+        list(assemble(first, cfg))
+    with pytest.raises(ValueError, match=r"model\.embed_tokens\.weight .* not fully covered.*index 0 of dim 0"):
+        list(assemble(second, cfg))
+    without = [piece for piece in first + second if piece.hf_name != "model.norm.weight"]
+    with pytest.raises(ValueError, match=r"model\.norm\.weight is missing"):
+        list(assemble(without, cfg))
+    parameters, parallel = shard(megatron_results, "qwen3", "tp2", 1)
+    parameters["decoder.layers.1.self_attention.k_layernorm.weight"][3] += 1e-3
+    changed = local_pieces(parameters, cfg, parallel)
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.k_norm\.weight is covered twice with different"):
+        list(assemble(first + changed, cfg))
+    wrong_dtype = local_pieces({name: tensor.bfloat16() for name, tensor in parameters.items()}, cfg, parallel)
+    with pytest.raises(ValueError, match="differ in dtype"):
+        list(assemble(first + wrong_dtype, cfg))
+
+
+def test_shard_of_another_layout_or_model_is_refused(hf_folders: dict[str, Path], megatron_results: Path) -> None:
+    cfg = ModelConfig.from_hf(hf_folders["qwen3"])
+    parameters, parallel = shard(megatron_results, "qwen3", "tp2", 0)
+    with pytest.raises(
+        ValueError, match=r"embedding\.word_embeddings\.weight has shape \(51, 64\), expected \(101, 64\)"
+    ):
+        local_pieces(parameters, cfg, dataclasses.replace(parallel, tp_size=1))
+    with pytest.raises(ValueError, match=r"k_layernorm.weight has no counterpart in a qwen2 checkpoint"):
+        local_pieces({"decoder.layers.0.self_attention.k_layernorm.weight": torch.ones(32)},
+                     ModelConfig.from_hf(hf_folders["qwen2"]), Parallel())  # fmt: skip
+    with pytest.raises(ValueError, match=r"decoder\.layers\.1\..* has no counterpart"):
+        local_pieces(parameters, cfg, dataclasses.replace(parallel, pp_size=2))

@@ -1,0 +1,326 @@
+"""Runs trainer cases in processes of their own; `test_trainer.py` starts it and compares what it wrote.
+
+Called as `python cases.py RANK WORLD_SIZE FOLDER PORT CASE...`: one process for each rank, each case with a trainer of its
+own at PORT, PORT + 1, ... (free ports that the test chose). A case writes `FOLDER/CASE.rank-N.pt`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rljob_worker.errors import StopRequested
+from rljob_worker.models.convert import Parallel, local_pieces
+from rljob_worker.trainer.trainer import Trainer
+from rljob_worker.types import SamplingParams, StepMetrics, TrainBatch
+
+SAMPLING = SamplingParams(max_tokens=10)
+SAMPLES = 16
+MAX_PROMPT, MAX_RESPONSE, VOCAB = 6, 10, 31
+Result = dict[str, Any]
+
+
+def make_spec(world_size: int, **training: Any) -> dict[str, Any]:
+    algorithm = training.pop("algorithm", {})
+    memory = {"trainMemoryMargin": "0"} | training.pop("memorySaver", {})
+    # A larger epsilon than the default: Adam turns rounding noise of vanishing gradients into whole steps.
+    optimizer = {"lr": 1e-3, "weightDecay": 0.1, "eps": 1e-6} | training.pop("optimizer", {})
+    return {
+        "steps": 10,
+        "model": {"random": {"config": {"model_type": "qwen3"}}},
+        "data": {"synthetic": {}},
+        "reward": {"name": "match"},
+        "rollout": {"promptsPerStep": SAMPLES // 4, "samplesPerPrompt": 4, "maxResponseTokens": MAX_RESPONSE},
+        "algorithm": algorithm,
+        "training": {"precision": "fp32", "maxTokensPerMicroBatch": 48, "optimizer": optimizer} | training,
+        "resources": {"profile": "cpu", "devicesPerNode": world_size},
+        "memorySaver": memory,
+        "timeouts": {"startSeconds": 60, "phaseSeconds": 60},
+    }
+
+
+def make_batch(seed: int) -> TrainBatch:
+    random = np.random.default_rng(seed)
+    prompts = random.integers(1, MAX_PROMPT + 1, SAMPLES)
+    responses = random.integers(1, MAX_RESPONSE + 1, SAMPLES)
+    return TrainBatch(
+        tokens=[random.integers(0, VOCAB, p + r) for p, r in zip(prompts, responses)],
+        prompt_lengths=prompts,
+        rollout_log_probs=[(-3 - random.random(r)).astype(np.float32) for r in responses],
+        advantages=random.standard_normal(SAMPLES).astype(np.float32),
+    )
+
+
+class Process:
+    """This process among the ranks of a launch."""
+
+    def __init__(self, rank: int, world_size: int, folder: Path, port: int) -> None:
+        self.rank, self.world_size, self.folder, self._port = rank, world_size, folder, port
+
+    def trainer(self, model: str = "dense", **training: Any) -> Trainer:
+        trainer = Trainer(
+            make_spec(self.world_size, **training),
+            rank=self.rank,
+            world_size=self.world_size,
+            store=f"tcp://127.0.0.1:{self._port}",
+            model_folder=str(self.folder / model),
+            total_updates=100,
+        )
+        self._port += 1
+        trainer.setup()
+        return trainer
+
+
+def step(trainer: Trainer, seed: int) -> StepMetrics:
+    batch = make_batch(seed)
+    if trainer.spec.algorithm.kl.coefficient > 0 or trainer.spec.algorithm.kl.monitor:
+        trainer.ref_log_probs(batch, SAMPLING)
+    trainer.log_probs(batch, SAMPLING)
+    return trainer.train(batch, SAMPLING, seed + 1)
+
+
+def pieces(trainer: Trainer) -> list[tuple[str, tuple[int, ...], int | None, int, torch.Tensor]]:
+    """This rank's share of the HF checkpoint."""
+    rank = trainer._rank
+    return [
+        (p.hf_name, p.hf_shape, p.dim, p.start, p.read().clone())
+        for p in local_pieces(rank.ddp.module, rank.config, Parallel.current())
+        if p.primary
+    ]
+
+
+def state(trainer: Trainer) -> list[torch.Tensor]:
+    """Copies of everything that training changes."""
+    rank = trainer._rank
+    tensors = [*rank.parameters, *rank.state.flats, *(shard.step for shard in rank.state.shards)]
+    return [tensor.clone() for tensor in tensors]
+
+
+def same(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
+    return len(before) == len(after) and all(torch.equal(a, b) for a, b in zip(before, after))
+
+
+def steps(process: Process, count: int = 3, model: str = "dense", **training: Any) -> Result:
+    trainer = process.trainer(model, **training)
+    reports = [step(trainer, seed) for seed in range(count)]
+    scores = trainer.score([np.array([1, 2, 3, 4]), np.array([5, 6]), np.array([7, 8, 9, 1, 2, 3])])
+    result = {
+        "metrics": [report.metrics for report in reports],
+        "applied": [report.applied for report in reports],
+        "micro_batches": reports[0].detail["micro_batches"],
+        "scores": scores,
+        "pieces": pieces(trainer),
+    }
+    trainer.close()
+    return result
+
+
+MANY_TERMS = {
+    "globalBatchSize": SAMPLES // 2,
+    "algorithm": {"kl": {"coefficient": 0.1}, "entropyCoefficient": 0.01, "aggregation": "SequenceMean"},
+}
+
+
+def stop_midway(process: Process, **training: Any) -> Result:
+    """A stop request reaches one rank in the middle of a pass; all ranks leave with the state before the step."""
+    trainer = process.trainer(maxTokensPerMicroBatch=24, **training)
+    step(trainer, 0)
+    before, asked, seen = state(trainer), process.rank == 0, 0
+
+    def count(*_args: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if asked and seen == 2:
+            thread = threading.Thread(target=trainer.request_stop)
+            thread.start()
+            thread.join()
+
+    hook = trainer._rank.ddp.module.decoder.register_forward_hook(count)
+    stopped = False
+    try:
+        step(trainer, 1)
+    except StopRequested:
+        stopped = True
+    hook.remove()
+    unchanged = same(before, state(trainer))
+    report = step(trainer, 1)
+    result = {
+        "stopped": stopped,
+        "unchanged": unchanged,
+        "computed": seen,
+        "micro_batches": report.detail["micro_batches"],
+        "applied": report.applied,
+        "pieces": pieces(trainer),
+    }
+    trainer.close()
+    return result
+
+
+def stop_after_update(process: Process) -> Result:
+    """The request comes when the first of two updates has changed the weights: they are rolled back."""
+    trainer = process.trainer(globalBatchSize=SAMPLES // 2)
+    step(trainer, 0)
+    before = state(trainer)
+    optimizer_step = trainer._rank.optimizer.step_with_ready_grads
+    changed = []
+
+    def step_then_stop() -> bool:
+        done = optimizer_step()
+        changed.append(not same(before, state(trainer)))
+        trainer.request_stop()
+        return done
+
+    trainer._rank.optimizer.step_with_ready_grads = step_then_stop
+    stopped = False
+    try:
+        step(trainer, 1)
+    except StopRequested:
+        stopped = True
+    unchanged = same(before, state(trainer))
+    trainer._rank.optimizer.step_with_ready_grads = optimizer_step
+    step(trainer, 1)
+    result = {"stopped": stopped, "changed": changed, "unchanged": unchanged, "pieces": pieces(trainer)}
+    trainer.close()
+    return result
+
+
+def non_finite(process: Process) -> Result:
+    """Faults in the loss, in a gradient, and in the second update of a step leave everything as it was."""
+    result: Result = {}
+    trainer = process.trainer()
+    step(trainer, 0)
+    before = state(trainer)
+    batch = make_batch(1)
+    batch.advantages[5] = np.nan
+    result["loss"] = trainer.train(batch, SAMPLING, 2)
+    result["loss_unchanged"] = same(before, state(trainer))
+    name = "decoder.final_layernorm.weight"
+    parameter = dict(trainer._rank.ddp.module.named_parameters())[name]
+    hook = parameter.register_hook(lambda grad: grad * torch.inf)
+    result["gradient"] = trainer.train(make_batch(1), SAMPLING, 2)
+    result["gradient_unchanged"] = same(before, state(trainer))
+    hook.remove()
+    result["good"] = trainer.train(make_batch(1), SAMPLING, 2)
+    result["good_unchanged"] = same(before, state(trainer))
+    trainer.close()
+
+    trainer = process.trainer(globalBatchSize=SAMPLES // 2)
+    before = state(trainer)
+    batch = make_batch(1)
+    batch.advantages[SAMPLES - 1] = np.inf
+    trainer.log_probs(batch, SAMPLING)
+    result["second"] = trainer.train(batch, SAMPLING, 1)
+    result["second_unchanged"] = same(before, state(trainer))
+    trainer.close()
+    return result
+
+
+def reference(process: Process) -> Result:
+    """Weights are bit-equal after the reference was swapped in; its values are those of the start."""
+    trainer = process.trainer(algorithm={"kl": {"monitor": True}})
+    batch = make_batch(0)
+    trainer.ref_log_probs(batch, SAMPLING)
+    first = torch.cat(trainer._reference_log_probs[0])
+    zero_kl = trainer.train(batch, SAMPLING, 1).metrics["train/kl_loss"]
+    before = state(trainer)
+    trainer.ref_log_probs(batch, SAMPLING)
+    later = torch.cat(trainer._reference_log_probs[0])
+    unchanged = same(before, state(trainer))
+    kl = trainer.train(batch, SAMPLING, 2).metrics["train/kl_loss"]
+    trainer.close()
+    return {"same": torch.equal(first, later), "unchanged": unchanged, "zero_kl": zero_kl, "kl": kl}
+
+
+def save_midway(process: Process, folder: str, **training: Any) -> Result:
+    """Four steps; saved asleep after two."""
+    trainer = process.trainer(**training)
+    for seed in range(4):
+        if seed == 2:
+            asleep = trainer.sleep()
+            trainer.sleep()
+            trainer.save(str(process.folder / folder))
+            refused = ""
+            try:
+                trainer.train(make_batch(2), SAMPLING, 3)
+            except RuntimeError as error:
+                refused = str(error)
+            trainer.wake_up()
+        report = step(trainer, seed)
+    result = {"state": state(trainer), "metrics": report.metrics, "asleep": asleep, "refused": refused}
+    trainer.close()
+    return result
+
+
+def resume(process: Process, folder: str, **training: Any) -> Result:
+    """The last two of the four steps, from the saved state."""
+    trainer = process.trainer(**training)
+    trainer.load(str(process.folder / folder))
+    for seed in (2, 3):
+        report = step(trainer, seed)
+    result = {"state": state(trainer), "metrics": report.metrics}
+    trainer.close()
+    return result
+
+
+def refused_load(process: Process) -> Result:
+    """A state of another precision and a missing one are refused by name."""
+    trainer = process.trainer()
+    before, messages = state(trainer), []
+    for folder in ("bf16", "nowhere"):
+        try:
+            trainer.load(str(process.folder / folder))
+        except ValueError as error:
+            messages.append(str(error))
+    trainer.close()
+    return {"messages": messages, "unchanged": same(before, state(trainer))}
+
+
+SCHEDULED = {"optimizer": {"schedule": "cosine", "warmupSteps": 2}}
+CASES: dict[str, Callable[[Process], Result]] = {
+    "one": steps,
+    "one_terms": lambda p: steps(p, **MANY_TERMS),
+    "one_moe": lambda p: steps(p, model="moe"),
+    "recompute": lambda p: steps(p, recompute="Full"),
+    "offload": lambda p: steps(p, optimizer={"hostOffload": True}),
+    "no_saver": lambda p: steps(p, memorySaver={"mode": "off"}),
+    "tp": lambda p: steps(p, tensorParallel=2),
+    "pp": lambda p: steps(p, pipelineParallel=2),
+    "dp": steps,
+    "tp_terms": lambda p: steps(p, tensorParallel=2, **MANY_TERMS),
+    "pp_terms": lambda p: steps(p, pipelineParallel=2, **MANY_TERMS),
+    "dp_terms": lambda p: steps(p, **MANY_TERMS),
+    "ep_moe": lambda p: steps(p, model="moe", expertParallel=2),
+    "stop_one": stop_midway,
+    "stop_after_update": stop_after_update,
+    "stop_tp": lambda p: stop_midway(p, tensorParallel=2),
+    "stop_pp": lambda p: stop_midway(p, pipelineParallel=2),
+    "stop_dp": stop_midway,
+    "non_finite": non_finite,
+    "reference": reference,
+    "save_fp32": lambda p: save_midway(p, "fp32", **SCHEDULED),
+    "save_bf16": lambda p: save_midway(p, "bf16", precision="bf16"),
+    "save_dp": lambda p: save_midway(p, "dp", precision="bf16"),
+    "resume_fp32": lambda p: resume(p, "fp32", **SCHEDULED),
+    "resume_bf16": lambda p: resume(p, "bf16", precision="bf16"),
+    "resume_dp": lambda p: resume(p, "dp", precision="bf16"),
+    "refused_load": refused_load,
+}
+
+
+def main(rank: int, world_size: int, folder: Path, port: int, cases: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    process = Process(rank, world_size, folder, port)
+    for case in cases:
+        print(f"rank {rank}: {case}", flush=True)
+        torch.save(CASES[case](process), folder / f"{case}.rank-{rank}.pt")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])

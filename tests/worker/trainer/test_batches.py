@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob_worker.trainer.batches import PackedBatch, plan_step, plan_update, split_evenly
+from rljob_worker.types import TrainBatch
+
+LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=80)
+
+
+def make_batch(prompts: list[int], responses: list[int]) -> TrainBatch:
+    """Token `t` of sample `i` is 1000 * i + t, so that every value says where it came from."""
+    return TrainBatch(
+        tokens=[1000 * i + np.arange(p + r) for i, (p, r) in enumerate(zip(prompts, responses))],
+        prompt_lengths=np.array(prompts),
+        rollout_log_probs=[-(i + np.arange(r) / 100).astype(np.float32) for i, r in enumerate(responses)],
+        advantages=np.arange(len(prompts), dtype=np.float32),
+    )
+
+
+@given(LENGTHS, st.integers(1, 5), st.integers(1, 200))
+@settings(max_examples=200, deadline=None)
+def test_every_sample_once_bound_respected_and_ranks_agree(lengths: list[int], parts: int, bound: int) -> None:
+    array = np.array(lengths)
+    plans = [plan_update(array, parts, part, bound) for part in range(parts)]
+    assert sorted(np.concatenate([g for plan in plans for g in plan]).tolist()) == list(range(len(lengths)))
+    assert len({len(plan) for plan in plans}) == 1
+    for group in (g for plan in plans for g in plan):
+        assert len(group) <= 1 or len(group) * array[group].max() <= bound
+
+
+@given(LENGTHS, st.integers(1, 5))
+@settings(deadline=None)
+def test_ranks_get_equal_counts_and_nearly_equal_tokens(lengths: list[int], parts: int) -> None:
+    array = np.array(lengths)
+    shares = split_evenly(array, parts)
+    counts = [len(share) for share in shares]
+    assert max(counts) - min(counts) <= 1
+    if len(lengths) % (2 * parts) == 0:
+        # Dealt out and back: pairs of rounds differ by at most what the longest and the shortest sample differ.
+        tokens = [int(array[share].sum()) for share in shares]
+        assert max(tokens) - min(tokens) <= array.max() - array.min()
+
+
+def test_padding_is_small_when_lengths_are_skewed() -> None:
+    lengths = np.minimum(np.random.default_rng(0).geometric(1 / 65, 64), 256)
+    groups = plan_update(lengths, 1, 0, 2048)
+    padded = sum(len(group) * lengths[group].max() for group in groups)
+    assert padded < 1.25 * lengths.sum()
+    assert 64 * lengths.max() > 2 * lengths.sum()
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), min_size=1, max_size=12),
+    st.integers(1, 3),
+    st.integers(1, 60),
+)
+@settings(deadline=None)
+def test_micro_batches_hold_the_right_tokens(sizes: list[tuple[int, int]], parts: int, bound: int) -> None:
+    prompts, responses = [p for p, _ in sizes], [r for _, r in sizes]
+    packed = PackedBatch(make_batch(prompts, responses))
+    seen: list[int] = []
+    for part in range(parts):
+        (update,) = plan_step(packed, None, parts, part, bound)
+        assert update.num_tokens == sum(responses)
+        assert update.num_sequences == len(sizes)
+        for mb in update.micro_batches:
+            expected_labels, expected_inputs, expected_log_probs, expected_advantages = [], [], [], []
+            for i in mb.samples.tolist():
+                positions = np.arange(prompts[i], prompts[i] + responses[i])
+                expected_labels += (1000 * i + positions).tolist()
+                expected_inputs += (1000 * i + positions - 1).tolist()
+                expected_log_probs += [-(i + t / 100) for t in range(responses[i])]
+                expected_advantages += [float(i)] * responses[i]
+            assert mb.labels.tolist() == expected_labels
+            # The selected rows of the [S, b] layout are the tokens just before the labels.
+            assert mb.input_ids.T.flatten()[mb.selected].tolist() == expected_inputs
+            np.testing.assert_allclose(mb.rollout_log_probs.numpy(), expected_log_probs, rtol=1e-6)
+            assert mb.advantages.tolist() == expected_advantages
+            assert mb.mask.sum(1).tolist() == [responses[i] for i in mb.samples]
+            seen += mb.samples.tolist()
+    assert sorted(seen) == list(range(len(sizes)))
+
+
+def test_updates_take_samples_in_order() -> None:
+    updates = plan_step(PackedBatch(make_batch([2] * 8, [3] * 8)), 4, 1, 0, 1000)
+    assert [sorted(i for mb in update.micro_batches for i in mb.samples.tolist()) for update in updates] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+    ]
+
+
+def test_bad_batches_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"globalBatchSize: 3 does not divide the step's 8"):
+        plan_step(PackedBatch(make_batch([2] * 8, [3] * 8)), 3, 1, 0, 1000)
+    batch = make_batch([2, 2], [3, 3])
+    batch.rollout_log_probs[1] = batch.rollout_log_probs[1][:2]
+    with pytest.raises(ValueError, match=r"sample 1 .* 3 of response, but 2 rollout log-probabilities"):
+        PackedBatch(batch)
+    with pytest.raises(ValueError, match="no samples"):
+        PackedBatch(make_batch([], []))

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rljob_worker.trainer.state_file import StateReader, path_of, write_state
+
+
+def test_round_trip_of_views_dtypes_and_metadata(tmp_path: Path) -> None:
+    flat = torch.arange(12, dtype=torch.float32)
+    tensors = {
+        "a": flat[:6].view(2, 3),
+        "overlapping": flat[3:9],
+        "strided": flat.view(3, 4)[:, 1],
+        "bf16": torch.tensor([1.5, float("nan")], dtype=torch.bfloat16),
+        "scalar": torch.tensor(7.0),
+        "empty": torch.zeros(0),
+        "rng": torch.get_rng_state(),
+    }
+    path = path_of(tmp_path / "new", 3)
+    assert path.name == "rank-00003.safetensors"
+    assert write_state(path, tensors, {"updates": 5, "nested": {"x": [1]}}) == path.stat().st_size
+    reader = StateReader(path)
+    assert reader.metadata == {"updates": 5, "nested": {"x": [1]}}
+    assert reader.names == set(tensors)
+    elsewhere = load_file(path)
+    for name, tensor in tensors.items():
+        assert (
+            torch.equal(reader.read(name).view(torch.uint8), tensor.contiguous().view(torch.uint8)) or name == "scalar"
+        )
+        assert elsewhere[name].shape == tensor.shape
+    assert reader.read("scalar").item() == 7.0
+    target = torch.zeros(2, 3)
+    reader.read_into("a", target)
+    assert torch.equal(target, tensors["a"])
+
+
+def test_faults_name_file_and_tensor(tmp_path: Path) -> None:
+    path = path_of(tmp_path, 0)
+    with pytest.raises(ValueError, match=r"rank-00000.safetensors: no such file"):
+        StateReader(path)
+    write_state(path, {"a": torch.zeros(3)}, {})
+    reader = StateReader(path)
+    with pytest.raises(ValueError, match="has no tensor b"):
+        reader.read("b")
+    with pytest.raises(ValueError, match=r"a is torch.float32 \(3,\), this job has torch.float32 \(4,\)"):
+        reader.read_into("a", torch.zeros(4))
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(ValueError, match="not a readable state file"):
+        StateReader(path)

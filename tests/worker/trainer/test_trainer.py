@@ -1,0 +1,213 @@
+"""The trainer on real Megatron: layouts agree, faults change nothing, a resumed run continues bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.convert import hf_manifest
+from rljob_worker.types import StepMetrics
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+ALONE = [
+    *("one", "one_terms", "one_moe", "recompute", "offload", "no_saver"),
+    *("non_finite", "reference", "stop_one", "stop_after_update", "save_fp32", "save_bf16"),
+]
+TOGETHER = ["tp", "pp", "dp", "tp_terms", "pp_terms", "dp_terms", "ep_moe", "stop_tp", "stop_pp", "stop_dp", "save_dp"]
+
+
+def write_model(folder: Path, *, moe: bool) -> None:
+    config: dict[str, Any] = {
+        "model_type": "qwen3_moe" if moe else "qwen3",
+        "vocab_size": 31,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "tie_word_embeddings": not moe,
+        "max_position_embeddings": 64,
+    }
+    if moe:
+        config |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    generator = torch.Generator().manual_seed(1)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = hf_manifest(ModelConfig.from_hf(folder))
+    save_file(
+        {n: torch.ones(s) if len(s) == 1 else torch.randn(s, generator=generator) * 0.05 for n, s in shapes},
+        folder / "model.safetensors",
+    )
+
+
+@dataclass
+class Results:
+    folder: Path
+
+    def __getitem__(self, case: str) -> dict[str, Any]:
+        return self.of_rank(case, 0)
+
+    def of_rank(self, case: str, rank: int) -> dict[str, Any]:
+        return torch.load(self.folder / f"{case}.rank-{rank}.pt", weights_only=False)
+
+    def ranks(self, case: str) -> list[dict[str, Any]]:
+        return [self.of_rank(case, rank) for rank in range(len(list(self.folder.glob(f"{case}.rank-*.pt"))))]
+
+    def weights(self, case: str) -> dict[str, torch.Tensor]:
+        """Whole HF tensors, put together from the ranks' shares; NaN where no rank had a share."""
+        tensors: dict[str, torch.Tensor] = {}
+        for result in self.ranks(case):
+            for name, shape, dim, start, shard in result["pieces"]:
+                whole = tensors.setdefault(name, torch.full(shape, torch.nan))
+                (whole if dim is None else whole.narrow(dim, start, shard.shape[dim])).copy_(shard)
+        return tensors
+
+
+def launch(folder: Path, world_size: int, cases: list[str]) -> None:
+    port = random.randint(15000, 28000)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "crds"), str(ROOT / "worker")]),
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    script = Path(__file__).with_name("cases.py")
+    logs = [folder / f"log-{world_size}-{cases[0]}-{rank}.txt" for rank in range(world_size)]
+    processes = []
+    for rank, log in enumerate(logs):
+        command = [sys.executable, str(script), str(rank), str(world_size), str(folder), str(port), *cases]
+        with open(log, "w") as output:
+            processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
+    try:
+        codes = [process.wait(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    tails = "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in logs)
+    assert codes == [0] * world_size, tails
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("trainer")
+    write_model(folder / "dense", moe=False)
+    write_model(folder / "moe", moe=True)
+    launch(folder, 1, ALONE)
+    launch(folder, 2, TOGETHER)
+    launch(folder, 1, ["resume_fp32", "resume_bf16", "refused_load"])
+    launch(folder, 2, ["resume_dp"])
+    return Results(folder)
+
+
+@pytest.mark.parametrize(
+    ("case", "alone"),
+    [
+        *[(layout, "one") for layout in ("tp", "pp", "dp", "recompute", "offload", "no_saver")],
+        *[(f"{layout}_terms", "one_terms") for layout in ("tp", "pp", "dp")],
+        ("ep_moe", "one_moe"),
+    ],
+)
+def test_layouts_agree(results: Results, case: str, alone: str) -> None:
+    expected, expected_weights = results[alone], results.weights(alone)
+    assert expected["micro_batches"] > 2
+    for result in results.ranks(case):
+        assert result["applied"] == [True] * 3
+        for got, want in zip(result["metrics"], expected["metrics"], strict=True):
+            assert got == pytest.approx(want, rel=1e-5, abs=1e-5)
+        for got_scores, want_scores in zip(result["scores"], expected["scores"], strict=True):
+            np.testing.assert_allclose(got_scores, want_scores, atol=1e-5)
+    weights = results.weights(case)
+    assert weights.keys() == expected_weights.keys()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, expected_weights[name], atol=1e-5, rtol=0)
+
+
+def test_recompute_offload_and_memory_saver_change_no_bit(results: Results) -> None:
+    expected = results.weights("one")
+    for case in ("recompute", "offload", "no_saver"):
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in results.weights(case).items()), case
+
+
+def test_several_updates_use_old_log_probs_and_move_further(results: Results) -> None:
+    first = results["one_terms"]["metrics"][0]
+    assert first["train/ppo_kl"] != 0
+    assert results["one"]["metrics"][0]["train/ppo_kl"] == 0
+    assert results["one_terms"]["metrics"][2]["train/kl_loss"] > first["train/kl_loss"] > 0
+
+
+@pytest.mark.parametrize("case", ["stop_one", "stop_tp", "stop_pp", "stop_dp"])
+def test_stop_in_the_middle_of_a_pass(results: Results, case: str) -> None:
+    for result in results.ranks(case):
+        assert result["stopped"]
+        assert result["unchanged"]
+        assert result["applied"], "the step can be run afterwards"
+    # The one that was asked computes at most the micro-batch that it announces; the next ones are skipped.
+    assert results[case]["computed"] <= 3 < results[case]["micro_batches"]
+
+
+def test_stop_after_the_first_of_two_updates_rolls_back(results: Results) -> None:
+    result = results["stop_after_update"]
+    assert result["changed"] == [True]
+    assert result["stopped"]
+    assert result["unchanged"]
+
+
+def test_non_finite_values_are_not_applied(results: Results) -> None:
+    result = results["non_finite"]
+    loss: StepMetrics = result["loss"]
+    assert not loss.applied
+    assert result["loss_unchanged"]
+    assert "loss of micro-batch" in loss.detail["reason"]
+    assert " 5" in loss.detail["reason"], "the sample with the NaN advantage is in the named micro-batch"
+    assert np.isnan(loss.metrics["train/loss"])
+    gradient: StepMetrics = result["gradient"]
+    assert not gradient.applied
+    assert result["gradient_unchanged"]
+    assert "gradient of decoder.final_layernorm.weight" in gradient.detail["reason"]
+    assert result["good"].applied
+    assert not result["good_unchanged"]
+    second: StepMetrics = result["second"]
+    assert not second.applied
+    assert result["second_unchanged"]
+    assert second.detail["reason"].startswith("update 2 of 2")
+
+
+def test_reference_swap_leaves_the_weights_as_they_were(results: Results) -> None:
+    result = results["reference"]
+    assert result["same"]
+    assert result["unchanged"]
+    assert result["zero_kl"] == 0
+    assert result["kl"] > 0
+
+
+@pytest.mark.parametrize("which", ["fp32", "bf16", "dp"])
+def test_resumed_run_is_bit_equal(results: Results, which: str) -> None:
+    whole, resumed = results.ranks(f"save_{which}"), results.ranks(f"resume_{which}")
+    assert len(whole) == len(resumed) == (2 if which == "dp" else 1)
+    for expected, got in zip(whole, resumed):
+        assert len(expected["state"]) == len(got["state"])
+        assert all(torch.equal(a, b) for a, b in zip(expected["state"], got["state"]))
+        assert expected["metrics"] == got["metrics"]
+        assert expected["asleep"]["backup_bytes"] > 0
+        assert "PAUSED" in expected["refused"]
+
+
+def test_states_that_do_not_fit_are_refused(results: Results) -> None:
+    other, missing = results["refused_load"]["messages"]
+    assert "training.precision bf16 there, fp32 here" in other
+    assert "no such file" in missing
+    assert results["refused_load"]["unchanged"]

@@ -1,0 +1,214 @@
+"""Policy-gradient losses on the tokens of one micro-batch.
+
+Everything is a sum over tokens with weights whose denominators are those of the whole batch, so that the values of all
+micro-batches and data-parallel ranks add up to the value of the batch, however it was split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rljob_api.spec import AlgorithmSpec, LossAggregation
+from rljob_worker.algorithms.finite import propagate_non_finite
+from rljob_worker.algorithms.kl import kl_estimate
+from rljob_worker.algorithms.tis import importance_weights
+
+MAX_LOG_RATIO = 20.0
+"""The log-ratio is clamped to +-20 before exp (verl `compute_policy_loss`), far outside any clip range."""
+
+MAX_METRICS = ("train_rollout_logprob_abs_diff_max",)
+"""Metrics reduced by maximum over micro-batches and ranks; all others by sum."""
+TOKEN_MEANS = (
+    "ppo_kl",
+    "pg_clipfrac",
+    "tis",
+    "tis_clipfrac",
+    "train_rollout_logprob_abs_diff",
+    "mismatch_kl",
+)
+"""Metrics that are token sums, to be divided by the summed `tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """One micro-batch. Tokens are [B, S] with a mask, or packed [T]; all tensors of a field's shape are alike."""
+
+    log_probs: Tensor
+    """[B, S] float32, of the policy being trained, differentiable."""
+    advantages: Tensor
+    """[B, S] or [B] float32."""
+    mask: Tensor
+    """[B, S] bool: response tokens. Values elsewhere are ignored, whatever they are."""
+    weights: Tensor
+    """[B, S] float32 from `token_weights`: the weight of each token in the aggregated loss."""
+    old_log_probs: Tensor | None = None
+    """[B, S] float32, the trainer's, before the step's first update; None: `log_probs` are the old ones."""
+    rollout_log_probs: Tensor | None = None
+    """[B, S] float32, the engine's."""
+    reference_log_probs: Tensor | None = None
+    """[B, S] float32, the reference policy's; required where the KL is in the loss."""
+    entropy: Tensor | None = None
+    """[B, S] float32; required where the entropy bonus is in the loss, and then differentiable."""
+
+
+def token_weights(
+    mask: Tensor,
+    mode: LossAggregation,
+    *,
+    num_tokens: int | Tensor,
+    num_sequences: int | Tensor,
+    constant_length: int,
+) -> Tensor:
+    """Weight of each token such that the aggregated loss is the weighted sum.
+
+    TokenMean: 1 / N_tokens (DAPO, arXiv 2503.14476 eq. 8); SequenceMean: 1 / (N_sequences |o_i|) (GRPO, arXiv
+    2402.03300 eq. 3); ConstantLength: 1 / (N_sequences L) (Dr. GRPO, arXiv 2503.20783, L being the longest response
+    allowed).
+
+    Args:
+        mask: [B, S] bool, response tokens; each row is one whole response.
+        mode: how tokens become one number.
+        num_tokens: response tokens of the whole optimizer update, over all micro-batches and data-parallel ranks.
+        num_sequences: sequences of the whole optimizer update.
+        constant_length: L, `rollout.maxResponseTokens`.
+
+    Returns:
+        [B, S] float32, 0 outside the mask.
+    """
+    weights = mask.float()
+    if mode is LossAggregation.TOKEN_MEAN:
+        return weights / num_tokens
+    if mode is LossAggregation.SEQUENCE_MEAN:
+        return weights / (weights.sum(dim=1, keepdim=True).clamp(min=1) * num_sequences)
+    return weights / (constant_length * num_sequences)
+
+
+def aggregate(
+    token_values: Tensor,
+    mask: Tensor,
+    mode: LossAggregation,
+    *,
+    num_tokens: int | Tensor,
+    num_sequences: int | Tensor,
+    constant_length: int,
+) -> Tensor:
+    """This micro-batch's share of the aggregated value, 0-dim float32; arguments as in `token_weights`."""
+    weights = token_weights(
+        mask, mode, num_tokens=num_tokens, num_sequences=num_sequences, constant_length=constant_length
+    )
+    return (torch.where(mask, token_values, 0.0) * weights).sum()
+
+
+def clipped_policy_loss(
+    log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """PPO's clipped objective, negated, per token.
+
+    With r = exp(log_ratio): max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A) (PPO, arXiv 1707.06347 eq. 7; separate
+    bounds: DAPO, arXiv 2503.14476 eq. 8); with `dual_clip` c and A < 0, at most -c A (arXiv 1912.09729).
+
+    Args:
+        log_ratio: [...] float32, log p_new - log p_old, differentiable.
+        advantages: [...] float32, broadcastable to it.
+        clip_low: distance of the lower bound from 1.
+        clip_high: distance of the upper bound from 1.
+        dual_clip: c > 1, or None for none.
+
+    Returns:
+        (loss, clipped), both [...]: the loss, NaN where the log-ratio is not finite, and whether the clip to
+        [1 - clip_low, 1 + clip_high] decided it (bool).
+    """
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    unclipped = -ratio * advantages
+    bounded = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    loss = torch.maximum(unclipped, bounded)
+    if dual_clip is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
+    return propagate_non_finite(loss, log_ratio), bounded > unclipped
+
+
+def _zero_outside(mask: Tensor, values: Tensor | None) -> Tensor | None:
+    return None if values is None else torch.where(mask, values, 0.0)
+
+
+def _mismatch_metrics(old: Tensor, rollout: Tensor) -> dict[str, Tensor]:
+    """How far the trainer's log-probabilities are from the engine's; [...] float32 both, 0 outside the mask."""
+    difference = old - rollout
+    distance = difference.abs()
+    return {
+        "train_rollout_logprob_abs_diff": distance.sum(),
+        "train_rollout_logprob_abs_diff_max": distance.max() if distance.numel() else distance.sum(),
+        "mismatch_kl": (difference.exp() - 1 - difference).sum(),
+    }
+
+
+def policy_gradient_loss(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[Tensor, dict[str, Tensor]]:
+    """The micro-batch's share of the loss: sum_t w_t (tis_t L_clip_t - c_entropy H_t + c_kl KL_t).
+
+    Args:
+        inputs: the micro-batch.
+        spec: clip range, KL, entropy bonus and TIS.
+
+    Returns:
+        (loss, metrics): 0-dim float32, the loss differentiable. The metrics carry no gradient and are reduced over
+        micro-batches and data-parallel ranks by maximum (`MAX_METRICS`) or sum (all others), then go through
+        `finish_metrics`. `loss`, `pg_loss`, `entropy_loss` and `kl_loss` are weighted sums as the loss itself is;
+        `tokens` counts response tokens; `TOKEN_MEANS` are sums over them. A log-probability that is not finite makes
+        the loss NaN.
+
+    Raises:
+        ValueError: a term is in the loss but its input is missing.
+    """
+    mask, weights = inputs.mask, inputs.weights
+    if spec.kl.coefficient > 0 and inputs.reference_log_probs is None:
+        raise ValueError("algorithm.kl.coefficient: above 0 needs the reference policy's log-probabilities")
+    entropy_in_graph = inputs.entropy is not None and (inputs.entropy.requires_grad or not torch.is_grad_enabled())
+    if spec.entropy_coefficient > 0 and not entropy_in_graph:
+        raise ValueError("algorithm.entropyCoefficient: above 0 needs a differentiable entropy")
+    if spec.tis.enabled and inputs.rollout_log_probs is None:
+        raise ValueError("algorithm.tis.enabled: needs the engine's log-probabilities")
+    log_probs = torch.where(mask, inputs.log_probs, 0.0)
+    old = _zero_outside(mask, inputs.old_log_probs)
+    old = log_probs.detach() if old is None else old
+    rollout = _zero_outside(mask, inputs.rollout_log_probs)
+    reference = _zero_outside(mask, inputs.reference_log_probs)
+    advantages = inputs.advantages
+    if advantages.dim() < log_probs.dim():
+        advantages = advantages.unsqueeze(-1)
+    advantages = torch.where(mask, advantages, 0.0)
+
+    log_ratio = log_probs - old
+    token_loss, clipped = clipped_policy_loss(log_ratio, advantages, spec.clip_low, spec.clip_high, spec.dual_clip)
+    metrics = {"tokens": mask.sum().float(), "ppo_kl": -log_ratio.sum(), "pg_clipfrac": (clipped & mask).sum().float()}
+    if rollout is not None:
+        metrics |= _mismatch_metrics(old, rollout)
+    if spec.tis.enabled and rollout is not None:
+        tis, ratio = importance_weights(old, rollout, spec.tis.low, spec.tis.high)
+        token_loss = token_loss * tis
+        metrics |= {"tis": torch.where(mask, ratio, 0.0).sum(), "tis_clipfrac": ((tis != ratio) & mask).sum().float()}
+    pg_loss = (token_loss * weights).sum()
+    loss = pg_loss
+    metrics["pg_loss"] = pg_loss
+    if inputs.entropy is not None:
+        metrics["entropy_loss"] = (torch.where(mask, inputs.entropy, 0.0) * weights).sum()
+        if spec.entropy_coefficient > 0:
+            loss = loss - spec.entropy_coefficient * metrics["entropy_loss"]
+    if reference is not None:
+        metrics["kl_loss"] = (kl_estimate(log_probs, reference, spec.kl.estimator) * weights).sum()
+        if spec.kl.coefficient > 0:
+            loss = loss + spec.kl.coefficient * metrics["kl_loss"]
+    metrics["loss"] = loss
+    return loss, {name: value.detach() for name, value in metrics.items()}
+
+
+def finish_metrics(reduced: dict[str, float]) -> dict[str, float]:
+    """Reduced metrics of a batch -> what is reported: token sums become means and every name gets `train/` in front."""
+    tokens = reduced["tokens"]
+    return {
+        f"train/{name}": value / tokens if name in TOKEN_MEANS and tokens > 0 else value
+        for name, value in reduced.items()
+        if name != "tokens"
+    }

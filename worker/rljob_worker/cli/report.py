@@ -1,0 +1,32 @@
+"""`rljob report`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_command(commands: Any) -> None:
+    """Add the sub-command."""
+    command = commands.add_parser(
+        "report",
+        help="draw a run's report",
+        description="Write report.html and report.png from a run folder's records and print the table of phase "
+        "seconds. Works while the run is going on.",
+    )
+    command.add_argument("folder", metavar="DIR", type=Path, help="the run folder")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draw the report."""
+    from rljob_worker.records.run_files import require_run_folder
+    from rljob_worker.report.build import build_report
+    from rljob_worker.report.table import phase_table_text
+
+    require_run_folder(arguments.folder)
+    html, png = build_report(arguments.folder)
+    print(phase_table_text(arguments.folder))
+    print(f"report  {html}\n        {png}")
+    return 0

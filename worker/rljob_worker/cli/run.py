@@ -1,0 +1,50 @@
+"""`rljob run`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
+
+_DESCRIPTION = """Run a job on this machine: embedded Ray, CPU devices, real Megatron, real vLLM.
+
+The run folder holds run.json, steps.jsonl (one record a step), trajectories/, tensorboard/, checkpoints/, logs/,
+events.jsonl, summary.json, report.html and report.png."""
+
+
+def add_command(commands: Any) -> None:
+    """Add the sub-command."""
+    command = commands.add_parser(
+        "run", help="run a job here", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_manifest_arguments(command)
+    command.add_argument("--output", type=Path, metavar="DIR", help="run folder (default: runs/NAME-DATE-TIME)")
+    command.add_argument("--resume", action="store_true", help="continue the run in --output from its last checkpoint")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the job and draw its report."""
+    job = read_manifest(arguments)
+    console = Console(stderr=False)
+    output = arguments.output or Path("runs") / f"{job.metadata.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    # Importing the worker takes seconds: a wrong manifest should not have to wait for it.
+    from rljob_worker.cli.progress import RunProgress
+    from rljob_worker.driver.run import run_job
+    from rljob_worker.report.build import build_report
+    from rljob_worker.report.table import phase_table_text
+
+    with RunProgress(console, job.spec.steps) as progress:
+        outcome = run_job(job, output, resume=arguments.resume, on_record=progress.record, on_event=progress.event)
+    console.print(f"{outcome.outcome}: {outcome.message}", highlight=False, markup=False)
+    if (output / "steps.jsonl").stat().st_size:
+        html, png = build_report(output)
+        console.print(phase_table_text(output), highlight=False, markup=False)
+        console.print(f"report  {html}\n        {png}", highlight=False, soft_wrap=True)
+    console.print(f"run     {output}", highlight=False, soft_wrap=True)
+    return outcome.exit_code

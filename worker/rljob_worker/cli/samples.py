@@ -1,0 +1,64 @@
+"""`rljob samples`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rljob_worker.errors import UserError
+
+
+def add_command(commands: Any) -> None:
+    """Add the sub-command."""
+    command = commands.add_parser(
+        "samples",
+        help="read what the policy wrote",
+        description="Print prompts, responses and rewards from a run's trajectory files: reading samples is how "
+        "reward hacking is found.",
+    )
+    command.add_argument("folder", metavar="DIR", type=Path, help="the run folder")
+    command.add_argument("--step", type=int, metavar="N", help="step to read (default: the newest written)")
+    order = command.add_mutually_exclusive_group()
+    order.add_argument("--worst", type=int, metavar="K", help="only the K samples with the lowest reward")
+    order.add_argument("--best", type=int, metavar="K", help="only the K samples with the highest reward")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the samples."""
+    from rljob_worker.records.run_files import require_run_folder
+    from rljob_worker.records.trajectories import read_trajectories
+
+    require_run_folder(arguments.folder)
+    for option in ("worst", "best"):
+        count = getattr(arguments, option)
+        if count is not None and count < 1:
+            raise UserError(f"--{option}: {count} is not a number of samples; use 1 or more")
+    step, samples = read_trajectories(arguments.folder, arguments.step)
+    total = len(samples)
+    if arguments.worst is not None:
+        samples = sorted(samples, key=lambda sample: float(sample["reward"]))[: arguments.worst]
+    elif arguments.best is not None:
+        samples = sorted(samples, key=lambda sample: -float(sample["reward"]))[: arguments.best]
+    print(f"step {step}: {len(samples)} of {total} samples")
+    for sample in samples:
+        print(sample_text(sample))
+    return 0
+
+
+def sample_text(sample: dict[str, Any]) -> str:
+    """One sample as readable lines."""
+    lines = [
+        f"--- {sample['prompt_uid']} sample {sample['sample']}  reward {sample['reward']:.4f}"
+        f"  advantage {sample['advantage']:+.3f}  {sample['response_tokens']} tokens ({sample['finish_reason']})"
+        f"  weights {sample['weight_version']}",
+        f"prompt    {sample['prompt']}",
+        f"response  {sample['response']}",
+    ]
+    if sample["label"] is not None:
+        lines.append(f"label     {sample['label']}")
+    lines += [f"  {name} {value:.4f}" for name, value in sample["reward_parts"].items()]
+    if sample["reward_error"]:
+        lines.append(f"reward failed: {sample['reward_error']}")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Prompts: reading, rendering, tokenizing, ordering."""

@@ -1,0 +1,329 @@
+"""The stream of prompts: sources mixed by weight, each shuffled every epoch, with an exact cursor."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from rljob_api.spec import DataSource, RewardSpec, RLJobSpec
+from rljob_worker.data.sources import LoadedSource, check_prompt, label_text, load_source, load_sources
+from rljob_worker.errors import UserError
+from rljob_worker.types import IntArray, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger("rljob.data")
+
+STATE_VERSION = 1
+_CACHED_TOKENS = 1_000_000
+_EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedPrompts:
+    """Prompts of one source that were longer than the limit, each counted once."""
+
+    count: int
+    limit: int
+    """In tokens."""
+    examples: tuple[tuple[str, int], ...]
+    """(uid, tokens) of the first ones."""
+
+    def __str__(self) -> str:
+        examples = ", ".join(f"{uid} with {tokens}" for uid, tokens in self.examples)
+        return f"{self.count} prompts longer than {self.limit} tokens were skipped, such as {examples}"
+
+
+class PromptSource:
+    """Endless prompts for training, in an order that depends on the job's seed and the data alone.
+
+    Each source is drawn so that after any number of prompts its share is within one prompt of its weight's. Within a
+    source, every epoch is a permutation of its rows. `state()` is a small JSON value; a source restored from it
+    continues with exactly the prompts that would have come.
+
+    `max_prompt_tokens` is the model's own limit; the smaller of it and `spec.data.maxPromptTokens` holds. Longer
+    prompts are skipped and reported. Raises UserError for data that cannot be used.
+    """
+
+    def __init__(self, spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, *, max_prompt_tokens: int | None = None):
+        limits = [limit for limit in (spec.data.max_prompt_tokens, max_prompt_tokens) if limit is not None]
+        renderers = [_Renderer(source, tokenizer, spec.reward) for source in load_sources(spec)]
+        self._seed, self._shuffle = spec.seed, spec.data.shuffle
+        self._streams = [
+            _Stream(renderer, spec.seed, spec.data.shuffle, min(limits, default=None)) for renderer in renderers
+        ]
+        weights = np.array([renderer.loaded.source.weight for renderer in renderers], dtype=np.float64)
+        self._shares = weights / weights.sum()
+        # With equal weights, the seed decides which source comes first.
+        self._ties = np.argsort(_random_bits(len(weights), spec.seed, "mixing"), kind="stable").argsort()
+        for stream in self._streams:
+            stream.check_some_fit()
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows of each source."""
+        return {stream.name: len(stream.loaded.rows) for stream in self._streams}
+
+    def next_prompts(self, n: int) -> list[Prompt]:
+        """The next `n` prompts. Drawing a then b prompts gives the same as drawing a + b."""
+        drawn = np.array([stream.drawn for stream in self._streams], dtype=np.int64)
+        order = np.empty(n, dtype=np.int64)
+        for position in range(n):
+            deficit = np.round(self._shares * (drawn.sum() + 1) - drawn, 9)
+            order[position] = np.lexsort((self._ties, -deficit))[0]
+            drawn[order[position]] += 1
+        prompts = [iter(stream.take(int((order == i).sum()))) for i, stream in enumerate(self._streams)]
+        return [next(prompts[i]) for i in order]
+
+    def skipped(self) -> dict[str, SkippedPrompts]:
+        """By source, the prompts skipped so far for their length; sources without any are left out."""
+        return {stream.name: stream.skipped for stream in self._streams if stream.skipped.count}
+
+    def state(self) -> dict[str, Any]:
+        """The cursor, as a JSON value."""
+        return {
+            "version": STATE_VERSION,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "sources": [stream.state() for stream in self._streams],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was taken. UserError names the source whose data, weight or name is another one."""
+        for key, field, mine in (
+            ("version", "the state's version", STATE_VERSION),
+            ("seed", "spec.seed", self._seed),
+            ("shuffle", "spec.data.shuffle", self._shuffle),
+        ):
+            if state.get(key) != mine:
+                raise UserError(f"{field} is {mine}, but the data cursor was saved with {state.get(key)}")
+        names = [saved["name"] for saved in state["sources"]]
+        if names != [stream.name for stream in self._streams]:
+            raise UserError(
+                f"spec.data: the data cursor was saved with the sources {', '.join(names)}, "
+                f"but the job has {', '.join(stream.name for stream in self._streams)}"
+            )
+        for stream, saved in zip(self._streams, state["sources"]):
+            stream.check_same_data(saved)
+        for stream, saved in zip(self._streams, state["sources"]):
+            stream.restore(saved)
+
+
+def load_evaluation_prompts(
+    spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, *, max_prompt_tokens: int | None = None
+) -> list[Prompt]:
+    """The prompts of `spec.evaluation` in file order; those longer than `max_prompt_tokens` are reported, not used.
+
+    Empty without `spec.evaluation`. Raises UserError for data that cannot be used.
+    """
+    if spec.evaluation is None:
+        return []
+    loaded = load_source(spec.evaluation.data, "spec.evaluation.data")
+    renderer = _Renderer(loaded, tokenizer, spec.reward)
+    prompts = renderer.render(range(min(len(loaded.rows), spec.evaluation.max_prompts or len(loaded.rows))))
+    if max_prompt_tokens is None:
+        return prompts
+    fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= max_prompt_tokens]
+    if not fitting:
+        raise UserError(_none_fits(loaded, max_prompt_tokens))
+    if len(fitting) < len(prompts):
+        long = [(prompt.uid, len(prompt.token_ids)) for prompt in prompts if len(prompt.token_ids) > max_prompt_tokens]
+        logger.warning("%s: %s", loaded.field, SkippedPrompts(len(long), max_prompt_tokens, tuple(long[:_EXAMPLES])))
+    return fitting
+
+
+class _Renderer:
+    """Makes rows into prompts: chat template, tokens, label, reward."""
+
+    def __init__(self, loaded: LoadedSource, tokenizer: PreTrainedTokenizerBase, default_reward: RewardSpec | None):
+        self.loaded = loaded
+        self._tokenizer = tokenizer
+        self._reward = _reward_of(loaded, default_reward)
+        if loaded.source.apply_chat_template and not tokenizer.chat_template:
+            raise UserError(f"{loaded.field}.applyChatTemplate: the model's tokenizer has no chat template")
+
+    def render(self, rows: Sequence[int]) -> list[Prompt]:
+        """The prompts of these rows, tokenized as one batch."""
+        if not rows:
+            return []
+        source = self.loaded.source
+        contents = [self.loaded.rows[row] for row in rows]
+        texts = [self._text(content[source.prompt_key], row) for content, row in zip(contents, rows)]
+        # A chat template writes the special tokens itself.
+        encoded = self._tokenizer(texts, add_special_tokens=not source.apply_chat_template, return_attention_mask=False)
+        prompts = []
+        for row, content, text, token_ids in zip(rows, contents, texts, encoded["input_ids"]):
+            if not token_ids:
+                raise UserError(f"{self.loaded.place(row)}: the prompt has no tokens")
+            prompts.append(self._prompt(row, content, text, tuple(token_ids), source))
+        return prompts
+
+    def _prompt(self, row: int, content: dict[str, Any], text: str, ids: tuple[int, ...], source: DataSource) -> Prompt:
+        return Prompt(
+            uid=f"{self.loaded.name}/{row}",
+            source=self.loaded.name,
+            text=text,
+            token_ids=ids,
+            label=None if source.label_key is None else label_text(content[source.label_key]),
+            reward=self._reward,
+            metadata={k: v for k, v in content.items() if k not in (source.prompt_key, source.label_key)},
+        )
+
+    def _text(self, prompt: Any, row: int) -> str:
+        source = self.loaded.source
+        check_prompt(prompt, self.loaded.place(row), self.loaded.field, source)
+        if not source.apply_chat_template:
+            return str(prompt)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        try:
+            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except Exception as error:
+            raise UserError(
+                f"{self.loaded.place(row)}: the chat template refuses the prompt: {type(error).__name__}: {error}"
+            ) from error
+        return str(text)
+
+
+class _Stream:
+    """One source's endless sequence of prompts."""
+
+    def __init__(self, renderer: _Renderer, seed: int, shuffle: bool, limit: int | None):
+        self.loaded = renderer.loaded
+        self.name = renderer.loaded.name
+        self.drawn = 0
+        self.skipped = SkippedPrompts(0, limit or 0, ())
+        self._renderer, self._seed, self._shuffle, self._limit = renderer, seed, shuffle, limit
+        self._epoch = self._position = 0
+        self._order: tuple[int, IntArray] | None = None
+        self._cache: dict[int, Prompt] = {}
+        self._cached_tokens = 0
+
+    def take(self, n: int) -> list[Prompt]:
+        """The next `n` prompts that fit; UserError when a whole epoch has none."""
+        taken: list[Prompt] = []
+        passed = 0
+        while len(taken) < n:
+            for epoch, prompt in self._advance(n - len(taken)):
+                if self._limit is None or len(prompt.token_ids) <= self._limit:
+                    taken.append(prompt)
+                    passed = 0
+                    continue
+                passed += 1
+                if epoch == 0:
+                    self._report(prompt)
+            if passed >= len(self.loaded.rows):
+                raise UserError(_none_fits(self.loaded, self._limit or 0))
+        self.drawn += n
+        return taken
+
+    def check_some_fit(self) -> None:
+        """UserError when no prompt of the source is short enough. Does not move the cursor."""
+        if self._limit is None:
+            return
+        rows = self._epoch_order(0)
+        for start in range(0, len(rows), 64):
+            if any(len(p.token_ids) <= self._limit for p in self._prompts(rows[start : start + 64].tolist())):
+                return
+        raise UserError(_none_fits(self.loaded, self._limit))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "rows": len(self.loaded.rows),
+            "fingerprint": self.loaded.fingerprint,
+            "weight": self.loaded.source.weight,
+            "epoch": self._epoch,
+            "position": self._position,
+            "drawn": self.drawn,
+            "skipped": self.skipped.count,
+            "skippedExamples": [list(example) for example in self.skipped.examples],
+        }
+
+    def check_same_data(self, saved: dict[str, Any]) -> None:
+        changed = f"{self.loaded.field}: the data of source {self.name!r} ({self.loaded.origin}) changed"
+        if saved["rows"] != len(self.loaded.rows):
+            raise UserError(
+                f"{changed} since the data cursor was saved: {saved['rows']} rows then, {len(self.loaded.rows)} now"
+            )
+        if saved["fingerprint"] != self.loaded.fingerprint:
+            raise UserError(f"{changed} since the data cursor was saved: as many rows, but other content")
+        if saved["weight"] != self.loaded.source.weight:
+            raise UserError(
+                f"{self.loaded.field}.weight: is {self.loaded.source.weight}, "
+                f"but the data cursor was saved with {saved['weight']}"
+            )
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self._epoch, self._position, self.drawn = saved["epoch"], saved["position"], saved["drawn"]
+        examples = tuple((uid, tokens) for uid, tokens in saved["skippedExamples"])
+        self.skipped = SkippedPrompts(saved["skipped"], self._limit or 0, examples)
+
+    def _advance(self, n: int) -> list[tuple[int, Prompt]]:
+        """The next `n` rows with their epochs, whatever their length."""
+        epochs: list[int] = []
+        rows: list[int] = []
+        while len(rows) < n:
+            order = self._epoch_order(self._epoch)[self._position : self._position + n - len(rows)].tolist()
+            epochs += [self._epoch] * len(order)
+            rows += order
+            self._position += len(order)
+            if self._position == len(self.loaded.rows):
+                self._epoch, self._position = self._epoch + 1, 0
+        return list(zip(epochs, self._prompts(rows)))
+
+    def _epoch_order(self, epoch: int) -> IntArray:
+        if self._order is None or self._order[0] != epoch:
+            rows = len(self.loaded.rows)
+            order = (
+                np.argsort(_random_bits(rows, self._seed, self.name, epoch), kind="stable")
+                if self._shuffle
+                else np.arange(rows)
+            )
+            self._order = epoch, order
+        return self._order[1]
+
+    def _prompts(self, rows: list[int]) -> list[Prompt]:
+        missing = sorted({row for row in rows if row not in self._cache})
+        rendered = dict(zip(missing, self._renderer.render(missing)))
+        prompts = [rendered.get(row) or self._cache[row] for row in rows]
+        if self._cached_tokens < _CACHED_TOKENS:
+            self._cache |= rendered
+            self._cached_tokens += sum(len(prompt.token_ids) for prompt in rendered.values())
+        return prompts
+
+    def _report(self, prompt: Prompt) -> None:
+        count, examples = self.skipped.count + 1, self.skipped.examples
+        if count == 1:
+            logger.warning(
+                "%s: prompt %s has %d tokens, more than the limit of %d: it is skipped, as all longer ones will be",
+                self.loaded.field, prompt.uid, len(prompt.token_ids), self.skipped.limit,
+            )  # fmt: skip
+        if len(examples) < _EXAMPLES:
+            examples += ((prompt.uid, len(prompt.token_ids)),)
+        self.skipped = SkippedPrompts(count, self.skipped.limit, examples)
+
+
+def _reward_of(loaded: LoadedSource, default: RewardSpec | None) -> RewardSpec:
+    reward = loaded.source.reward or default
+    if reward is None:
+        raise UserError(f"{loaded.field}.reward: neither this source nor spec.reward says how responses are scored")
+    return reward
+
+
+def _none_fits(loaded: LoadedSource, limit: int) -> str:
+    return (
+        f"{loaded.field}: all {len(loaded.rows)} prompts of {loaded.origin} are longer than {limit} tokens, "
+        "the smaller of data.maxPromptTokens and model length less maxResponseTokens"
+    )
+
+
+def _random_bits(n: int, seed: int, *stream: str | int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """`n` random 64-bit values. NumPy keeps a bit generator's raw output the same from version to version."""
+    key = xxhash.xxh3_64_intdigest(repr(stream).encode())
+    return np.random.PCG64(np.random.SeedSequence([seed, key])).random_raw(n)

@@ -1,0 +1,252 @@
+"""Reading data sets: JSONL, Parquet, Hugging Face dataset folders, the hubs, and generated ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from rljob_api.spec import DataSource, Hub, RLJobSpec
+from rljob_worker.data.hub import hub_failure, is_hub_id, modelscope
+from rljob_worker.data.synthetic import generate_rows
+from rljob_worker.errors import UserError
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSource:
+    """A data set whose prompt and label columns were checked."""
+
+    name: str
+    """Name in metrics and in `Prompt.uid`."""
+    field: str
+    """Its place in the manifest, such as `spec.data.sources[1]`."""
+    origin: str
+    """The file, folder or hub id, for messages."""
+    source: DataSource
+    rows: Sequence[Row]
+    fingerprint: str
+    """Changes when the rows change."""
+
+    def place(self, row: int) -> str:
+        """How a message names a row."""
+        return f"{self.origin}, row {row}"
+
+
+def data_sources(spec: RLJobSpec) -> list[tuple[str, DataSource]]:
+    """The training data's sources, each with its place in the manifest."""
+    if spec.data.sources:
+        return [(f"spec.data.sources[{index}]", source) for index, source in enumerate(spec.data.sources)]
+    return [("spec.data", spec.data)]
+
+
+def load_sources(spec: RLJobSpec) -> list[LoadedSource]:
+    """All training data; UserError when two sources share a name."""
+    loaded = [load_source(source, field) for field, source in data_sources(spec)]
+    fields: dict[str, str] = {}
+    for source in loaded:
+        if source.name in fields:
+            raise UserError(
+                f"{source.field}.name: {source.name!r} is the name of {fields[source.name]} already: "
+                "give each source a name of its own"
+            )
+        fields[source.name] = source.field
+    return loaded
+
+
+def load_source(source: DataSource, field: str) -> LoadedSource:
+    """Read one source (`field` is its place in the manifest); UserError says what is wrong, and where."""
+    if source.synthetic is not None:
+        return _load_synthetic(source, field)
+    if source.path is None:
+        raise UserError(f"{field}: has neither path nor synthetic: exactly one is needed")
+    path = Path(source.path).expanduser()
+    default_name = path.stem if path.is_file() else path.name
+    rows: Sequence[Row]
+    if path.suffix == ".jsonl":
+        content = _file_bytes(path, field)
+        rows, fingerprint = _read_jsonl(content, path, source, field), xxhash.xxh3_128_hexdigest(content)
+    elif path.suffix == ".parquet":
+        fingerprint = xxhash.xxh3_128_hexdigest(_file_bytes(path, field))
+        rows = TableRows(_read_parquet(path, field), str(path), source, field)
+    else:
+        rows = TableRows(_load_dataset(path, source, field), source.path, source, field)
+        fingerprint = rows.fingerprint()
+    if not rows:
+        raise UserError(f"{field}.path: {source.path} is empty: it has no rows")
+    return LoadedSource(source.name or default_name, field, source.path, source, rows, fingerprint)
+
+
+def _load_synthetic(source: DataSource, field: str) -> LoadedSource:
+    assert source.synthetic is not None
+    pairs = generate_rows(source.synthetic)
+    rows = [
+        {source.prompt_key: prompt} | ({source.label_key: answer} if source.label_key else {})
+        for prompt, answer in pairs
+    ]
+    fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(pairs).encode())
+    name = source.name or source.synthetic.task
+    return LoadedSource(name, field, f"{field}.synthetic", source, rows, fingerprint)
+
+
+def _file_bytes(path: Path, field: str) -> bytes:
+    if not path.is_file():
+        raise UserError(f"{field}.path: {path} {'is not a file' if path.exists() else 'does not exist'}")
+    return path.read_bytes()
+
+
+def _read_jsonl(content: bytes, path: Path, source: DataSource, field: str) -> list[Row]:
+    rows: list[Row] = []
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        place = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{place}: not valid JSON: {error.msg} at column {error.colno}") from error
+        except UnicodeDecodeError as error:
+            raise UserError(f"{place}: not valid UTF-8: {error.reason} at byte {error.start}") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{place}: a JSON object is needed, not {type(row).__name__}")
+        _check_keys(row, source, field, f"{place} (row {len(rows)})")
+        check_prompt(row[source.prompt_key], f"{place} (row {len(rows)})", field, source)
+        rows.append(row)
+    return rows
+
+
+def _check_keys(row: Row, source: DataSource, field: str, place: str) -> None:
+    for name, key in (("promptKey", source.prompt_key), ("labelKey", source.label_key)):
+        if key is not None and row.get(key) is None:
+            state = "is null" if key in row else "is absent"
+            raise UserError(
+                f"{place}: key {key!r} ({field}.{name}) {state}; the keys there are: {', '.join(map(repr, row))}"
+            )
+
+
+def check_prompt(prompt: Any, place: str, field: str, source: DataSource) -> None:
+    """A prompt is a non-empty string, or a non-empty list of chat messages where a chat template is applied."""
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise UserError(f"{place}: the prompt ({source.prompt_key!r}) is empty")
+        return
+    if not isinstance(prompt, list):
+        raise UserError(
+            f"{place}: the prompt ({source.prompt_key!r}) is {type(prompt).__name__}: "
+            "a string or a list of chat messages is needed"
+        )
+    if not prompt or not all(isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in prompt):
+        raise UserError(f"{place}: each chat message in {source.prompt_key!r} needs a 'role' and a 'content'")
+    if not source.apply_chat_template:
+        raise UserError(
+            f"{place}: the prompt ({source.prompt_key!r}) is a list of chat messages: "
+            f"set {field}.applyChatTemplate: true"
+        )
+
+
+def _read_parquet(path: Path, field: str) -> Any:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{field}.path: {path} is not a readable Parquet file: {error}") from error
+
+
+def _load_dataset(path: Path, source: DataSource, field: str) -> Any:
+    """A whole split as an Arrow table, from a `save_to_disk` folder or a hub."""
+    if path.is_file():
+        raise UserError(f"{field}.path: {path}: not a .jsonl or .parquet file")
+    if path.is_dir():
+        dataset = _load_folder(path, source, field)
+    elif source.path is not None and is_hub_id(source.path):
+        dataset = _load_from_hub(source.path, source, field)
+    else:
+        raise UserError(f"{field}.path: {path} does not exist")
+    return dataset.with_format("arrow")[:]
+
+
+def _load_folder(path: Path, source: DataSource, field: str) -> Any:
+    if not any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        raise UserError(
+            f"{field}.path: {path} is not a dataset folder written by save_to_disk: "
+            "it has neither state.json nor dataset_dict.json"
+        )
+    from datasets import DatasetDict, load_from_disk
+
+    try:
+        dataset = load_from_disk(str(path))
+    except Exception as error:
+        raise UserError(f"{field}.path: {path} does not load: {type(error).__name__}: {error}") from error
+    if not isinstance(dataset, DatasetDict):
+        return dataset
+    if source.split not in dataset:
+        raise UserError(f"{field}.split: {path} has no split {source.split!r}; it has: {', '.join(dataset)}")
+    return dataset[source.split]
+
+
+def _load_from_hub(name: str, source: DataSource, field: str) -> Any:
+    try:
+        if source.hub is Hub.MODEL_SCOPE:
+            modelscope(field)
+            from modelscope.msdatasets import MsDataset
+
+            dataset = MsDataset.load(name, split=source.split)
+            return dataset.to_hf_dataset() if isinstance(dataset, MsDataset) else dataset
+        from datasets import load_dataset
+
+        return load_dataset(name, split=source.split)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(hub_failure(name, source.hub, field, error)) from error
+
+
+class TableRows(Sequence[Row]):
+    """The rows of an Arrow table, made into Python objects one at a time, as they are asked for."""
+
+    def __init__(self, table: Any, origin: str, source: DataSource, field: str):
+        self._table = table
+        for name, key in (("promptKey", source.prompt_key), ("labelKey", source.label_key)):
+            if key is None:
+                continue
+            if key not in table.column_names:
+                raise UserError(
+                    f"{origin}: column {key!r} ({field}.{name}) is absent; "
+                    f"the columns there are: {', '.join(map(repr, table.column_names))}"
+                )
+            if table[key].null_count:
+                row = table[key].is_null().index(True).as_py()
+                raise UserError(f"{origin}, row {row}: column {key!r} ({field}.{name}) is null")
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return self._table.slice(index % len(self), 1).to_pylist()[0]
+
+    def __iter__(self) -> Iterator[Row]:
+        for batch in self._table.to_batches(max_chunksize=1024):
+            yield from batch.to_pylist()
+
+    def fingerprint(self) -> str:
+        """Hash of the content, in the column order that the table has."""
+        digest = xxhash.xxh3_128(repr(self._table.column_names).encode())
+        for batch in self._table.to_batches(max_chunksize=1024):
+            digest.update(batch.serialize())
+        return digest.hexdigest()
+
+
+def label_text(value: Any) -> str:
+    """A label as the rewards see it: strings as they are, everything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,187 @@
+"""The policy's tokenizer: taken from its checkpoint or hub, or trained on the job's own data."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rljob_api.spec import DataSource, RandomModel, RLJobSpec
+from rljob_worker.data.hub import is_hub_id, snapshot
+from rljob_worker.data.sources import data_sources, label_text, load_source
+from rljob_worker.errors import UserError
+from rljob_worker.types import Generation
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger("rljob.data")
+
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "*.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "chat_template*",
+)
+"""Patterns of the files that a tokenizer consists of."""
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+ROLES = ("system", "user", "assistant")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|> ' + message['content'] + ' ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def prepare_tokenizer(spec: RLJobSpec, out: Path) -> Path:
+    """Put the job's tokenizer into the folder `out` and return it: a folder that transformers and vLLM load.
+
+    `model.path`: the tokenizer files of the checkpoint folder or hub repository, as they are. `model.random`: a
+    tokenizer trained on the prompts and labels of the job's data, the same for the same data. Raises UserError.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    if spec.model.random is not None:
+        _train(spec, spec.model.random).save_pretrained(out)
+    elif spec.model.path is not None:
+        _copy_files(_locate(spec), out, spec.model.path)
+    else:
+        raise UserError("spec.model: has neither path nor random: exactly one is needed")
+    load_tokenizer(out)
+    return out
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in a local folder; UserError when there is none, or it has no end token."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:
+        raise UserError(
+            f"spec.model: the tokenizer in {folder} does not load: {type(error).__name__}: {error}"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"spec.model: the tokenizer in {folder} has no end token (eos_token)")
+    return tokenizer
+
+
+def decode_responses(tokenizer: PreTrainedTokenizerBase, generations: Sequence[Generation]) -> list[str]:
+    """The text of each response, without the end token or stop string that ended it.
+
+    Other special tokens stay in the text: a response must not pass as another one by hiding them.
+    """
+    token_ids = [
+        (generation.token_ids[:-1] if _ended_by_token(generation) else generation.token_ids).tolist()
+        for generation in generations
+    ]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None and not tokenizer.clean_up_tokenization_spaces:
+        texts = backend.decode_batch(token_ids, skip_special_tokens=False)
+    else:
+        texts = tokenizer.batch_decode(token_ids, skip_special_tokens=False)
+    return [
+        text[: text.rfind(generation.stop_text)] if generation.stop_text and generation.stop_text in text else text
+        for text, generation in zip(texts, generations)
+    ]
+
+
+def _ended_by_token(generation: Generation) -> bool:
+    return generation.finish_reason == "stop" and generation.stop_text is None
+
+
+def _locate(spec: RLJobSpec) -> Path:
+    assert spec.model.path is not None
+    folder = Path(spec.model.path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise UserError(f"spec.model.path: {folder} is a file: a checkpoint folder or hub id is needed")
+    if not is_hub_id(spec.model.path):
+        raise UserError(f"spec.model.path: {folder} does not exist")
+    model = spec.model
+    return snapshot(spec.model.path, model.hub, "spec.model", revision=model.revision, patterns=TOKENIZER_FILES)
+
+
+def _copy_files(folder: Path, out: Path, name: str) -> None:
+    files = sorted({file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)})
+    if not any(file.is_file() for file in files):
+        raise UserError(
+            f"spec.model.path: {name} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is in {folder}"
+        )
+    for file in files:
+        if file.is_dir():
+            shutil.copytree(file, out / file.name, dirs_exist_ok=True)
+        elif file.resolve() != (out / file.name).resolve():
+            shutil.copyfile(file, out / file.name)
+
+
+def _train(spec: RLJobSpec, model: RandomModel) -> PreTrainedTokenizerBase:
+    from transformers import PreTrainedTokenizerFast
+
+    sources = data_sources(spec)
+    if spec.evaluation is not None:
+        sources.append(("spec.evaluation.data", spec.evaluation.data))
+    chat = any(source.apply_chat_template for _, source in sources)
+    special = [PAD, EOS, UNKNOWN, *(f"<|{role}|>" for role in ROLES if chat)]
+    train = _train_word if model.tokenizer.kind == "Word" else _train_bpe
+    tokenizer = train(_texts(sources), special, model.tokenizer.vocab_size)
+    arguments: dict[str, Any] = {"pad_token": PAD, "eos_token": EOS, "unk_token": UNKNOWN}
+    if chat:
+        arguments |= {"additional_special_tokens": special[3:], "chat_template": CHAT_TEMPLATE}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **arguments)
+
+
+def _texts(sources: Iterable[tuple[str, DataSource]]) -> Iterator[str]:
+    for field, source in sources:
+        for row in load_source(source, field).rows:
+            prompt = row[source.prompt_key]
+            yield from [prompt] if isinstance(prompt, str) else (str(message["content"]) for message in prompt)
+            if source.label_key is not None:
+                yield label_text(row[source.label_key])
+
+
+def _train_word(texts: Iterable[str], special: list[str], vocab_size: int) -> Tokenizer:
+    """The most frequent words; equally frequent ones in alphabetical order, so that runs agree."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text.split())
+    words = [word for word in sorted(counts, key=lambda word: (-counts[word], word)) if word not in special]
+    kept = words[: max(0, vocab_size - len(special))]
+    if not kept:
+        raise UserError(f"spec.model.random.tokenizer.vocabSize: {vocab_size} leaves no room for words")
+    if len(kept) < len(words):
+        logger.warning(
+            "spec.model.random.tokenizer.vocabSize: %d holds %d of the data's %d words; the others become %s",
+            vocab_size, len(kept), len(words), UNKNOWN,
+        )  # fmt: skip
+    vocabulary = {token: index for index, token in enumerate([*special, *kept])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    return tokenizer
+
+
+def _train_bpe(texts: Iterable[str], special: list[str], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE over the bytes that occur in the data."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() > vocab_size:
+        raise UserError(
+            f"spec.model.random.tokenizer.vocabSize: {vocab_size} is too small: "
+            f"the data's characters and the special tokens alone are {tokenizer.get_vocab_size()}"
+        )
+    return tokenizer

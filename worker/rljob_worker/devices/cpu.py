@@ -1,0 +1,59 @@
+"""The CPU as a device: host memory, gloo, xxh3."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import socket
+
+import torch
+import xxhash
+
+from rljob_worker.memory.host import HostMemory, MemoryInfo
+
+
+class CpuDevice:
+    """One share of the host: all of them have the same memory, and indices only tell the workers apart."""
+
+    name = "cpu"
+    process_group_backend = "gloo"
+    visible_devices_variable = None
+
+    def __init__(self, index: int = 0, *, host: HostMemory | None = None) -> None:
+        self._index = index
+        self._host = host or HostMemory()
+
+    @property
+    def index(self) -> int:
+        """Number of the share."""
+        return self._index
+
+    @property
+    def torch_device(self) -> torch.device:
+        """`cpu`; torch knows only one."""
+        return torch.device("cpu")
+
+    def identity(self) -> str:
+        """`<hostname>:cpu:<index>`."""
+        return f"{socket.gethostname()}:{self.name}:{self._index}"
+
+    def memory_info(self) -> MemoryInfo:
+        """Host memory under the tightest limit, see `HostMemory.info`."""
+        return self._host.info()
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: operators on the CPU have finished when they return."""
+
+    def empty_cache(self) -> None:
+        """Free unreachable tensors and hand the C heap's free pages back."""
+        gc.collect()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+    def checksum(self, tensor: torch.Tensor) -> int:
+        """xxh3_64 over the contiguous bytes [tensor.numel() * itemsize]; ValueError when it is not on the CPU."""
+        if tensor.device.type != "cpu":
+            raise ValueError(f"checksum: the tensor is on {tensor.device}, this device is cpu")
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        return xxhash.xxh3_64_intdigest(flat.numpy().data)

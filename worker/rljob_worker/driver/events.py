@@ -1,0 +1,38 @@
+"""`events.jsonl`: what the driver was doing when; a killed run's last line names the phase that was alive."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+
+class EventLog:
+    """Appends one line an event, unbuffered: what was written survives the death of the process."""
+
+    FILE = "events.jsonl"
+
+    def __init__(self, run_folder: Path, attempt: int) -> None:
+        self._file = open(run_folder / self.FILE, "ab", buffering=0)  # noqa: SIM115  (open for the life of the run)
+        self._attempt = attempt
+        self.step = 0
+
+    def write(self, event: str, **more: Any) -> None:
+        """Append one event."""
+        line = {"time": time.time(), "attempt": self._attempt, "step": self.step, "event": event, **more}
+        self._file.write((json.dumps(line) + "\n").encode())
+
+    def phase(self, name: str) -> None:
+        """A phase begins."""
+        self.write("phase", phase=name)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_events(run_folder: Path) -> list[dict[str, Any]]:
+    """All complete events of a run."""
+    content = (run_folder / EventLog.FILE).read_bytes()
+    return [json.loads(line) for line in content.split(b"\n")[:-1]]

@@ -1,0 +1,75 @@
+"""Everything that a job reads, checked before any process is started."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from rljob_api import RLJobSpec
+from rljob_api.spec import ModelSpec
+from rljob_worker.data.dataset import PromptSource, load_evaluation_prompts
+from rljob_worker.data.hub import snapshot
+from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
+from rljob_worker.errors import UserError
+from rljob_worker.models.config import ModelConfig, check_parallel
+from rljob_worker.models.random_model import make_random_model
+from rljob_worker.rewards.runner import RewardRunner
+from rljob_worker.types import Prompt
+
+MODEL_FOLDER = "model"
+"""In the run folder: config and tokenizer of the model, and a random model's weights."""
+_MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Everything that is read and checked before a process is started."""
+
+    tokenizer: PreTrainedTokenizerBase
+    model_folder: Path
+    model: ModelConfig
+    prompts: PromptSource
+    rewards: RewardRunner
+    evaluation_prompts: list[Prompt]
+
+
+def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
+    """Model, tokenizer, data and rewards, each checked; a random model and its tokenizer are made in the run folder."""
+    own = folder / MODEL_FOLDER
+    prepare_tokenizer(spec, own)
+    if spec.model.random is None:
+        model_folder = _model_folder(spec.model)
+        shutil.copyfile(model_folder / "config.json", own / "config.json")
+    else:
+        model_folder = own
+        if not (own / "config.json").is_file():
+            make_random_model(spec.model.random, own, own)
+    model = ModelConfig.from_hf(model_folder)
+    training = spec.training
+    check_parallel(model, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
+    tokenizer = load_tokenizer(own)
+    limit = model.max_position_embeddings - spec.rollout.max_response_tokens
+    if limit < 1:
+        raise UserError(
+            f"spec.rollout.maxResponseTokens: {spec.rollout.max_response_tokens} leaves no room for a prompt; the "
+            f"model takes {model.max_position_embeddings} tokens"
+        )
+    return Inputs(
+        tokenizer=tokenizer,
+        model_folder=model_folder,
+        model=model,
+        prompts=PromptSource(spec, tokenizer, max_prompt_tokens=limit),
+        rewards=RewardRunner(spec, tokenizer),
+        evaluation_prompts=load_evaluation_prompts(spec, tokenizer, max_prompt_tokens=limit),
+    )
+
+
+def _model_folder(model: ModelSpec) -> Path:
+    assert model.path is not None
+    local = Path(model.path)
+    if local.is_dir():
+        return local
+    return snapshot(model.path, model.hub, "spec.model", revision=model.revision, patterns=_MODEL_FILES)

@@ -1,0 +1,58 @@
+"""The weight probe: engine and trainer must give fixed prompts the same log-probabilities.
+
+Checksums prove that the right bytes were landed; the probe sees what happens to them afterwards (a flipped bit, an
+engine that packs its weights wrongly, a kernel that computes something else).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rljob_api import RLJobSpec
+from rljob_api.spec import Precision
+from rljob_worker.errors import JobError
+from rljob_worker.types import FloatArray, IntArray
+
+_PROBES = 4
+_PROBE_TOKENS = 32
+_TOLERANCE = {Precision.FP32: 1e-3, Precision.BF16: 0.1}
+
+
+class WeightProbe:
+    """Fixed token sequences and how far the two sides may differ on them."""
+
+    def __init__(self, spec: RLJobSpec, vocab_size: int, max_length: int) -> None:
+        random = np.random.default_rng(0)
+        length = min(_PROBE_TOKENS, max_length)
+        self.tokens: list[IntArray] = [random.integers(0, vocab_size, length) for _ in range(_PROBES)]
+        self._tolerance = spec.weight_sync.probe_tolerance or _TOLERANCE[spec.training.precision]
+        self._expected: list[FloatArray] = []
+
+    def score_trainers(self, scores: Sequence[list[FloatArray] | None]) -> None:
+        """Keep the trainers' log-probabilities; ranks that hold no output layer report none."""
+        self._expected = next(score for score in scores if score)
+
+    def compare(self, engines: Sequence[list[FloatArray]], version: int) -> dict[str, float]:
+        """Hold every engine's log-probabilities against the trainers'.
+
+        Returns:
+            `weights/probe_abs_diff_mean` and `_max` over engines and tokens.
+
+        Raises:
+            JobError: an engine differs by more than the tolerance on average, or is not finite.
+        """
+        expected = np.concatenate(self._expected)
+        worst_mean, worst_max = 0.0, 0.0
+        for index, scores in enumerate(engines):
+            difference = np.abs(np.concatenate(scores) - expected)
+            mean = float(difference.mean())
+            if not mean <= self._tolerance:
+                raise JobError(
+                    f"update_weights: engine-{index} at version {version} differs from the trainer by {mean:.4g} in "
+                    f"the mean log-probability of the fixed prompts (spec.weightSync.probeTolerance {self._tolerance:g}); "
+                    "its weights are not what was sent"
+                )
+            worst_mean, worst_max = max(worst_mean, mean), max(worst_max, float(difference.max()))
+        return {"weights/probe_abs_diff_mean": worst_mean, "weights/probe_abs_diff_max": worst_max}

@@ -1,0 +1,215 @@
+"""A job from manifest to exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+
+from rljob_api import RLJob, RLJobSpec, derived
+from rljob_worker.driver.calls import Calls
+from rljob_worker.driver.checkpoints import CheckpointStore
+from rljob_worker.driver.cluster import Cluster
+from rljob_worker.driver.events import EventLog
+from rljob_worker.driver.inputs import Inputs, read_inputs
+from rljob_worker.driver.job import Job
+from rljob_worker.driver.loop import train
+from rljob_worker.driver.run_folder import RunFolder
+from rljob_worker.driver.stop import StopSignal
+from rljob_worker.errors import EXIT_OK, EXIT_STOPPED, JobError, StopRequested, UserError
+from rljob_worker.phases import PhaseClock
+from rljob_worker.records.http import DriverServer
+from rljob_worker.records.metrics import JobMetrics
+from rljob_worker.records.steps import StepLog
+from rljob_worker.records.summary import summarize, write_summary
+from rljob_worker.records.tensorboard import TensorBoardSink
+from rljob_worker.records.writer import Record, RecordWriter
+
+logger = logging.getLogger(__name__)
+TOKEN_VARIABLE = "RLJOB_DRIVER_TOKEN"
+"""Bearer token that the driver's HTTP endpoint asks for, when set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    exit_code: int
+    outcome: str
+    message: str
+
+
+def run_job(
+    job: RLJob, output: Path, *, resume: bool, on_record: Callable[[Record], None], on_event: Callable[[str], None]
+) -> Outcome:
+    """Run a validated job in a run folder.
+
+    Args:
+        job: the job; must be runnable on this machine.
+        output: run folder, made when it does not exist.
+        resume: continue the run that the folder holds.
+        on_record: called with each step's record.
+        on_event: called with a sentence about what the job is doing.
+
+    Raises:
+        UserError: model, data, reward or run folder are not what the manifest says; nothing was started.
+    """
+    with ExitStack() as stack:
+        folder = RunFolder(output, job, resume)
+        stack.callback(folder.close)
+        on_event("reading model, tokenizer and data")
+        try:
+            inputs = read_inputs(job.spec, folder.path)
+        except UserError:
+            folder.discard_if_new()
+            raise
+        stack.callback(inputs.rewards.close)
+        log = StepLog(folder.path)
+        stack.callback(log.close)
+        outcome = _run(job.spec, folder, inputs, log, on_record, on_event)
+        summary = summarize(log.after(-1), outcome.outcome, outcome.message, folder.attempt)
+        write_summary(folder.path, summary)
+        return outcome
+
+
+def _run(
+    spec: RLJobSpec,
+    folder: RunFolder,
+    inputs: Inputs,
+    log: StepLog,
+    on_record: Callable[[Record], None],
+    on_event: Callable[[str], None],
+) -> Outcome:
+    with ExitStack() as stack:
+        events = EventLog(folder.path, folder.attempt)
+        stack.callback(events.close)
+        metrics = JobMetrics(spec.steps)
+        for record in log.after(-1):
+            metrics(record)
+        sinks: list[Callable[[Record], None]] = [metrics, on_record]
+        if spec.records.tensorboard:
+            tensorboard = TensorBoardSink(folder.path)
+            stack.callback(tensorboard.close)
+            sinks.append(tensorboard)
+        writer = RecordWriter(folder.path, log, folder.attempt, sinks)
+        cluster = Cluster(spec, folder.path, inputs.model_folder)
+        stop = StopSignal(spec.checkpoint.grace_seconds, cluster.kill)
+        calls = Calls(stop.requested, cluster.interrupt, cluster.last_words, lambda what: _dump(cluster, events, what))
+        job = Job(
+            spec,
+            cluster=cluster,
+            calls=calls,
+            clock=PhaseClock(on_start=events.phase),
+            stop=stop.requested,
+            inputs=inputs,
+            checkpoints=CheckpointStore(
+                Path(spec.checkpoint.path or folder.path / "checkpoints"), spec.checkpoint.keep
+            ),
+            records=writer,
+            events=events,
+            attempt=folder.attempt,
+        )
+        server = _serve(spec, folder.path, log, job, metrics)
+        if server is not None:
+            stack.callback(server.close)
+        on_event("starting Ray")
+        events.write("start")
+        stack.enter_context(_ray(spec))
+        stop.install()
+        sync_folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rljob-sync-"))
+        cluster.create(spec.steps * derived.updates_per_step(spec), Path(sync_folder))
+        try:
+            on_event(f"starting {len(cluster.trainers)} trainer(s) and {len(cluster.engines)} engine(s)")
+            outcome = _train(job, cluster, calls, stop, events, on_event)
+        except JobError as error:
+            logger.error("%s", error)
+            events.write("failed", message=str(error))
+            cluster.kill()
+            return Outcome(error.exit_code, "Failed", str(error))
+        cluster.shutdown(calls)
+        events.write("end", outcome=outcome.outcome)
+        if server is not None:
+            server.linger(spec.records.linger_seconds)
+        return outcome
+
+
+def _train(
+    job: Job,
+    cluster: Cluster,
+    calls: Calls,
+    stop: StopSignal,
+    events: EventLog,
+    on_event: Callable[[str], None],
+) -> Outcome:
+    """Start, restore, train, and obey a stop request at whatever point it arrives."""
+    ready = False
+    try:
+        started = time.monotonic()
+        job.startup = cluster.start(calls)
+        restored = job.restore_latest()
+        job.first_hand_over()
+        ready = job.ready = True
+        where = f"continuing after step {restored}" if restored else "training"
+        on_event(f"ready after {time.monotonic() - started:.0f} s; {where}")
+        events.write("ready", restored=restored)
+        train(job)
+        return Outcome(EXIT_OK, "Succeeded", f"{job.step} steps done")
+    except StopRequested:
+        events.write("stopping", ready=ready)
+        saved = job.save_before_leaving() if ready else None
+        stop.finished()
+        what = f"saved {saved.name}" if saved else f"nothing new to save after step {job.step}"
+        return Outcome(EXIT_STOPPED, "Stopped", f"stopped as asked; {what}; --resume continues")
+
+
+def _serve(spec: RLJobSpec, folder: Path, log: StepLog, job: Job, metrics: JobMetrics) -> DriverServer | None:
+    if spec.records.http_port is None:
+        return None
+    server = DriverServer(
+        log,
+        status=job.status,
+        metrics=metrics.text,
+        request_checkpoint=job.request_checkpoint,
+        host=spec.records.http_host,
+        port=spec.records.http_port,
+        token=os.environ.get(TOKEN_VARIABLE),
+        address_file=folder / "http.json",
+    )
+    server.start()
+    return server
+
+
+@contextmanager
+def _ray(spec: RLJobSpec) -> Iterator[None]:
+    """An embedded Ray for this job alone, its files in a folder that goes with it."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # SIGKILL of an actor must not leave the engine's own child processes behind.
+    os.environ["RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"] = "true"
+    folder = tempfile.mkdtemp(prefix="rljob-ray-")
+    try:
+        ray.init(
+            address="local",
+            num_cpus=derived.devices(spec),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            _temp_dir=folder,
+        )
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _dump(cluster: Cluster, events: EventLog, what: str) -> None:
+    files = cluster.dump_stacks()
+    events.write("deadline", phase=what)
+    logger.error("%s is past its deadline; stacks are in %s", what, ", ".join(map(str, files)))

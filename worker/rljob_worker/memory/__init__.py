@@ -1,0 +1,1 @@
+"""Memory of colocated processes: the CPU arena, the memory-saver state machine and the ledger."""

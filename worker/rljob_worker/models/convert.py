@@ -1,0 +1,378 @@
+"""The mapping between Megatron's parameters on one rank and the tensors of a Hugging Face checkpoint.
+
+Megatron fuses q, k, v by query group (`[q of the group's heads; k; v]` for each group) and gate with up
+(`[gate shard; up shard]` on each tensor-parallel rank); everything else is cut along one dimension or replicated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from rljob_worker.models.config import ModelConfig
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+FINAL_NORM = "model.norm.weight"
+
+_LAYER_PARAMETER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_EXPERT_PARAMETER = re.compile(
+    r"mlp\.experts\.(?:local_experts\.(?P<local>\d+)\.)?linear_fc(?P<which>[12])\.weight(?P<grouped>\d*)"
+)
+_REPLICATED = {
+    "input_layernorm.weight": "input_layernorm.weight",
+    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+    "mlp.linear_fc1.layer_norm_weight": "post_attention_layernorm.weight",
+    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
+    "mlp.router.weight": "mlp.gate.weight",
+}
+"""Inside a layer, local-spec and Transformer Engine names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """Where a rank stands; expert tensor parallel size is 1."""
+
+    tp_rank: int = 0
+    tp_size: int = 1
+    pp_rank: int = 0
+    pp_size: int = 1
+    ep_rank: int = 0
+    ep_size: int = 1
+    dp_rank: int = 0
+    """Data-parallel rank of the dense parameters."""
+    expert_dp_rank: int = 0
+    """Data-parallel rank of the expert parameters."""
+
+    @classmethod
+    def current(cls) -> Parallel:
+        """This process's place in Megatron's parallel state."""
+        from megatron.core import parallel_state as state
+
+        return cls(
+            tp_rank=state.get_tensor_model_parallel_rank(),
+            tp_size=state.get_tensor_model_parallel_world_size(),
+            pp_rank=state.get_pipeline_model_parallel_rank(),
+            pp_size=state.get_pipeline_model_parallel_world_size(),
+            ep_rank=state.get_expert_model_parallel_rank(),
+            ep_size=state.get_expert_model_parallel_world_size(),
+            dp_rank=state.get_data_parallel_rank(),
+            expert_dp_rank=state.get_expert_data_parallel_rank(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A rank's shard of one HF tensor: `hf_tensor.narrow(dim, start, length)`, or all of it where dim is None."""
+
+    hf_name: str
+    hf_shape: tuple[int, ...]
+    dim: int | None
+    start: int
+    length: int
+    read: Callable[[], torch.Tensor]
+    """The shard in HF layout, in the parameter's dtype; a view of the parameter where the layout allows one."""
+    write: Callable[[torch.Tensor], None]
+    """Store a shard of the same shape into the parameter, casting to its dtype."""
+    primary: bool = True
+    """Over the ranks of a job, the primary pieces cover each tensor exactly once."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the shard."""
+        if self.dim is None:
+            return self.hf_shape
+        return (*self.hf_shape[: self.dim], self.length, *self.hf_shape[self.dim + 1 :])
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """How one HF tensor lies inside one Megatron parameter."""
+
+    hf_name: str
+    dim: int | None
+    start: int
+    length: int
+    select: Callable[[torch.Tensor], torch.Tensor]
+    """Parameter -> view; reshaped to the shard's shape it is in HF layout."""
+    primary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The shape of a Megatron parameter and the HF tensors in it."""
+
+    shape: tuple[int, ...]
+    shards: tuple[_Shard, ...]
+
+
+def hf_manifest(cfg: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor of the HF checkpoint, each module's tensors side by side, in model order."""
+    hidden, vocab = cfg.hidden_size, cfg.vocab_size
+    manifest: list[tuple[str, tuple[int, ...]]] = [(EMBEDDING, (vocab, hidden))]
+    for layer in range(cfg.num_layers):
+        prefix = f"model.layers.{layer}."
+        manifest += [(prefix + name, shape) for name, shape in _layer_manifest(cfg, layer)]
+    manifest.append((FINAL_NORM, (hidden,)))
+    if not cfg.tied_embeddings:
+        manifest.append((HEAD, (vocab, hidden)))
+    return manifest
+
+
+def _layer_manifest(cfg: ModelConfig, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden = cfg.hidden_size
+    rows = {"q": cfg.num_heads * cfg.head_dim, "k": cfg.num_query_groups * cfg.head_dim}
+    rows["v"] = rows["k"]
+    yield "input_layernorm.weight", (hidden,)
+    for which, size in rows.items():
+        yield f"self_attn.{which}_proj.weight", (size, hidden)
+    if cfg.qkv_bias:
+        for which, size in rows.items():
+            yield f"self_attn.{which}_proj.bias", (size,)
+    if cfg.qk_norm:
+        yield "self_attn.q_norm.weight", (cfg.head_dim,)
+        yield "self_attn.k_norm.weight", (cfg.head_dim,)
+    yield "self_attn.o_proj.weight", (hidden, rows["q"])
+    yield "post_attention_layernorm.weight", (hidden,)
+    if not cfg.is_moe(layer):
+        yield from _mlp_manifest("mlp.", hidden, cfg.ffn_hidden_size)
+        return
+    yield "mlp.gate.weight", (cfg.num_experts, hidden)
+    for expert in range(cfg.num_experts):
+        yield from _mlp_manifest(f"mlp.experts.{expert}.", hidden, cfg.expert_ffn_hidden_size)
+
+
+def _mlp_manifest(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield prefix + "gate_proj.weight", (width, hidden)
+    yield prefix + "up_proj.weight", (width, hidden)
+    yield prefix + "down_proj.weight", (hidden, width)
+
+
+def local_pieces(
+    source: torch.nn.Module | Mapping[str, torch.Tensor], cfg: ModelConfig, parallel: Parallel
+) -> list[Piece]:
+    """Everything that one rank holds, in checkpoint order.
+
+    Pieces of a live model are bound to the parameters' storage: make them after Megatron's DistributedDataParallel,
+    which moves parameters into its buffer. Replicated parameters (norms, the router, the tied copy of the embedding on
+    the last pipeline stage) give pieces on every rank that holds them, one of them `primary`.
+
+    Args:
+        source: the model (wrappers allowed), or a rank's saved `name -> tensor`.
+        cfg: the model's config.
+        parallel: the coordinates of the rank that holds, or held, `source`.
+
+    Raises:
+        ValueError: a parameter without counterpart in the HF checkpoint, or of another shape than cfg and parallel ask.
+    """
+    named = source.named_parameters() if isinstance(source, torch.nn.Module) else source.items()
+    manifest = dict(hf_manifest(cfg))
+    pieces: list[Piece] = []
+    for full_name, tensor in named:
+        name = re.sub(r"^(module\.)+", "", full_name)
+        if name.endswith("_extra_state"):
+            continue
+        layout = _layout(name, cfg, parallel)
+        if layout is None:
+            raise ValueError(f"parameter {full_name} has no counterpart in a {cfg.model_type} checkpoint")
+        if tuple(tensor.shape) != layout.shape:
+            raise ValueError(f"parameter {full_name} has shape {tuple(tensor.shape)}, expected {layout.shape}")
+        pieces += [_piece(full_name, tensor, shard, manifest[shard.hf_name]) for shard in layout.shards if shard.length]
+    order = {name: position for position, name in enumerate(manifest)}
+    return sorted(pieces, key=lambda piece: order[piece.hf_name])
+
+
+def _piece(name: str, tensor: torch.Tensor, shard: _Shard, hf_shape: tuple[int, ...]) -> Piece:
+    dim = None if shard.dim is None or shard.length == hf_shape[shard.dim] else shard.dim
+    shape = list(hf_shape)
+    if dim is not None:
+        shape[dim] = shard.length
+    access = _Access(name, tensor, shard.select(tensor.detach()), tuple(shape))
+    length = hf_shape[0] if dim is None else shard.length
+    start = 0 if dim is None else shard.start
+    return Piece(shard.hf_name, hf_shape, dim, start, length, access.read, access.write, shard.primary)
+
+
+class _Access:
+    """Reads and writes one shard through a view made once; refuses when the parameter has moved since."""
+
+    __slots__ = ("_address", "_flat", "_name", "_shape", "_tensor", "_view")
+
+    def __init__(self, name: str, tensor: torch.Tensor, view: torch.Tensor, shape: tuple[int, ...]) -> None:
+        self._name, self._tensor, self._view, self._shape = name, tensor, view, shape
+        self._address = tensor.data_ptr()
+        reshaped = view.reshape(shape)
+        self._flat = reshaped if reshaped.data_ptr() == view.data_ptr() else None
+
+    def read(self) -> torch.Tensor:
+        self._check()
+        return self._view.reshape(self._shape) if self._flat is None else self._flat
+
+    def write(self, shard: torch.Tensor) -> None:
+        self._check()
+        if tuple(shard.shape) != self._shape:
+            raise ValueError(f"parameter {self._name} takes a shard of shape {self._shape}, got {tuple(shard.shape)}")
+        with torch.no_grad():
+            self._view.copy_(shard.reshape(self._view.shape))
+
+    def _check(self) -> None:
+        if self._tensor.data_ptr() != self._address:
+            raise RuntimeError(
+                f"parameter {self._name} has moved in memory since its pieces were made; make them again "
+                "(after DistributedDataParallel, which moves parameters)"
+            )
+
+
+def _layout(name: str, cfg: ModelConfig, parallel: Parallel) -> _Layout | None:
+    hidden = cfg.hidden_size
+    dense_owner = parallel.dp_rank == 0
+    if name == "embedding.word_embeddings.weight":
+        return _vocabulary(EMBEDDING, cfg, parallel, dense_owner)
+    if name == "output_layer.weight":
+        # With tied embeddings only a last pipeline stage that is not the first has it: a copy.
+        hf_name = EMBEDDING if cfg.tied_embeddings else HEAD
+        return _vocabulary(hf_name, cfg, parallel, dense_owner and not cfg.tied_embeddings)
+    if name == "decoder.final_layernorm.weight":
+        return _replicated(FINAL_NORM, (hidden,), dense_owner and parallel.tp_rank == 0)
+    match = _LAYER_PARAMETER.fullmatch(name)
+    layers = cfg.num_layers // parallel.pp_size
+    if match is None or int(match[1]) >= layers:
+        return None
+    layer = int(match[1]) + layers * parallel.pp_rank
+    prefix, rest = f"model.layers.{layer}.", match[2]
+    if rest in _REPLICATED:
+        shape = dict(_layer_manifest(cfg, layer)).get(_REPLICATED[rest])
+        if shape is None:
+            return None
+        return _replicated(prefix + _REPLICATED[rest], shape, dense_owner and parallel.tp_rank == 0)
+    if rest == "self_attention.linear_qkv.weight" or (rest == "self_attention.linear_qkv.bias" and cfg.qkv_bias):
+        return _fused_qkv(prefix, rest.rpartition(".")[2], cfg, parallel, dense_owner)
+    if rest == "self_attention.linear_proj.weight":
+        width = cfg.num_heads * cfg.head_dim
+        return _row_parallel(prefix + "self_attn.o_proj.weight", hidden, width, parallel, dense_owner)
+    if rest == "mlp.linear_fc1.weight" and not cfg.is_moe(layer):
+        return _fused_gate_up(prefix + "mlp.", hidden, cfg.ffn_hidden_size, parallel, dense_owner)
+    if rest == "mlp.linear_fc2.weight" and not cfg.is_moe(layer):
+        return _row_parallel(prefix + "mlp.down_proj.weight", hidden, cfg.ffn_hidden_size, parallel, dense_owner)
+    return _expert(prefix, rest, cfg, parallel) if cfg.is_moe(layer) else None
+
+
+def _expert(prefix: str, rest: str, cfg: ModelConfig, parallel: Parallel) -> _Layout | None:
+    match = _EXPERT_PARAMETER.fullmatch(rest)
+    number = (match["local"] or match["grouped"]) if match else None
+    local_experts = cfg.num_experts // parallel.ep_size
+    if match is None or not number or int(number) >= local_experts:
+        return None
+    prefix = f"{prefix}mlp.experts.{int(number) + local_experts * parallel.ep_rank}."
+    owner, width, whole = parallel.expert_dp_rank == 0, cfg.expert_ffn_hidden_size, Parallel()
+    if match["which"] == "1":
+        return _fused_gate_up(prefix, cfg.hidden_size, width, whole, owner)
+    return _row_parallel(prefix + "down_proj.weight", cfg.hidden_size, width, whole, owner)
+
+
+def _replicated(hf_name: str, shape: tuple[int, ...], primary: bool) -> _Layout:
+    return _Layout(shape, (_Shard(hf_name, None, 0, shape[0], lambda parameter: parameter, primary),))
+
+
+def _vocabulary(hf_name: str, cfg: ModelConfig, parallel: Parallel, primary: bool) -> _Layout:
+    rows = cfg.padded_vocab_size(parallel.tp_size) // parallel.tp_size
+    start = rows * parallel.tp_rank
+    length = max(0, min(rows, cfg.vocab_size - start))
+    shard = _Shard(hf_name, 0, start, length, lambda parameter: parameter[:length], primary)
+    return _Layout((rows, cfg.hidden_size), (shard,))
+
+
+def _row_parallel(hf_name: str, rows: int, width: int, parallel: Parallel, primary: bool) -> _Layout:
+    columns = width // parallel.tp_size
+    shard = _Shard(hf_name, 1, columns * parallel.tp_rank, columns, lambda parameter: parameter, primary)
+    return _Layout((rows, columns), (shard,))
+
+
+def _fused_gate_up(prefix: str, hidden: int, width: int, parallel: Parallel, primary: bool) -> _Layout:
+    rows = width // parallel.tp_size
+    start = rows * parallel.tp_rank
+    gate = _Shard(prefix + "gate_proj.weight", 0, start, rows, lambda parameter: parameter[:rows], primary)
+    up = _Shard(prefix + "up_proj.weight", 0, start, rows, lambda parameter: parameter[rows:], primary)
+    return _Layout((2 * rows, hidden), (gate, up))
+
+
+def _fused_qkv(prefix: str, kind: str, cfg: ModelConfig, parallel: Parallel, primary: bool) -> _Layout:
+    groups = cfg.num_query_groups // parallel.tp_size
+    query_rows = cfg.num_heads // cfg.num_query_groups * cfg.head_dim
+    group_rows = query_rows + 2 * cfg.head_dim
+    trailing = (cfg.hidden_size,) if kind == "weight" else ()
+    offsets = {"q": (0, query_rows), "k": (query_rows, cfg.head_dim), "v": (query_rows + cfg.head_dim, cfg.head_dim)}
+
+    def shard(which: str, offset: int, rows: int) -> _Shard:
+        def select(parameter: torch.Tensor) -> torch.Tensor:
+            return parameter.view(groups, group_rows, *trailing).narrow(1, offset, rows)
+
+        length = groups * rows
+        return _Shard(f"{prefix}self_attn.{which}_proj.{kind}", 0, length * parallel.tp_rank, length, select, primary)
+
+    shards = tuple(shard(which, offset, rows) for which, (offset, rows) in offsets.items())
+    return _Layout((groups * group_rows, *trailing), shards)
+
+
+def assemble(pieces_by_rank: Iterable[Piece], cfg: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    """Put HF tensors together from the pieces of all ranks, in checkpoint order, one tensor at a time.
+
+    Pieces that overlap (replicated parameters, data-parallel copies) must agree bit for bit.
+
+    Args:
+        pieces_by_rank: the pieces of every rank's shard, one rank after the other.
+        cfg: says which tensors there must be.
+
+    Raises:
+        ValueError: a tensor is not fully covered, or covered twice with different values; names it.
+    """
+    by_name: dict[str, list[Piece]] = {}
+    for piece in pieces_by_rank:
+        by_name.setdefault(piece.hf_name, []).append(piece)
+    for name, shape in hf_manifest(cfg):
+        yield name, _join(name, shape, by_name.pop(name, []))
+    if by_name:
+        raise ValueError(f"tensor {next(iter(by_name))} does not belong to this {cfg.model_type} model")
+
+
+def _join(name: str, shape: tuple[int, ...], pieces: list[Piece]) -> torch.Tensor:
+    if not pieces:
+        raise ValueError(f"tensor {name} is missing: no shard holds it")
+    if any(piece.hf_shape != shape for piece in pieces):
+        raise ValueError(f"tensor {name}: shards are of {sorted({p.hf_shape for p in pieces})}, expected {shape}")
+    dims = {piece.dim for piece in pieces if piece.dim is not None}
+    if len(dims) > 1:
+        raise ValueError(f"tensor {name} is cut along several dimensions: {sorted(dims)}")
+    dim = dims.pop() if dims else 0
+    whole = torch.empty(0)
+    covered = 0
+    for piece in sorted(pieces, key=lambda piece: piece.start):
+        shard = piece.read()
+        length = shape[dim] if piece.dim is None else piece.length
+        if whole.shape != shape:
+            whole = torch.empty(shape, dtype=shard.dtype)
+        if shard.dtype != whole.dtype:
+            raise ValueError(f"tensor {name}: shards differ in dtype, {whole.dtype} and {shard.dtype}")
+        if piece.start > covered:
+            break
+        overlap = min(covered - piece.start, length)
+        if not _same_bits(whole.narrow(dim, piece.start, overlap), shard.narrow(dim, 0, overlap)):
+            raise ValueError(
+                f"tensor {name} is covered twice with different values, from index {piece.start} of dim {dim}"
+            )
+        whole.narrow(dim, covered, length - overlap).copy_(shard.narrow(dim, overlap, length - overlap))
+        covered = max(covered, piece.start + length)
+    if covered < shape[dim]:
+        raise ValueError(
+            f"tensor {name} is not fully covered: nothing holds index {covered} of dim {dim} ({shape[dim]})"
+        )
+    return whole
+
+
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))

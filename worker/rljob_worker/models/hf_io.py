@@ -1,0 +1,232 @@
+"""Hugging Face checkpoint folders, streamed in and out one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from rljob_worker.errors import UserError
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.convert import EMBEDDING, HEAD, Piece, hf_manifest
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+_ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+_DERIVED = "rotary_emb.inv_freq"
+"""Old checkpoints store this buffer, which follows from the config."""
+
+
+def load_hf_weights(pieces: Iterable[Piece], folder: str | Path) -> None:
+    """Fill the parameters behind `pieces` from a folder's safetensors, reading only this rank's shards.
+
+    Raises:
+        UserError: no weights, an unreadable file, or a tensor that is missing, unknown or of the wrong shape; names the
+            tensor and the file. Nothing is written when a name or a shape is wrong.
+    """
+    folder = Path(folder)
+    pieces = list(pieces)
+    shapes = {piece.hf_name: piece.hf_shape for piece in pieces}
+    files = _tensor_files(folder)
+    cfg = ModelConfig.from_hf(folder)
+    _check_names(files, cfg, folder)
+    by_file: dict[Path, list[Piece]] = {}
+    for piece in pieces:
+        if piece.hf_name not in files:
+            raise UserError(f"{folder}: tensor {piece.hf_name} is missing")
+        by_file.setdefault(files[piece.hf_name], []).append(piece)
+    for path, names in _names_by_file(files).items():
+        with _open(path) as file:
+            for name in names:
+                found = tuple(file.get_slice(name).get_shape())
+                if name in shapes and found != shapes[name]:
+                    raise UserError(f"{path}: tensor {name} has shape {found}, expected {shapes[name]}")
+    if cfg.tied_embeddings and HEAD in files:
+        _check_tied_head(files)
+    for path, wanted in by_file.items():
+        with _open(path) as file:
+            for piece in wanted:
+                piece.write(_read_shard(file.get_slice(piece.hf_name), piece))
+
+
+def _read_shard(tensor: Any, piece: Piece) -> torch.Tensor:
+    if piece.dim is None:
+        return tensor[:]
+    span = slice(piece.start, piece.start + piece.length)
+    return tensor[(slice(None),) * piece.dim + (span,)]
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: not a readable safetensors file: {error}") from error
+
+
+def _names_by_file(files: Mapping[str, Path]) -> dict[Path, list[str]]:
+    names: dict[Path, list[str]] = {}
+    for name, path in files.items():
+        names.setdefault(path, []).append(name)
+    return names
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """Tensor name -> the file that holds it."""
+    index = folder / INDEX_FILE
+    if index.is_file():
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise UserError(f"{index}: not a safetensors index: {error!r}") from error
+        paths = sorted({folder / name for name in weight_map.values()})
+        listed = {name: folder / file for name, file in weight_map.items()}
+    else:
+        paths = sorted(folder.glob("*.safetensors"))
+        listed = None
+    if not paths:
+        raise UserError(f"{folder}: no weights; expected {SINGLE_FILE}, or {INDEX_FILE} with the files it lists")
+    files: dict[str, Path] = {}
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"{path}: no such file, but {INDEX_FILE} lists it")
+        with _open(path) as file:
+            for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
+                if name in files:
+                    raise UserError(f"{path}: tensor {name} is in {files[name].name} as well")
+                files[name] = path
+    for name, path in (listed or {}).items():
+        if files.get(name) != path:
+            raise UserError(f"{path}: tensor {name} is missing, but {INDEX_FILE} lists it there")
+    return files
+
+
+def _check_names(files: Mapping[str, Path], cfg: ModelConfig, folder: Path) -> None:
+    expected = {name for name, _ in hf_manifest(cfg)}
+    missing = [name for name, _ in hf_manifest(cfg) if name not in files]
+    allowed = expected | ({HEAD} if cfg.tied_embeddings else set())
+    extra = [name for name in files if name not in allowed and not name.endswith(_DERIVED)]
+    problems = [f"tensor {name} is missing" for name in missing[:5]]
+    problems += [
+        f"tensor {name} in {files[name].name} is not part of this {cfg.model_type} model" for name in extra[:5]
+    ]
+    unnamed = len(missing) + len(extra) - len(problems)
+    if problems:
+        raise UserError(f"{folder}: " + "; ".join(problems) + (f"; and {unnamed} more" if unnamed else ""))
+
+
+def _check_tied_head(files: Mapping[str, Path]) -> None:
+    """Some tied checkpoints store the head too; one that differs would be silently dropped."""
+    with _open(files[HEAD]) as head, _open(files[EMBEDDING]) as embedding:
+        if not torch.equal(head.get_tensor(HEAD), embedding.get_tensor(EMBEDDING)):
+            raise UserError(
+                f"{files[HEAD]}: tensor {HEAD} differs from {EMBEDDING}, but config.json has tie_word_embeddings true"
+            )
+
+
+def save_hf_folder(
+    folder: str | Path,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    hf_config: Mapping[str, Any],
+    tokenizer_folder: str | Path,
+    *,
+    max_file_bytes: int = 5 * 10**9,
+) -> None:
+    """Write a folder that `transformers` and vLLM load: config, tokenizer, and safetensors with an index when several.
+
+    Args:
+        folder: created; must not hold weights yet.
+        tensors: (HF name, tensor), consumed as a stream; at most `max_file_bytes` are held.
+        hf_config: `config.json` of the model; dtype and architectures are set from the tensors and the model type.
+        tokenizer_folder: where the tokenizer files are copied from.
+        max_file_bytes: size of one safetensors file.
+
+    Raises:
+        UserError: the folder holds weights already, or tokenizer_folder holds no tokenizer.
+    """
+    folder, tokenizer_folder = Path(folder), Path(tokenizer_folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if next(folder.glob("*.safetensors"), None):
+        raise UserError(f"{folder}: holds weights already; choose an empty folder")
+    copy_tokenizer(tokenizer_folder, folder)
+    writer = _ShardWriter(folder, max_file_bytes)
+    for name, tensor in tensors:
+        writer.add(name, tensor)
+    writer.close()
+    config = {key: value for key, value in hf_config.items() if key not in ("torch_dtype", "dtype")}
+    config.setdefault("architectures", [_ARCHITECTURES[config["model_type"]]])
+    config["dtype"] = str(writer.dtype).removeprefix("torch.")
+    _write_json(folder / "config.json", config)
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the tokenizer's files; UserError when there are none."""
+    found = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if not any(path.name in ("tokenizer.json", "tokenizer.model", "vocab.json") for path in found):
+        raise UserError(f"{source}: no tokenizer; expected tokenizer.json, tokenizer.model or vocab.json")
+    for path in found:
+        if path.parent.resolve() != folder.resolve():
+            shutil.copyfile(path, folder / path.name)
+
+
+class _ShardWriter:
+    """Collects tensors into files of bounded size; names are final only when the number of files is known."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder, self.max_bytes = folder, max_bytes
+        self.dtype: torch.dtype | None = None
+        self._pending: dict[str, torch.Tensor] = {}
+        self._pending_bytes = 0
+        self._files: list[tuple[Path, list[str]]] = []
+        self._total_bytes = 0
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        if self._pending and self._pending_bytes + tensor.nbytes > self.max_bytes:
+            self._flush()
+        self.dtype = self.dtype or tensor.dtype
+        self._pending[name] = tensor.contiguous()
+        self._pending_bytes += tensor.nbytes
+        self._total_bytes += tensor.nbytes
+
+    def _flush(self) -> None:
+        path = self.folder / f".part-{len(self._files)}"
+        save_file(self._pending, path, metadata={"format": "pt"})
+        self._files.append((path, list(self._pending)))
+        self._pending, self._pending_bytes = {}, 0
+
+    def close(self) -> None:
+        if self._pending:
+            self._flush()
+        if not self._files:
+            raise ValueError("a checkpoint needs at least one tensor")
+        if len(self._files) == 1:
+            self._files[0][0].rename(self.folder / SINGLE_FILE)
+            return
+        weight_map: dict[str, str] = {}
+        for number, (path, names) in enumerate(self._files, start=1):
+            final = f"model-{number:05d}-of-{len(self._files):05d}.safetensors"
+            path.rename(self.folder / final)
+            weight_map.update(dict.fromkeys(names, final))
+        index = {"metadata": {"total_size": self._total_bytes}, "weight_map": weight_map}
+        _write_json(self.folder / INDEX_FILE, index)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

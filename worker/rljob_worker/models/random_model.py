@@ -1,0 +1,59 @@
+"""Models with seeded random weights, for tests and demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rljob_api.spec import RandomModel
+from rljob_worker.errors import UserError
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.convert import hf_manifest
+from rljob_worker.models.hf_io import save_hf_folder
+
+
+def make_random_model(spec: RandomModel, tokenizer_folder: str | Path, out: Path) -> None:
+    """Write a Hugging Face folder with weights drawn as transformers' Qwen initialisation does.
+
+    Matrices are normal with standard deviation `initializer_range` (default 0.02), biases 0, norms 1; float32 unless
+    the config names a `dtype`. The same spec gives the same bytes.
+
+    Raises:
+        UserError: a config that is not supported, or a vocabulary smaller than the tokenizer's.
+    """
+    config = _complete_config(spec.config, tokenizer_folder)
+    cfg = ModelConfig.from_hf(config)
+    name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(name)
+    if dtype is None:
+        raise UserError(f"model.random.config: dtype {name!r} is not supported; use 'float32' or 'bfloat16'")
+    std = float(config.get("initializer_range", 0.02))
+    save_hf_folder(out, _random_tensors(cfg, spec.seed, std, dtype), config, tokenizer_folder)
+
+
+def _complete_config(given: dict[str, Any], tokenizer_folder: str | Path) -> dict[str, Any]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_folder))
+    config: dict[str, Any] = {"vocab_size": len(tokenizer)} | given
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        config.setdefault(key, getattr(tokenizer, key))
+    if config["vocab_size"] < len(tokenizer):
+        raise UserError(
+            f"model.random.config: vocab_size {config['vocab_size']} is smaller than the tokenizer's {len(tokenizer)}"
+        )
+    return config
+
+
+def _random_tensors(cfg: ModelConfig, seed: int, std: float, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    for name, shape in hf_manifest(cfg):
+        if name.endswith("bias"):
+            yield name, torch.zeros(shape, dtype=dtype)
+        elif len(shape) == 1:
+            yield name, torch.ones(shape, dtype=dtype)
+        else:
+            yield name, torch.empty(shape).normal_(std=std, generator=generator).to(dtype)

@@ -1,0 +1,56 @@
+"""The driver's `/metrics`: step records as Prometheus metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from rljob_api import metrics as m
+
+Collector = Counter | Gauge | Histogram
+
+
+def build(metric: m.Metric, registry: CollectorRegistry) -> Collector:
+    """The collector of one metric family, registered."""
+    if metric.kind is m.Kind.HISTOGRAM:
+        return Histogram(metric.name, metric.help, metric.labels, registry=registry, buckets=m.SECONDS_BUCKETS)
+    kind = Counter if metric.kind is m.Kind.COUNTER else Gauge
+    return kind(metric.name, metric.help, metric.labels, registry=registry)
+
+
+class JobMetrics:
+    """Keeps the metrics of one job; a sink of step records."""
+
+    def __init__(self, target_steps: int) -> None:
+        self._registry = CollectorRegistry()
+        self._by_name: dict[str, Any] = {metric.name: build(metric, self._registry) for metric in m.JOB_METRICS}
+        self._get(m.TARGET_STEPS).set(target_steps)
+
+    def _get(self, metric: m.Metric) -> Any:
+        return self._by_name[metric.name]
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        """Count one executed step."""
+        for phase, seconds in {**record["phases"], "other": record["other"]}.items():
+            self._get(m.PHASE_SECONDS).labels(phase=phase).observe(seconds)
+        self._get(m.STEP_SECONDS).observe(record["step_seconds"])
+        self._get(m.STEP).set(record["step"])
+        if record["rerun"]:
+            self._get(m.LOST_STEPS).inc()
+        for metric, value in (
+            (m.REWARD_MEAN, record["metrics"].get("rollout/raw_reward")),
+            (m.LOGPROB_ABS_DIFF, record["metrics"].get("train/train_rollout_logprob_abs_diff")),
+            (m.SYNC_BYTES, record["weights"].get("bytes")),
+        ):
+            if value is not None:
+                self._get(metric).set(value)
+        for process, phases in record["memory"].items():
+            for report in phases.values():
+                for state, value in report.items():
+                    if state.endswith("_bytes"):
+                        self._get(m.MEMORY_BYTES).labels(process=process, state=state.removesuffix("_bytes")).set(value)
+
+    def text(self) -> bytes:
+        """The exposition."""
+        return generate_latest(self._registry)

@@ -1,0 +1,90 @@
+"""Collects what a step reports and writes its record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rljob_worker.phases import StepTiming
+from rljob_worker.records.steps import StepLog, finite
+
+Record = dict[str, Any]
+
+
+class RecordWriter:
+    """Gathers metrics, memory and sync reports between two `write` calls.
+
+    Args:
+        folder: the run folder.
+        log: where records go.
+        attempt: stamped on each record.
+        sinks: called with each record after it was written (TensorBoard, metric registry, progress bar).
+    """
+
+    def __init__(self, folder: Path, log: StepLog, attempt: int, sinks: list[Callable[[Record], None]]) -> None:
+        self.folder = folder
+        self._log = log
+        self._attempt = attempt
+        self._sinks = sinks
+        self._begin()
+
+    def _begin(self) -> None:
+        self._metrics: dict[str, float] = {}
+        self._memory: dict[str, dict[str, Any]] = {}
+        self._busy: dict[str, float] = {}
+        self._overlapped: dict[str, float] = {}
+        self._weights: dict[str, Any] = {}
+
+    def metrics(self, values: Mapping[str, float]) -> None:
+        """Add scalars to the step."""
+        self._metrics.update(values)
+
+    def memory(self, phase: str, by_process: Mapping[str, Any]) -> None:
+        """Bytes reported by each process at the end of a phase."""
+        for process, report in by_process.items():
+            if isinstance(report, dict):
+                self._memory.setdefault(process, {})[phase] = report
+
+    def busy(self, by_process: Mapping[str, float]) -> None:
+        """Seconds that each process computed during the step."""
+        self._busy.update(by_process)
+
+    def overlapped(self, values: Mapping[str, float]) -> None:
+        """Seconds of work that ran beside a phase."""
+        self._overlapped.update(values)
+
+    def weights(self, report: Mapping[str, Any]) -> None:
+        """What the weight sync did."""
+        self._weights = dict(report)
+
+    def write(self, step: int, timing: StepTiming, **more: Any) -> Record:
+        """Write the record of a step; metrics that JSON cannot hold become null."""
+        perf = {f"perf/{name}_time": seconds for name, seconds in timing.phases.items()}
+        perf["perf/step_time"] = timing.step_seconds
+        # slime's train_wait is everything outside training: it contains the other phases and must not be added to them.
+        training = ("ref_log_probs", "log_probs", "actor_train")
+        perf["perf/train_wait_time"] = timing.step_seconds - sum(timing.phases.get(name, 0.0) for name in training)
+        record = self._log.append(
+            {
+                "step": step,
+                "attempt": self._attempt,
+                "time": time.time(),
+                "step_seconds": timing.step_seconds,
+                "phases": timing.phases,
+                "other": timing.other,
+                "switch_seconds": timing.switch,
+                "nested": ["perf/train_wait_time"],
+                "metrics": finite({**self._metrics, **perf}),
+                "weights": self._weights,
+                "memory": self._memory,
+                "busy_seconds": self._busy,
+                "overlapped": self._overlapped,
+                **more,
+            }
+        )
+        for sink in self._sinks:
+            sink(record)
+        self._begin()
+        return record

@@ -1,0 +1,119 @@
+"""Users' reward functions: finding, checking and calling them. Imported by the scoring processes: keep it light."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rljob_worker.errors import UserError
+
+RESERVED = ("prompt", "response", "label", "finish_reason")
+"""What every reward function can ask for by name, beside the columns of the row and `args`."""
+
+Sample = Mapping[str, Any]
+Score = tuple[float, dict[str, float]]
+
+
+def load_function(path: str) -> Callable[..., Any]:
+    """The function at `package.module:function`; UserError when it does not import or is not there."""
+    module_name, _, name = path.partition(":")
+    if not module_name or not name.isidentifier():
+        raise UserError(f"reward.python: {path!r} is not of the form package.module:function")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise UserError(
+            f"reward.python: {path!r}: module {module_name!r} does not import: {type(error).__name__}: {error}"
+        ) from error
+    function = getattr(module, name, None)
+    if function is None:
+        near = difflib.get_close_matches(name, [n for n in dir(module) if not n.startswith("__")])
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UserError(f"reward.python: {path!r}: module {module_name!r} ({module.__file__}) has no {name!r}{hint}")
+    if not callable(function):
+        raise UserError(f"reward.python: {path!r} is a {type(function).__name__}, not a function")
+    return function
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives a coroutine: an async function, or an object whose `__call__` is one."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def check_call(function: Callable[..., Any], path: str, args: Mapping[str, Any], batch: bool) -> None:
+    """UserError when the function can certainly not be called with `args` (a row's columns are not known yet)."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise UserError(f"reward.python: {path!r} does not tell its parameters ({error}): wrap it in a def") from error
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name in args:
+        if name in RESERVED:
+            raise UserError(f"reward.args: {name!r} is given to every reward function already: rename it")
+        if name not in parameters and not takes_any:
+            near = difflib.get_close_matches(name, parameters)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"reward.args: {path!r} has no parameter {name!r}{hint}")
+    if batch:
+        try:
+            inspect.signature(function).bind([], **args)
+        except TypeError as error:
+            raise UserError(
+                f"reward.python: {path!r} with batch: true is called as f(samples, **args), which fails: {error}"
+            ) from error
+
+
+def make_caller(function: Callable[..., Any], args: Mapping[str, Any]) -> Callable[[Sample], Any]:
+    """Call for one sample with the arguments that the function names: `RESERVED`, columns of the row, `args`."""
+    parameters = inspect.signature(function).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    wanted = {name for name, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+
+    def call(sample: Sample) -> Any:
+        given = flatten(sample) | dict(args)
+        return function(**(given if takes_any else {name: given[name] for name in wanted if name in given}))
+
+    return call
+
+
+def flatten(sample: Sample) -> dict[str, Any]:
+    """One dict of the row's columns and the reserved names, which win over columns of the same name."""
+    return dict(sample["metadata"]) | {name: sample[name] for name in RESERVED}
+
+
+def checked_score(value: Any) -> Score:
+    """What a reward function returned, as (score, parts): a number, or a dict of numbers with a `score`.
+
+    Raises ValueError for anything else, NaN and infinity included.
+    """
+    if not isinstance(value, Mapping):
+        return _number(value, "the reward"), {}
+    if "score" not in value:
+        raise ValueError(f"the returned dict has no 'score'; its keys are: {', '.join(map(repr, value))}")
+    parts = {str(name): _number(part, f"part {name!r}") for name, part in value.items() if name != "score"}
+    return _number(value["score"], "'score'"), parts
+
+
+def checked_batch(values: Any, expected: int) -> list[Score]:
+    """What a batch function returned: one score for each sample. Raises ValueError."""
+    if isinstance(values, (str, bytes, Mapping)) or not (isinstance(values, Sequence) or hasattr(values, "tolist")):
+        raise ValueError(f"a list of {expected} scores is needed, not {type(values).__name__}")
+    scores = list(values)
+    if len(scores) != expected:
+        raise ValueError(f"{len(scores)} scores were returned for {expected} samples")
+    return [checked_score(score) for score in scores]
+
+
+def _number(value: Any, name: str) -> float:
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()
+    if not isinstance(value, numbers.Real):
+        raise ValueError(f"{name} is {type(value).__name__} ({str(value)[:80]!r}), not a number")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} is {value}, not a finite number")
+    return float(value)

@@ -1,0 +1,244 @@
+"""Scoring processes for one reward: started, given work, and killed past a deadline, by one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from rljob_worker.rewards.functions import Sample, Score
+from rljob_worker.rewards.worker import Setup, timeout_message
+
+START_SECONDS = 120.0
+"""A scoring process must have imported its reward by then."""
+ASYNC_GRACE_SECONDS = 2.0
+"""How long past its deadline an async reward may take to answer: the process times it out itself, unless blocked."""
+
+Done = Callable[[list[Score] | None, str | None], None]
+
+
+@dataclass(slots=True)
+class _Task:
+    number: int
+    samples: list[Sample]
+    done: Done
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    popen: subprocess.Popen[bytes]
+    connection: Connection
+    start_deadline: float
+    ready: bool = False
+    running: dict[int, tuple[_Task, float]] = field(default_factory=dict)
+    """By task number: the task and its deadline."""
+
+    def kill(self) -> None:
+        # Its own session: what the reward started (a sandbox, a compiler) ends with it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+        self.connection.close()
+
+
+class WorkerPool:
+    """Runs tasks in up to `processes` processes, `in_flight` at once in each, each within `setup.timeout_seconds`.
+
+    `done` is called from the pool's thread with the scores or with an error text. A process that does not answer in
+    time is killed and replaced, and what else it was running runs again.
+    """
+
+    def __init__(self, setup: Setup, *, processes: int, in_flight: int, grace: float, workdir: Path):
+        self._setup, self._processes_limit, self._in_flight = setup, processes, in_flight
+        self._allowed_seconds = setup.timeout_seconds + grace
+        self._workdir = workdir
+        self._processes: list[_Process] = []
+        self._queue: deque[_Task] = deque()
+        self._lock = threading.Lock()
+        self._closing = False
+        self._broken: str | None = None
+        self._count = 0
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        # Processes are told to die with the thread that started them: all are started by this one.
+        self._thread = threading.Thread(target=self._run, name="reward-pool", daemon=True)
+
+    def start(self) -> None:
+        """Start the processes. Idempotent."""
+        if not self._thread.is_alive() and not self._closing:
+            self._thread.start()
+
+    def submit(self, samples: list[Sample], done: Done) -> None:
+        """Queue one task: one sample, or a batch."""
+        self.start()
+        with self._lock:
+            if self._closing:
+                raise RuntimeError("the reward pool is closed")
+            if self._broken is None:
+                self._count += 1
+                self._queue.append(_Task(self._count, samples, done))
+                self._wake()
+                return
+        done(None, self._broken)
+
+    def cancel_queued(self) -> int:
+        """Forget the tasks that have not been started; returns how many. Their `done` is never called."""
+        with self._lock:
+            cancelled = len(self._queue)
+            self._queue.clear()
+            return cancelled
+
+    def close(self) -> None:
+        """Kill the processes; tasks that have not ended never will."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            self._queue.clear()
+        if self._thread.is_alive():
+            self._wake()
+            self._thread.join(timeout=10)
+        self._wake_reader.close()
+        self._wake_writer.close()
+
+    def _wake(self) -> None:
+        self._wake_writer.send(b"x")
+
+    def _run(self) -> None:
+        try:
+            while len(self._processes) < self._processes_limit:
+                self._spawn()
+            while not self._closing:
+                self._assign()
+                self._receive()
+                self._expire()
+        except Exception as error:
+            # A thread's exception would pass unseen, and `collect` would wait for its deadline.
+            with self._lock:
+                self._broken = f"scoring stopped: {type(error).__name__}: {error}"
+            self._fail_queued(self._broken)
+            for task in [task for process in self._processes for task, _ in process.running.values()]:
+                task.done(None, self._broken)
+        finally:
+            for process in self._processes:
+                process.kill()
+
+    def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(self._workdir), *filter(None, sys.path)])}
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "rljob_worker.rewards.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2,
+                cwd=self._workdir, env=environment, start_new_session=True,
+            )  # fmt: skip
+        connection = Connection(ours.detach())
+        with contextlib.suppress(OSError):
+            connection.send(self._setup)
+        self._processes.append(_Process(popen, connection, time.monotonic() + START_SECONDS))
+
+    def _assign(self) -> None:
+        for process in list(self._processes):
+            while process.ready and len(process.running) < self._in_flight:
+                with self._lock:
+                    if not self._queue:
+                        return
+                    task = self._queue.popleft()
+                self._give(process, task)
+                if process not in self._processes:
+                    break
+        if self._queue and not self._processes:
+            self._spawn()
+
+    def _give(self, process: _Process, task: _Task) -> None:
+        try:
+            message = pickle.dumps((task.number, task.samples))
+        except Exception as error:
+            task.done(None, f"the sample cannot be sent to the scoring process: {type(error).__name__}: {error}")
+            return
+        process.running[task.number] = task, time.monotonic() + self._allowed_seconds
+        try:
+            process.connection.send_bytes(message)
+        except OSError:
+            self._died(process)
+
+    def _receive(self) -> None:
+        deadlines = [deadline for process in self._processes for _, deadline in process.running.values()]
+        deadlines += [process.start_deadline for process in self._processes if not process.ready]
+        timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        by_connection = {process.connection: process for process in self._processes}
+        for source in wait([*by_connection, self._wake_reader], timeout):
+            if isinstance(source, Connection):
+                self._read(by_connection[source])
+            else:
+                self._wake_reader.recv(4096)
+
+    def _read(self, process: _Process) -> None:
+        try:
+            message = process.connection.recv()
+        except (EOFError, OSError):
+            self._died(process)
+            return
+        if message[0] == "ready":
+            process.ready = True
+        elif message[0] == "failed":
+            self._cannot_start(process, f"the reward does not load in a scoring process:\n{message[1]}")
+        else:
+            number, kind, value = message
+            task, _ = process.running.pop(number)
+            task.done(*((value, None) if kind == "scores" else (None, value)))
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for process in list(self._processes):
+            expired = [task for task, deadline in process.running.values() if deadline <= now]
+            if expired:
+                for task in expired:
+                    del process.running[task.number]
+                    task.done(None, timeout_message(self._setup.timeout_seconds))
+                self._retire(process, rerun=True)
+            elif not process.ready and process.start_deadline <= now:
+                self._cannot_start(process, f"a scoring process did not start within {START_SECONDS:g} s")
+
+    def _died(self, process: _Process) -> None:
+        running = [task for task, _ in process.running.values()]
+        ready = process.ready
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.popen.wait(timeout=5)
+        self._retire(process, rerun=False)
+        if ready:
+            self._spawn()
+        error = f"the scoring process died with exit code {process.popen.returncode}"
+        for task in running:
+            task.done(None, error)
+        if not ready:
+            self._fail_queued(error)
+
+    def _cannot_start(self, process: _Process, error: str) -> None:
+        self._retire(process, rerun=False)
+        self._fail_queued(error)
+
+    def _fail_queued(self, error: str) -> None:
+        with self._lock:
+            tasks = list(self._queue)
+            self._queue.clear()
+        for task in tasks:
+            task.done(None, error)
+
+    def _retire(self, process: _Process, *, rerun: bool) -> None:
+        self._processes.remove(process)
+        process.kill()
+        if rerun:
+            with self._lock:
+                self._queue.extendleft(task for task, _ in reversed(process.running.values()))
+            self._spawn()

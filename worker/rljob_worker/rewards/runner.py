@@ -1,0 +1,357 @@
+"""Scores responses while others are still being generated."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rljob_api.spec import RewardSpec, RLJobSpec
+from rljob_worker.data.sources import data_sources
+from rljob_worker.data.tokenizer import decode_responses
+from rljob_worker.errors import JobError, UserError
+from rljob_worker.rewards.builtin import Match, check_args, exact
+from rljob_worker.rewards.functions import Sample, Score, check_call, is_async, load_function
+from rljob_worker.rewards.pool import ASYNC_GRACE_SECONDS, WorkerPool
+from rljob_worker.rewards.worker import Setup
+from rljob_worker.types import Generation, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MAX_PROCESSES = 4
+MAX_ASYNC_CALLS = 256
+"""Calls of one async reward that run at once."""
+
+
+class RewardError(JobError):
+    """A reward failed under `onError: Fail`, or did not end in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSample:
+    """One response to score."""
+
+    prompt: Prompt
+    index: int
+    """Number of the response within its prompt's group, from 0."""
+    generation: Generation
+    text: str | None = None
+    """The response as `decode_responses` gives it, where the caller has it already."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardResult:
+    """The score of one response."""
+
+    score: float
+    parts: dict[str, float] = field(default_factory=dict)
+    """What a reward function reported beside the score."""
+    error: str | None = None
+    """Why the reward failed, with `onError: Score`; the score is then `errorScore`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    sample: RewardSample
+    result: RewardResult | None = None
+    failure: str | None = None
+
+
+class RewardRunner:
+    """Runs the rewards of a job's sources.
+
+    `match` and `exact` are scored at once in the caller's thread. `regex`, `math` and Python functions run in
+    processes of their own, so that a hung one can be killed: sync functions one call at a time in each of up to
+    `processes`, async ones up to 256 at once in one. The working directory is on `sys.path` for them.
+
+    Construction checks every reward and imports Python functions; UserError says what is wrong, and nothing was
+    started. Use as a context manager, or `close()`. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        workdir: Path | None = None,
+        processes: int | None = None,
+    ):
+        self._tokenizer = tokenizer
+        self._workdir = (workdir or Path.cwd()).resolve()
+        self._processes = processes or min(MAX_PROCESSES, os.cpu_count() or 1)
+        self._changed = threading.Condition()
+        self._clock = _BusyClock()
+        self._slots: list[_Slot] = []
+        self._open = 0
+        self._failed: list[_Slot] = []
+        self._round = 0
+        self._scorers: dict[str, _Inline | _Isolated] = {}
+        self._scorer_by_id: dict[int, tuple[RewardSpec, _Inline | _Isolated]] = {}
+        if str(self._workdir) not in sys.path:
+            sys.path.insert(0, str(self._workdir))
+        for where, reward, label_key in _rewards(spec):
+            _check_reward(where, reward, label_key)
+            self._scorer(reward)
+
+    def start(self) -> None:
+        """Start the scoring processes ahead of the first `submit`."""
+        for scorer in self._scorers.values():
+            if isinstance(scorer, _Isolated):
+                scorer.pool.start()
+
+    def submit(self, samples: Sequence[RewardSample]) -> None:
+        """Begin to score, without waiting. Samples of one prompt that share a batch reward are one call: submit a
+        prompt's group whole."""
+        slots = [_Slot(sample) for sample in samples]
+        with self._changed:
+            self._slots += slots
+            self._open += len(slots)
+        with self._clock:
+            for _, group in groupby(slots, key=lambda slot: id(slot.sample.prompt.reward)):
+                members = list(group)
+                scorer = self._scorer(members[0].sample.prompt.reward)
+                if isinstance(scorer, _Inline):
+                    self._score_inline(scorer, members)
+                else:
+                    self._score_isolated(scorer, members)
+
+    def collect(self, deadline: float) -> list[RewardResult]:
+        """The results of all samples submitted since the last `collect`, in the order they were submitted.
+
+        Waits until `deadline` (`time.monotonic()`) at most. Raises RewardError when a reward failed under
+        `onError: Fail` (at once, without waiting for the others) or when the deadline passed; it names the sample,
+        and what was submitted is forgotten.
+        """
+        with self._changed:
+            while self._open and not self._failed:
+                if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
+                    break
+            slots, failed, unfinished = self._slots, self._failed, self._open
+            self._slots, self._failed, self._open = [], [], 0
+            self._round += 1
+        if failed or unfinished:
+            self._forget_queued()
+        if failed:
+            first = failed[0]
+            raise RewardError(f"the reward of {_sample_name(first.sample)} failed: {first.failure}")
+        if unfinished:
+            waiting = next(slot for slot in slots if slot.result is None)
+            raise RewardError(
+                f"{unfinished} of {len(slots)} rewards had not ended at the deadline, the first being that of "
+                f"{_sample_name(waiting.sample)}"
+            )
+        return [slot.result for slot in slots if slot.result is not None]
+
+    def score(self, samples: Sequence[RewardSample], deadline: float) -> list[RewardResult]:
+        """`submit`, then `collect`."""
+        self.submit(samples)
+        return self.collect(deadline)
+
+    def take_busy_seconds(self) -> float:
+        """Wall-clock seconds, since the last call, during which at least one sample was being scored."""
+        return self._clock.take()
+
+    def close(self) -> None:
+        """End the scoring processes."""
+        for scorer in self._scorers.values():
+            if isinstance(scorer, _Isolated):
+                scorer.pool.close()
+
+    def __enter__(self) -> RewardRunner:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _scorer(self, reward: RewardSpec) -> _Inline | _Isolated:
+        known = self._scorer_by_id.get(id(reward))
+        if known is None:
+            key = reward.model_dump_json()
+            if key not in self._scorers:
+                self._scorers[key] = _make_scorer(reward, self._tokenizer, self._workdir, self._processes)
+            # The spec is kept with it: its id stays taken.
+            known = self._scorer_by_id[id(reward)] = reward, self._scorers[key]
+        return known[1]
+
+    def _score_inline(self, scorer: _Inline, slots: list[_Slot]) -> None:
+        texts = self._texts(slots) if scorer.needs_text else [""] * len(slots)
+        for slot, text in zip(slots, texts):
+            try:
+                score = scorer.score(slot.sample, text)
+            except Exception as error:
+                slot.failure = f"{type(error).__name__}: {error}"
+            else:
+                slot.result = RewardResult(score)
+        with self._changed:
+            self._finish(slots)
+
+    def _score_isolated(self, scorer: _Isolated, slots: list[_Slot]) -> None:
+        texts = self._texts(slots)
+        pairs = list(zip(slots, texts))
+        tasks: Iterable[list[tuple[_Slot, str]]] = ([pair] for pair in pairs)
+        if scorer.batch:
+            tasks = (list(group) for _, group in groupby(pairs, key=lambda pair: pair[0].sample.prompt.uid))
+        for task in tasks:
+            self._clock.enter()
+            samples: list[Sample] = [_payload(slot.sample, text) for slot, text in task]
+            scorer.pool.submit(samples, self._receiver([slot for slot, _ in task]))
+
+    def _receiver(self, slots: list[_Slot]) -> Callable[[list[Score] | None, str | None], None]:
+        round_ = self._round
+
+        def done(scores: list[Score] | None, error: str | None) -> None:
+            self._clock.exit()
+            for slot, score in zip(slots, scores or []):
+                slot.result = RewardResult(*score)
+            for slot in slots if scores is None else []:
+                slot.failure = error
+            with self._changed:
+                if self._round == round_:
+                    self._finish(slots)
+
+        return done
+
+    def _finish(self, slots: list[_Slot]) -> None:
+        for slot in slots:
+            reward = slot.sample.prompt.reward
+            if slot.failure is not None and reward.on_error == "Score":
+                slot.result = RewardResult(reward.error_score, {}, slot.failure)
+            elif slot.failure is not None:
+                self._failed.append(slot)
+        self._open -= len(slots)
+        self._changed.notify_all()
+
+    def _texts(self, slots: list[_Slot]) -> list[str]:
+        known = [slot.sample.text for slot in slots]
+        if None in known:
+            return decode_responses(self._tokenizer, [slot.sample.generation for slot in slots])
+        return [text for text in known if text is not None]
+
+    def _forget_queued(self) -> None:
+        for scorer in self._scorers.values():
+            if isinstance(scorer, _Isolated):
+                for _ in range(scorer.pool.cancel_queued()):
+                    self._clock.exit()
+
+
+@dataclass(frozen=True, slots=True)
+class _Inline:
+    score: Callable[[RewardSample, str], float]
+    needs_text: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Isolated:
+    pool: WorkerPool
+    batch: bool
+
+
+def _make_scorer(
+    reward: RewardSpec, tokenizer: PreTrainedTokenizerBase, workdir: Path, processes: int
+) -> _Inline | _Isolated:
+    if reward.name == "match":
+        match = Match(tokenizer)
+        return _Inline(lambda sample, _: match(sample.generation.token_ids, _label(sample)), needs_text=False)
+    if reward.name == "exact":
+        return _Inline(lambda sample, text: exact(text, _label(sample)), needs_text=True)
+    asynchronous = reward.python is not None and is_async(load_function(reward.python))
+    setup = Setup(reward.name, reward.python, reward.batch, dict(reward.args), reward.timeout_seconds, os.getpid())
+    pool = WorkerPool(
+        setup,
+        processes=1 if asynchronous else processes,
+        in_flight=MAX_ASYNC_CALLS if asynchronous else 1,
+        grace=ASYNC_GRACE_SECONDS if asynchronous else 0.0,
+        workdir=workdir,
+    )
+    return _Isolated(pool, reward.batch)
+
+
+def _label(sample: RewardSample) -> str:
+    if sample.prompt.label is None:
+        raise ValueError("the prompt has no label")
+    return sample.prompt.label
+
+
+def _payload(sample: RewardSample, text: str) -> dict[str, Any]:
+    return {
+        "prompt": sample.prompt.text,
+        "response": text,
+        "label": sample.prompt.label,
+        "finish_reason": sample.generation.finish_reason,
+        "metadata": sample.prompt.metadata,
+    }
+
+
+def _sample_name(sample: RewardSample) -> str:
+    return f"prompt {sample.prompt.uid}, sample {sample.index}"
+
+
+def _rewards(spec: RLJobSpec) -> Iterator[tuple[str, RewardSpec, str | None]]:
+    """Each source's reward with its place in the manifest and the source's label key."""
+    sources = data_sources(spec)
+    if spec.evaluation is not None:
+        sources.append(("spec.evaluation.data", spec.evaluation.data))
+    for field_, source in sources:
+        reward = source.reward or spec.reward
+        if reward is None:
+            raise UserError(f"{field_}.reward: neither this source nor spec.reward says how responses are scored")
+        yield f"{field_}.reward" if source.reward else "spec.reward", reward, source.label_key
+
+
+def _check_reward(where: str, reward: RewardSpec, label_key: str | None) -> None:
+    try:
+        if reward.python is not None:
+            check_call(load_function(reward.python), reward.python, reward.args, reward.batch)
+            return
+        if reward.name is None:
+            raise UserError("reward: has neither name nor python: exactly one is needed")
+        if reward.batch:
+            raise UserError(f"reward.batch: is for python functions; {reward.name} scores one sample at a time")
+        check_args(reward.name, reward.args)
+        needs_label = reward.name != "regex" or reward.args.get("compare") is True
+        if needs_label and label_key is None:
+            raise UserError(f"reward.name: {reward.name} compares with a label, but the source's labelKey is null")
+    except UserError as error:
+        raise UserError(f"{where}{str(error).removeprefix('reward')}") from error
+
+
+class _BusyClock:
+    """Wall-clock time during which at least one piece of work was under way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth = 0
+        self._since = self._seconds = 0.0
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._depth == 0:
+                self._since = time.perf_counter()
+            self._depth += 1
+
+    def exit(self) -> None:
+        with self._lock:
+            self._depth -= 1
+            if self._depth == 0:
+                self._seconds += time.perf_counter() - self._since
+
+    __enter__ = enter
+
+    def __exit__(self, *exception: object) -> None:
+        self.exit()
+
+    def take(self) -> float:
+        with self._lock:
+            now = time.perf_counter()
+            if self._depth:
+                self._seconds += now - self._since
+                self._since = now
+            seconds, self._seconds = self._seconds, 0.0
+            return seconds

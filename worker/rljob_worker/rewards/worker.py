@@ -1,0 +1,177 @@
+"""A scoring process: `python -m rljob_worker.rewards.worker FD`, started and killed by `pool.py`.
+
+Rewards run here and not in the driver, because a hung function can only be ended together with its process. They run
+in the main thread, where signals work. Messages on the connection are pickled tuples: first the driver's `Setup`,
+answered by `("ready", None)` or `("failed", text)`; then `(task, samples)`, answered by
+`(task, "scores", [(score, parts), ...])` or `(task, "error", text)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rljob_worker.rewards.builtin import make_math, make_regex
+from rljob_worker.rewards.functions import (
+    Sample,
+    Score,
+    checked_batch,
+    checked_score,
+    flatten,
+    is_async,
+    load_function,
+    make_caller,
+)
+
+_PR_SET_PDEATHSIG = 1
+Message = tuple[int, list[Sample]]
+Answer = tuple[int, str, list[Score] | str]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a scoring process needs to know."""
+
+    name: str | None
+    python: str | None
+    batch: bool
+    args: dict[str, Any]
+    timeout_seconds: float
+    parent: int
+    """Process id of the driver."""
+
+
+def main() -> None:
+    """Score until the driver closes the connection."""
+    connection = Connection(int(sys.argv[1]))
+    try:
+        setup: Setup = connection.recv()
+        _die_with(setup.parent)
+        try:
+            score, asynchronous = _scorer(setup)
+        except Exception:
+            connection.send(("failed", traceback.format_exc()))
+            return
+        connection.send(("ready", None))
+        if asynchronous:
+            asyncio.run(_serve_async(connection, score, setup.timeout_seconds))
+        else:
+            _serve(connection, score)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def _die_with(parent: int) -> None:
+    """Without this a hung reward would outlive a driver that was killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise EOFError
+
+
+def _scorer(setup: Setup) -> tuple[Callable[[list[Sample]], Any], bool]:
+    """A function from a task's samples to their scores (awaitable where the second value is true)."""
+    if setup.python is not None:
+        function = load_function(setup.python)
+    else:
+        function = make_math(setup.timeout_seconds) if setup.name == "math" else make_regex(**setup.args)
+    asynchronous = is_async(function)
+    if setup.batch:
+
+        def call(samples: list[Sample]) -> Any:
+            return function([flatten(sample) for sample in samples], **setup.args)
+
+        def check(value: Any, samples: list[Sample]) -> list[Score]:
+            return checked_batch(value, len(samples))
+    else:
+        call_one = make_caller(function, setup.args if setup.python is not None else {})
+
+        def call(samples: list[Sample]) -> Any:
+            return call_one(samples[0])
+
+        def check(value: Any, samples: list[Sample]) -> list[Score]:
+            return [checked_score(value)]
+
+    async def score_async(samples: list[Sample]) -> list[Score]:
+        return check(await call(samples), samples)
+
+    def score(samples: list[Sample]) -> list[Score]:
+        return check(call(samples), samples)
+
+    return (score_async, True) if asynchronous else (score, False)
+
+
+def _serve(connection: Connection, score: Callable[[list[Sample]], list[Score]]) -> None:
+    while True:
+        task, samples = connection.recv()
+        answer: Answer
+        try:
+            answer = (task, "scores", score(samples))
+        except (Exception, SystemExit) as error:
+            answer = (task, "error", _describe(error))
+        connection.send(answer)
+
+
+async def _serve_async(
+    connection: Connection, score: Callable[[list[Sample]], Awaitable[list[Score]]], timeout: float
+) -> None:
+    """Runs all tasks that the driver sends at once, each with its own deadline."""
+    loop = asyncio.get_running_loop()
+    inbox: asyncio.Queue[Message | None] = asyncio.Queue()
+
+    def read() -> None:
+        message: Message | None
+        while True:
+            try:
+                message = connection.recv()
+            except (EOFError, OSError):
+                message = None
+            loop.call_soon_threadsafe(inbox.put_nowait, message)
+            if message is None:
+                return
+
+    async def run(task: int, samples: list[Sample]) -> None:
+        answer: Answer
+        deadline = asyncio.timeout(timeout)
+        try:
+            async with deadline:
+                answer = (task, "scores", await score(samples))
+        except (Exception, SystemExit) as error:
+            answer = (task, "error", timeout_message(timeout) if deadline.expired() else _describe(error))
+        connection.send(answer)
+
+    threading.Thread(target=read, daemon=True).start()
+    running: set[asyncio.Task[None]] = set()
+    while (message := await inbox.get()) is not None:
+        runner = asyncio.create_task(run(*message))
+        running.add(runner)
+        runner.add_done_callback(running.discard)
+
+
+def timeout_message(seconds: float) -> str:
+    """What a sample's error says when its reward took too long."""
+    return f"no result within reward.timeoutSeconds ({seconds:g} s)"
+
+
+def _describe(error: BaseException) -> str:
+    """The exception and where the reward raised it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _is_ours(filename: str) -> bool:
+    return os.path.dirname(os.path.abspath(filename)) == os.path.dirname(os.path.abspath(__file__))
+
+
+if __name__ == "__main__":
+    main()

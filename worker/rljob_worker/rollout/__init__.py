@@ -1,0 +1,1 @@
+"""Generation with vLLM: engines, seeds, and the environment that their processes need."""

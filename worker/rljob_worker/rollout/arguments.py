@@ -1,0 +1,65 @@
+"""From a job's spec to vLLM's engine arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_api import derived
+from rljob_api.spec import Precision, RLJobSpec
+from rljob_worker.errors import UserError
+from rljob_worker.models.config import ModelConfig
+
+WORKER_EXTENSION = "rljob_worker.rollout.worker_extension.RolloutWorkerExtension"
+_MOST_SEQUENCES = 1024
+_CPU_KV_CACHE_BYTES = 2**30
+
+
+def max_model_length(spec: RLJobSpec, model: ModelConfig) -> int:
+    """Longest prompt plus response in tokens that the engine has to hold: the model's length, or less where known."""
+    data, rollout = spec.data, spec.rollout
+    if data.max_prompt_tokens is None or spec.evaluation is not None:
+        return model.max_position_embeddings
+    return min(model.max_position_embeddings, data.max_prompt_tokens + rollout.max_response_tokens)
+
+
+def max_sequences(spec: RLJobSpec) -> int:
+    """Sequences an engine runs at once: too few of them double the rollout time."""
+    if spec.rollout.max_num_seqs is not None:
+        return spec.rollout.max_num_seqs
+    prompts = -(-spec.rollout.prompts_per_step // derived.engines(spec))
+    return min(_MOST_SEQUENCES, prompts * spec.rollout.samples_per_prompt)
+
+
+def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, Any]:
+    """Keyword arguments of vLLM's EngineArgs.
+
+    Raises:
+        UserError: `spec.rollout.engineArgs` names something that RLJob sets itself.
+    """
+    rollout = spec.rollout
+    model = ModelConfig.from_hf(model_folder)
+    own: dict[str, Any] = {
+        "model": model_folder,
+        # Prompts come as tokens and log-probabilities leave as numbers; stop strings bring their own tokenizer.
+        "skip_tokenizer_init": True,
+        "tensor_parallel_size": rollout.tensor_parallel,
+        "dtype": "bfloat16" if spec.training.precision is Precision.BF16 else "float32",
+        "seed": spec.seed & 0xFFFFFFFF,
+        # vLLM's default is the distribution before temperature, top-k, top-p and min-p: not the one sampled from.
+        "logprobs_mode": "processed_logprobs",
+        "enforce_eager": not rollout.graph_mode,
+        "enable_prefix_caching": rollout.prefix_caching,
+        "max_num_seqs": max_sequences(spec),
+        "kv_cache_memory_bytes": rollout.kv_cache_bytes or _CPU_KV_CACHE_BYTES,
+        "worker_extension_cls": WORKER_EXTENSION,
+        "disable_log_stats": True,
+    }
+    if rollout.max_batched_tokens is not None:
+        own["max_num_batched_tokens"] = rollout.max_batched_tokens
+    clashes = sorted(own.keys() & rollout.engine_args.keys())
+    if clashes:
+        raise UserError(
+            f"spec.rollout.engineArgs: {', '.join(clashes)} set by RLJob from other fields of the spec; remove from engineArgs"
+        )
+    # A default of RLJob's that the spec has no field for may be narrowed.
+    return own | {"max_model_len": max_model_length(spec, model)} | rollout.engine_args

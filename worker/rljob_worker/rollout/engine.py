@@ -1,0 +1,266 @@
+"""One vLLM engine of a job: generation, taking turns on its devices, and the weights it is at."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rljob_api.spec import Profile, RLJobSpec
+from rljob_worker.errors import JobError, UserError
+from rljob_worker.rollout.arguments import engine_arguments
+from rljob_worker.rollout.generation import GenerationStatistics, OnFinished, StepLoop
+from rljob_worker.rollout.processes import Guardian, sweep_dead_engines
+from rljob_worker.rollout.sampling import check_requests, scoring_params, vllm_sampling
+from rljob_worker.rollout.states import EngineState, next_state
+from rljob_worker.types import FloatArray, Generation, GenerationRequest, IntArray, SamplingParams
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+_BUSY_SECONDS = 5.0
+
+
+class Engine:
+    """A vLLM engine whose core runs in this process; with tensor parallelism its workers are child processes.
+
+    The process needs the environment of `environment.engine_environment`. Calls are serialised; `abort`, `memory`,
+    `busy_seconds` and `weight_version` may come from any thread at any time.
+
+    Args:
+        spec: the job's spec as JSON, by alias.
+        index: number of the engine in the job.
+        model_folder: Hugging Face folder to start from; these weights are version 0.
+        devices: identities of the devices the engine spans, one for each tensor-parallel rank.
+
+    Raises:
+        UserError: the spec asks for a device or engine argument that cannot be had.
+    """
+
+    def __init__(
+        self, spec: dict[str, Any], *, index: int, model_folder: str, devices: list[str], sync_folder: str | None = None
+    ) -> None:
+        self.spec = RLJobSpec.model_validate(spec)
+        if self.spec.resources.profile is not Profile.CPU:
+            raise UserError(f"spec.resources.profile: {self.spec.resources.profile} is not built yet; allowed now: cpu")
+        if len(devices) != self.spec.rollout.tensor_parallel:
+            raise UserError(
+                f"engine-{index}: got {len(devices)} devices for spec.rollout.tensorParallel "
+                f"{self.spec.rollout.tensor_parallel}"
+            )
+        self.index = index
+        self.devices = devices
+        self.model_folder = model_folder
+        self.sync_folder = sync_folder
+        self.weight_version: int | None = None
+        """Version of the weights it holds; None while they are unusable."""
+        self.state = EngineState.NEW
+        self._lock = threading.Lock()
+        self._aborted = threading.Event()
+        self._busy = 0.0
+
+    # --- life ---------------------------------------------------------------------------------
+
+    def start(self) -> dict[str, Any]:
+        """Load the model and answer a warm-up request.
+
+        Returns:
+            `import_seconds`, `load_seconds`, `warmup_seconds`, `devices`, `threads`, `max_model_length`,
+            `max_sequences`, `kv_cache_bytes`.
+
+        Raises:
+            UserError: vLLM refuses the engine arguments.
+        """
+        with self._operation("start"):
+            arguments = engine_arguments(self.spec, self.model_folder)
+            sweep_dead_engines()
+            # It would override the KV cache size of the spec, in whole GiB.
+            os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+            self._guardian = Guardian()
+            begin = time.perf_counter()
+            import vllm  # noqa: F401
+
+            imported = time.perf_counter()
+            self._engine = _build(arguments)
+            self._tokenizer = _load_tokenizer(Path(self.model_folder))
+            self._loop = StepLoop(self._engine.engine_core, self._tokenizer)
+            loaded = time.perf_counter()
+            self._warm_up()
+            self.weight_version = 0
+            return {
+                "import_seconds": imported - begin,
+                "load_seconds": loaded - imported,
+                "warmup_seconds": time.perf_counter() - loaded,
+                "devices": self.devices,
+                "threads": int(os.environ.get("OMP_NUM_THREADS", 0)),
+                "max_model_length": self._max_length,
+                "max_sequences": arguments["max_num_seqs"],
+                "kv_cache_bytes": arguments["kv_cache_memory_bytes"],
+            }
+
+    def shutdown(self) -> None:
+        """End the workers and give everything back; idempotent. A running generation is aborted."""
+        self.abort()
+        with self._lock:
+            started = self.state not in (EngineState.NEW, EngineState.CLOSED)
+            self.state = EngineState.CLOSED
+            self.weight_version = None
+            if started:
+                self._engine.engine_core.shutdown()
+                self._guardian.close()
+
+    # --- generation ---------------------------------------------------------------------------
+
+    def generate(
+        self,
+        requests: list[GenerationRequest],
+        sampling: SamplingParams,
+        version: int,
+        on_finished: OnFinished | None = None,
+    ) -> list[Generation]:
+        """Generate one response for each request.
+
+        Responses keep every generated token, those of a stop string included: they are what was sampled, and what
+        the trainer has log-probabilities for. The same request (prompt, seed, sampling) gives the same tokens
+        wherever it runs, as far as the kernels do: on CPU the log-probabilities of a request differ by rounding
+        (1e-6 in fp32) when its neighbours in the batch change, and are bit-equal when they do not.
+
+        Args:
+            requests: N requests; those of one prompt side by side.
+            sampling: for all of them.
+            version: weights they must be generated with.
+            on_finished: called with (index, response) as each one finishes, from this thread.
+
+        Returns:
+            N responses in the order of the requests.
+
+        Raises:
+            ValueError: a prompt is too long, empty or outside the vocabulary; sampling parameters are not possible.
+            JobError: the engine's weights are not at `version`, or vLLM gave up.
+            StopRequested: `abort` was called.
+        """
+        with self._operation("generate"):
+            if self.weight_version != version:
+                raise JobError(
+                    f"rollout: engine-{self.index} holds weights of version {self.weight_version}, not {version}"
+                )
+            check_requests(requests, sampling.max_tokens, self._max_length, self._vocab_size)
+            params = vllm_sampling(sampling, self._generation_config, self._end_token)
+            try:
+                return self._loop.generate(requests, params, self._aborted, on_finished)
+            finally:
+                self._aborted.clear()
+
+    def score(self, token_lists: Sequence[IntArray]) -> list[FloatArray]:
+        """Log-probability of each token but the first, given those before it, at temperature 1 without truncation.
+
+        Args:
+            token_lists: N sequences of at least 2 tokens, each shorter than the engine's length.
+
+        Returns:
+            N arrays [length - 1] float32.
+        """
+        with self._operation("score"):
+            requests = [GenerationRequest(tuple(int(token) for token in tokens), 0) for tokens in token_lists]
+            check_requests(requests, 1, self._max_length, self._vocab_size)
+            return self._loop.score([request.prompt_token_ids for request in requests], scoring_params())
+
+    def abort(self) -> None:
+        """End the running generation at its next step with StopRequested, or the next one when none runs."""
+        self._aborted.set()
+
+    def statistics(self) -> GenerationStatistics:
+        """What the last `generate` did."""
+        return self._loop.statistics
+
+    def busy_seconds(self) -> float:
+        """Seconds spent in generation, scoring and weight hand-over since `start`."""
+        return self._busy
+
+    # --- turns --------------------------------------------------------------------------------
+
+    def sleep(self) -> dict[str, int]:
+        """Forget all cached prefixes and give back the KV cache; the packed weights stay where they are on CPU.
+
+        Returns:
+            `released_bytes` that were really resident, of which `released_weight_bytes` (0 on CPU), and `memory`.
+        """
+        with self._operation("sleep"):
+            self._loop.drain()
+            if not self._engine.reset_prefix_cache():
+                raise RuntimeError("engine: the prefix cache cannot be reset while requests hold blocks")
+            released = sum(self._engine.collective_rpc("rljob_release_kv_cache"))
+            return {"released_bytes": released, "released_weight_bytes": 0} | self._memory()
+
+    def wake_weights(self) -> dict[str, int]:
+        """Take the memory for the weights back: on CPU they never left, `resumed_bytes` is 0."""
+        with self._operation("wake_weights"):
+            return {"resumed_bytes": 0} | self._memory()
+
+    def wake_kv(self) -> dict[str, int]:
+        """Take the KV cache back: on CPU its pages come back as they are touched, `resumed_bytes` is 0."""
+        with self._operation("wake_kv"):
+            return {"resumed_bytes": 0} | self._memory()
+
+    def memory(self) -> dict[str, int]:
+        """`resident_bytes` of this process, or of the workers where they are processes of their own."""
+        return self._memory()
+
+    # --- inside -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _operation(self, name: str) -> Iterator[None]:
+        """Serialise, check and change the state, count busy time."""
+        if not self._lock.acquire(timeout=_BUSY_SECONDS):
+            raise RuntimeError(f"engine: {name} while another call is running")
+        try:
+            after = next_state(name, self.state)
+            begin = time.perf_counter()
+            try:
+                yield
+            finally:
+                self._busy += time.perf_counter() - begin
+            self.state = after
+        finally:
+            self._lock.release()
+
+    def _warm_up(self) -> None:
+        config = self._engine.model_config
+        self._max_length: int = config.max_model_len
+        self._vocab_size: int = config.get_vocab_size()
+        self._generation_config: dict[str, Any] = config.try_get_generation_config()
+        self._end_token: int | None = getattr(self._tokenizer, "eos_token_id", None)
+        sampling = SamplingParams(max_tokens=2, ignore_eos=True)
+        params = vllm_sampling(sampling, self._generation_config, self._end_token)
+        self._loop.generate([GenerationRequest((0,), 0)] * 2, params, threading.Event())
+        self._loop.drain()
+        self._engine.reset_prefix_cache()
+
+    def _memory(self) -> dict[str, int]:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return {"resident_bytes": pages * os.sysconf("SC_PAGE_SIZE")}
+
+
+def _build(arguments: dict[str, Any]) -> LLMEngine:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    try:
+        parsed = EngineArgs(**arguments)
+    except TypeError as error:
+        raise UserError(f"spec.rollout.engineArgs: {error}") from error
+    return LLMEngine.from_engine_args(parsed, usage_context=UsageContext.LLM_CLASS)
+
+
+def _load_tokenizer(folder: Path) -> Any | None:
+    """The folder's tokenizer; None where it has no tokenizer files."""
+    if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)

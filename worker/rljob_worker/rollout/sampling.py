@@ -1,0 +1,79 @@
+"""From RLJob's sampling parameters to vLLM's, and checks of what cannot be sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rljob_worker.types import GenerationRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams as VllmSamplingParams
+
+_LOWEST_TEMPERATURE = 0.01
+
+
+def vllm_sampling(
+    sampling: SamplingParams, generation_config: Mapping[str, Any], end_token: int | None
+) -> VllmSamplingParams:
+    """vLLM's parameters but for the seed.
+
+    Args:
+        sampling: what the driver asks for.
+        generation_config: the model's generation config, whose end tokens end a response too.
+        end_token: the tokenizer's end token.
+
+    Raises:
+        ValueError: a temperature that vLLM would silently raise, which the trainer's transform would not know of.
+    """
+    from vllm import SamplingParams as VllmSamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    if 0 < sampling.temperature < _LOWEST_TEMPERATURE:
+        raise ValueError(
+            f"temperature: {sampling.temperature} is below what vLLM samples with; use 0 (greedy) or at least "
+            f"{_LOWEST_TEMPERATURE}"
+        )
+    params = VllmSamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=sampling.max_tokens,
+        stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+        logprobs=0,
+        detokenize=bool(sampling.stop),
+        # A stop string may be the text of a special token.
+        skip_special_tokens=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    params.update_from_generation_config(dict(generation_config), end_token)
+    return params
+
+
+def scoring_params() -> VllmSamplingParams:
+    """Log-probabilities of the prompt's tokens before any transform, past the prefix cache, which would hide some."""
+    from vllm import SamplingParams as VllmSamplingParams
+
+    return VllmSamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True, detokenize=False)
+
+
+def check_requests(requests: list[GenerationRequest], max_tokens: int, max_length: int, vocab_size: int) -> None:
+    """ValueError for the first request whose prompt is empty, too long for a whole response, or not in the vocabulary."""
+    checked: tuple[int, ...] | None = None
+    for index, request in enumerate(requests):
+        prompt = request.prompt_token_ids
+        if prompt is checked:
+            continue
+        checked = prompt
+        if not prompt:
+            raise ValueError(f"request {index}: the prompt has no tokens")
+        if len(prompt) + max_tokens > max_length:
+            raise ValueError(
+                f"request {index}: a prompt of {len(prompt)} tokens and a response of up to {max_tokens} exceed the "
+                f"engine's {max_length} tokens; prompts may have at most {max_length - max_tokens}"
+            )
+        if min(prompt) < 0 or max(prompt) >= vocab_size:
+            raise ValueError(f"request {index}: token ids must be in [0, {vocab_size}), got {min(prompt)} to {max(prompt)}")

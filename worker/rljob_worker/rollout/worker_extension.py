@@ -1,0 +1,54 @@
+"""What RLJob adds to vLLM's workers; vLLM mixes this class into the worker's bases."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+
+_MADV_DONTNEED = 4
+
+
+class RolloutWorkerExtension:
+    """Memory hand-over."""
+
+    model_runner: Any
+
+    def rljob_release_kv_cache(self) -> int:
+        """Give the KV cache's pages back to the system; bytes that were resident. They read as zero afterwards."""
+        released = 0
+        for start, length in _kv_cache_ranges(self.model_runner.kv_caches):
+            released += _resident_bytes(start, length)
+            if _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_DONTNEED) != 0:
+                raise OSError(ctypes.get_errno(), "madvise on the KV cache failed")
+        return released
+
+    def rljob_kv_cache_resident_bytes(self) -> int:
+        """Bytes of the KV cache that occupy memory now."""
+        return sum(_resident_bytes(start, length) for start, length in _kv_cache_ranges(self.model_runner.kv_caches))
+
+
+def _kv_cache_ranges(tensors: list[torch.Tensor]) -> Iterator[tuple[int, int]]:
+    """Whole pages inside each distinct storage: (address, length)."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    for address, size in storages.items():
+        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start:
+            yield start, end - start
+
+
+def _resident_bytes(start: int, length: int) -> int:
+    pages = (ctypes.c_ubyte * (length // mmap.PAGESIZE))()
+    if _libc().mincore(ctypes.c_void_p(start), ctypes.c_size_t(length), pages) != 0:
+        raise OSError(ctypes.get_errno(), "mincore on the KV cache failed")
+    return bytes(pages).count(1) * mmap.PAGESIZE
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

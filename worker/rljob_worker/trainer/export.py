@@ -1,0 +1,52 @@
+"""From a checkpoint's per-rank states to one Hugging Face folder, without starting Megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rljob_worker.errors import UserError
+from rljob_worker.models.config import ModelConfig, read_hf_config
+from rljob_worker.models.convert import Parallel, Piece, assemble, local_pieces
+from rljob_worker.models.hf_io import save_hf_folder
+from rljob_worker.trainer.saved import MODEL_PREFIX
+from rljob_worker.trainer.state_file import StateReader, path_of
+
+
+def export_checkpoint(checkpoint: Path, model_folder: Path, target: Path, world_size: int) -> None:
+    """Write the weights of a checkpoint as a folder that `transformers` and vLLM load.
+
+    Args:
+        checkpoint: a complete `step-N` folder.
+        model_folder: folder with the model's config.json and tokenizer.
+        target: folder to write; must hold no weights yet.
+        world_size: ranks that saved the checkpoint.
+
+    Raises:
+        UserError: `target` holds weights, or the states do not fit the model.
+    """
+    config = ModelConfig.from_hf(model_folder)
+    try:
+        tensors = assemble(_pieces(checkpoint, config, world_size), config)
+        save_hf_folder(target, tensors, read_hf_config(model_folder), model_folder)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _pieces(checkpoint: Path, config: ModelConfig, world_size: int) -> Iterator[Piece]:
+    for rank in range(world_size):
+        reader = StateReader(path_of(checkpoint, rank))
+        names = [name for name in reader.names if name.startswith(MODEL_PREFIX)]
+        shard = {name.removeprefix(MODEL_PREFIX): reader.read(name) for name in names}
+        yield from local_pieces(shard, config, _parallel(reader.metadata["coordinates"]))
+
+
+def _parallel(place: dict[str, int]) -> Parallel:
+    return Parallel(
+        tp_rank=place["tp_rank"],
+        tp_size=place["tp"],
+        pp_rank=place["pp_rank"],
+        pp_size=place["pp"],
+        ep_rank=place["ep_rank"],
+        ep_size=place["ep"],
+    )

@@ -1,0 +1,141 @@
+"""What is computed from the logits of one micro-batch."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rljob_api.spec import RLJobSpec
+from rljob_worker.algorithms import (
+    MAX_METRICS,
+    LossInputs,
+    finish_metrics,
+    get_algorithm,
+    response_log_probs,
+    token_weights,
+)
+from rljob_worker.trainer.batches import MicroBatch, Update
+from rljob_worker.types import SamplingParams
+
+
+class LogProbs:
+    """Collects the log-probabilities of response tokens: [n] float32 of each micro-batch."""
+
+    def __init__(self, sampling: SamplingParams, vocab_size: int, tp_group: dist.ProcessGroup | None) -> None:
+        self._sampling = sampling
+        self._vocab_size = vocab_size
+        self._tp_group = tp_group
+
+    def __call__(self, _index: int, micro_batch: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(a loss that nobody uses, the log-probabilities)."""
+        log_probs, _ = response_log_probs(
+            logits, micro_batch.labels, self._sampling, self._tp_group, self._vocab_size, with_entropy=False
+        )
+        return log_probs.sum(), log_probs
+
+
+class PolicyLoss:
+    """The algorithm's loss over the micro-batches of one optimizer update.
+
+    Attributes:
+        names: of the metrics that `__call__` returns, in order; empty until the first micro-batch.
+    """
+
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        update: Update,
+        sampling: SamplingParams,
+        vocab_size: int,
+        tp_group: dist.ProcessGroup | None,
+        old_log_probs: list[Tensor] | None,
+        reference_log_probs: list[Tensor] | None,
+    ) -> None:
+        self._spec = spec.algorithm
+        self._loss = get_algorithm(spec.algorithm.name).policy_loss
+        self._sampling = sampling
+        self._vocab_size = vocab_size
+        self._tp_group = tp_group
+        self._old = old_log_probs
+        self._reference = reference_log_probs
+        self._denominators = {
+            "num_tokens": update.num_tokens,
+            "num_sequences": update.num_sequences,
+            "constant_length": spec.rollout.max_response_tokens,
+        }
+        self.names: list[str] = []
+
+    def __call__(self, index: int, micro_batch: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(this micro-batch's share of the loss, its metrics [M] float32 in the order of `names`)."""
+        log_probs, entropy = response_log_probs(
+            logits,
+            micro_batch.labels,
+            self._sampling,
+            self._tp_group,
+            self._vocab_size,
+            entropy_grad=self._spec.entropy_coefficient > 0,
+        )
+        weights = token_weights(micro_batch.mask, self._spec.aggregation, **self._denominators)
+        loss, metrics = self._loss(
+            LossInputs(
+                log_probs=log_probs,
+                advantages=micro_batch.advantages,
+                mask=torch.ones_like(micro_batch.labels, dtype=torch.bool),
+                weights=weights[micro_batch.mask],
+                old_log_probs=None if self._old is None else self._old[index],
+                rollout_log_probs=micro_batch.rollout_log_probs,
+                reference_log_probs=None if self._reference is None else self._reference[index],
+                entropy=entropy,
+            ),
+            self._spec,
+        )
+        self.names = list(metrics)
+        return loss, torch.stack(list(metrics.values()))
+
+
+class MetricReduction:
+    """Adds up metrics over micro-batches and ranks."""
+
+    def __init__(self, contributes: bool, world_size: int) -> None:
+        self._contributes = contributes
+        self._world_size = world_size
+        self._names: list[str] = []
+
+    def reduce(self, names: list[str], rows: list[Tensor]) -> dict[str, float]:
+        """Reduced metrics, the same on all ranks; collective.
+
+        Args:
+            names: metric names; only used on ranks that contribute.
+            rows: [M] float32 of each micro-batch.
+        """
+        if not self._names:
+            self._names = self._agree(names)
+        maxima = torch.tensor([name in MAX_METRICS for name in self._names])
+        total = torch.zeros(len(self._names), dtype=torch.float64)
+        largest = total.clone()
+        if self._contributes:
+            table = torch.stack(rows).double()
+            total, largest = table.sum(0), table.amax(0)
+        if self._world_size > 1:
+            dist.all_reduce(total)
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return dict(zip(self._names, torch.where(maxima, largest, total).tolist(), strict=True))
+
+    def _agree(self, names: list[str]) -> list[str]:
+        if self._world_size == 1:
+            return names
+        everyone: list[list[str]] = [[] for _ in range(self._world_size)]
+        dist.all_gather_object(everyone, names)
+        return next(given for given in everyone if given)
+
+
+def mean_over_updates(reduced: list[dict[str, float]]) -> dict[str, float]:
+    """Reported metrics of a step: the mean over its updates, maxima excepted."""
+    finished = [finish_metrics(metrics) for metrics in reduced]
+    return {
+        name: max(metrics[name] for metrics in finished)
+        if name.removeprefix("train/") in MAX_METRICS
+        else sum(metrics[name] for metrics in finished) / len(finished)
+        for name in finished[0]
+    }

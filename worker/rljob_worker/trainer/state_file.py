@@ -1,0 +1,95 @@
+"""One rank's saved state: a safetensors file, written without a copy of the tensors and synced to disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+_DTYPE_NAMES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.uint8: "U8",
+}
+
+
+def path_of(folder: str | Path, rank: int) -> Path:
+    """The file of one rank."""
+    return Path(folder) / f"rank-{rank:05d}.safetensors"
+
+
+def write_state(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> int:
+    """Write host tensors (of any layout, also views of one buffer) and JSON metadata; returns the bytes written.
+
+    On return the file and its name in the folder are on disk. The format is safetensors; its own writer refuses tensors
+    that share memory and copies all of them first.
+    """
+    header: dict[str, Any] = {"__metadata__": {key: json.dumps(value) for key, value in metadata.items()}}
+    offset = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(len(head).to_bytes(8, "little"))
+        file.write(head)
+        for tensor in tensors.values():
+            file.write(memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
+        file.flush()
+        os.fsync(file.fileno())
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return 8 + len(head) + offset
+
+
+class StateReader:
+    """Reads a saved state tensor by tensor.
+
+    Raises:
+        ValueError: the file is missing, damaged or lacks a tensor; names it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file; the checkpoint has no state for this rank")
+        try:
+            self._file = safe_open(str(path), framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path}: not a readable state file: {error}") from error
+        self.metadata: dict[str, Any] = {key: json.loads(text) for key, text in (self._file.metadata() or {}).items()}
+        self.names: set[str] = set(self._file.keys())
+
+    def read_into(self, name: str, target: Tensor) -> None:
+        """Copy a tensor into `target`, which must have its shape and dtype."""
+        value = self.read(name)
+        if value.shape != target.shape or value.dtype != target.dtype:
+            raise ValueError(
+                f"{self.path}: {name} is {value.dtype} {tuple(value.shape)}, "
+                f"this job has {target.dtype} {tuple(target.shape)}"
+            )
+        with torch.no_grad():
+            target.copy_(value)
+
+    def read(self, name: str) -> Tensor:
+        """A tensor of the file."""
+        if name not in self.names:
+            raise ValueError(f"{self.path}: has no tensor {name}")
+        return self._file.get_tensor(name)

@@ -1,0 +1,333 @@
+"""The trainer: one Megatron rank, as the driver calls it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rljob_api.spec import RLJobSpec
+from rljob_worker.algorithms import get_algorithm
+from rljob_worker.devices import get_device
+from rljob_worker.errors import StopRequested
+from rljob_worker.memory.ledger import MemoryLedger
+from rljob_worker.memory.states import MemorySaver, MemorySaverState
+from rljob_worker.trainer.batches import PackedBatch, Update, group_by_tokens, plan_step, split_evenly
+from rljob_worker.trainer.flat import Reference, Snapshot
+from rljob_worker.trainer.objective import LogProbs, PolicyLoss, mean_over_updates
+from rljob_worker.trainer.parallel import lockstep_leader
+from rljob_worker.trainer.passes import Passes
+from rljob_worker.trainer.quantity import to_bytes
+from rljob_worker.trainer.rank import Rank, build_rank
+from rljob_worker.trainer.saved import load_rank, save_rank
+from rljob_worker.trainer.schedule import learning_rate
+from rljob_worker.trainer.stopping import StopAgreement
+from rljob_worker.trainer.updates import Updater, UpdateResult
+from rljob_worker.types import FloatArray, IntArray, SamplingParams, StepMetrics, TrainBatch
+
+
+class Trainer:
+    """One rank of the training job. Every rank gets the same calls, in the same order, with the same batch.
+
+    Methods other than `request_stop`, `memory` and `busy_seconds` are to be called from one thread.
+    """
+
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        *,
+        rank: int,
+        world_size: int,
+        store: str,
+        model_folder: str,
+        total_updates: int,
+        sync_folder: str | None = None,
+    ) -> None:
+        """Remember what to build; `setup` builds it.
+
+        Args:
+            spec: the RLJobSpec as JSON, by alias.
+            rank: number of this trainer among all.
+            world_size: number of trainers.
+            store: init method of the process group, `tcp://host:port`.
+            model_folder: Hugging Face folder with the starting weights.
+            total_updates: optimizer updates of the whole job, for the learning rate.
+            sync_folder: folder of the weight sync's sockets and slots.
+        """
+        self.spec = RLJobSpec.model_validate(spec)
+        self._place = {"rank": rank, "world_size": world_size, "store": store}
+        self._model_folder = Path(model_folder)
+        self._sync_folder = sync_folder
+        self._total_updates = total_updates
+        self._device = get_device(self.spec.resources.profile.value, rank % self.spec.resources.devices_per_node)
+        self._algorithm = get_algorithm(self.spec.algorithm.name)
+        self._updates = 0
+        self._busy = 0.0
+        self._batch: tuple[int, list[Update]] | None = None
+        self._old: list[list[Tensor]] | None = None
+        self._reference_log_probs: list[list[Tensor]] | None = None
+        self._snapshot: Snapshot | None = None
+
+    # --- life -------------------------------------------------------------------------------
+
+    def setup(self) -> dict[str, Any]:
+        """Build this rank, awake; collective. Returns its device, sizes and the seconds it took."""
+        started = time.perf_counter()
+        if "OMP_NUM_THREADS" in os.environ:
+            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        self._rank: Rank = build_rank(self.spec, self._device, model_folder=self._model_folder, **self._place)
+        place = self._rank.coordinates
+        self._stop = StopAgreement(place.rank, place.world_size, lockstep_leader())
+        self._passes = Passes(self._rank.ddp, place, self._stop)
+        self._updater = Updater(self._rank, self._passes)
+        needs_reference = self._algorithm.needs_reference(self.spec.algorithm)
+        self._reference = Reference(self._rank.parameters) if needs_reference else None
+        self._ledger = MemoryLedger(place.rank, self._device, self._rank.arena)
+        self._saver: MemorySaver | None = None
+        if self._rank.arena is not None:
+            margin = to_bytes(self.spec.memory_saver.train_memory_margin)
+            self._saver = MemorySaver(self._rank.arena, self._device, margin_bytes=margin)
+        return {
+            "device": self._device.identity(),
+            "coordinates": place.as_dict(),
+            "parameters": sum(tensor.numel() for tensor in self._rank.named_parameters().values()),
+            "seconds": time.perf_counter() - started,
+        }
+
+    def sleep(self) -> dict[str, Any]:
+        """Give the memory of weights, gradients and optimizer away; nothing when asleep. Returns bytes and seconds."""
+        return self._transition("sleep")
+
+    def wake_up(self) -> dict[str, Any]:
+        """Take it back; nothing when awake. Raises when too little memory is free, and stays asleep then."""
+        return self._transition("wake_up")
+
+    def _transition(self, what: str) -> dict[str, Any]:
+        if self._saver is None:
+            return {"changed": False, "moved_bytes": 0, "backup_bytes": 0, "seconds": 0.0} | self.memory(what)
+        done = self._saver.pause() if what == "sleep" else self._saver.resume()
+        return asdict(done) | self.memory(what)
+
+    def memory(self, phase: str = "now") -> dict[str, Any]:
+        """A reading of the memory ledger, in bytes; thread-safe, frees nothing."""
+        return self._ledger.record(phase).as_dict()
+
+    def busy_seconds(self) -> float:
+        """Seconds spent computing since `setup`; thread-safe."""
+        return self._busy
+
+    def request_stop(self) -> None:
+        """End a running or coming `train`, `log_probs` or `ref_log_probs` with StopRequested; thread-safe.
+
+        The trainer is then in the state before the step. A step whose last optimizer update has begun is completed.
+        """
+        self._stop.request()
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if dist.is_initialized():
+            from megatron.core import parallel_state
+
+            parallel_state.destroy_model_parallel()
+            dist.destroy_process_group()
+
+    # --- a step -----------------------------------------------------------------------------
+
+    def ref_log_probs(self, batch: TrainBatch, sampling: SamplingParams) -> None:
+        """Log-probabilities of the coming `train` call's batch under the starting weights; kept here. Collective."""
+        if self._reference is None:
+            raise RuntimeError("ref_log_probs: this job has no reference policy (algorithm.kl)")
+        with self._computing("ref_log_probs"):
+            updates = self._plan(batch)
+            with torch.no_grad(), self._reference:
+                self._reference_log_probs = self._forward(updates, sampling)
+
+    def log_probs(self, batch: TrainBatch, sampling: SamplingParams) -> None:
+        """Log-probabilities of the coming `train` call's batch before its updates; kept here. Collective.
+
+        Does nothing where the training forward gives them: with one optimizer update a step.
+        """
+        with self._computing("log_probs"):
+            updates = self._plan(batch)
+            if self._algorithm.needs_old_log_probs(len(updates)):
+                self._old = self._forward(updates, sampling)
+
+    def train(self, batch: TrainBatch, sampling: SamplingParams, version: int) -> StepMetrics:
+        """All optimizer updates of a step; collective.
+
+        Args:
+            batch: all samples of the step, the same on every rank.
+            sampling: how they were sampled; the same transform is applied to the logits.
+            version: weight version that the step leads to.
+
+        Returns:
+            The metrics, reduced over ranks. Where a loss or gradient was not finite, `applied` is False, the weights and
+            the optimizer are as before the step, and `detail["reason"]` says where it was found.
+
+        Raises:
+            StopRequested: on all ranks; the weights and the optimizer are as before the step.
+        """
+        with self._computing("train"):
+            updates = self._plan(batch)
+            try:
+                results, rates = self._run_updates(updates, sampling)
+            finally:
+                self._batch = self._old = self._reference_log_probs = None
+        return self._report(updates, results, rates, version)
+
+    def score(self, token_lists: Sequence[IntArray], sampling: SamplingParams | None = None) -> list[FloatArray]:
+        """Log-probability of each token but the first, given those before it; collective.
+
+        Args:
+            token_lists: N sequences.
+            sampling: transform of the logits; default: none (temperature 1).
+
+        Returns:
+            N arrays [length - 1] float32, the same on all ranks.
+        """
+        with self._computing("score"):
+            count = len(token_lists)
+            packed = PackedBatch(
+                TrainBatch(
+                    tokens=[np.asarray(tokens, dtype=np.int64) for tokens in token_lists],
+                    prompt_lengths=np.ones(count, dtype=np.int64),
+                    rollout_log_probs=[np.zeros(len(tokens) - 1, dtype=np.float32) for tokens in token_lists],
+                    advantages=np.zeros(count, dtype=np.float32),
+                )
+            )
+            order = split_evenly(packed.lengths, 1)[0]
+            groups = group_by_tokens(packed.lengths, order, self.spec.training.max_tokens_per_micro_batch)
+            micro_batches = [packed.micro_batch(group) for group in groups]
+            rows = self._passes.forward(micro_batches, self._log_probs_of(sampling or SamplingParams(max_tokens=1)))
+            values = torch.cat(rows) if rows else torch.zeros(int(packed.responses.sum()))
+            self._from_last_stage(values)
+        ends = np.cumsum(packed.responses[np.concatenate(groups)])
+        parts = np.split(values.numpy(), ends[:-1])
+        by_sample = dict(zip(np.concatenate(groups).tolist(), parts, strict=True))
+        return [by_sample[i].astype(np.float32, copy=True) for i in range(count)]
+
+    # --- state ------------------------------------------------------------------------------
+
+    def save(self, folder: str) -> None:
+        """Write this rank's state to `folder`, synced to disk; works asleep and awake."""
+        save_rank(self._rank, folder, updates=self._updates, precision=self.spec.training.precision.value)
+
+    def load(self, folder: str) -> None:
+        """Continue from a saved state; ValueError when it is another layout's, or missing or damaged."""
+        self._require_awake("load")
+        self._updates = load_rank(self._rank, folder, precision=self.spec.training.precision.value)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    @contextmanager
+    def _computing(self, what: str) -> Iterator[None]:
+        self._require_awake(what)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._busy += time.perf_counter() - started
+
+    def _require_awake(self, what: str) -> None:
+        if self._saver is not None:
+            self._saver.require(MemorySaverState.ACTIVE, what)
+
+    def _plan(self, batch: TrainBatch) -> list[Update]:
+        """The batch's updates and micro-batches; the same plan for the forward passes and the training of a step."""
+        packed = PackedBatch(batch)
+        if self._batch is not None and self._batch[0] == packed.fingerprint:
+            return self._batch[1]
+        training, place = self.spec.training, self._rank.coordinates
+        updates = plan_step(
+            packed, training.global_batch_size, place.dp, place.dp_rank, training.max_tokens_per_micro_batch
+        )
+        self._batch = (packed.fingerprint, updates)
+        self._old = self._reference_log_probs = None
+        return updates
+
+    def _log_probs_of(self, sampling: SamplingParams) -> LogProbs:
+        return LogProbs(sampling, self._rank.config.vocab_size, self._rank.tp_group)
+
+    def _forward(self, updates: list[Update], sampling: SamplingParams) -> list[list[Tensor]]:
+        flat = [micro_batch for update in updates for micro_batch in update.micro_batches]
+        rows = iter(self._passes.forward(flat, self._log_probs_of(sampling)))
+        return [[row for _, row in zip(update.micro_batches, rows)] for update in updates]
+
+    def _run_updates(self, updates: list[Update], sampling: SamplingParams) -> tuple[list[UpdateResult], list[float]]:
+        self._check_inputs(updates)
+        several = len(updates) > 1
+        if several:
+            self._snapshot = self._snapshot or Snapshot(self._rank.parameters, self._rank.state)
+            self._snapshot.take()
+        before = self._updates
+        results: list[UpdateResult] = []
+        rates: list[float] = []
+        try:
+            for index, update in enumerate(updates):
+                loss = self._loss(index, update, sampling)
+                rates.append(learning_rate(self._updates, self.spec.training.optimizer, self._total_updates))
+                results.append(self._updater.run(update, loss, rates[-1]))
+                if results[-1].fault is not None:
+                    self._roll_back(before)
+                    break
+                self._updates += 1
+        except StopRequested:
+            self._roll_back(before)
+            raise
+        return results, rates
+
+    def _check_inputs(self, updates: list[Update]) -> None:
+        if self._old is None and self._algorithm.needs_old_log_probs(len(updates)):
+            raise RuntimeError(f"train: {len(updates)} updates a step need log_probs() of the same batch first")
+        if self._reference_log_probs is None and self._reference is not None:
+            raise RuntimeError("train: algorithm.kl needs ref_log_probs() of the same batch first")
+
+    def _loss(self, index: int, update: Update, sampling: SamplingParams) -> PolicyLoss:
+        return PolicyLoss(
+            self.spec,
+            update,
+            sampling,
+            self._rank.config.vocab_size,
+            self._rank.tp_group,
+            old_log_probs=None if self._old is None else self._old[index],
+            reference_log_probs=None if self._reference_log_probs is None else self._reference_log_probs[index],
+        )
+
+    def _roll_back(self, updates: int) -> None:
+        if self._updates != updates:
+            assert self._snapshot is not None, "only a step of several updates can have begun to change the weights"
+            self._snapshot.restore()
+            self._updates = updates
+
+    def _report(
+        self, updates: list[Update], results: list[UpdateResult], rates: list[float], version: int
+    ) -> StepMetrics:
+        metrics = mean_over_updates([result.metrics for result in results])
+        metrics["train/grad_norm"] = sum(result.grad_norm for result in results) / len(results)
+        metrics["train/lr"] = rates[-1]
+        fault = next((result.fault for result in results if result.fault is not None), None)
+        detail: dict[str, Any] = {
+            "version": version,
+            "updates": len(updates),
+            "micro_batches": sum(len(update.micro_batches) for update in updates),
+            "response_tokens": sum(update.num_tokens for update in updates),
+        }
+        if fault is not None:
+            detail["reason"] = f"update {len(results)} of {len(updates)}: {fault}"
+        return StepMetrics(metrics, fault is None, detail)
+
+    def _from_last_stage(self, values: Tensor) -> None:
+        from megatron.core import parallel_state
+
+        if self._rank.coordinates.pp > 1:
+            last = parallel_state.get_pipeline_model_parallel_last_rank()
+            dist.broadcast(values, src=last, group=parallel_state.get_pipeline_model_parallel_group())
