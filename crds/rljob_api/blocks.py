@@ -16,7 +16,7 @@ def path_text(path: Path) -> str:
     """Return `spec.data.sources[0].path`; keys that are no field names stand in brackets."""
     text = ""
     for part in path:
-        if isinstance(part, str) and re.fullmatch(r"\w+", part):
+        if isinstance(part, str) and re.fullmatch(r"[\w-]+", part):
             text += f".{part}" if text else part
         else:
             text += f"[{part}]"

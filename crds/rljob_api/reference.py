@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.base import ApiModel
@@ -28,29 +27,34 @@ After creation these fields of `spec` may change, and no others: {", ".join(f"`{
 def reference() -> str:
     """Return the reference as Markdown."""
     parts = [_INTRODUCTION]
-    seen: dict[type[ApiModel], str] = {}
     for model, name in ((RLJobSpec, "spec"), (RLJobStatus, "status")):
-        for block, path, node in _blocks(model, name, structural_schema(model), seen):
-            parts.append(_section(block, path, node, seen))
+        blocks = _blocks(model, name, structural_schema(model))
+        paths = {block: path for block, path, _ in blocks}
+        parts += [_section(block, path, node, paths) for block, path, node in blocks]
     return "\n".join(parts)
 
 
-def _blocks(
-    model: type[ApiModel], path: str, node: Node, seen: dict[type[ApiModel], str]
-) -> Iterator[tuple[type[ApiModel], str, Node]]:
-    if model in seen:
-        return
-    seen[model] = path
-    yield model, path, node
-    for alias, name in camel_fields(model).items():
-        block, many = block_in(model.model_fields[name].annotation)
-        if block is not None:
-            child = node["properties"][alias]
-            child_path = f"{path}.{alias}[]" if many else f"{path}.{alias}"
-            yield from _blocks(block, child_path, child["items"] if many else child, seen)
+def _blocks(model: type[ApiModel], path: str, node: Node) -> list[tuple[type[ApiModel], str, Node]]:
+    """Each block type once, where it is nearest to the root."""
+    found = [(model, path, node)]
+    for parent, parent_path, parent_node in found:
+        for alias, name in camel_fields(parent).items():
+            block, many = block_in(parent.model_fields[name].annotation)
+            if block is None or any(block is other for other, _, _ in found):
+                continue
+            child = parent_node["properties"][alias]
+            child_path = f"{parent_path}.{alias}"
+            found.append((block, f"{child_path}[]", child["items"]) if many else (block, child_path, child))
+    order = {path: i for i, (_, path, _) in enumerate(found)}
+    return sorted(found, key=lambda item: _depth_first(item[1], order))
 
 
-def _section(model: type[ApiModel], path: str, node: Node, seen: dict[type[ApiModel], str]) -> str:
+def _depth_first(path: str, order: dict[str, int]) -> list[int]:
+    parts = path.split(".")
+    return [order.get(".".join(parts[: i + 1]), 0) for i in range(len(parts))]
+
+
+def _section(model: type[ApiModel], path: str, node: Node, paths: dict[type[ApiModel], str]) -> str:
     lines = [
         f"## {path}",
         "",
@@ -62,7 +66,7 @@ def _section(model: type[ApiModel], path: str, node: Node, seen: dict[type[ApiMo
     for alias, name in camel_fields(model).items():
         field = node["properties"][alias]
         block, many = block_in(model.model_fields[name].annotation)
-        kind = describe(field) if block is None else _link(seen.get(block, f"{path}.{alias}"), many)
+        kind = describe(field) if block is None else _link(paths[block], many)
         lines.append(
             f"| `{alias}` | {_cell(kind)} | {_default(field, node, alias)} | {_cell(field.get('description', ''))} |"
         )

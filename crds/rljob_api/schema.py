@@ -6,6 +6,7 @@ The rules followed: https://kubernetes.io/docs/tasks/extend-kubernetes/custom-re
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,8 +34,12 @@ _COPIED = (
 )
 
 
+@functools.cache
 def structural_schema(model: type[ApiModel]) -> Node:
-    """Return the structural schema of a block: references inlined, defaults, enums and CEL rules in place."""
+    """Return the structural schema of a block: references inlined, defaults, enums and CEL rules in place.
+
+    It is made once: do not change it.
+    """
     source = model.model_json_schema(by_alias=True, mode="validation")
     return _Converter(source.get("$defs", {}), _subclasses(ApiModel)).block(source, model)
 
@@ -93,7 +98,7 @@ class _Converter:
         definition = self.definitions[name]
         if "properties" in definition:
             return self.block(definition, self.models[name])
-        return self._plain(definition)
+        return {"description": " ".join(definition.get("description", "").split()), **self._plain(definition)}
 
     def _plain(self, source: Node) -> Node:
         node = {key: source[key] for key in _COPIED if key in source}
@@ -161,10 +166,9 @@ def _validations(model: type[ApiModel]) -> Iterator[Node]:
 
 def rule_entry(rule: Rule) -> Node:
     """Return the `x-kubernetes-validations` entry of a rule that has CEL."""
-    node = {"rule": rule.cel, "message": f"{rule.field}: {rule.message}" if rule.field else rule.message}
-    if rule.field and not rule.field.startswith("metadata."):
-        node["fieldPath"] = f".{rule.field}"
-    return node
+    if rule.field.startswith("metadata."):  # the schema of metadata is closed to us, so a fieldPath would lead nowhere
+        return {"rule": rule.cel, "message": f"{rule.field}: {rule.message}"}
+    return {"rule": rule.cel, "message": rule.message, **({"fieldPath": f".{rule.field}"} if rule.field else {})}
 
 
 def describe(node: Node) -> str:

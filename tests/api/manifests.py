@@ -38,6 +38,6 @@ spec:
 
 
 def manifest(*settings: str) -> dict[str, Any]:
-    """The example of the design with `path=value` settings over it; paths are below `spec`, or begin with `metadata.`"""
+    """The example of the design with `path=value` settings over it; paths begin below `spec` or with `metadata.`"""
     full = [setting if setting.startswith("metadata.") else f"spec.{setting}" for setting in settings]
     return apply_overrides(yaml.safe_load(DESIGN_EXAMPLE), full)

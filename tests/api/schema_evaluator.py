@@ -1,4 +1,4 @@
-"""What an API server does with a manifest under a CRD: nulls, defaults, rules. CEL is evaluated by Google's CEL runtime."""
+"""What an API server does with a manifest: nulls, defaults, and CEL rules (evaluated by Google's CEL runtime)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def admit(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def broken_rules(manifest: dict[str, Any], old: dict[str, Any] | None = None) -> list[Broken]:
-    """Return (path of the block, message) of each rule that an admitted manifest breaks, or an update of `old` does."""
+    """Return (path, message) of each rule that an admitted manifest breaks, or an update of `old` does."""
     return list(_evaluate(root_schema(), manifest, old, ()))
 
 
@@ -57,7 +57,7 @@ def _evaluate(node: Node, value: Any, old: Any, at: tuple[str | int, ...]) -> It
         result = compile_rule(entry["rule"]).eval(data={"self": value, "oldSelf": old})
         assert result.type() == cel.Type.BOOL, f"{at} {entry['rule']}: {result.value()}"
         if not result.value():
-            yield at, entry["message"]
+            yield (*at, *filter(None, entry.get("fieldPath", "").split("."))), entry["message"]
     if isinstance(value, list):
         for i, item in enumerate(value):
             yield from _evaluate(node.get("items", {}), item, None, (*at, i))

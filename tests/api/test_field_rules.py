@@ -27,7 +27,10 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["resources.nodes=2", "rollout.tensorParallel=16"], ["spec.rollout.tensorParallel"]),
     (["training.globalBatchSize=100"], ["spec.training.globalBatchSize"]),
     (["training.globalBatchSize=2"], ["spec.training.globalBatchSize"]),
-    (["training.globalBatchSize=null", "rollout.promptsPerStep=3", "rollout.samplesPerPrompt=3"], ["spec.training.globalBatchSize"]),
+    (
+        ["training.globalBatchSize=null", "rollout.promptsPerStep=3", "rollout.samplesPerPrompt=3"],
+        ["spec.training.globalBatchSize"],
+    ),
     (["training.expertParallel=3"], ["spec.training.expertParallel"]),
     (["model.random.config={model_type: qwen3}"], ["spec.model"]),
     (["model.path=null"], ["spec.model"]),
@@ -51,7 +54,6 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["training.optimizer.minLr=0.1"], ["spec.training.optimizer.minLr"]),
     (["training.optimizer.warmupSteps=10", "training.optimizer.decaySteps=9"], ["spec.training.optimizer.decaySteps"]),
     (["timeouts.phases.rolout=5"], ["spec.timeouts.phases"]),
-    (["resources.profile=cpu", "rollout.kvCacheBytes=1000"], ["spec.rollout.kvCacheBytes"]),
     *(([f"rollout.engineArgs.{name}=1"], [f"spec.rollout.engineArgs.{name}"]) for name in RESERVED_ENGINE_ARGS),
     (["hccl.trainerPorts.host={first: 61000, last: 60000}"], ["spec.hccl.trainerPorts.host.last"]),
     (
@@ -77,8 +79,14 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["scheduling.tolerations=[{key: a, tolerationSeconds: 3}]"], ["spec.scheduling.tolerations[0].tolerationSeconds"]),
     (["storage.volumes=[{name: a, mountPath: /a}]"], ["spec.storage.volumes[0]"]),
     (["storage.volumes=[{name: a, mountPath: /a, claim: x, source: {nfs: {}}}]"], ["spec.storage.volumes[0]"]),
-    (["storage.volumes=[{name: a, mountPath: /a, claim: x}, {name: a, mountPath: /b, claim: x}]"], ["spec.storage.volumes"]),
-    (["storage.volumes=[{name: a, mountPath: /a, claim: x}, {name: b, mountPath: /a, claim: x}]"], ["spec.storage.volumes"]),
+    (
+        ["storage.volumes=[{name: a, mountPath: /a, claim: x}, {name: a, mountPath: /b, claim: x}]"],
+        ["spec.storage.volumes"],
+    ),
+    (
+        ["storage.volumes=[{name: a, mountPath: /a, claim: x}, {name: b, mountPath: /a, claim: x}]"],
+        ["spec.storage.volumes"],
+    ),
 ]
 
 ACCEPTED: list[list[str]] = [
@@ -89,9 +97,9 @@ ACCEPTED: list[list[str]] = [
     ["training.pipelineParallel=2", "training.expertParallel=2", "resources.devicesPerNode=null"],
     ["training.pipelineParallel=2", "training.expertParallel=4"],
     ["training.globalBatchSize=64"],
-    ["resources.profile=cpu", "weightSync.mode=Load", "rollout.kvCacheBytes=2147483648"],
+    ["resources.profile=cpu", "weightSync.mode=Load"],
     ["model.path=null", "model.random.config={model_type: qwen3, rope_scaling: null}"],
-    ["data.path=null", "data.sources=[{path: a, name: x}, {synthetic: {}, name: y}]"],
+    ["data.path=null", "data.sources=[{path: a, name: one}, {synthetic: {}, name: two}]"],
     ["reward=null", "data.reward.python=package.module:function", "data.reward.batch=true"],
     ["reward={name: regex, args: {pattern: '[0-9]+'}}"],
     ["evaluation={data: {path: a}, samplesPerPrompt: 4, passAt: [1, 4]}"],
@@ -107,14 +115,12 @@ ACCEPTED: list[list[str]] = [
     ["storage.volumes=[{name: a, mountPath: /a, claim: x}, {name: b, mountPath: /b, hostPath: /data}]"],
 ]
 
-BY_MESSAGE = {(f"{rule.field}: {rule.message}" if rule.field else rule.message): rule for rule in RULES}
-
 
 def refused_by_api_server(document: dict) -> set[tuple[str, str]]:
     found = set()
     for at, message in broken_rules(admit(document)):
-        rule = BY_MESSAGE[message]
-        found.add((path_text((*at, *(rule.field.split(".") if rule.field else ()))), rule.message))
+        named = message.startswith("metadata.name: ")
+        found.add(("metadata.name", message.removeprefix("metadata.name: ")) if named else (path_text(at), message))
     return found
 
 

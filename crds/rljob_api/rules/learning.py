@@ -144,17 +144,6 @@ LEARNING = (
         check=lambda t: all(name in PHASES for name in t.phases),
         cel=f"self.phases.all(name, name in [{', '.join(repr(name) for name in PHASES)}])",
     ),
-    Rule(
-        on=RLJobSpec,
-        field="rollout.kvCacheBytes",
-        wrong="vLLM's KV cache on CPU comes in whole GiB",
-        allowed="a multiple of 1073741824 with resources.profile cpu",
-        check=lambda s: (
-            s.rollout.kv_cache_bytes is None or s.resources.profile != "cpu" or s.rollout.kv_cache_bytes % 2**30 == 0
-        ),
-        cel="!has(self.rollout.kvCacheBytes) || self.resources.profile != 'cpu'"
-        " || self.rollout.kvCacheBytes % 1073741824 == 0",
-    ),
 )
 
 
@@ -163,7 +152,7 @@ def _engine_arg(name: str, instead: str) -> Rule:
         on=RolloutSpec,
         field=f"engineArgs.{name}",
         wrong="RLJob sets this engine argument itself",
-        allowed=instead.removeprefix("nothing: ") if instead.startswith("nothing: ") else f"spec.{instead} instead",
+        allowed=instead if instead.startswith("leave it out") else f"spec.{instead} instead",
         check=lambda r: name not in r.engine_args,
         cel=f"!has(self.engineArgs.{name})",
     )

@@ -62,7 +62,7 @@ def _devices_fit_model(spec: Any) -> bool:
     return derived.devices(spec) % (spec.training.tensor_parallel * spec.training.pipeline_parallel) == 0
 
 
-_GIVEN = "!has(self.resources.devicesPerNode)"
+_NOT_GIVEN = "!has(self.resources.devicesPerNode)"
 _DEVICES = "self.resources.nodes * self.resources.devicesPerNode"
 _MODEL_SIZE = "(self.training.tensorParallel * self.training.pipelineParallel)"
 _SAMPLES = "self.rollout.promptsPerStep * self.rollout.samplesPerPrompt"
@@ -75,7 +75,7 @@ PARALLELISM = (
         wrong="the job's devices cannot be divided into model replicas",
         allowed="training.tensorParallel x training.pipelineParallel divides nodes x devicesPerNode of resources",
         check=_devices_fit_model,
-        cel=f"{_GIVEN} || {_DEVICES} % {_MODEL_SIZE} == 0",
+        cel=f"{_NOT_GIVEN} || {_DEVICES} % {_MODEL_SIZE} == 0",
     ),
     Rule(
         on=RLJobSpec,
@@ -83,7 +83,7 @@ PARALLELISM = (
         wrong="a node's devices cannot be divided into engines",
         allowed="rollout.tensorParallel divides resources.devicesPerNode",
         check=lambda s: derived.devices_per_node(s) % s.rollout.tensor_parallel == 0,
-        cel=f"{_GIVEN} || self.resources.devicesPerNode % self.rollout.tensorParallel == 0",
+        cel=f"{_NOT_GIVEN} || self.resources.devicesPerNode % self.rollout.tensorParallel == 0",
     ),
     Rule(
         on=RLJobSpec,
@@ -102,7 +102,7 @@ PARALLELISM = (
         allowed="a multiple of the data parallel size: devices / (training.tensorParallel x training.pipelineParallel)"
         " (without globalBatchSize: rollout.promptsPerStep x rollout.samplesPerPrompt is such a multiple)",
         check=lambda s: not _devices_fit_model(s) or _batch_fits_data_parallel(s),
-        cel=f"{_GIVEN} || {_DEVICES} % {_MODEL_SIZE} != 0"
+        cel=f"{_NOT_GIVEN} || {_DEVICES} % {_MODEL_SIZE} != 0"
         f" || (has(self.training.globalBatchSize) ? self.training.globalBatchSize : {_SAMPLES})"
         f" % ({_DEVICES} / {_MODEL_SIZE}) == 0",
     ),
@@ -115,7 +115,7 @@ PARALLELISM = (
             not _devices_fit_model(s)
             or derived.devices(s) // s.training.pipeline_parallel % s.training.expert_parallel == 0
         ),
-        cel=f"{_GIVEN} || {_DEVICES} % {_MODEL_SIZE} != 0"
+        cel=f"{_NOT_GIVEN} || {_DEVICES} % {_MODEL_SIZE} != 0"
         f" || {_DEVICES} / self.training.pipelineParallel % self.training.expertParallel == 0",
     ),
 )

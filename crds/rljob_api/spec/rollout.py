@@ -10,25 +10,27 @@ from rljob_api.base import ApiModel, ByteCount, Fraction, FreeForm, Name, NonNeg
 
 RESERVED_ENGINE_ARGS = {
     "data_parallel_size": "resources.devicesPerNode and rollout.tensorParallel",
-    "distributed_executor_backend": "nothing: RLJob starts the engine's processes",
+    "disable_log_stats": "leave it out: the step records hold what it would log",
+    "distributed_executor_backend": "leave it out: RLJob starts the engine's processes",
     "dtype": "training.precision",
     "enable_prefix_caching": "rollout.prefixCaching",
-    "enable_sleep_mode": "nothing: it is always on where the device can sleep",
+    "enable_sleep_mode": "leave it out: it is always on where the device can sleep",
     "enforce_eager": "rollout.graphMode",
     "gpu_memory_utilization": "rollout.memoryFraction",
     "kv_cache_memory_bytes": "rollout.kvCacheBytes",
-    "load_format": "nothing: weights come from the trainer",
-    "logprobs_mode": "nothing: the loss needs the processed ones",
+    "load_format": "leave it out: weights come from the trainer",
+    "logprobs_mode": "leave it out: the loss needs the processed ones",
     "max_num_batched_tokens": "rollout.maxBatchedTokens",
     "max_num_seqs": "rollout.maxNumSeqs",
     "model": "model.path",
-    "pipeline_parallel_size": "nothing: an engine is one tensor-parallel group",
+    "pipeline_parallel_size": "leave it out: an engine is one tensor-parallel group",
     "revision": "model.revision",
     "seed": "seed",
+    "skip_tokenizer_init": "leave it out: prompts come as tokens",
     "tensor_parallel_size": "rollout.tensorParallel",
     "tokenizer": "model.path",
     "weight_transfer_config": "weightSync",
-    "worker_extension_cls": "nothing: weight sync needs it",
+    "worker_extension_cls": "leave it out: weight sync needs it",
 }
 """vLLM arguments that RLJob sets itself -> the field of the spec to use instead."""
 
@@ -61,7 +63,7 @@ class RolloutSpec(ApiModel):
     memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Share of device memory the engine may use while awake (npu, cuda)."""
     kv_cache_bytes: ByteCount | None = None
-    """KV cache of one engine in bytes; on CPU default 1 GiB (whole GiB there)."""
+    """KV cache of one engine in bytes; default: 1 GiB on `cpu`, elsewhere what `memoryFraction` leaves."""
     max_num_seqs: PositiveInt | None = None
     """Sequences that an engine runs at once; default: all of its share of a step, at most 1024."""
     max_batched_tokens: PositiveInt | None = None

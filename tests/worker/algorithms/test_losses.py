@@ -207,6 +207,14 @@ def test_a_value_that_is_not_finite_reaches_the_loss(field: str, bad: float, sig
     assert not loss.isfinite()
 
 
+@pytest.mark.parametrize("difference", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_clip_does_not_hide_a_ratio_that_is_not_finite(difference: float, sign: float) -> None:
+    loss, _ = clipped_policy_loss(torch.tensor([difference, 0.1]), torch.full((2,), sign), 0.2, 0.28, 3.0)
+    assert loss[0].isnan()
+    assert loss[1].isfinite()
+
+
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("distance", [100.0, -100.0])
 def test_far_but_finite_values_keep_loss_and_gradient_finite(distance: float, sign: float) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+
 from rljob_api.spec import RLJobSpec
 from rljob_worker.data.dataset import PromptSource, load_evaluation_prompts
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.errors import UserError
-from transformers import PreTrainedTokenizerBase
 
 MakeSpec = Callable[..., RLJobSpec]
 Write = Callable[..., str]
@@ -47,7 +48,9 @@ def test_a_prompt_carries_what_the_row_has(make_spec: MakeSpec, write_jsonl: Wri
     assert prompt.reward == spec.reward
 
 
-def test_an_epoch_is_a_permutation_and_the_next_another(make_spec: MakeSpec, write_jsonl: Write, tokenizer_for: Tokenizer) -> None:
+def test_an_epoch_is_a_permutation_and_the_next_another(
+    make_spec: MakeSpec, write_jsonl: Write, tokenizer_for: Tokenizer
+) -> None:
     spec = make_spec({"path": write_jsonl(rows(50))})
     tokenizer = tokenizer_for(spec)
     source = PromptSource(spec, tokenizer)
@@ -59,7 +62,9 @@ def test_an_epoch_is_a_permutation_and_the_next_another(make_spec: MakeSpec, wri
     assert uids(PromptSource(other, tokenizer), 50) != first
 
 
-def test_without_shuffling_the_order_is_the_files(make_spec: MakeSpec, write_jsonl: Write, tokenizer_for: Tokenizer) -> None:
+def test_without_shuffling_the_order_is_the_files(
+    make_spec: MakeSpec, write_jsonl: Write, tokenizer_for: Tokenizer
+) -> None:
     spec = make_spec({"path": write_jsonl(rows(3)), "shuffle": False})
     assert uids(PromptSource(spec, tokenizer_for(spec)), 7) == [f"data/{i % 3}" for i in range(7)]
 
@@ -69,7 +74,8 @@ def test_the_mix_follows_the_weights_all_the_time(
     weights: list[float], make_spec: MakeSpec, write_jsonl: Write, tokenizer_for: Tokenizer
 ) -> None:
     sources = [
-        {"path": write_jsonl(rows(5 + i, f"s{i}x"), f"s{i}.jsonl"), "weight": weight} for i, weight in enumerate(weights)
+        {"path": write_jsonl(rows(5 + i, f"s{i}x"), f"s{i}.jsonl"), "weight": weight}
+        for i, weight in enumerate(weights)
     ]
     spec = make_spec({"sources": sources})
     drawn: Counter[str] = Counter()
@@ -77,7 +83,7 @@ def test_the_mix_follows_the_weights_all_the_time(
     for n, prompt in enumerate(PromptSource(spec, tokenizer_for(spec)).next_prompts(1000), start=1):
         drawn[prompt.source] += 1
         worst = max(worst, *(abs(drawn[f"s{i}"] - n * w / sum(weights)) for i, w in enumerate(weights)))
-    assert worst <= 2
+    assert worst < 1.5
 
 
 def test_each_source_has_its_own_reward(make_spec: MakeSpec, write_jsonl: Write, tokenizer_for: Tokenizer) -> None:
@@ -91,7 +97,9 @@ def test_each_source_has_its_own_reward(make_spec: MakeSpec, write_jsonl: Write,
 
 
 @pytest.fixture
-def mixed(make_spec: MakeSpec, write_jsonl: Write, tokenizer_for: Tokenizer) -> tuple[RLJobSpec, PreTrainedTokenizerBase]:
+def mixed(
+    make_spec: MakeSpec, write_jsonl: Write, tokenizer_for: Tokenizer
+) -> tuple[RLJobSpec, PreTrainedTokenizerBase]:
     long = rows(7, "a") + rows(4, "long", words=9) + rows(3, "c")
     sources = [
         {"path": write_jsonl(long, "a.jsonl"), "weight": 2},
@@ -144,7 +152,9 @@ def test_long_prompts_are_skipped_and_each_is_counted_once(
     assert again.skipped() == skipped
 
 
-def test_the_smaller_limit_holds_and_it_is_inclusive(make_spec: MakeSpec, write_jsonl: Write, tokenizer_for: Tokenizer) -> None:
+def test_the_smaller_limit_holds_and_it_is_inclusive(
+    make_spec: MakeSpec, write_jsonl: Write, tokenizer_for: Tokenizer
+) -> None:
     path = write_jsonl(rows(3, "a", 4) + rows(3, "b", 5) + rows(3, "c", 6))
     spec = make_spec({"path": path, "maxPromptTokens": 5})
     tokenizer = tokenizer_for(spec)
@@ -158,7 +168,9 @@ def test_the_smaller_limit_holds_and_it_is_inclusive(make_spec: MakeSpec, write_
         PromptSource(spec, tokenizer, max_prompt_tokens=3)
 
 
-def test_one_source_without_a_fitting_prompt_is_an_error(make_spec: MakeSpec, write_jsonl: Write, tokenizer_for: Tokenizer) -> None:
+def test_one_source_without_a_fitting_prompt_is_an_error(
+    make_spec: MakeSpec, write_jsonl: Write, tokenizer_for: Tokenizer
+) -> None:
     sources = [{"path": write_jsonl(rows(3), "a.jsonl")}, {"path": write_jsonl(rows(3, "b", 9), "b.jsonl")}]
     spec = make_spec({"sources": sources, "maxPromptTokens": 4})
     with pytest.raises(UserError, match=r"spec\.data\.sources\[1\]: all 3 prompts"):
@@ -206,14 +218,16 @@ def test_what_the_template_refuses_is_named(make_spec: MakeSpec, write_jsonl: Wr
     spec = make_spec({"path": write_jsonl(rows(2)), "applyChatTemplate": True, "shuffle": False})
     tokenizer = tokenizer_for(spec)
     tokenizer.chat_template = "{{ raise_exception('no system prompt') }}"
-    with pytest.raises(UserError, match=r"data\.jsonl, row 0: the chat template refuses the prompt: .*no system prompt"):
+    with pytest.raises(UserError, match=r"data\.jsonl, row 0: the chat template refuses .*no system prompt"):
         PromptSource(spec, tokenizer).next_prompts(1)
     tokenizer.chat_template = None
     with pytest.raises(UserError, match=r"spec\.data\.applyChatTemplate: the model's tokenizer has no chat template"):
         PromptSource(spec, tokenizer)
 
 
-def test_evaluation_prompts(make_spec: MakeSpec, write_jsonl: Write, tokenizer_for: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+def test_evaluation_prompts(
+    make_spec: MakeSpec, write_jsonl: Write, tokenizer_for: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
     path = write_jsonl([*rows(3, "a"), *rows(1, "long", 9), *rows(4, "b")], "test.jsonl")
     evaluation = {"data": {"path": path}, "maxPrompts": 5}
     spec = make_spec({"synthetic": {}}, evaluation=evaluation)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
+
 from rljob_api.spec import EvaluationSpec
 from rljob_worker.data.evaluate import EvaluatedPrompt, aggregate, pass_at_k
 

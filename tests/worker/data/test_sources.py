@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+
 from rljob_api.spec import DataSource, RLJobSpec
 from rljob_worker.data.sources import label_text, load_source, load_sources
 from rljob_worker.errors import UserError
-
 
 ROWS = [{"prompt": f"p {i}", "label": str(i), "level": i} for i in range(5)]
 
@@ -89,8 +89,10 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
 def test_a_missing_key_is_named_with_its_row_and_the_keys_there_are(write_jsonl: Callable[..., str]) -> None:
     path = write_jsonl([*ROWS, {"prompt": "x", "answer": "1"}])
     fails(path, f"{path}, line 6 (row 5)", "'label' (spec.data.labelKey) is absent", "'prompt', 'answer'")
-    fails(path, "line 1 (row 0)", "'question' (spec.data.promptKey)", "'prompt', 'label', 'level'", promptKey="question")
-    fails(write_jsonl([{"prompt": "x", "label": None}]), "'label' (spec.data.labelKey) is null")
+    fails(
+        path, "line 1 (row 0)", "'question' (spec.data.promptKey)", "'prompt', 'label', 'level'", promptKey="question"
+    )
+    fails(write_jsonl([{"prompt": "x", "label": None}], "null.jsonl"), "'label' (spec.data.labelKey) is null")
     assert len(load_source(source(path, labelKey=None), "spec.data").rows) == 6
 
 
@@ -121,7 +123,9 @@ def test_missing_and_empty_files(tmp_path: Path) -> None:
     fails(tmp_path / "no", "does not exist")
     (tmp_path / "empty.jsonl").write_text("\n\n")
     fails(tmp_path / "empty.jsonl", "is empty")
-    parquet.write_table(pa.table({"prompt": pa.array([], pa.string()), "label": pa.array([], pa.string())}), tmp_path / "e.parquet")
+    parquet.write_table(
+        pa.table({"prompt": pa.array([], pa.string()), "label": pa.array([], pa.string())}), tmp_path / "e.parquet"
+    )
     fails(tmp_path / "e.parquet", "is empty")
     (tmp_path / "bad.parquet").write_text("no parquet")
     fails(tmp_path / "bad.parquet", "bad.parquet is not a readable Parquet file")
@@ -137,9 +141,13 @@ def test_the_fingerprint_is_of_the_content(write_jsonl: Callable[..., str], tmp_
     assert one != load_source(source(write_jsonl(ROWS[::-1])), "spec.data").fingerprint
 
 
-def test_two_sources_of_one_name_are_refused(make_spec: Callable[..., RLJobSpec], write_jsonl: Callable[..., str]) -> None:
+def test_two_sources_of_one_name_are_refused(
+    make_spec: Callable[..., RLJobSpec], write_jsonl: Callable[..., str]
+) -> None:
     path = write_jsonl(ROWS)
-    with pytest.raises(UserError, match=re.escape("spec.data.sources[1].name: 'data' is the name of spec.data.sources[0]")):
+    with pytest.raises(
+        UserError, match=re.escape("spec.data.sources[1].name: 'data' is the name of spec.data.sources[0]")
+    ):
         load_sources(make_spec({"sources": [{"path": path}, {"path": path}]}))
     spec = make_spec({"sources": [{"path": path}, {"path": path, "name": "again"}]})
     assert [s.name for s in load_sources(spec)] == ["data", "again"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from rljob_api.spec import SyntheticData
 from rljob_worker.data.synthetic import generate_rows, symbol_names
 
@@ -20,7 +21,9 @@ def test_answers_follow_from_the_prompt(task: str, answer: str) -> None:
     assert dict(generate_rows(data))["a b c d"] == answer
 
 
-@pytest.mark.parametrize(("symbols", "length", "rows", "expected"), [(2, 3, 100, 8), (13, 4, 4096, 4096), (50, 30, 500, 500)])
+@pytest.mark.parametrize(
+    ("symbols", "length", "rows", "expected"), [(2, 3, 100, 8), (13, 4, 4096, 4096), (50, 30, 500, 500)]
+)
 def test_rows_are_distinct_and_no_more_than_possible(symbols: int, length: int, rows: int, expected: int) -> None:
     prompts = [p for p, _ in generate_rows(SyntheticData(symbols=symbols, promptSymbols=length, rows=rows))]
     assert len(prompts) == len(set(prompts)) == expected

@@ -53,6 +53,28 @@ def calls_of(arena: Arena, memory: FailingMemory, transition: str) -> int:
     return memory.count
 
 
+def rights(base: int, capacity: int) -> set[str]:
+    """Access rights of the mappings that touch the addresses."""
+    found = set()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(part, 16) for part in line.split()[0].split("-"))
+        if start < base + capacity and base < end:
+            found.add(line.split()[1])
+    return found
+
+
+def open_ranges(arena: Arena) -> tuple[set[str], set[str], set[str]]:
+    """Rights other than none of the kept range, the discarded range and the backup."""
+    keep, drop = arena._keep, arena._drop
+    bases = (keep.base, drop.base, keep.backup_base)
+    kept, dropped, backup = (rights(base, keep.capacity) - {"---p"} for base in bases)
+    return kept, dropped, backup
+
+
+AWAKE = ({"rw-p"}, {"rw-p"}, set())
+ASLEEP = (set(), set(), {"r--p"})
+
+
 def test_every_step_that_fails_is_undone() -> None:
     memory = FailingMemory()
     arena = Arena(256 * MIB, memory=memory)
@@ -66,6 +88,7 @@ def test_every_step_that_fails_is_undone() -> None:
         with pytest.raises(OSError, match="injected"):
             arena.pause()
         assert not arena.paused
+        assert open_ranges(arena) == AWAKE, f"step {step}"
         assert (kept[0], kept[-1], dropped[0], dropped[-1]) == (5, 5, 6, 6), f"step {step}"
         kept[-1] = 5
     memory.fail_next()
@@ -75,10 +98,12 @@ def test_every_step_that_fails_is_undone() -> None:
         with pytest.raises(OSError, match="resume failed and was undone"):
             arena.resume()
         assert arena.paused
+        assert open_ranges(arena) == ASLEEP, f"step {step}"
         assert arena.resident_bytes() == 0
         assert arena.backup_view(kept)[-1] == 5
     memory.fail_next()
     arena.resume()
+    assert open_ranges(arena) == AWAKE
     assert torch.equal(kept, torch.full_like(kept, 5))
 
 
@@ -86,7 +111,6 @@ def test_a_rollback_that_fails_breaks_the_arena_for_good() -> None:
     memory = FailingMemory()
     arena = Arena(64 * MIB, memory=memory)
     arena.allocate((MIB,)).fill_(1)
-    saver = MemorySaver(arena, CpuDevice())
     calls_of(arena, memory, "pause")
     last = calls_of(arena, memory, "resume")
     arena.pause()

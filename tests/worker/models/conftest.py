@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,21 +43,19 @@ def megatron_results(hf_folders: dict[str, Path], tmp_path_factory: pytest.TempP
     ]
     (out / "cases.json").write_text(json.dumps(cases))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    logs = [out / f"rank-{rank}.log" for rank in range(2)]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(out), str(rank)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
+        subprocess.Popen([sys.executable, str(WORKER), str(out), str(rank)], env=environment, stderr=log.open("w"))
+        for rank, log in enumerate(logs)
     ]
+    deadline = time.monotonic() + 300
     try:
-        outputs = [process.communicate(timeout=240)[0] for process in ranks]
+        while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
+            assert not any(process.poll() for process in ranks), "\n".join(log.read_text() for log in logs)
+            time.sleep(0.1)
     finally:
         for process in ranks:
             process.kill()
-    assert all(process.returncode == 0 for process in ranks), "\n".join(outputs)
-    (out / "output.txt").write_text("\n".join(outputs))
+            process.wait(timeout=30)
+    assert all(process.returncode == 0 for process in ranks), "\n".join(log.read_text() for log in logs)
     return out

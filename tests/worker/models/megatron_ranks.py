@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 from rljob_worker.models import megatron_cpu
@@ -36,7 +37,7 @@ def loaded_model(
 
 
 def logits_of(model: torch.nn.Module, cfg: ModelConfig, ids: torch.Tensor) -> torch.Tensor:
-    """Logits [B, S, V] with the vocabulary gathered; on the last pipeline stage."""
+    """Logits [B, S, V] with the vocabulary gathered, on the last pipeline stage; differentiable at tp 1."""
     positions = torch.arange(ids.shape[1]).expand(ids.shape)
     if not parallel_state.is_pipeline_first_stage():
         hidden = torch.empty(ids.shape[1], ids.shape[0], cfg.hidden_size)
@@ -47,6 +48,8 @@ def logits_of(model: torch.nn.Module, cfg: ModelConfig, ids: torch.Tensor) -> to
         dist.send(output.contiguous(), dst=parallel_state.get_pipeline_model_parallel_next_rank())
         return output
     group = parallel_state.get_tensor_model_parallel_group()
+    if group.size() == 1:
+        return output
     parts = [torch.empty_like(output) for _ in range(group.size())]
     dist.all_gather(parts, output.contiguous(), group=group)
     return torch.cat(parts, dim=-1)
@@ -85,7 +88,9 @@ def gradients_of(case: dict, ids: torch.Tensor, recompute: str) -> dict[str, tor
 
 def main() -> None:
     out, rank = Path(sys.argv[1]), int(sys.argv[2])
-    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{out}/store", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
     cases = json.loads((out / "cases.json").read_text())
     ids = torch.load(Path(cases[0]["folder"]).parent / "ids.pt")
     for case in cases:

@@ -84,8 +84,9 @@ def test_recompute_gives_the_same_gradients(model: str, hf_folders: dict[str, Pa
             )
 
 
-def test_ranks_print_no_warnings(megatron_results: Path) -> None:
-    assert "Warning" not in (megatron_results / "output.txt").read_text()
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_print_no_warnings(rank: int, megatron_results: Path) -> None:
+    assert "Warning" not in (megatron_results / f"rank-{rank}.log").read_text()
 
 
 def test_padding_rows_never_leak(hf_folders: dict[str, Path], megatron_results: Path) -> None:

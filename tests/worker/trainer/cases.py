@@ -1,7 +1,8 @@
 """Runs trainer cases in processes of their own; `test_trainer.py` starts it and compares what it wrote.
 
-Called as `python cases.py RANK WORLD_SIZE FOLDER PORT CASE...`: one process for each rank, each case with a trainer of its
-own at PORT, PORT + 1, ... (free ports that the test chose). A case writes `FOLDER/CASE.rank-N.pt`.
+Called as `python cases.py RANK FOLDER PORT CASE...` in two processes; a case named `alone:CASE` has one rank, the
+others two. Each has a trainer of its own at PORT, PORT + 1, ... (free ports that the test chose) and writes what it saw
+to `FOLDER/CASE.rank-N.pt`.
 """
 
 from __future__ import annotations
@@ -314,13 +315,16 @@ CASES: dict[str, Callable[[Process], Result]] = {
 }
 
 
-def main(rank: int, world_size: int, folder: Path, port: int, cases: list[str]) -> None:
+def main(rank: int, folder: Path, port: int, cases: list[str]) -> None:
     warnings.simplefilter("ignore")
-    process = Process(rank, world_size, folder, port)
+    together = Process(rank, 2, folder, port)
+    alone = Process(0, 1, folder, port + 100 * (rank + 1))
     for case in cases:
         print(f"rank {rank}: {case}", flush=True)
-        torch.save(CASES[case](process), folder / f"{case}.rank-{rank}.pt")
+        name = case.removeprefix("alone:")
+        process = together if name == case else alone
+        torch.save(CASES[name](process), folder / f"{name}.rank-{process.rank}.pt")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])
+    main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

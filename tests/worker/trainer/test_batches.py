@@ -45,12 +45,18 @@ def test_ranks_get_equal_counts_and_nearly_equal_tokens(lengths: list[int], part
         assert max(tokens) - min(tokens) <= array.max() - array.min()
 
 
-def test_padding_is_small_when_lengths_are_skewed() -> None:
+@pytest.mark.parametrize("bound", [2048, 16384])
+def test_skewed_lengths_are_hardly_padded(bound: int) -> None:
     lengths = np.minimum(np.random.default_rng(0).geometric(1 / 65, 64), 256)
-    groups = plan_update(lengths, 1, 0, 2048)
+    groups = plan_update(lengths, 1, 0, bound)
     padded = sum(len(group) * lengths[group].max() for group in groups)
-    assert padded < 1.25 * lengths.sum()
-    assert 64 * lengths.max() > 2 * lengths.sum()
+    assert padded < 1.35 * lengths.sum()
+    assert len(lengths) * lengths.max() > 3.5 * lengths.sum(), "what padding to the longest would cost"
+
+
+def test_equal_lengths_fill_the_bound() -> None:
+    groups = plan_update(np.full(100, 10), 1, 0, 320)
+    assert len(groups) == 4
 
 
 @given(

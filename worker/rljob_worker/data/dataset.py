@@ -43,9 +43,9 @@ class SkippedPrompts:
 class PromptSource:
     """Endless prompts for training, in an order that depends on the job's seed and the data alone.
 
-    Each source is drawn so that after any number of prompts its share is within one prompt of its weight's. Within a
-    source, every epoch is a permutation of its rows. `state()` is a small JSON value; a source restored from it
-    continues with exactly the prompts that would have come.
+    The next prompt comes from the source that is furthest behind the share its weight gives it, so that every batch has
+    the same mix. Within a source, every epoch is a permutation of its rows. `state()` is a small JSON value; a source
+    restored from it continues with exactly the prompts that would have come.
 
     `max_prompt_tokens` is the model's own limit; the smaller of it and `spec.data.maxPromptTokens` holds. Longer
     prompts are skipped and reported. Raises UserError for data that cannot be used.

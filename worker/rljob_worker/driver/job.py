@@ -29,6 +29,7 @@ from rljob_worker.driver.cluster import Cluster
 from rljob_worker.driver.events import EventLog
 from rljob_worker.driver.inputs import Inputs
 from rljob_worker.driver.probe import WeightProbe
+from rljob_worker.driver.sync_report import sync_report
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.trajectories import write_trajectories

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -104,8 +105,10 @@ def install() -> None:
         return
     if torch.cuda.is_available():
         raise RuntimeError("the CPU shim for Megatron must not be installed where CUDA is available")
-    # Apex has no CPU build, and torch's norm is what is wanted.
-    warnings.filterwarnings("ignore", message="Apex is not installed", category=UserWarning)
+    # Neither has a CPU build; torch's own norm, optimizer and gradient clipping are what is wanted.
+    for missing in ("Apex is not installed", "Transformer Engine and Apex are not installed"):
+        warnings.filterwarnings("ignore", message=missing, category=UserWarning)
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron warns without it
 
     cuda: Any = torch.cuda
     cuda.current_device = lambda: "cpu"

@@ -1,4 +1,4 @@
-"""The rewards that a manifest can name."""
+"""The rewards that a manifest can name, but for `match`. Imported by the scoring processes: keep it light."""
 
 from __future__ import annotations
 
@@ -6,48 +6,14 @@ import logging
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from rljob_worker.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from rljob_worker.types import IntArray
 
 
 def exact(response: str, label: str) -> float:
     """1 when the response equals the label, white space at both ends aside; else 0."""
     return float(response.strip() == label.strip())
-
-
-class Match:
-    """Share of the label's tokens that the response has in the same place, counted from its first token.
-
-    Tokens are compared as ids, so that the score is exact for what was sampled; what follows the label's length does
-    not count. The label is tokenized as it stands and with a space before it, because many tokenizers tell `7` from
-    ` 7`, and the better score counts.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self._tokenizer = tokenizer
-        self._variants = lru_cache(maxsize=1 << 16)(self._tokenize)
-
-    def __call__(self, token_ids: IntArray, label: str) -> float:
-        """`token_ids`: [n] of the response. Raises ValueError for a label without tokens."""
-        return max(
-            np.count_nonzero(token_ids[: len(variant)] == variant[: len(token_ids)]) / len(variant)
-            for variant in self._variants(label)
-        )
-
-    def _tokenize(self, label: str) -> list[IntArray]:
-        label = label.strip()
-        ids = {tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (label, f" {label}")}
-        if not label or () in ids:
-            raise ValueError("the label has no tokens")
-        return [np.array(variant, dtype=np.int64) for variant in sorted(ids)]
 
 
 def make_regex(pattern: str, compare: bool | None = None) -> Callable[[str, str | None], float]:
@@ -76,19 +42,21 @@ def make_regex(pattern: str, compare: bool | None = None) -> Callable[[str, str 
 def make_math(timeout_seconds: float) -> Callable[[str, str], float]:
     """1 when math-verify finds the response's final answer equal to the label (LaTeX or a number), else 0.
 
-    An answer that math-verify cannot check in its own time limits (at most 5 s for each parse and comparison) is
-    wrong, as in math-verify itself: the policy must not be able to end the job by writing a huge power. Those limits
-    are signals: call it in a process's main thread.
+    An answer that math-verify cannot check in its own time limits (a sixth of `timeout_seconds` for each parse and
+    comparison, 1 to 5 s) is wrong, as in math-verify itself: the policy must not be able to end the job by writing a
+    huge power. Those limits are signals: call it in a process's main thread.
     """
     from math_verify import parse, verify
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     limit = max(1, min(5, int(timeout_seconds // 6)))
+    # The first use builds parsers for seconds, which must not count against the first answers.
+    verify(parse("$\\frac{1}{2}$", parsing_timeout=None), parse("0.5", parsing_timeout=None), timeout_seconds=None)
 
     @lru_cache(maxsize=1024)
     def parse_label(label: str) -> list[Any]:
         text = label if "$" in label or "\\boxed" in label else f"\\boxed{{{label}}}"
-        parsed: list[Any] = parse(text, parsing_timeout=limit)
+        parsed: list[Any] = parse(text, parsing_timeout=None)
         if not parsed:
             raise ValueError(f"math-verify finds no answer in the label {label!r}")
         return parsed

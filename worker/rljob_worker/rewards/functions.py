@@ -36,7 +36,7 @@ def load_function(path: str) -> Callable[..., Any]:
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UserError(f"reward.python: {path!r}: module {module_name!r} ({module.__file__}) has no {name!r}{hint}")
     if not callable(function):
-        raise UserError(f"reward.python: {path!r} is a {type(function).__name__}, not a function")
+        raise UserError(f"reward.python: {path!r} is not a function but {type(function).__name__}")
     return function
 
 

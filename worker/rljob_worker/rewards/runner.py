@@ -16,8 +16,9 @@ from rljob_api.spec import RewardSpec, RLJobSpec
 from rljob_worker.data.sources import data_sources
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.errors import JobError, UserError
-from rljob_worker.rewards.builtin import Match, check_args, exact
+from rljob_worker.rewards.builtin import check_args, exact
 from rljob_worker.rewards.functions import Sample, Score, check_call, is_async, load_function
+from rljob_worker.rewards.match import Match
 from rljob_worker.rewards.pool import ASYNC_GRACE_SECONDS, WorkerPool
 from rljob_worker.rewards.worker import Setup
 from rljob_worker.types import Generation, Prompt
@@ -310,10 +311,7 @@ def _check_reward(where: str, reward: RewardSpec, label_key: str | None) -> None
         if reward.python is not None:
             check_call(load_function(reward.python), reward.python, reward.args, reward.batch)
             return
-        if reward.name is None:
-            raise UserError("reward: has neither name nor python: exactly one is needed")
-        if reward.batch:
-            raise UserError(f"reward.batch: is for python functions; {reward.name} scores one sample at a time")
+        assert reward.name is not None
         check_args(reward.name, reward.args)
         needs_label = reward.name != "regex" or reward.args.get("compare") is True
         if needs_label and label_key is None:

@@ -59,7 +59,7 @@ def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, Any]:
     clashes = sorted(own.keys() & rollout.engine_args.keys())
     if clashes:
         raise UserError(
-            f"spec.rollout.engineArgs: {', '.join(clashes)} set by RLJob from other fields of the spec; remove from engineArgs"
+            f"spec.rollout.engineArgs: {', '.join(clashes)}: set by RLJob from other fields; remove from engineArgs"
         )
     # A default of RLJob's that the spec has no field for may be narrowed.
     return own | {"max_model_len": max_model_length(spec, model)} | rollout.engine_args

@@ -18,11 +18,13 @@ from rljob_worker.rollout.processes import Guardian, sweep_dead_engines
 from rljob_worker.rollout.sampling import check_requests, scoring_params, vllm_sampling
 from rljob_worker.rollout.states import EngineState, next_state
 from rljob_worker.types import FloatArray, Generation, GenerationRequest, IntArray, SamplingParams
+from rljob_worker.weightsync.receiver import WeightReceiver
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
 _BUSY_SECONDS = 5.0
+_SHUTDOWN_SECONDS = 30.0
 
 
 class Engine:
@@ -36,6 +38,7 @@ class Engine:
         index: number of the engine in the job.
         model_folder: Hugging Face folder to start from; these weights are version 0.
         devices: identities of the devices the engine spans, one for each tensor-parallel rank.
+        sync_folder: where the trainers' weight senders on this host can be found.
 
     Raises:
         UserError: the spec asks for a device or engine argument that cannot be had.
@@ -62,6 +65,7 @@ class Engine:
         self._lock = threading.Lock()
         self._aborted = threading.Event()
         self._busy = 0.0
+        self._receiver: WeightReceiver | None = None
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -105,13 +109,19 @@ class Engine:
     def shutdown(self) -> None:
         """End the workers and give everything back; idempotent. A running generation is aborted."""
         self.abort()
-        with self._lock:
+        if not self._lock.acquire(timeout=_SHUTDOWN_SECONDS):
+            raise RuntimeError(f"engine: a call is still running {_SHUTDOWN_SECONDS:g} s after shutdown was asked for")
+        try:
             started = self.state not in (EngineState.NEW, EngineState.CLOSED)
             self.state = EngineState.CLOSED
             self.weight_version = None
+            if self._receiver is not None:
+                self._receiver.close()
             if started:
                 self._engine.engine_core.shutdown()
                 self._guardian.close()
+        finally:
+            self._lock.release()
 
     # --- generation ---------------------------------------------------------------------------
 
@@ -190,16 +200,35 @@ class Engine:
             `released_bytes` that were really resident, of which `released_weight_bytes` (0 on CPU), and `memory`.
         """
         with self._operation("sleep"):
-            self._loop.drain()
-            if not self._engine.reset_prefix_cache():
-                raise RuntimeError("engine: the prefix cache cannot be reset while requests hold blocks")
-            released = sum(self._engine.collective_rpc("rljob_release_kv_cache"))
-            return {"released_bytes": released, "released_weight_bytes": 0} | self._memory()
+            return {"released_bytes": self._release_kv_cache(), "released_weight_bytes": 0} | self._memory()
 
     def wake_weights(self) -> dict[str, int]:
         """Take the memory for the weights back: on CPU they never left, `resumed_bytes` is 0."""
         with self._operation("wake_weights"):
             return {"resumed_bytes": 0} | self._memory()
+
+    def receive_weights(self, version: int, seconds: float) -> dict[str, Any]:
+        """Take a version of the weights from the trainers of this host, verified.
+
+        Args:
+            version: the version they send.
+            seconds: deadline for all of it.
+
+        Returns:
+            The report of `weightsync.receiver.WeightReceiver.receive`.
+
+        Raises:
+            WeightSyncError: it failed; the engine holds no usable weights until a later one succeeds.
+        """
+        with self._operation("receive_weights"):
+            if self._receiver is None:
+                if self.sync_folder is None:
+                    raise RuntimeError(f"engine-{self.index}: was given no folder to find the weight senders in")
+                self._receiver = WeightReceiver(self._land, folder=self.sync_folder, consumer=self.index)
+            self.weight_version = None
+            report = self._receiver.receive(version, seconds)
+            self.weight_version = version
+            return report
 
     def wake_kv(self) -> dict[str, int]:
         """Take the KV cache back: on CPU its pages come back as they are touched, `resumed_bytes` is 0."""
@@ -207,7 +236,7 @@ class Engine:
             return {"resumed_bytes": 0} | self._memory()
 
     def memory(self) -> dict[str, int]:
-        """`resident_bytes` of this process, or of the workers where they are processes of their own."""
+        """`resident_bytes` of this process and its tensor-parallel workers."""
         return self._memory()
 
     # --- inside -------------------------------------------------------------------------------
@@ -228,6 +257,9 @@ class Engine:
         finally:
             self._lock.release()
 
+    def _land(self, method: str, message: dict[str, Any], seconds: float) -> Sequence[dict[str, Any]]:
+        return self._engine.collective_rpc(method, timeout=seconds, args=(message,))
+
     def _warm_up(self) -> None:
         config = self._engine.model_config
         self._max_length: int = config.max_model_len
@@ -237,11 +269,18 @@ class Engine:
         sampling = SamplingParams(max_tokens=2, ignore_eos=True)
         params = vllm_sampling(sampling, self._generation_config, self._end_token)
         self._loop.generate([GenerationRequest((0,), 0)] * 2, params, threading.Event())
+        self._release_kv_cache()
+
+    def _release_kv_cache(self) -> int:
         self._loop.drain()
-        self._engine.reset_prefix_cache()
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("engine: the prefix cache cannot be reset while requests hold blocks")
+        return sum(self._engine.collective_rpc("rljob_release_kv_cache"))
 
     def _memory(self) -> dict[str, int]:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        """Bytes resident in this process and its tensor-parallel workers; reading changes nothing."""
+        pids = [os.getpid(), *(worker.proc.pid for worker in getattr(self._engine.model_executor, "workers", ()))]
+        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
         return {"resident_bytes": pages * os.sysconf("SC_PAGE_SIZE")}
 
 

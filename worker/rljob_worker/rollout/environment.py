@@ -7,8 +7,8 @@ from pathlib import Path
 
 import rljob_api
 import rljob_worker
-from rljob_api import derived
 from rljob_api.spec import RLJobSpec
+from rljob_worker.threads import threads_per_process
 
 
 def engine_environment(spec: RLJobSpec, *, cache_folder: str | None = None) -> dict[str, str]:
@@ -18,8 +18,6 @@ def engine_environment(spec: RLJobSpec, *, cache_folder: str | None = None) -> d
         spec: the job.
         cache_folder: where vLLM and the compiler keep their caches; default: where they are used to.
     """
-    devices = derived.devices_per_node(spec)
-    threads = spec.resources.threads_per_device or max(1, len(os.sched_getaffinity(0)) // devices)
     environment = {
         # The engine core inside the actor: half the rollout time of a small model, and no process outlives the actor.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -29,7 +27,7 @@ def engine_environment(spec: RLJobSpec, *, cache_folder: str | None = None) -> d
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         # Ray sets 1 for actors that ask for no CPUs, and vLLM makes torch.set_num_threads a no-op.
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads_per_process(spec)),
         "TOKENIZERS_PARALLELISM": "false",
         # The model is a local folder by now; a hub that does not answer must not delay the start.
         "HF_HUB_OFFLINE": "1",
@@ -46,6 +44,8 @@ def engine_environment(spec: RLJobSpec, *, cache_folder: str | None = None) -> d
 
 
 def _python_path() -> str:
-    own = [str(Path(package.__file__).resolve().parents[1]) for package in (rljob_worker, rljob_api) if package.__file__]
+    own = [
+        str(Path(package.__file__).resolve().parents[1]) for package in (rljob_worker, rljob_api) if package.__file__
+    ]
     inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     return os.pathsep.join(dict.fromkeys([*own, *inherited]))

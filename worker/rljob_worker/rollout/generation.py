@@ -186,7 +186,7 @@ class StepLoop:
         self.drain()
 
     def drain(self) -> None:
-        """Step until the scheduler holds no request, finished ones included; RuntimeError when it does not get there."""
+        """Step until the scheduler holds no request, finished ones included; RuntimeError after too many."""
         scheduler = self._core.engine_core.scheduler  # type: ignore[attr-defined]
         for _ in range(_IDLE_STEPS):
             if not scheduler.has_requests():

@@ -1,11 +1,11 @@
 """A process that outlives its engine by a moment, to end the engine's workers and remove their shared memory.
 
-vLLM's workers notice a dead parent once they serve; a worker that is still importing or loading does not, and the
-shared memory of a killed engine stays. The guardian waits for the engine's end of a pipe to close, which the kernel
-does however the engine ends. It runs as a script without site-packages: `python -I -S guardian.py OWNER PID RECORD`,
-with the pipe as standard input.
+vLLM's workers notice a dead parent once they serve, and take seconds to leave; a worker that is still importing or
+loading does not notice, and the shared memory of a killed engine may stay. The guardian waits for the engine's end of
+a pipe to close, which the kernel does however the engine ends. It runs as a script without site-packages:
+`python -I -S guardian.py OWNER RECORD`, with the pipe as standard input; OWNER is the engine's `pid-starttime`.
 
-Names of shared-memory files are also kept in RECORD, for an engine that was killed together with its guardian.
+What is to be removed is also kept in RECORD, for an engine that was killed together with its guardian.
 """
 
 from __future__ import annotations
@@ -20,66 +20,107 @@ import sys
 import time
 
 OWNER_VARIABLE = "RLJOB_ENGINE_OWNER"
-_SHARED_MEMORY = re.compile(rb"/dev/shm/(psm_[0-9a-f]+|[^/\n]+-cpushm[^/\n]*?)(?: \(deleted\))?$", re.MULTILINE)
+_SHARED_MEMORY = re.compile(rb"/dev/shm/(psm_[0-9a-f]+|[^/\n]+-cpushm[^/\n ]*)")
 _START_POLLS, _START_SECONDS, _SERVING_SECONDS = 240, 0.5, 10.0
 _KILL_SECONDS = 5.0
 
 
-def owned_processes(owner: str) -> list[int]:
-    """Living processes that inherited the owner mark in their environment."""
-    mark = f"{OWNER_VARIABLE}={owner}\0".encode()
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
-            with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as environ:
-                if mark in environ.read() + b"\0":
-                    found.append(int(entry))
-    return found
+def start_time(pid: int) -> str | None:
+    """Start of a living process in clock ticks since boot; with it a pid names one process for good."""
+    return _stat(pid)[1]
 
 
-def shared_memory_names(pids: list[int]) -> set[str]:
-    """Names in /dev/shm of vLLM's message queues and CPU collectives that these processes have mapped."""
-    names: set[str] = set()
-    for pid in pids:
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as maps:
-            names.update(os.fsdecode(name) for name in _SHARED_MEMORY.findall(maps.read()))
-    return names
+def _stat(pid: int) -> tuple[int, str | None]:
+    """(parent, start time) of a process, fields 4 and 22 of proc_pid_stat(5); (0, None) when it is gone or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return 0, None
+    return (0, None) if fields[0] == "Z" else (int(fields[1]), fields[19])
 
 
-def remove(owner: str, names: set[str]) -> None:
-    """End all processes of a dead owner and unlink its shared memory."""
-    deadline = time.monotonic() + _KILL_SECONDS
-    while (pids := owned_processes(owner)) and time.monotonic() < deadline:
-        names |= shared_memory_names(pids)
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
-    for name in names:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"/dev/shm/{name}")
+def _is_resource_tracker(pid: int) -> bool:
+    """Whether it is Python's own: it unlinks semaphores and leaves as soon as the last process it serves is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return b"multiprocessing.resource_tracker" in file.read()
+    return False
 
 
-def main(owner: str, pid: int, record: str) -> None:
+def living() -> dict[int, tuple[int, str]]:
+    """Parent and start time of all processes but this one, by pid."""
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid()]
+    stats = {pid: _stat(pid) for pid in pids}
+    return {pid: (parent, started) for pid, (parent, started) in stats.items() if started is not None}
+
+
+class Remains:
+    """What an engine would leave: processes with their start times, and names in /dev/shm."""
+
+    def __init__(self, owner: str, processes: dict[int, str] | None = None, names: set[str] | None = None) -> None:
+        self.owner = owner
+        self.processes = dict(processes or {})
+        self.names = set(names or ())
+
+    def look(self, *, everywhere: bool = False) -> bool:
+        """Find more of it; whether there was any.
+
+        The engine's processes inherit its mark in their environment. vLLM overwrites what the kernel shows of that
+        when it renames a worker, so they must be seen before: among the children of known processes, which is cheap,
+        or `everywhere`.
+        """
+        before = (dict(self.processes), set(self.names))
+        processes = living()
+        engine, started = self.owner.split("-")
+        family = {int(engine)} if processes.get(int(engine), (0, ""))[1] == started else set()
+        self.processes = {
+            pid: start for pid, start in self.processes.items() if processes.get(pid, (0, ""))[1] == start
+        }
+        for pid in sorted(processes.keys() - family - self.processes.keys(), key=lambda pid: int(processes[pid][1])):
+            parent, start = processes[pid]
+            if (everywhere or parent in family or parent in self.processes) and self._marked(pid):
+                self.processes[pid] = start
+        for pid in (*family, *self.processes):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as maps:
+                self.names.update(os.fsdecode(name) for name in _SHARED_MEMORY.findall(maps.read()))
+        return before != (self.processes, self.names)
+
+    def remove(self) -> None:
+        """End the processes and unlink the shared memory of a dead owner."""
+        deadline = time.monotonic() + _KILL_SECONDS
+        self.look(everywhere=True)
+        while self.processes and time.monotonic() < deadline:
+            for pid in self.processes:
+                if not _is_resource_tracker(pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+            self.look(everywhere=True)
+        for name in self.names:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"/dev/shm/{name}")
+
+    def _marked(self, pid: int) -> bool:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:
+            return f"{OWNER_VARIABLE}={self.owner}".encode() in environ.read().split(b"\0")
+        return False
+
+
+def main(owner: str, record: str) -> None:
     """Watch until the pipe closes, then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    names: set[str] = set()
+    remains = Remains(owner)
     polls = 0
-    while True:
-        seconds = _START_SECONDS if polls < _START_POLLS else _SERVING_SECONDS
-        if select.select([0], [], [], seconds)[0]:
-            break
+    while not select.select([0], [], [], _START_SECONDS if polls < _START_POLLS else _SERVING_SECONDS)[0]:
         polls += 1
-        known = names | shared_memory_names([pid, *owned_processes(owner)])
-        if known != names:
-            names = known
+        if remains.look():
             with open(record, "w", encoding="utf-8") as file:
-                json.dump(sorted(names), file)
-    remove(owner, names)
+                json.dump({"processes": remains.processes, "names": sorted(remains.names)}, file)
+    remains.remove()
     with contextlib.suppress(FileNotFoundError):
         os.unlink(record)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], sys.argv[2])

@@ -12,24 +12,23 @@ from pathlib import Path
 
 from rljob_worker.rollout import guardian
 
-_STOP_SECONDS = 10.0
+_STOP_SECONDS = 15.0
 
 
 class Guardian:
     """The guardian process of this engine process; see `guardian`."""
 
     def __init__(self) -> None:
-        pid = os.getpid()
-        self.owner = f"{pid}-{_start_time(pid)}"
+        owner = f"{os.getpid()}-{guardian.start_time(os.getpid())}"
         # The guardian must not carry the mark of what it ends.
         environment = {name: value for name, value in os.environ.items() if name != guardian.OWNER_VARIABLE}
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__, self.owner, str(pid), str(_records() / self.owner)],
+            [sys.executable, "-I", "-S", guardian.__file__, owner, str(_records() / owner)],
             stdin=subprocess.PIPE,
             start_new_session=True,
             env=environment,
         )
-        os.environ[guardian.OWNER_VARIABLE] = self.owner
+        os.environ[guardian.OWNER_VARIABLE] = owner
 
     def close(self) -> None:
         """Have the guardian clean up now and wait for it."""
@@ -42,16 +41,16 @@ class Guardian:
 def sweep_dead_engines() -> None:
     """Remove what engines of this user left that were killed together with their guardians."""
     for record in _records().iterdir():
-        owner = record.name
-        pid, started = owner.split("-")
-        if _start_time(int(pid)) == started:
+        pid, started = record.name.split("-")
+        if guardian.start_time(int(pid)) == started:
             continue
         with contextlib.suppress(FileNotFoundError):
             try:
-                names = set(json.loads(record.read_text(encoding="utf-8")))
+                saved = json.loads(record.read_text(encoding="utf-8"))
             except json.JSONDecodeError:
-                names = set()  # killed while writing it; the processes are still ended by their mark
-            guardian.remove(owner, names)
+                saved = {"processes": {}, "names": []}  # killed while writing it; marked processes are still found
+            processes = {int(pid): start for pid, start in saved["processes"].items()}
+            guardian.Remains(record.name, processes, set(saved["names"])).remove()
             record.unlink()
 
 
@@ -61,13 +60,3 @@ def _records() -> Path:
     if folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder}: belongs to another user")
     return folder
-
-
-def _start_time(pid: int) -> str | None:
-    """Start of a process in clock ticks since boot; tells a reused pid from the process that had it. None: no such."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    state, *rest = stat.rpartition(")")[2].split()
-    return None if state == "Z" else rest[18]

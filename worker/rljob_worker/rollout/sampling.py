@@ -61,7 +61,7 @@ def scoring_params() -> VllmSamplingParams:
 
 
 def check_requests(requests: list[GenerationRequest], max_tokens: int, max_length: int, vocab_size: int) -> None:
-    """ValueError for the first request whose prompt is empty, too long for a whole response, or not in the vocabulary."""
+    """ValueError for a prompt that is empty, too long for a whole response, or not in the vocabulary."""
     checked: tuple[int, ...] | None = None
     for index, request in enumerate(requests):
         prompt = request.prompt_token_ids
@@ -76,4 +76,6 @@ def check_requests(requests: list[GenerationRequest], max_tokens: int, max_lengt
                 f"engine's {max_length} tokens; prompts may have at most {max_length - max_tokens}"
             )
         if min(prompt) < 0 or max(prompt) >= vocab_size:
-            raise ValueError(f"request {index}: token ids must be in [0, {vocab_size}), got {min(prompt)} to {max(prompt)}")
+            raise ValueError(
+                f"request {index}: token ids must be in [0, {vocab_size}), got {min(prompt)} to {max(prompt)}"
+            )

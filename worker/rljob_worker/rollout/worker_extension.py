@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-
+from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
 
 _MADV_DONTNEED = 4
 
 
-class RolloutWorkerExtension:
-    """Memory hand-over."""
+class RolloutWorkerExtension(WeightLandingExtension):
+    """Memory hand-over; landing weights comes with the base."""
 
     model_runner: Any
 

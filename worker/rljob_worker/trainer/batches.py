@@ -11,6 +11,9 @@ from torch import Tensor
 
 from rljob_worker.types import IntArray, TrainBatch
 
+GROUPS_PER_BOUND = 64
+"""The fixed cost of a micro-batch is taken to be that of this part of the largest one's tokens."""
+
 
 def split_evenly(lengths: IntArray, parts: int) -> list[IntArray]:
     """Indices of `lengths` [N] for each of `parts` ranks, longest first.
@@ -27,15 +30,31 @@ def split_evenly(lengths: IntArray, parts: int) -> list[IntArray]:
 def group_by_tokens(lengths: IntArray, order: IntArray, max_tokens: int) -> list[IntArray]:
     """Cut `order` (indices, longest first) into groups of at most `max_tokens` padded tokens.
 
-    A sample longer than the bound is a group of its own.
+    Of all cuts, the one with the least padded tokens, where each group counts `max_tokens / GROUPS_PER_BOUND` tokens
+    more for what a micro-batch costs whatever its size. A sample longer than the bound is a group of its own.
     """
+    sizes = lengths[order]
+    count = len(sizes)
+    if count and count * sizes[0] <= max_tokens and sizes[0] == sizes[-1]:
+        return [order]
+    overhead = max_tokens / GROUPS_PER_BOUND
+    # best[j]: least cost of the first j samples; start[j]: where the last of their groups begins.
+    best = np.zeros(count + 1)
+    start = np.zeros(count + 1, dtype=np.int64)
+    first = 0
+    for end in range(1, count + 1):
+        while first < end - 1 and (end - first) * sizes[first] > max_tokens:
+            first += 1
+        costs = best[first:end] + np.arange(end - first, 0, -1) * sizes[first:end]
+        chosen = int(costs.argmin())
+        best[end] = costs[chosen] + overhead
+        start[end] = first + chosen
     groups: list[IntArray] = []
-    start = 0
-    while start < len(order):
-        count = max(1, max_tokens // max(1, int(lengths[order[start]])))
-        groups.append(order[start : start + count])
-        start += count
-    return groups
+    end = count
+    while end:
+        groups.append(order[start[end] : end])
+        end = int(start[end])
+    return groups[::-1]
 
 
 def split_to_count(groups: list[IntArray], lengths: IntArray, count: int) -> list[IntArray]:
@@ -74,7 +93,7 @@ class MicroBatch:
     labels: Tensor
     """[n] int64, the response tokens."""
     mask: Tensor
-    """[b, R] bool, one row for each response, False where padded; its true places in row order are the packed tokens."""
+    """[b, R] bool, one row a response, False where padded; its true places, in row order, are the packed tokens."""
     rollout_log_probs: Tensor
     """[n] float32."""
     advantages: Tensor

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
 from rljob_api.spec import TrainingSpec
@@ -106,14 +105,17 @@ def lockstep_leader() -> int:
         ps.get_expert_model_parallel_group,
         ps.get_expert_tensor_parallel_group,
     ]
-    peers = set().union(*(dist.get_process_group_ranks(group()) for group in groups))
-    leader = torch.tensor([dist.get_rank()])
-    while True:
-        before = int(leader)
-        everyone = [torch.empty_like(leader) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyone, leader)
-        leader = torch.stack([everyone[peer] for peer in peers]).amin(0)
-        settled = torch.tensor([int(before == int(leader))])
-        dist.all_reduce(settled, op=dist.ReduceOp.MIN)
-        if int(settled):
-            return int(leader)
+    peers = sorted(set().union(*(dist.get_process_group_ranks(group()) for group in groups)))
+    everyone: list[list[int]] = [peers for _ in range(dist.get_world_size())]
+    if len(everyone) > 1:
+        dist.all_gather_object(everyone, peers)
+    return min(connected(dist.get_rank(), everyone))
+
+
+def connected(rank: int, peers: list[list[int]]) -> set[int]:
+    """Ranks that `rank` reaches over `peers`: for each rank, those it shares a group with."""
+    reached, new = set(), {rank}
+    while new:
+        reached |= new
+        new = set().union(*(peers[member] for member in new)) - reached
+    return reached

@@ -48,7 +48,7 @@ def write_state(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]
         file.write(len(head).to_bytes(8, "little"))
         file.write(head)
         for tensor in tensors.values():
-            file.write(memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
+            file.write(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
     descriptor = os.open(path.parent, os.O_RDONLY)

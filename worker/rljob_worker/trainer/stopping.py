@@ -19,20 +19,16 @@ from rljob_worker.errors import StopRequested
 
 
 class StopAgreement:
-    """Stop requests of one rank, and what its peers agreed."""
+    """A rank's stop request, which any thread may set, and what its peers agreed; cleared when a pass has raised."""
 
-    def __init__(self, rank: int, world_size: int, leader: int) -> None:
+    def __init__(self, requested: threading.Event, rank: int, world_size: int, leader: int) -> None:
         self._rank = rank
         self._world_size = world_size
         self._leader = leader
-        self._requested = threading.Event()
+        self._requested = requested
         self._pass = 0
         self._next = 0
         self._stop_at: int | None = None
-
-    def request(self) -> None:
-        """Ask for a stop; thread-safe, and remembered until a pass has raised."""
-        self._requested.set()
 
     def begin_pass(self) -> None:
         """Start counting the micro-batches of a forward or forward-backward pass."""

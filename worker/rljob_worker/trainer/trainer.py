@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rljob_api import derived
 from rljob_api.spec import RLJobSpec
 from rljob_worker.algorithms import get_algorithm
 from rljob_worker.devices import get_device
@@ -23,6 +25,7 @@ from rljob_worker.memory.ledger import MemoryLedger
 from rljob_worker.memory.states import MemorySaver, MemorySaverState
 from rljob_worker.trainer.batches import PackedBatch, Update, group_by_tokens, plan_step, split_evenly
 from rljob_worker.trainer.flat import Reference, Snapshot
+from rljob_worker.trainer.hand_over import build_sender
 from rljob_worker.trainer.objective import LogProbs, PolicyLoss, mean_over_updates
 from rljob_worker.trainer.parallel import lockstep_leader
 from rljob_worker.trainer.passes import Passes
@@ -33,6 +36,7 @@ from rljob_worker.trainer.schedule import learning_rate
 from rljob_worker.trainer.stopping import StopAgreement
 from rljob_worker.trainer.updates import Updater, UpdateResult
 from rljob_worker.types import FloatArray, IntArray, SamplingParams, StepMetrics, TrainBatch
+from rljob_worker.weightsync.sender import WeightSender
 
 
 class Trainer:
@@ -64,18 +68,22 @@ class Trainer:
             sync_folder: folder of the weight sync's sockets and slots.
         """
         self.spec = RLJobSpec.model_validate(spec)
-        self._place = {"rank": rank, "world_size": world_size, "store": store}
+        self._rank_number = rank
+        self._world_size = world_size
+        self._store = store
         self._model_folder = Path(model_folder)
         self._sync_folder = sync_folder
         self._total_updates = total_updates
-        self._device = get_device(self.spec.resources.profile.value, rank % self.spec.resources.devices_per_node)
+        self._device = get_device(self.spec.resources.profile.value, rank % derived.devices_per_node(self.spec))
         self._algorithm = get_algorithm(self.spec.algorithm.name)
+        self._stop_requested = threading.Event()
         self._updates = 0
         self._busy = 0.0
         self._batch: tuple[int, list[Update]] | None = None
         self._old: list[list[Tensor]] | None = None
         self._reference_log_probs: list[list[Tensor]] | None = None
         self._snapshot: Snapshot | None = None
+        self._sender: WeightSender | None = None
 
     # --- life -------------------------------------------------------------------------------
 
@@ -84,10 +92,17 @@ class Trainer:
         started = time.perf_counter()
         if "OMP_NUM_THREADS" in os.environ:
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        self._rank: Rank = build_rank(self.spec, self._device, model_folder=self._model_folder, **self._place)
+        self._rank: Rank = build_rank(
+            self.spec,
+            self._device,
+            rank=self._rank_number,
+            world_size=self._world_size,
+            store=self._store,
+            model_folder=self._model_folder,
+        )
         place = self._rank.coordinates
-        self._stop = StopAgreement(place.rank, place.world_size, lockstep_leader())
-        self._passes = Passes(self._rank.ddp, place, self._stop)
+        stop = StopAgreement(self._stop_requested, place.rank, place.world_size, lockstep_leader())
+        self._passes = Passes(self._rank.ddp, place, stop)
         self._updater = Updater(self._rank, self._passes)
         needs_reference = self._algorithm.needs_reference(self.spec.algorithm)
         self._reference = Reference(self._rank.parameters) if needs_reference else None
@@ -130,10 +145,12 @@ class Trainer:
 
         The trainer is then in the state before the step. A step whose last optimizer update has begun is completed.
         """
-        self._stop.request()
+        self._stop_requested.set()
 
     def close(self) -> None:
-        """Leave the process group."""
+        """Drop the slots and leave the process group."""
+        if self._sender is not None:
+            self._sender.close()
         if dist.is_initialized():
             from megatron.core import parallel_state
 
@@ -170,8 +187,8 @@ class Trainer:
             version: weight version that the step leads to.
 
         Returns:
-            The metrics, reduced over ranks. Where a loss or gradient was not finite, `applied` is False, the weights and
-            the optimizer are as before the step, and `detail["reason"]` says where it was found.
+            The metrics, reduced over ranks. After a loss or gradient that is not finite, `applied` is False, the
+            weights and the optimizer are as before the step, and `detail["reason"]` says where it was found.
 
         Raises:
             StopRequested: on all ranks; the weights and the optimizer are as before the step.
@@ -214,6 +231,25 @@ class Trainer:
         parts = np.split(values.numpy(), ends[:-1])
         by_sample = dict(zip(np.concatenate(groups).tolist(), parts, strict=True))
         return [by_sample[i].astype(np.float32, copy=True) for i in range(count)]
+
+    # --- weight hand-over -------------------------------------------------------------------
+
+    def send_weights(self, version: int, seconds: float) -> dict[str, Any]:
+        """Hand the weights to the engines of this host; returns when every engine has verified them. Collective.
+
+        Args:
+            version: what the weights are to be called.
+            seconds: deadline from now.
+
+        Raises:
+            WeightSyncError: it failed on some side; names who, the version and the bucket.
+        """
+        with self._computing("send_weights"):
+            if self._sender is None:
+                if self._sync_folder is None:
+                    raise RuntimeError("send_weights: this trainer was made without a sync folder")
+                self._sender = build_sender(self._rank, self.spec, self._sync_folder)
+            return self._sender.send(version, seconds)
 
     # --- state ------------------------------------------------------------------------------
 

@@ -1,0 +1,55 @@
+"""The CRD and the reference in the repository are what the types say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rljob_api import generate
+from rljob_api.generate import main
+
+ROOT = Path(__file__).parents[2]
+FILES = generate.generated_files()
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_committed_file_equals_the_types(name: str) -> None:
+    committed = (ROOT / name).read_text(encoding="utf-8")
+    assert committed == FILES[name], f"{name} is stale: run `python -m rljob_api.generate`"
+
+
+def test_check_tells_stale_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generate, "generated_files", lambda: FILES)
+    root = ["--root", str(tmp_path)]
+    assert main(["--check", *root]) == 1
+    assert not list(tmp_path.iterdir())
+    assert main(root) == 0
+    assert main(["--check", *root]) == 0
+    (tmp_path / "docs/reference.md").write_text("old")
+    capsys.readouterr()
+    assert main(["--check", *root]) == 1
+    assert "docs/reference.md: differs from the types" in capsys.readouterr().out
+
+
+def test_crd_is_plain_yaml() -> None:
+    text = FILES["crds/rljob.dev_rljobs.yaml"]
+    assert "&id" not in text
+    assert yaml.safe_load(text)["kind"] == "CustomResourceDefinition"
+    assert len(text) < 200_000, "kubectl apply keeps the last applied configuration in an annotation of at most 256 KiB"
+
+
+def test_reference_has_every_field_and_its_links_lead_somewhere() -> None:
+    text = FILES["docs/reference.md"]
+    anchors = {
+        re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^## (.+)$", text, re.M)
+    }
+    links = set(re.findall(r"\]\(#([\w-]+)\)", text))
+    assert links
+    assert links <= anchors
+    for field in ("samplesPerPrompt", "tensorParallel", "trainMemoryMargin", "lastCheckpoint", "phaseSeconds"):
+        assert f"| `{field}` |" in text

@@ -1,0 +1,180 @@
+"""What a user reads about a manifest that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from manifests import DESIGN_EXAMPLE, manifest
+
+from rljob_api.validation import ManifestError, load_manifest
+
+
+def problems(document: object) -> list[str]:
+    with pytest.raises(ManifestError) as error:
+        load_manifest(document)  # type: ignore[arg-type]
+    return [str(problem) for problem in error.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["rollout.topP=1.5"], "spec.rollout.topP: 1.5: is too large; allowed: number, above 0 and at most 1"),
+        (["rollout.temperature=hot"], 'spec.rollout.temperature: "hot": is a string; allowed: number, above 0'),
+        (["steps='3000'"], 'spec.steps: "3000": is a string; allowed: whole number, at least 1'),
+        (["steps=2.5"], "spec.steps: 2.5: is a number; allowed: whole number, at least 1"),
+        (["steps=null"], "spec.steps: is missing; allowed: whole number, at least 1"),
+        (["suspend=1"], "spec.suspend: 1: is a whole number; allowed: true or false"),
+        (["image=7"], 'spec.image: 7: is a whole number (write it in quotes: "..."); allowed: string, not empty'),
+        (
+            ["rollout.stop=end"],
+            'spec.rollout.stop: "end": is a string; allowed: list of string, not empty (at most 32)',
+        ),
+        (["training.optimizer.lr=.nan"], "spec.training.optimizer.lr: NaN: is not finite; allowed: number, above 0"),
+        (
+            ["training.optimizer.lr=.inf"],
+            "spec.training.optimizer.lr: Infinity: is not finite; allowed: number, above 0",
+        ),
+        (
+            ["algorithm.kl.estimator=k4"],
+            'spec.algorithm.kl.estimator: "k4": is not one of the allowed values; allowed: one of k1, k2, k3, low_var',
+        ),
+        (["mode=Async"], 'spec.mode: "Async": this mode is not built yet; allowed: Colocated'),
+        (
+            ["training.backend=FSDP"],
+            'spec.training.backend: "FSDP": this training backend is not built yet; allowed: Megatron',
+        ),
+        (["algorithm.name=gspo"], 'spec.algorithm.name: "gspo": this algorithm is not built yet; allowed: grpo'),
+        (
+            ["training.tensorParallel=3"],
+            "spec.training.tensorParallel: 3: the job's devices cannot be divided into model replicas; allowed: "
+            "training.tensorParallel x training.pipelineParallel divides nodes x devicesPerNode of resources",
+        ),
+        (
+            ["training.globalBatchSize=96"],
+            "spec.training.globalBatchSize: 96: the step's samples cannot be divided into optimizer updates; allowed: "
+            "training.globalBatchSize divides rollout.promptsPerStep x rollout.samplesPerPrompt",
+        ),
+        (
+            ["rollout.engineArgs.tensor_parallel_size=4"],
+            "spec.rollout.engineArgs.tensor_parallel_size: 4: RLJob sets this engine argument itself; allowed: "
+            "spec.rollout.tensorParallel instead",
+        ),
+    ],
+)
+def test_message(changes: list[str], message: str) -> None:
+    assert problems(manifest(*changes)) == [message]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            ["training.tensorParalel=2"],
+            "spec.training.tensorParalel: 2: unknown field, did you mean tensorParallel?; allowed: ",
+        ),
+        (
+            ["training.tensor_parallel=2"],
+            "spec.training.tensor_parallel: 2: unknown field, did you mean tensorParallel?",
+        ),
+        (["data.prompt-key=a"], 'spec.data.prompt-key: "a": unknown field, did you mean promptKey?'),
+        (["topK=5"], "spec.topK: 5: unknown field, there is spec.rollout.topK; allowed: "),
+        (["training.lr=1"], "spec.training.lr: 1: unknown field, there is spec.training.optimizer.lr; allowed: "),
+        (["metadata.label=a"], 'metadata.label: "a": unknown field, did you mean labels?'),
+        (["training.zzz=1"], "spec.training.zzz: 1: unknown field; allowed: backend, tensorParallel, "),
+    ],
+)
+def test_unknown_fields_name_the_nearest(changes: list[str], message: str) -> None:
+    found = problems(manifest(*changes))
+    assert len(found) == 1
+    assert found[0].startswith(message)
+
+
+def test_all_problems_at_once() -> None:
+    found = problems(
+        manifest(
+            "stepz=1",
+            "steps=0",
+            "mode=Async",
+            "rollout.topP=2",
+            "training.tensorParallel=3",
+            "data.sources[0].promptKey=x",
+            "timeouts.phases={rolout: 3}",
+            "reward.name=null",
+        )
+    )
+    blamed = [
+        "spec.stepz: 1: unknown field, did you mean steps?",
+        "spec.steps: 0: is too small",
+        'spec.mode: "Async": this mode',
+        "spec.rollout.topP: 2: is too large",
+        "spec.training.tensorParallel: 3: the job's devices",
+        "spec.data: {",
+        'spec.data.sources[0]: {"promptKey": "x"}: needs exactly one of path and synthetic',
+        'spec.timeouts.phases: {"rolout": 3}: names a phase that does not exist',
+        'spec.reward: {"name": null}: needs exactly one of name and python',
+    ]
+    for start in blamed:
+        assert sum(text.startswith(start) for text in found) == 1, (start, found)
+    assert len(found) == len(blamed)
+
+
+def test_a_rule_is_silent_about_fields_that_are_already_blamed() -> None:
+    assert problems(manifest("training.globalBatchSize=-7")) == [
+        "spec.training.globalBatchSize: -7: is too small; allowed: whole number, at least 1"
+    ]
+    assert len(problems(manifest("rollout.promptsPerStep=x", "training.globalBatchSize=96"))) == 1
+    assert len(problems(manifest("rollout=5"))) == 1
+
+
+def test_the_error_names_the_file_and_counts(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(DESIGN_EXAMPLE.replace("steps: 3000", "steps: 0").replace("keep: 3", "keep: 0"))
+    with pytest.raises(ManifestError) as error:
+        load_manifest(path)
+    assert str(error.value).splitlines()[0] == f"{path}: 2 problems"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("spec:\n  steps: [1\n", "line 3, column 1: "),
+        ("a: 1\nb: {c: 1, c: 2}\n", "line 2, column 11: key 'c' is there twice"),
+        ("a: 1\n\tb: 2\n", "line 2, column 1: "),
+        ("a: 1\n---\nb: 2\n", "2 documents; one is expected"),
+        ("- 1\n- 2\n", "[1, 2]: is no mapping; allowed: an RLJob: apiVersion, kind, metadata, spec"),
+        ("# nothing\n", "null: is no mapping; allowed: "),
+        ("", "null: is no mapping; allowed: "),
+        ("a: !!python/object:os.system x\n", "line 1, column 4: "),
+    ],
+)
+def test_text_that_is_no_manifest(text: str, message: str) -> None:
+    found = problems(text)
+    assert len(found) == 1
+    assert found[0].startswith(message)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert problems(tmp_path / "none.yaml") == ["there is no such file"]
+    assert problems(str(tmp_path / "none.yaml")) == ["there is no such file"]
+    assert problems(tmp_path)[0].startswith("cannot be read: ")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    assert problems(tmp_path / "binary.yaml")[0].startswith("cannot be read: ")
+
+
+def test_scalars_are_read_as_the_api_server_reads_them() -> None:
+    text = DESIGN_EXAMPLE.replace("lr: 1.0e-6", "lr: 1e-6").replace(
+        "image: registry.example/rljob-worker:0.1.0", "image: 2026-01-31"
+    )
+    job = load_manifest(text)
+    assert job.spec.training.optimizer.lr == 1e-6
+    assert job.spec.image == "2026-01-31"
+    assert problems(DESIGN_EXAMPLE.replace("promptKey: prompt", "promptKey: y")) == [
+        'spec.data.promptKey: true: is true or false (write it in quotes: "..."); allowed: string, not empty'
+    ]
+    assert load_manifest(DESIGN_EXAMPLE.replace("registry.example/rljob-worker:0.1.0", "1:30")).spec.image == "1:30"
+
+
+def test_null_is_the_default() -> None:
+    assert load_manifest(manifest("training=null", "seed=null")).spec.seed == 1234
+    assert load_manifest(manifest("data.labelKey=null")).spec.data.label_key is None

@@ -1,0 +1,79 @@
+"""What a config may say, and how a model may be cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from model_cases import CONFIGS
+
+from rljob_worker.models.config import ModelConfig, check_parallel
+
+
+def test_fields_of_each_type() -> None:
+    qwen2 = ModelConfig.from_hf(CONFIGS["qwen2"])
+    assert (qwen2.qkv_bias, qwen2.qk_norm, qwen2.head_dim, qwen2.num_experts) == (True, False, 16, 0)
+    qwen3 = ModelConfig.from_hf(CONFIGS["qwen3_tied"])
+    assert (qwen3.qkv_bias, qwen3.qk_norm, qwen3.head_dim, qwen3.tied_embeddings) == (False, True, 32, True)
+    moe = ModelConfig.from_hf(CONFIGS["qwen3_moe_mixed"])
+    assert (moe.num_experts, moe.moe_layers, moe.normalize_expert_weights) == (4, (True, False), False)
+    assert ModelConfig.from_hf(CONFIGS["qwen3_moe"] | {"decoder_sparse_step": 2}).moe_layers == (False, True)
+
+
+@pytest.mark.parametrize(
+    "rope", [{"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}]
+)
+def test_rope_theta_old_and_new_spelling(rope: dict[str, object]) -> None:
+    assert ModelConfig.from_hf(CONFIGS["qwen3"] | rope).rope_theta == 5e5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "llama"}, "model_type 'llama' is not supported; use qwen2, qwen3, qwen3_moe"),
+        ({"model_type": None}, "model_type None is not supported"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn' is not supported"),
+        ({"use_sliding_window": True, "max_window_layers": 1}, "sliding-window attention is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; it must be 'silu'"),
+        ({"attention_dropout": 0.1}, "attention_dropout 0.1 is not supported"),
+        ({"attention_bias": True}, "attention_bias true is not supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is not supported"),
+        ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) is not divisible by num_key_value_heads \(3\)"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+    ],
+)
+def test_unsupported_settings_are_named(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.from_hf(CONFIGS["qwen3"] | change)
+
+
+def test_folder_without_or_with_broken_config(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"config\.json: no such file"):
+        ModelConfig.from_hf(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json: not valid JSON"):
+        ModelConfig.from_hf(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="must hold a JSON object, got list"):
+        ModelConfig.from_hf(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "message"),
+    [
+        ("qwen3", (4, 1, 1), r"num_key_value_heads \(2\) is not divisible by tensorParallel \(4\)"),
+        ("qwen3", (3, 1, 1), r"num_attention_heads \(4\).*num_key_value_heads \(2\).*intermediate_size \(128\)"),
+        ("qwen3", (1, 3, 1), r"num_hidden_layers \(2\) is not divisible by pipelineParallel \(3\)"),
+        ("qwen3", (1, 1, 2), r"expertParallel \(2\) needs a mixture-of-experts model"),
+        ("qwen3_moe", (1, 1, 3), r"num_experts \(4\) is not divisible by expertParallel \(3\)"),
+        ("qwen3_moe", (2, 1, 1), "needs sequence parallelism, which Megatron's norm does not have on cpu"),
+    ],
+)
+def test_impossible_parallel_sizes(name: str, sizes: tuple[int, int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_parallel(ModelConfig.from_hf(CONFIGS[name]), *sizes)
+
+
+def test_possible_parallel_sizes() -> None:
+    check_parallel(ModelConfig.from_hf(CONFIGS["qwen3"]), 2, 2, 1)
+    check_parallel(ModelConfig.from_hf(CONFIGS["qwen3_moe"]), 1, 2, 4)

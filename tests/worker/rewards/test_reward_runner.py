@@ -1,0 +1,410 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from rljob_api.spec import RLJobSpec
+from rljob_worker.errors import UserError
+from rljob_worker.rewards.runner import RewardError, RewardRunner, RewardSample
+from rljob_worker.types import Generation, Prompt
+
+WORDS = ["<unk>", "<eos>", *"abcdefghijklmnopqrstuvwxyz"]
+USER_MODULE = """
+import asyncio, os, time
+
+def count(response): return len(response.split())
+def parts(prompt, response, label, level, *, bonus=0.0):
+    return {"score": len(response) + bonus, "level": level, "same": prompt == label}
+def everything(**kwargs):
+    names = ("prompt", "response", "label", "level", "finish_reason")
+    return {"score": 1, **{name: name in kwargs for name in names}}
+def raises(response):
+    if "b" in response: raise KeyError("no b please")
+    return 1.0
+def hangs(response):
+    while "b" in response: pass
+    return 1.0
+def dies(response):
+    if "b" in response: os._exit(3)
+    return 1.0
+def wrong(response):
+    results = {"a": "text", "b": float("nan"), "c": None, "d": {"points": 1}, "e": {"score": 1, "note": "x"}}
+    return results[response]
+def numpy_scalar(response):
+    import numpy
+    return numpy.float32(0.5)
+def batch(samples, scale=1.0): return [scale * len(samples) + len(s["response"]) + s["level"] for s in samples]
+def short_batch(samples): return [1.0]
+async def judge(response, pause=0.2):
+    await asyncio.sleep(pause)
+    return 1.0 if response == "a" else 0.0
+async def async_hangs(response):
+    if "b" in response: await asyncio.sleep(1000)
+    return 1.0
+async def async_blocks(response):
+    if "b" in response: time.sleep(1000)
+    return 1.0
+async def async_batch(samples): return [float(len(samples))] * len(samples)
+def where(): return os.getpid()
+def spawns(response):
+    import subprocess, sys
+    child = subprocess.Popen(["sleep", "1000"])
+    with open("child.pid", "w") as file: file.write(str(child.pid))
+    time.sleep(1000)
+not_a_function = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    (folder / "my_rewards_for_test.py").write_text(USER_MODULE)
+    (folder / "broken_rewards_for_test.py").write_text("import no_such_package")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", unk_token="<unk>")
+
+
+def make_spec(reward: dict[str, Any] | None, **data: Any) -> RLJobSpec:
+    return RLJobSpec.model_validate(
+        {
+            "steps": 1,
+            "model": {"path": "x"},
+            "data": {"synthetic": {}} | data,
+            "rollout": {"promptsPerStep": 4, "samplesPerPrompt": 2, "maxResponseTokens": 8},
+            "reward": reward,
+        }
+    )
+
+
+def samples_of(spec: RLJobSpec, texts: list[str], uid: str = "data/0", label: str = "a b") -> list[RewardSample]:
+    assert spec.reward is not None
+    prompt = Prompt(uid, "data", "question", (2,), label, spec.reward, {"level": 7})
+    samples = []
+    for index, text in enumerate(texts):
+        token_ids = np.array([WORDS.index(word) for word in text.split()], dtype=np.int64)
+        generation = Generation(token_ids, np.zeros(len(token_ids), np.float32), "length")
+        samples.append(RewardSample(prompt, index, generation))
+    return samples
+
+
+Make = Callable[..., tuple[RewardRunner, RLJobSpec]]
+
+
+@pytest.fixture
+def make_runner(workdir: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[Make]:
+    runners: list[RewardRunner] = []
+
+    def make(function: str | None = None, **fields: Any) -> tuple[RewardRunner, RLJobSpec]:
+        reward = ({"python": f"my_rewards_for_test:{function}"} if function else {}) | fields
+        spec = make_spec(reward)
+        runners.append(RewardRunner(spec, tokenizer, workdir=workdir, processes=2))
+        return runners[-1], spec
+
+    yield make
+    for runner in runners:
+        runner.close()
+
+
+def soon(seconds: float = 30) -> float:
+    return time.monotonic() + seconds
+
+
+def scores(runner: RewardRunner, spec: RLJobSpec, texts: list[str]) -> list[float]:
+    return [result.score for result in runner.score(samples_of(spec, texts), soon())]
+
+
+# --- what a reward can be ----------------------------------------------------------------------
+
+
+def test_builtin_rewards(make_runner: Make) -> None:
+    assert scores(*make_runner(name="match"), ["a b", "a c", "b a", "a b c"]) == [1.0, 0.5, 0.0, 1.0]
+    assert scores(*make_runner(name="exact"), ["a b", "a b c"]) == [1.0, 0.0]
+    assert scores(*make_runner(name="regex", args={"pattern": "a ."}), ["c a b", "a c", "b"]) == [1.0, 0.0, 0.0]
+
+
+def test_math_in_its_processes(make_runner: Make) -> None:
+    runner, spec = make_runner(name="math", timeoutSeconds=12)
+    sample = samples_of(spec, ["a"], label="\\frac{1}{2}")[0]
+    texts = ["0.5", "$\\frac{2}{4}$", "2", "\\boxed{9^{9^{9^{9}}}}"]
+    results = runner.score(
+        [RewardSample(sample.prompt, i, sample.generation, text) for i, text in enumerate(texts)], soon()
+    )
+    assert [r.score for r in results] == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_a_function_gets_what_it_names(make_runner: Make) -> None:
+    runner, spec = make_runner("parts", args={"bonus": 0.5})
+    (result,) = runner.score(samples_of(spec, ["a b c"]), soon())
+    assert (result.score, result.parts, result.error) == (5.5, {"level": 7.0, "same": 0.0}, None)
+    runner, spec = make_runner("everything")
+    (result,) = runner.score(samples_of(spec, ["a"]), soon())
+    assert set(result.parts.values()) == {1.0}
+    assert len(result.parts) == 5
+
+
+def test_numpy_scalars_are_numbers(make_runner: Make) -> None:
+    assert scores(*make_runner("numpy_scalar"), ["a"]) == [0.5]
+
+
+def test_a_batch_function_gets_a_group_at_once(make_runner: Make) -> None:
+    runner, spec = make_runner("batch", batch=True, args={"scale": 10.0})
+    both = samples_of(spec, ["a", "a b"], "data/0") + samples_of(spec, ["a"], "data/1")
+    assert [r.score for r in runner.score(both, soon())] == [28.0, 30.0, 18.0]
+
+
+def test_async_functions_run_together(make_runner: Make) -> None:
+    runner, spec = make_runner("judge")
+    runner.score(samples_of(spec, ["a"]), soon())
+    begin = time.monotonic()
+    assert scores(runner, spec, ["a", "b"] * 50) == [1.0, 0.0] * 50
+    assert time.monotonic() - begin < 5  # one after the other: 20 s
+    assert scores(*make_runner("async_batch", batch=True), ["a", "b", "c"]) == [3.0] * 3
+
+
+def test_several_rewards_in_one_job(workdir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    sources = [
+        {"synthetic": {}, "name": "one"},
+        {"synthetic": {}, "name": "two", "reward": {"python": "my_rewards_for_test:count"}},
+    ]
+    spec = make_spec({"name": "match"}, synthetic=None, sources=sources)
+    other = spec.data.sources[1].reward
+    assert other is not None
+    first = samples_of(spec, ["a b"])
+    second = [RewardSample(Prompt("two/0", "two", "q", (2,), "x", other), 0, first[0].generation)]
+    with RewardRunner(spec, tokenizer, workdir=workdir) as runner:
+        assert [r.score for r in runner.score(first + second + first, soon())] == [1.0, 2.0, 1.0]
+
+
+# --- order, overlap, cost ----------------------------------------------------------------------
+
+
+def test_results_come_in_the_order_of_submission_and_overlap_with_other_work(make_runner: Make) -> None:
+    runner, spec = make_runner("judge", args={"pause": 0.5})
+    runner.score(samples_of(spec, ["a"]), soon())
+    runner.take_busy_seconds()
+    begin = time.monotonic()
+    for text in ["a", "b", "a"]:
+        runner.submit(samples_of(spec, [text]))
+        time.sleep(0.2)
+    time.sleep(0.3)
+    assert [r.score for r in runner.collect(soon())] == [1.0, 0.0, 1.0]
+    assert time.monotonic() - begin < 2  # one after the other: 2.4 s
+    assert 0.85 < runner.take_busy_seconds() < time.monotonic() - begin
+    assert runner.take_busy_seconds() == 0.0
+    assert runner.collect(soon()) == []
+
+
+def test_match_costs_microseconds(make_runner: Make) -> None:
+    runner, spec = make_runner(name="match")
+    groups = [samples_of(spec, ["a b c d e f g h"] * 8, f"data/{i}", label="a b c d e f g h") for i in range(32)]
+    best = 1.0
+    for _ in range(5):
+        begin = time.perf_counter()
+        for group in groups:
+            runner.submit(group)
+        results = runner.collect(soon())
+        best = min(best, time.perf_counter() - begin)
+    print(f"256 samples: {1e3 * best:.2f} ms")
+    assert len(results) == 256
+    assert best < 0.006
+
+
+# --- what goes wrong ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("raises", "KeyError: 'no b please' (.*my_rewards_for_test.py, line 11, in raises)"),
+        ("hangs", "no result within reward.timeoutSeconds (1 s)"),
+        ("dies", "the scoring process died with exit code 3"),
+        ("async_hangs", "no result within reward.timeoutSeconds (1 s)"),
+    ],
+)
+def test_a_failing_reward_names_the_sample_or_scores_it(make_runner: Make, function: str, message: str) -> None:
+    pattern = message.replace("(", r"\(").replace(")", r"\)")
+    runner, spec = make_runner(function, timeoutSeconds=1)
+    with pytest.raises(RewardError, match=rf"the reward of prompt data/0, sample 2 failed: {pattern}"):
+        runner.score(samples_of(spec, ["a", "c", "a b", "a"]), soon())
+    assert scores(runner, spec, ["a", "c"]) == [1.0, 1.0]
+    runner, spec = make_runner(function, timeoutSeconds=1, onError="Score", errorScore=-1.0)
+    results = runner.score(samples_of(spec, ["a", "c", "a b", "a", "a"]), soon())
+    assert [r.score for r in results] == [1.0, 1.0, -1.0, 1.0, 1.0]
+    assert [r.error is None for r in results] == [True, True, False, True, True]
+
+
+def test_an_async_reward_that_blocks_its_process_is_ended(make_runner: Make) -> None:
+    runner, spec = make_runner("async_blocks", timeoutSeconds=1, onError="Score", errorScore=-1.0)
+    results = runner.score(samples_of(spec, ["b"]), soon())
+    assert [r.score for r in results] == [-1.0]
+    assert scores(runner, spec, ["a"]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("response", "message"),
+    [
+        ("a", r"the reward is str \('text'\), not a number"),
+        ("b", "the reward is nan, not a finite number"),
+        ("c", "the reward is NoneType"),
+        ("d", "the returned dict has no 'score'; its keys are: 'points'"),
+        ("e", r"part 'note' is str \('x'\), not a number"),
+    ],
+)
+def test_a_result_that_is_no_number_names_the_sample(make_runner: Make, response: str, message: str) -> None:
+    runner, spec = make_runner("wrong")
+    with pytest.raises(RewardError, match=f"prompt data/0, sample 0 failed: ValueError: {message}"):
+        runner.score(samples_of(spec, [response]), soon())
+
+
+def test_a_batch_of_the_wrong_size_is_an_error(make_runner: Make) -> None:
+    runner, spec = make_runner("short_batch", batch=True)
+    with pytest.raises(RewardError, match="sample 0 failed: ValueError: 1 scores were returned for 2 samples"):
+        runner.score(samples_of(spec, ["a", "b"]), soon())
+
+
+def test_a_label_that_cannot_be_matched_follows_the_policy(make_runner: Make) -> None:
+    runner, spec = make_runner(name="match")
+    with pytest.raises(RewardError, match="prompt data/0, sample 0 failed: ValueError: the label has no tokens"):
+        runner.score(samples_of(spec, ["a"], label=" "), soon())
+    runner, spec = make_runner(name="match", onError="Score", errorScore=0.25)
+    (result,) = runner.score(samples_of(spec, ["a"], label=" "), soon())
+    assert (result.score, result.error) == (0.25, "ValueError: the label has no tokens")
+
+
+def test_a_catastrophic_regex_does_not_hang_the_job(make_runner: Make) -> None:
+    runner, spec = make_runner(name="regex", args={"pattern": "(?:(?:a )+)+$"}, timeoutSeconds=1)
+    with pytest.raises(RewardError, match=r"sample 1 failed: no result within reward\.timeoutSeconds"):
+        runner.score(samples_of(spec, ["a", "a " * 40 + "b"]), soon(10))
+
+
+def test_the_callers_deadline_holds(make_runner: Make) -> None:
+    runner, spec = make_runner("judge", args={"pause": 3.0})
+    runner.submit(samples_of(spec, ["a", "a"]))
+    begin = time.monotonic()
+    with pytest.raises(RewardError, match=r"2 of 2 rewards had not ended at the deadline, .* prompt data/0, sample 0"):
+        runner.collect(soon(0.3))
+    assert time.monotonic() - begin < 1
+    assert runner.collect(soon()) == []
+    assert scores(runner, spec, ["b"]) == [0.0]
+
+
+def test_after_a_failure_the_next_round_is_clean(make_runner: Make) -> None:
+    runner, spec = make_runner("raises")
+    with pytest.raises(RewardError):
+        runner.score(samples_of(spec, ["b"] + ["a"] * 200), soon())
+    assert scores(runner, spec, ["a", "c"]) == [1.0, 1.0]
+    runner.take_busy_seconds()
+    time.sleep(0.1)
+    assert runner.take_busy_seconds() == 0.0
+
+
+# --- refused before anything starts ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (
+            {"python": "no_module_for_test:f"},
+            "spec.reward.python: 'no_module_for_test:f': module 'no_module_for_test' does not import: ModuleNotFound",
+        ),
+        (
+            {"python": "broken_rewards_for_test:f"},
+            "does not import: ModuleNotFoundError: No module named 'no_such_package'",
+        ),
+        ({"python": "my_rewards_for_test:conut"}, "has no 'conut'; did you mean count?"),
+        ({"python": "my_rewards_for_test:not_a_function"}, "is not a function but int"),
+        (
+            {"python": "my_rewards_for_test:count", "args": {"respnse": 1}},
+            "spec.reward.args: 'my_rewards_for_test:count' has no parameter 'respnse'; did you mean 'response'?",
+        ),
+        (
+            {"python": "my_rewards_for_test:everything", "args": {"label": 1}},
+            "spec.reward.args: 'label' is given to every reward function already",
+        ),
+        (
+            {"python": "my_rewards_for_test:where", "batch": True},
+            "with batch: true is called as f(samples, **args), which fails: too many positional",
+        ),
+        ({"name": "regex"}, "spec.reward.args.pattern: regex needs a pattern"),
+        (None, "spec.data.reward: neither this source nor spec.reward"),
+    ],
+)
+def test_a_wrong_reward_is_refused_at_construction(
+    reward: dict[str, Any] | None, message: str, workdir: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    with pytest.raises(UserError) as caught:
+        RewardRunner(make_spec(reward), tokenizer, workdir=workdir)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["match", "exact", "math"])
+def test_a_reward_that_compares_needs_labels(name: str, workdir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(UserError, match=rf"spec\.reward\.name: {name} compares with a label, .* labelKey is null"):
+        RewardRunner(make_spec({"name": name}, labelKey=None), tokenizer, workdir=workdir)
+
+
+# --- processes ---------------------------------------------------------------------------------
+
+
+def gone(pid: int, seconds: float = 5) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_closing_ends_the_processes(make_runner: Make) -> None:
+    runner, spec = make_runner("where")
+    pids = {int(score) for score in scores(runner, spec, ["a"] * 50)}
+    assert os.getpid() not in pids
+    runner.close()
+    assert all(gone(pid) for pid in pids)
+
+
+def test_what_a_hung_reward_started_ends_with_it(make_runner: Make, workdir: Path) -> None:
+    runner, spec = make_runner("spawns", timeoutSeconds=1, onError="Score")
+    assert scores(runner, spec, ["a"]) == [0.0]
+    assert gone(int((workdir / "child.pid").read_text()))
+
+
+def test_a_hung_reward_does_not_outlive_a_killed_driver(workdir: Path) -> None:
+    program = f"""
+import os, signal, sys, threading, time
+from pathlib import Path
+from rljob_worker.rewards.pool import WorkerPool
+from rljob_worker.rewards.worker import Setup
+setup = Setup(None, "my_rewards_for_test:where", False, {{}}, 60.0, os.getpid())
+pool = WorkerPool(setup, processes=1, in_flight=1, grace=0.0, workdir=Path({str(workdir)!r}))
+sample = {{"prompt": "", "response": "b", "label": None, "finish_reason": "stop", "metadata": {{}}}}
+done = threading.Event()
+pool.submit([sample], lambda scores, error: (print(int(scores[0][0]), flush=True), done.set()))
+done.wait(30)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == -9
+    assert gone(int(ended.stdout))

@@ -1,0 +1,156 @@
+"""Run as a program: real vLLM engines take weights from two senders; prints one JSON line per model.
+
+For each model: a fresh engine on the target folder generates; an engine on other weights takes part in a sync that is
+broken on purpose, then in a good one, and generates.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+import torch  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from sync_cases import pieces_for, plan_for  # noqa: E402
+
+from rljob_worker.weightsync.errors import WeightSyncError  # noqa: E402
+from rljob_worker.weightsync.receiver import WeightReceiver  # noqa: E402
+from rljob_worker.weightsync.sender import WeightSender  # noqa: E402
+from rljob_worker.weightsync.slots import SHARED_MEMORY  # noqa: E402
+
+EXTENSION = "rljob_worker.weightsync.vllm_extension.WeightLandingExtension"
+PRODUCERS = 2
+
+
+def make_engine(folder: Path, tensor_parallel: int) -> Any:
+    from vllm import LLM
+
+    return LLM(
+        str(folder),
+        skip_tokenizer_init=True,
+        max_model_len=128,
+        enforce_eager=True,
+        max_num_seqs=8,
+        tensor_parallel_size=tensor_parallel,
+        worker_extension_cls=EXTENSION,
+        disable_log_stats=True,
+    )
+
+
+def generate(engine: Any, vocab_size: int) -> tuple[list[list[int]], list[list[float]]]:
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(max_tokens=12, temperature=0, logprobs=0, ignore_eos=True, detokenize=False)
+    prompts = [{"prompt_token_ids": [(step * i) % (vocab_size - 1) for i in range(1, 24)]} for step in (7, 13)]
+    outputs = [output.outputs[0] for output in engine.generate(prompts, sampling, use_tqdm=False)]
+    log_probs = [[next(iter(entry.values())).logprob for entry in output.logprobs] for output in outputs]
+    return [list(output.token_ids) for output in outputs], log_probs
+
+
+def sync(senders: list[WeightSender], receiver: WeightReceiver, version: int, sync_id: int) -> tuple[str, Any]:
+    """Run one sync with a thread for each sender; (what the receiver raised, its report)."""
+    errors: list[str] = []
+
+    def send(sender: WeightSender) -> None:
+        try:
+            sender.send(version, 60.0, sync_id=sync_id)
+        except WeightSyncError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=send, args=(sender,)) for sender in senders]
+    for thread in threads:
+        thread.start()
+    try:
+        return "", receiver.receive(version, 60.0, sync_id=sync_id)
+    except WeightSyncError as error:
+        return str(error), None
+    finally:
+        for thread in threads:
+            thread.join()
+        assert len(errors) in (0, len(senders))
+
+
+def run(models: Path, kind: str, tensor_parallel: int) -> dict[str, Any]:
+    weights = load_file(models / f"{kind}-target" / "model.safetensors")
+    vocab_size = weights["model.embed_tokens.weight"].shape[0]
+    fresh = make_engine(models / f"{kind}-target", tensor_parallel)
+    expected = generate(fresh, vocab_size)
+    shut_down(fresh)
+    engine = make_engine(models / f"{kind}-start", tensor_parallel)
+    before = generate(engine, vocab_size)
+    plan = plan_for(weights, producers=PRODUCERS, bucket_bytes=96 * 1024)
+    damaged: list[int] = []
+
+    def land(method: str, message: dict[str, Any], seconds: float) -> Any:
+        if method == "rljob_land_bucket" and message["bucket"] == 2 and not damaged:
+            damaged.append(flip_bit(slot_file(folder, message["slot"]), message["tensors"][-1]["offset"] + 5))
+        return engine.collective_rpc(method, timeout=seconds, args=(message,))
+
+    with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
+        pieces = pieces_for(weights, PRODUCERS)
+        senders = [WeightSender(pieces[rank], plan, producer=rank, folder=folder) for rank in range(PRODUCERS)]
+        receiver = WeightReceiver(land, folder=folder, consumer=0)
+        failure, _ = sync(senders, receiver, 1, sync_id=1)
+        version_after_failure = receiver.version
+        unexpected, report = sync(senders, receiver, 1, sync_id=2)
+        version = receiver.version
+        for peer in (*senders, receiver):
+            peer.close()
+    if unexpected:
+        raise WeightSyncError(unexpected)
+    engine.reset_prefix_cache()
+    after = generate(engine, vocab_size)
+    shut_down(engine)
+    return {
+        "kind": kind,
+        "buckets": len(plan.buckets),
+        "failure": failure,
+        "version_after_failure": version_after_failure,
+        "version": version,
+        "report": report,
+        "changed": before[0] != after[0],
+        "same_tokens": after[0] == expected[0],
+        "log_prob_difference": max(
+            abs(a - b) for ours, theirs in zip(after[1], expected[1]) for a, b in zip(ours, theirs)
+        ),
+    }
+
+
+def slot_file(folder: str, slot: int) -> Path:
+    names = json.loads((Path(folder) / "plan.json").read_text())["slots"]
+    return SHARED_MEMORY / names[slot]
+
+
+def flip_bit(path: Path, offset: int) -> int:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 4]))
+    return byte
+
+
+def shut_down(engine: Any) -> None:
+    engine.llm_engine.engine_core.shutdown()
+    gc.collect()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for model in sys.argv[3:]:
+        print("RESULT " + json.dumps(run(Path(sys.argv[1]), model, int(sys.argv[2]))), flush=True)

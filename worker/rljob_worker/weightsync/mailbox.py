@@ -1,0 +1,144 @@
+"""Small messages between the processes of one host, over ZeroMQ sockets in a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from rljob_worker.weightsync.errors import WeightSyncError
+
+# sun_path of unix(7), without the terminating zero.
+_LONGEST_SOCKET_PATH = 107
+_LINGER_MILLISECONDS = 500
+ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one peer tells another about one sync."""
+
+    kind: str
+    sender: str
+    sync_id: int
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+def producer_name(rank: int) -> str:
+    """A trainer's name among the peers; also what errors call it."""
+    return f"trainer-{rank}"
+
+
+def consumer_name(index: int) -> str:
+    """An engine's name among the peers."""
+    return f"engine-{index}"
+
+
+class Mailbox:
+    """One peer's inbox, and a way into every other peer's; for one thread.
+
+    Messages from one peer arrive in order. Those for peers that are not there yet wait for them.
+    """
+
+    def __init__(self, folder: str | Path, name: str, peers: Iterable[str]) -> None:
+        """Bind `folder/name` and connect to the peers.
+
+        Raises:
+            ValueError: the folder's path is too long for a unix socket.
+        """
+        self.name = name
+        self._context = zmq.Context()
+        self._ahead: deque[Message] = deque()
+        self._outboxes: dict[str, zmq.Socket[bytes]] = {}
+        others = [peer for peer in peers if peer != name]
+        addresses = {peer: _address(folder, peer) for peer in [name, *others]}
+        self._inbox: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
+        self._inbox.bind(addresses[name])
+        for peer in others:
+            outbox: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
+            outbox.linger = _LINGER_MILLISECONDS
+            outbox.connect(addresses[peer])
+            self._outboxes[peer] = outbox
+
+    def send(self, peers: Iterable[str], kind: str, sync_id: int, **body: Any) -> None:
+        """Queue a message to each of the peers; WeightSyncError when a peer has long stopped reading."""
+        content = json.dumps({"kind": kind, "sender": self.name, "sync_id": sync_id, "body": body}).encode()
+        for peer in peers:
+            try:
+                self._outboxes[peer].send(content, zmq.NOBLOCK)
+            except zmq.Again as error:
+                raise WeightSyncError(f"{peer} does not read its messages") from error
+
+    def abort(self, sync_id: int, reason: str) -> None:
+        """Tell everybody that this sync is over; peers that cannot be told run into their deadline."""
+        for peer in self._outboxes:
+            try:
+                self.send([peer], ABORT, sync_id, reason=reason)
+            except WeightSyncError:
+                continue
+
+    def receive(self, sync_id: int, deadline: float, awaited: Callable[[], str]) -> Message:
+        """The next message of this sync; those of earlier ones are dropped, those of later ones kept.
+
+        Args:
+            sync_id: the running sync.
+            deadline: latest return, in seconds of `time.monotonic()`.
+            awaited: says who has to act, for the error.
+
+        Raises:
+            WeightSyncError: the deadline passed, a peer aborted the sync, or a message is not readable.
+        """
+        while True:
+            message = self._next(sync_id, deadline, awaited)
+            if message.sync_id > sync_id:
+                self._ahead.append(message)
+            elif message.sync_id == sync_id:
+                if message.kind == ABORT:
+                    raise PeerAborted(f"{message.sender} aborted: {message.body.get('reason')}")
+                return message
+
+    def _next(self, sync_id: int, deadline: float, awaited: Callable[[], str]) -> Message:
+        for message in self._ahead:
+            if message.sync_id <= sync_id:
+                self._ahead.remove(message)
+                return message
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or not self._inbox.poll(int(remaining * 1000) + 1):
+            raise WeightSyncError(f"deadline passed while waiting for {awaited()}")
+        return _parse(self._inbox.recv())
+
+    def close(self) -> None:
+        """Close all sockets; queued messages get half a second."""
+        self._inbox.close(linger=0)
+        for outbox in self._outboxes.values():
+            outbox.close()
+        self._context.term()
+
+
+class PeerAborted(WeightSyncError):
+    """Another peer ended the sync and has told everybody."""
+
+
+def _parse(content: bytes) -> Message:
+    try:
+        value = json.loads(content)
+        return Message(str(value["kind"]), str(value["sender"]), int(value["sync_id"]), dict(value["body"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise WeightSyncError(f"unreadable message: {content[:80]!r}") from error
+
+
+def _address(folder: str | Path, name: str) -> str:
+    path = os.path.join(os.path.abspath(folder), name)
+    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+        raise ValueError(
+            f"{path} has {len(os.fsencode(path))} bytes, and the path of a unix socket can have "
+            f"{_LONGEST_SOCKET_PATH}; use a shorter folder for the weight sync, such as a temporary one in /tmp"
+        )
+    return f"ipc://{path}"

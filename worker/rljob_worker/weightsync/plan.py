@@ -1,0 +1,313 @@
+"""What goes where: the tensors of a checkpoint laid out in buckets, and which producer writes which part of each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+
+DEFAULT_BUCKET_BYTES = 256 * 2**20
+_ALIGNMENT = 64
+_SMALLEST_BUCKET = 4 * 2**20
+# One bucket is filled while another lands, so a sync in few buckets would mostly wait.
+_BUCKETS_PER_SYNC = 8
+
+_FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"}
+_FUSED |= {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
+_EXPERT = re.compile(r"(.*\.experts)\.\d+\..*")
+
+
+class PieceLike(Protocol):
+    """The place of a piece, as `models.convert.Piece` has it."""
+
+    @property
+    def hf_name(self) -> str:
+        """Name of the Hugging Face tensor."""
+        ...
+
+    @property
+    def hf_shape(self) -> tuple[int, ...]:
+        """Shape of the whole tensor."""
+        ...
+
+    @property
+    def dim(self) -> int | None:
+        """Dimension along which it is cut; None for the whole tensor."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """First index along `dim`."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Indices along `dim`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PieceGeometry:
+    """The place of a piece without its data: small, picklable, for ranks to exchange."""
+
+    hf_name: str
+    hf_shape: tuple[int, ...]
+    dim: int | None
+    start: int
+    length: int
+
+    @classmethod
+    def of(cls, piece: PieceLike) -> PieceGeometry:
+        """Strip the data off."""
+        if piece.dim is None:
+            return cls(piece.hf_name, tuple(piece.hf_shape), None, 0, 0)
+        return cls(piece.hf_name, tuple(piece.hf_shape), piece.dim, piece.start, piece.length)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPiece:
+    """The part of a tensor that one producer writes: `tensor.narrow(dim, start, length)`, or all where dim is None."""
+
+    producer: int
+    dim: int | None
+    start: int
+    length: int
+
+    def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The view of the whole tensor that this piece covers."""
+        return tensor if self.dim is None else tensor.narrow(self.dim, self.start, self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTensor:
+    """A whole Hugging Face tensor at its place in a slot."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    """Bytes from the start of the slot."""
+    nbytes: int
+    pieces: tuple[PlacedPiece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tensors that are in a slot at the same time: whole engine modules."""
+
+    index: int
+    nbytes: int
+    tensors: tuple[PlacedTensor, ...]
+
+    def pieces_of(self, producer: int) -> Iterator[tuple[PlacedTensor, PlacedPiece]]:
+        """What one producer writes, in order."""
+        return ((tensor, piece) for tensor in self.tensors for piece in tensor.pieces if piece.producer == producer)
+
+    def producers(self) -> set[int]:
+        """Who writes into it."""
+        return {piece.producer for tensor in self.tensors for piece in tensor.pieces}
+
+
+@dataclass(frozen=True)
+class SyncPlan:
+    """The layout of every sync of a job; the same in all processes."""
+
+    dtype: str
+    """Name of the torch dtype of all tensors, e.g. `bfloat16`."""
+    consumers: int
+    """Engines on the host; they are numbered from 0."""
+    buckets: tuple[Bucket, ...]
+
+    @cached_property
+    def slot_bytes(self) -> int:
+        """Size of each of the two slots."""
+        return max(bucket.nbytes for bucket in self.buckets)
+
+    @cached_property
+    def producers(self) -> tuple[int, ...]:
+        """Ranks that send something."""
+        return tuple(sorted(set().union(*(bucket.producers() for bucket in self.buckets))))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """All tensors, in the order in which they land."""
+        return tuple(tensor.name for bucket in self.buckets for tensor in bucket.tensors)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for bucket in self.buckets for tensor in bucket.tensors)
+
+    @cached_property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as torch has it."""
+        return dtype_named(self.dtype)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal in two processes when they work by the same plan."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        """Text that `from_json` reads."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> SyncPlan:
+        """The plan that `to_json` wrote."""
+        value = json.loads(text)
+        buckets = (
+            Bucket(bucket["index"], bucket["nbytes"], tuple(_tensor_from(tensor) for tensor in bucket["tensors"]))
+            for bucket in value["buckets"]
+        )
+        return cls(value["dtype"], value["consumers"], tuple(buckets))
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The torch dtype of that name; ValueError when there is none."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is not the name of a torch dtype")
+    return dtype
+
+
+def engine_module(hf_name: str) -> str:
+    """The engine's module that a tensor is loaded into: its loader waits until all of a module's tensors are there."""
+    expert = _EXPERT.fullmatch(hf_name)
+    if expert:
+        return expert[1]
+    module = hf_name.rpartition(".")[0]
+    parent, _, last = module.rpartition(".")
+    return f"{parent}.{_FUSED[last]}" if last in _FUSED else module
+
+
+def build_plan(
+    manifest: Iterable[tuple[str, tuple[int, ...]]],
+    pieces: Mapping[int, Sequence[PieceLike]],
+    *,
+    dtype: torch.dtype,
+    consumers: int,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+) -> SyncPlan:
+    """Lay the tensors out in buckets and divide the writing among the producers.
+
+    A bucket holds whole engine modules, so a slot can be larger than `bucket_bytes` when a module is. Small models get
+    smaller buckets, for filling and landing to overlap.
+
+    Args:
+        manifest: name and shape of every tensor of the checkpoint, in checkpoint order.
+        pieces: producer (rank) -> the pieces it can send. What several hold is sent by the one with the least to send.
+        dtype: of all tensors, in the trainers and on the wire.
+        consumers: number of engines on the host.
+        bucket_bytes: target size of a slot in bytes.
+
+    Raises:
+        ValueError: a tensor that no set of pieces covers exactly once, one that is not in the manifest, or a wrong
+            shape; names the tensor.
+    """
+    if bucket_bytes < 1 or consumers < 1:
+        raise ValueError(f"bucket_bytes ({bucket_bytes}) and consumers ({consumers}) must be at least 1")
+    tensors = list(manifest)
+    shapes = dict(tensors)
+    if not shapes or len(shapes) != len(tensors):
+        raise ValueError("the manifest of the weights is empty or names a tensor twice")
+    covers = _assign(shapes, pieces, dtype.itemsize)
+    sizes = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
+    target = min(bucket_bytes, max(_SMALLEST_BUCKET, -(-sum(sizes.values()) // _BUCKETS_PER_SYNC)))
+    buckets: list[Bucket] = []
+    for names in _pack(_modules(shapes), sizes, target):
+        placed, offset = [], 0
+        for name in names:
+            placed.append(PlacedTensor(name, tuple(shapes[name]), offset, sizes[name], covers[name]))
+            offset += _aligned(sizes[name])
+        buckets.append(Bucket(len(buckets), offset, tuple(placed)))
+    return SyncPlan(str(dtype).removeprefix("torch."), consumers, tuple(buckets))
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _modules(names: Iterable[str]) -> list[list[str]]:
+    modules: dict[str, list[str]] = {}
+    for name in names:
+        modules.setdefault(engine_module(name), []).append(name)
+    return list(modules.values())
+
+
+def _pack(modules: Iterable[list[str]], sizes: Mapping[str, int], target: int) -> Iterator[list[str]]:
+    bucket: list[str] = []
+    filled = 0
+    for module in modules:
+        size = sum(_aligned(sizes[name]) for name in module)
+        if bucket and filled + size > target:
+            yield bucket
+            bucket, filled = [], 0
+        bucket += module
+        filled += size
+    yield bucket
+
+
+def _assign(
+    shapes: Mapping[str, tuple[int, ...]], pieces: Mapping[int, Sequence[PieceLike]], itemsize: int
+) -> dict[str, tuple[PlacedPiece, ...]]:
+    holders: dict[str, dict[tuple[int | None, int, int], set[int]]] = {name: {} for name in shapes}
+    for producer, held in sorted(pieces.items()):
+        for geometry in map(PieceGeometry.of, held):
+            name = geometry.hf_name
+            if name not in shapes:
+                raise ValueError(f"rank {producer} holds {name}, which is not a tensor of the checkpoint")
+            if tuple(geometry.hf_shape) != tuple(shapes[name]):
+                raise ValueError(
+                    f"{name}: rank {producer} takes its shape for {tuple(geometry.hf_shape)}, "
+                    f"the checkpoint says {tuple(shapes[name])}"
+                )
+            place = (geometry.dim, geometry.start, geometry.length)
+            holders[name].setdefault(place, set()).add(producer)
+    load = dict.fromkeys(pieces, 0)
+    covers = {}
+    for name, shape in shapes.items():
+        places = sorted(holders[name], key=lambda place: (place[0] is not None, place[0] or 0, place[1]))
+        _check_cover(name, shape, places)
+        cover = []
+        for dim, start, length in places:
+            producer = min(holders[name][dim, start, length], key=lambda rank: (load[rank], rank))
+            share = math.prod(shape) if dim is None else math.prod(shape) // shape[dim] * length
+            load[producer] += share * itemsize
+            cover.append(PlacedPiece(producer, dim, start, length))
+        covers[name] = tuple(cover)
+    return covers
+
+
+def _check_cover(name: str, shape: tuple[int, ...], places: Sequence[tuple[int | None, int, int]]) -> None:
+    if not places:
+        raise ValueError(f"{name}: no rank sends it")
+    if places == [(None, 0, 0)]:
+        return
+    dims = {dim for dim, _, _ in places}
+    dim = places[0][0]
+    if len(dims) > 1 or dim is None or not 0 <= dim < len(shape):
+        raise ValueError(
+            f"{name}: its pieces are cut along different or impossible dimensions: {sorted(map(str, dims))}"
+        )
+    reached = 0
+    for _, start, length in places:
+        if start != reached or length < 1:
+            raise ValueError(
+                f"{name}: its pieces do not cover dimension {dim} exactly once: after index {reached} comes a piece "
+                f"of {length} from {start}"
+            )
+        reached += length
+    if reached != shape[dim]:
+        raise ValueError(f"{name}: its pieces cover {reached} of {shape[dim]} along dimension {dim}")
+
+
+def _tensor_from(value: Mapping[str, Any]) -> PlacedTensor:
+    pieces = (PlacedPiece(p["producer"], p["dim"], p["start"], p["length"]) for p in value["pieces"])
+    return PlacedTensor(value["name"], tuple(value["shape"]), value["offset"], value["nbytes"], tuple(pieces))
