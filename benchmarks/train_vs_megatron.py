@@ -2,7 +2,7 @@
 
 The bare loop has what a minimal script has: Megatron's schedule, DistributedDataParallel and distributed optimizer over
 the same model, micro-batches padded to the longest sample, log-softmax over all positions and a plain policy gradient.
-It has no clipping, entropy, importance weights, metrics or memory saver. Tokens are the samples' own, padding excluded.
+It has no clipping, entropy, metrics or memory saver. Tokens are the samples' own, padding excluded.
 
     python benchmarks/train_vs_megatron.py [--preset tiny|medium] [--skewed] [--rounds N]
 """
@@ -110,6 +110,7 @@ def make_trainer(folder: Path, size: dict[str, int]) -> Trainer:
             "samplesPerPrompt": size["samples"],
             "maxResponseTokens": size["response"],
         },
+        "algorithm": {"tis": {"enabled": False}},
         "training": {
             "precision": "fp32",
             "maxTokensPerMicroBatch": size["mbs"] * (size["prompt"] + size["response"]),
@@ -184,7 +185,9 @@ class BareLoop:
 
             def loss(logits: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
                 log_probs = torch.log_softmax(logits.float(), -1).gather(2, part["labels"][..., None])[..., 0]
-                value = -(log_probs * part["weights"]).sum() * count
+                # The ratio of new to old probability is 1; only its gradient matters.
+                ratio = torch.exp(log_probs - log_probs.detach())
+                value = -(ratio * part["weights"]).sum() * count
                 return value, {"loss": value.detach()}
 
             return logits, loss
@@ -201,7 +204,8 @@ class BareLoop:
             forward_only=False,
         )
         self.optimizer.step()
-        return float(sum(part["loss"] for part in losses)) / count
+        # Megatron has divided the value in place by the number of micro-batches.
+        return float(sum(part["loss"] for part in losses))
 
 
 def main() -> None:

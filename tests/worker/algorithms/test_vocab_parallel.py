@@ -58,7 +58,7 @@ def rank_main(rank: int, folder: str) -> None:
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=WORLD,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=240),
     )
     try:
         torch.save(evaluate(dist.group.WORLD, rank, WORLD), f"{folder}/rank{rank}.pt")
@@ -74,7 +74,7 @@ def test_two_shards_equal_one(tmp_path: Path) -> None:
         process.start()
     whole = evaluate(None, 0, 1)
     for process in processes:
-        process.join(timeout=120)
+        process.join(timeout=300)
         if process.exitcode is None:
             process.kill()
     assert [process.exitcode for process in processes] == [0] * WORLD

@@ -123,6 +123,17 @@ def test_random_model_is_seeded(tmp_path: Path, tokenizer_folder: Path) -> None:
     assert torch.equal(first["model.norm.weight"], torch.ones(64))
 
 
+def test_interrupted_random_model_is_made_again(folder: Path) -> None:
+    expected = load_file(folder / "model.safetensors")
+    (folder / "config.json").unlink()
+    (folder / "model.safetensors").write_bytes(b"half")
+    (folder / ".part-0").write_bytes(b"half")
+    write_model(folder, folder)
+    again = load_file(folder / "model.safetensors")
+    assert all(torch.equal(again[key], expected[key]) for key in expected)
+    assert not (folder / ".part-0").exists()
+
+
 def test_random_model_takes_the_tokenizers_vocabulary(tmp_path: Path, tokenizer_folder: Path) -> None:
     config = {key: value for key, value in CONFIGS["qwen3"].items() if key != "vocab_size"}
     make_random_model(RandomModel(config=config), tokenizer_folder, tmp_path / "model")

@@ -51,25 +51,34 @@ def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
     training = spec.training
     check_parallel(model, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
     tokenizer = load_tokenizer(own)
-    limit = model.max_position_embeddings - spec.rollout.max_response_tokens
-    if limit < 1:
-        raise UserError(
-            f"spec.rollout.maxResponseTokens: {spec.rollout.max_response_tokens} leaves no room for a prompt; the "
-            f"model takes {model.max_position_embeddings} tokens"
-        )
+    limit = _room_for_prompts(model, "spec.rollout.maxResponseTokens", spec.rollout.max_response_tokens)
+    evaluation_limit = limit
+    if spec.evaluation is not None and spec.evaluation.max_response_tokens is not None:
+        field, tokens = "spec.evaluation.maxResponseTokens", spec.evaluation.max_response_tokens
+        evaluation_limit = _room_for_prompts(model, field, tokens)
     return Inputs(
         tokenizer=tokenizer,
         model_folder=model_folder,
         model=model,
         prompts=PromptSource(spec, tokenizer, max_prompt_tokens=limit),
         rewards=RewardRunner(spec, tokenizer),
-        evaluation_prompts=load_evaluation_prompts(spec, tokenizer, max_prompt_tokens=limit),
+        evaluation_prompts=load_evaluation_prompts(spec, tokenizer, max_prompt_tokens=evaluation_limit),
     )
+
+
+def _room_for_prompts(model: ModelConfig, field: str, response_tokens: int) -> int:
+    room = model.max_position_embeddings - response_tokens
+    if room < 1:
+        raise UserError(
+            f"{field}: {response_tokens} leaves no room for a prompt; the model takes "
+            f"{model.max_position_embeddings} tokens"
+        )
+    return room
 
 
 def _model_folder(model: ModelSpec) -> Path:
     assert model.path is not None
-    local = Path(model.path)
+    local = Path(model.path).expanduser()
     if local.is_dir():
         return local
     return snapshot(model.path, model.hub, "spec.model", revision=model.revision, patterns=_MODEL_FILES)

@@ -51,8 +51,8 @@ class WeightProbe:
             if not mean <= self._tolerance:
                 raise JobError(
                     f"update_weights: engine-{index} at version {version} differs from the trainer by {mean:.4g} in "
-                    f"the mean log-probability of the fixed prompts (spec.weightSync.probeTolerance {self._tolerance:g}); "
-                    "its weights are not what was sent"
+                    "the mean log-probability of fixed prompts (spec.weightSync.probeTolerance "
+                    f"{self._tolerance:g}); its weights are not what was sent"
                 )
             worst_mean, worst_max = max(worst_mean, mean), max(worst_max, float(difference.max()))
         return {"weights/probe_abs_diff_mean": worst_mean, "weights/probe_abs_diff_max": worst_max}

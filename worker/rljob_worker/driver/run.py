@@ -127,6 +127,7 @@ def _run(
         sync_folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rljob-sync-"))
         cluster.create(spec.steps * derived.updates_per_step(spec), Path(sync_folder))
         try:
+            inputs.rewards.start()
             on_event(f"starting {len(cluster.trainers)} trainer(s) and {len(cluster.engines)} engine(s)")
             outcome = _train(job, cluster, calls, stop, events, on_event)
         except JobError as error:

@@ -31,7 +31,9 @@ class CausalAttention(torch.nn.Module):
         if attention_mask is not None or attention_bias is not None or packed_seq_params is not None:
             raise ValueError("causal attention takes no mask, bias or packing: pad batches on the right")
         context = F.scaled_dot_product_attention(
-            *(_heads_first(tensor) for tensor in (query, key, value)),
+            _heads_first(query),
+            _heads_first(key),
+            _heads_first(value),
             is_causal=True,
             scale=self.softmax_scale,
             enable_gqa=query.shape[2] != key.shape[2],

@@ -20,6 +20,7 @@ def make_random_model(spec: RandomModel, tokenizer_folder: str | Path, out: Path
 
     Matrices are normal with standard deviation `initializer_range` (default 0.02), biases 0, norms 1; float32 unless
     the config names a `dtype`. The same spec gives the same bytes.
+    `out` may be `tokenizer_folder`; what an interrupted call left there is replaced.
 
     Raises:
         UserError: a config that is not supported, or a vocabulary smaller than the tokenizer's.
@@ -31,6 +32,10 @@ def make_random_model(spec: RandomModel, tokenizer_folder: str | Path, out: Path
     if dtype is None:
         raise UserError(f"model.random.config: dtype {name!r} is not supported; use 'float32' or 'bfloat16'")
     std = float(config.get("initializer_range", 0.02))
+    if not (out / "config.json").exists():
+        # config.json is written last: without it, weights are what an interrupted call left behind.
+        for leftover in (*out.glob("*.safetensors*"), *out.glob(".part-*")):
+            leftover.unlink()
     save_hf_folder(out, _random_tensors(cfg, spec.seed, std, dtype), config, tokenizer_folder)
 
 

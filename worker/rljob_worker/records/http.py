@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hmac
 import json
+import logging
+import socket
+import socketserver
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,19 +17,34 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from rljob_worker.errors import UserError
+from rljob_worker.records.run_files import write_whole
 from rljob_worker.records.steps import StepLog
 
-_PAGE = 1000
-_OPEN_PATHS = ("/healthz", "/readyz")
+logger = logging.getLogger(__name__)
+
+PAGE = 1000
+"""Records in one answer at most."""
+_ROUTES = {
+    "/healthz": "GET",
+    "/readyz": "GET",
+    "/v1/status": "GET",
+    "/v1/steps": "GET",
+    "/metrics": "GET",
+    "/v1/checkpoint": "POST",
+}
+_PROBES = ("/healthz", "/readyz")
 _SOCKET_SECONDS = 10.0
+_LARGEST_BODY = 1 << 16
+_POLL_SECONDS = 0.05
 
 
 class DriverServer:
-    """Serves one run over HTTP from threads of its own.
+    """Serves one run over HTTP, each connection from a thread of its own.
 
-    `GET /v1/status`, `GET /v1/steps?after=INDEX` (records whose `index` is above INDEX, at most 1000 a request),
-    `GET /healthz`, `GET /readyz`, `GET /metrics`, `POST /v1/checkpoint` (one at the next step boundary).
-    With a token, all but the two probes ask for `Authorization: Bearer TOKEN`.
+    `GET /v1/status`, `GET /v1/steps?after=INDEX` (records whose `index` is above INDEX, at most 1000 an answer, as
+    `{"steps": [...], "total": N}`), `GET /healthz`, `GET /readyz`, `GET /metrics`, `POST /v1/checkpoint` (one at the
+    next step boundary). With a token, all but the two probes ask for `Authorization: Bearer TOKEN`.
 
     Args:
         log: the step records.
@@ -36,6 +55,9 @@ class DriverServer:
         port: 0 picks a free one.
         token: bearer token, or None for none.
         address_file: where the chosen address is written, as `{"host": ..., "port": ...}`.
+
+    Raises:
+        UserError: the address cannot be listened on, or the token is empty.
     """
 
     def __init__(
@@ -50,14 +72,21 @@ class DriverServer:
         token: str | None,
         address_file: Path,
     ) -> None:
+        if token is not None and not token.strip():
+            raise UserError("the bearer token of the HTTP endpoint is set but empty; set it to a value or unset it")
         self.log = log
         self.status = status
         self.metrics = metrics
         self.request_checkpoint = request_checkpoint
-        self.token = token
+        self.token = None if token is None else token.strip()
         self.last_read = -1
-        self._server = ThreadingHTTPServer((host, port), _handler(self))
-        self._server.daemon_threads = True
+        try:
+            self._server = _Server((host, port), _handler(self))
+        except (OSError, OverflowError) as error:
+            raise UserError(
+                f"spec.records.httpHost {host}, spec.records.httpPort {port}: cannot listen there: {error}; "
+                "port 0 picks a free one"
+            ) from None
         self._address_file = address_file
         self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
 
@@ -69,21 +98,41 @@ class DriverServer:
     def start(self) -> None:
         """Begin to serve and write the address file."""
         self._thread.start()
-        host = str(self._server.server_address[0])
-        self._address_file.write_text(json.dumps({"host": host, "port": self.port}))
+        write_whole(self._address_file, json.dumps({"host": str(self._server.server_address[0]), "port": self.port}))
 
     def linger(self, seconds: float) -> bool:
         """Wait until the last record was read over HTTP, at most so long; tells whether it was."""
         deadline = time.monotonic() + seconds
         while self.last_read < len(self.log) - 1 and time.monotonic() < deadline:
-            time.sleep(0.05)
+            time.sleep(_POLL_SECONDS)
         return self.last_read >= len(self.log) - 1
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
+        if self._thread.is_alive():
+            self._server.shutdown()
         self._server.server_close()
         self._address_file.unlink(missing_ok=True)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        # HTTPServer would ask DNS for the host's name here, which can take longer than the job's start-up.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if isinstance(sys.exception(), OSError):
+            logger.debug("connection from %s ended early", client_address)
+        else:
+            logger.exception("request from %s failed", client_address)
 
 
 def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
@@ -92,56 +141,86 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            url = urlsplit(self.path)
-            if not self._allowed(url.path):
-                return
-            if url.path == "/healthz":
-                self._answer({"ok": True})
-            elif url.path == "/readyz":
-                ready = bool(server.status()["ready"])
-                self._answer({"ready": ready}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
-            elif url.path == "/v1/status":
-                self._answer(server.status())
-            elif url.path == "/v1/steps":
-                self._steps(url.query)
-            elif url.path == "/metrics":
-                self._send(server.metrics(), "text/plain; version=0.0.4; charset=utf-8", HTTPStatus.OK)
-            else:
-                self._answer({"error": f"no such path: {url.path}"}, HTTPStatus.NOT_FOUND)
+            self._respond("GET")
 
         def do_POST(self) -> None:
-            # The body has no meaning here, but the connection is only usable again once it was read.
-            self.rfile.read(min(int(self.headers.get("Content-Length") or 0), 1 << 16))
-            path = urlsplit(self.path).path
-            if not self._allowed(path):
+            self._respond("POST")
+
+        def _respond(self, method: str) -> None:
+            try:
+                url = urlsplit(self.path)
+            except ValueError as error:
+                self._refuse(HTTPStatus.BAD_REQUEST, f"not an address: {error}")
                 return
-            if path == "/v1/checkpoint":
+            if not self._body_skipped() or not self._allowed(url.path):
+                return
+            if url.path not in _ROUTES:
+                self._refuse(HTTPStatus.NOT_FOUND, f"no such path: {url.path}; there are {', '.join(_ROUTES)}")
+            elif _ROUTES[url.path] != method:
+                self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"{url.path} takes {_ROUTES[url.path]}, not {method}")
+            else:
+                try:
+                    self._serve(url.path, url.query)
+                except OSError:
+                    raise
+                except Exception:
+                    logger.exception("%s failed", self.path)
+                    self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "the driver failed to answer; its log says why")
+
+        def _serve(self, path: str, query: str) -> None:
+            if path == "/healthz":
+                self._answer({"ok": True})
+            elif path == "/readyz":
+                ready = bool(server.status()["ready"])
+                self._answer({"ready": ready}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+            elif path == "/v1/status":
+                self._answer(server.status())
+            elif path == "/v1/steps":
+                self._steps(query)
+            elif path == "/metrics":
+                self._send(server.metrics(), "text/plain; version=0.0.4; charset=utf-8", HTTPStatus.OK)
+            else:
                 server.request_checkpoint()
                 self._answer({"accepted": True}, HTTPStatus.ACCEPTED)
-            else:
-                self._answer({"error": f"no such path: {path}"}, HTTPStatus.NOT_FOUND)
 
         def _steps(self, query: str) -> None:
-            given = parse_qs(query).get("after", ["-1"])[0]
+            given = parse_qs(query, keep_blank_values=True).get("after", ["-1"])[-1]
             try:
-                after = max(int(given), -1)
+                after = int(given)
             except ValueError:
-                message = f"after: {given!r} is not a whole number"
-                self._answer({"error": message}, HTTPStatus.BAD_REQUEST)
+                self._refuse(HTTPStatus.BAD_REQUEST, f"after: {given[:80]!r} is not a whole number")
                 return
-            records = server.log.after(after)[:_PAGE]
+            records = server.log.after(after)[:PAGE]
             self._answer({"steps": records, "total": len(server.log)})
             if records:
                 server.last_read = max(server.last_read, records[-1]["index"])
 
+        def _body_skipped(self) -> bool:
+            """Read a body that nobody asked for: what stays unread would be taken for the next request."""
+            given = self.headers.get("Content-Length", "0")
+            if "Transfer-Encoding" in self.headers or not (given.isascii() and given.isdigit()):
+                self._refuse(HTTPStatus.BAD_REQUEST, "a body needs a Content-Length that is a whole number")
+                return False
+            if len(given) > 9 or int(given) > _LARGEST_BODY:
+                self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {_LARGEST_BODY} bytes")
+                return False
+            self.rfile.read(int(given))
+            return True
+
         def _allowed(self, path: str) -> bool:
-            if server.token is None or path in _OPEN_PATHS:
+            if server.token is None or path in _PROBES:
                 return True
-            given = self.headers.get("Authorization", "")
-            if hmac.compare_digest(given.encode(), f"Bearer {server.token}".encode()):
+            scheme, _, given = self.headers.get("Authorization", "").partition(" ")
+            right = hmac.compare_digest(given.strip().encode(), server.token.encode())
+            if scheme.lower() == "bearer" and right:
                 return True
-            self._answer({"error": "a bearer token is needed"}, HTTPStatus.UNAUTHORIZED)
+            self._refuse(HTTPStatus.UNAUTHORIZED, "a bearer token is needed")
             return False
+
+        def _refuse(self, status: HTTPStatus, message: str) -> None:
+            """An error; the connection ends with it, since it is not known what else was sent on it."""
+            self.close_connection = True
+            self._answer({"error": message}, status)
 
         def _answer(self, content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> None:
             self._send(json.dumps(content).encode(), "application/json", status)
@@ -152,6 +231,8 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(len(body)))
             if status is HTTPStatus.UNAUTHORIZED:
                 self.send_header("WWW-Authenticate", "Bearer")
+            if self.close_connection:
+                self.send_header("Connection", "close")
             self.end_headers()
             self.wfile.write(body)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -9,6 +11,17 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from rljob_api import metrics as m
 
 Collector = Counter | Gauge | Histogram
+
+_MEMORY_STATES = {
+    "free": "free",
+    "used": "used",
+    "paused": "paused",
+    "backup": "backup",
+    "arena_resident": "arena_resident",
+    "process_resident": "resident",
+    "resident_bytes": "resident",
+}
+"""Field of a memory report -> `state` label. What a transition moved is a flow and no state: it stays in the record."""
 
 
 def build(metric: m.Metric, registry: CollectorRegistry) -> Collector:
@@ -20,7 +33,10 @@ def build(metric: m.Metric, registry: CollectorRegistry) -> Collector:
 
 
 class JobMetrics:
-    """Keeps the metrics of one job; a sink of step records."""
+    """Keeps the metrics of one job; a sink of step records.
+
+    Fed with a run's old records first, it holds after a restart what it held before.
+    """
 
     def __init__(self, target_steps: int) -> None:
         self._registry = CollectorRegistry()
@@ -30,7 +46,7 @@ class JobMetrics:
     def _get(self, metric: m.Metric) -> Any:
         return self._by_name[metric.name]
 
-    def __call__(self, record: dict[str, Any]) -> None:
+    def __call__(self, record: Mapping[str, Any]) -> None:
         """Count one executed step."""
         for phase, seconds in {**record["phases"], "other": record["other"]}.items():
             self._get(m.PHASE_SECONDS).labels(phase=phase).observe(seconds)
@@ -43,14 +59,20 @@ class JobMetrics:
             (m.LOGPROB_ABS_DIFF, record["metrics"].get("train/train_rollout_logprob_abs_diff")),
             (m.SYNC_BYTES, record["weights"].get("bytes")),
         ):
-            if value is not None:
-                self._get(metric).set(value)
-        for process, phases in record["memory"].items():
-            for report in phases.values():
-                for state, value in report.items():
-                    if state.endswith("_bytes"):
-                        self._get(m.MEMORY_BYTES).labels(process=process, state=state.removesuffix("_bytes")).set(value)
+            # Without a value the last step's would pass for this one's.
+            self._get(metric).set(math.nan if value is None else value)
+        for process, state, value in memory_states(record["memory"]):
+            self._get(m.MEMORY_BYTES).labels(process=process, state=state).set(value)
 
     def text(self) -> bytes:
         """The exposition."""
         return generate_latest(self._registry)
+
+
+def memory_states(memory: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """(process, state, bytes) of a record's `memory` block; the later phases of a process come later."""
+    for process, phases in memory.items():
+        for report in phases.values():
+            for field, value in report.items():
+                if field in _MEMORY_STATES and value is not None:
+                    yield process, _MEMORY_STATES[field], value

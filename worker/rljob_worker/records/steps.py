@@ -6,12 +6,16 @@ import json
 import math
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rljob_worker.errors import UserError
+from rljob_worker.records.run_files import cut_torn_line, write_fully
+
 
 class StepLog:
-    """The step records of a run.
+    """The step records of a run; one thread appends, any thread reads.
 
     Opening it drops a last line that a kill left incomplete: it was never acknowledged as a record.
     """
@@ -20,34 +24,33 @@ class StepLog:
 
     def __init__(self, run_folder: Path) -> None:
         self.path = run_folder / self.FILE
-        self._cut_torn_line()
+        cut_torn_line(self.path)
         self._records = read_steps(run_folder)
         self._done = {record["step"] for record in self._records}
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  (open for the life of the run)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
 
-    def _cut_torn_line(self) -> None:
-        if self.path.exists():
-            content = self.path.read_bytes()
-            whole = content.rfind(b"\n") + 1
-            if whole < len(content):
-                os.truncate(self.path, whole)
+    def append(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Write one record and return it as a reader of the file would get it.
 
-    def append(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Write one record in a single call; marks a step that was executed before as `rerun`. Returns it."""
-        record = {**record, "index": len(self._records), "rerun": record["step"] in self._done}
-        line = json.dumps(record, allow_nan=False, default=_plain) + "\n"
-        self._file.write(line.encode())
-        with self._changed:
-            self._records.append(json.loads(line))
-            self._done.add(record["step"])
-            self._changed.notify_all()
-        return record
+        Adds `index` (position in the file) and `rerun` (the step was executed before, by an attempt that died).
+
+        Raises:
+            ValueError: the record holds a number that JSON has no name for.
+        """
+        numbered = {**record, "index": len(self._records), "rerun": record["step"] in self._done}
+        line = json.dumps(numbered, allow_nan=False, default=_plain)
+        write_fully(self._file.fileno(), line.encode() + b"\n")
+        written: dict[str, Any] = json.loads(line)
+        with self._lock:
+            self._records.append(written)
+            self._done.add(written["step"])
+        return written
 
     def after(self, index: int) -> list[dict[str, Any]]:
         """Records whose `index` is above the given one (-1: all); safe from any thread."""
-        with self._changed:
-            return self._records[index + 1 :]
+        with self._lock:
+            return self._records[max(index, -1) + 1 :]
 
     def __len__(self) -> int:
         return len(self._records)
@@ -59,32 +62,41 @@ class StepLog:
 
 
 def read_steps(run_folder: Path) -> list[dict[str, Any]]:
-    """All complete records of a run folder; ValueError names the line of a broken one."""
+    """All complete records of a run folder; UserError names the line of a broken one."""
     path = run_folder / StepLog.FILE
     if not path.exists():
         return []
     records = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{number}: not a JSON object: {error}") from None
+            record = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: not a step record: {error}") from None
+        if not isinstance(record, dict) or "step" not in record:
+            raise UserError(f"{path}:{number}: not a step record: it has no step")
+        records.append(record)
     return records
 
 
 def effective_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records that the final weights came from: of each step the last execution."""
-    return [last for _, last in sorted({record["step"]: record for record in records}.items())]
+    """The records that the newest weights came from, by step.
+
+    An attempt that continues from an older checkpoint makes every record of that step or a later one obsolete, whether
+    or not it got as far again.
+    """
+    kept: list[dict[str, Any]] = []
+    for record in reversed(records):
+        if not kept or record["step"] < kept[-1]["step"]:
+            kept.append(record)
+    return kept[::-1]
 
 
-def finite(values: dict[str, float]) -> dict[str, float | None]:
+def finite(values: Mapping[str, float | None]) -> dict[str, float | None]:
     """JSON has no NaN: what is not finite becomes null, so that a reader cannot take it for a number."""
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+    return {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "item"):
-        return value.item()
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} in a step record")

@@ -7,6 +7,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from rljob_api.phases import PHASES
+from rljob_worker.records.run_files import write_whole
 from rljob_worker.records.steps import effective_steps
 
 
@@ -20,25 +22,26 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def phase_table(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per phase in order of appearance: seconds in total, median and p95 over the steps that had it, share of all."""
-    names = list(dict.fromkeys(name for record in records for name in [*record["phases"], "other"]))
-    names.remove("other")
-    total = sum(record["step_seconds"] for record in records) or 1.0
-    table = []
-    for name in [*names, "other"]:
-        values = [record["other"] if name == "other" else record["phases"].get(name) for record in records]
-        seconds = [value for value in values if value is not None]
-        table.append(
-            {
-                "phase": name,
-                "steps": len(seconds),
-                "median": statistics.median(seconds),
-                "p95": percentile(seconds, 0.95),
-                "total": sum(seconds),
-                "share": sum(seconds) / total,
-            }
-        )
-    return table
+    """Per phase in the loop's order, `other` last: seconds in total, median and p95 over the steps that had it.
+
+    `share` is of all steps' seconds; the shares of all rows sum to 1.
+    """
+    had = {name for record in records for name in record["phases"]}
+    names = [name for name in PHASES if name in had] + sorted(had.difference(PHASES))
+    total = sum(record["step_seconds"] for record in records)
+    table = [_row(name, [r["phases"][name] for r in records if name in r["phases"]], total) for name in names]
+    return [*table, _row("other", [record["other"] for record in records], total)] if records else []
+
+
+def _row(name: str, seconds: list[float], total: float) -> dict[str, Any]:
+    return {
+        "phase": name,
+        "steps": len(seconds),
+        "median": statistics.median(seconds),
+        "p95": percentile(seconds, 0.95),
+        "total": sum(seconds),
+        "share": sum(seconds) / total if total else 0.0,
+    }
 
 
 def summarize(records: list[dict[str, Any]], outcome: str, message: str, attempt: int) -> dict[str, Any]:
@@ -51,12 +54,12 @@ def summarize(records: list[dict[str, Any]], outcome: str, message: str, attempt
         attempt: the attempt that ended.
     """
     kept = effective_steps(records)
-    rewards = [record["metrics"]["rollout/raw_reward"] for record in kept]
+    rewards = [record["metrics"].get("rollout/raw_reward") for record in kept]
     return {
         "outcome": outcome,
         "message": message,
         "attempt": attempt,
-        "steps": kept[-1]["step"] if kept else 0,
+        "steps": next((record["step"] for record in reversed(kept) if record.get("applied", True)), 0),
         "executed_steps": len(records),
         "lost_steps": len(records) - len(kept),
         "lost_seconds": sum(record["step_seconds"] for record in records)
@@ -72,7 +75,5 @@ def summarize(records: list[dict[str, Any]], outcome: str, message: str, attempt
 def write_summary(run_folder: Path, summary: dict[str, Any]) -> Path:
     """Write it whole or not at all."""
     path = run_folder / "summary.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(summary, indent=1))
-    temporary.replace(path)
+    write_whole(path, json.dumps(summary, indent=1))
     return path

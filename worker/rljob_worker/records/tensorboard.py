@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 FOLDER = "tensorboard"
+_FLUSH_SECONDS = 10
 
 
 class TensorBoardSink:
-    """Writes each record's metrics as scalars at its step."""
+    """Writes each record's metrics as scalars at its step; one event a record.
+
+    The first record of an attempt tells TensorBoard to forget what earlier attempts wrote of that step and later ones.
+    """
 
     def __init__(self, run_folder: Path) -> None:
-        self._writer = SummaryWriter(str(run_folder / FOLDER), flush_secs=10)
+        self._writer = EventFileWriter(str(run_folder / FOLDER), flush_secs=_FLUSH_SECONDS)
+        self._begun = False
 
-    def __call__(self, record: dict[str, Any]) -> None:
+    def __call__(self, record: Mapping[str, Any]) -> None:
         """Add one record."""
-        for name, value in record["metrics"].items():
-            if value is not None:
-                self._writer.add_scalar(name, value, record["step"], walltime=record["time"])
-        self._writer.add_scalar("perf/other_time", record["other"], record["step"], walltime=record["time"])
-        self._writer.add_scalar("perf/switch_time", record["switch_seconds"], record["step"], walltime=record["time"])
+        step, time = record["step"], record["time"]
+        if not self._begun:
+            self._begun = True
+            self._writer.add_event(
+                Event(wall_time=time, step=step, session_log=SessionLog(status=SessionLog.SessionStatus.START))
+            )
+        scalars = {
+            **record["metrics"],
+            "perf/other_time": record["other"],
+            "perf/switch_time": record["switch_seconds"],
+        }
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items() if value is not None]
+        self._writer.add_event(Event(wall_time=time, step=step, summary=Summary(value=values)))
 
     def close(self) -> None:
         """Flush and close."""

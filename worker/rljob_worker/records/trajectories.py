@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+import re
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,13 @@ from rljob_api.spec import RecordsSpec
 from rljob_worker.errors import UserError
 
 FOLDER = "trajectories"
+_NAME = re.compile(r"^step-(\d{6,})\.jsonl\.gz$")
 
 
 def write_trajectories(
     run_folder: Path, spec: RecordsSpec, step: int, samples: Sequence[dict[str, Any]], group: int
 ) -> Path | None:
-    """Write the samples of a step if its turn has come.
+    """Write the samples of a step if its turn has come; returns the file.
 
     Args:
         run_folder: the run's folder.
@@ -35,21 +39,50 @@ def write_trajectories(
     folder.mkdir(exist_ok=True)
     path = folder / f"step-{step:06d}.jsonl.gz"
     temporary = path.with_suffix(".tmp")
-    with gzip.open(temporary, "wt", compresslevel=1) as file:
-        for sample in samples:
-            file.write(json.dumps(sample) + "\n")
+    with gzip.open(temporary, "wb", compresslevel=1) as file:
+        file.write("".join(json.dumps(_without_nan(sample)) + "\n" for sample in samples).encode())
     temporary.replace(path)
     return path
 
 
-def read_trajectories(run_folder: Path, step: int | None = None) -> tuple[int, list[dict[str, Any]]]:
-    """The samples of a step (default: the newest one written); UserError says which steps there are."""
+def trajectory_files(run_folder: Path) -> dict[int, Path]:
+    """Step -> file, of the steps that have one."""
     folder = run_folder / FOLDER
-    files = {int(path.name[5:11]): path for path in folder.glob("step-*.jsonl.gz")}
+    names = [(path, _NAME.match(path.name)) for path in folder.iterdir()] if folder.is_dir() else []
+    return {int(match.group(1)): path for path, match in names if match}
+
+
+def read_trajectories(run_folder: Path, step: int | None = None) -> tuple[int, list[dict[str, Any]]]:
+    """The samples of a step (default: the newest one written) and that step.
+
+    Raises:
+        UserError: no trajectories of it, saying which steps there are; or its file is damaged.
+    """
+    files = trajectory_files(run_folder)
     if not files:
-        raise UserError(f"{folder}: no trajectories were written (spec.records.trajectoriesEverySteps)")
+        raise UserError(
+            f"{run_folder / FOLDER}: no trajectories yet (spec.records.trajectoriesEverySteps says how often)"
+        )
     chosen = max(files) if step is None else step
     if chosen not in files:
-        raise UserError(f"{folder}: no trajectories of step {chosen}; there are steps {min(files)} to {max(files)}")
-    with gzip.open(files[chosen], "rt") as file:
-        return chosen, [json.loads(line) for line in file]
+        raise UserError(f"{run_folder / FOLDER}: no trajectories of step {chosen}; there are those of {_steps(files)}")
+    try:
+        with gzip.open(files[chosen], "rb") as file:
+            return chosen, [json.loads(line) for line in file]
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise UserError(f"{files[chosen]}: damaged: {error}") from None
+
+
+def _steps(files: dict[int, Path]) -> str:
+    steps = sorted(files)
+    if len(steps) <= 8:
+        return "step " + ", ".join(map(str, steps))
+    return f"{len(steps)} steps: {', '.join(map(str, steps[:3]))} ... {', '.join(map(str, steps[-3:]))}"
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return value

@@ -12,6 +12,18 @@ from rljob_worker.records.steps import StepLog, finite
 
 Record = dict[str, Any]
 
+ALWAYS_REPORTED = (
+    "rollout/raw_reward",
+    "rollout/response_len/mean",
+    "rollout/truncated_ratio",
+    "train/loss",
+    "train/grad_norm",
+    "train/entropy_loss",
+    "train/kl_loss",
+    "train/train_rollout_logprob_abs_diff",
+)
+"""Metrics that every record names; null where a job does not measure one (`train/kl_loss` without a reference)."""
+
 
 class RecordWriter:
     """Gathers metrics, memory and sync reports between two `write` calls.
@@ -76,7 +88,7 @@ class RecordWriter:
                 "other": timing.other,
                 "switch_seconds": timing.switch,
                 "nested": ["perf/train_wait_time"],
-                "metrics": finite({**self._metrics, **perf}),
+                "metrics": finite({**dict.fromkeys(ALWAYS_REPORTED), **self._metrics, **perf}),
                 "weights": self._weights,
                 "memory": self._memory,
                 "busy_seconds": self._busy,

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from rljob_worker.phases import PHASES
+from rljob_api.phases import PHASES
 
-_COLORS = dict(zip((*PHASES, "other"), plt.get_cmap("tab20").colors))  # type: ignore[attr-defined]
+Array = npt.NDArray[np.float64]
+
+_COLORS = {
+    "rollout": "#1f77b4",
+    "reward": "#9ecae1",
+    "rollout_sleep": "#fdd0a2",
+    "wake_up": "#fdae6b",
+    "ref_log_probs": "#c7e9c0",
+    "log_probs": "#74c476",
+    "actor_train": "#238b45",
+    "checkpoint": "#8c6d31",
+    "rollout_wake_weights": "#fd8d3c",
+    "update_weights": "#d62728",
+    "sleep": "#e6550d",
+    "rollout_wake_kv": "#fc9272",
+    "eval": "#9467bd",
+    "other": "#525252",
+}
+"""Generation is blue, training green, handing the devices over orange to red."""
 _MAX_BARS = 150
+_MARKED_STEPS = 40
+_SMOOTHED_STEPS = 200
 
 
-def plot_run(records: list[dict[str, Any]], title: str, path: Path) -> Path:
+def plot_run(records: Sequence[dict[str, Any]], title: str, path: Path) -> Path:
     """Draw the run's step records into a PNG file.
 
     Args:
@@ -27,64 +46,143 @@ def plot_run(records: list[dict[str, Any]], title: str, path: Path) -> Path:
         title: heading.
         path: file to write.
     """
-    figure, (reward, phases, difference) = plt.subplots(3, 1, figsize=(11, 12), layout="constrained")
-    figure.suptitle(title)
-    steps = np.array([record["step"] for record in records])
+    figure = Figure(figsize=(12, 12), layout="constrained")
+    reward, phases, difference = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1.2, 0.9))
+    figure.suptitle(title, fontsize="x-large")
+    steps = np.array([record["step"] for record in records], dtype=float)
     _reward(reward, steps, records)
-    _phases(phases, records)
+    _phases(phases, steps, records)
     _difference(difference, steps, records)
+    for axes in (reward, phases, difference):
+        _attempts(axes, records)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, fontsize="small", frameon=False)
+        axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
+        axes.tick_params(labelbottom=True)
+    difference.set_xlim(steps[0] - 0.5, steps[-1] + 0.5)
+    difference.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    difference.set_xlabel("step")
     figure.savefig(path, dpi=110)
-    plt.close(figure)
     return path
 
 
-def _reward(axes: Axes, steps: np.ndarray, records: list[dict[str, Any]]) -> None:
+def _reward(axes: Axes, steps: Array, records: Sequence[dict[str, Any]]) -> None:
     mean, spread = _metric(records, "rollout/raw_reward"), _metric(records, "rollout/raw_reward_std")
-    axes.plot(steps, mean, color="tab:blue", label="mean reward")
-    axes.fill_between(steps, mean - spread, mean + spread, alpha=0.15, color="tab:blue", label="one standard deviation")
-    for name in sorted({n for r in records for n in r["metrics"] if n.startswith("eval/") and n.count("/") == 1}):
-        axes.plot(steps, _metric(records, name), "o", label=name)
+    color = _COLORS["rollout"]
+    axes.fill_between(steps, mean - spread, mean + spread, alpha=0.12, color=color, lw=0, label="± 1 std over samples")
+    _line(axes, steps, mean, color, "mean reward")
+    names = sorted({name for record in records for name in record["metrics"] if _is_evaluation(name)})
+    for name, marker in zip(names, "oDsv^P*X" * len(names), strict=False):
+        values = _metric(records, name)
+        given = np.isfinite(values)
+        axes.plot(steps[given], values[given], marker=marker, markersize=5, lw=1, ls="--", label=name)
     axes.set(ylabel="reward", title="Reward of training samples")
-    axes.legend(loc="best", fontsize="small")
-    axes.grid(alpha=0.3)
 
 
-def _phases(axes: Axes, records: list[dict[str, Any]]) -> None:
+def _is_evaluation(name: str) -> bool:
+    return name.startswith("eval/") and not name.endswith("/truncated_ratio") and "/pass@" not in name
+
+
+def _phases(axes: Axes, steps: Array, records: Sequence[dict[str, Any]]) -> None:
     """Stacked seconds; many steps are averaged into at most 150 bars so that each stays visible."""
     groups = np.array_split(np.arange(len(records)), min(len(records), _MAX_BARS))
-    left = np.array([records[group[0]]["step"] for group in groups])
-    width = np.array([len(group) for group in groups])
-    bottom = np.zeros(len(groups))
+    edges = np.array([*(steps[group[0]] for group in groups), steps[-1] + 1]) - 0.5
+    total = sum(record["step_seconds"] for record in records)
+    height = np.zeros(len(groups))
     for name in (*PHASES, "other"):
-        values = np.array([np.mean([_phase(records[i], name) for i in group]) for group in groups])
-        if values.any():
-            axes.bar(left, values, width, bottom, align="edge", color=_COLORS[name], label=name, linewidth=0)
-            bottom += values
-    axes.set(ylabel="seconds", title="Where each step's time went")
-    axes.set_ylim(0, np.percentile(bottom, 99) * 1.15)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
+        seconds = np.array([_phase(record, name) for record in records])
+        if seconds.any():
+            values = np.array([seconds[group].mean() for group in groups])
+            label = f"{name}  {_duration(float(np.median(seconds[seconds > 0])))}  {seconds.sum() / total:.0%}"
+            axes.stairs(height + values, edges, baseline=height, fill=True, color=_COLORS[name], label=label, lw=0)
+            height = height + values
+    averaged = f", means of {len(groups[0])} steps" if len(records) > _MAX_BARS else ""
+    axes.set(ylabel="seconds", title=f"Where each step's time went{averaged} (legend: median, share of all time)")
+    _cut_outliers(axes, (edges[1:] + edges[:-1]) / 2, height)
 
 
-def _difference(axes: Axes, steps: np.ndarray, records: list[dict[str, Any]]) -> None:
-    for name, label in (
-        ("train/train_rollout_logprob_abs_diff", "mean over tokens"),
-        ("train/train_rollout_logprob_abs_diff_max", "largest token"),
-    ):
+def _cut_outliers(axes: Axes, centers: Array, height: Array) -> None:
+    """Keep the common bars readable; what is cut off is written at the edge."""
+    limit = 1.15 * float(np.percentile(height, 98))
+    if height.max() <= 1.5 * limit:
+        limit = 1.05 * float(height.max())
+    axes.set_ylim(0, limit)
+    for x, value in zip(centers[height > limit], height[height > limit]):
+        axes.annotate(
+            f"▲ {_duration(value)}", (x, limit), ha="center", va="top", fontsize="x-small", rotation=90, color="black"
+        )
+
+
+def _difference(axes: Axes, steps: Array, records: Sequence[dict[str, Any]]) -> None:
+    curves = (
+        ("train/train_rollout_logprob_abs_diff_max", "largest of any token", "#bdbdbd"),
+        ("train/train_rollout_logprob_abs_diff", "mean over tokens", "#d62728"),
+    )
+    drawn = []
+    for name, label, color in curves:
         values = _metric(records, name)
         if np.isfinite(values).any():
-            axes.plot(steps, values, label=label)
-    axes.set(
-        ylabel="|log p_train - log p_rollout|", xlabel="step", title="Trainer and engine: log-probability difference"
-    )
-    axes.set_yscale("log")
-    axes.legend(loc="best", fontsize="small")
-    axes.grid(alpha=0.3)
+            _line(axes, steps, values, color, label)
+            drawn.append(values[np.isfinite(values)])
+    if not drawn:
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color="gray")
+    else:
+        _log_with_zeros(axes, np.concatenate(drawn))
+    axes.set(ylabel="|log p(train) - log p(rollout)|", title="Trainer against engine: log-probability difference")
+
+
+def _log_with_zeros(axes: Axes, values: Array) -> None:
+    """A log axis where it can be: exact zeros lie on a linear strip below the smallest value."""
+    positive = values[values > 0]
+    if len(positive) == 0:
+        axes.set_ylim(-0.05, 1)
+        axes.text(0.5, 0.5, "exactly 0 in every step", transform=axes.transAxes, ha="center", color="gray")
+    elif len(positive) == len(values):
+        axes.set_yscale("log")
+    else:
+        smallest = 10.0 ** np.floor(np.log10(positive.min()))
+        axes.set_yscale("symlog", linthresh=smallest, linscale=0.5)
+        axes.set_ylim(-0.2 * smallest, 2 * positive.max())
+
+
+def _attempts(axes: Axes, records: Sequence[dict[str, Any]]) -> None:
+    restarts = [b["step"] - 0.5 for a, b in zip(records, records[1:]) if b["attempt"] != a["attempt"]]
+    for number, step in enumerate(restarts):
+        axes.axvline(step, color="black", ls=":", lw=1, label="restart" if number == 0 else None)
+
+
+def _line(axes: Axes, steps: Array, values: Array, color: str, label: str) -> None:
+    """A curve with a mark at each step where there are few, and its running mean where there are many."""
+    if len(steps) <= _SMOOTHED_STEPS:
+        marker = "o" if len(steps) <= _MARKED_STEPS else None
+        axes.plot(steps, values, color=color, lw=1.5, marker=marker, markersize=3.5, label=label)
+        return
+    window = len(steps) // 100
+    axes.plot(steps, values, color=color, lw=0.5, alpha=0.35)
+    axes.plot(steps, running_mean(values, window), color=color, lw=1.8, label=f"{label}, {window}-step mean")
+
+
+def running_mean(values: Array, window: int) -> Array:
+    """Mean of the last `window` values at each position, [n]; fewer at the start, NaN values left out."""
+    known = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(known)])
+    end = np.arange(1, len(values) + 1)
+    begin = np.maximum(end - window, 0)
+    count = counts[end] - counts[begin]
+    return np.divide(sums[end] - sums[begin], count, out=np.full(len(values), np.nan), where=count > 0)
 
 
 def _phase(record: dict[str, Any], name: str) -> float:
     return float(record["other"] if name == "other" else record["phases"].get(name, 0.0))
 
 
-def _metric(records: list[dict[str, Any]], name: str) -> np.ndarray:
+def _metric(records: Sequence[dict[str, Any]], name: str) -> Array:
     values = [record["metrics"].get(name) for record in records]
     return np.array([np.nan if value is None else value for value in values], dtype=float)
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
+    )

@@ -293,7 +293,14 @@ def _build(arguments: dict[str, Any]) -> LLMEngine:
         parsed = EngineArgs(**arguments)
     except TypeError as error:
         raise UserError(f"spec.rollout.engineArgs: {error}") from error
-    return LLMEngine.from_engine_args(parsed, usage_context=UsageContext.LLM_CLASS)
+    try:
+        return LLMEngine.from_engine_args(parsed, usage_context=UsageContext.LLM_CLASS)
+    except ValueError as error:
+        raise UserError(
+            f"spec.rollout: vLLM refuses these settings (here kvCacheBytes is {arguments['kv_cache_memory_bytes']}, "
+            f"and data.maxPromptTokens with maxResponseTokens gives sequences of {arguments['max_model_len']} tokens): "
+            f"{error}"
+        ) from error
 
 
 def _load_tokenizer(folder: Path) -> Any | None:

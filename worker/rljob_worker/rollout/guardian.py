@@ -54,6 +54,15 @@ def living() -> dict[int, tuple[int, str]]:
     return {pid: (parent, started) for pid, (parent, started) in stats.items() if started is not None}
 
 
+def shared_memory_names(pids: set[int]) -> set[str]:
+    """Names in /dev/shm of vLLM's message queues and CPU collectives that these processes have mapped."""
+    names: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as maps:
+            names.update(os.fsdecode(name) for name in _SHARED_MEMORY.findall(maps.read()))
+    return names
+
+
 class Remains:
     """What an engine would leave: processes with their start times, and names in /dev/shm."""
 
@@ -78,11 +87,10 @@ class Remains:
         }
         for pid in sorted(processes.keys() - family - self.processes.keys(), key=lambda pid: int(processes[pid][1])):
             parent, start = processes[pid]
-            if (everywhere or parent in family or parent in self.processes) and self._marked(pid):
+            related = everywhere or parent in family or parent in self.processes
+            if related and self._marked(pid) and not _is_resource_tracker(pid):
                 self.processes[pid] = start
-        for pid in (*family, *self.processes):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as maps:
-                self.names.update(os.fsdecode(name) for name in _SHARED_MEMORY.findall(maps.read()))
+        self.names |= shared_memory_names(family | self.processes.keys())
         return before != (self.processes, self.names)
 
     def remove(self) -> None:
@@ -91,9 +99,8 @@ class Remains:
         self.look(everywhere=True)
         while self.processes and time.monotonic() < deadline:
             for pid in self.processes:
-                if not _is_resource_tracker(pid):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
             self.look(everywhere=True)
         for name in self.names:

@@ -1,0 +1,125 @@
+"""Running real jobs in processes of their own, for the tests of the driver."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rljob_worker.driver.checkpoints import CheckpointStore
+from rljob_worker.trainer.state_file import StateReader
+
+REPOSITORY = Path(__file__).parents[3]
+FAULTY_RUN = Path(__file__).with_name("faulty_run.py")
+RUN_SECONDS = 300.0
+
+
+def manifest(folder: Path, **spec: Any) -> Path:
+    """A small job as a file: quickstart's shape, fewer and shorter steps; top-level fields of the spec may be given."""
+    document = yaml.safe_load((REPOSITORY / "examples" / "quickstart.yaml").read_text())
+    document["metadata"]["name"] = "test-job"
+    config = document["spec"]["model"]["random"]["config"]
+    config.update(hidden_size=64, intermediate_size=128, head_dim=16, max_position_embeddings=64)
+    document["spec"].update(
+        {
+            "steps": 6,
+            "rollout": {"promptsPerStep": 4, "samplesPerPrompt": 4, "maxResponseTokens": 4, "ignoreEos": True},
+            "checkpoint": {"everySteps": 2, "keep": 2},
+            "weightSync": {"probeEverySteps": 2},
+            "timeouts": {"startSeconds": 240, "phaseSeconds": 60},
+        }
+    )
+    document["spec"].update(spec)
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def start(*arguments: str | Path, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """`rljob ARGUMENTS` in a session of its own."""
+    return _start([sys.executable, "-m", "rljob_worker.cli.main", *map(str, arguments)], environment)
+
+
+def start_faulty(job: Path, output: Path, fault: dict[str, Any]) -> subprocess.Popen[str]:
+    """`rljob run` in which `faulty_run.py` makes one thing go wrong."""
+    return _start([sys.executable, str(FAULTY_RUN), str(job), str(output), json.dumps(fault)], None)
+
+
+def _start(command: list[str], environment: dict[str, str] | None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+def finish(process: subprocess.Popen[str], seconds: float = RUN_SECONDS) -> tuple[int, str]:
+    """Exit code and output; a process that does not end is killed and the test fails."""
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"not finished after {seconds} s; its output:\n{output}") from None
+    return process.returncode, output
+
+
+def run(*arguments: str | Path, environment: dict[str, str] | None = None) -> tuple[int, str]:
+    """Run `rljob ARGUMENTS` to its end."""
+    return finish(start(*arguments, environment=environment))
+
+
+def wait_for(condition: Any, what: str, seconds: float = RUN_SECONDS) -> Any:
+    """The first true value of `condition()`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"{what}: not within {seconds} s")
+
+
+def events(run_folder: Path) -> list[dict[str, Any]]:
+    """The driver's events so far."""
+    path = run_folder / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def final_state(run_folder: Path, ranks: int = 1) -> dict[str, str]:
+    """Digest of every tensor in the newest checkpoint: weights, optimizer and random states of all ranks."""
+    newest = CheckpointStore(run_folder / "checkpoints", 2).latest()
+    assert newest is not None, f"{run_folder} has no checkpoint"
+    digests = {"step": str(newest.step), "cursor": json.dumps(newest.data_cursor, sort_keys=True)}
+    for rank in range(ranks):
+        file = run_folder / "checkpoints" / f"step-{newest.step}" / f"rank-{rank:05d}.safetensors"
+        reader = StateReader(file)
+        for name in sorted(reader.names):
+            tensor = reader.read(name).contiguous().flatten()
+            digests[f"{rank}.{name}"] = hashlib.sha256(tensor.view(_byte()).numpy().tobytes()).hexdigest()
+    return digests
+
+
+def _byte() -> Any:
+    import torch
+
+    return torch.uint8
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,210 @@
+"""Whole jobs on this machine: real Ray, Megatron and vLLM."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import statistics
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import alive, events, final_state, finish, manifest, run, start, start_faulty, wait_for
+
+from rljob_worker.errors import EXIT_DEADLINE, EXIT_STOPPED
+from rljob_worker.records.steps import read_steps
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+METRICS = (
+    "rollout/raw_reward",
+    "rollout/response_len/mean",
+    "rollout/truncated_ratio",
+    "train/loss",
+    "train/grad_norm",
+    "train/entropy_loss",
+    "train/kl_loss",
+    "train/train_rollout_logprob_abs_diff",
+    "perf/actor_train_time",
+    "perf/update_weights_time",
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that went through undisturbed."""
+    folder = tmp_path_factory.mktemp("finished")
+    kl = {"name": "grpo", "kl": {"monitor": True}}
+    code, output = run("run", manifest(folder, algorithm=kl), "--output", folder / "run")
+    assert code == 0, output
+    assert "Succeeded: 6 steps done" in output
+    assert "report.png" in output
+    return folder / "run"
+
+
+def test_records_hold_what_the_issue_asks_for(finished: Path) -> None:
+    records = read_steps(finished)
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
+    for record in records:
+        assert not set(METRICS) - set(record["metrics"]), "missing metrics"
+        assert all(record["metrics"][name] is not None for name in METRICS)
+        assert record["attempt"] == 1
+        assert not record["rerun"]
+        assert record["weights"]["verified"] is True
+        assert record["weights"]["version"] == record["step"]
+        assert record["weights"]["bytes"] > 0
+        assert record["weights"]["mode"] == "load"
+        assert {"trainer-0", "engine-0"} <= set(record["memory"])
+        assert {"trainer-0", "engine-0"} <= set(record["busy_seconds"])
+        assert sum(record["phases"].values()) + record["other"] == pytest.approx(record["step_seconds"])
+        assert record["metrics"]["train/train_rollout_logprob_abs_diff"] < 1e-4
+
+
+def test_other_is_small(finished: Path) -> None:
+    records = read_steps(finished)
+    shares = [record["other"] / max(0.01 * record["step_seconds"], 0.02) for record in records]
+    assert statistics.median(shares) <= 1.0
+
+
+def test_arena_gives_its_pages_back(finished: Path) -> None:
+    asleep = read_steps(finished)[-1]["memory"]["trainer-0"]["sleep"]
+    assert asleep["backup_bytes"] > 0
+
+
+def test_export_loads_in_transformers_and_is_what_was_trained(finished: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    code, output = run("export", finished, "--step", "6", "--to", tmp_path / "hf")
+    assert code == 0, output
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "hf")) == model.config.vocab_size
+    code, output = run("export", finished, "--step", "5", "--to", tmp_path / "other")
+    assert code == 2
+    assert "complete ones: 4, 6" in output
+
+
+def test_samples_and_summary(finished: Path) -> None:
+    code, output = run("samples", finished, "--step", "3", "--worst", "2")
+    assert code == 0, output
+    assert "2 of 16 samples" in output
+    summary = json.loads((finished / "summary.json").read_text())
+    assert (summary["outcome"], summary["steps"], summary["lost_steps"]) == ("Succeeded", 6, 0)
+
+
+def test_a_second_run_is_bit_equal(finished: Path, tmp_path: Path) -> None:
+    kl = {"name": "grpo", "kl": {"monitor": True}}
+    code, output = run("run", manifest(tmp_path, algorithm=kl), "--output", tmp_path / "run")
+    assert code == 0, output
+    assert final_state(tmp_path / "run") == final_state(finished)
+
+
+def test_sigterm_saves_the_last_completed_step_and_resume_continues(finished: Path, tmp_path: Path) -> None:
+    kl = {"name": "grpo", "kl": {"monitor": True}}
+    job = manifest(tmp_path, algorithm=kl, checkpoint={"everySteps": 1000, "keep": 2})
+    process = start("run", job, "--output", tmp_path / "run", "--set", "spec.steps=6")
+    wait_for(lambda: len(_steps(tmp_path / "run")) >= 2, "two steps")
+    process.send_signal(signal.SIGTERM)
+    code, output = finish(process, 60)
+    assert code == EXIT_STOPPED, output
+    done = len(_steps(tmp_path / "run"))
+    assert f"saved step-{done}" in output
+    code, output = run("run", job, "--output", tmp_path / "run", "--resume")
+    assert code == 0, output
+    records = read_steps(tmp_path / "run")
+    assert [r["step"] for r in records] == [1, 2, 3, 4, 5, 6], "no step is lost or run twice after a clean stop"
+    assert [r["attempt"] for r in records] == [1] * done + [2] * (6 - done)
+    assert final_state(tmp_path / "run") == final_state(finished)
+
+
+def test_time_between_phases_is_other(tmp_path: Path) -> None:
+    fault = {"do": "sleep", "before": "wake_up", "step": 3, "seconds": 0.2}
+    code, output = finish(start_faulty(manifest(tmp_path, steps=4), tmp_path / "run", fault))
+    assert code == 0, output
+    records = read_steps(tmp_path / "run")
+    assert records[2]["other"] >= 0.2
+    assert max(records[1]["other"], records[3]["other"]) < 0.1
+    assert records[2]["phases"]["wake_up"] < 0.1
+
+
+def test_stalled_process_ends_the_job_with_the_phase_name(tmp_path: Path) -> None:
+    job = manifest(tmp_path, timeouts={"startSeconds": 240, "phaseSeconds": 60, "phases": {"wake_up": 3}})
+    fault = {"do": "stall", "process": "trainer-0", "phase": "wake_up", "step": 2}
+    process = start_faulty(job, tmp_path / "run", fault)
+    code, output = finish(process)
+    # The stop may arrive after the call was answered; then the next phase finds the process stalled.
+    assert code == EXIT_DEADLINE or "died" in output, output
+    assert "not finished after" in output
+
+
+def test_http_endpoint(tmp_path: Path) -> None:
+    job = manifest(tmp_path, steps=100000, checkpoint={"everySteps": 100000, "keep": 2})
+    process = start("run", job, "--output", tmp_path / "run", environment={"RLJOB_DRIVER_TOKEN": "secret"})
+    address = json.loads(wait_for(lambda: _text(tmp_path / "run" / "http.json"), "http.json"))
+    base = f"http://127.0.0.1:{address['port']}"
+    wait_for(lambda: len(_steps(tmp_path / "run")) >= 2, "two steps")
+    assert _get(f"{base}/healthz")["ok"]
+    assert _get(f"{base}/readyz")["ready"]
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        _get(f"{base}/v1/status")
+    status = _get(f"{base}/v1/status", "secret")
+    assert status["ready"]
+    assert status["step"] >= 2
+    steps = _get(f"{base}/v1/steps?after=0", "secret")["steps"]
+    assert steps[0]["index"] == 1
+    request = urllib.request.Request(
+        f"{base}/v1/checkpoint", method="POST", headers={"Authorization": "Bearer secret"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status == 202
+    wait_for(lambda: list((tmp_path / "run" / "checkpoints").glob("step-*[0-9]")), "checkpoint asked for", 60)
+    process.send_signal(signal.SIGTERM)
+    code, output = finish(process, 60)
+    assert code == EXIT_STOPPED, output
+    assert not alive(process.pid)
+
+
+def test_non_finite_loss_is_not_applied(tmp_path: Path) -> None:
+    (tmp_path / "naughty.py").write_text("def reward(prompt, response, label, **_):\n    return 1e38 * len(response)\n")
+    job = manifest(tmp_path, steps=3, reward={"python": "naughty:reward"})
+    code, output = run("run", job, "--output", tmp_path / "run", environment={"PYTHONPATH": str(tmp_path)})
+    if code == 0:
+        pytest.skip("the advantages of huge rewards stay finite: covered in tests/worker/trainer")
+    assert "not applied" in output
+    assert read_steps(tmp_path / "run")[-1]["applied"] is False
+
+
+@pytest.mark.parametrize("kind", ["tensor-parallel", "pipeline-and-data-parallel"])
+def test_parallel_layouts_run(kind: str, tmp_path: Path) -> None:
+    training: dict[str, Any] = {"precision": "fp32", "optimizer": {"lr": 1.0e-3}}
+    extra: list[str] = []
+    if kind == "tensor-parallel":
+        training["tensorParallel"] = 2
+        extra = ["--set", "spec.rollout.tensorParallel=2"]
+    else:
+        training["pipelineParallel"] = 2
+    job = manifest(tmp_path, steps=3, training=training)
+    code, output = run("run", job, "--output", tmp_path / "run", *extra)
+    assert code == 0, output
+    records = read_steps(tmp_path / "run")
+    assert len(records) == 3
+    assert all(r["weights"]["verified"] for r in records)
+    assert all(math.isfinite(r["metrics"]["train/loss"]) for r in records)
+    assert {"trainer-0", "trainer-1"} <= set(records[-1]["busy_seconds"])
+    assert any(event["event"] == "end" for event in events(tmp_path / "run"))
+
+
+def _steps(run_folder: Path) -> list[dict[str, Any]]:
+    return read_steps(run_folder)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def _get(url: str, token: str | None = None) -> Any:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+        return json.loads(answer.read())

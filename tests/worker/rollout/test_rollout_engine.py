@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_process import RemoteEngine
+from rollout_models import END, FIRST_WORD, MAX_PROMPT, MAX_RESPONSE, VOCAB, group_requests, spec_json
+
+from rljob_worker.errors import JobError, StopRequested
+from rljob_worker.types import Generation, GenerationRequest, SamplingParams
+
+pytestmark = pytest.mark.slow
+
+SAMPLING = SamplingParams(max_tokens=MAX_RESPONSE, ignore_eos=True)
+
+
+def _generate(
+    engine: RemoteEngine, requests: list[GenerationRequest], sampling: SamplingParams = SAMPLING
+) -> list[Generation]:
+    return engine.call("generate", requests, sampling, engine.call("weight_version"))
+
+
+def _take_a_turn(engine: RemoteEngine) -> dict[str, int]:
+    report = engine.call("sleep")
+    engine.call("wake_weights")
+    engine.call("wake_kv")
+    return report
+
+
+def _equal(left: list[Generation], right: list[Generation]) -> bool:
+    return all(
+        np.array_equal(a.token_ids, b.token_ids) and np.array_equal(a.log_probs, b.log_probs)
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def test_two_processes_agree_bit_for_bit_and_a_turn_changes_nothing(engines: list[RemoteEngine]) -> None:
+    requests = group_requests()
+    first, second = (_generate(engine, requests) for engine in engines)
+    assert _equal(first, second)
+    _take_a_turn(engines[0])
+    assert _equal(_generate(engines[0], requests), first)
+
+
+def test_tokens_do_not_depend_on_the_rest_of_the_batch(engines: list[RemoteEngine]) -> None:
+    requests = group_requests()
+    together = _generate(engines[0], requests)
+    split = _generate(engines[0], requests[:12]) + _generate(engines[1], requests[12:])
+    backwards = _generate(engines[1], requests[::-1])[::-1]
+    for other in (split, backwards):
+        for a, b in zip(together, other, strict=True):
+            assert np.array_equal(a.token_ids, b.token_ids)
+            # Matrix kernels round differently with another number of rows.
+            np.testing.assert_allclose(a.log_probs, b.log_probs, atol=2e-5)
+
+
+def test_samples_of_a_group_differ_and_steps_differ(engine: RemoteEngine) -> None:
+    requests = group_requests(prompts=1, samples=8)
+    responses = _generate(engine, requests)
+    assert len({tuple(g.token_ids.tolist()) for g in responses}) == 8
+    again = _generate(engine, [replace(r, seed=r.seed + 1000) for r in requests])
+    assert all(not np.array_equal(a.token_ids, b.token_ids) for a, b in zip(responses, again))
+
+
+def _reference_log_probs(
+    model: Path, request: GenerationRequest, response: Generation, sampling: SamplingParams
+) -> np.ndarray:
+    """Written from the definitions: temperature, then the smallest set of most likely tokens with mass >= top_p."""
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    network = Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    tokens = torch.tensor([*request.prompt_token_ids, *response.token_ids])
+    with torch.no_grad():
+        logits = network(tokens[None]).logits[0, len(request.prompt_token_ids) - 1 : -1].double()
+    if sampling.temperature > 0:
+        logits = logits / sampling.temperature
+    probabilities, order = logits.softmax(-1).sort(-1, descending=True)
+    mass_before = probabilities.cumsum(-1) - probabilities
+    kept = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, mass_before < sampling.top_p)
+    if sampling.top_k:
+        kept &= logits >= logits.topk(sampling.top_k).values[:, -1:]
+    kept_log_probs = logits.masked_fill(~kept, float("-inf")).log_softmax(-1)
+    return kept_log_probs.gather(-1, torch.from_numpy(response.token_ids)[:, None])[:, 0].numpy()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [SAMPLING, replace(SAMPLING, temperature=0.7, top_p=0.9), replace(SAMPLING, temperature=1.3, top_k=5)],
+    ids=["plain", "temperature-top-p", "top-k"],
+)
+def test_log_probs_are_those_of_the_distribution_sampled_from(
+    engine: RemoteEngine, model: Path, sampling: SamplingParams
+) -> None:
+    requests = group_requests()[::5]
+    for request, response in zip(requests, _generate(engine, requests, sampling)):
+        expected = _reference_log_probs(model, request, response, sampling)
+        assert response.log_probs.dtype == np.float32
+        np.testing.assert_allclose(response.log_probs, expected, atol=1e-4)
+
+
+def test_greedy_takes_the_most_likely_token_whatever_the_seed(engine: RemoteEngine, model: Path) -> None:
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    requests = group_requests(prompts=4, samples=2)
+    responses = _generate(engine, requests, replace(SAMPLING, temperature=0.0))
+    network = Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    for request, response in zip(requests, responses):
+        tokens = torch.tensor([*request.prompt_token_ids, *response.token_ids])
+        with torch.no_grad():
+            logits = network(tokens[None]).logits[0, len(request.prompt_token_ids) - 1 : -1]
+        assert logits.argmax(-1).tolist() == response.token_ids.tolist()
+    assert _equal(responses[::2], responses[1::2])
+
+
+def test_score_equals_generation_and_is_not_fooled_by_cached_prefixes(engine: RemoteEngine) -> None:
+    requests = group_requests()[::4]
+    responses = _generate(engine, requests)
+    sequences = [np.array([*r.prompt_token_ids, *g.token_ids]) for r, g in zip(requests, responses)]
+    for _ in range(2):
+        scores = engine.call("score", sequences)
+        for request, response, sequence, score in zip(requests, responses, sequences, scores):
+            assert score.dtype == np.float32
+            assert score.shape == (len(sequence) - 1,)
+            np.testing.assert_allclose(score[len(request.prompt_token_ids) - 1 :], response.log_probs, atol=1e-5)
+
+
+def test_end_token_and_truncation_are_reported(engine: RemoteEngine) -> None:
+    requests = group_requests(prompts=8, samples=16, step=3)
+    responses = _generate(engine, requests, replace(SAMPLING, ignore_eos=False))
+    reasons = {response.finish_reason for response in responses}
+    assert reasons == {"stop", "length"}
+    for response in responses:
+        ended = response.token_ids.tolist()[-1] == END
+        assert response.finish_reason == ("stop" if ended else "length")
+        assert END not in response.token_ids[:-1]
+        assert ended or len(response.token_ids) == MAX_RESPONSE
+        assert len(response.log_probs) == len(response.token_ids)
+    counts = engine.call("statistics")
+    assert counts.tokens == sum(len(r.token_ids) for r in responses)
+    assert sum(counts.finished.values()) == counts.requests == 128
+    assert counts.seconds > 0
+
+
+def test_stop_token_ids_end_a_response(engine: RemoteEngine) -> None:
+    requests = group_requests(step=4)
+    free = _generate(engine, requests)
+    token = int(free[0].token_ids[5])
+    stopped = _generate(engine, requests, replace(SAMPLING, stop_token_ids=(token,)))
+    for before, after in zip(free, stopped):
+        where = np.flatnonzero(before.token_ids == token)
+        length = where[0] + 1 if len(where) else MAX_RESPONSE
+        assert after.token_ids.tolist() == before.token_ids[:length].tolist()
+        assert after.stop_text is None
+    assert stopped[0].finish_reason == "stop"
+
+
+def test_stop_strings_end_a_response_and_stay_in_its_tokens(engine: RemoteEngine) -> None:
+    requests = group_requests(step=5)
+    free = _generate(engine, requests)
+    pair = free[0].token_ids[6:8].tolist()
+    text = " ".join(f"w{token - FIRST_WORD}" for token in pair)
+    stopped = _generate(engine, requests, replace(SAMPLING, stop=(text,)))
+    assert stopped[0].finish_reason == "stop"
+    assert stopped[0].stop_text == text
+    assert stopped[0].token_ids.tolist() == free[0].token_ids[:8].tolist()
+    np.testing.assert_allclose(stopped[0].log_probs, free[0].log_probs[:8], atol=2e-5)
+    assert any(response.stop_text is None and response.finish_reason == "length" for response in stopped)
+
+
+def test_prompts_that_are_too_long_are_refused_and_the_engine_lives_on(engine: RemoteEngine) -> None:
+    long = GenerationRequest(tuple([FIRST_WORD] * (MAX_PROMPT + 1)), 0)
+    with pytest.raises(ValueError, match=f"request 1: a prompt of {MAX_PROMPT + 1} tokens .* at most {MAX_PROMPT}"):
+        _generate(engine, [group_requests()[0], long])
+    fits = replace(long, prompt_token_ids=long.prompt_token_ids[1:])
+    assert len(_generate(engine, [fits])[0].token_ids) == MAX_RESPONSE
+
+
+def test_sampling_that_vllm_would_change_is_refused(engine: RemoteEngine) -> None:
+    with pytest.raises(ValueError, match=r"temperature: 0.001 is below"):
+        _generate(engine, group_requests()[:1], replace(SAMPLING, temperature=0.001))
+    with pytest.raises(ValueError, match="token ids must be in"):
+        _generate(engine, [GenerationRequest((VOCAB,), 0)])
+
+
+def test_wrong_weight_version_is_refused(engine: RemoteEngine) -> None:
+    assert engine.call("weight_version") == 0
+    with pytest.raises(JobError, match="engine-0 holds weights of version 0, not 1"):
+        engine.call("generate", group_requests()[:1], SAMPLING, 1)
+
+
+def test_turns_free_the_kv_cache_and_refuse_other_orders(engine: RemoteEngine) -> None:
+    _generate(engine, group_requests())
+    before = engine.call("memory")["resident_bytes"]
+    report = engine.call("sleep")
+    assert report["released_bytes"] > 0
+    assert report["released_weight_bytes"] == 0
+    assert before - report["resident_bytes"] >= report["released_bytes"] // 2
+    for operation, arguments in (("sleep", ()), ("wake_kv", ()), ("score", ([np.array([3, 4])],))):
+        with pytest.raises(RuntimeError, match=f"{operation} is not allowed while ASLEEP"):
+            engine.call(operation, *arguments)
+    with pytest.raises(RuntimeError, match="generate is not allowed while ASLEEP"):
+        engine.call("generate", group_requests(), SAMPLING, 0)
+    assert engine.call("wake_weights")["resumed_bytes"] == 0
+    with pytest.raises(RuntimeError, match="generate is not allowed while WEIGHTS"):
+        engine.call("generate", group_requests(), SAMPLING, 0)
+    with pytest.raises(RuntimeError, match="was given no folder"):
+        engine.call("receive_weights", 1, 1.0)
+    engine.call("wake_kv")
+    assert _take_a_turn(engine)["released_bytes"] == 0
+
+
+def test_abort_ends_a_running_generation_and_the_engine_goes_on(engines: list[RemoteEngine]) -> None:
+    engine = engines[1]
+    expected = _generate(engine, group_requests())
+    many = [replace(request, seed=i) for i, request in enumerate(group_requests() * 40)]
+    engine.send("generate", many, SAMPLING, 0)
+    time.sleep(0.5)
+    engine.send("abort")
+    begin = time.monotonic()
+    assert engine.wait() is None
+    with pytest.raises(StopRequested):
+        engine.wait()
+    assert time.monotonic() - begin < 5.0
+    _take_a_turn(engine)
+    assert _equal(_generate(engine, group_requests()), expected)
+
+
+def test_an_abort_ahead_of_a_generation_ends_it_at_once(engine: RemoteEngine) -> None:
+    engine.call("abort")
+    with pytest.raises(StopRequested):
+        _generate(engine, group_requests())
+    assert len(_generate(engine, group_requests())) == 32
+
+
+@pytest.fixture
+def wide_engine(model: Path) -> Iterator[RemoteEngine]:
+    engine = RemoteEngine(spec_json(model, tensor_parallel=2), model, model.parent / "engine-tp2.log")
+    yield engine
+    engine.process.kill()
+    engine.process.wait(20)
+
+
+def _descendants(pid: int) -> set[int]:
+    from rljob_worker.rollout.guardian import living
+
+    processes, family = living(), {pid}
+    while more := {p for p, (parent, _) in processes.items() if parent in family} - family:
+        family |= more
+    return family
+
+
+def _shared_memory_of(pids: set[int]) -> set[str]:
+    from rljob_worker.rollout.guardian import shared_memory_names
+
+    return {name for name in shared_memory_names(pids) if Path("/dev/shm", name).exists()}
+
+
+def _gone(pids: set[int], seconds: float) -> set[int]:
+    """Those that still live after waiting."""
+    from rljob_worker.rollout.guardian import living
+
+    deadline = time.monotonic() + seconds
+    while (left := pids & living().keys()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def test_tensor_parallel_engine_agrees_and_kill_leaves_nothing(
+    engines: list[RemoteEngine], wide_engine: RemoteEngine
+) -> None:
+    requests = group_requests()
+    expected = _generate(engines[0], requests)
+    report = wide_engine.call("start")
+    assert report["devices"] == ["host:cpu:0", "host:cpu:1"]
+    responses = _generate(wide_engine, requests)
+    same = sum(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(expected, responses))
+    assert same == len(requests)
+    assert max(np.abs(a.log_probs - b.log_probs).max() for a, b in zip(expected, responses)) < 1e-4
+    assert _take_a_turn(wide_engine)["released_bytes"] > 0
+
+    family = _descendants(wide_engine.process.pid)
+    names = _shared_memory_of(family)
+    assert len(family) >= 4  # itself, the guardian, two workers
+    assert names
+    wide_engine.process.kill()
+    wide_engine.process.wait(5)
+    assert not _gone(family, 10.0)
+    assert not {name for name in names if Path("/dev/shm", name).exists()}
+
+
+def test_kill_while_workers_are_loading_leaves_nothing(wide_engine: RemoteEngine) -> None:
+    wide_engine.send("start")
+    deadline = time.monotonic() + 60
+    while len(family := _descendants(wide_engine.process.pid)) < 4:
+        assert time.monotonic() < deadline, wide_engine.log.read_text()[-3000:]
+        time.sleep(0.05)
+    time.sleep(1.0)
+    family |= _descendants(wide_engine.process.pid)
+    wide_engine.process.kill()
+    wide_engine.process.wait(5)
+    assert not _gone(family, 10.0)
