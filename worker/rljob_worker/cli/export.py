@@ -24,10 +24,8 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Export the checkpoint."""
     from rljob_worker.driver.checkpoints import CheckpointStore
-    from rljob_worker.driver.inputs import MODEL_FOLDER
     from rljob_worker.errors import UserError
     from rljob_worker.records.run_files import require_run_folder
-    from rljob_worker.trainer.export import export_checkpoint
 
     spec = require_run_folder(arguments.folder)["job"]["spec"]
     root = Path(spec["checkpoint"]["path"] or arguments.folder / "checkpoints")
@@ -36,6 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
     if newest is None:
         raise UserError(f"{root}: no complete checkpoint yet")
     state = newest if arguments.step is None else store.read(arguments.step)
+    if arguments.to.exists() and (not arguments.to.is_dir() or any(arguments.to.iterdir())):
+        raise UserError(f"--to: {arguments.to} exists and is not an empty folder")
+    # Only now what takes seconds to import.
+    from rljob_worker.driver.inputs import MODEL_FOLDER
+    from rljob_worker.trainer.export import export_checkpoint
+
     export_checkpoint(store.folder(state.step), arguments.folder / MODEL_FOLDER, arguments.to, state.world_size)
     print(f"step {state.step} exported to {arguments.to}")
     return 0

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
 from rljob_worker.cli import export, report, run, samples, validate
-from rljob_worker.errors import EXIT_USER_ERROR, UserError
+from rljob_worker.errors import EXIT_OK, JobError, UserError
 
 _DESCRIPTION = """Colocated reinforcement-learning post-training: Megatron and vLLM take turns on the same devices.
 
 `rljob run JOB.yaml` runs the same manifest on this machine that `kubectl apply` runs on a cluster."""
 
+_EXIT_INTERRUPTED = 130
 _EXIT_CODES = """exit codes:
   0   the job succeeded
   1   the job failed; the message says why
   2   the manifest, its data or the command line is wrong; nothing was started
   4   a phase was past its deadline; the stacks of all processes are in the run folder's logs
-  75  stopped as asked (SIGTERM, Ctrl-C) after saving; --resume continues"""
+  75  stopped as asked (SIGTERM, Ctrl-C) after saving; --resume continues
+  130 interrupted (Ctrl-C) before anything was started"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,14 +45,24 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Samples may hold characters that the terminal's encoding does not have.
+            stream.reconfigure(errors="backslashreplace")
     arguments = parser().parse_args(argv)
     try:
-        return int(arguments.run(arguments))
-    except UserError as error:
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return code
+    except (UserError, JobError) as error:
         print(f"rljob: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        return error.exit_code
     except BrokenPipeError:
-        return 0
+        # Whoever read the output has seen enough (`rljob samples DIR | head`); the flush at exit must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except KeyboardInterrupt:
+        return _EXIT_INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -7,9 +7,13 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
+
+from rljob_worker.report.text import number
 
 _PLAIN_SECONDS = 5.0
+_REFRESH_PER_SECOND = 4
 
 
 class RunProgress:
@@ -19,18 +23,18 @@ class RunProgress:
         self._console = console
         self._steps = steps
         self._shown = phases_shown
-        self._last_line = 0.0
-        self._started: float | None = None
-        self._first_step = 0
+        self._last_line: float | None = None
+        self._seconds = 0.0
+        self._executed = 0
+        detail = TextColumn("{task.fields[detail]}", markup=False, table_column=Column(no_wrap=True, ratio=1))
         self._progress = Progress(
-            TextColumn("[bold]{task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=24),
-            TextColumn("eta"),
-            TimeRemainingColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[detail]}"),
+            TextColumn("[bold]{task.completed:.0f}/{task.total:.0f}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=16),
+            detail,
             console=console,
             disable=not console.is_terminal,
+            refresh_per_second=_REFRESH_PER_SECOND,
+            expand=True,
         )
         self._task = self._progress.add_task("steps", total=steps, detail="starting")
 
@@ -45,28 +49,40 @@ class RunProgress:
 
     def event(self, sentence: str) -> None:
         """Say what the job is doing."""
-        self._console.print(f"[dim]rljob:[/] {sentence}", highlight=False)
+        self._print(f"rljob: {sentence}")
 
     def record(self, record: dict[str, Any]) -> None:
         """Show a finished step."""
-        detail = self._detail(record)
+        self._seconds += record["step_seconds"]
+        self._executed += 1
+        left = self._seconds / self._executed * (self._steps - record["step"])
+        detail = f"eta {_clock(left)}  {self._detail(record)}"
         self._progress.update(self._task, completed=record["step"], detail=detail)
+        if not self._console.is_terminal and self._line_due(record["step"]):
+            self._print(f"step {record['step']}/{self._steps}  {detail}")
+
+    def _line_due(self, step: int) -> bool:
         now = time.monotonic()
-        if self._started is None:
-            self._started, self._first_step = now - record["step_seconds"], record["step"] - 1
-        last = record["step"] == self._steps
-        if not self._console.is_terminal and (now - self._last_line >= _PLAIN_SECONDS or last):
+        due = self._last_line is None or now - self._last_line >= _PLAIN_SECONDS or step == self._steps
+        if due:
             self._last_line = now
-            pace = (now - self._started) / (record["step"] - self._first_step)
-            left = pace * (self._steps - record["step"])
-            self._console.print(f"step {record['step']}/{self._steps}  eta {left:.0f} s  {detail}", highlight=False)
+        return due
 
     def _detail(self, record: dict[str, Any]) -> str:
         largest = sorted(record["phases"].items(), key=lambda item: -item[1])[: self._shown]
         phases = "  ".join(f"{name} {_seconds(value)}" for name, value in largest)
-        reward = record["metrics"]["rollout/raw_reward"]
-        return f"reward {reward:.3f}  step {_seconds(record['step_seconds'])}  ({phases})"
+        reward = number(record["metrics"].get("rollout/raw_reward"))
+        return f"reward {reward}  step {_seconds(record['step_seconds'])}  {phases}"
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _seconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -10,11 +10,17 @@ from typing import Any
 from rich.console import Console
 
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
+from rljob_worker.errors import UserError
 
 _DESCRIPTION = """Run a job on this machine: embedded Ray, CPU devices, real Megatron, real vLLM.
 
 The run folder holds run.json, steps.jsonl (one record a step), trajectories/, tensorboard/, checkpoints/, logs/,
-events.jsonl, summary.json, report.html and report.png."""
+events.jsonl, summary.json, report.html and report.png.
+
+examples:
+  rljob run job.yaml
+  rljob run job.yaml --set spec.steps=5 --output runs/try
+  rljob run job.yaml --output runs/try --resume"""
 
 
 def add_command(commands: Any) -> None:
@@ -24,12 +30,16 @@ def add_command(commands: Any) -> None:
     )
     add_manifest_arguments(command)
     command.add_argument("--output", type=Path, metavar="DIR", help="run folder (default: runs/NAME-DATE-TIME)")
-    command.add_argument("--resume", action="store_true", help="continue the run in --output from its last checkpoint")
+    command.add_argument(
+        "--resume", action="store_true", help="continue the run in --output from its newest checkpoint"
+    )
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the job and draw its report."""
+    if arguments.resume and arguments.output is None:
+        raise UserError("--resume: needs --output with the run folder to continue")
     job = read_manifest(arguments)
     console = Console(stderr=False)
     output = arguments.output or Path("runs") / f"{job.metadata.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -41,10 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     with RunProgress(console, job.spec.steps) as progress:
         outcome = run_job(job, output, resume=arguments.resume, on_record=progress.record, on_event=progress.event)
-    console.print(f"{outcome.outcome}: {outcome.message}", highlight=False, markup=False)
+    lines = [f"{outcome.outcome}: {outcome.message}"]
     if (output / "steps.jsonl").stat().st_size:
         html, png = build_report(output)
-        console.print(phase_table_text(output), highlight=False, markup=False)
-        console.print(f"report  {html}\n        {png}", highlight=False, soft_wrap=True)
-    console.print(f"run     {output}", highlight=False, soft_wrap=True)
+        lines += [phase_table_text(output), f"report  {html}\n        {png}"]
+    console.print("\n".join([*lines, f"run     {output}"]), highlight=False, markup=False, soft_wrap=True)
     return outcome.exit_code

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
 from rljob_worker.errors import UserError
+from rljob_worker.report.text import number, visible
 
 
 def add_command(commands: Any) -> None:
@@ -38,27 +40,32 @@ def run(arguments: argparse.Namespace) -> int:
     step, samples = read_trajectories(arguments.folder, arguments.step)
     total = len(samples)
     if arguments.worst is not None:
-        samples = sorted(samples, key=lambda sample: float(sample["reward"]))[: arguments.worst]
+        samples = sorted(samples, key=_reward)[: arguments.worst]
     elif arguments.best is not None:
-        samples = sorted(samples, key=lambda sample: -float(sample["reward"]))[: arguments.best]
+        samples = sorted(samples, key=lambda sample: -_reward(sample))[: arguments.best]
     print(f"step {step}: {len(samples)} of {total} samples")
     for sample in samples:
         print(sample_text(sample))
     return 0
 
 
+def _reward(sample: dict[str, Any]) -> float:
+    """A reward that is not finite counts as the worst."""
+    return -math.inf if sample["reward"] is None else float(sample["reward"])
+
+
 def sample_text(sample: dict[str, Any]) -> str:
-    """One sample as readable lines."""
+    """One sample as readable lines; control characters are shown, not obeyed."""
     lines = [
-        f"--- {sample['prompt_uid']} sample {sample['sample']}  reward {sample['reward']:.4f}"
-        f"  advantage {sample['advantage']:+.3f}  {sample['response_tokens']} tokens ({sample['finish_reason']})"
+        f"--- {sample['prompt_uid']} sample {sample['sample']}  reward {number(sample['reward'], 4)}"
+        f"  advantage {number(sample['advantage'])}  {sample['response_tokens']} tokens ({sample['finish_reason']})"
         f"  weights {sample['weight_version']}",
         f"prompt    {sample['prompt']}",
         f"response  {sample['response']}",
     ]
     if sample["label"] is not None:
         lines.append(f"label     {sample['label']}")
-    lines += [f"  {name} {value:.4f}" for name, value in sample["reward_parts"].items()]
+    lines += [f"  {name} {number(value, 4)}" for name, value in sample["reward_parts"].items()]
     if sample["reward_error"]:
         lines.append(f"reward failed: {sample['reward_error']}")
-    return "\n".join(lines)
+    return visible("\n".join(lines))

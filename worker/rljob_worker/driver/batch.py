@@ -58,6 +58,7 @@ def requests(prompts: Sequence[Prompt], samples: int, job_seed: int, step: int) 
 
 def split_by_engine(count: int, group: int, engines: int) -> list[range]:
     """Split `count` requests over engines in contiguous ranges of whole prompt groups, as evenly as groups allow."""
+    assert count % group == 0, f"{count} requests are not whole groups of {group}"
     prompts = count // group
     bounds = [prompts * e // engines * group for e in range(engines + 1)]
     return [range(bounds[e], bounds[e + 1]) for e in range(engines)]
@@ -90,7 +91,8 @@ def rollout_metrics(generations: Sequence[Generation], rewards: FloatArray, adva
         advantages: [P, G].
     """
     lengths = np.array([len(g.token_ids) for g in generations])
-    deviation = rewards.std(axis=1)
+    # Compared, not subtracted: the deviation of equal float32 numbers need not come out as 0.
+    same = rewards.max(axis=1) == rewards.min(axis=1)
     return {
         "rollout/raw_reward": float(rewards.mean()),
         "rollout/raw_reward_std": float(rewards.std()),
@@ -100,7 +102,7 @@ def rollout_metrics(generations: Sequence[Generation], rewards: FloatArray, adva
         "rollout/response_len/max": float(lengths.max()),
         "rollout/response_len/min": float(lengths.min()),
         "rollout/truncated_ratio": float(np.mean([g.finish_reason == "length" for g in generations])),
-        "rollout/zero_std/count": float((deviation == 0).sum()),
-        "rollout/zero_std/ratio": float((deviation == 0).mean()),
+        "rollout/zero_std/count": float(same.sum()),
+        "rollout/zero_std/ratio": float(same.mean()),
         "rollout/response_tokens": float(lengths.sum()),
     }

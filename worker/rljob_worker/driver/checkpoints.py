@@ -12,7 +12,7 @@ from typing import Any
 
 from rljob_worker.errors import UserError
 
-_NAME = re.compile(r"^step-(\d+)$")
+_NAME = re.compile(r"^step-(0|[1-9]\d*)(?:\.replaced)?$")
 _META = "driver.json"
 
 
@@ -28,7 +28,11 @@ class DriverState:
 
 
 class CheckpointStore:
-    """`step-N/` folders below one root, written under another name and renamed when every file is on disk."""
+    """`step-N/` folders below one root, written under another name and renamed when every file is on disk.
+
+    Whatever instant the process or the machine dies at, each step has its old checkpoint, its new one or none: folders
+    that are being written or deleted have names that no reader looks at.
+    """
 
     def __init__(self, root: Path, keep: int) -> None:
         self.root = root
@@ -39,17 +43,21 @@ class CheckpointStore:
         if not self.root.is_dir():
             return []
         found = (_NAME.match(entry.name) for entry in self.root.iterdir() if (entry / _META).is_file())
-        return sorted(int(match.group(1)) for match in found if match)
+        return sorted({int(match.group(1)) for match in found if match})
 
     def folder(self, step: int) -> Path:
         """Folder of the checkpoint of `step`."""
-        return self.root / f"step-{step}"
+        final, replaced = self._final(step), self._replaced(step)
+        return replaced if not final.is_dir() and replaced.is_dir() else final
 
     def begin(self, step: int) -> Path:
         """An empty folder to write the checkpoint of `step` into."""
         self.root.mkdir(parents=True, exist_ok=True)
         for stale in self.root.glob("*.incomplete"):
             shutil.rmtree(stale)
+        for replaced in self.root.glob("step-*.replaced"):
+            final = replaced.with_suffix("")
+            self._delete(replaced) if final.is_dir() else replaced.rename(final)
         folder = self.root / f"step-{step}.incomplete"
         folder.mkdir()
         return folder
@@ -61,13 +69,15 @@ class CheckpointStore:
             file.flush()
             os.fsync(file.fileno())
         _sync_folder(folder)
-        final = self.folder(state.step)
-        if final.exists():
-            shutil.rmtree(final)
+        final, replaced = self._final(state.step), self._replaced(state.step)
+        if final.is_dir():
+            final.rename(replaced)
         folder.rename(final)
         _sync_folder(self.root)
+        if replaced.is_dir():
+            self._delete(replaced)
         for step in self.complete_steps()[: -self._keep]:
-            shutil.rmtree(self.folder(step))
+            self._delete(self.folder(step))
         return final
 
     def read(self, step: int) -> DriverState:
@@ -78,11 +88,26 @@ class CheckpointStore:
         except FileNotFoundError:
             have = ", ".join(map(str, self.complete_steps())) or "none"
             raise UserError(f"{self.root}: no complete checkpoint of step {step}; complete ones: {have}") from None
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{path}: not the state of a driver: {error}") from None
 
     def latest(self) -> DriverState | None:
         """State of the newest complete checkpoint."""
         steps = self.complete_steps()
         return self.read(steps[-1]) if steps else None
+
+    def _final(self, step: int) -> Path:
+        return self.root / f"step-{step}"
+
+    def _replaced(self, step: int) -> Path:
+        """Where the old checkpoint of a step is for the instant in which a new one takes its name."""
+        return self.root / f"step-{step}.replaced"
+
+    def _delete(self, folder: Path) -> None:
+        """Take it from the readers first: a half deleted folder must not look complete."""
+        doomed = folder.with_name(folder.name + ".incomplete")
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -88,12 +88,10 @@ class Cluster:
         self, kind: type, name: str, bundle: int, environment: dict[str, str], arguments: dict[str, Any]
     ) -> Process:
         assert self._group is not None
-        actor_class: Any = ray.remote(kind)
-        handle = actor_class.options(
-            num_cpus=0,
-            max_restarts=0,
-            max_task_retries=0,
-            concurrency_groups={"control": 2},
+        # Ray's type hints do not know concurrency groups.
+        remote: Any = ray.remote
+        actor = remote(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 2})(kind)
+        handle = actor.options(
             runtime_env={"env_vars": environment},
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
         ).remote(str(self._log_file(name)), str(self._stacks_file(name)), **arguments)

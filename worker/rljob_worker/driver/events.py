@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rljob_worker.records.run_files import cut_torn_line, write_fully
+
 
 class EventLog:
     """Appends one line an event, unbuffered: what was written survives the death of the process."""
@@ -14,6 +16,7 @@ class EventLog:
     FILE = "events.jsonl"
 
     def __init__(self, run_folder: Path, attempt: int) -> None:
+        cut_torn_line(run_folder / self.FILE)
         self._file = open(run_folder / self.FILE, "ab", buffering=0)  # noqa: SIM115  (open for the life of the run)
         self._attempt = attempt
         self.step = 0
@@ -21,7 +24,7 @@ class EventLog:
     def write(self, event: str, **more: Any) -> None:
         """Append one event."""
         line = {"time": time.time(), "attempt": self._attempt, "step": self.step, "event": event, **more}
-        self._file.write((json.dumps(line) + "\n").encode())
+        write_fully(self._file.fileno(), (json.dumps(line) + "\n").encode())
 
     def phase(self, name: str) -> None:
         """A phase begins."""

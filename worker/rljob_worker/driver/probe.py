@@ -32,7 +32,10 @@ class WeightProbe:
 
     def score_trainers(self, scores: Sequence[list[FloatArray] | None]) -> None:
         """Keep the trainers' log-probabilities; ranks that hold no output layer report none."""
-        self._expected = next(score for score in scores if score)
+        known = [score for score in scores if score]
+        if not known:
+            raise JobError("update_weights: no trainer gave log-probabilities of the fixed prompts")
+        self._expected = known[0]
 
     def compare(self, engines: Sequence[list[FloatArray]], version: int) -> dict[str, float]:
         """Hold every engine's log-probabilities against the trainers'.
@@ -46,6 +49,10 @@ class WeightProbe:
         expected = np.concatenate(self._expected)
         worst_mean, worst_max = 0.0, 0.0
         for index, scores in enumerate(engines):
+            if [len(score) for score in scores] != [len(score) for score in self._expected]:
+                raise JobError(
+                    f"update_weights: engine-{index} gave another number of log-probabilities than asked for"
+                )
             difference = np.abs(np.concatenate(scores) - expected)
             mean = float(difference.mean())
             if not mean <= self._tolerance:

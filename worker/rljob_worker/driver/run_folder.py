@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api import RLJob
+from rljob_worker.driver.checkpoints import CheckpointStore
 from rljob_worker.errors import UserError
+from rljob_worker.records.run_files import RUN_FILE, read_run, write_whole
 
+_LOCK = ".lock"
 _MAY_CHANGE = ("steps", "checkpoint", "failurePolicy", "timeouts", "records", "evaluation", "suspend", "image")
 """Blocks of the spec that a resumed run may change without becoming another job."""
 
@@ -24,18 +27,34 @@ class RunFolder:
 
     def __init__(self, path: Path, job: RLJob, resume: bool) -> None:
         self.path = path.resolve()
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = open(self.path / ".lock", "w")  # noqa: SIM115  (held for the life of the driver)
+        self._made = not self.path.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not (self.path / _LOCK).exists():
+                self._refuse_strangers()
+            self._lock = open(self.path / _LOCK, "w")  # noqa: SIM115  (held for the life of the driver)
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be a run folder: {error.strerror}") from None
+        try:
+            self._lock_or_refuse()
+            self._take(job, resume)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _lock_or_refuse(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{self.path}: another rljob driver is running in this folder") from None
+
+    def _take(self, job: RLJob, resume: bool) -> None:
         manifest = job.model_dump(mode="json", by_alias=True, exclude={"status"})
-        previous = self._previous()
+        previous = read_run(self.path)
         if previous is None:
-            strangers = sorted(p.name for p in self.path.iterdir() if p.name != ".lock")
-            if strangers:
-                raise UserError(f"{self.path}: not an RLJob run folder (it holds {strangers[0]}); name an empty one")
+            self._refuse_strangers()
+            if not resume:
+                _refuse_old_checkpoints(job)
             self.attempt = 1
         else:
             if not resume:
@@ -45,32 +64,38 @@ class RunFolder:
                 )
             _refuse_other_job(self.path, previous["job"], manifest)
             self.attempt = previous["attempt"] + 1
-        self._write({"job": manifest, "attempt": self.attempt, "pid": os.getpid()})
+        content = {"job": manifest, "attempt": self.attempt, "pid": os.getpid()}
+        write_whole(self.path / RUN_FILE, json.dumps(content, indent=1))
 
-    def _previous(self) -> dict[str, Any] | None:
-        try:
-            return dict(json.loads((self.path / "run.json").read_text()))
-        except FileNotFoundError:
-            return None
-        except json.JSONDecodeError as error:
-            raise UserError(
-                f"{self.path / 'run.json'}: not readable as JSON ({error}); is this a run folder?"
-            ) from None
-
-    def _write(self, content: dict[str, Any]) -> None:
-        temporary = self.path / "run.json.tmp"
-        temporary.write_text(json.dumps(content, indent=1))
-        temporary.replace(self.path / "run.json")
+    def _refuse_strangers(self) -> None:
+        """Files of another program; those that a driver killed before its first record leaves behind are none."""
+        names = {entry.name for entry in self.path.iterdir()}
+        strangers = sorted(names - {_LOCK, RUN_FILE, f"{RUN_FILE}.tmp"}) if RUN_FILE not in names else []
+        if strangers:
+            raise UserError(f"{self.path}: not an RLJob run folder (it holds {strangers[0]}); name an empty one")
 
     def discard_if_new(self) -> None:
         """Remove a first attempt that never started, so that the corrected job can use the same folder."""
         if self.attempt == 1:
             for entry in self.path.iterdir():
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            if self._made:
+                self.path.rmdir()
 
     def close(self) -> None:
         """Let another driver use the folder."""
         self._lock.close()
+
+
+def _refuse_old_checkpoints(job: RLJob) -> None:
+    """A new run would silently go on from whatever lies in a checkpoint folder that is given by name."""
+    given = job.spec.checkpoint.path
+    steps = CheckpointStore(Path(given), job.spec.checkpoint.keep).complete_steps() if given else []
+    if steps:
+        raise UserError(
+            f"spec.checkpoint.path: {given} holds a checkpoint of step {steps[-1]}; add --resume to continue from it, "
+            "or name another folder"
+        )
 
 
 def _refuse_other_job(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -91,4 +116,4 @@ def _differences(path: str, old: Any, new: Any) -> list[str]:
         for key in sorted(set(old) | set(new)):
             found += _differences(f"{path}.{key}", old.get(key), new.get(key)) if old.get(key) != new.get(key) else []
         return found
-    return [f"{path}: {old!r} there, {new!r} here"]
+    return [f"{path}: {json.dumps(old)} there, {json.dumps(new)} here"]

@@ -5,22 +5,25 @@ from __future__ import annotations
 import base64
 import html
 import json
+import statistics
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rljob_worker.errors import UserError
-from rljob_worker.records.run_files import require_run_folder
+from rljob_worker.records.run_files import require_run_folder, write_whole
 from rljob_worker.records.steps import effective_steps, read_steps
 from rljob_worker.records.summary import phase_table
-from rljob_worker.records.trajectories import FOLDER, read_trajectories
+from rljob_worker.records.trajectories import read_trajectories, trajectory_files
 from rljob_worker.report.plot import plot_run
+from rljob_worker.report.text import number, visible
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; color: #222; }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem } img { max-width: 100% }
 table { border-collapse: collapse } td, th { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #ddd }
-td:first-child, th:first-child { text-align: left }
-td.text { text-align: left; font-family: monospace; white-space: pre-wrap }
+td:first-child, th:first-child { text-align: left } td { vertical-align: top }
+td.text { text-align: left; font-family: monospace; white-space: pre-wrap; overflow-wrap: anywhere }
 """
 _EXAMPLES = 5
 
@@ -29,19 +32,19 @@ def build_report(run_folder: Path) -> tuple[Path, Path]:
     """Write the report from the run's records; returns the HTML and the PNG file.
 
     Raises:
-        UserError: the run has no step record yet.
+        UserError: not a run folder, or the run has no step record yet.
     """
+    run = require_run_folder(run_folder)
     records = read_steps(run_folder)
     if not records:
         raise UserError(f"{run_folder}: no step was finished yet, there is nothing to report")
-    run = require_run_folder(run_folder)
     kept = effective_steps(records)
     name = run["job"]["metadata"]["name"]
     png = plot_run(
         kept, f"{name}: {kept[-1]['step']} of {run['job']['spec']['steps']} steps", run_folder / "report.png"
     )
     page = run_folder / "report.html"
-    page.write_text(_page(name, run, records, kept, png, run_folder))
+    write_whole(page, _page(name, run, records, kept, png, run_folder))
     return page, png
 
 
@@ -49,55 +52,81 @@ def _page(
     name: str, run: dict[str, Any], records: list[dict[str, Any]], kept: list[dict[str, Any]], png: Path, folder: Path
 ) -> str:
     image = base64.b64encode(png.read_bytes()).decode()
-    parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8>",
-        f"<title>{html.escape(name)}</title><style>{_STYLE}</style>",
-        f"<h1>{html.escape(name)}</h1>",
-        _facts(run, records, kept),
-        f'<img alt="reward, phase seconds and log-probability difference" src="data:image/png;base64,{image}">',
-        "<h2>Phases</h2>",
-        _phases(kept),
-        _examples(folder),
-        "<h2>Manifest</h2>",
-        f"<pre>{html.escape(json.dumps(run['job'], indent=1))}</pre></html>",
-    ]
-    return "\n".join(parts)
+    return "\n".join(
+        [
+            '<!doctype html>\n<html lang="en">',
+            f'<head><meta charset="utf-8"/><title>{html.escape(name)}</title><style>{_STYLE}</style></head>',
+            f"<body><h1>{html.escape(name)}</h1>",
+            _table([], _facts(run, records, kept)),
+            f'<img alt="reward, phase seconds, log-probability difference" src="data:image/png;base64,{image}"/>',
+            "<h2>Phases</h2>",
+            _phases(kept),
+            _examples(folder),
+            "<h2>Manifest</h2>",
+            f"<pre>{html.escape(visible(json.dumps(run['job'], indent=1, ensure_ascii=False)))}</pre>",
+            "</body></html>\n",
+        ]
+    )
 
 
-def _facts(run: dict[str, Any], records: list[dict[str, Any]], kept: list[dict[str, Any]]) -> str:
-    first, last = kept[0]["metrics"], kept[-1]["metrics"]
-    lost = len(records) - len(kept)
+def _facts(run: dict[str, Any], records: list[dict[str, Any]], kept: list[dict[str, Any]]) -> list[list[str]]:
+    def median(key: str) -> float:
+        return statistics.median(record[key] for record in kept)
+
+    rewards = [number(record["metrics"].get("rollout/raw_reward")) for record in (kept[0], kept[-1])]
+    tokens = [r["metrics"].get("rollout/response_tokens") for r in kept]
+    seconds = sum(r["phases"].get("rollout", 0.0) for r, count in zip(kept, tokens, strict=True) if count is not None)
+    synced = [record for record in records if record["weights"]]
+    verified = sum(bool(record["weights"].get("verified")) for record in synced)
     facts = {
         "steps": f"{kept[-1]['step']} of {run['job']['spec']['steps']}",
         "attempts": str(run["attempt"]),
-        "steps run again after a restart": str(lost),
-        "mean reward, first and last step": f"{first['rollout/raw_reward']:.3f}, {last['rollout/raw_reward']:.3f}",
-        "weights verified": f"{sum(bool(r['weights'].get('verified')) for r in records)} of {len(records)} syncs",
+        "steps lost to restarts": str(len(records) - len(kept)),
+        "mean reward, first and last step": ", ".join(rewards),
+        "seconds a step, median": number(median("step_seconds")),
+        "of which switching devices over": f"{number(median('switch_seconds'))} "
+        f"({100 * median('switch_seconds') / median('step_seconds'):.1f} %)",
+        "of which in no phase (other)": f"{number(median('other'))} "
+        f"({100 * median('other') / median('step_seconds'):.1f} %)",
+        "response tokens a second of rollout": f"{sum(filter(None, tokens)) / seconds:,.0f}" if seconds else "-",
+        "weight syncs verified": f"{verified} of {len(synced)}",
     }
-    rows = "".join(f"<tr><td>{html.escape(k)}<td>{html.escape(v)}" for k, v in facts.items())
-    return f"<table>{rows}</table>"
+    return [[name, value] for name, value in facts.items()]
 
 
 def _phases(kept: list[dict[str, Any]]) -> str:
-    rows = "".join(
-        f"<tr><td>{row['phase']}<td>{row['median'] * 1000:.1f}<td>{row['p95'] * 1000:.1f}<td>{row['total']:.2f}"
-        f"<td>{row['share'] * 100:.1f} %<td>{row['steps']}"
+    rows = [
+        [
+            row["phase"],
+            f"{row['median'] * 1000:.1f}",
+            f"{row['p95'] * 1000:.1f}",
+            f"{row['total']:.2f}",
+            f"{row['share'] * 100:.1f} %",
+            str(row["steps"]),
+        ]
         for row in phase_table(kept)
-    )
-    head = "<tr><th>phase<th>median ms<th>p95 ms<th>total s<th>share<th>steps"
-    return f"<table>{head}{rows}</table>"
+    ]
+    return _table(["phase", "median ms", "p95 ms", "total s", "share", "steps"], rows)
 
 
 def _examples(folder: Path) -> str:
-    if not any((folder / FOLDER).glob("*.gz")):
+    if not trajectory_files(folder):
         return ""
     step, samples = read_trajectories(folder)
-    ordered = sorted(samples, key=lambda sample: float(sample["reward"]))
+    ordered = sorted((s for s in samples if s["reward"] is not None), key=lambda sample: float(sample["reward"]))
     chosen = [*ordered[:_EXAMPLES], *ordered[-_EXAMPLES:]] if len(ordered) > 2 * _EXAMPLES else ordered
-    rows = "".join(
-        f"<tr><td>{sample['reward']:.3f}<td class=text>{html.escape(sample['prompt'])}"
-        f"<td class=text>{html.escape(sample['response'])}<td class=text>{html.escape(str(sample['label']))}"
-        for sample in chosen
-    )
-    head = "<tr><th>reward<th>prompt<th>response<th>label"
-    return f"<h2>Worst and best samples of step {step}</h2><table>{head}{rows}</table>"
+    rows = [[number(sample["reward"]), sample["prompt"], sample["response"], str(sample["label"])] for sample in chosen]
+    table = _table(["reward", "prompt", "response", "label"], rows, text_from=1)
+    return f"<h2>Worst and best samples of step {step}</h2>\n{table}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], text_from: int = 1000) -> str:
+    """An HTML table of plain texts; columns from `text_from` on hold what the policy or a user wrote."""
+    lines = ["<table>"]
+    if head:
+        lines.append("<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr>")
+    for row in rows:
+        opening = ['<td class="text">' if column >= text_from else "<td>" for column in range(len(row))]
+        cells = (f"{tag}{html.escape(visible(cell))}</td>" for tag, cell in zip(opening, row, strict=True))
+        lines.append("<tr>" + "".join(cells) + "</tr>")
+    return "\n".join([*lines, "</table>"])

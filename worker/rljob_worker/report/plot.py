@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,9 @@ _COLORS = {
     "other": "#525252",
 }
 """Generation is blue, training green, handing the devices over orange to red."""
+_MARKERS = "oDsv^P*X"
 _MAX_BARS = 150
+_NAMED_OUTLIERS = 8
 _MARKED_STEPS = 40
 _SMOOTHED_STEPS = 200
 
@@ -53,9 +56,11 @@ def plot_run(records: Sequence[dict[str, Any]], title: str, path: Path) -> Path:
     _reward(reward, steps, records)
     _phases(phases, steps, records)
     _difference(difference, steps, records)
+    restarts = [b["step"] - 0.5 for a, b in itertools.pairwise(records) if b["attempt"] != a["attempt"]]
     for axes in (reward, phases, difference):
-        _attempts(axes, records)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, fontsize="small", frameon=False)
+        for number, step in enumerate(restarts):
+            axes.axvline(step, color="black", ls=":", lw=1, label="restart" if axes is reward and not number else None)
+        _legend(axes, reverse=axes is phases)
         axes.grid(alpha=0.25)
         axes.set_axisbelow(True)
         axes.tick_params(labelbottom=True)
@@ -72,10 +77,11 @@ def _reward(axes: Axes, steps: Array, records: Sequence[dict[str, Any]]) -> None
     axes.fill_between(steps, mean - spread, mean + spread, alpha=0.12, color=color, lw=0, label="± 1 std over samples")
     _line(axes, steps, mean, color, "mean reward")
     names = sorted({name for record in records for name in record["metrics"] if _is_evaluation(name)})
-    for name, marker in zip(names, "oDsv^P*X" * len(names), strict=False):
+    for number, name in enumerate(names):
         values = _metric(records, name)
         given = np.isfinite(values)
-        axes.plot(steps[given], values[given], marker=marker, markersize=5, lw=1, ls="--", label=name)
+        look = {"color": f"C{1 + number % 9}", "marker": _MARKERS[number % len(_MARKERS)]}
+        axes.plot(steps[given], values[given], ms=5, lw=1, ls="--", label=name, **look)
     axes.set(ylabel="reward", title="Reward of training samples")
 
 
@@ -93,7 +99,7 @@ def _phases(axes: Axes, steps: Array, records: Sequence[dict[str, Any]]) -> None
         seconds = np.array([_phase(record, name) for record in records])
         if seconds.any():
             values = np.array([seconds[group].mean() for group in groups])
-            label = f"{name}  {_duration(float(np.median(seconds[seconds > 0])))}  {seconds.sum() / total:.0%}"
+            label = f"{name}  {_duration(float(np.median(seconds[seconds > 0])))}  {100 * seconds.sum() / total:.1f} %"
             axes.stairs(height + values, edges, baseline=height, fill=True, color=_COLORS[name], label=label, lw=0)
             height = height + values
     averaged = f", means of {len(groups[0])} steps" if len(records) > _MAX_BARS else ""
@@ -102,15 +108,32 @@ def _phases(axes: Axes, steps: Array, records: Sequence[dict[str, Any]]) -> None
 
 
 def _cut_outliers(axes: Axes, centers: Array, height: Array) -> None:
-    """Keep the common bars readable; what is cut off is written at the edge."""
+    """Keep the common bars readable; how far the tallest of those cut off would reach is written beside them."""
     limit = 1.15 * float(np.percentile(height, 98))
     if height.max() <= 1.5 * limit:
         limit = 1.05 * float(height.max())
     axes.set_ylim(0, limit)
-    for x, value in zip(centers[height > limit], height[height > limit]):
+    tallest = np.argsort(height)[::-1][:_NAMED_OUTLIERS]
+    for index in tallest[height[tallest] > limit]:
+        right = index > 0.9 * len(height)
         axes.annotate(
-            f"▲ {_duration(value)}", (x, limit), ha="center", va="top", fontsize="x-small", rotation=90, color="black"
+            f"▲ {_duration(height[index])}",
+            (centers[index], limit),
+            xytext=(-8 if right else 8, -4),
+            textcoords="offset points",
+            ha="right" if right else "left",
+            va="top",
+            fontsize="small",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )
+
+
+def _legend(axes: Axes, reverse: bool) -> None:
+    """Beside the axes, never over data; a stack's legend in the order of the stack."""
+    handles, labels = axes.get_legend_handles_labels()
+    order = slice(None, None, -1 if reverse else 1)
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0}
+    axes.legend(handles[order], labels[order], fontsize="small", frameon=False, **place)
 
 
 def _difference(axes: Axes, steps: Array, records: Sequence[dict[str, Any]]) -> None:
@@ -143,12 +166,6 @@ def _log_with_zeros(axes: Axes, values: Array) -> None:
         smallest = 10.0 ** np.floor(np.log10(positive.min()))
         axes.set_yscale("symlog", linthresh=smallest, linscale=0.5)
         axes.set_ylim(-0.2 * smallest, 2 * positive.max())
-
-
-def _attempts(axes: Axes, records: Sequence[dict[str, Any]]) -> None:
-    restarts = [b["step"] - 0.5 for a, b in zip(records, records[1:]) if b["attempt"] != a["attempt"]]
-    for number, step in enumerate(restarts):
-        axes.axvline(step, color="black", ls=":", lw=1, label="restart" if number == 0 else None)
 
 
 def _line(axes: Axes, steps: Array, values: Array, color: str, label: str) -> None:

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rljob_worker.records.steps import effective_steps, read_steps
-from rljob_worker.records.summary import phase_table
+from rljob_worker.records.summary import percentile, phase_table
 
 
 def phase_table_text(run_folder: Path) -> str:
-    """Median, p95 and share of each phase over the run's steps, as aligned lines."""
-    rows = phase_table(effective_steps(read_steps(run_folder)))
+    """Median, p95 and share of each phase over the run's steps, then the step and what of it was switching.
+
+    Empty when no step was finished.
+    """
+    records = effective_steps(read_steps(run_folder))
+    if not records:
+        return ""
     lines = [f"{'phase':<22}{'median':>11}{'p95':>11}{'share':>9}{'steps':>8}"]
-    for row in rows:
-        lines.append(
-            f"{row['phase']:<22}{row['median'] * 1000:>8.1f} ms{row['p95'] * 1000:>8.1f} ms"
-            f"{row['share'] * 100:>8.1f}%{row['steps']:>8d}"
-        )
+    for row in phase_table(records):
+        lines.append(_line(row["phase"], row["median"], row["p95"], row["share"], row["steps"]))
+    lines.append("-" * len(lines[0]))
+    lines += [_sum("step", "step_seconds", records), _sum("of which switch", "switch_seconds", records)]
     return "\n".join(lines)
+
+
+def _sum(name: str, key: str, records: Sequence[dict[str, Any]]) -> str:
+    seconds = [record[key] for record in records]
+    share = sum(seconds) / (sum(record["step_seconds"] for record in records) or 1.0)
+    return _line(name, statistics.median(seconds), percentile(seconds, 0.95), share, len(seconds))
+
+
+def _line(name: str, median: float, p95: float, share: float, steps: int) -> str:
+    return f"{name:<22}{median * 1000:>8.1f} ms{p95 * 1000:>8.1f} ms{share * 100:>8.1f}%{steps:>8d}"

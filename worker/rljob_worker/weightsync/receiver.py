@@ -181,8 +181,11 @@ class _Receive:
 
     def _call(self, method: str, message: dict[str, Any], *parts: str) -> Sequence[dict[str, Any]]:
         started = time.perf_counter()
-        reports = self._receiver._land(method, message, max(0.001, self._deadline - time.monotonic()))
+        reports = list(self._receiver._land(method, message, max(0.001, self._deadline - time.monotonic())))
         spent = time.perf_counter() - started
+        for worker, report in enumerate(reports):
+            if "error" in report:
+                raise WeightSyncError(f"worker {worker}: {report['error']}")
         for part in parts:
             seconds = max(report[f"{part}_seconds"] for report in reports)
             self._seconds[part] += seconds

@@ -8,6 +8,7 @@ weights, and takes a slot's views for its own; so every module is checked to be 
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,16 +20,46 @@ from rljob_worker.weightsync.errors import WeightSyncError
 from rljob_worker.weightsync.plan import PlacedPiece, PlacedTensor, dtype_named
 from rljob_worker.weightsync.slots import Slots
 from rljob_worker.weightsync.verify import compare_checksums
+from rljob_worker.weightsync.vllm_cpu import repair_moe_activation
+
+_log = logging.getLogger(__name__)
+_Method = Callable[[Any, dict[str, Any]], dict[str, Any]]
+
+# vLLM imports a worker extension in every worker, before it loads the model.
+repair_moe_activation()
+
+
+def _reporting(method: _Method) -> _Method:
+    """Return `{"error": text}` instead of raising.
+
+    When one of several workers raises, vLLM's multiprocess executor leaves the answers of the others in its queues, and
+    the next call gets those.
+    """
+
+    @functools.wraps(method)
+    def reporting(worker: Any, message: dict[str, Any]) -> dict[str, Any]:
+        try:
+            with torch.no_grad():
+                return method(worker, message)
+        except Exception as error:
+            _log.exception("%s failed", method.__name__)
+            kind = "" if isinstance(error, WeightSyncError) else f"{type(error).__name__}: "
+            return {"error": f"{kind}{error}"}
+
+    return reporting
 
 
 class WeightLandingExtension:
-    """Mixed into vLLM's worker by `worker_extension_cls`; called through `collective_rpc` by a `WeightReceiver`."""
+    """Mixed into vLLM's worker by `worker_extension_cls`; called through `collective_rpc` by a `WeightReceiver`.
+
+    Methods do not raise: what the docstrings list under Raises comes back as `{"error": text}`, for the receiver to raise.
+    """
 
     model_runner: Any
     _rljob_sync: _Landing | None = None
     _rljob_slots: Slots | None = None
 
-    @torch.no_grad()
+    @_reporting
     def rljob_begin_sync(self, message: dict[str, Any]) -> dict[str, Any]:
         """Open a sync: `version`, `dtype`, names of the `slots`, `slot_bytes`. An unfinished one is given up."""
         started = time.perf_counter()
@@ -40,7 +71,7 @@ class WeightLandingExtension:
         self._rljob_sync = _Landing(self.model_runner.model, slots, message["version"], dtype_named(message["dtype"]))
         return {"begin_seconds": time.perf_counter() - started}
 
-    @torch.no_grad()
+    @_reporting
     def rljob_land_bucket(self, message: dict[str, Any]) -> dict[str, Any]:
         """Load the tensors of one slot; returns their `names`, the `checksums` of their bytes, and seconds.
 
@@ -49,7 +80,7 @@ class WeightLandingExtension:
         """
         return self._open_sync(message).land(message)
 
-    @torch.no_grad()
+    @_reporting
     def rljob_finish_sync(self, message: dict[str, Any]) -> dict[str, Any]:
         """Close the sync; the weights count only when this returns.
 
