@@ -42,6 +42,7 @@ WORKER = Path(WORKER_FILE).resolve()
 LOCK = WORKER.parent.parent / "requirements" / "peer-trl.txt"
 PROMPTS, SAMPLES, PROMPT_TOKENS, SPECIAL_TOKENS = 8, 8, 16, 3
 AGREEMENT = 1e-4
+UPDATE_SAMPLES = 8
 SIDE_SECONDS = 3600.0
 OPTIMIZER = {"lr": 1e-6, "beta2": 0.98, "eps": 1e-8, "clip_grad": 1.0}
 
@@ -207,17 +208,19 @@ def run_trl(python: Path, folder: Path, request: dict[str, Any]) -> dict[str, An
 # --- one fixed batch ---------------------------------------------------------------------------
 
 
-def fixed_samples(vocabulary: int, count: int = 16) -> list[dict[str, Any]]:
-    """Prompts and responses of unequal lengths, with advantages whose mean is not 0."""
+def fixed_samples(vocabulary: int) -> list[dict[str, Any]]:
+    """Eight responses of unequal lengths, twice: the second update sees what the first has learnt, and clips."""
     random = np.random.default_rng(1)
-    return [
+    samples = [
         {
             "prompt": random.integers(SPECIAL_TOKENS, vocabulary, random.integers(4, PROMPT_TOKENS + 1)).tolist(),
             "response": random.integers(SPECIAL_TOKENS, vocabulary, random.integers(1, 65)).tolist(),
+            # With a mean other than 0, so that the loss is not a small difference of large numbers.
             "advantage": float(np.float32(0.5 + random.standard_normal())),
         }
-        for _ in range(count)
+        for _ in range(UPDATE_SAMPLES)
     ]
+    return samples * 2
 
 
 def train_fixed_batch(request: dict[str, Any]) -> dict[str, float]:
@@ -276,8 +279,8 @@ def compare_fixed_batch(python: Path, folder: Path, request: dict[str, Any], voc
     request = request | {
         "task": "fixed_batch",
         "batch": fixed_samples(vocabulary),
-        "update_samples": 8,
-        "samples_per_prompt": 8,
+        "update_samples": UPDATE_SAMPLES,
+        "samples_per_prompt": UPDATE_SAMPLES,
         "lr": 1e-4,
         "eps": 1e-6,
         "micro_batch": 8,

@@ -56,6 +56,8 @@ class DataSource(ApiModel):
     """`.jsonl` or `.parquet` file, Hugging Face dataset folder (`save_to_disk`), or hub id."""
     hub: Hub = Hub.HUGGING_FACE
     """Where a `path` that is not local is fetched from."""
+    subset: Name | None = None
+    """Configuration of a hub data set that has several, such as `main` of gsm8k."""
     split: Name = "train"
     """Split of a dataset folder or hub data set."""
     synthetic: SyntheticData | None = None

@@ -197,11 +197,11 @@ def _load_from_hub(name: str, source: DataSource, field: str) -> Any:
             modelscope(field)
             from modelscope.msdatasets import MsDataset
 
-            dataset = MsDataset.load(name, split=source.split)
+            dataset = MsDataset.load(name, subset_name=source.subset, split=source.split)
             return dataset.to_hf_dataset() if isinstance(dataset, MsDataset) else dataset
         from datasets import load_dataset
 
-        return load_dataset(name, split=source.split)
+        return load_dataset(name, source.subset, split=source.split)
     except UserError:
         raise
     except Exception as error:

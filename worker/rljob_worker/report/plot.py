@@ -80,8 +80,8 @@ def _reward(axes: Axes, steps: Array, records: Sequence[dict[str, Any]]) -> None
     for number, name in enumerate(names):
         values = _metric(records, name)
         given = np.isfinite(values)
-        look = {"color": f"C{1 + number % 9}", "marker": _MARKERS[number % len(_MARKERS)]}
-        axes.plot(steps[given], values[given], ms=5, lw=1, ls="--", label=name, **look)
+        color, marker = f"C{1 + number % 9}", _MARKERS[number % len(_MARKERS)]
+        axes.plot(steps[given], values[given], color=color, marker=marker, ms=5, lw=1, ls="--", label=name)
     axes.set(ylabel="reward", title="Reward of training samples")
 
 

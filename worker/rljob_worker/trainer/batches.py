@@ -113,7 +113,9 @@ class PackedBatch:
         self.rollout = np.concatenate(batch.rollout_log_probs).astype(np.float32, copy=False)
         self.rollout_starts: IntArray = np.cumsum(self.responses) - self.responses
         self.advantages = np.asarray(batch.advantages, dtype=np.float32)
-        self.fingerprint = zlib.crc32(self.tokens.tobytes(), zlib.crc32(self.lengths.tobytes()))
+        self.fingerprint = 0
+        for part in (self.lengths, self.prompts, self.tokens, self.rollout, self.advantages):
+            self.fingerprint = zlib.crc32(part.tobytes(), self.fingerprint)
 
     def _check(self, batch: TrainBatch) -> None:
         count = len(batch)

@@ -52,7 +52,7 @@ def _reporting(method: _Method) -> _Method:
 class WeightLandingExtension:
     """Mixed into vLLM's worker by `worker_extension_cls`; called through `collective_rpc` by a `WeightReceiver`.
 
-    Methods do not raise: what the docstrings list under Raises comes back as `{"error": text}`, for the receiver to raise.
+    Methods do not raise: what their docstrings list under Raises comes back as `{"error": text}`.
     """
 
     model_runner: Any

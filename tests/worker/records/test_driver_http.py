@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_worker.errors import UserError
+from rljob_worker.records import http as driver_http
+from rljob_worker.records.http import DriverServer
+from rljob_worker.records.steps import StepLog
+
+Serve = Callable[..., DriverServer]
+
+
+class Job:
+    def __init__(self) -> None:
+        self.ready = False
+        self.broken = False
+        self.checkpoints = 0
+
+    def status(self) -> dict[str, Any]:
+        if self.broken:
+            raise RuntimeError("no status")
+        return {"ready": self.ready, "step": 3}
+
+    def request_checkpoint(self) -> None:
+        self.checkpoints += 1
+
+
+@pytest.fixture()
+def job() -> Job:
+    return Job()
+
+
+@pytest.fixture()
+def serve(tmp_path: Path, job: Job) -> Iterator[Serve]:
+    servers = []
+
+    def start(token: str | None = None, host: str = "127.0.0.1", port: int = 0) -> DriverServer:
+        server = DriverServer(
+            StepLog(tmp_path),
+            status=job.status,
+            metrics=lambda: b"# HELP x y\n",
+            request_checkpoint=job.request_checkpoint,
+            host=host,
+            port=port,
+            token=token,
+            address_file=tmp_path / "http.json",
+        )
+        server.start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def ask(server: DriverServer, path: str, method: str = "GET", body: bytes | None = None, **headers: str) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection.request(method, path, body=body, headers=headers)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, json.loads(content) if "json" in answer.headers["Content-Type"] else content
+
+
+def raw(server: DriverServer, request: bytes) -> bytes:
+    """Everything that is answered until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(request)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+        return answer
+
+
+def test_every_endpoint_answers(serve: Serve, job: Job, tmp_path: Path) -> None:
+    server = serve()
+    assert json.loads((tmp_path / "http.json").read_text()) == {"host": "127.0.0.1", "port": server.port}
+    assert ask(server, "/healthz") == (200, {"ok": True})
+    assert ask(server, "/readyz") == (503, {"ready": False})
+    job.ready = True
+    assert ask(server, "/readyz") == (200, {"ready": True})
+    assert ask(server, "/v1/status") == (200, {"ready": True, "step": 3})
+    assert ask(server, "/v1/steps") == (200, {"steps": [], "total": 0})
+    assert ask(server, "/metrics") == (200, b"# HELP x y\n")
+    assert ask(server, "/v1/checkpoint", "POST") == (202, {"accepted": True})
+    assert ask(server, "/v1/checkpoint", "POST", body=b"{}" * 1000) == (202, {"accepted": True})
+    assert job.checkpoints == 2
+    server.close()
+    assert not (tmp_path / "http.json").exists()
+
+
+def test_what_does_not_exist_is_refused_by_name(serve: Serve, job: Job) -> None:
+    server = serve()
+    status, content = ask(server, "/v1/stepz")
+    assert status == 404
+    assert "/v1/steps" in content["error"]
+    assert ask(server, "/v1/checkpoint")[0] == ask(server, "/v1/status", "POST")[0] == 405
+    assert ask(server, "/v1/status", "POST") == (405, {"error": "/v1/status takes GET, not POST"})
+    assert job.checkpoints == 0
+
+
+def test_steps_are_paged_with_after(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_http, "PAGE", 4)
+    server = serve()
+    for step in range(1, 11):
+        server.log.append({"step": step})
+    seen: list[int] = []
+    after = -1
+    while steps := ask(server, f"/v1/steps?after={after}")[1]["steps"]:
+        assert len(steps) <= 4
+        seen += [record["step"] for record in steps]
+        after = steps[-1]["index"]
+    assert seen == list(range(1, 11))
+    assert ask(server, "/v1/steps?after=-100")[1]["steps"][0]["step"] == 1
+    assert ask(server, "/v1/steps?after=99999999999999999999") == (200, {"steps": [], "total": 10})
+
+
+@pytest.mark.parametrize("after", ["x", "", "1.5", "9" * 5000, "%00", "0x1"])
+def test_a_wrong_after_is_a_bad_request(serve: Serve, after: str) -> None:
+    status, content = ask(serve(), f"/v1/steps?after={after}")
+    assert status == 400
+    assert "is not a whole number" in content["error"]
+
+
+def test_a_token_guards_everything_but_the_probes(serve: Serve, job: Job) -> None:
+    server = serve(token="s3cret\n")
+    for path, method in (
+        ("/v1/status", "GET"),
+        ("/v1/steps", "GET"),
+        ("/metrics", "GET"),
+        ("/v1/checkpoint", "POST"),
+        ("/nothing", "GET"),
+    ):
+        for wrong in ({}, {"Authorization": "Bearer s3cre"}, {"Authorization": "s3cret"}, {"Authorization": "Basic s3cret"}):
+            assert ask(server, path, method, **wrong)[0] == 401
+        assert ask(server, path, method, Authorization="Bearer s3cret")[0] in (200, 202, 404)
+    assert job.checkpoints == 1
+    assert (ask(server, "/healthz")[0], ask(server, "/readyz")[0]) == (200, 503)
+    assert ask(server, "/v1/status", Authorization="bearer s3cret")[0] == 200
+    assert b"WWW-Authenticate: Bearer" in raw(server, b"GET /metrics HTTP/1.1\r\n\r\n")
+
+
+def test_an_empty_token_is_refused(serve: Serve) -> None:
+    with pytest.raises(UserError, match="empty"):
+        serve(token=" ")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET http://[ HTTP/1.1\r\n\r\n", b"400"),
+        (b"POST /v1/checkpoint HTTP/1.1\r\nContent-Length: x\r\n\r\n", b"400"),
+        (b"POST /v1/checkpoint HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"400"),
+        (b"POST /v1/checkpoint HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
+        (b"POST /v1/checkpoint HTTP/1.1\r\nContent-Length: 70000\r\n\r\n", b"413"),
+        (b"POST /v1/checkpoint HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", b"413"),
+        (b"GET /" + b"x" * 70000 + b" HTTP/1.1\r\n\r\n", b"414"),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"431"),
+        (b"BREW /v1/status HTTP/1.1\r\n\r\n", b"501"),
+        (b"\x00\xff\x16\x03 garbage\r\n\r\n", b"400"),
+    ],
+)
+def test_garbage_is_answered_and_does_not_reach_the_job(
+    serve: Serve, job: Job, request_bytes: bytes, status: bytes
+) -> None:
+    server = serve()
+    try:
+        answer = raw(server, request_bytes)
+    except ConnectionResetError:
+        # The server closed while more was on its way: only for requests that are too long to read.
+        assert status == b"414"
+    else:
+        assert status in answer.splitlines()[0]
+        assert answer.count(b"HTTP/1.1 ") <= 1, "the rest of a refused request was taken for another one"
+    assert job.checkpoints == 0
+    assert ask(server, "/healthz")[0] == 200
+
+
+def test_a_body_is_not_taken_for_the_next_request(serve: Serve) -> None:
+    hidden = b"POST /v1/checkpoint HTTP/1.1\r\n\r\n"
+    request = b"GET /healthz HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(hidden), hidden)
+    last = b"GET /v1/status HTTP/1.1\r\nConnection: close\r\n\r\n"
+    answer = raw(serve(), request + last)
+    assert answer.count(b"HTTP/1.1 200") == 2
+    assert b"accepted" not in answer
+
+
+def test_an_error_of_the_job_is_answered(serve: Serve, job: Job) -> None:
+    server = serve()
+    job.broken = True
+    assert ask(server, "/v1/status")[0] == 500
+    job.broken = False
+    assert ask(server, "/v1/status")[0] == 200
+
+
+def test_slow_clients_do_not_hold_up_others(serve: Serve) -> None:
+    server = serve()
+    slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(20)]
+    try:
+        for connection in slow:
+            connection.sendall(b"GET /v1/status HTT")
+        begin = time.monotonic()
+        assert ask(server, "/healthz")[0] == 200
+        assert time.monotonic() - begin < 2
+    finally:
+        for connection in slow:
+            connection.close()
+
+
+def test_linger_waits_for_the_last_record_to_be_read(serve: Serve) -> None:
+    server = serve()
+    assert server.linger(0.0)
+    for step in (1, 2):
+        server.log.append({"step": step})
+    assert not server.linger(0.1)
+    threading.Timer(0.2, lambda: ask(server, "/v1/steps?after=0")).start()
+    begin = time.monotonic()
+    assert server.linger(10.0)
+    assert 0.1 < time.monotonic() - begin < 5
+
+
+def test_a_taken_port_is_the_users_error(serve: Serve) -> None:
+    server = serve()
+    with pytest.raises(UserError, match=rf"spec\.records\.httpPort {server.port}: cannot listen"):
+        serve(port=server.port)
+    with pytest.raises(UserError, match=r"spec\.records\.httpHost nowhere\.invalid"):
+        serve(host="nowhere.invalid")
+
+
+def test_it_listens_on_ipv6(serve: Serve) -> None:
+    server = serve(host="::1")
+    with socket.create_connection(("::1", server.port), timeout=5) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert b"200" in connection.recv(100)
+
+
+def test_a_server_that_never_started_can_be_closed(tmp_path: Path, job: Job) -> None:
+    DriverServer(
+        StepLog(tmp_path),
+        status=job.status,
+        metrics=bytes,
+        request_checkpoint=job.request_checkpoint,
+        host="127.0.0.1",
+        port=0,
+        token=None,
+        address_file=tmp_path / "http.json",
+    ).close()

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob_worker.weightsync.checksum import checksum, copy_with_checksum
+
+SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=3)
+
+
+@given(shape=SHAPES, dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.uint8]), flip=st.booleans(), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_checksum_is_xxh3_of_the_row_major_bytes(
+    shape: list[int], dtype: torch.dtype, flip: bool, data: st.DataObject
+) -> None:
+    tensor = torch.randint(0, 200, shape).to(dtype)
+    view = tensor.transpose(0, -1) if flip else tensor
+    expected = xxhash.xxh3_64_intdigest(view.contiguous().view(torch.uint8).numpy().tobytes())
+    assert checksum(view) == expected
+    target = torch.empty(tuple(view.shape) if not flip else tuple(reversed(view.shape)), dtype=dtype)
+    target = target if not flip or view.dim() == 1 else torch.empty_strided(view.shape, view.stride(), dtype=dtype)
+    assert copy_with_checksum(view, target) == expected
+    assert torch.equal(target, view)
+    position = data.draw(st.integers(0, tensor.nbytes - 1))
+    tensor.view(-1).view(torch.uint8)[position] ^= 1 << data.draw(st.integers(0, 7))
+    assert checksum(view) != expected
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**20 - 1, 2**20, 3 * 2**20 + 5])
+def test_chunks_make_no_difference(size: int) -> None:
+    tensor = torch.arange(size, dtype=torch.int64).to(torch.uint8)
+    target = torch.zeros_like(tensor)
+    assert copy_with_checksum(tensor, target) == checksum(tensor) == xxhash.xxh3_64_intdigest(tensor.numpy().tobytes())
+    assert torch.equal(target, tensor)
+
+
+def test_columns_of_a_large_matrix() -> None:
+    matrix = torch.randn(3000, 600)
+    columns = matrix.narrow(1, 100, 300)
+    assert checksum(columns) == xxhash.xxh3_64_intdigest(columns.contiguous().numpy().tobytes())

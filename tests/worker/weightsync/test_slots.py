@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sync_cases import own_mappings
+
+from rljob_worker.weightsync import slots as slots_module
+from rljob_worker.weightsync.errors import WeightSyncError
+from rljob_worker.weightsync.slots import SHARED_MEMORY, Slots, sweep
+
+DIE_AS_OWNER = """
+import os
+from rljob_worker.weightsync.slots import Slots
+slots = Slots.create("orphan", 4096)
+print(*slots.names, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_one_mapping_writes_the_other_reads() -> None:
+    owner = Slots.create("test", 4096)
+    try:
+        other = Slots.attach(owner.names, 4096)
+        owner.tensor(1, 64, torch.bfloat16, (3, 5)).copy_(torch.arange(15).view(3, 5))
+        assert other.tensor(1, 64, torch.bfloat16, (3, 5)).flatten().tolist() == list(range(15))
+        assert not other.bytes_of(0).any()
+        other.close()
+        assert (SHARED_MEMORY / owner.names[0]).exists()
+    finally:
+        owner.close()
+    assert not any((SHARED_MEMORY / name).exists() for name in owner.names)
+    assert not own_mappings(owner.names[0])
+
+
+def test_only_the_user_may_read_the_weights() -> None:
+    owner = Slots.create("test", 4096)
+    try:
+        assert os.stat(SHARED_MEMORY / owner.names[0]).st_mode & 0o077 == 0
+    finally:
+        owner.close()
+
+
+def test_slots_of_dead_owners_are_swept_and_those_of_living_ones_kept() -> None:
+    mine = Slots.create("test", 4096)
+    try:
+        run = subprocess.run([sys.executable, "-c", DIE_AS_OWNER], capture_output=True, text=True, timeout=60)
+        orphans = run.stdout.split()
+        assert len(orphans) == 2
+        assert all((SHARED_MEMORY / name).exists() for name in orphans)
+        # A recycled pid: the process lives, but started at another time than the name says.
+        recycled = mine.names[0].replace(f"-{os.getpid()}-", "-1-")
+        (SHARED_MEMORY / recycled).touch()
+        foreign = SHARED_MEMORY / "rljob-test-1-1-1-0"
+        foreign.touch()
+        try:
+            assert {*orphans, recycled} <= set(sweep())
+            assert foreign.exists()
+        finally:
+            foreign.unlink()
+        assert all((SHARED_MEMORY / name).exists() for name in mine.names)
+    finally:
+        mine.close()
+
+
+def test_too_little_shared_memory_is_an_error_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = set(SHARED_MEMORY.iterdir())
+    with pytest.raises(WeightSyncError, match=r"bytes free.*bucketBytes"):
+        Slots.create("test", 2**50)
+    assert set(SHARED_MEMORY.iterdir()) == before
+    monkeypatch.setattr(slots_module, "SHARED_MEMORY", tmp_path)
+    with pytest.raises(WeightSyncError, match="is gone"):
+        Slots.attach(["rljob-test-1-1-1-0"], 4096)
+
+
+def test_a_slot_of_another_size_is_refused() -> None:
+    owner = Slots.create("test", 4096)
+    try:
+        with pytest.raises(WeightSyncError, match="has 4096 bytes, expected 8192"):
+            Slots.attach(owner.names, 8192)
+    finally:
+        owner.close()
+
+
+def test_a_run_name_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="letters, digits"):
+        Slots.create("a/b", 4096)
