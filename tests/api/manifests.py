@@ -8,6 +8,7 @@ import yaml
 
 from rljob_api.validation import apply_overrides
 
+# The design's example, on the one profile whose device is built.
 DESIGN_EXAMPLE = """
 apiVersion: rljob.dev/v1alpha1
 kind: RLJob
@@ -28,7 +29,7 @@ spec:
     tensorParallel: 2
     memoryFraction: 0.35
   training: {backend: Megatron, tensorParallel: 2, globalBatchSize: 256, optimizer: {lr: 1.0e-6}}
-  resources: {profile: ascend-a2, nodes: 1, devicesPerNode: 8}
+  resources: {profile: cpu, nodes: 1, devicesPerNode: 8}
   memorySaver: {mode: preload, trainMemoryMargin: 2Gi}
   hccl: {connectTimeoutSeconds: 7200, deterministic: true}
   checkpoint: {path: /checkpoints, everySteps: 20, keep: 3}

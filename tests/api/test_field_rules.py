@@ -20,6 +20,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["training.backend=FSDP"], ["spec.training.backend"]),
     (["algorithm.name=dapo"], ["spec.algorithm.name"]),
     (["algorithm.name=ppo", "rollout.samplesPerPrompt=1", "training.globalBatchSize=8"], ["spec.algorithm.name"]),
+    (["resources.profile=ascend-a2"], ["spec.resources.profile"]),
     (["resources.profile=cpu", "weightSync.mode=Direct"], ["spec.weightSync.mode"]),
     (["training.tensorParallel=3"], ["spec.training.tensorParallel"]),
     (["training.pipelineParallel=8"], ["spec.training.tensorParallel"]),
@@ -92,7 +93,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 ACCEPTED: list[list[str]] = [
     [],
     ["resources.devicesPerNode=null"],
-    ["resources=null"],
+
     ["training=null"],
     ["training.pipelineParallel=2", "training.expertParallel=2", "resources.devicesPerNode=null"],
     ["training.pipelineParallel=2", "training.expertParallel=4"],

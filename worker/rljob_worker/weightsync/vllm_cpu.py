@@ -7,7 +7,7 @@ def repair_moe_activation() -> None:
     """Make MoE models run on x86 CPUs without AVX-512; nothing on other devices.
 
     `vllm/model_executor/layers/fused_moe/cpu_fused_moe.py` builds a `SiluAndMul` inside the forward pass of its
-    portable path, and that fails: "Current vLLM config is not set". Its `forward_native` is static: no object is needed.
+    portable path, and that fails: "Current vLLM config is not set". Its `forward_native` needs no object.
     """
     from vllm.platforms import current_platform
 

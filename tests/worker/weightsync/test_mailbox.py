@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from rljob_worker.weightsync.errors import WeightSyncError
+from rljob_worker.weightsync.mailbox import Mailbox, PeerAborted
+
+
+def nobody() -> str:
+    return "engine-9"
+
+
+def soon() -> float:
+    return time.monotonic() + 5.0
+
+
+def test_messages_of_other_syncs_are_dropped_or_kept(tmp_path: Path) -> None:
+    one, two = (Mailbox(tmp_path, name, ["one", "two"]) for name in ("one", "two"))
+    try:
+        for sync_id in (1, 3, 2):
+            one.send(["two"], "ready", sync_id, number=sync_id)
+        one.abort(1, "an earlier one")
+        assert two.receive(2, soon(), nobody).body == {"number": 2}
+        assert two.receive(3, soon(), nobody).body == {"number": 3}
+        with pytest.raises(WeightSyncError, match="waiting for engine-9"):
+            two.receive(3, time.monotonic() + 0.05, nobody)
+        one.abort(4, "disk full")
+        with pytest.raises(PeerAborted, match="one aborted: disk full"):
+            two.receive(4, soon(), nobody)
+    finally:
+        one.close()
+        two.close()
+
+
+def test_a_message_waits_for_a_peer_that_is_not_there_yet(tmp_path: Path) -> None:
+    early = Mailbox(tmp_path, "early", ["late"])
+    early.send(["late"], "ready", 1)
+    late = Mailbox(tmp_path, "late", ["early"])
+    try:
+        assert late.receive(1, soon(), nobody).sender == "early"
+    finally:
+        early.close()
+        late.close()
+
+
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="107; use a shorter folder"):
+        Mailbox(tmp_path / ("x" * 100), "one", [])
+
+
+def test_an_unreadable_message_is_an_error(tmp_path: Path) -> None:
+    one, two = (Mailbox(tmp_path, name, ["one", "two"]) for name in ("one", "two"))
+    try:
+        one._outboxes["two"].send(b"\x00not json")
+        with pytest.raises(WeightSyncError, match="unreadable message"):
+            two.receive(1, soon(), nobody)
+    finally:
+        one.close()
+        two.close()

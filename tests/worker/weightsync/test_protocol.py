@@ -1,0 +1,221 @@
+"""The state machines alone: any legal interleaving completes, any other message is refused."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sync_cases import model_weights, plan_for
+
+from rljob_worker.weightsync.errors import WeightSyncError
+from rljob_worker.weightsync.mailbox import Message, consumer_name, producer_name
+from rljob_worker.weightsync.plan import SyncPlan
+from rljob_worker.weightsync.protocol import (
+    ACKNOWLEDGED,
+    COMMIT,
+    DONE,
+    FILLED,
+    READY,
+    ConsumerState,
+    ProducerState,
+    describe_piece,
+)
+from rljob_worker.weightsync.slots import SLOT_COUNT
+
+VERSION = 7
+WEIGHTS = model_weights(0)
+
+
+def filled(plan: SyncPlan, producer: int, bucket: int, **change: Any) -> Message:
+    pieces = [
+        describe_piece(tensor, piece, plan.dtype, 1000 * bucket + position)
+        for position, (tensor, piece) in enumerate(plan.buckets[bucket].pieces_of(producer))
+    ]
+    body = {"version": VERSION, "plan": plan.fingerprint, "bucket": bucket, "pieces": pieces}
+    return Message(FILLED, producer_name(producer), 1, body | change)
+
+
+class Simulation:
+    """All peers of one sync; `step(choice)` lets one of those who can act do so."""
+
+    def __init__(self, producers: int, consumers: int) -> None:
+        self.plan = plan_for(WEIGHTS, producers=producers, consumers=consumers, bucket_bytes=6000)
+        self.producers = {p: ProducerState(self.plan, VERSION) for p in self.plan.producers}
+        self.consumers = {c: ConsumerState(self.plan, VERSION) for c in range(consumers)}
+        self.next_fill = dict.fromkeys(self.producers, 0)
+        self.committed: set[int] = set()
+        self.inbox: dict[str, deque[Message]] = {
+            name: deque() for name in [*map(producer_name, self.producers), *map(consumer_name, self.consumers)]
+        }
+        self.said_done: set[int] = set()
+        self.slots: list[int | None] = [None] * SLOT_COUNT
+        self.landing: dict[int, int] = {}
+        for consumer in self.consumers:
+            self.from_consumer(consumer, READY, version=VERSION, plan=self.plan.fingerprint)
+
+    def from_consumer(self, consumer: int, kind: str, **body: Any) -> None:
+        for producer in self.producers:
+            self.inbox[producer_name(producer)].append(Message(kind, consumer_name(consumer), 1, body))
+
+    def from_producer(self, message: Message) -> None:
+        for consumer in self.consumers:
+            self.inbox[consumer_name(consumer)].append(message)
+
+    def actions(self) -> list[Any]:
+        possible: list[Any] = [("read", name) for name, messages in self.inbox.items() if messages]
+        for producer, state in self.producers.items():
+            bucket = self.next_fill[producer]
+            if bucket < len(self.plan.buckets):
+                if not state.blocking(bucket):
+                    possible.append(("fill", producer))
+            elif not state.not_done() and producer not in self.committed:
+                possible.append(("commit", producer))
+        for consumer, state in self.consumers.items():
+            if state.bucket() is not None and not state.missing():
+                possible.append(("land", consumer))
+            elif state.bucket() is None and consumer not in self.said_done:
+                possible.append(("done", consumer))
+        return possible
+
+    def act(self, action: str, who: Any) -> None:
+        if action == "read":
+            kind, number = who.split("-")
+            states: dict[int, Any] = self.producers if kind == "trainer" else self.consumers
+            states[int(number)].take(self.inbox[who].popleft())
+        elif action == "fill":
+            bucket = self.next_fill[who]
+            # Nobody may still need what the slot held before.
+            assert all(state.bucket() is None or state.bucket().index > bucket - SLOT_COUNT for state in self.consumers.values())
+            self.next_fill[who] += 1
+            if who in self.plan.buckets[bucket].producers():
+                self.from_producer(filled(self.plan, who, bucket))
+        elif action == "land":
+            state = self.consumers[who]
+            bucket = state.bucket()
+            assert bucket is not None
+            assert all(self.next_fill[p] > bucket.index for p in bucket.producers())
+            sums = state.checksums()
+            assert [len(pieces) for pieces in sums] == [len(tensor.pieces) for tensor in bucket.tensors]
+            state.landed()
+            self.from_consumer(who, ACKNOWLEDGED, bucket=bucket.index)
+        elif action == "done":
+            self.said_done.add(who)
+            self.from_consumer(who, DONE, version=VERSION)
+        else:
+            self.committed.add(who)
+            self.from_producer(Message(COMMIT, producer_name(who), 1, {"version": VERSION}))
+
+
+@given(producers=st.integers(1, 3), consumers=st.integers(1, 3), data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_every_interleaving_completes(producers: int, consumers: int, data: st.DataObject) -> None:
+    simulation = Simulation(producers, consumers)
+    random = data.draw(st.randoms(use_true_random=False))
+    while actions := simulation.actions():
+        simulation.act(*random.choice(actions))
+    assert simulation.committed == set(simulation.producers)
+    assert all(not state.not_committed() for state in simulation.consumers.values())
+
+
+@given(data=st.data(), fault=st.sampled_from(["drop", "duplicate", "swap"]))
+@settings(max_examples=60, deadline=None)
+def test_a_lost_repeated_or_reordered_message_never_completes(data: st.DataObject, fault: str) -> None:
+    simulation = Simulation(2, 2)
+    random = data.draw(st.randoms(use_true_random=False))
+    when = data.draw(st.integers(0, 60))
+    done = False
+    with_error = False
+    for step in range(2000):
+        actions = simulation.actions()
+        if not actions:
+            break
+        waiting = [name for name, messages in simulation.inbox.items() if messages]
+        if not done and step >= when and waiting:
+            done = damage(simulation.inbox[random.choice(waiting)], fault)
+        try:
+            simulation.act(*random.choice(actions)) if not done or fault != "drop" else act_if_possible(simulation, random)
+        except WeightSyncError:
+            with_error = True
+            break
+    if done:
+        complete = all(not state.not_committed() for state in simulation.consumers.values())
+        assert with_error or not complete
+
+
+def act_if_possible(simulation: Simulation, random: Any) -> None:
+    if actions := simulation.actions():
+        simulation.act(*random.choice(actions))
+
+
+def damage(messages: deque[Message], fault: str) -> bool:
+    if fault == "drop":
+        messages.popleft()
+    elif fault == "duplicate":
+        messages.append(messages[0])
+    else:
+        same_sender = [i for i, message in enumerate(messages) if message.sender == messages[0].sender]
+        if len(same_sender) < 2:
+            return False
+        first, second = same_sender[:2]
+        messages[first], messages[second] = messages[second], messages[first]
+    return True
+
+
+def changed_piece(plan: SyncPlan, **change: Any) -> list[dict[str, Any]]:
+    pieces = filled(plan, 0, 0).body["pieces"]
+    return [pieces[0] | change, *pieces[1:]]
+
+
+def test_pieces_are_compared_with_the_plan() -> None:
+    plan = plan_for(WEIGHTS, producers=2, bucket_bytes=20_000)
+    pieces = filled(plan, 0, 0).body["pieces"]
+    assert len(pieces) > 2
+    name = pieces[1]["name"]
+    cases: list[tuple[list[dict[str, Any]], str]] = [
+        (pieces[:-1], f"{pieces[-1]['name']} is missing"),
+        ([pieces[0], *pieces[2:]], name),
+        ([*pieces, pieces[1]], f"{name} is not expected, or came twice"),
+        ([pieces[1], pieces[0], *pieces[2:]], name),
+        (changed_piece(plan, dtype="float32"), "dtype is 'float32', expected 'bfloat16'"),
+        (changed_piece(plan, shape=[3, 3]), "shape is"),
+        (changed_piece(plan, start=1), "start is 1"),
+        (changed_piece(plan, checksum=None), "has no checksum"),
+    ]
+    for reported, message in cases:
+        with pytest.raises(WeightSyncError, match=f"bucket 0 from trainer-0.*{message}"):
+            ConsumerState(plan, VERSION).take(filled(plan, 0, 0, pieces=reported))
+    ConsumerState(plan, VERSION).take(filled(plan, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": VERSION - 1}, "at version 6, expected 7"),
+        ({"plan": "0"}, "another plan"),
+        ({"bucket": 1}, "filled bucket 1, expected bucket 0"),
+    ],
+)
+def test_a_filled_bucket_of_another_sync_is_refused(change: dict[str, Any], message: str) -> None:
+    plan = plan_for(WEIGHTS)
+    with pytest.raises(WeightSyncError, match=message):
+        ConsumerState(plan, VERSION).take(filled(plan, 0, 0, **change))
+
+
+def test_a_slot_refilled_before_it_was_landed_is_refused() -> None:
+    plan = plan_for(WEIGHTS)
+    state = ConsumerState(plan, VERSION)
+    for bucket in range(SLOT_COUNT):
+        state.take(filled(plan, 0, bucket))
+    with pytest.raises(WeightSyncError, match="while its slot was in use"):
+        state.take(filled(plan, 0, SLOT_COUNT))
+
+
+def test_strangers_are_refused() -> None:
+    plan = plan_for(WEIGHTS)
+    with pytest.raises(WeightSyncError, match="trainer-4 sent filled, but takes no part"):
+        ConsumerState(plan, VERSION).take(Message(FILLED, "trainer-4", 1))
+    with pytest.raises(WeightSyncError, match="engine-1 sent ready, but takes no part"):
+        ProducerState(plan, VERSION).take(Message(READY, "engine-1", 1))
