@@ -89,7 +89,7 @@ class Size:
         }
 
 
-TINY = Size(hidden=64, ffn=128, layers=2, heads=4, head_dim=16, max_tokens=16)
+TINY = Size(hidden=64, ffn=128, layers=2, heads=4, head_dim=32, max_tokens=16)
 
 
 # --- the shared job ----------------------------------------------------------------------------

@@ -154,9 +154,7 @@ def test_http_endpoint(tmp_path: Path) -> None:
     assert status["step"] >= 2
     steps = _get(f"{base}/v1/steps?after=0", "secret")["steps"]
     assert steps[0]["index"] == 1
-    request = urllib.request.Request(
-        f"{base}/v1/checkpoint", method="POST", headers={"Authorization": "Bearer secret"}
-    )
+    request = urllib.request.Request(f"{base}/v1/checkpoint", method="POST", headers={"Authorization": "Bearer secret"})
     with urllib.request.urlopen(request, timeout=10) as answer:
         assert answer.status == 202
     wait_for(lambda: list((tmp_path / "run" / "checkpoints").glob("step-*[0-9]")), "checkpoint asked for", 60)

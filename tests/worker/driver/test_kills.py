@@ -57,9 +57,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("process", "phase"), PAIRS)
-def test_killed_run_resumes_to_the_same_state(
-    process: str, phase: str, calm: dict[str, str], tmp_path: Path
-) -> None:
+def test_killed_run_resumes_to_the_same_state(process: str, phase: str, calm: dict[str, str], tmp_path: Path) -> None:
     chance = random.Random(f"{process}/{phase}")
     for attempt in range(ATTEMPTS):
         folder = tmp_path / f"attempt-{attempt}"

@@ -34,12 +34,12 @@ class Job:
         self.checkpoints += 1
 
 
-@pytest.fixture()
+@pytest.fixture
 def job() -> Job:
     return Job()
 
 
-@pytest.fixture()
+@pytest.fixture
 def serve(tmp_path: Path, job: Job) -> Iterator[Serve]:
     servers = []
 
@@ -141,7 +141,12 @@ def test_a_token_guards_everything_but_the_probes(serve: Serve, job: Job) -> Non
         ("/v1/checkpoint", "POST"),
         ("/nothing", "GET"),
     ):
-        for wrong in ({}, {"Authorization": "Bearer s3cre"}, {"Authorization": "s3cret"}, {"Authorization": "Basic s3cret"}):
+        for wrong in (
+            {},
+            {"Authorization": "Bearer s3cre"},
+            {"Authorization": "s3cret"},
+            {"Authorization": "Basic s3cret"},
+        ):
             assert ask(server, path, method, **wrong)[0] == 401
         assert ask(server, path, method, Authorization="Bearer s3cret")[0] in (200, 202, 404)
     assert job.checkpoints == 1
@@ -167,7 +172,7 @@ def test_an_empty_token_is_refused(serve: Serve) -> None:
         (b"GET /" + b"x" * 70000 + b" HTTP/1.1\r\n\r\n", b"414"),
         (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"431"),
         (b"BREW /v1/status HTTP/1.1\r\n\r\n", b"501"),
-        (b"\x00\xff\x16\x03 garbage\r\n\r\n", b"400"),
+        (b"\x00\xff\x16\x03 garbage here\r\n\r\n", b"400"),
     ],
 )
 def test_garbage_is_answered_and_does_not_reach_the_job(

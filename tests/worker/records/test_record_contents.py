@@ -48,7 +48,9 @@ def test_a_record_has_every_promised_field(tmp_path: Path) -> None:
         assert set(record["phases"]) <= set(PHASES)
         assert record["weights"].keys() == {"version", "bytes", "tensors", "verified", "mode"}
         assert record["memory"]["trainer-0"].keys() == {"wake_up", "sleep"}
-        assert math.fsum([*record["phases"].values(), record["other"]]) == pytest.approx(record["step_seconds"], abs=1e-9)
+        assert math.fsum([*record["phases"].values(), record["other"]]) == pytest.approx(
+            record["step_seconds"], abs=1e-9
+        )
         assert record["metrics"].keys() >= {f"perf/{name}_time" for name in record["phases"]}
         train_wait = record["step_seconds"] - record["phases"]["actor_train"]
         assert record["metrics"]["perf/train_wait_time"] == pytest.approx(train_wait)
@@ -61,7 +63,11 @@ def test_what_is_not_finite_becomes_null_and_nothing_leaks_into_the_next_step(tm
     writer.weights({"version": 1})
     writer.memory("sleep", {"trainer-0": {"used": 1}, "trainer-1": None})
     first = writer.write(1, StepTiming(1.0, {}), applied=False)
-    assert (first["metrics"]["train/loss"], first["metrics"]["train/grad_norm"], first["applied"]) == (None, None, False)
+    assert (first["metrics"]["train/loss"], first["metrics"]["train/grad_norm"], first["applied"]) == (
+        None,
+        None,
+        False,
+    )
     assert first["memory"] == {"trainer-0": {"sleep": {"used": 1}}}
     second = writer.write(2, StepTiming(1.0, {}))
     assert "once" not in second["metrics"]

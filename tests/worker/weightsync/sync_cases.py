@@ -1,9 +1,8 @@
-"""Small models as plain tensors, cut into pieces for several trainers, and an engine that only keeps what it is given."""
+"""Small models as plain tensors, cut into pieces for several trainers, and an engine that keeps what it is given."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,7 +112,3 @@ class KeepingEngine:
 
 def own_mappings(fragment: str) -> list[str]:
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if fragment in line]
-
-
-def manifest_bytes(shapes: Iterable[tuple[int, ...]], itemsize: int) -> int:
-    return sum(math.prod(shape) * itemsize for shape in shapes)

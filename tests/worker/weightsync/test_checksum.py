@@ -11,14 +11,19 @@ from rljob_worker.weightsync.checksum import checksum, copy_with_checksum
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=3)
 
 
-@given(shape=SHAPES, dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.uint8]), flip=st.booleans(), data=st.data())
+@given(
+    shape=SHAPES,
+    dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.uint8]),
+    flip=st.booleans(),
+    data=st.data(),
+)
 @settings(max_examples=60, deadline=None)
 def test_checksum_is_xxh3_of_the_row_major_bytes(
     shape: list[int], dtype: torch.dtype, flip: bool, data: st.DataObject
 ) -> None:
     tensor = torch.randint(0, 200, shape).to(dtype)
     view = tensor.transpose(0, -1) if flip else tensor
-    expected = xxhash.xxh3_64_intdigest(view.contiguous().view(torch.uint8).numpy().tobytes())
+    expected = xxhash.xxh3_64_intdigest(bytes(view.flatten().clone().view(torch.uint8).tolist()))
     assert checksum(view) == expected
     target = torch.empty(tuple(view.shape) if not flip else tuple(reversed(view.shape)), dtype=dtype)
     target = target if not flip or view.dim() == 1 else torch.empty_strided(view.shape, view.stride(), dtype=dtype)
@@ -35,6 +40,12 @@ def test_chunks_make_no_difference(size: int) -> None:
     target = torch.zeros_like(tensor)
     assert copy_with_checksum(tensor, target) == checksum(tensor) == xxhash.xxh3_64_intdigest(tensor.numpy().tobytes())
     assert torch.equal(target, tensor)
+
+
+@pytest.mark.parametrize("stride", [(7, 5), (1, 9)])
+def test_one_element_of_odd_strides(stride: tuple[int, int]) -> None:
+    tensor = torch.empty_strided((1, 1), stride, dtype=torch.bfloat16).fill_(1.5)
+    assert checksum(tensor) == checksum(torch.tensor([1.5], dtype=torch.bfloat16))
 
 
 def test_columns_of_a_large_matrix() -> None:

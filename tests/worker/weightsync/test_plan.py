@@ -124,9 +124,7 @@ def geometry(dim: int | None, start: int, length: int) -> PieceGeometry:
         ({0: [replace(geometry(None, 0, 0), hf_name="other.weight")]}, "other.weight, which is not a tensor"),
     ],
 )
-def test_pieces_that_do_not_make_the_tensors_are_refused(
-    pieces: dict[int, list[PieceGeometry]], message: str
-) -> None:
+def test_pieces_that_do_not_make_the_tensors_are_refused(pieces: dict[int, list[PieceGeometry]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_plan([(NAME, (8, 6))], pieces, dtype=torch.float32, consumers=1)
 

@@ -67,7 +67,9 @@ def test_slots_of_dead_owners_are_swept_and_those_of_living_ones_kept() -> None:
         mine.close()
 
 
-def test_too_little_shared_memory_is_an_error_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_too_little_shared_memory_is_an_error_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     before = set(SHARED_MEMORY.iterdir())
     with pytest.raises(WeightSyncError, match=r"bytes free.*bucketBytes"):
         Slots.create("test", 2**50)

@@ -24,14 +24,14 @@ os.environ |= {
     "OMP_NUM_THREADS": "1",
 }
 
-import torch  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
-from sync_cases import pieces_for, plan_for  # noqa: E402
+import torch
+from safetensors.torch import load_file
+from sync_cases import pieces_for, plan_for
 
-from rljob_worker.weightsync.errors import WeightSyncError  # noqa: E402
-from rljob_worker.weightsync.receiver import WeightReceiver  # noqa: E402
-from rljob_worker.weightsync.sender import WeightSender  # noqa: E402
-from rljob_worker.weightsync.slots import SHARED_MEMORY  # noqa: E402
+from rljob_worker.weightsync.errors import WeightSyncError
+from rljob_worker.weightsync.receiver import WeightReceiver
+from rljob_worker.weightsync.sender import WeightSender
+from rljob_worker.weightsync.slots import SHARED_MEMORY
 
 EXTENSION = "rljob_worker.weightsync.vllm_extension.WeightLandingExtension"
 PRODUCERS = 2

@@ -250,7 +250,10 @@ class Job:
             )
             for i, prompt in enumerate(prompts)
         ]
-        self._records.metrics(aggregate(scored, evaluation))
+        metrics = aggregate(scored, evaluation)
+        self._events.write("evaluation", after_step=self.step, metrics=metrics)
+        if self.step:
+            self._records.metrics(metrics)
 
     def save_checkpoint(self) -> Path:
         """Write the state of the last completed step."""
@@ -300,6 +303,8 @@ class Job:
         self.update_weights()
         self.trainers("sleep")
         self.engines("wake_kv")
+        if self.due_probe():
+            self.probe_weights()
 
     def record(self, rollout: Rollout) -> None:
         """Close the step's clock and write its record and trajectories."""

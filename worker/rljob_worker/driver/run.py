@@ -76,6 +76,7 @@ def run_job(
         stack.callback(log.close)
         outcome = _run(job.spec, folder, inputs, log, on_record, on_event)
         summary = summarize(log.after(-1), outcome.outcome, outcome.message, folder.attempt)
+        summary["skipped_prompts"] = {name: skipped.count for name, skipped in inputs.prompts.skipped().items()}
         write_summary(folder.path, summary)
         return outcome
 

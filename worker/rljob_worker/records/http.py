@@ -88,7 +88,9 @@ class DriverServer:
                 "port 0 picks a free one"
             ) from None
         self._address_file = address_file
-        self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_SECONDS,), name="http", daemon=True
+        )
 
     @property
     def port(self) -> int:

@@ -40,7 +40,8 @@ def _buffer(flat: torch.Tensor) -> memoryview:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    # Not reshape: it keeps odd strides where there is one element, and those cannot be viewed as bytes.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _contiguous_blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -101,7 +101,9 @@ class Mailbox:
                 self._ahead.append(message)
             elif message.sync_id == sync_id:
                 if message.kind == ABORT:
-                    raise PeerAborted(f"{message.sender} aborted: {message.body.get('reason')}")
+                    raise PeerAborted(
+                        f"{message.sender} aborted: {message.body.get('reason')} (here waiting for {awaited()})"
+                    )
                 return message
 
     def _next(self, sync_id: int, deadline: float, awaited: Callable[[], str]) -> Message:

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_run_folder import job
+
+from rljob_api.spec import RewardSpec
+from rljob_worker.driver.batch import (
+    evaluation_sampling,
+    requests,
+    rollout_metrics,
+    split_by_engine,
+    train_batch,
+    training_sampling,
+)
+from rljob_worker.driver.events import EventLog, read_events
+from rljob_worker.driver.probe import WeightProbe
+from rljob_worker.driver.sync_report import sync_report
+from rljob_worker.errors import JobError
+from rljob_worker.types import FloatArray, Generation, Prompt
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 12))
+def test_engines_get_whole_groups_in_order_as_evenly_as_groups_allow(prompts: int, group: int, engines: int) -> None:
+    shares = split_by_engine(prompts * group, group, engines)
+    assert len(shares) == engines
+    assert [i for share in shares for i in share] == list(range(prompts * group))
+    assert all(len(share) % group == 0 for share in shares)
+    assert max(map(len, shares)) - min(map(len, shares)) <= group
+
+
+def test_requests_that_are_no_whole_groups_are_a_bug() -> None:
+    with pytest.raises(AssertionError, match="10 requests are not whole groups of 4"):
+        split_by_engine(10, 4, 2)
+
+
+def prompt(uid: str, *tokens: int) -> Prompt:
+    return Prompt(uid, "s", uid, tokens, None, RewardSpec(name="match"))
+
+
+def generation(*tokens: int, reason: str = "stop") -> Generation:
+    return Generation(np.array(tokens, np.int64), np.full(len(tokens), -0.5, np.float32), reason)
+
+
+def test_a_batch_is_prompt_major() -> None:
+    prompts = [prompt("a", 1, 2), prompt("b", 3)]
+    generations = [generation(10), generation(11, 12), generation(13), generation()]
+    advantages = np.array([[1, -1], [2, -2]], np.float64)
+    batch = train_batch(prompts, generations, advantages)  # type: ignore[arg-type]
+    assert [tokens.tolist() for tokens in batch.tokens] == [[1, 2, 10], [1, 2, 11, 12], [3, 13], [3]]
+    assert batch.prompt_lengths.tolist() == [2, 2, 1, 1]
+    assert [len(log_probs) for log_probs in batch.rollout_log_probs] == [1, 2, 1, 0]
+    assert (batch.advantages.tolist(), batch.advantages.dtype) == ([1, -1, 2, -2], np.float32)
+    assert all(tokens.dtype == np.int64 for tokens in batch.tokens)
+
+
+def test_requests_have_a_seed_for_each_sample_and_step() -> None:
+    prompts = [prompt("a", 1), prompt("b", 2)]
+    made = {(seed, step): requests(prompts, 3, seed, step) for seed in (0, 1) for step in (1, 2)}
+    assert [r.prompt_token_ids for r in made[0, 1]] == [(1,), (1,), (1,), (2,), (2,), (2,)]
+    assert len({request.seed for part in made.values() for request in part}) == 24
+    assert made[0, 1] == requests(prompts, 3, 0, 1)
+
+
+def test_rollout_metrics() -> None:
+    generations = [generation(1), generation(1, 2, 3, reason="length"), generation(), generation(1, 2)]
+    rewards = np.array([[0.0, 1.0], [0.1, 0.1]], np.float32)
+    metrics = rollout_metrics(generations, rewards, np.array([[-1, 1], [0, 0]], np.float32))
+    expected = {
+        "rollout/raw_reward": 0.3,
+        "rollout/rewards": 0.0,
+        "rollout/response_len/mean": 1.5,
+        "rollout/response_len/median": 1.5,
+        "rollout/response_len/max": 3,
+        "rollout/response_len/min": 0,
+        "rollout/truncated_ratio": 0.25,
+        "rollout/zero_std/count": 1,
+        "rollout/zero_std/ratio": 0.5,
+        "rollout/response_tokens": 6,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 0.7])
+@pytest.mark.parametrize("group", [3, 7, 8, 13])
+def test_equal_rewards_have_no_deviation_whatever_rounding_does(value: float, group: int) -> None:
+    rewards = np.full((2, group), value, np.float32)
+    metrics = rollout_metrics([generation(1)] * (2 * group), rewards, np.zeros_like(rewards))
+    assert metrics["rollout/zero_std/count"] == 2
+
+
+def test_evaluation_samples_with_its_own_distribution_and_the_jobs_way_of_stopping() -> None:
+    spec = job(
+        rollout={"topK": 5, "minP": 0.1, "temperature": 0.7, "topP": 0.8, "stop": ["."], "maxResponseTokens": 9},
+        evaluation={"data": {"path": "/data/eval.jsonl"}, "temperature": 0.0},
+    ).spec
+    training, evaluation = training_sampling(spec), evaluation_sampling(spec)
+    assert (training.top_k, training.min_p, training.temperature, training.top_p) == (5, 0.1, 0.7, 0.8)
+    assert (evaluation.top_k, evaluation.min_p, evaluation.temperature) == (0, 0.0, 0.0)
+    assert (evaluation.stop, evaluation.max_tokens) == ((".",), 9)
+
+
+# --- probe ------------------------------------------------------------------------------------
+
+
+def probe(tolerance: float | None = None) -> tuple[WeightProbe, list[FloatArray]]:
+    made = WeightProbe(job(weightSync={"probeTolerance": tolerance} if tolerance else {}).spec, 64, 16)
+    scores = [np.full(len(tokens) - 1, -2.0, np.float32) for tokens in made.tokens]
+    made.score_trainers([None, [], scores])
+    return made, scores
+
+
+def test_probes_fit_model_and_vocabulary() -> None:
+    made, _ = probe()
+    assert all(len(tokens) == 16 and tokens.min() >= 0 and tokens.max() < 64 for tokens in made.tokens)
+    assert len({tokens.tobytes() for tokens in made.tokens}) == len(made.tokens)
+
+
+def test_the_probe_reports_the_worst_engine() -> None:
+    made, scores = probe(0.01)
+    near = [score + 0.001 for score in scores]
+    metrics = made.compare([scores, near], version=3)
+    assert metrics == pytest.approx({"weights/probe_abs_diff_mean": 1e-3, "weights/probe_abs_diff_max": 1e-3}, rel=1e-3)
+
+
+@pytest.mark.parametrize("wrong", [0.011, -0.011, 1.0, math.nan, math.inf])
+def test_the_probe_names_the_engine_that_differs(wrong: float) -> None:
+    made, scores = probe(0.01)
+    with pytest.raises(JobError, match=r"engine-1 at version 3 .*spec\.weightSync\.probeTolerance 0\.01"):
+        made.compare([scores, [score + wrong for score in scores]], version=3)
+
+
+def test_one_token_that_is_not_a_number_fails_the_probe() -> None:
+    made, scores = probe()
+    bad = [score.copy() for score in scores]
+    bad[0][0] = math.nan
+    with pytest.raises(JobError, match="engine-0"):
+        made.compare([bad], version=1)
+    made.score_trainers([bad])
+    with pytest.raises(JobError, match="engine-0"):
+        made.compare([scores], version=1)
+
+
+def test_the_probe_needs_all_log_probabilities() -> None:
+    made, scores = probe()
+    with pytest.raises(JobError, match="engine-0 gave another number"):
+        made.compare([[score[1:] for score in scores]], version=1)
+    with pytest.raises(JobError, match="no trainer"):
+        made.score_trainers([None, None])
+
+
+# --- events, sync report, stop ---------------------------------------------------------------------
+
+
+def test_the_last_event_of_a_killed_driver_names_its_phase(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from rljob_worker.driver.events import EventLog\n"
+        "log = EventLog(Path(sys.argv[1]), 1); log.step = 4; log.phase('rollout'); log.phase('actor_train')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert run_python(code, str(tmp_path)).returncode == -9
+    last = read_events(tmp_path)[-1]
+    assert (last["event"], last["phase"], last["step"], last["attempt"]) == ("phase", "actor_train", 4, 1)
+
+
+def test_a_torn_event_does_not_spoil_the_next_attempts_first(tmp_path: Path) -> None:
+    first = EventLog(tmp_path, 1)
+    first.write("start")
+    first.close()
+    with open(tmp_path / "events.jsonl", "ab") as file:
+        file.write(b'{"time": 1')
+    second = EventLog(tmp_path, 2)
+    second.write("start")
+    assert [event["attempt"] for event in read_events(tmp_path)] == [1, 2]
+
+
+def test_a_sync_report_counts_bytes_once_and_the_slowest_process() -> None:
+    sent = [{"bytes": 10, "seconds": 1.0, "fill_seconds": 0.5}, {"bytes": 5, "seconds": 2.0}]
+    received = [{"tensors": 3, "verified": True, "version": 4, "mode": "load", "seconds": s} for s in (1.0, 3.0)]
+    assert sync_report(4, sent, received) == {
+        "version": 4,
+        "bytes": 15,
+        "tensors": 3,
+        "verified": True,
+        "mode": "load",
+        "send": {"seconds": 2.0, "fill_seconds": 0.5},
+        "receive": {"seconds": 3.0},
+    }
+    for wrong in ({"verified": False}, {"version": 3}):
+        assert not sync_report(4, sent, [received[0], {**received[1], **wrong}])["verified"]
+
+
+def run_python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(p for p in sys.path if p)
+    return subprocess.run(
+        [sys.executable, "-c", code, *args], env={"PYTHONPATH": path}, timeout=60, capture_output=True, text=True
+    )
+
+
+STOP = (
+    "import os, signal, sys, time; from rljob_worker.driver.stop import StopSignal\n"
+    "stop = StopSignal(float(sys.argv[1]), lambda: print('killed', flush=True)); stop.install()\n"
+    "os.kill(os.getpid(), {signal}); assert stop.requested.wait(5); print('asked', flush=True)\n"
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_that_is_obeyed_in_time_ends_in_peace(number: int) -> None:
+    ended = run_python(STOP.format(signal=int(number)) + "stop.finished(); time.sleep(0.3)", "0.1")
+    assert (ended.returncode, ended.stdout) == (0, "asked\n"), ended.stderr
+
+
+def test_a_stop_that_is_not_obeyed_in_time_ends_the_process() -> None:
+    ended = run_python(STOP.format(signal=int(signal.SIGTERM)) + "time.sleep(30)", "0.2")
+    assert (ended.returncode, ended.stdout) == (1, "asked\nkilled\n")
+    assert "spec.checkpoint.graceSeconds = 0.2 s" in ended.stderr
+
+
+def test_a_second_interrupt_ends_the_process_at_once() -> None:
+    ended = run_python(STOP.format(signal=int(signal.SIGINT)) + "os.kill(os.getpid(), 2); time.sleep(30)", "20")
+    assert (ended.returncode, ended.stdout) == (1, "asked\n")

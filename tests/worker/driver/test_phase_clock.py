@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_api.phases import PHASES, SWITCH_PHASES
+from rljob_worker.phases import PhaseClock
+
+SECONDS = st.floats(0, 1e4, allow_nan=False)
+STEPS = st.lists(st.lists(st.tuples(SECONDS, st.sampled_from(PHASES), SECONDS), max_size=12), min_size=1, max_size=4)
+
+
+@given(STEPS, st.lists(SECONDS, min_size=4, max_size=4))
+def test_phases_are_disjoint_and_sum_with_other_to_the_step(
+    steps: list[list[tuple[float, str, float]]], tails: list[float]
+) -> None:
+    """Each step is a list of (seconds outside a phase, phase, seconds inside it), and a rest."""
+    now = 0.0
+    clock = PhaseClock(now=lambda: now)
+    begin = now
+    for step, tail in zip(steps, tails, strict=False):
+        inside: dict[str, float] = {}
+        outside = tail
+        for gap, name, seconds in step:
+            now += gap
+            outside += gap
+            with clock.phase(name):
+                assert clock.current == name
+                now += seconds
+            inside[name] = inside.get(name, 0.0) + seconds
+        now += tail
+        timing = clock.end_step()
+        assert timing.step_seconds == now - begin
+        assert timing.phases.keys() == inside.keys()
+        assert timing.phases == pytest.approx(inside, abs=1e-6)
+        assert timing.other == pytest.approx(outside, abs=1e-6)
+        assert math.fsum([*timing.phases.values(), timing.other]) == pytest.approx(timing.step_seconds, abs=1e-9)
+        assert timing.switch == pytest.approx(math.fsum(inside.get(name, 0.0) for name in SWITCH_PHASES), abs=1e-6)
+        begin = now
+
+
+def test_a_sleep_between_two_phases_appears_in_other_alone() -> None:
+    clock = PhaseClock()
+    clock.restart()
+    with clock.phase("rollout"):
+        time.sleep(0.02)
+    time.sleep(0.2)
+    with clock.phase("wake_up"):
+        time.sleep(0.02)
+    timing = clock.end_step()
+    assert timing.other >= 0.2
+    assert all(0.02 <= timing.phases[name] < 0.2 for name in ("rollout", "wake_up"))
+    assert sum(timing.phases.values()) + timing.other == pytest.approx(timing.step_seconds)
+
+
+def test_what_follows_a_step_belongs_to_the_next_and_start_up_to_none() -> None:
+    now = 100.0
+    clock = PhaseClock(now=lambda: now)
+    now = 200.0
+    clock.restart()
+    now = 201.0
+    assert clock.end_step().step_seconds == 1.0
+    now = 204.0
+    assert clock.end_step().step_seconds == 3.0
+
+
+def test_phases_cannot_nest_and_must_be_known() -> None:
+    clock = PhaseClock()
+    with clock.phase("rollout"), pytest.raises(AssertionError, match="inside phase rollout"), clock.phase("reward"):
+        pass
+    with pytest.raises(AssertionError), clock.phase("lunch"):
+        pass
+
+
+def test_an_error_ends_the_phase_and_its_time_counts() -> None:
+    now = 0.0
+    started: list[str] = []
+    clock = PhaseClock(now=lambda: now, on_start=started.append)
+
+    def fail() -> None:
+        nonlocal now
+        with clock.phase("rollout"):
+            now = 2.0
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert clock.current is None
+    assert (clock.end_step().phases, started) == ({"rollout": 2.0}, ["rollout"])

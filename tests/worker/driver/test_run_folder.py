@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_api import RLJob
+from rljob_worker.driver.checkpoints import CheckpointStore, DriverState
+from rljob_worker.driver.run_folder import RunFolder
+from rljob_worker.errors import UserError
+from rljob_worker.records.run_files import require_run_folder
+
+SPEC: dict[str, Any] = {
+    "steps": 10,
+    "model": {"path": "/models/small"},
+    "data": {"path": "/data/train.jsonl"},
+    "reward": {"name": "match"},
+    "rollout": {"promptsPerStep": 2, "samplesPerPrompt": 2, "maxResponseTokens": 9},
+    "resources": {"profile": "cpu", "nodes": 1},
+}
+
+
+def job(name: str = "one", **spec: Any) -> RLJob:
+    document = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": name}}
+    spec["rollout"] = {**SPEC["rollout"], **spec.get("rollout", {})}
+    return RLJob.model_validate({**document, "spec": {**SPEC, **spec}})
+
+
+def used(path: Path, made_for: RLJob) -> None:
+    RunFolder(path, made_for, resume=False).close()
+
+
+def test_attempts_are_counted(tmp_path: Path) -> None:
+    for attempt in (1, 2, 3):
+        folder = RunFolder(tmp_path / "run", job(), resume=attempt > 1)
+        assert folder.attempt == attempt
+        folder.close()
+    assert require_run_folder(tmp_path / "run")["attempt"] == 3
+
+
+def test_a_run_must_be_resumed_on_purpose(tmp_path: Path) -> None:
+    used(tmp_path, job())
+    with pytest.raises(UserError, match="holds a run of one; add --resume"):
+        RunFolder(tmp_path, job(), resume=False)
+
+
+def test_another_job_is_refused_with_what_differs(tmp_path: Path) -> None:
+    used(tmp_path, job())
+    other = job("two", seed=7, training={"optimizer": {"lr": 0.5}}, rollout={"topP": 0.9})
+    with pytest.raises(UserError, match="belongs to another job") as caught:
+        RunFolder(tmp_path, other, resume=True)
+    lines = [line.strip() for line in str(caught.value).splitlines()[1:]]
+    assert [line.split(":")[0] for line in lines] == [
+        "metadata.name",
+        "spec.rollout.topP",
+        "spec.seed",
+        "spec.training.optimizer.lr",
+    ]
+    assert lines[0] == "metadata.name: one there, two here"
+    assert lines[1] == "spec.rollout.topP: 1.0 there, 0.9 here"
+    RunFolder(tmp_path, job(), resume=True).close()
+
+
+def test_what_does_not_make_another_job_may_change(tmp_path: Path) -> None:
+    used(tmp_path, job())
+    changed = job(steps=20, checkpoint={"everySteps": 5}, timeouts={"phaseSeconds": 9}, records={"tensorboard": False})
+    folder = RunFolder(tmp_path, changed, resume=True)
+    assert folder.attempt == 2
+    folder.close()
+    assert require_run_folder(tmp_path)["job"]["spec"]["steps"] == 20
+
+
+def test_a_folder_is_used_by_one_driver_at_a_time(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, job(), resume=False)
+    with pytest.raises(UserError, match="another rljob driver is running in this folder"):
+        RunFolder(tmp_path, job(), resume=True)
+    folder.close()
+    RunFolder(tmp_path, job(), resume=True).close()
+
+
+def test_a_killed_drivers_folder_is_free(tmp_path: Path) -> None:
+    code = (
+        "import fcntl, os, signal, sys\n"
+        "fcntl.flock(open(sys.argv[1], 'w'), fcntl.LOCK_EX); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    used(tmp_path, job())
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / ".lock")], timeout=60)
+    RunFolder(tmp_path, job(), resume=True).close()
+
+
+def test_strangers_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    for resume in (False, True):
+        with pytest.raises(UserError, match=r"it holds thesis\.tex"):
+            RunFolder(tmp_path, job(), resume)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("left", [[".lock"], [".lock", "run.json.tmp"]])
+def test_a_start_that_was_killed_does_not_spoil_the_folder(tmp_path: Path, left: list[str]) -> None:
+    for name in left:
+        (tmp_path / name).write_text("{")
+    folder = RunFolder(tmp_path, job(), resume=False)
+    assert folder.attempt == 1
+    folder.close()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"job": {}, "attempt": 1}', '{"job": 3, "attempt": 1}'])
+def test_a_damaged_run_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UserError, match=r"run\.json: not a run description"):
+        RunFolder(tmp_path, job(), resume=True)
+
+
+def test_a_path_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UserError, match="cannot be a run folder"):
+            RunFolder(path, job(), resume=False)
+
+
+def test_a_first_attempt_that_never_started_is_discarded(tmp_path: Path) -> None:
+    new = RunFolder(tmp_path / "new", job(), resume=False)
+    (new.path / "model").mkdir()
+    (new.path / "model" / "config.json").write_text("{}")
+    new.discard_if_new()
+    new.close()
+    assert not (tmp_path / "new").exists()
+
+    (tmp_path / "mine").mkdir()
+    mine = RunFolder(tmp_path / "mine", job(), resume=False)
+    mine.discard_if_new()
+    mine.close()
+    assert list((tmp_path / "mine").iterdir()) == []
+
+    used(tmp_path / "old", job())
+    old = RunFolder(tmp_path / "old", job(), resume=True)
+    old.discard_if_new()
+    old.close()
+    assert (tmp_path / "old" / "run.json").is_file()
+
+
+def test_a_new_run_does_not_go_on_from_old_checkpoints(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", keep=1)
+    store.commit(store.begin(40), DriverState(40, 40, {}, 1, 1))
+    elsewhere = job(checkpoint={"path": str(tmp_path / "checkpoints")})
+    with pytest.raises(UserError, match=r"spec\.checkpoint\.path: .* holds a checkpoint of step 40; add --resume"):
+        RunFolder(tmp_path / "run", elsewhere, resume=False)
+    RunFolder(tmp_path / "run", elsewhere, resume=True).close()
+
+
+def test_run_json_says_who_runs(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, job(), resume=False)
+    content = json.loads((tmp_path / "run.json").read_text())
+    assert (content["pid"], content["attempt"], content["job"]["metadata"]["name"]) == (os.getpid(), 1, "one")
+    folder.close()

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+import math
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from record_cases import run_folder, write_run, write_samples
+
+from rljob_worker.errors import UserError
+from rljob_worker.phases import StepTiming
+from rljob_worker.records.steps import StepLog
+from rljob_worker.records.writer import RecordWriter
+from rljob_worker.report import plot
+from rljob_worker.report.build import build_report
+from rljob_worker.report.plot import plot_run, running_mean
+from rljob_worker.report.table import phase_table_text
+from rljob_worker.report.text import visible
+
+HOSTILE = '</td></table><script>alert("x")</script><img src=x onerror=alert(1)>&amp; \x1b[31m \u202egnp \ud800 日本'
+
+
+class Page(HTMLParser):
+    """Fails on a tag that is not closed in order; keeps tags and visible text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not any(name.startswith("on") for name, _ in attrs)
+        self.open.append(tag)
+        self.tags.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_is_well_formed_and_shows_hostile_samples_as_text(tmp_path: Path) -> None:
+    write_run(tmp_path, 30)
+    write_samples(tmp_path, 30, [HOSTILE, "fine"] * 8, [0.1, 0.9] * 8)
+    html, png = build_report(tmp_path)
+    text = html.read_bytes().decode("utf-8")
+    page = Page(text)
+    assert "script" not in page.tags
+    assert page.tags.count("img") == 1
+    assert '</td></table><script>alert("x")</script><img src=x onerror=alert(1)>&amp;' in page.text
+    assert r"\x1b[31m \u202egnp \ud800 日本" in page.text
+    assert "\x1b" not in text
+    assert "Worst and best samples of step 30" in page.text
+    assert "30 of 30" in page.text
+    assert imread(png).shape[:2] == (1320, 1320)
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_report_of_one_failed_step_with_nothing_measured(tmp_path: Path) -> None:
+    run_folder(tmp_path)
+    writer = RecordWriter(tmp_path, StepLog(tmp_path), 1, [])
+    writer.metrics({"rollout/raw_reward": math.nan, "train/loss": math.nan})
+    writer.write(1, StepTiming(0.5, {"rollout": 0.4}), applied=False)
+    write_samples(tmp_path, 1, ["a", "b"], [math.nan, 0.5])
+    html, png = build_report(tmp_path)
+    assert "weight syncs verified0 of 0" in Page(html.read_text()).text.replace("\n", "")
+    assert png.is_file()
+
+
+def test_nothing_to_report_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no such folder"):
+        build_report(tmp_path / "missing")
+    with pytest.raises(UserError, match="not a run folder"):
+        build_report(tmp_path)
+    run_folder(tmp_path)
+    with pytest.raises(UserError, match="no step was finished yet"):
+        build_report(tmp_path)
+    assert phase_table_text(tmp_path) == ""
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Figures that were saved, without the cost of rendering them."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(plot.Figure, "savefig", lambda self, path, **more: figures.append(self))
+    return figures
+
+
+@pytest.mark.parametrize("steps", [1, 5, 150, 3000])
+def test_the_stack_is_as_high_as_the_steps_were_long(tmp_path: Path, drawn: list[Figure], steps: int) -> None:
+    records = write_run(tmp_path, steps, scale=steps / 4)
+    plot_run(records, "title", tmp_path / "x.png")
+    stacks = drawn[0].axes[1].patches
+    edges, top = stacks[-1].get_data().edges, stacks[-1].get_data().values
+    assert (edges[0], edges[-1]) == (0.5, steps + 0.5)
+    assert len(top) == min(steps, 150)
+    seconds = float((top * np.diff(edges)).sum())
+    assert seconds == pytest.approx(sum(record["step_seconds"] for record in records))
+    assert [text for text in _legend(drawn[0], 1) if text.startswith("rollout  ")]
+
+
+def _legend(figure: Figure, axes: int) -> list[str]:
+    legend = figure.axes[axes].get_legend()
+    assert legend is not None
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_evaluations_and_restarts_are_shown(tmp_path: Path, drawn: list[Figure]) -> None:
+    records = write_run(tmp_path, 60)
+    for record in records[30:]:
+        record["attempt"] = 2
+    plot_run(records, "title", tmp_path / "x.png")
+    assert {"mean reward", "eval/synthetic", "restart"} <= set(_legend(drawn[0], 0))
+    line = next(line for line in drawn[0].axes[0].lines if line.get_label() == "eval/synthetic")
+    assert list(line.get_xdata()) == [25, 50]
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [([1e-3, 2e-3], "log"), ([0.0, 2e-3], "symlog"), ([0.0, 0.0], "linear"), ([None, None], "linear")],
+)
+def test_the_difference_axis_shows_zeros(
+    tmp_path: Path, drawn: list[Figure], values: list[float | None], scale: str
+) -> None:
+    records: list[dict[str, Any]] = write_run(tmp_path, 2)
+    for record, value in zip(records, values, strict=True):
+        record["metrics"]["train/train_rollout_logprob_abs_diff"] = value
+        record["metrics"]["train/train_rollout_logprob_abs_diff_max"] = value
+    plot_run(records, "title", tmp_path / "x.png")
+    axes = drawn[0].axes[2]
+    assert axes.get_yscale() == scale
+    low, high = axes.get_ylim()
+    assert all(low < value < high for value in values if value is not None)
+
+
+def test_a_bar_that_is_cut_off_is_named(tmp_path: Path, drawn: list[Figure]) -> None:
+    plot_run(write_run(tmp_path, 150), "title", tmp_path / "x.png")
+    assert [text.get_text() for text in drawn[0].axes[1].texts] == ["▲ 1.14 s"]
+
+
+def test_running_mean_leaves_out_what_was_not_measured() -> None:
+    assert running_mean(np.array([1.0, np.nan, 3.0, 5.0]), 2).tolist() == [1.0, 1.0, 3.0, 4.0]
+    assert np.isnan(running_mean(np.array([np.nan, 1.0]), 1)[0])
+
+
+def test_the_table_adds_up(tmp_path: Path) -> None:
+    write_run(tmp_path, 50)
+    lines = phase_table_text(tmp_path).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    shares = {line[:22].strip(): float(line.split("%")[0].split()[-1]) for line in lines[1:] if "%" in line}
+    assert shares.pop("step") == 100.0
+    switch = shares.pop("of which switch")
+    assert sum(shares.values()) == pytest.approx(100, abs=0.6)
+    assert 5 < switch < 20
+
+
+def test_visible_escapes_what_a_terminal_would_obey() -> None:
+    assert visible("plain") == "plain"
+    assert visible("a\tb\n日本 é") == "a\tb\n日本 é"
+    assert visible("\x1b]0;x\x07 \r \x9b \u202e \u2028") == r"\x1b]0;x\x07 \r \x9b \u202e \u2028"
+    json.dumps(visible("\ud800")).encode()

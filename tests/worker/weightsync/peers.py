@@ -1,0 +1,151 @@
+"""Senders and receivers that run side by side: threads of this process, or processes of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from sync_cases import KeepingEngine, Weights, model_weights, pieces_for, plan_for
+
+from rljob_worker.weightsync.receiver import WeightReceiver
+from rljob_worker.weightsync.sender import WeightSender
+
+
+@dataclass
+class Peers:
+    """Threads: cheap, and faults can be put in anywhere."""
+
+    folder: str
+    weights: Weights
+    senders: list[WeightSender]
+    engines: list[KeepingEngine]
+    receivers: list[WeightReceiver]
+    sync_id: int = 0
+    outcomes: dict[str, Any] = field(default_factory=dict)
+
+    def sync(self, version: int, *, deadline: float = 20.0, without: tuple[str, ...] = ()) -> dict[str, Any]:
+        """What each peer returned or raised."""
+        self.sync_id += 1
+        self.outcomes = {}
+        calls = {f"trainer-{i}": sender.send for i, sender in enumerate(self.senders)}
+        calls |= {f"engine-{i}": receiver.receive for i, receiver in enumerate(self.receivers)}
+        threads = [
+            threading.Thread(target=self._run, args=(name, call, version, deadline))
+            for name, call in calls.items()
+            if name not in without
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(deadline + 20)
+            assert not thread.is_alive()
+        return self.outcomes
+
+    def _run(self, name: str, call: Any, version: int, deadline: float) -> None:
+        try:
+            self.outcomes[name] = call(version, deadline, sync_id=self.sync_id)
+        except Exception as error:
+            self.outcomes[name] = error
+
+    def landed_right(self) -> bool:
+        return all(
+            list(engine.weights) == list(self.weights)
+            and all(torch.equal(engine.weights[name], tensor) for name, tensor in self.weights.items())
+            for engine in self.engines
+        )
+
+
+@contextmanager
+def threaded_peers(producers: int, engines: list[KeepingEngine], weights: Weights | None = None) -> Iterator[Peers]:
+    weights = model_weights(1) if weights is None else weights
+    plan = plan_for(weights, producers=producers, consumers=len(engines), bucket_bytes=6000)
+    pieces = pieces_for(weights, producers)
+    with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
+        senders = [WeightSender(pieces[rank], plan, producer=rank, folder=folder) for rank in range(producers)]
+        receivers = [WeightReceiver(engine, folder=folder, consumer=i) for i, engine in enumerate(engines)]
+        try:
+            yield Peers(folder, weights, senders, engines, receivers)
+        finally:
+            for peer in (*receivers, *engines, *senders):
+                peer.close()
+
+
+class ProcessPeer:
+    """A peer in a process of its own, told what to do over a pipe."""
+
+    def __init__(self, target: Any, *arguments: Any) -> None:
+        # Forked from a server that has imported everything once; only the first start takes seconds.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def start(self, *command: Any) -> None:
+        self.pipe.send(command)
+
+    def outcome(self, seconds: float) -> Any:
+        if not self.pipe.poll(seconds):
+            raise TimeoutError(f"no answer within {seconds} s")
+        return self.pipe.recv()
+
+    def kill(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(10)
+
+    def stop(self) -> None:
+        if self.process.is_alive():
+            self.pipe.send(None)
+            self.process.join(20)
+        if self.process.is_alive():
+            self.kill()
+
+
+def _serve(pipe: Connection, peer: Any, method: Any, describe: Any) -> None:
+    pipe.send("up")
+    while (command := pipe.recv()) is not None:
+        try:
+            method(*command)
+            pipe.send(("ok", describe()))
+        except Exception as error:
+            pipe.send((type(error).__name__, str(error)))
+    peer.close()
+
+
+def sender_process(pipe: Connection, folder: str, rank: int, producers: int, consumers: int) -> None:
+    weights = model_weights(0)
+    plan = plan_for(weights, producers=producers, consumers=consumers, bucket_bytes=6000)
+    sender = WeightSender(pieces_for(weights, producers)[rank], plan, producer=rank, folder=folder)
+
+    def send(version: int, deadline: float) -> None:
+        for tensor in weights.values():
+            tensor.fill_(version)
+        sender.send(version, deadline)
+
+    _serve(pipe, sender, send, lambda: None)
+
+
+def receiver_process(pipe: Connection, folder: str, index: int, die_in_bucket: int | None = None) -> None:
+    def before_landing(message: dict[str, Any], slots: Any) -> None:
+        if message["bucket"] == die_in_bucket:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    engine = KeepingEngine(before_landing)
+    receiver = WeightReceiver(engine, folder=folder, consumer=index)
+    _serve(
+        pipe,
+        receiver,
+        receiver.receive,
+        lambda: (receiver.version, sorted({float(v) for tensor in engine.weights.values() for v in tensor.unique()})),
+    )

@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peers import Peers, ProcessPeer, receiver_process, sender_process, threaded_peers
+from sync_cases import KeepingEngine, cut_dim, model_weights, own_mappings, pieces_for, plan_for
+
+from rljob_worker.weightsync.errors import WeightSyncError
+from rljob_worker.weightsync.protocol import FILLED
+from rljob_worker.weightsync.receiver import WeightReceiver
+from rljob_worker.weightsync.sender import WeightSender
+from rljob_worker.weightsync.slots import SHARED_MEMORY, Slots
+
+
+def failed_everywhere(peers: Peers, outcomes: dict[str, Any], *messages: str) -> None:
+    assert all(isinstance(outcome, WeightSyncError) for outcome in outcomes.values()), outcomes
+    assert all(receiver.version is None for receiver in peers.receivers)
+    for outcome in outcomes.values():
+        for message in messages:
+            assert message in str(outcome)
+
+
+@pytest.mark.parametrize(("producers", "consumers"), [(1, 1), (2, 2), (3, 1)])
+def test_every_engine_gets_every_tensor(producers: int, consumers: int) -> None:
+    with threaded_peers(producers, [KeepingEngine() for _ in range(consumers)]) as peers:
+        outcomes = peers.sync(5)
+        assert peers.landed_right()
+        assert [receiver.version for receiver in peers.receivers] == [5] * consumers
+        total = sum(tensor.nbytes for tensor in peers.weights.values())
+        sent = [outcomes[f"trainer-{rank}"] for rank in range(producers)]
+        assert sum(report["bytes"] for report in sent) == total
+        received = outcomes["engine-0"]
+        assert received["bytes"] == total
+        assert received["tensors"] == len(peers.weights)
+        assert received["verified"] is True
+        parts = [value for name, value in received.items() if name.endswith("_seconds")]
+        assert sum(parts) <= received["seconds"]
+
+
+def test_slots_are_kept_over_syncs_without_growth() -> None:
+    engine = KeepingEngine()
+    with threaded_peers(2, [engine]) as peers:
+        sizes = set()
+        for version in range(1, 41):
+            peers.weights["lm_head.weight"].fill_(version)
+            peers.sync(version)
+            assert peers.receivers[0].version == version
+            assert peers.landed_right()
+            if version >= 10:
+                sizes.add((len(os.listdir("/proc/self/fd")), len(own_mappings("rljob-"))))
+        assert len(sizes) == 1
+        names = [path.name for path in SHARED_MEMORY.glob("rljob-rljob.test.*")]
+        assert len(names) == 2
+    assert not any((SHARED_MEMORY / name).exists() for name in names)
+
+
+def test_a_bit_flipped_in_a_slot_fails_the_sync_and_the_next_one_works() -> None:
+    flip = [True]
+
+    def damage(message: dict[str, Any], slots: Slots) -> None:
+        if message["bucket"] == 3 and flip:
+            offset = message["tensors"][-1]["offset"] + 7
+            slots.bytes_of(message["slot"])[offset] ^= 16
+            flip.clear()
+
+    with threaded_peers(2, [KeepingEngine(), KeepingEngine(damage)]) as peers:
+        name = peers.senders[0].plan.buckets[3].tensors[-1].name
+        failed_everywhere(peers, peers.sync(1), "version 1", "bucket 3", name, "checksum")
+        peers.sync(1)
+        assert [receiver.version for receiver in peers.receivers] == [1, 1]
+        assert peers.landed_right()
+
+
+class ForgetfulEngine(KeepingEngine):
+    """Changes what it says it gave to the loader."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self._fault = fault
+
+    def rljob_land_bucket(self, message: dict[str, Any]) -> dict[str, Any]:
+        report = super().rljob_land_bucket(message)
+        if message["bucket"] == 1:
+            first = report["names"][0]
+            report["names"] = {
+                "drop": report["names"][1:],
+                "duplicate": [first, *report["names"]],
+                "reorder": report["names"][::-1],
+                "raise": report["names"],
+            }[self._fault]
+            if self._fault == "raise":
+                return {"error": "no memory"}
+        return report
+
+
+@pytest.mark.parametrize("fault", ["drop", "duplicate", "reorder", "raise"])
+def test_an_engine_that_lands_something_else_fails_the_sync(fault: str) -> None:
+    with threaded_peers(1, [KeepingEngine(), ForgetfulEngine(fault)]) as peers:
+        assert len(peers.senders[0].plan.buckets[1].tensors) > 1
+        failed_everywhere(
+            peers, peers.sync(1), "version 1", "bucket 1", "no memory" if fault == "raise" else "worker 0"
+        )
+
+
+def test_a_finish_that_counts_fewer_tensors_fails_the_sync() -> None:
+    class ShortEngine(KeepingEngine):
+        def rljob_finish_sync(self, message: dict[str, Any]) -> dict[str, Any]:
+            return super().rljob_finish_sync(message) | {"tensors": 1}
+
+    with threaded_peers(1, [ShortEngine()]) as peers:
+        failed_everywhere(peers, peers.sync(1), "worker 0 has 1 tensors")
+
+
+@pytest.mark.parametrize("fault", ["shape", "dtype", "read"])
+def test_a_trainer_whose_parameters_are_wrong_fails_the_sync(fault: str) -> None:
+    def read() -> torch.Tensor:
+        if fault == "read":
+            raise RuntimeError("parameter has moved")
+        return torch.zeros(3, 3, dtype=torch.bfloat16) if fault == "shape" else torch.zeros(48, 32)
+
+    class WrongPiece:
+        hf_name, hf_shape, dim, start, length = "lm_head.weight", (48, 32), None, 0, 48
+
+        def read(self) -> torch.Tensor:
+            return read()
+
+    weights = model_weights(0)
+    plan = plan_for(weights)
+    pieces = [*pieces_for(weights, 1)[0][:-1], WrongPiece()]
+    with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
+        sender = WeightSender(pieces, plan, producer=0, folder=folder)
+        engine = KeepingEngine()
+        receiver = WeightReceiver(engine, folder=folder, consumer=0)
+        peers = Peers(folder, weights, [sender], [engine], [receiver])
+        last = plan.buckets[-1].index
+        expected = "parameter has moved" if fault == "read" else "lm_head.weight: the trainer holds"
+        failed_everywhere(peers, peers.sync(1), f"bucket {last}", expected)
+        for peer in (receiver, engine, sender):
+            peer.close()
+
+
+def test_peers_that_do_not_come_are_named_at_the_deadline() -> None:
+    with threaded_peers(2, [KeepingEngine(), KeepingEngine()]) as peers:
+        started = time.monotonic()
+        outcomes = peers.sync(1, deadline=0.6, without=("engine-1", "trainer-1"))
+        assert time.monotonic() - started < 5
+        failed_everywhere(peers, outcomes, "deadline passed")
+        assert "engine-1" in str(outcomes["trainer-0"])
+        assert "trainer-1" in str(outcomes["engine-0"]) or "engine-1" in str(outcomes["engine-0"])
+        peers.sync(1)
+        assert [receiver.version for receiver in peers.receivers] == [1, 1]
+
+
+def test_trainers_that_never_start_are_named() -> None:
+    with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
+        receiver = WeightReceiver(KeepingEngine(), folder=folder, consumer=0)
+        with pytest.raises(WeightSyncError, match="first sending trainer did not start"):
+            receiver.receive(1, 0.2)
+
+
+def test_versions_must_agree_and_grow() -> None:
+    with threaded_peers(1, [KeepingEngine()]) as peers:
+        peers.sync(1)
+        with pytest.raises(ValueError, match="give both sides a greater sync_id"):
+            peers.senders[0].send(1, 1.0)
+        with pytest.raises(ValueError, match="sync id 1"):
+            peers.receivers[0].receive(1, 1.0)
+        assert peers.receivers[0].version is None
+
+
+def test_sides_that_disagree_about_the_version_fail() -> None:
+    with threaded_peers(1, [KeepingEngine()]) as peers:
+        receive = peers.receivers[0].receive
+        peers.receivers[0].receive = lambda version, *args, **kwargs: receive(version + 1, *args, **kwargs)  # type: ignore[method-assign]
+        failed_everywhere(peers, peers.sync(1), "engine-0 is at version 2, expected 1")
+
+
+def test_what_an_aborted_sync_left_behind_is_ignored() -> None:
+    with threaded_peers(1, [KeepingEngine()]) as peers:
+        sender = peers.senders[0]
+        # Only the trainer takes part in sync 1: its abort waits in the engine's inbox.
+        outcomes = peers.sync(1, deadline=0.3, without=("engine-0",))
+        assert "engine-0" in str(outcomes["trainer-0"])
+        # A bucket of that sync arrives late, with other contents.
+        sender._mailbox.send(["engine-0"], FILLED, 1, version=1, plan=sender.plan.fingerprint, bucket=0, pieces=[])
+        peers.sync(1)
+        assert peers.receivers[0].version == 1
+        assert peers.landed_right()
+
+
+def test_an_impostor_that_fills_twice_fails_the_sync() -> None:
+    with threaded_peers(1, [KeepingEngine()]) as peers:
+        sender = peers.senders[0]
+        original = sender._mailbox.send
+
+        def twice(to: Any, kind: str, sync_id: int, **body: Any) -> None:
+            original(to, kind, sync_id, **body)
+            if kind == FILLED and body["bucket"] == 1:
+                original(to, kind, sync_id, **body)
+
+        sender._mailbox.send = twice  # type: ignore[method-assign]
+        failed_everywhere(peers, peers.sync(1), "filled bucket 1, expected bucket 2")
+
+
+def test_an_engine_number_outside_the_plan_is_refused() -> None:
+    with threaded_peers(1, [KeepingEngine()]) as peers:
+        stranger = WeightReceiver(KeepingEngine(), folder=peers.folder, consumer=1)
+        with pytest.raises(WeightSyncError, match="engine 1 is not among the plan's 1"):
+            stranger.receive(1, 1.0)
+
+
+def test_a_sender_without_its_pieces_is_refused(tmp_path: Path) -> None:
+    weights = model_weights(0)
+    with pytest.raises(ValueError, match=r"has to send lm_head\.weight"):
+        WeightSender(pieces_for(weights, 1)[0][:-1], plan_for(weights), producer=0, folder=tmp_path)
+
+
+def test_a_rank_with_nothing_to_send_returns_at_once(tmp_path: Path) -> None:
+    sender = WeightSender([], plan_for(model_weights(0)), producer=9, folder=tmp_path)
+    assert sender.send(1, 1.0)["bytes"] == 0
+    sender.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_pieces_cut_by_columns_are_among_the_cases() -> None:
+    assert {cut_dim(name) for name in model_weights(0)} == {0, 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["engine", "trainer"])
+def test_a_killed_peer_ends_the_sync_of_the_others_within_the_deadline(victim: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
+        trainers = [ProcessPeer(sender_process, folder, rank, 2, 2) for rank in range(2)]
+        engines = [
+            ProcessPeer(receiver_process, folder, i, 4 if victim == "engine" and i == 1 else None) for i in range(2)
+        ]
+        everybody = [*trainers, *engines]
+        try:
+            for peer in everybody:
+                assert peer.outcome(60) == "up"
+            if victim == "trainer":
+                for peer in everybody:
+                    peer.start(1, 20.0)
+                assert trainers[0].outcome(30)[0] == "ok"
+                assert [engine.outcome(30) for engine in engines] == [("ok", (1, [1.0]))] * 2
+                assert trainers[1].outcome(30)[0] == "ok"
+                trainers[1].kill()
+            left = [*trainers[:1], *engines] if victim == "trainer" else [*trainers, engines[0]]
+            for peer in left if victim == "trainer" else everybody:
+                peer.start(2, 2.0)
+            started = time.monotonic()
+            outcomes = [peer.outcome(15) for peer in left]
+            assert time.monotonic() - started < 10
+            assert {kind for kind, _ in outcomes} == {"WeightSyncError"}
+            name = "trainer-1" if victim == "trainer" else "engine-1"
+            assert any("deadline passed while waiting for" in text and name in text for _, text in outcomes)
+        finally:
+            for peer in everybody:
+                peer.stop()
