@@ -353,8 +353,8 @@ def report(setting: Setting, ours: dict[str, Any], theirs: dict[str, Any], argum
     ratio = means["trl"]["seconds"] / means["rljob"]["seconds"]
     verdict = "a smoke test" if arguments.tiny else "reached" if ratio >= setting.goal else "MISSED"
     print(f"  ratio {ratio:.2f} (goal: at least {setting.goal}): {verdict}")
-    line = {"benchmark": "peer_trl", "setting": setting.name, "trl": theirs["trl"], "steps": arguments.steps, **means}
-    print(json.dumps(line | {"ratio": round(ratio, 3), "target": setting.goal}))
+    line = {"benchmark": "peer_trl", "setting": setting.name, "trl_version": theirs["trl"], "steps": arguments.steps}
+    print(json.dumps(line | means | {"ratio": round(ratio, 3), "target": setting.goal}))
     return difference == 0
 
 

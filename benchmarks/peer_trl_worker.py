@@ -80,7 +80,7 @@ def make_trainer(request: dict[str, Any], replay: Any | None, samples: int, micr
             return batch
 
     torch.set_num_threads(request["threads"])
-    model = AutoModelForCausalLM.from_pretrained(request["model"], dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(request["model"], dtype=torch.float32)
     if replay is not None:
         model.generate = functools.partial(model.generate, logits_processor=LogitsProcessorList([replay]))
     config = GRPOConfig(

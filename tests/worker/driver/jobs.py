@@ -27,7 +27,7 @@ def manifest(folder: Path, **spec: Any) -> Path:
     document = yaml.safe_load((REPOSITORY / "examples" / "quickstart.yaml").read_text())
     document["metadata"]["name"] = "test-job"
     config = document["spec"]["model"]["random"]["config"]
-    config.update(hidden_size=64, intermediate_size=128, head_dim=16, max_position_embeddings=64)
+    config.update(hidden_size=64, intermediate_size=128, head_dim=32, max_position_embeddings=64)
     document["spec"].update(
         {
             "steps": 6,

@@ -16,7 +16,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def engines(model: Path) -> Iterator[list[RemoteEngine]]:
     """Two started engines of one device each; tests leave them ACTIVE."""
-    pair = [RemoteEngine(spec_json(model), model, model.parent / f"engine-{i}.log", index=i) for i in range(2)]
+    sync_folder = model.parent / "sync"
+    sync_folder.mkdir()
+    logs = [model.parent / f"engine-{i}.log" for i in range(2)]
+    pair = [RemoteEngine(spec_json(model), model, log, index=i, sync_folder=sync_folder) for i, log in enumerate(logs)]
     for engine in pair:
         engine.send("start")
     for engine in pair:

@@ -21,7 +21,9 @@ CALL_SECONDS = 400.0
 class RemoteEngine:
     """Forwards calls to the engine process; the process's output goes to `log`."""
 
-    def __init__(self, spec: dict[str, Any], model: Path, log: Path, *, index: int = 0) -> None:
+    def __init__(
+        self, spec: dict[str, Any], model: Path, log: Path, *, index: int = 0, sync_folder: Path | None = None
+    ) -> None:
         from multiprocessing import Pipe
 
         from rljob_worker.rollout.environment import engine_environment
@@ -32,6 +34,7 @@ class RemoteEngine:
             index=index,
             model_folder=str(model),
             devices=[f"host:cpu:{index * tensor_parallel + rank}" for rank in range(tensor_parallel)],
+            sync_folder=None if sync_folder is None else str(sync_folder),
         )
         self.log = log
         self._connection, theirs = Pipe()

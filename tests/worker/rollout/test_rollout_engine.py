@@ -1,17 +1,26 @@
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from engine_process import RemoteEngine
 from rollout_models import END, FIRST_WORD, MAX_PROMPT, MAX_RESPONSE, VOCAB, group_requests, spec_json
+from transformers import Qwen3ForCausalLM
 
 from rljob_worker.errors import JobError, StopRequested
+from rljob_worker.models.convert import Piece
 from rljob_worker.types import Generation, GenerationRequest, SamplingParams
+from rljob_worker.weightsync.errors import WeightSyncError
+from rljob_worker.weightsync.plan import PieceGeometry, build_plan
+from rljob_worker.weightsync.sender import WeightSender
 
 pytestmark = pytest.mark.slow
 
@@ -70,9 +79,6 @@ def _reference_log_probs(
     model: Path, request: GenerationRequest, response: Generation, sampling: SamplingParams
 ) -> np.ndarray:
     """Written from the definitions: temperature, then the smallest set of most likely tokens with mass >= top_p."""
-    import torch
-    from transformers import Qwen3ForCausalLM
-
     network = Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     tokens = torch.tensor([*request.prompt_token_ids, *response.token_ids])
     with torch.no_grad():
@@ -104,9 +110,6 @@ def test_log_probs_are_those_of_the_distribution_sampled_from(
 
 
 def test_greedy_takes_the_most_likely_token_whatever_the_seed(engine: RemoteEngine, model: Path) -> None:
-    import torch
-    from transformers import Qwen3ForCausalLM
-
     requests = group_requests(prompts=4, samples=2)
     responses = _generate(engine, requests, replace(SAMPLING, temperature=0.0))
     network = Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
@@ -189,9 +192,9 @@ def test_sampling_that_vllm_would_change_is_refused(engine: RemoteEngine) -> Non
 
 
 def test_wrong_weight_version_is_refused(engine: RemoteEngine) -> None:
-    assert engine.call("weight_version") == 0
-    with pytest.raises(JobError, match="engine-0 holds weights of version 0, not 1"):
-        engine.call("generate", group_requests()[:1], SAMPLING, 1)
+    version = engine.call("weight_version")
+    with pytest.raises(JobError, match=f"engine-0 holds weights of version {version}, not {version + 1}"):
+        engine.call("generate", group_requests()[:1], SAMPLING, version + 1)
 
 
 def test_turns_free_the_kv_cache_and_refuse_other_orders(engine: RemoteEngine) -> None:
@@ -209,8 +212,6 @@ def test_turns_free_the_kv_cache_and_refuse_other_orders(engine: RemoteEngine) -
     assert engine.call("wake_weights")["resumed_bytes"] == 0
     with pytest.raises(RuntimeError, match="generate is not allowed while WEIGHTS"):
         engine.call("generate", group_requests(), SAMPLING, 0)
-    with pytest.raises(RuntimeError, match="was given no folder"):
-        engine.call("receive_weights", 1, 1.0)
     engine.call("wake_kv")
     assert _take_a_turn(engine)["released_bytes"] == 0
 
@@ -219,7 +220,7 @@ def test_abort_ends_a_running_generation_and_the_engine_goes_on(engines: list[Re
     engine = engines[1]
     expected = _generate(engine, group_requests())
     many = [replace(request, seed=i) for i, request in enumerate(group_requests() * 40)]
-    engine.send("generate", many, SAMPLING, 0)
+    engine.send("generate", many, SAMPLING, engine.call("weight_version"))
     time.sleep(0.5)
     engine.send("abort")
     begin = time.monotonic()
@@ -236,6 +237,87 @@ def test_an_abort_ahead_of_a_generation_ends_it_at_once(engine: RemoteEngine) ->
     with pytest.raises(StopRequested):
         _generate(engine, group_requests())
     assert len(_generate(engine, group_requests())) == 32
+
+
+class _Trainer:
+    """Sends a Hugging Face model's tensors to both engines, from a thread."""
+
+    def __init__(self, network: Any, folder: Path) -> None:
+        self._weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+        pieces = [
+            Piece(name, tuple(weight.shape), None, 0, 0, partial(self._weights.__getitem__, name), lambda tensor: None)
+            for name, weight in self._weights.items()
+        ]
+        manifest = [(name, tuple(weight.shape)) for name, weight in self._weights.items()]
+        plan = build_plan(
+            manifest, {0: [PieceGeometry.of(piece) for piece in pieces]}, dtype=torch.float32, consumers=2
+        )
+        self._sender = WeightSender(pieces, plan, producer=0, folder=folder)
+
+    def send(self, version: int) -> threading.Thread:
+        thread = threading.Thread(target=self._sender.send, args=(version, 60.0))
+        thread.start()
+        return thread
+
+    def close(self) -> None:
+        self._sender.close()
+
+
+def test_weights_of_a_new_version_are_generated_with_and_a_failed_sync_is_not(
+    engines: list[RemoteEngine], model: Path
+) -> None:
+    requests = group_requests(step=6)
+    before = _generate(engines[0], requests)
+    network = Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    trainer = _Trainer(network, model.parent / "sync")
+    original = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    try:
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.02)
+        _sync(engines, trainer, 1)
+        assert [engine.call("weight_version") for engine in engines] == [1, 1]
+        with pytest.raises(JobError, match="holds weights of version 1, not 0"):
+            engines[0].call("generate", requests, SAMPLING, 0)
+        changed = _generate(engines[0], requests)
+        assert not _equal(changed, before)
+        assert _equal(_generate(engines[1], requests), changed)
+        sequence = np.array([*requests[0].prompt_token_ids, *changed[0].token_ids])
+        with torch.no_grad():
+            expected = network(torch.from_numpy(sequence)[None]).logits[0, :-1].log_softmax(-1)
+        expected = expected.gather(-1, torch.from_numpy(sequence[1:])[:, None])[:, 0]
+        np.testing.assert_allclose(engines[0].call("score", [sequence])[0], expected, atol=1e-4)
+
+        engines[0].call("sleep")
+        engines[0].call("wake_weights")
+        with pytest.raises(WeightSyncError, match="version 2"):
+            engines[0].call("receive_weights", 2, 1.0)  # no trainer sends
+        engines[0].call("wake_kv")
+        assert engines[0].call("weight_version") is None
+        with pytest.raises(JobError, match="holds weights of version None, not 1"):
+            engines[0].call("generate", requests, SAMPLING, 1)
+
+        network.load_state_dict(original)
+        _sync(engines, trainer, 3)
+        assert _equal(_generate(engines[0], requests), before)
+    finally:
+        trainer.close()
+
+
+def _sync(engines: list[RemoteEngine], trainer: _Trainer, version: int) -> None:
+    for engine in engines:
+        engine.call("sleep")
+        engine.call("wake_weights")
+    thread = trainer.send(version)
+    for engine in engines:
+        engine.send("receive_weights", version, 60.0)
+    for engine in engines:
+        report = engine.wait()
+        assert report["verified"]
+        assert report["version"] == version
+    thread.join(60)
+    for engine in engines:
+        engine.call("wake_kv")
 
 
 @pytest.fixture

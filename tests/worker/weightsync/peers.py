@@ -85,7 +85,7 @@ class ProcessPeer:
     def __init__(self, target: Any, *arguments: Any) -> None:
         # Forked from a server that has imported everything once; only the first start takes seconds.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        context.set_forkserver_preload(["rljob_worker.weightsync.receiver", "rljob_worker.weightsync.sender"])
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
         self.process.start()

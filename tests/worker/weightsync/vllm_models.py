@@ -9,7 +9,7 @@ import torch
 
 
 def make_model(kind: str, seed: int, folder: Path, *, vocab_size: int = 512) -> None:
-    """Write a `tied`, `untied`, `qwen2`, `moe` or `moe_tied` model in bfloat16."""
+    """Write a `tied`, `untied`, `qwen2` (untied), `moe` (untied) or `moe_tied` model in bfloat16."""
     from transformers import (
         Qwen2Config,
         Qwen2ForCausalLM,
@@ -29,7 +29,7 @@ def make_model(kind: str, seed: int, folder: Path, *, vocab_size: int = 512) -> 
         "max_position_embeddings": 256,
         "eos_token_id": 1,
         "bos_token_id": None,
-        "tie_word_embeddings": kind.endswith("tied") and kind != "untied",
+        "tie_word_embeddings": kind in ("tied", "moe_tied"),
     }
     torch.manual_seed(seed)
     model: Any

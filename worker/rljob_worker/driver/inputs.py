@@ -17,6 +17,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, check_parallel
 from rljob_worker.models.random_model import make_random_model
 from rljob_worker.rewards.runner import RewardRunner
+from rljob_worker.rollout.arguments import check_engine_supports
 from rljob_worker.types import Prompt
 
 MODEL_FOLDER = "model"
@@ -50,6 +51,7 @@ def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
     model = ModelConfig.from_hf(model_folder)
     training = spec.training
     check_parallel(model, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
+    check_engine_supports(model)
     tokenizer = load_tokenizer(own)
     limit = _room_for_prompts(model, "spec.rollout.maxResponseTokens", spec.rollout.max_response_tokens)
     evaluation_limit = limit

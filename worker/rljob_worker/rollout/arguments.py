@@ -10,6 +10,8 @@ from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig
 
 WORKER_EXTENSION = "rljob_worker.rollout.worker_extension.RolloutWorkerExtension"
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes that vLLM 0.23's CPU attention has kernels for; repeated here because importing vLLM takes seconds."""
 _MOST_SEQUENCES = 1024
 _CPU_KV_CACHE_BYTES = 2**30
 
@@ -20,6 +22,15 @@ def max_model_length(spec: RLJobSpec, model: ModelConfig) -> int:
     if data.max_prompt_tokens is None or spec.evaluation is not None:
         return model.max_position_embeddings
     return min(model.max_position_embeddings, data.max_prompt_tokens + rollout.max_response_tokens)
+
+
+def check_engine_supports(model: ModelConfig) -> None:
+    """Refuse a model that trains here but that the engine cannot generate with; UserError."""
+    if model.head_dim not in CPU_HEAD_SIZES:
+        allowed = ", ".join(map(str, CPU_HEAD_SIZES))
+        raise UserError(
+            f"spec.model: head_dim {model.head_dim} is not supported by vLLM's attention on CPU; allowed: {allowed}"
+        )
 
 
 def max_sequences(spec: RLJobSpec) -> int:

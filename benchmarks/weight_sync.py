@@ -1,0 +1,238 @@
+"""Weight sync of a Qwen3 with about 150 M parameters against a memory copy, and against pickled tensors over Ray.
+
+    python benchmarks/weight_sync.py
+
+A trainer process holds the weights in Megatron's layout, an engine process runs vLLM; both are Ray actors, as in a job.
+Verification is on. The copies, the syncs and the pickled transfers take turns, and medians are compared, so that what
+else the machine does falls on all of them. Exits with 1 when a ratio misses its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HIDDEN, LAYERS, HEADS, GROUPS, HEAD_DIM, FFN, VOCAB = 768, 15, 12, 4, 64, 2304, 32768
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": HIDDEN,
+    "intermediate_size": FFN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": GROUPS,
+    "head_dim": HEAD_DIM,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 256,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+COPY_LIMIT, PICKLE_LIMIT = 0.15, 3.0
+DEADLINE = 120.0
+
+
+def megatron_weights() -> dict[str, torch.Tensor]:
+    """What one trainer rank holds, in Megatron's names and shapes."""
+    qkv = (HEADS + 2 * GROUPS) * HEAD_DIM
+    layer = {
+        "input_layernorm.weight": (HIDDEN,),
+        "self_attention.linear_qkv.weight": (qkv, HIDDEN),
+        "self_attention.q_layernorm.weight": (HEAD_DIM,),
+        "self_attention.k_layernorm.weight": (HEAD_DIM,),
+        "self_attention.linear_proj.weight": (HIDDEN, HEADS * HEAD_DIM),
+        "pre_mlp_layernorm.weight": (HIDDEN,),
+        "mlp.linear_fc1.weight": (2 * FFN, HIDDEN),
+        "mlp.linear_fc2.weight": (HIDDEN, FFN),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"embedding.word_embeddings.weight": (VOCAB, HIDDEN)}
+    shapes |= {f"decoder.layers.{i}.{name}": shape for i in range(LAYERS) for name, shape in layer.items()}
+    shapes |= {"decoder.final_layernorm.weight": (HIDDEN,), "output_layer.weight": (VOCAB, HIDDEN)}
+    return {name: (torch.randn(shape) * 0.02).to(torch.bfloat16) for name, shape in shapes.items()}
+
+
+class TrainerSide:
+    """Holds the weights and sends them."""
+
+    def __init__(self, model_folder: str, sync_folder: str, bucket_bytes: int) -> None:
+        from rljob_worker.models.config import ModelConfig
+        from rljob_worker.models.convert import Parallel, hf_manifest, local_pieces
+        from rljob_worker.weightsync.plan import build_plan
+        from rljob_worker.weightsync.sender import WeightSender
+
+        config = ModelConfig.from_hf(model_folder)
+        self._pieces = local_pieces(megatron_weights(), config, Parallel())
+        plan = build_plan(
+            hf_manifest(config), {0: self._pieces}, dtype=torch.bfloat16, consumers=1, bucket_bytes=bucket_bytes
+        )
+        self._plan = plan
+        self._sender = WeightSender(self._pieces, plan, producer=0, folder=sync_folder)
+
+    def describe(self) -> dict[str, int]:
+        return {"bytes": self._plan.nbytes, "tensors": len(self._plan.names), "buckets": len(self._plan.buckets)}
+
+    def send(self, version: int) -> dict[str, Any]:
+        return self._sender.send(version, DEADLINE)
+
+    def send_pickled(self, engine: Any) -> None:
+        """One awaited actor call for each tensor, which Ray pickles."""
+        import ray
+
+        ray.get(engine.pickled_begin.remote())
+        for piece in self._pieces:
+            ray.get(engine.pickled_tensor.remote(piece.hf_name, piece.read()))
+        ray.get(engine.pickled_finish.remote())
+
+    def close(self) -> None:
+        self._sender.close()
+
+
+class EngineSide:
+    """A real vLLM engine."""
+
+    def __init__(self, model_folder: str, sync_folder: str) -> None:
+        from vllm import LLM
+
+        from rljob_worker.weightsync.receiver import WeightReceiver
+
+        self._engine = LLM(
+            model_folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            max_model_len=128,
+            enforce_eager=True,
+            max_num_seqs=8,
+            worker_extension_cls="rljob_worker.weightsync.vllm_extension.WeightLandingExtension",
+            disable_log_stats=True,
+        )
+        self._receiver = WeightReceiver(self._land, folder=sync_folder, consumer=0)
+
+    def _land(self, method: str, message: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
+        return self._engine.collective_rpc(method, timeout=seconds, args=(message,))
+
+    def receive(self, version: int) -> dict[str, Any]:
+        return self._receiver.receive(version, DEADLINE)
+
+    def copy_seconds(self, nbytes: int) -> float:
+        """A plain copy between two buffers whose pages have been touched, with this process's threads."""
+        if not hasattr(self, "_source"):
+            self._source, self._target = (torch.ones(nbytes, dtype=torch.uint8) for _ in range(2))
+        started = time.perf_counter()
+        self._target.copy_(self._source)
+        return time.perf_counter() - started
+
+    def pickled_begin(self) -> None:
+        from vllm.model_executor.model_loader.reload import layerwise
+
+        layerwise.initialize_layerwise_reload(self._model())
+
+    def pickled_tensor(self, name: str, tensor: torch.Tensor) -> None:
+        with torch.no_grad():
+            self._model().load_weights([(name, tensor)])
+
+    def pickled_finish(self) -> None:
+        from vllm.model_executor.model_loader.reload import layerwise
+
+        layerwise.finalize_layerwise_reload(self._model(), self._engine.model_config)
+
+    def _model(self) -> Any:
+        # The engine runs inside this process, so its only worker is at hand.
+        core = self._engine.llm_engine.engine_core.engine_core
+        return core.model_executor.driver_worker.worker.model_runner.model
+
+    def close(self) -> None:
+        self._receiver.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=9, help="rounds that are measured (default 9)")
+    parser.add_argument("--bucket-bytes", type=int, default=256 * 2**20, help="as spec.weightSync.bucketBytes")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each process")
+    options = parser.parse_args()
+
+    import ray
+
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]),
+        "OMP_NUM_THREADS": str(options.threads),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            logging_level="ERROR",
+            log_to_driver=False,
+            object_store_memory=2**30,
+            runtime_env={"env_vars": environment},
+        )
+        trainer = ray.remote(num_cpus=0)(TrainerSide).remote(folder, folder, options.bucket_bytes)
+        engine = ray.remote(num_cpus=0)(EngineSide).remote(folder, folder)
+        try:
+            return report(ray.get(trainer.describe.remote()), *measure(trainer, engine, options.repeats))
+        finally:
+            ray.get([trainer.close.remote(), engine.close.remote()])
+            ray.shutdown()
+
+
+def measure(trainer: Any, engine: Any, repeats: int) -> tuple[dict[str, list[float]], list[dict[str, float]]]:
+    """Seconds of each kind of transfer, and the breakdown of each sync; the first round warms everything up."""
+    import ray
+
+    nbytes = ray.get(trainer.describe.remote())["bytes"]
+    seconds: dict[str, list[float]] = {"copy": [], "sync": [], "pickled": []}
+    breakdowns = []
+    for version in range(1, repeats + 2):
+        copies = [ray.get(engine.copy_seconds.remote(nbytes)) for _ in range(3)]
+        started = time.perf_counter()
+        sent, received = ray.get([trainer.send.remote(version), engine.receive.remote(version)])
+        sync = time.perf_counter() - started
+        started = time.perf_counter()
+        ray.get(trainer.send_pickled.remote(engine))
+        pickled = time.perf_counter() - started
+        if version == 1:
+            continue
+        for kind, value in (("copy", statistics.median(copies)), ("sync", sync), ("pickled", pickled)):
+            seconds[kind].append(value)
+        sender = {f"trainer: {name}": sent[f"{name}_seconds"] for name in ("read", "fill", "wait")}
+        parts = ("begin", "wait", "checksum", "load", "finish", "rpc")
+        breakdowns.append(sender | {f"engine: {name}": received[f"{name}_seconds"] for name in parts})
+    return seconds, breakdowns
+
+
+def report(size: dict[str, int], seconds: dict[str, list[float]], breakdowns: list[dict[str, float]]) -> int:
+    """Print the medians; 1 when a limit is missed."""
+    median = {kind: statistics.median(values) for kind, values in seconds.items()}
+    print(f"{size['bytes'] / 1e6:.0f} MB in {size['tensors']} tensors, {size['buckets']} buckets")
+    for kind, value in median.items():
+        print(f"{kind:8} {value * 1e3:8.1f} ms  {size['bytes'] / value / 1e9:6.2f} GB/s  best {min(seconds[kind]) * 1e3:.1f} ms")
+    for part in breakdowns[0]:
+        print(f"  {part:18} {statistics.median(b[part] for b in breakdowns) * 1e3:8.1f} ms")
+    ratios = {
+        "sync / memory copy (bytes per second)": (median["copy"] / median["sync"], COPY_LIMIT),
+        "sync / pickled tensors (bytes per second)": (median["pickled"] / median["sync"], PICKLE_LIMIT),
+    }
+    for name, (ratio, limit) in ratios.items():
+        print(f"{name}: {ratio:.2f} (at least {limit})")
+    return int(any(ratio < limit for ratio, limit in ratios.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from record_cases import MANIFEST, run_folder, write_run, write_samples
+
+from rljob_worker.cli.main import main
+from rljob_worker.driver.checkpoints import CheckpointStore, DriverState
+
+COMMANDS = ("run", "validate", "report", "samples", "export")
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> str:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(MANIFEST))
+    return str(path)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """What is said about a command that the user got wrong."""
+    assert main(argv) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("rljob: ")
+    return said.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: rljob {command}")
+    assert len(text.splitlines()) >= 7
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    overview = capsys.readouterr().out
+    assert f"\n    {command} " in overview
+    assert "exit codes:" in overview
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["fly"], ["run"], ["samples", "x", "--worst", "2", "--best", "2"], ["export", "x"]]
+)
+def test_a_wrong_command_line_shows_the_usage(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(argv)
+    assert "usage: rljob" in capsys.readouterr().err
+
+
+def test_validate(capsys: pytest.CaptureFixture[str], manifest: str) -> None:
+    assert main(["validate", manifest]) == 0
+    assert capsys.readouterr().out == f"{manifest}: sample-run is valid\n"
+    assert main(["validate", manifest, "--set", "spec.steps=5"]) == 0
+    capsys.readouterr()
+    said = refused(capsys, "validate", manifest, "--set", "spec.steps=0", "--set", "spec.rollout.topP=7")
+    assert "2 problems" in said
+    assert "spec.steps: 0: is too small" in said
+    assert "spec.rollout.topP: 7" in said
+    assert "no such file" in refused(capsys, "validate", "missing.yaml")
+
+
+def test_run_refuses_before_it_starts(capsys: pytest.CaptureFixture[str], manifest: str, tmp_path: Path) -> None:
+    assert "--resume: needs --output" in refused(capsys, "run", manifest, "--resume")
+    assert "spec.steps" in refused(capsys, "run", manifest, "--set", "spec.steps=0", "--output", str(tmp_path / "x"))
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("command", [["report"], ["samples"], ["export", "--to", "x"]])
+def test_a_folder_without_a_run_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: list[str]
+) -> None:
+    assert "there is no such folder" in refused(capsys, command[0], str(tmp_path / "missing"), *command[1:])
+    assert "not a run folder" in refused(capsys, command[0], str(tmp_path), *command[1:])
+
+
+def test_report_draws_and_prints_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "no step was finished yet" in refused(capsys, "report", str(run_folder(tmp_path)))
+    write_run(tmp_path, 3)
+    assert main(["report", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "actor_train" in text
+    assert str(tmp_path / "report.html") in text
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def test_samples_of_a_step_worst_and_best(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run_folder(tmp_path)
+    assert "no trajectories yet" in refused(capsys, "samples", str(tmp_path))
+    write_samples(tmp_path, 5, ["five"], [0.5])
+    write_samples(tmp_path, 10, ["good", "bad\x1b[2J", "none", "fair"], [0.9, 0.1, float("nan"), 0.5])
+
+    def responses(*options: str) -> list[str]:
+        assert main(["samples", str(tmp_path), *options]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return [line.split(maxsplit=1)[1] for line in lines if line.startswith("response")]
+
+    assert responses() == ["good", r"bad\x1b[2J", "none", "fair"]
+    assert responses("--step", "5") == ["five"]
+    assert responses("--worst", "2") == ["none", r"bad\x1b[2J"]
+    assert responses("--best", "2") == ["good", "fair"]
+    assert responses("--best", "99", "--step", "10") == ["good", "fair", r"bad\x1b[2J", "none"]
+    assert "no trajectories of step 7; there are those of step 5, 10" in refused(
+        capsys, "samples", str(tmp_path), "--step", "7"
+    )
+    assert "--worst: 0 is not a number of samples" in refused(capsys, "samples", str(tmp_path), "--worst", "0")
+
+
+def test_export_says_which_checkpoints_there_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    target = tmp_path / "target"
+    assert "no complete checkpoint yet" in refused(capsys, "export", str(folder), "--to", str(target))
+    store = CheckpointStore(folder / "checkpoints", keep=3)
+    for step in (20, 40):
+        store.commit(store.begin(step), DriverState(step, step, {}, 1, 1))
+    said = refused(capsys, "export", str(folder), "--step", "30", "--to", str(target))
+    assert "no complete checkpoint of step 30; complete ones: 20, 40" in said
+    target.mkdir()
+    (target / "mine").write_text("x")
+    assert "is not an empty folder" in refused(capsys, "export", str(folder), "--to", str(target))
+    assert "is not an empty folder" in refused(capsys, "export", str(folder), "--to", str(target / "mine"))
+
+
+def python(code: str, *args: str, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **more}
+    return subprocess.run(
+        [sys.executable, "-c", code, *args], env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_small_commands_do_not_wait_for_the_large_libraries(manifest: str, tmp_path: Path) -> None:
+    write_samples(run_folder(tmp_path / "run"), 1, ["x"], [1.0])
+    code = (
+        "import json, sys\nfrom rljob_worker.cli.main import main\n"
+        "for argv in json.loads(sys.argv[1]):\n"
+        "    try: assert main(argv) == 0\n"
+        "    except SystemExit as end: assert end.code == 0\n"
+        "large = {'torch', 'ray', 'transformers', 'vllm', 'megatron', 'datasets', 'matplotlib', 'tensorboard'}\n"
+        "print('loaded:', sorted(large & set(sys.modules)))\n"
+    )
+    commands = [
+        ["--version"],
+        ["--help"],
+        ["run", "--help"],
+        ["validate", manifest],
+        ["samples", str(tmp_path / "run")],
+    ]
+    ended = python(code, str(commands).replace("'", '"'))
+    assert ended.stdout.splitlines()[0].startswith("rljob 0.")
+    assert ended.stdout.splitlines()[-1] == "loaded: []", ended.stderr
+
+
+MAIN = "import sys; from rljob_worker.cli.main import main; sys.exit(main())"
+
+
+def test_a_reader_who_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    write_samples(run_folder(tmp_path), 1, ["x" * 500] * 2000, [1.0] * 2000)
+    path = os.pathsep.join(p for p in sys.path if p)
+    running = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "samples", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert running.stdout is not None
+    assert running.stderr is not None
+    assert running.stdout.readline() == b"step 1: 2000 of 2000 samples\n"
+    running.stdout.close()
+    assert (running.wait(timeout=60), running.stderr.read()) == (0, b"")
+
+
+def test_a_terminal_without_the_characters_shows_escapes(tmp_path: Path) -> None:
+    write_samples(run_folder(tmp_path), 1, ["日本"], [1.0])
+    ended = python(MAIN, "samples", str(tmp_path), PYTHONIOENCODING="latin-1")
+    assert ended.returncode == 0
+    assert r"response  \u65e5\u672c" in ended.stdout

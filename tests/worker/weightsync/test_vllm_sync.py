@@ -1,0 +1,52 @@
+"""Real vLLM engines: after a sync they generate what a fresh engine on the target folder generates."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_models import make_model
+
+HERE = Path(__file__).parent
+KINDS = {1: ["tied", "untied_padded", "qwen2", "moe_tied"], 2: ["untied_padded"]}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for kind in {kind for kinds in KINDS.values() for kind in kinds}:
+        # 500 is no multiple of the engine's vocabulary padding.
+        vocab_size = 500 if kind.endswith("padded") else 512
+        for seed, role in enumerate(("start", "target")):
+            make_model(kind.removesuffix("_padded"), seed, folder / f"{kind}-{role}", vocab_size=vocab_size)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+def test_synced_engines_equal_fresh_ones(models: Path, tensor_parallel: int) -> None:
+    kinds = KINDS[tensor_parallel]
+    command = [sys.executable, str(HERE / "vllm_sync_process.py"), str(models), str(tensor_parallel), *kinds]
+    path = os.pathsep.join([str(HERE), *sys.path])
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=400, env=os.environ | {"PYTHONPATH": path}, check=False
+    )
+    lines = [line.removeprefix("RESULT ") for line in run.stdout.splitlines() if line.startswith("RESULT ")]
+    assert run.returncode == 0, run.stderr[-4000:]
+    results: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    assert [result["kind"] for result in results] == kinds
+    for result in results:
+        assert result["buckets"] > 4, result
+        assert "bucket 2" in result["failure"], result
+        assert "checksum" in result["failure"], result
+        assert result["version_after_failure"] is None
+        assert result["version"] == 1
+        assert result["report"]["verified"] is True
+        assert result["changed"], result
+        assert result["same_tokens"], result
+        assert result["log_prob_difference"] == 0.0, result
