@@ -93,7 +93,6 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 ACCEPTED: list[list[str]] = [
     [],
     ["resources.devicesPerNode=null"],
-
     ["training=null"],
     ["training.pipelineParallel=2", "training.expertParallel=2", "resources.devicesPerNode=null"],
     ["training.pipelineParallel=2", "training.expertParallel=4"],

@@ -79,7 +79,9 @@ def test_only_cpu_on_one_node_runs_on_this_machine() -> None:
     with pytest.raises(ManifestError, match=r"spec\.resources\.nodes"):
         check_runnable_locally(load_manifest(manifest("resources.nodes=2")))
     for profile in ("ascend-a2", "cuda"):
-        with pytest.raises(ManifestError, match=f'spec.resources.profile: "{profile}": this profile\'s device is not built'):
+        with pytest.raises(
+            ManifestError, match=f'spec.resources.profile: "{profile}": this profile\'s device is not built'
+        ):
             load_manifest(manifest(f"resources.profile={profile}"))
 
 

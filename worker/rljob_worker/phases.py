@@ -43,6 +43,7 @@ class PhaseClock:
         self._on_start = on_start
         self._begin = now()
         self._phases: dict[str, float] = {}
+        self._phase_begin = self._begin
         self.current: str | None = None
 
     def restart(self) -> None:
@@ -57,12 +58,19 @@ class PhaseClock:
         assert self.current is None, f"phase {name} inside phase {self.current}"
         self.current = name
         self._on_start(name)
-        start = self._now()
+        self._phase_begin = self._now()
         try:
             yield
         finally:
-            self._phases[name] = self._phases.get(name, 0.0) + self._now() - start
+            self._phases[name] = self._phases.get(name, 0.0) + self._now() - self._phase_begin
             self.current = None
+
+    def so_far(self) -> StepTiming:
+        """The running step until now, an open phase included."""
+        now, phases = self._now(), dict(self._phases)
+        if self.current is not None:
+            phases[self.current] = phases.get(self.current, 0.0) + now - self._phase_begin
+        return StepTiming(now - self._begin, phases)
 
     def end_step(self) -> StepTiming:
         """Close the step and begin the next one."""

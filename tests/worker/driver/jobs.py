@@ -34,6 +34,7 @@ def manifest(folder: Path, **spec: Any) -> Path:
             "rollout": {"promptsPerStep": 4, "samplesPerPrompt": 4, "maxResponseTokens": 4, "ignoreEos": True},
             "checkpoint": {"everySteps": 2, "keep": 2},
             "weightSync": {"probeEverySteps": 2},
+            "records": {"trajectoriesEverySteps": 1},
             "timeouts": {"startSeconds": 240, "phaseSeconds": 60},
         }
     )

@@ -25,6 +25,8 @@ class DriverState:
     data_cursor: dict[str, Any]
     attempt: int
     world_size: int
+    record: dict[str, Any] | None = None
+    """The step's record as far as it was known; None when it stands in steps.jsonl already."""
 
 
 class CheckpointStore:

@@ -30,7 +30,7 @@ from rljob_worker.driver.events import EventLog
 from rljob_worker.driver.inputs import Inputs
 from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.driver.sync_report import sync_report
-from rljob_worker.errors import JobError, UserError
+from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.trajectories import write_trajectories
 from rljob_worker.records.writer import RecordWriter
@@ -99,6 +99,7 @@ class Job:
         self._attempt = attempt
         self._cursor = self._prompts.state()
         self._saved_step: int | None = None
+        self._recorded_step = 0
         self._checkpoint_requested = threading.Event()
         self._trained: list[StepMetrics] = []
         self._busy: dict[str, float] = {}
@@ -235,12 +236,19 @@ class Job:
         self._records.metrics(self._probe.compare(self.engines("score", self._probe.tokens), self.weight_version))
 
     def evaluate(self) -> None:
-        """Score the held-out prompts; with the same seeds each time, evaluations differ by the weights alone."""
+        """Score the held-out prompts; with the same seeds each time, evaluations differ by the weights alone.
+
+        A stop request ends it without a result.
+        """
         evaluation = self.spec.evaluation
         assert evaluation is not None
         group, prompts = evaluation.samples_per_prompt, self._inputs.evaluation_prompts
         work = requests(prompts, group, self.spec.seed, step=0)
-        generations, _ = self._generate(work, prompts, evaluation_sampling(self.spec))
+        try:
+            generations, _ = self._generate(work, prompts, evaluation_sampling(self.spec))
+        except StopRequested:
+            self._events.write("evaluation", after_step=self.step, metrics=None)
+            return
         rewards = self._collect(group)
         scored = [
             EvaluatedPrompt(
@@ -265,6 +273,7 @@ class Job:
             data_cursor=self._cursor,
             attempt=self._attempt,
             world_size=len(self._cluster.trainers),
+            record=None if self.step == self._recorded_step else self._records.draft(self.step, self.clock.so_far()),
         )
         self._checkpoint_requested.clear()
         self._saved_step = self.step
@@ -292,8 +301,10 @@ class Job:
         self._calls.gather("load", self._cluster.on_trainers("load", str(folder)), self.spec.timeouts.start_seconds)
         self._prompts.restore(state.data_cursor)
         self._cursor = state.data_cursor
-        self.step = self._saved_step = self._events.step = state.step
+        self.step = self._saved_step = self._recorded_step = self._events.step = state.step
         self.weight_version = state.weight_version
+        if state.record is not None and not self._records.has(state.step, state.attempt):
+            self._records.recover(state.record)
         return state.step
 
     def first_hand_over(self) -> None:
@@ -306,17 +317,20 @@ class Job:
         if self.due_probe():
             self.probe_weights()
 
-    def record(self, rollout: Rollout) -> None:
-        """Close the step's clock and write its record and trajectories."""
+    def describe(self, rollout: Rollout) -> None:
+        """Write the step's trajectories and note its metrics, now that it was trained on."""
         write_trajectories(
             self._records.folder, self.spec.records, rollout.step, self._samples(rollout), rollout.rewards.shape[1]
         )
         self._records.metrics(rollout_metrics(rollout.generations, rollout.rewards, rollout.advantages))
         self._records.metrics(self._trained[0].metrics)
-        self._records.busy(self._busy_since_last_step())
         self._records.overlapped({"reward": self._rewards.take_busy_seconds()})
+
+    def record(self, rollout: Rollout) -> None:
+        """Close the step's clock and write its record."""
+        self._records.busy(self._busy_since_last_step())
         self._records.write(rollout.step, self.clock.end_step(), applied=self._trained[0].applied)
-        self._events.step = rollout.step
+        self._events.step = self._recorded_step = rollout.step
 
     def _samples(self, rollout: Rollout) -> list[dict[str, Any]]:
         group = rollout.rewards.shape[1]

@@ -40,6 +40,7 @@ def train_step(job: Job) -> None:
             job.trainers("log_probs", batch, job.sampling, stoppable=True)
     with clock.phase("actor_train"):
         applied = job.actor_train(batch)
+    job.describe(rollout)
     if not applied:
         job.record(rollout)
         raise NonFiniteError(f"step {job.step + 1}: {job.non_finite_reason()}; the update was not applied")

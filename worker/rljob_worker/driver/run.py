@@ -133,9 +133,14 @@ def _run(
             outcome = _train(job, cluster, calls, stop, events, on_event)
         except JobError as error:
             logger.error("%s", error)
+            stop.finished()
             events.write("failed", message=str(error))
             cluster.kill()
+            if server is not None:
+                server.linger(spec.records.linger_seconds)
             return Outcome(error.exit_code, "Failed", str(error))
+        # What was asked for is on disk: a request that arrives from here on has nothing to wait for.
+        stop.finished()
         cluster.shutdown(calls)
         events.write("end", outcome=outcome.outcome)
         if server is not None:
@@ -167,7 +172,6 @@ def _train(
     except StopRequested:
         events.write("stopping", ready=ready)
         saved = job.save_before_leaving() if ready else None
-        stop.finished()
         what = f"saved {saved.name}" if saved else f"nothing new to save after step {job.step}"
         return Outcome(EXIT_STOPPED, "Stopped", f"stopped as asked; {what}; --resume continues")
 

@@ -105,6 +105,10 @@ def _refuse_other_job(path: Path, old: dict[str, Any], new: dict[str, Any]) -> N
     for key in sorted(set(old["spec"]) | set(new["spec"])):
         if key not in _MAY_CHANGE and old["spec"].get(key) != new["spec"].get(key):
             differences += _differences(f"spec.{key}", old["spec"].get(key), new["spec"].get(key))
+    paths = [spec["checkpoint"].get("path") for spec in (old["spec"], new["spec"])]
+    if paths[0] != paths[1]:
+        # A resumed run would find no checkpoint there and silently begin at step 1.
+        differences += _differences("spec.checkpoint.path", *paths)
     if differences:
         listed = "\n  ".join(differences)
         raise UserError(f"{path}: belongs to another job; what differs:\n  {listed}")

@@ -71,32 +71,45 @@ class RecordWriter:
         """What the weight sync did."""
         self._weights = dict(report)
 
-    def write(self, step: int, timing: StepTiming, **more: Any) -> Record:
-        """Write the record of a step; metrics that JSON cannot hold become null."""
+    def write(self, step: int, timing: StepTiming, **more: Any) -> None:
+        """Write the record of a step and begin the next one's."""
+        self._append({**self.draft(step, timing), **more})
+        self._begin()
+
+    def recover(self, draft: Record) -> None:
+        """Write the record of a step whose checkpoint is complete but whose driver died before it could write it."""
+        self._append({**draft, "recovered": True})
+
+    def has(self, step: int, attempt: int) -> bool:
+        """Whether the record of a step of an attempt stands in the log."""
+        return any((record["step"], record["attempt"]) == (step, attempt) for record in self._log.after(-1))
+
+    def draft(self, step: int, timing: StepTiming) -> Record:
+        """The record as far as it is known; metrics that JSON cannot hold are null."""
         perf = {f"perf/{name}_time": seconds for name, seconds in timing.phases.items()}
         perf["perf/step_time"] = timing.step_seconds
         # slime's train_wait is everything outside training: it contains the other phases and must not be added to them.
         training = ("ref_log_probs", "log_probs", "actor_train")
         perf["perf/train_wait_time"] = timing.step_seconds - sum(timing.phases.get(name, 0.0) for name in training)
-        record = self._log.append(
-            {
-                "step": step,
-                "attempt": self._attempt,
-                "time": time.time(),
-                "step_seconds": timing.step_seconds,
-                "phases": timing.phases,
-                "other": timing.other,
-                "switch_seconds": timing.switch,
-                "nested": ["perf/train_wait_time"],
-                "metrics": finite({**dict.fromkeys(ALWAYS_REPORTED), **self._metrics, **perf}),
-                "weights": self._weights,
-                "memory": self._memory,
-                "busy_seconds": self._busy,
-                "overlapped": self._overlapped,
-                **more,
-            }
-        )
+        return {
+            "step": step,
+            "attempt": self._attempt,
+            "time": time.time(),
+            "step_seconds": timing.step_seconds,
+            "phases": timing.phases,
+            "other": timing.other,
+            "switch_seconds": timing.switch,
+            "nested": ["perf/train_wait_time"],
+            "applied": True,
+            "recovered": False,
+            "metrics": finite({**dict.fromkeys(ALWAYS_REPORTED), **self._metrics, **perf}),
+            "weights": self._weights,
+            "memory": self._memory,
+            "busy_seconds": self._busy,
+            "overlapped": self._overlapped,
+        }
+
+    def _append(self, record: Record) -> None:
+        written = self._log.append(record)
         for sink in self._sinks:
-            sink(record)
-        self._begin()
-        return record
+            sink(written)
