@@ -212,7 +212,7 @@ def measure(trainer: Any, engine: Any, repeats: int) -> tuple[dict[str, list[flo
         for kind, value in (("copy", statistics.median(copies)), ("sync", sync), ("pickled", pickled)):
             seconds[kind].append(value)
         sender = {f"trainer: {name}": sent[f"{name}_seconds"] for name in ("read", "fill", "wait")}
-        parts = ("begin", "wait", "checksum", "load", "finish", "rpc")
+        parts = ("begin", "wait", "checksum", "load", "repack", "finish", "rpc")
         breakdowns.append(sender | {f"engine: {name}": received[f"{name}_seconds"] for name in parts})
     return seconds, breakdowns
 
@@ -222,7 +222,8 @@ def report(size: dict[str, int], seconds: dict[str, list[float]], breakdowns: li
     median = {kind: statistics.median(values) for kind, values in seconds.items()}
     print(f"{size['bytes'] / 1e6:.0f} MB in {size['tensors']} tensors, {size['buckets']} buckets")
     for kind, value in median.items():
-        print(f"{kind:8} {value * 1e3:8.1f} ms  {size['bytes'] / value / 1e9:6.2f} GB/s  best {min(seconds[kind]) * 1e3:.1f} ms")
+        best = min(seconds[kind])
+        print(f"{kind:8} {value * 1e3:8.1f} ms  {size['bytes'] / value / 1e9:6.2f} GB/s  best {best * 1e3:.1f} ms")
     for part in breakdowns[0]:
         print(f"  {part:18} {statistics.median(b[part] for b in breakdowns) * 1e3:8.1f} ms")
     ratios = {

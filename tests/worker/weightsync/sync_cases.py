@@ -99,7 +99,7 @@ class KeepingEngine:
             sums.append([checksum(PlacedPiece(**piece).part_of(weight)) for piece in tensor["pieces"]])
             self._landing[tensor["name"]] = weight.clone()
         names = [tensor["name"] for tensor in message["tensors"]]
-        return {"names": names, "checksums": sums, "checksum_seconds": 0.0, "load_seconds": 0.0}
+        return {"names": names, "checksums": sums, "checksum_seconds": 0.0, "load_seconds": 0.0, "repack_seconds": 0.0}
 
     def rljob_finish_sync(self, message: dict[str, Any]) -> dict[str, Any]:
         self.weights, self.finished_version = self._landing, message["version"]

@@ -59,10 +59,11 @@ class WeightProbe:
             difference = np.abs(np.concatenate(scores) - expected)
             mean, largest = float(difference.mean()), float(difference.max())
             if not (mean <= self._tolerance and largest <= _MAX_FACTOR * self._tolerance):
+                limits = f"{self._tolerance:g} ({_MAX_FACTOR * self._tolerance:g})"
                 raise JobError(
-                    f"update_weights: engine-{index} at version {version} differs from the trainer by {mean:.4g} "
-                    f"(at most {largest:.4g}) in the log-probabilities of fixed prompts; spec.weightSync.probeTolerance "
-                    f"allows {self._tolerance:g} ({_MAX_FACTOR * self._tolerance:g}): its weights are not what was sent"
+                    f"update_weights: engine-{index} at version {version} differs from the trainer by {mean:.4g} (at "
+                    f"most {largest:.4g}) in the log-probabilities of fixed prompts; spec.weightSync.probeTolerance "
+                    f"allows {limits}: its weights are not what was sent"
                 )
             worst_mean, worst_max = max(worst_mean, mean), max(worst_max, largest)
         return {"weights/probe_abs_diff_mean": worst_mean, "weights/probe_abs_diff_max": worst_max}

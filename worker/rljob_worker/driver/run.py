@@ -197,6 +197,8 @@ def _serve(spec: RLJobSpec, folder: Path, log: StepLog, job: Job, metrics: JobMe
 def _ray(spec: RLJobSpec) -> Iterator[None]:
     """An embedded Ray for this job alone, its files in a folder that goes with it."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Ray makes its workers nice by default: beside anything else on the machine they would get a fraction of it.
+    os.environ["RAY_worker_niceness"] = "0"
     # SIGKILL of an actor must not leave the engine's own child processes behind.
     os.environ["RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"] = "true"
     folder = tempfile.mkdtemp(prefix="rljob-ray-")

@@ -64,6 +64,8 @@ def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, Any]:
         "kv_cache_memory_bytes": rollout.kv_cache_bytes or _CPU_KV_CACHE_BYTES,
         "worker_extension_cls": WORKER_EXTENSION,
         "disable_log_stats": True,
+        # Inside a Ray actor vLLM would choose its Ray executor; an engine runs its own processes.
+        "distributed_executor_backend": "mp" if rollout.tensor_parallel > 1 else None,
     }
     if rollout.max_batched_tokens is not None:
         own["max_num_batched_tokens"] = rollout.max_batched_tokens

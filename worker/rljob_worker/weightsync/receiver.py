@@ -67,8 +67,8 @@ class WeightReceiver:
 
         Returns:
             `version`, `bytes`, `tensors`, `buckets`, `verified` (True), `mode` (`load`), `seconds` in all, and of those
-            `begin_seconds`, `wait_seconds` (for trainers), `checksum_seconds`, `load_seconds` (vLLM's loaders and
-            repacking), `finish_seconds` and `rpc_seconds` (the way to the workers). Over workers the slowest counts.
+            `begin_seconds`, `wait_seconds` (for trainers), `checksum_seconds`, `load_seconds` (vLLM's loaders),
+            `repack_seconds`, `finish_seconds` and `rpc_seconds` (the way to the workers); the slowest worker counts.
 
         Raises:
             WeightSyncError: what went wrong on this or another side, naming who, the version, bucket and tensor.
@@ -116,7 +116,7 @@ class _Receive:
 
     def __init__(self, receiver: WeightReceiver, version: int, sync_id: int, deadline: float) -> None:
         self._receiver, self._version, self._sync_id, self._deadline = receiver, version, sync_id, deadline
-        self._seconds = dict.fromkeys(("begin", "wait", "checksum", "load", "finish", "rpc"), 0.0)
+        self._seconds = dict.fromkeys(("begin", "wait", "checksum", "load", "repack", "finish", "rpc"), 0.0)
         self.doing = "before the first bucket"
 
     def __call__(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class _Receive:
             "tensors": self._receiver._layouts[bucket.index],
             "checksums": checksums,
         }
-        reports = self._call("rljob_land_bucket", message, "checksum", "load")
+        reports = self._call("rljob_land_bucket", message, "checksum", "load", "repack")
         self._coverage.landed(bucket, checksums, reports)
         self._state.landed()
 

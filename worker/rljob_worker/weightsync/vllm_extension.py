@@ -1,9 +1,4 @@
-"""Landing weights in a vLLM 0.23 worker, through its layerwise reload (`vllm/model_executor/model_loader/reload`).
-
-The reload puts a module's parameters on meta, keeps *references* to what the loaders are given until all elements of
-the module are there, then makes it anew, packs it, and copies it into the old storage. It does not notice missing
-weights, and takes a slot's views for its own; so every module is checked to be complete when its bucket has landed.
-"""
+"""vLLM's side of the weight sync: what a `WeightReceiver` calls in every worker of an engine, by `collective_rpc`."""
 
 from __future__ import annotations
 
@@ -21,6 +16,7 @@ from rljob_worker.weightsync.plan import PlacedPiece, PlacedTensor, dtype_named
 from rljob_worker.weightsync.slots import Slots
 from rljob_worker.weightsync.verify import compare_checksums
 from rljob_worker.weightsync.vllm_cpu import repair_moe_activation
+from rljob_worker.weightsync.vllm_reload import LayerwiseReload
 
 _log = logging.getLogger(__name__)
 _Method = Callable[[Any, dict[str, Any]], dict[str, Any]]
@@ -103,43 +99,10 @@ class _Landing:
     """One sync in one worker."""
 
     def __init__(self, model: Any, slots: Slots, version: int, dtype: torch.dtype) -> None:
-        from vllm.model_executor.model_loader.reload import layerwise
-
         self.version = version
-        self._layerwise, self._model, self._slots, self._dtype = layerwise, model, slots, dtype
+        self._model, self._slots, self._dtype = model, slots, dtype
         self._names: list[str] = []
-        self._modules: dict[str, Any] = dict(model.named_modules())
-        self._touched: set[str] = set()
-        self._loader_calls = 0
-        self._give_up_unfinished()
-        layerwise.initialize_layerwise_reload(model)
-        for name, module in self._modules.items():
-            self._count_loader_calls(name, module)
-
-    def _give_up_unfinished(self) -> None:
-        """Put the old tensors back where a sync was aborted: half-loaded modules hold references into a slot."""
-        for module in self._modules.values():
-            info = self._layerwise.get_layerwise_info(module)
-            if info.can_load():
-                self._layerwise._place_kernel_tensors(module, info)
-                info.reset()
-
-    def _count_loader_calls(self, name: str, module: torch.nn.Module) -> None:
-        """`load_weights` skips names it does not know without a word: the only trace is that no loader was called."""
-        for parameter in module.parameters(recurse=False):
-            loader = getattr(parameter, "weight_loader", None)
-            if loader is not None:
-                parameter.weight_loader = self._counting(loader, name)  # type: ignore[attr-defined]
-
-    def _counting(self, loader: Callable[..., Any], module_name: str) -> Callable[..., Any]:
-        # `wraps` keeps the name by which the reload finds its way back to the original loader.
-        @functools.wraps(loader)
-        def counting_loader(*args: Any, **kwargs: Any) -> Any:
-            self._loader_calls += 1
-            self._touched.add(module_name)
-            return loader(*args, **kwargs)
-
-        return counting_loader
+        self._reload = LayerwiseReload(model)
 
     def land(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """See `WeightLandingExtension.rljob_land_bucket`."""
@@ -156,41 +119,29 @@ class _Landing:
         for tensor, expected, actual in zip(placed, message["checksums"], checksums, strict=True):
             compare_checksums(tensor, expected, actual, where)
         checked = time.perf_counter()
-        self._touched.clear()
         given: list[str] = []
         self._model.load_weights(self._given(weights, given, where))
-        self._check_complete(where)
-        self._names += given
         loaded = time.perf_counter()
+        self._reload.complete_modules(where)
+        self._names += given
         return {
             "names": given,
             "checksums": checksums,
             "checksum_seconds": checked - started,
             "load_seconds": loaded - checked,
+            "repack_seconds": time.perf_counter() - loaded,
         }
 
     def _given(
         self, weights: Sequence[tuple[str, torch.Tensor]], given: list[str], where: str
     ) -> Iterator[tuple[str, torch.Tensor]]:
         for name, weight in weights:
-            before = self._loader_calls
+            before = self._reload.loader_calls
             yield name, weight
-            if self._loader_calls == before:
+            # `load_weights` skips names it does not know without a word: the only trace is that no loader was called.
+            if self._reload.loader_calls == before:
                 raise WeightSyncError(f"{where}: the engine's model has no parameter for {name}")
             given.append(name)
-
-    def _check_complete(self, where: str) -> None:
-        for name in sorted(self._touched):
-            module = self._modules[name]
-            info = self._layerwise.get_layerwise_info(module)
-            if not info.can_load():
-                continue
-            if info.load_numel + _padding(module) == info.load_numel_total:
-                self._layerwise._layerwise_process(module, info)
-                continue
-            raise WeightSyncError(
-                f"{where}: {name} has {info.load_numel} of {info.load_numel_total} elements after its bucket"
-            )
 
     def finish(self, names: Sequence[str], model_config: Any) -> int:
         """See `WeightLandingExtension.rljob_finish_sync`; returns the number of tensors."""
@@ -199,41 +150,8 @@ class _Landing:
             raise WeightSyncError(
                 f"version {self.version}: {len(self._names)} of {len(names)} tensors have landed; wrong: {wrong}"
             )
-        tied = self._tied_modules()
-        self._layerwise.finalize_layerwise_reload(self._model, model_config)
-        for module in tied:
-            # The shared parameter is new, but what was packed out of it for this module is not.
-            module.quant_method.process_weights_after_loading(module)
-        for name, parameter in self._model.named_parameters():
-            if parameter.is_meta:
-                raise WeightSyncError(f"version {self.version}: parameter {name} has no weights")
+        self._reload.finish(f"version {self.version}", model_config)
         return len(self._names)
-
-    def _tied_modules(self) -> list[Any]:
-        """Modules that got nothing because all their parameters belong to modules that did; any other is an error."""
-        waiting: dict[str, Any] = {}
-        loaded: set[int] = set()
-        for name, module in self._modules.items():
-            info = self._layerwise.get_layerwise_info(module)
-            if not info.can_load():
-                loaded |= {id(parameter) for parameter in module.parameters(recurse=False)}
-            elif info.kernel_tensors is not None and info.kernel_tensors[0]:
-                waiting[name] = info.kernel_tensors[0]
-        for name, parameters in waiting.items():
-            for own, parameter in parameters.items():
-                if id(parameter) not in loaded:
-                    raise WeightSyncError(f"version {self.version}: the engine's {name}.{own} was not loaded")
-        return [self._modules[name] for name in waiting]
-
-
-def _padding(module: Any) -> int:
-    """Elements of a vocabulary shard that no checkpoint has; its loader fills them with zeros."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-
-    if not isinstance(module, VocabParallelEmbedding):
-        return 0
-    rows = module.num_embeddings_per_partition - module.shard_indices.num_org_elements
-    return int(rows * module.embedding_dim + (rows if getattr(module, "bias", None) is not None else 0))
 
 
 def _placed(value: Mapping[str, Any]) -> PlacedTensor:
