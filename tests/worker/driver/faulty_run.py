@@ -7,6 +7,8 @@
     The driver sleeps before that phase begins, outside every phase.
 {"do": "stall", "phase": "wake_up", "step": 2, "process": "trainer-0"}
     SIGSTOP to the process as the phase begins.
+{"do": "flip", "phase": "rollout_wake_kv", "step": 2}
+    One bit of one weight of engine-0 is flipped as the phase begins, after the weights were landed and verified.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import threading
 import time
 from typing import Any
 
+import ray
+
 from rljob_worker.cli.main import main
 from rljob_worker.driver import cluster, events, job
 
@@ -29,6 +33,7 @@ def install(fault: dict[str, Any]) -> None:
 
     def started(self: cluster.Cluster, calls: Any) -> Any:
         report = start(self, calls)
+        current["engine"] = self.engines[0].handle
         pids.update({p.name: p.pid for p in (*self.trainers, *self.engines) if p.pid is not None})
         return report
 
@@ -36,6 +41,8 @@ def install(fault: dict[str, Any]) -> None:
         if fault["step"] == self.step + 1:
             if fault["do"] == "sleep" and fault["before"] == name:
                 time.sleep(fault["seconds"])
+            elif fault["do"] == "flip" and fault["phase"] == name:
+                ray.get(current["engine"].__ray_call__.remote(flip_one_bit))
             elif fault.get("phase") == name:
                 write_phase(self, name)
                 threading.Thread(target=strike, args=(self, pids[fault["process"]]), daemon=True).start()
@@ -44,7 +51,7 @@ def install(fault: dict[str, Any]) -> None:
 
     def strike(log: events.EventLog, pid: int) -> None:
         time.sleep(fault.get("delay", 0.0))
-        log.write("kill", process=fault["process"], alive=current["clock"].current)
+        log.write("kill", process=fault["process"], pid=pid, alive=current["clock"].current)
         os.kill(pid, signal.SIGSTOP if fault["do"] == "stall" else signal.SIGKILL)
 
     current: dict[str, Any] = {}
@@ -57,6 +64,18 @@ def install(fault: dict[str, Any]) -> None:
     cluster.Cluster.start = started  # type: ignore[method-assign]
     events.EventLog.phase = phase_begins  # type: ignore[method-assign]
     job.Job.__init__ = keep_clock  # type: ignore[method-assign]
+
+
+def flip_one_bit(actor: Any) -> None:
+    """Runs in the engine's process."""
+
+    def flip(worker: Any) -> None:
+        import torch
+
+        weight = worker.model_runner.model.model.embed_tokens.weight
+        weight.data.view(torch.int32)[5, 0] ^= 1 << 26
+
+    actor._engine._engine.collective_rpc(flip)
 
 
 if __name__ == "__main__":

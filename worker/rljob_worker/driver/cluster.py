@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,10 @@ class Cluster:
         """End all processes without asking."""
         for process in (*self.trainers, *self.engines):
             ray.kill(process.handle)
+            if process.pid is not None:
+                # Ray asks the process itself, which does not answer when it is stopped or hangs in a call.
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
         if self._group is not None:
             remove_placement_group(self._group)
 

@@ -1,19 +1,31 @@
-"""Checksums of weights on the host: xxh3, 64 bit, over the elements' bytes in row-major order."""
+"""Checksums of weights on the host: xxh3, 64 bit, over the elements' bytes in row-major order.
+
+Everything here runs on the calling thread alone: torch would wake all its threads for each copy, and those cores belong
+to the other side of the sync.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 import xxhash
 
 # Small enough that what was hashed is still in the cache when it is copied.
 _CHUNK_BYTES = 1 << 20
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_Array = npt.NDArray[Any]
 
 
 def checksum(tensor: torch.Tensor) -> int:
     """xxh3_64 of a CPU tensor of any strides and dtype; shape and dtype are not part of it."""
     digest = xxhash.xxh3_64()
-    for block in _contiguous_blocks(tensor):
-        digest.update(_buffer(_bytes(block)))
+    for block in _contiguous_blocks(_array(tensor)):
+        digest.update(block.data)
     return digest.intdigest()
 
 
@@ -22,33 +34,30 @@ def copy_with_checksum(source: torch.Tensor, target: torch.Tensor) -> int:
 
     Bytes are hashed where they come from, never where they went.
     """
-    if not source.is_contiguous():
-        source = source.contiguous()
-    if not target.is_contiguous():
-        value = checksum(source)
-        target.copy_(source)
-        return value
+    read, write = _array(source), _array(target)
+    if not (read.flags.c_contiguous and write.flags.c_contiguous):
+        np.copyto(write, read)
+        return checksum(source)
     digest = xxhash.xxh3_64()
-    read, write = _buffer(_bytes(source)), _buffer(_bytes(target))
-    for start in range(0, len(read), _CHUNK_BYTES):
-        chunk = read[start : start + _CHUNK_BYTES]
-        digest.update(chunk)
-        # One memcpy: torch would wake all its threads for each chunk, and the engine is landing on those cores.
-        write[start : start + len(chunk)] = chunk
+    flat_read, flat_write = read.reshape(-1), write.reshape(-1)
+    step = _CHUNK_BYTES // max(1, read.itemsize)
+    for start in range(0, read.size, step):
+        chunk = flat_read[start : start + step]
+        digest.update(chunk.data)
+        flat_write[start : start + step] = chunk
     return digest.intdigest()
 
 
-def _buffer(flat: torch.Tensor) -> memoryview:
-    return flat.numpy().data
+def _array(tensor: torch.Tensor) -> _Array:
+    """The tensor's memory as integers; numpy has no bfloat16."""
+    array: _Array = tensor.detach().view(_SAME_SIZE[tensor.itemsize]).numpy()
+    return array
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    # Not reshape: it keeps odd strides where there is one element, and those cannot be viewed as bytes.
-    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-
-
-def _contiguous_blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    if tensor.is_contiguous() or tensor.dim() == 0:
-        return (tensor.contiguous(),)
-    rows = max(1, _CHUNK_BYTES * tensor.shape[0] // max(1, tensor.nbytes))
-    return tuple(block.contiguous() for block in tensor.split(rows))
+def _contiguous_blocks(array: _Array) -> Iterator[_Array]:
+    if array.flags.c_contiguous:
+        yield array.reshape(-1)
+        return
+    rows = max(1, _CHUNK_BYTES * len(array) // max(1, array.nbytes))
+    for start in range(0, len(array), rows):
+        yield np.ascontiguousarray(array[start : start + rows])

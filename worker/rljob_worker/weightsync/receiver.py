@@ -67,7 +67,7 @@ class WeightReceiver:
 
         Returns:
             `version`, `bytes`, `tensors`, `buckets`, `verified` (True), `mode` (`load`), `seconds` in all, and of those
-            `begin_seconds`, `wait_seconds` (for trainers), `checksum_seconds`, `load_seconds` (vLLM's loaders),
+            `begin_seconds`, `wait_seconds` (for trainers), `checksum_seconds` (not hidden by loading), `load_seconds` (vLLM's loaders),
             `repack_seconds`, `finish_seconds` and `rpc_seconds` (the way to the workers); the slowest worker counts.
 
         Raises:

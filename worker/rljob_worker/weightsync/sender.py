@@ -17,6 +17,7 @@ from rljob_worker.weightsync.plan import Bucket, PieceGeometry, PieceLike, Place
 from rljob_worker.weightsync.protocol import COMMIT, FILLED, ProducerState, describe_piece
 from rljob_worker.weightsync.slots import SLOT_COUNT, Slots
 from rljob_worker.weightsync.sync_ids import SyncIds
+from rljob_worker.weightsync.threads import half_the_threads
 
 
 class ReadablePiece(PieceLike, Protocol):
@@ -87,7 +88,8 @@ class WeightSender:
             return {"version": version, "bytes": 0, "tensors": 0, "pieces": 0, "seconds": 0.0}
         run = _Send(self, version, sync_id, time.monotonic() + deadline)
         try:
-            return run()
+            with half_the_threads():
+                return run()
         except PeerAborted as error:
             raise WeightSyncError(f"sending version {version}: {error}") from error
         except Exception as error:

@@ -6,6 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from rljob_worker.weightsync.checksum import checksum
 from rljob_worker.weightsync.errors import WeightSyncError
 from rljob_worker.weightsync.plan import PlacedPiece, PlacedTensor, dtype_named
 from rljob_worker.weightsync.slots import Slots
+from rljob_worker.weightsync.threads import half_the_threads
 from rljob_worker.weightsync.verify import compare_checksums
 from rljob_worker.weightsync.vllm_cpu import repair_moe_activation
 from rljob_worker.weightsync.vllm_reload import LayerwiseReload
@@ -35,7 +37,7 @@ def _reporting(method: _Method) -> _Method:
     @functools.wraps(method)
     def reporting(worker: Any, message: dict[str, Any]) -> dict[str, Any]:
         try:
-            with torch.no_grad():
+            with torch.no_grad(), half_the_threads():
                 return method(worker, message)
         except Exception as error:
             _log.exception("%s failed", method.__name__)
@@ -107,41 +109,30 @@ class _Landing:
     def land(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """See `WeightLandingExtension.rljob_land_bucket`."""
         started = time.perf_counter()
-        where = f"version {self.version}, bucket {message['bucket']}"
-        placed = [_placed(tensor) for tensor in message["tensors"]]
-        weights = [
-            (tensor.name, self._slots.tensor(message["slot"], tensor.offset, self._dtype, tensor.shape))
-            for tensor in placed
-        ]
-        checksums = [
-            [checksum(piece.part_of(weight)) for piece in tensor.pieces] for tensor, (_, weight) in zip(placed, weights)
-        ]
-        for tensor, expected, actual in zip(placed, message["checksums"], checksums, strict=True):
-            compare_checksums(tensor, expected, actual, where)
-        checked = time.perf_counter()
-        given: list[str] = []
-        self._model.load_weights(self._given(weights, given, where))
+        bucket = _Bucket(message, self._slots, self._dtype, f"version {self.version}, bucket {message['bucket']}")
+        with ThreadPoolExecutor(1, "rljob-checksum") as hasher:
+            bucket.start_checksums(hasher)
+            self._model.load_weights(self._checked(bucket))
         loaded = time.perf_counter()
-        self._reload.complete_modules(where)
-        self._names += given
+        self._reload.complete_modules(bucket.where)
+        self._names += bucket.given
         return {
-            "names": given,
-            "checksums": checksums,
-            "checksum_seconds": checked - started,
-            "load_seconds": loaded - checked,
+            "names": bucket.given,
+            "checksums": bucket.checksums,
+            "checksum_seconds": bucket.checksum_seconds,
+            "load_seconds": loaded - started - bucket.checksum_seconds,
             "repack_seconds": time.perf_counter() - loaded,
         }
 
-    def _given(
-        self, weights: Sequence[tuple[str, torch.Tensor]], given: list[str], where: str
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, weight in weights:
+    def _checked(self, bucket: _Bucket) -> Iterator[tuple[str, torch.Tensor]]:
+        for position, (tensor, weight) in enumerate(bucket.weights):
+            bucket.check(position)
             before = self._reload.loader_calls
-            yield name, weight
+            yield tensor.name, weight
             # `load_weights` skips names it does not know without a word: the only trace is that no loader was called.
             if self._reload.loader_calls == before:
-                raise WeightSyncError(f"{where}: the engine's model has no parameter for {name}")
-            given.append(name)
+                raise WeightSyncError(f"{bucket.where}: the engine's model has no parameter for {tensor.name}")
+            bucket.given.append(tensor.name)
 
     def finish(self, names: Sequence[str], model_config: Any) -> int:
         """See `WeightLandingExtension.rljob_finish_sync`; returns the number of tensors."""
@@ -152,6 +143,39 @@ class _Landing:
             )
         self._reload.finish(f"version {self.version}", model_config)
         return len(self._names)
+
+
+class _Bucket:
+    """The tensors of one slot; a tensor's checksum is compared before the loader gets it, while others are loading."""
+
+    def __init__(self, message: Mapping[str, Any], slots: Slots, dtype: torch.dtype, where: str) -> None:
+        self.where = where
+        self.given: list[str] = []
+        self.checksums: list[list[int]] = []
+        self.checksum_seconds = 0.0
+        """Seconds that loading waited for checksums."""
+        self._expected: list[list[int]] = message["checksums"]
+        placed = [_placed(tensor) for tensor in message["tensors"]]
+        self.weights = [
+            (tensor, slots.tensor(message["slot"], tensor.offset, dtype, tensor.shape)) for tensor in placed
+        ]
+
+    def start_checksums(self, hasher: ThreadPoolExecutor) -> None:
+        """Compute them in order on a thread of their own; hashing does not hold the interpreter's lock."""
+        self._computed = [hasher.submit(_checksums, tensor, weight) for tensor, weight in self.weights]
+
+    def check(self, position: int) -> None:
+        """Wait for a tensor's checksums; WeightSyncError when they are not those of the trainers."""
+        started = time.perf_counter()
+        tensor = self.weights[position][0]
+        actual = self._computed[position].result()
+        self.checksum_seconds += time.perf_counter() - started
+        compare_checksums(tensor, self._expected[position], actual, self.where)
+        self.checksums.append(actual)
+
+
+def _checksums(tensor: PlacedTensor, weight: torch.Tensor) -> list[int]:
+    return [checksum(piece.part_of(weight)) for piece in tensor.pieces]
 
 
 def _placed(value: Mapping[str, Any]) -> PlacedTensor:
