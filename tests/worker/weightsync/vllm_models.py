@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 
-def make_model(kind: str, seed: int, folder: Path, *, vocab_size: int = 512) -> None:
-    """Write a `tied`, `untied`, `qwen2` (untied), `moe` (untied) or `moe_tied` model in bfloat16."""
+def make_model(
+    kind: str, seed: int, folder: Path, *, vocab_size: int = 512, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write a `tied`, `untied`, `qwen2` (untied), `moe` (untied) or `moe_tied` model."""
     from transformers import (
         Qwen2Config,
         Qwen2ForCausalLM,
@@ -43,4 +45,4 @@ def make_model(kind: str, seed: int, folder: Path, *, vocab_size: int = 512) -> 
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.to(dtype).save_pretrained(folder)

@@ -37,11 +37,12 @@ EXTENSION = "rljob_worker.weightsync.vllm_extension.WeightLandingExtension"
 PRODUCERS = 2
 
 
-def make_engine(folder: Path, tensor_parallel: int) -> Any:
+def make_engine(folder: Path, tensor_parallel: int, dtype: str) -> Any:
     from vllm import LLM
 
     return LLM(
         str(folder),
+        dtype=dtype,
         skip_tokenizer_init=True,
         max_model_len=128,
         enforce_eager=True,
@@ -87,13 +88,15 @@ def sync(senders: list[WeightSender], receiver: WeightReceiver, version: int, sy
 
 def run(models: Path, kind: str, tensor_parallel: int) -> dict[str, Any]:
     weights = load_file(models / f"{kind}-target" / "model.safetensors")
+    dtype = "float32" if kind.endswith("float32") else "bfloat16"
     vocab_size = weights["model.embed_tokens.weight"].shape[0]
-    fresh = make_engine(models / f"{kind}-target", tensor_parallel)
+    fresh = make_engine(models / f"{kind}-target", tensor_parallel, dtype)
     expected = generate(fresh, vocab_size)
     shut_down(fresh)
-    engine = make_engine(models / f"{kind}-start", tensor_parallel)
+    engine = make_engine(models / f"{kind}-start", tensor_parallel, dtype)
     before = generate(engine, vocab_size)
     plan = plan_for(weights, producers=PRODUCERS, bucket_bytes=96 * 1024)
+    wrong = wrong_plans(engine, weights)
     damaged: list[int] = []
 
     def land(method: str, message: dict[str, Any], seconds: float) -> Any:
@@ -119,6 +122,7 @@ def run(models: Path, kind: str, tensor_parallel: int) -> dict[str, Any]:
     return {
         "kind": kind,
         "buckets": len(plan.buckets),
+        "wrong_plans": wrong,
         "failure": failure,
         "version_after_failure": version_after_failure,
         "version": version,
@@ -129,6 +133,32 @@ def run(models: Path, kind: str, tensor_parallel: int) -> dict[str, Any]:
             abs(a - b) for ours, theirs in zip(after[1], expected[1]) for a, b in zip(ours, theirs)
         ),
     }
+
+
+def wrong_plans(engine: Any, weights: dict[str, torch.Tensor]) -> dict[str, str]:
+    """How syncs end whose trainers agree on a set of tensors that is not the engine's."""
+    extra = {"model.layers.0.mlp.extra_proj.weight": torch.zeros(8, 8, dtype=weights["model.norm.weight"].dtype)}
+    k_proj, norm = "model.layers.1.self_attn.k_proj.weight", "model.norm.weight"
+    cases = {
+        "part of a module": {name: tensor for name, tensor in weights.items() if name != k_proj},
+        "whole module": {name: tensor for name, tensor in weights.items() if name != norm},
+        "unknown tensor": weights | extra,
+    }
+    failures = {}
+    for case, tensors in cases.items():
+        with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
+            plan = plan_for(tensors, bucket_bytes=96 * 1024)
+            sender = WeightSender(pieces_for(tensors, 1)[0], plan, producer=0, folder=folder)
+            receiver = WeightReceiver(
+                lambda method, message, seconds: engine.collective_rpc(method, timeout=seconds, args=(message,)),
+                folder=folder,
+                consumer=0,
+            )
+            failures[case], _ = sync([sender], receiver, 1, sync_id=1)
+            assert receiver.version is None
+            sender.close()
+            receiver.close()
+    return failures
 
 
 def slot_file(folder: str, slot: int) -> Path:

@@ -67,8 +67,9 @@ class WeightReceiver:
 
         Returns:
             `version`, `bytes`, `tensors`, `buckets`, `verified` (True), `mode` (`load`), `seconds` in all, and of those
-            `begin_seconds`, `wait_seconds` (for trainers), `checksum_seconds` (not hidden by loading), `load_seconds` (vLLM's loaders),
-            `repack_seconds`, `finish_seconds` and `rpc_seconds` (the way to the workers); the slowest worker counts.
+            `begin_seconds`, `wait_seconds` (for trainers), `checksum_seconds` (what loading does not hide),
+            `load_seconds` (vLLM's loaders), `repack_seconds`, `finish_seconds` and `rpc_seconds` (the way to the
+            workers); the slowest worker counts.
 
         Raises:
             WeightSyncError: what went wrong on this or another side, naming who, the version, bucket and tensor.

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rljob_worker.weightsync.errors import WeightSyncError
 
@@ -31,6 +33,7 @@ class LayerwiseReload:
         self._open: dict[str, int] = {}
         """Modules that loaders have written to -> elements written."""
         self.loader_calls = 0
+        self._copied = _CopiedElements()
         self._give_up_unfinished()
         layerwise.initialize_layerwise_reload(model)
         for name, module in self._modules.items():
@@ -45,8 +48,6 @@ class LayerwiseReload:
                 info.reset()
 
     def _loader_into(self, module_name: str, own: str, on_meta: Any) -> Callable[..., Any]:
-        from vllm.model_executor.model_loader.reload.meta import CopyCounter
-
         original = self._layerwise._get_original_loader(on_meta)
 
         # Under the name by which the reload finds its way from a wrapped loader back to the original one.
@@ -55,9 +56,10 @@ class LayerwiseReload:
             self.loader_calls += 1
             if module_name not in self._open:
                 self._materialize(module_name)
-            with CopyCounter() as counter:
+            before = self._copied.elements
+            with self._copied:
                 result = original(getattr(self._modules[module_name], own), *args, **kwargs)
-            self._open[module_name] += counter.copied_numel
+            self._open[module_name] += self._copied.elements - before
             return result
 
         online_process_loader.__name__ = "online_process_loader"
@@ -104,7 +106,9 @@ class LayerwiseReload:
             del module._already_called_process_weights_after_loading
         for tensor in self._layerwise.get_layer_tensors(module).values():
             tensor.weight_loader = self._layerwise._get_original_loader(tensor)
-        if isinstance(getattr(module, "quant_method", None), QuantizeMethodBase):
+        if isinstance(getattr(module, "quant_method", None), QuantizeMethodBase) and not self._ready_as_is(
+            module, info
+        ):
             module.quant_method.process_weights_after_loading(module)
         parameters, buffers = info.kernel_tensors
         for own, in_use in (parameters | buffers).items():
@@ -113,6 +117,20 @@ class LayerwiseReload:
                 in_use.data.copy_(new)
         self._layerwise._place_kernel_tensors(module, info)
         info.reset()
+
+    def _ready_as_is(self, module: Any, info: Any) -> bool:
+        """Whether the module computes with its parameters alone, which are new already.
+
+        On CPU, `cpu_linear` is what multiplies. Where it is a plain function of the weight, as on CPUs whose
+        instructions oneDNN's packed kernels do not support, there is nothing packed that would be out of date, and
+        finding that out again takes vLLM longer than the copy.
+        """
+        multiply = getattr(module, "cpu_linear", None)
+        if not isinstance(multiply, FunctionType) or multiply.__closure__ or multiply.__defaults__:
+            return False
+        return all(
+            getattr(module, own).data_ptr() == in_use.data_ptr() for own, in_use in info.kernel_tensors[0].items()
+        )
 
     def finish(self, where: str, model_config: Any) -> None:
         """Make the model ready to run; WeightSyncError naming a parameter that was not loaded."""
@@ -140,6 +158,24 @@ class LayerwiseReload:
                 if id(parameter) not in loaded:
                     raise WeightSyncError(f"{where}: the engine's {name}.{own} was not loaded")
         return [self._modules[name] for name in waiting]
+
+
+class _CopiedElements(TorchDispatchMode):
+    """Counts the elements that `copy_` writes; whatever a loader cuts or transposes before, it ends in that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Guarding the counter against being compiled takes longer than counting.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            self.elements += args[0].numel()
+        return func(*args, **(kwargs or {}))
 
 
 def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
