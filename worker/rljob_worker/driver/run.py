@@ -32,8 +32,11 @@ from rljob_worker.records.steps import StepLog
 from rljob_worker.records.summary import summarize, write_summary
 from rljob_worker.records.tensorboard import TensorBoardSink
 from rljob_worker.records.writer import Record, RecordWriter
+from rljob_worker.rollout.guardian import start_time
+from rljob_worker.rollout.processes import Guardian
 
 logger = logging.getLogger(__name__)
+_RAY_FOLDER = "rljob-ray-"
 TOKEN_VARIABLE = "RLJOB_DRIVER_TOKEN"
 """Bearer token that the driver's HTTP endpoint asks for, when set."""
 
@@ -123,10 +126,11 @@ def _run(
             stack.callback(server.close)
         on_event("starting Ray")
         events.write("start")
-        stack.enter_context(_ray(spec))
+        scratch = stack.enter_context(_ray(spec))
         stop.install()
-        sync_folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rljob-sync-"))
-        cluster.create(spec.steps * derived.updates_per_step(spec), Path(sync_folder))
+        sync_folder = scratch / f"sync-{os.getpid()}"
+        sync_folder.mkdir()
+        cluster.create(spec.steps * derived.updates_per_step(spec), sync_folder)
         try:
             inputs.rewards.start()
             on_event(f"starting {len(cluster.trainers)} trainer(s) and {len(cluster.engines)} engine(s)")
@@ -194,14 +198,18 @@ def _serve(spec: RLJobSpec, folder: Path, log: StepLog, job: Job, metrics: JobMe
 
 
 @contextmanager
-def _ray(spec: RLJobSpec) -> Iterator[None]:
-    """An embedded Ray for this job alone, its files in a folder that goes with it."""
+def _ray(spec: RLJobSpec) -> Iterator[Path]:
+    """An embedded Ray for this job alone; yields a folder for scratch files that goes with it."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Ray makes its workers nice by default: beside anything else on the machine they would get a fraction of it.
     os.environ["RAY_worker_niceness"] = "0"
     # SIGKILL of an actor must not leave the engine's own child processes behind.
     os.environ["RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"] = "true"
-    folder = tempfile.mkdtemp(prefix="rljob-ray-")
+    _sweep_ray_folders()
+    # Ray's agents outlive a killed driver for minutes.
+    guardian = Guardian()
+    folder = Path(tempfile.gettempdir()) / f"{_RAY_FOLDER}{os.getpid()}-{start_time(os.getpid())}"
+    folder.mkdir(mode=0o700)
     try:
         ray.init(
             address="local",
@@ -209,12 +217,21 @@ def _ray(spec: RLJobSpec) -> Iterator[None]:
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.WARNING,
-            _temp_dir=folder,
+            _temp_dir=str(folder),
         )
-        yield
+        yield folder
     finally:
         ray.shutdown()
+        guardian.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep_ray_folders() -> None:
+    """Remove what drivers of this user left that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_RAY_FOLDER}*-*"):
+        pid, _, started = folder.name.removeprefix(_RAY_FOLDER).partition("-")
+        if pid.isdigit() and start_time(int(pid)) != started:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _dump(cluster: Cluster, events: EventLog, what: str) -> None:
