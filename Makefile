@@ -52,12 +52,14 @@ format: $(STAMP) ## Let ruff put the code into shape
 generate: $(STAMP) ## Write the CRD and docs/reference.md from the API types
 	@$(BIN)/python -m rljob_api.generate
 
-lock: $(STAMP) ## Resolve requirements/cpu.txt anew
+lock: $(STAMP) ## Resolve the lock files anew
 	@$(BIN)/uv pip compile pyproject.toml --extra cpu --extra dev --universal --python-version 3.11 \
 		--override requirements/overrides.txt --generate-hashes --no-header --no-annotate --upgrade --quiet -o $(LOCK)
+	@printf 'trl==1.16.0\ntorch==2.11.0\ntransformers==5.23.0\n' | $(BIN)/uv pip compile - --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --upgrade --quiet -o requirements/peer-trl.txt
 
-benchmarks: $(STAMP) ## Run the benchmarks; each prints a ratio against its limit or its peer
-	@for file in arena weight_sync rollout_vs_vllm train_vs_megatron; do $(BIN)/python benchmarks/$$file.py; done
+benchmarks: $(STAMP) ## Each prints a ratio against its limit or its peer (peer_trl makes an environment of its own)
+	@for file in arena weight_sync rollout_vs_vllm train_vs_megatron peer_trl; do $(BIN)/python benchmarks/$$file.py; done
 
 clean: ## Remove the environment and all runs
 	rm -rf $(VENV) $(RUNS)

@@ -19,6 +19,7 @@ from rljob_worker.records.steps import read_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+STEPS = 24
 METRICS = (
     "rollout/raw_reward",
     "rollout/response_len/mean",
@@ -38,16 +39,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that went through undisturbed."""
     folder = tmp_path_factory.mktemp("finished")
     kl = {"name": "grpo", "kl": {"monitor": True}}
-    code, output = run("run", manifest(folder, algorithm=kl), "--output", folder / "run")
+    code, output = run("run", manifest(folder, algorithm=kl, steps=STEPS), "--output", folder / "run")
     assert code == 0, output
-    assert "Succeeded: 6 steps done" in output
+    assert f"Succeeded: {STEPS} steps done" in output
     assert "report.png" in output
     return folder / "run"
 
 
 def test_records_hold_what_the_issue_asks_for(finished: Path) -> None:
     records = read_steps(finished)
-    assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     for record in records:
         assert not set(METRICS) - set(record["metrics"]), "missing metrics"
         assert all(record["metrics"][name] is not None for name in METRICS)
@@ -77,13 +78,13 @@ def test_arena_gives_its_pages_back(finished: Path) -> None:
 def test_export_loads_in_transformers_and_is_what_was_trained(finished: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    code, output = run("export", finished, "--step", "6", "--to", tmp_path / "hf")
+    code, output = run("export", finished, "--step", str(STEPS), "--to", tmp_path / "hf")
     assert code == 0, output
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     assert len(AutoTokenizer.from_pretrained(tmp_path / "hf")) == model.config.vocab_size
     code, output = run("export", finished, "--step", "5", "--to", tmp_path / "other")
     assert code == 2
-    assert "complete ones: 4, 6" in output
+    assert f"complete ones: {STEPS - 2}, {STEPS}" in output
 
 
 def test_samples_and_summary(finished: Path) -> None:
@@ -91,20 +92,13 @@ def test_samples_and_summary(finished: Path) -> None:
     assert code == 0, output
     assert "2 of 16 samples" in output
     summary = json.loads((finished / "summary.json").read_text())
-    assert (summary["outcome"], summary["steps"], summary["lost_steps"]) == ("Succeeded", 6, 0)
-
-
-def test_a_second_run_is_bit_equal(finished: Path, tmp_path: Path) -> None:
-    kl = {"name": "grpo", "kl": {"monitor": True}}
-    code, output = run("run", manifest(tmp_path, algorithm=kl), "--output", tmp_path / "run")
-    assert code == 0, output
-    assert final_state(tmp_path / "run") == final_state(finished)
+    assert (summary["outcome"], summary["steps"], summary["lost_steps"]) == ("Succeeded", STEPS, 0)
 
 
 def test_sigterm_saves_the_last_completed_step_and_resume_continues(finished: Path, tmp_path: Path) -> None:
     kl = {"name": "grpo", "kl": {"monitor": True}}
-    job = manifest(tmp_path, algorithm=kl, checkpoint={"everySteps": 1000, "keep": 2})
-    process = start("run", job, "--output", tmp_path / "run", "--set", "spec.steps=6")
+    job = manifest(tmp_path, algorithm=kl, checkpoint={"everySteps": 1000, "keep": 2}, steps=STEPS)
+    process = start("run", job, "--output", tmp_path / "run")
     wait_for(lambda: len(_steps(tmp_path / "run")) >= 2, "two steps")
     process.send_signal(signal.SIGTERM)
     code, output = finish(process, 60)
@@ -114,8 +108,8 @@ def test_sigterm_saves_the_last_completed_step_and_resume_continues(finished: Pa
     code, output = run("run", job, "--output", tmp_path / "run", "--resume")
     assert code == 0, output
     records = read_steps(tmp_path / "run")
-    assert [r["step"] for r in records] == [1, 2, 3, 4, 5, 6], "no step is lost or run twice after a clean stop"
-    assert [r["attempt"] for r in records] == [1] * done + [2] * (6 - done)
+    assert [r["step"] for r in records] == list(range(1, STEPS + 1)), "no step is lost or run twice after a clean stop"
+    assert [r["attempt"] for r in records] == [1] * done + [2] * (STEPS - done)
     assert final_state(tmp_path / "run") == final_state(finished)
 
 
@@ -177,14 +171,23 @@ def test_http_endpoint(tmp_path: Path) -> None:
     assert not alive(process.pid)
 
 
-def test_non_finite_loss_is_not_applied(tmp_path: Path) -> None:
-    (tmp_path / "naughty.py").write_text("def reward(prompt, response, label, **_):\n    return 1e38 * len(response)\n")
-    job = manifest(tmp_path, steps=3, reward={"python": "naughty:reward"})
-    code, output = run("run", job, "--output", tmp_path / "run", environment={"PYTHONPATH": str(tmp_path)})
-    if code == 0:
-        pytest.skip("the advantages of huge rewards stay finite: covered in tests/worker/trainer")
-    assert "not applied" in output
-    assert read_steps(tmp_path / "run")[-1]["applied"] is False
+def test_non_finite_gradient_is_not_applied(tmp_path: Path) -> None:
+    code = "def reward(response, **_):\n    return 1e38 * (sum(map(ord, response)) % 3)\n"
+    (tmp_path / "naughty.py").write_text(code)
+    job = manifest(
+        tmp_path,
+        steps=3,
+        algorithm={"name": "grpo", "normalizeByStd": False},
+        reward={"python": "naughty:reward"},
+        environment={"pythonPath": [str(tmp_path)]},
+    )
+    exit_code, output = run("run", job, "--output", tmp_path / "run")
+    assert exit_code == 1, output
+    assert "the update was not applied" in output
+    (record,) = read_steps(tmp_path / "run")
+    assert record["applied"] is False
+    assert record["step"] == 1
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
 
 
 @pytest.mark.parametrize("kind", ["tensor-parallel", "pipeline-and-data-parallel"])

@@ -19,6 +19,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer import TransformerConfig
 from rljob_worker.memory.arena import Arena, Tag
+from rljob_worker.trainer.flat import move_buffers
 
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
 parallel_state.initialize_model_parallel()
@@ -42,11 +43,10 @@ def gradients(ddp):
 
 plain = build()
 arena = Arena(1 << 28)
-with arena.region("backup"):
-    ddp = build()
+ddp = build()
 buffer = ddp.buffers[0]
-assert arena.tag_of(buffer.param_data) is arena.tag_of(buffer.grad_data) is Tag.BACKUP
-arena.adopt(buffer.grad_data, "discard")
+(parameters,) = move_buffers(ddp, arena.region)
+assert parameters is buffer.param_data
 for parameter in ddp.parameters():
     assert arena.tag_of(parameter) is Tag.BACKUP
     assert arena.tag_of(parameter.main_grad) is Tag.DISCARD

@@ -1,4 +1,4 @@
-"""What lands in a region: factories, modules, optimizer state; and adopting flat buffers."""
+"""What lands in a region: factories, modules, optimizer state."""
 
 from __future__ import annotations
 
@@ -142,37 +142,6 @@ def test_module_and_adam_train_asleep_and_awake_like_ordinary_ones() -> None:
     assert len(states) == 12
     assert all(arena.contains(tensor) for tensor in (*model.parameters(), *states))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters(), strict=True))
-
-
-def test_adopt_moves_a_flat_buffer_with_all_its_views(arena: Arena) -> None:
-    flat = torch.arange(100.0)
-    parameter = torch.nn.Parameter(torch.empty(4, 5))
-    parameter.data = flat[10:30].view(4, 5)
-    parameter.main_grad = flat[40:60].view(4, 5)  # type: ignore[attr-defined]
-    halves = flat.view(torch.bfloat16)
-    assert arena.adopt([flat, parameter], "discard") == 400
-    assert all(arena.tag_of(t) is Tag.DISCARD for t in (flat, parameter, parameter.main_grad, halves))
-    assert torch.equal(flat, torch.arange(100.0))
-    flat[10], flat[41] = -1, -2
-    assert parameter[0, 0] == -1
-    assert parameter.main_grad[0, 1] == -2
-    parameter.sum().backward()
-    assert torch.equal(parameter.grad, torch.ones(4, 5))
-    assert arena.adopt(flat, "discard") == 0, "already there"
-    assert arena.adopt(flat, "backup") == 400, "from one tag to the other"
-    assert arena.tag_of(parameter) is Tag.BACKUP
-
-
-def test_adopt_refuses_to_split_aliases_that_python_does_not_see(arena: Arena) -> None:
-    weight = torch.nn.Parameter(torch.ones(4, 3))
-    # linear keeps a transposed view of the weight for its backward, made in C++.
-    loss = torch.nn.functional.linear(torch.ones(2, 3, requires_grad=True), weight).sum()
-    with pytest.raises(ValueError, match="would split aliases"):
-        arena.adopt(weight, "backup")
-    assert not arena.contains(weight)
-    loss.backward()
-    del loss
-    assert arena.adopt(weight, "backup") == 48
 
 
 def test_deepcopy_and_pickle_of_an_arena_tensor_are_ordinary(arena: Arena) -> None:

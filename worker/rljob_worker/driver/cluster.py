@@ -59,6 +59,7 @@ class Cluster:
         self._group = placement_group([{"CPU": 1}] * self.devices, strategy="PACK")
         ray.get(self._group.ready(), timeout=self.spec.timeouts.start_seconds)
         spec = self.spec.model_dump(mode="json", by_alias=True)
+        given = self.spec.environment
         store = f"tcp://127.0.0.1:{_free_port()}"
         for rank in range(self.devices):
             arguments = dict(
@@ -70,7 +71,7 @@ class Cluster:
                 total_updates=total_updates,
                 sync_folder=str(sync_folder),
             )
-            environment = trainer_environment(self.spec)
+            environment = trainer_environment(self.spec) | given.variables | given.trainer
             self.trainers.append(self._actor(TrainerActor, f"trainer-{rank}", rank, environment, arguments))
         tp = self.spec.rollout.tensor_parallel
         for index in range(self.devices // tp):
@@ -82,7 +83,7 @@ class Cluster:
                 devices=[f"{socket.gethostname()}:cpu:{bundle}" for bundle in bundles],
                 sync_folder=str(sync_folder),
             )
-            environment = engine_environment(self.spec)
+            environment = engine_environment(self.spec) | given.variables | given.rollout
             self.engines.append(self._actor(EngineActor, f"engine-{index}", bundles[0], environment, arguments))
 
     def _actor(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -69,6 +70,7 @@ def run_job(
         folder = RunFolder(output, job, resume)
         stack.callback(folder.close)
         on_event("reading model, tokenizer and data")
+        _apply_environment(job.spec)
         try:
             inputs = read_inputs(job.spec, folder.path)
         except UserError:
@@ -195,6 +197,16 @@ def _serve(spec: RLJobSpec, folder: Path, log: StepLog, job: Job, metrics: JobMe
     )
     server.start()
     return server
+
+
+def _apply_environment(spec: RLJobSpec) -> None:
+    """Give this process, and the reward processes it starts, the manifest's variables and Python path."""
+    os.environ.update(spec.environment.variables)
+    paths = [str(Path(path).expanduser()) for path in spec.environment.python_path]
+    sys.path[:0] = paths
+    if paths:
+        inherited = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, inherited] if inherited else paths)
 
 
 @contextmanager

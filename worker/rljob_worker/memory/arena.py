@@ -13,13 +13,12 @@ import contextlib
 import ctypes
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rljob_worker.memory.aliases import views_of
 from rljob_worker.memory.placement import PlacementMode, strided_bytes
 from rljob_worker.memory.ranges import BackupRange, DiscardRange, PageRange
 from rljob_worker.memory.states import MemorySaverBroken, TransitionRefused
@@ -120,32 +119,6 @@ class Arena:
             tags.pop()
             with self._lock:
                 self._open_regions -= 1
-
-    def adopt(self, tensors: torch.Tensor | Iterable[torch.Tensor], tag: str) -> int:
-        """Move the storages of `tensors` into the arena, with their contents and with all their views; bytes moved.
-
-        Every tensor object that shares one of the storages is re-pointed in place, so parameters, flat buffers and
-        the views that others hold stay aliases of each other. ValueError, and nothing moved, when a storage is also
-        held from outside Python (then a view would be left behind) or is not on the CPU.
-        Storages that already lie in the range of `tag` stay.
-        """
-        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        room = self._ranges[Tag(tag)]
-        wanted = {
-            tensor.untyped_storage()._cdata: tensor.untyped_storage()
-            for tensor in given
-            if tensor.untyped_storage().nbytes() and room.offset_of(tensor.untyped_storage().data_ptr()) is None
-        }
-        with self._lock, _disable_current_modes():
-            self._require_active("adopt tensors")
-            views = views_of(wanted)
-            moved = {key: self._new_storage(storage.nbytes(), Tag(tag))[0] for key, storage in wanted.items()}
-            for key, storage in moved.items():
-                storage.copy_(wanted[key])
-                for view in views[key]:
-                    plain = torch.empty(0, dtype=view.dtype)
-                    view.data = plain.set_(storage, view.storage_offset(), view.size(), view.stride())
-        return sum(storage.nbytes() for storage in moved.values())
 
     def contains(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's memory lies in the arena."""

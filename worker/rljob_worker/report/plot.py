@@ -91,7 +91,8 @@ def _is_evaluation(name: str) -> bool:
 
 def _phases(axes: Axes, steps: Array, records: Sequence[dict[str, Any]]) -> None:
     """Stacked seconds; many steps are averaged into at most 150 bars so that each stays visible."""
-    groups = np.array_split(np.arange(len(records)), min(len(records), _MAX_BARS))
+    size = -(-len(records) // _MAX_BARS)
+    groups = [np.arange(first, min(first + size, len(records))) for first in range(0, len(records), size)]
     edges = np.array([*(steps[group[0]] for group in groups), steps[-1] + 1]) - 0.5
     total = sum(record["step_seconds"] for record in records)
     height = np.zeros(len(groups))
@@ -102,7 +103,7 @@ def _phases(axes: Axes, steps: Array, records: Sequence[dict[str, Any]]) -> None
             label = f"{name}  {_duration(float(np.median(seconds[seconds > 0])))}  {100 * seconds.sum() / total:.1f} %"
             axes.stairs(height + values, edges, baseline=height, fill=True, color=_COLORS[name], label=label, lw=0)
             height = height + values
-    averaged = f", means of {len(groups[0])} steps" if len(records) > _MAX_BARS else ""
+    averaged = f", means of {size} steps" if len(records) > _MAX_BARS else ""
     axes.set(ylabel="seconds", title=f"Where each step's time went{averaged} (legend: median, share of all time)")
     _cut_outliers(axes, (edges[1:] + edges[:-1]) / 2, height)
 
