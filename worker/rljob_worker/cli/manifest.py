@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rljob_api.validation import ManifestError, check_runnable_locally, load_manifest
-
 from rljob_api import RLJob
+from rljob_api.validation import ManifestError, check_runnable_locally, load_manifest
 from rljob_worker.errors import UserError
 
 
