@@ -154,16 +154,16 @@ def call(command: list[str], log: Path, environment: dict[str, str]) -> None:
         raise SystemExit(f"{' '.join(command)}\nended with exit code {done.returncode}; its last output:\n{tail}")
 
 
-def run_rljob(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Run the job; seconds, phases, tokens and response lengths of each step.
+def run_rljob(folder: Path, name: str, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Run the job in the folder's run `name`; seconds, phases, tokens and response lengths of each step.
 
     The checkpoint after the last step is not counted: TRL saves none.
     """
-    file, run = folder / "job.yaml", folder / "run"
+    file, run = folder / "job.yaml", folder / name
     file.write_text(yaml.safe_dump(manifest, sort_keys=False))
     paths = [str(WORKER.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [sys.executable, "-m", "rljob_worker.cli.main", "run", str(file), "--output", str(run)]
-    call(command, folder / "rljob.log", os.environ | {"PYTHONPATH": os.pathsep.join(paths)})
+    call(command, folder / f"rljob-{name}.log", os.environ | {"PYTHONPATH": os.pathsep.join(paths)})
     records = read_steps(run)
     steps = [[s["response_tokens"] for s in read_trajectories(run, r["step"])[1]] for r in records]
     return {
@@ -309,7 +309,7 @@ def measure(setting: Setting, size: Size, python: Path, arguments: argparse.Name
         folder = Path(name)
         manifest = make_job(folder, setting, size, arguments)
         print(f"{setting.name}: running rljob ...", flush=True)
-        ours = run_rljob(folder, manifest)
+        ours = run_rljob(folder, "before", manifest)
         request = {
             "task": "train",
             "model": manifest["spec"]["model"]["path"],
@@ -329,6 +329,12 @@ def measure(setting: Setting, size: Size, python: Path, arguments: argparse.Name
         }
         print(f"{setting.name}: running TRL ...", flush=True)
         theirs = run_trl(python, folder, request)
+        # Around the peer: a machine that grows faster or slower meanwhile must not favour a side.
+        print(f"{setting.name}: running rljob again ...", flush=True)
+        again = run_rljob(folder, "after", manifest)
+        if again["lengths"] != ours["lengths"]:
+            raise SystemExit("rljob: two runs of one job gave responses of different lengths")
+        ours = {key: [*values, *again[key][1:]] for key, values in ours.items()}
         same = report(setting, ours, theirs, arguments)
         return compare_fixed_batch(python, folder, request, setting.vocabulary) and same
 
@@ -337,8 +343,9 @@ def report(setting: Setting, ours: dict[str, Any], theirs: dict[str, Any], argum
     """Print one setting's table and ratio; whether the token counts are the same."""
     means: dict[str, dict[str, float]] = {}
     for side, result in (("rljob", ours), ("trl", theirs)):
-        if len(result["seconds"]) != arguments.steps + 1:
-            raise SystemExit(f"{side}: {len(result['seconds'])} steps were recorded, not {arguments.steps + 1}")
+        expected = arguments.steps * (2 if side == "rljob" else 1) + 1
+        if len(result["seconds"]) != expected:
+            raise SystemExit(f"{side}: {len(result['seconds'])} steps were recorded, not {expected}")
         mean = {key: float(np.mean(result[key][1:])) for key in ("seconds", "generation", "tokens")}
         means[side] = mean | {"per_1000": 1000 * mean["seconds"] / mean["tokens"]}
         each = ", ".join(f"{value:.2f}" for value in result["seconds"][1:])
