@@ -135,7 +135,7 @@ def test_the_probe_reports_the_worst_engine() -> None:
 @pytest.mark.parametrize("wrong", [0.011, -0.011, 1.0, math.nan, math.inf])
 def test_the_probe_names_the_engine_that_differs(wrong: float) -> None:
     made, scores = probe(0.01)
-    with pytest.raises(JobError, match=r"engine-1 at version 3 .*spec\.weightSync\.probeTolerance 0\.01"):
+    with pytest.raises(JobError, match=r"engine-1 at version 3 .*spec\.weightSync\.probeTolerance allows 0\.01"):
         made.compare([scores, [score + wrong for score in scores]], version=3)
 
 

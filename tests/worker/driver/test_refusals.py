@@ -87,7 +87,7 @@ def test_responses_that_leave_no_room_for_prompts(tmp_path: Path, capsys: pytest
 def test_refused_run_leaves_the_folder_free(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = manifest(tmp_path, data={"path": str(tmp_path / "absent.jsonl")})
     refused(capsys, "run", bad, "--output", tmp_path / "run")
-    assert not any((tmp_path / "run").iterdir())
+    assert not (tmp_path / "run").exists()
 
 
 def test_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

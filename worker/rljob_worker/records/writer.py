@@ -71,10 +71,11 @@ class RecordWriter:
         """What the weight sync did."""
         self._weights = dict(report)
 
-    def write(self, step: int, timing: StepTiming, **more: Any) -> None:
-        """Write the record of a step and begin the next one's."""
-        self._append({**self.draft(step, timing), **more})
+    def write(self, step: int, timing: StepTiming, **more: Any) -> Record:
+        """Write the record of a step and begin the next one's; returns what stands in the log."""
+        written = self._append({**self.draft(step, timing), **more})
         self._begin()
+        return written
 
     def recover(self, draft: Record) -> None:
         """Write the record of a step whose checkpoint is complete but whose driver died before it could write it."""
@@ -109,7 +110,8 @@ class RecordWriter:
             "overlapped": self._overlapped,
         }
 
-    def _append(self, record: Record) -> None:
+    def _append(self, record: Record) -> Record:
         written = self._log.append(record)
         for sink in self._sinks:
             sink(written)
+        return written
