@@ -31,11 +31,10 @@ def install(fault: dict[str, Any]) -> None:
     pids = {"driver": os.getpid()}
     start, write_phase = cluster.Cluster.start, events.EventLog.phase
 
-    def started(self: cluster.Cluster, calls: Any) -> Any:
-        report = start(self, calls)
+    def started(self: cluster.Cluster, calls: Any) -> None:
+        start(self, calls)
         current["engine"] = self.engines[0].handle
         pids.update({p.name: p.pid for p in (*self.trainers, *self.engines) if p.pid is not None})
-        return report
 
     def phase_begins(self: events.EventLog, name: str) -> None:
         if fault["step"] == self.step + 1:

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from rljob_worker.driver.checkpoints import CheckpointStore
+from rljob_worker.driver.events import EventLog, read_events
 from rljob_worker.trainer.state_file import StateReader
 
 REPOSITORY = Path(__file__).parents[3]
@@ -94,8 +95,7 @@ def wait_for(condition: Any, what: str, seconds: float = RUN_SECONDS) -> Any:
 
 def events(run_folder: Path) -> list[dict[str, Any]]:
     """The driver's events so far."""
-    path = run_folder / "events.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_events(run_folder) if (run_folder / EventLog.FILE).exists() else []
 
 
 def final_state(run_folder: Path, ranks: int = 1) -> dict[str, str]:

@@ -18,6 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rljob_api import RLJobSpec, derived
+from rljob_worker.devices import get_device
 from rljob_worker.driver.actors import EngineActor, TrainerActor
 from rljob_worker.driver.calls import Call, Calls
 from rljob_worker.errors import JobError
@@ -74,13 +75,13 @@ class Cluster:
             environment = trainer_environment(self.spec) | given.variables | given.trainer
             self.trainers.append(self._actor(TrainerActor, f"trainer-{rank}", rank, environment, arguments))
         tp = self.spec.rollout.tensor_parallel
-        for index in range(self.devices // tp):
+        for index in range(derived.engines(self.spec)):
             bundles = range(index * tp, (index + 1) * tp)
             arguments = dict(
                 spec=spec,
                 index=index,
                 model_folder=str(self._model_folder),
-                devices=[f"{socket.gethostname()}:cpu:{bundle}" for bundle in bundles],
+                devices=[get_device(self.spec.resources.profile.value, bundle).identity() for bundle in bundles],
                 sync_folder=str(sync_folder),
             )
             environment = engine_environment(self.spec) | given.variables | given.rollout
@@ -99,8 +100,8 @@ class Cluster:
         ).remote(str(self._log_file(name)), str(self._stacks_file(name)), **arguments)
         return Process(name, handle)
 
-    def start(self, calls: Calls) -> dict[str, dict[str, Any]]:
-        """Build all processes side by side; returns what each reported, by process name."""
+    def start(self, calls: Calls) -> None:
+        """Build all processes side by side, and check that both sides sit on the same devices."""
         processes = [*self.trainers, *self.engines]
         running = [Call(p.name, p.handle.setup.remote()) for p in self.trainers]
         running += [Call(p.name, p.handle.start.remote()) for p in self.engines]
@@ -108,7 +109,6 @@ class Cluster:
         for process, report in zip(processes, reports):
             process.pid = report["pid"]
         _check_pairing(reports[: len(self.trainers)], reports[len(self.trainers) :])
-        return {process.name: report for process, report in zip(processes, reports)}
 
     def on_trainers(self, method: str, *args: Any, **kwargs: Any) -> list[Call]:
         """Start one method on every trainer."""

@@ -104,7 +104,6 @@ class Job:
         self._trained: list[StepMetrics] = []
         self._busy: dict[str, float] = {}
         self._scored_prompts: list[int] = []
-        self.startup: dict[str, Any] = {}
 
     # --- what the loop asks -----------------------------------------------------------------
 

@@ -166,7 +166,7 @@ def _train(
     ready = False
     try:
         started = time.monotonic()
-        job.startup = cluster.start(calls)
+        cluster.start(calls)
         restored = job.restore_latest()
         job.first_hand_over()
         ready = job.ready = True
