@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rljob_api import derived
 from rljob_api.spec import Profile, RLJobSpec
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.rollout.arguments import engine_arguments
@@ -90,10 +91,12 @@ class Engine:
 
             imported = time.perf_counter()
             self._engine = _build(arguments)
+            self._engine.collective_rpc("rljob_use_seeded_sampler")
             self._tokenizer = _load_tokenizer(Path(self.model_folder))
             self._loop = StepLoop(self._engine.engine_core, self._tokenizer)
             loaded = time.perf_counter()
             self._warm_up()
+            self._guardian.settled()
             self.weight_version = 0
             return {
                 "import_seconds": imported - begin,
@@ -224,7 +227,8 @@ class Engine:
             if self._receiver is None:
                 if self.sync_folder is None:
                     raise RuntimeError(f"engine-{self.index}: was given no folder to find the weight senders in")
-                self._receiver = WeightReceiver(self._land, folder=self.sync_folder, consumer=self.index)
+                number = self.index % derived.engines_per_node(self.spec)
+                self._receiver = WeightReceiver(self._land, folder=self.sync_folder, consumer=number)
             self.weight_version = None
             report = self._receiver.receive(version, seconds)
             self.weight_version = version

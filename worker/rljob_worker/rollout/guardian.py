@@ -2,7 +2,8 @@
 
 vLLM's workers notice a dead parent once they serve, and take seconds to leave; a worker that is still importing or
 loading does not notice, and the shared memory of a killed engine may stay. The guardian waits for the engine's end of
-a pipe to close, which the kernel does however the engine ends. It runs as a script without site-packages:
+a pipe to close, which the kernel does however the engine ends; a byte before that says that the engine's processes
+have all started, so that looking for new ones need no longer be frequent. It runs as a script without site-packages:
 `python -I -S guardian.py OWNER RECORD`, with the pipe as standard input; OWNER is the engine's `pid-starttime`.
 
 What is to be removed is also kept in RECORD, for an engine that was killed together with its guardian.
@@ -21,7 +22,7 @@ import time
 
 OWNER_VARIABLE = "RLJOB_ENGINE_OWNER"
 _SHARED_MEMORY = re.compile(rb"/dev/shm/(psm_[0-9a-f]+|[^/\n]+-cpushm[^/\n ]*)")
-_START_POLLS, _START_SECONDS, _SERVING_SECONDS = 240, 0.5, 10.0
+_START_SECONDS, _SERVING_SECONDS = 0.5, 10.0
 _KILL_SECONDS = 5.0
 
 
@@ -118,9 +119,12 @@ def main(owner: str, record: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     remains = Remains(owner)
-    polls = 0
-    while not select.select([0], [], [], _START_SECONDS if polls < _START_POLLS else _SERVING_SECONDS)[0]:
-        polls += 1
+    interval = _START_SECONDS
+    while True:
+        if select.select([0], [], [], interval)[0]:
+            if not os.read(0, 1):
+                break
+            interval = _SERVING_SECONDS
         if remains.look():
             with open(record, "w", encoding="utf-8") as file:
                 json.dump({"processes": remains.processes, "names": sorted(remains.names)}, file)

@@ -30,6 +30,12 @@ class Guardian:
         )
         os.environ[guardian.OWNER_VARIABLE] = owner
 
+    def settled(self) -> None:
+        """Say that all processes have started: looking for new ones takes time from the engine."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b".")
+        self._process.stdin.flush()
+
     def close(self) -> None:
         """Have the guardian clean up now and wait for it."""
         os.environ.pop(guardian.OWNER_VARIABLE, None)

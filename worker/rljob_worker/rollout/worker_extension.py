@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from rljob_worker.rollout.cpu_sampler import SeededSampler
+from rljob_worker.rollout.environment import TORCH_LINEAR
 from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
 
 _MADV_DONTNEED = 4
@@ -18,6 +21,10 @@ class RolloutWorkerExtension(WeightLandingExtension):
     """Memory hand-over; landing weights comes with the base."""
 
     model_runner: Any
+
+    def rljob_use_seeded_sampler(self) -> None:
+        """Draw tokens with `SeededSampler` from now on."""
+        self.model_runner.sampler.topk_topp_sampler.forward = SeededSampler()
 
     def rljob_release_kv_cache(self) -> int:
         """Give the KV cache's pages back to the system; bytes that were resident. They read as zero afterwards."""
@@ -31,6 +38,20 @@ class RolloutWorkerExtension(WeightLandingExtension):
     def rljob_kv_cache_resident_bytes(self) -> int:
         """Bytes of the KV cache that occupy memory now."""
         return sum(_resident_bytes(start, length) for start, length in _kv_cache_ranges(self.model_runner.kv_caches))
+
+
+def _use_torch_linear() -> None:
+    """Have linear layers call torch instead of oneDNN, for which vLLM has no setting.
+
+    At import, because each worker process imports its extension before it builds the model.
+    """
+    import vllm._custom_ops as ops
+
+    ops._supports_onednn = False
+
+
+if os.environ.get(TORCH_LINEAR) == "1":
+    _use_torch_linear()
 
 
 def _kv_cache_ranges(tensors: list[torch.Tensor]) -> Iterator[tuple[int, int]]:
