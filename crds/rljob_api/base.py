@@ -42,6 +42,6 @@ class ApiModel(BaseModel):
 
 
 class StatusModel(ApiModel):
-    """A block of the status: an older reader passes over fields that a newer writer added."""
+    """A block of the status: an older reader passes over fields that a newer writer added; code writes by attribute."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)

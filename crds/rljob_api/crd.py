@@ -6,7 +6,7 @@ from typing import Any
 
 from rljob_api.job import GROUP, KIND, PLURAL, VERSION, RLJob
 from rljob_api.rules import rules_on
-from rljob_api.schema import rule_entry, structural_schema
+from rljob_api.schema import rule_entry, structural_schema, transition_entries
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
 
@@ -44,7 +44,10 @@ def custom_resource_definition() -> dict[str, Any]:
             "spec": structural_schema(RLJobSpec),
             "status": structural_schema(RLJobStatus),
         },
-        "x-kubernetes-validations": [rule_entry(rule) for rule in rules_on(RLJob) if rule.cel is not None],
+        "x-kubernetes-validations": [
+            *(rule_entry(rule) for rule in rules_on(RLJob) if rule.cel is not None),
+            *transition_entries(),
+        ],
     }
     columns = [
         {"name": name, "type": kind, "jsonPath": path, "priority": priority, "description": description}

@@ -31,6 +31,11 @@ def engines(spec: RLJobSpec) -> int:
     return devices(spec) // spec.rollout.tensor_parallel
 
 
+def engines_per_node(spec: RLJobSpec) -> int:
+    """Rollout engines on each node."""
+    return devices_per_node(spec) // spec.rollout.tensor_parallel
+
+
 def samples_per_step(spec: RLJobSpec) -> int:
     """Responses generated in one step."""
     return spec.rollout.prompts_per_step * spec.rollout.samples_per_prompt

@@ -13,6 +13,17 @@ from rljob_api.crd import custom_resource_definition
 from rljob_api.reference import reference
 
 _HEADER = "# Generated from crds/rljob_api by `python -m rljob_api.generate`. Do not edit.\n"
+_CHART_TEMPLATE = """{{{{- if .Values.crd.install }}}}
+{header}{kind}metadata:
+  name: {name}
+  labels: {{{{- include "rljob.labels" . | nindent 4 }}}}
+  annotations:
+    helm.sh/resource-policy: keep
+    {{{{- with .Values.crd.annotations }}}}
+    {{{{- toYaml . | nindent 4 }}}}
+    {{{{- end }}}}
+{spec}{{{{- end }}}}
+"""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -22,8 +33,27 @@ class _Dumper(yaml.SafeDumper):
 
 def generated_files() -> dict[str, str]:
     """Return path below the repository -> content of every generated file."""
-    crd = yaml.dump(custom_resource_definition(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
-    return {"crds/rljob.dev_rljobs.yaml": _HEADER + crd, "docs/reference.md": reference()}
+    crd = custom_resource_definition()
+    return {
+        "crds/rljob.dev_rljobs.yaml": _HEADER + _yaml(crd),
+        "helm/rljob/templates/crd.yaml": _chart_template(crd),
+        "docs/reference.md": reference(),
+    }
+
+
+def _yaml(document: dict[str, Any]) -> str:
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+
+
+def _chart_template(crd: dict[str, Any]) -> str:
+    """Return the CRD as a template of the chart: upgraded with it, kept when it is uninstalled."""
+    return _CHART_TEMPLATE.format(
+        header=_HEADER,
+        kind=_yaml({key: crd[key] for key in ("apiVersion", "kind")}),
+        name=crd["metadata"]["name"],
+        # Helm would take two braces in a description for the begin of an action.
+        spec=_yaml({"spec": crd["spec"]}).replace("{{", '{{ "{{" }}'),
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,7 +12,6 @@ from typing import Any
 
 from rljob_api.base import INT64_MAX, ApiModel
 from rljob_api.rules import Rule, rules_on, transition_rules
-from rljob_api.spec import RLJobSpec
 
 Node = dict[str, Any]
 
@@ -159,9 +158,14 @@ def _validations(model: type[ApiModel]) -> Iterator[Node]:
     for rule in rules_on(model):
         if rule.cel is not None:
             yield rule_entry(rule)
-    if model is RLJobSpec:
-        for name, cel, message in transition_rules():
-            yield {"rule": cel, "message": message, "fieldPath": f".{name}", "reason": "FieldValueForbidden"}
+
+
+def transition_entries() -> list[Node]:
+    """Return the `x-kubernetes-validations` entries about what may change; they belong to the whole object."""
+    return [
+        {"rule": cel, "message": message, "fieldPath": f".{path}", "reason": "FieldValueForbidden"}
+        for path, cel, message in transition_rules()
+    ]
 
 
 def rule_entry(rule: Rule) -> Node:

@@ -119,12 +119,26 @@ class AttemptStatus(StatusModel):
     """0 for the first."""
     submission_id: Name | None = None
     """Id of the Ray job."""
+    accepted: bool = False
+    """Whether Ray has confirmed the submission."""
+    head_uid: Name | None = None
+    """UID of the head pod that the driver was submitted to."""
+    session: Name | None = None
+    """Name of the Ray session that the driver was submitted to; another one means that the head was lost."""
+    steps: NonNegativeInt | None = None
+    """`spec.steps` as the driver got it."""
+    run_attempt: NonNegativeInt | None = None
+    """The driver's own count of attempts in its run folder; it begins anew in a new folder."""
     start_time: Time | None = None
     """When the driver was submitted."""
+    notice_time: Time | None = None
+    """When the operator first saw what `reason` names, while the driver had not ended yet."""
+    stop_time: Time | None = None
+    """When the operator asked the driver to stop."""
     end_time: Time | None = None
     """When it ended."""
     start_step: NonNegativeInt | None = None
-    """Completed steps that it continued from."""
+    """Completed steps when the driver was first seen ready: what it continued from."""
     end_step: NonNegativeInt | None = None
     """Completed steps at its end."""
     reason: Name | None = None
@@ -152,21 +166,47 @@ class ClusterStatus(StatusModel):
     """Address of Ray's dashboard inside the cluster."""
     ready_workers: NonNegativeInt | None = None
     """Worker pods that are ready."""
+    released_uid: Name | None = None
+    """UID of the RayCluster whose devices were given back last."""
+
+
+class CheckpointRequest(StatusModel):
+    """The newest value of the annotation `rljob.dev/checkpoint-requested` that was handed to the driver."""
+
+    value: Name
+    """The annotation's value; a digest of it where it is longer than 200 characters."""
+    time: Time
+    """When the driver was asked."""
+    step: NonNegativeInt
+    """Completed steps at that time."""
 
 
 class Goodput(StatusModel):
-    """Where the job's time went, in seconds; times devices: device-seconds."""
+    """Where the job's time went, in seconds; times devices: device-seconds.
 
+    The time since `since` belongs to the present phase and is not in the sums yet.
+    """
+
+    since: Time | None = None
+    """When the present phase began."""
     queued_seconds: NonNegativeFloat = 0.0
     """Waiting for devices."""
     starting_seconds: NonNegativeFloat = 0.0
-    """Devices held, no step running."""
+    """Devices held, driver not ready: pods starting, waiting for a restart, loading."""
+    running_seconds: NonNegativeFloat = 0.0
+    """Driver ready; what of it is in no step is overhead."""
+    active_seconds: NonNegativeFloat = 0.0
+    """Devices held since the job first ran: what `activeDeadlineSeconds` limits."""
     useful_seconds: NonNegativeFloat = 0.0
     """In steps that count."""
     lost_seconds: NonNegativeFloat = 0.0
     """In steps that were run again after a restart."""
     lost_steps: NonNegativeInt = 0
     """Number of such steps."""
+    abandoned_seconds: NonNegativeFloat = 0.0
+    """The part of `lostSeconds` whose records were lost with their run folder."""
+    abandoned_steps: NonNegativeInt = 0
+    """The same in steps."""
 
 
 class RLJobStatus(StatusModel):
@@ -190,7 +230,7 @@ class RLJobStatus(StatusModel):
     start_time: Time | None = None
     """When the job was first seen."""
     running_time: Time | None = None
-    """When the first step began."""
+    """When the driver was first ready."""
     completion_time: Time | None = None
     """When the job ended."""
     progress: Progress | None = None
@@ -206,6 +246,10 @@ class RLJobStatus(StatusModel):
         ),
     ] = []
     """The newest attempts, with exit codes and last log lines."""
+    next_attempt_time: Time | None = None
+    """When the next attempt may begin, while a restart's back-off lasts."""
+    checkpoint_request: CheckpointRequest | None = None
+    """The checkpoint that was last asked for by annotation."""
     cluster: ClusterStatus | None = None
     """The Ray cluster."""
     goodput: Goodput | None = None

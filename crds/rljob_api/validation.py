@@ -19,6 +19,7 @@ from rljob_api.overrides import apply_overrides
 from rljob_api.problems import ABSENT, ManifestError, Problem
 from rljob_api.rules import rules_on
 from rljob_api.schema import Node, describe, structural_schema, subschema
+from rljob_api.spec import Profile
 from rljob_api.yaml_text import YamlError, parse_yaml
 
 
@@ -43,10 +44,20 @@ def load_manifest(manifest: Path | str | dict[str, Any], overrides: list[str] | 
 
 
 def check_runnable_locally(job: RLJob) -> None:
-    """Refuse what `rljob run` cannot do: this machine is one node."""
-    if job.spec.resources.nodes != 1:
-        problem = Problem("spec.resources.nodes", "this machine is one node", "1", job.spec.resources.nodes)
-        raise ManifestError([problem], job.metadata.name)
+    """Refuse what `rljob run` cannot do: this machine is one node, used without devices.
+
+    Raises:
+        ManifestError: with all problems.
+    """
+    resources = job.spec.resources
+    problems = []
+    if resources.profile is not Profile.CPU:
+        wrong = "a local run uses the processor alone; other profiles run on a cluster"
+        problems.append(Problem("spec.resources.profile", wrong, "cpu", resources.profile.value))
+    if resources.nodes != 1:
+        problems.append(Problem("spec.resources.nodes", "this machine is one node", "1", resources.nodes))
+    if problems:
+        raise ManifestError(problems, job.metadata.name)
 
 
 def _read(manifest: Path | str | dict[str, Any]) -> tuple[Any, str]:

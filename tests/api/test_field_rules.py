@@ -10,6 +10,7 @@ from schema_evaluator import admit, broken_rules
 
 from rljob_api.blocks import path_text
 from rljob_api.rules import RULES
+from rljob_api.spec import Profile
 from rljob_api.spec.rollout import RESERVED_ENGINE_ARGS
 from rljob_api.validation import ManifestError, load_manifest
 
@@ -20,7 +21,6 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["training.backend=FSDP"], ["spec.training.backend"]),
     (["algorithm.name=dapo"], ["spec.algorithm.name"]),
     (["algorithm.name=ppo", "rollout.samplesPerPrompt=1", "training.globalBatchSize=8"], ["spec.algorithm.name"]),
-    (["resources.profile=ascend-a2"], ["spec.resources.profile"]),
     (["resources.profile=cpu", "weightSync.mode=Direct"], ["spec.weightSync.mode"]),
     (["training.tensorParallel=3"], ["spec.training.tensorParallel"]),
     (["training.pipelineParallel=8"], ["spec.training.tensorParallel"]),
@@ -92,6 +92,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 
 ACCEPTED: list[list[str]] = [
     [],
+    *([f"resources.profile={profile.value}"] for profile in Profile),
+    ["resources.profile=cuda", "weightSync.mode=Direct"],
     ["resources.devicesPerNode=null"],
     ["training=null"],
     ["training.pipelineParallel=2", "training.expertParallel=2", "resources.devicesPerNode=null"],

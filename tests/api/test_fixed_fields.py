@@ -1,12 +1,14 @@
-"""What may change after a job was created."""
+"""What may change after a job was created: it depends on what the job has, which its status says."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from manifests import manifest
 from schema_evaluator import admit, broken_rules
 
-from rljob_api.rules import MUTABLE_FIELDS, immutable_changes
+from rljob_api.rules import MUTABLE_FIELDS, RESUMABLE_FIELDS, immutable_changes
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation import load_manifest
 
@@ -20,13 +22,21 @@ MAY_CHANGE = [
     "activeDeadlineSeconds=3600",
     "ttlSecondsAfterFinished=60",
 ]
-MAY_NOT_CHANGE = [
-    "seed=1",
+WHILE_SUSPENDED = [
     "image=other",
+    "evaluation.data.path=/data/held-out.jsonl",
+    "timeouts.phaseSeconds=60",
+    "records.tensorboard=false",
+    "scheduling.priorityClass=high",
+    "pods.worker={spec: {hostPID: true}}",
+    "environment.variables={A: b}",
+    "network.hostNetwork=true",
+]
+BEFORE_THE_FIRST_ATTEMPT = [
+    "seed=1",
     "model.path=/models/other",
     "data.path=/data/other.jsonl",
     "reward.name=exact",
-    "evaluation.data.path=/data/held-out.jsonl",
     "algorithm.clipLow=0.1",
     "rollout.engineArgs.compilation_config={level: 0}",
     "training.optimizer.lr=1e-5",
@@ -34,34 +44,65 @@ MAY_NOT_CHANGE = [
     "resources.nodes=2",
     "memorySaver.mode=torch",
     "hccl.deterministic=false",
-    "scheduling.priorityClass=high",
-    "pods.worker={spec: {hostPID: true}}",
     "storage.sharedMemory=64Gi",
-    "environment.variables={A: b}",
-    "network.hostNetwork=true",
-    "timeouts.phaseSeconds=60",
-    "records.tensorboard=false",
+    "checkpoint.path=/elsewhere",
 ]
+HAS_RUN: list[dict[str, Any]] = [{"number": 0}]
 
 
+def update(change: str, status: dict[str, Any] | None, undo: bool = False) -> list[tuple[str, str]]:
+    """Paths and messages of the rules that the change of a job with this status breaks."""
+    settings: tuple[list[str], list[str]] = ([change], []) if undo else ([], [change])
+    old, new = (admit({**manifest(*given), **({} if status is None else {"status": status})}) for given in settings)
+    return [(".".join(map(str, at)), message) for at, message in broken_rules(new, old)]
+
+
+def field_of(change: str) -> str:
+    return "checkpoint.path" if change.startswith("checkpoint.path") else change.replace("=", ".").split(".")[0]
+
+
+@pytest.mark.parametrize("phase", ["Queued", "Running", "Failed", "Suspended"])
 @pytest.mark.parametrize("change", MAY_CHANGE)
-def test_may_change(change: str) -> None:
-    assert broken_rules(admit(manifest(change)), admit(manifest())) == []
+def test_may_change_at_any_time(change: str, phase: str) -> None:
+    assert update(change, {"phase": phase, "attempts": HAS_RUN}) == []
     assert immutable_changes(load_manifest(manifest()).spec, load_manifest(manifest(change)).spec) == []
 
 
-@pytest.mark.parametrize("change", MAY_NOT_CHANGE)
-def test_may_not_change(change: str) -> None:
-    field = change.replace("=", ".").split(".")[0]
-    for old, new in (([], [change]), ([change], [])):
-        broken = broken_rules(admit(manifest(*new)), admit(manifest(*old)))
-        assert [at for at, _ in broken] == [("spec", field)]
-        assert broken[0][1].startswith(f"{field} cannot change after the job was created; allowed to change: steps, ")
-        assert immutable_changes(load_manifest(manifest(*old)).spec, load_manifest(manifest(*new)).spec) == [field]
+@pytest.mark.parametrize("undo", [False, True])
+@pytest.mark.parametrize("change", WHILE_SUSPENDED)
+def test_may_change_while_the_job_holds_no_devices(change: str, undo: bool) -> None:
+    field = field_of(change)
+    for status in (None, {}, {"phase": "Pending"}, {"phase": "Suspended", "attempts": HAS_RUN}):
+        assert update(change, status, undo) == []
+    for phase in ("Queued", "Starting", "Running", "Succeeded", "Failed"):
+        ((path, message),) = update(change, {"phase": phase}, undo)
+        assert path == f"spec.{field}"
+        assert message.startswith(f"{field} cannot change while the job holds devices: set suspend to true first; ")
+    assert immutable_changes(load_manifest(manifest()).spec, load_manifest(manifest(change)).spec) == []
+
+
+@pytest.mark.parametrize("undo", [False, True])
+@pytest.mark.parametrize("change", BEFORE_THE_FIRST_ATTEMPT)
+def test_may_not_change_once_the_job_has_begun(change: str, undo: bool) -> None:
+    field = field_of(change)
+    for status in (None, {}, {"phase": "Pending"}, {"phase": "Suspended", "attempts": []}):
+        assert update(change, status, undo) == []
+    for status in ({"phase": "Queued"}, {"phase": "Running"}, {"phase": "Suspended", "attempts": HAS_RUN}):
+        ((path, message),) = update(change, status, undo)
+        assert path == f"spec.{field}"
+        assert message.startswith(f"{field} cannot change after the job has begun: create another job; ")
+        assert message.endswith("allowed at any time: " + ", ".join(MUTABLE_FIELDS))
+    assert immutable_changes(load_manifest(manifest()).spec, load_manifest(manifest(change)).spec) == [field]
+
+
+def test_a_status_write_breaks_no_rule() -> None:
+    old = admit({**manifest(), "status": {"phase": "Running"}})
+    assert broken_rules({**old, "status": {"phase": "Failed"}}, old) == []
 
 
 def test_every_field_is_tried() -> None:
-    tried = {change.replace("=", ".").split(".")[0] for change in MAY_CHANGE + MAY_NOT_CHANGE}
+    tried = {field_of(change) for change in MAY_CHANGE + WHILE_SUSPENDED + BEFORE_THE_FIRST_ATTEMPT}
     fields = {info.alias for info in RLJobSpec.model_fields.values()}
     assert fields - tried == {"mode"}, "mode has one value that is built"
-    assert set(MUTABLE_FIELDS) <= fields
+    assert set(MUTABLE_FIELDS) | set(RESUMABLE_FIELDS) <= fields
+    assert {field_of(change) for change in WHILE_SUSPENDED} == set(RESUMABLE_FIELDS)

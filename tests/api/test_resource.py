@@ -13,6 +13,7 @@ from schema_evaluator import admit
 
 from rljob_api import RLJob, RLJobSpec, RLJobStatus
 from rljob_api import spec as spec_module
+from rljob_api.spec import Profile
 from rljob_api.validation import ManifestError, check_runnable_locally, load_manifest
 
 
@@ -78,11 +79,13 @@ def test_only_cpu_on_one_node_runs_on_this_machine() -> None:
     check_runnable_locally(load_manifest(manifest()))
     with pytest.raises(ManifestError, match=r"spec\.resources\.nodes"):
         check_runnable_locally(load_manifest(manifest("resources.nodes=2")))
-    for profile in ("ascend-a2", "cuda"):
-        with pytest.raises(
-            ManifestError, match=f'spec.resources.profile: "{profile}": this profile\'s device is not built'
-        ):
-            load_manifest(manifest(f"resources.profile={profile}"))
+    for profile in Profile:
+        job = load_manifest(manifest(f"resources.profile={profile.value}"))
+        if profile is not Profile.CPU:
+            with pytest.raises(ManifestError, match=f'spec.resources.profile: "{profile.value}": a local run uses'):
+                check_runnable_locally(job)
+    with pytest.raises(ManifestError, match="2 problems"):
+        check_runnable_locally(load_manifest(manifest("resources.profile=cuda", "resources.nodes=2")))
 
 
 def test_names_of_the_package() -> None:

@@ -8,7 +8,7 @@ from rljob_api.rules.learning import ENGINE_ARGS, LEARNING, MODEL_AND_DATA
 from rljob_api.rules.placement import CLUSTER, NETWORK, NOT_BUILT, PARALLELISM
 from rljob_api.spec import RLJobSpec
 
-__all__ = ["MUTABLE_FIELDS", "RULES", "Rule", "immutable_changes", "rules_on", "transition_rules"]
+__all__ = ["MUTABLE_FIELDS", "RESUMABLE_FIELDS", "RULES", "Rule", "immutable_changes", "rules_on", "transition_rules"]
 
 RULES: tuple[Rule, ...] = (*NOT_BUILT, *PARALLELISM, *MODEL_AND_DATA, *LEARNING, *ENGINE_ARGS, *NETWORK, *CLUSTER)
 
@@ -20,7 +20,23 @@ MUTABLE_FIELDS = (
     "activeDeadlineSeconds",
     "ttlSecondsAfterFinished",
 )
-"""Fields of `spec` that may change after the job was created."""
+"""Fields of `spec` that may change at any time; `checkpoint.path`, which the run folder follows from, as the others."""
+
+RESUMABLE_FIELDS = (
+    "image",
+    "evaluation",
+    "timeouts",
+    "records",
+    "scheduling",
+    "pods",
+    "environment",
+    "network",
+)
+"""Fields of `spec` that may change while the job holds no devices: a resumed run computes the same with them."""
+
+_IDLE = "(!has(oldSelf.status) || !has(oldSelf.status.phase) || oldSelf.status.phase in ['Pending', 'Suspended'])"
+_FRESH = f"({_IDLE} && (!has(oldSelf.status) || !has(oldSelf.status.attempts) || size(oldSelf.status.attempts) == 0))"
+_ANY_TIME = f"at any time: {', '.join(MUTABLE_FIELDS)}"
 
 
 def rules_on(block: type[ApiModel]) -> list[Rule]:
@@ -29,22 +45,40 @@ def rules_on(block: type[ApiModel]) -> list[Rule]:
 
 
 def transition_rules() -> list[tuple[str, str, str]]:
-    """Return (field, CEL, message) over `self` and `oldSelf` of `spec` for each field that may not change."""
+    """Return (path, CEL, message) over `self` and `oldSelf` of the whole object for each field with a limit to change.
+
+    The status says what the job has: without devices (`Pending`, `Suspended`) more may change than with them, and
+    before its first attempt everything may. The operator stores the phase before it asks for devices.
+    """
     rules = []
     for attribute, info in RLJobSpec.model_fields.items():
         name = info.alias or attribute
         if name in MUTABLE_FIELDS:
             continue
-        cel = f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || self.{name} == oldSelf.{name})"
-        message = f"{name} cannot change after the job was created; allowed to change: {', '.join(MUTABLE_FIELDS)}"
-        rules.append((name, cel, message))
+        resumable = name in RESUMABLE_FIELDS
+        cel = f"{_unchanged(f'spec.{name}')} || {_IDLE if resumable else _FRESH}"
+        rules.append((f"spec.{name}", cel, _message(name, resumable)))
+    path = "spec.checkpoint.path"
+    rules.append((path, f"{_unchanged(path)} || {_FRESH}", _message("checkpoint.path", False)))
     return rules
 
 
+def _unchanged(path: str) -> str:
+    return f"(has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || self.{path} == oldSelf.{path}))"
+
+
+def _message(field: str, resumable: bool) -> str:
+    if resumable:
+        return f"{field} cannot change while the job holds devices: set suspend to true first; allowed {_ANY_TIME}"
+    return f"{field} cannot change after the job has begun: create another job; allowed {_ANY_TIME}"
+
+
 def immutable_changes(old: RLJobSpec, new: RLJobSpec) -> list[str]:
-    """Return the camelCase names of the fields that differ and may not."""
-    return [
+    """Return the camelCase names of the fields that differ and may not, once the job has run."""
+    allowed = (*MUTABLE_FIELDS, *RESUMABLE_FIELDS)
+    changed = [
         info.alias or attribute
         for attribute, info in RLJobSpec.model_fields.items()
-        if (info.alias or attribute) not in MUTABLE_FIELDS and getattr(old, attribute) != getattr(new, attribute)
+        if (info.alias or attribute) not in allowed and getattr(old, attribute) != getattr(new, attribute)
     ]
+    return changed + (["checkpoint.path"] if old.checkpoint.path != new.checkpoint.path else [])

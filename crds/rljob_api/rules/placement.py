@@ -42,14 +42,6 @@ NOT_BUILT = (
     _built(AlgorithmSpec, "name", "algorithm", "grpo"),
     Rule(
         on=RLJobSpec,
-        field="resources.profile",
-        wrong="this profile's device is not built yet",
-        allowed="cpu",
-        check=lambda s: s.resources.profile == "cpu",
-        cel="self.resources.profile == 'cpu'",
-    ),
-    Rule(
-        on=RLJobSpec,
         field="weightSync.mode",
         wrong="Direct weight sync is not built on the cpu profile",
         allowed="Auto or Load with resources.profile cpu",

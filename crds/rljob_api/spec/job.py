@@ -84,6 +84,7 @@ class RLJobSpec(ApiModel):
     suspend: bool = False
     """Save the last completed step and give the devices back."""
     active_deadline_seconds: PositiveInt | None = None
-    """The job fails when it has been running for longer, in seconds."""
+    """The job fails when it has held devices for longer since it first ran, in seconds: restarts count, suspension and
+    queueing do not."""
     ttl_seconds_after_finished: NonNegativeInt | None = None
     """A finished job is deleted this long after its end, in seconds; none: it stays."""

@@ -52,7 +52,7 @@ class FailureRule(ApiModel):
     exit_codes: Annotated[
         list[Annotated[int, Field(ge=0, le=255, json_schema_extra={"format": "int32"})]], Field(max_length=32)
     ] = []
-    """Exit codes of the driver; empty: any."""
+    """Exit codes of the driver, 128 and the number for a signal; empty: any."""
     reasons: Annotated[list[FailureReason], Field(max_length=16)] = []
     """Causes as the operator saw them; empty: any."""
     action: FailureAction
@@ -66,11 +66,13 @@ class FailurePolicy(ApiModel):
     max_restarts: NonNegativeInt = 3
     """Restarts before the job fails."""
     backoff_seconds: PositiveFloat = 10.0
-    """Wait before the first restart, in seconds; doubles each time up to `maxBackoffSeconds`."""
+    """Wait before a restart, in seconds; doubles up to `maxBackoffSeconds` for each attempt in a row that completed no
+    step."""
     max_backoff_seconds: PositiveFloat = 600.0
     """Longest wait between restarts, in seconds."""
     rules: Annotated[list[FailureRule], Field(max_length=32)] = []
-    """The first rule that matches decides; without one: `Restart`."""
+    """The first rule that matches decides; without one: `Fail` for exit code 2 (an error of the user), `Ignore` for a
+    driver that someone stopped (exit code 75) and for a preemption by the queue, else `Restart`."""
 
 
 class TimeoutsSpec(ApiModel):

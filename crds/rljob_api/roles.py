@@ -1,0 +1,90 @@
+"""Environment of the processes of one role: what must not be set for a whole pod.
+
+Trainer and engine share pods and devices and need different variables: the memory saver is preloaded into trainers
+alone, and two HCCL processes on one device must not bind the same ports. The driver hands these variables to Ray in
+each actor's `runtime_env`; the operator only prints them. What holds for all processes of a pod is rendered into the
+pod by the operator, since it must be set before `ray start`.
+"""
+
+from __future__ import annotations
+
+from rljob_api.spec import HcclPorts, MemorySaverMode, PortRange, Profile, RLJobSpec
+
+MEMORY_SAVER_LIBRARY = "/opt/rljob/lib/torch_memory_saver_hook_mode_preload.abi3.so"
+"""Where the worker images link the preload hook of torch_memory_saver to. It is a link, and outside of the package's
+folder, because the package refuses to start when it finds two of its libraries there. A wrong path is ignored by the
+loader in silence, so trainers check at their start that the hook is in."""
+
+ASCEND_PROFILES = (Profile.ASCEND_A2, Profile.ASCEND_A3, Profile.ASCEND_950, Profile.CCE, Profile.HAMI)
+"""Profiles whose devices are Ascend NPUs."""
+
+_NO_EXPANDABLE_SEGMENTS = "expandable_segments:False"
+"""Neither the memory saver nor vLLM's sleep works on expandable segments, and images set True (vime PR 285): removing
+the variable or setting it to nothing does not help, it has to say False."""
+
+
+def trainer_variables(spec: RLJobSpec) -> dict[str, str]:
+    """Variables of a trainer process, for its `runtime_env`; the user's own come over them.
+
+    Sources: vime issue 255 (TMS_*, LD_PRELOAD, allocator), vime PR 285 (torch mode sets the mode alone).
+    """
+    if spec.resources.profile is Profile.CPU:
+        return {}
+    return _allocator(spec) | _memory_saver(spec) | _ports(spec, spec.hccl.trainer_ports)
+
+
+def engine_variables(spec: RLJobSpec) -> dict[str, str]:
+    """Variables of an engine process, for its `runtime_env`; the user's own come over them.
+
+    Sources: vime issue 255 (VLLM_*); Ray's npu.py and nvidia_gpu.py of 2.56 (the names of the opt-outs).
+    """
+    if spec.resources.profile is Profile.CPU:
+        return {}
+    # Endpoints for sleeping and weight updates; nothing here calls them over HTTP, tools that users attach do.
+    variables = _allocator(spec) | {"VLLM_SERVER_DEV_MODE": "1"}
+    if spec.resources.profile in ASCEND_PROFILES:
+        # Weights in the NZ layout cannot be updated in place.
+        variables["VLLM_ASCEND_ENABLE_NZ"] = "0"
+    if spec.rollout.tensor_parallel > 1:
+        # Ray would show the actor the one device of its own bundle.
+        device = "ASCEND_RT" if spec.resources.profile in ASCEND_PROFILES else "CUDA"
+        variables[f"RAY_EXPERIMENTAL_NOSET_{device}_VISIBLE_DEVICES"] = "1"
+    return variables | _ports(spec, spec.hccl.rollout_ports)
+
+
+def allocator_variable(profile: Profile) -> str:
+    """Name of the variable that configures the device allocator of a profile that has devices."""
+    return "PYTORCH_NPU_ALLOC_CONF" if profile in ASCEND_PROFILES else "PYTORCH_CUDA_ALLOC_CONF"
+
+
+def _allocator(spec: RLJobSpec) -> dict[str, str]:
+    return {allocator_variable(spec.resources.profile): _NO_EXPANDABLE_SEGMENTS}
+
+
+def _memory_saver(spec: RLJobSpec) -> dict[str, str]:
+    match spec.memory_saver.mode:
+        case MemorySaverMode.PRELOAD:
+            return {
+                # The one library, and not added to what is there: the hook takes the whole value for its own path.
+                "LD_PRELOAD": MEMORY_SAVER_LIBRARY,
+                "TMS_HOOK_MODE": "preload",
+                "TMS_INIT_ENABLE": "1",
+                "TMS_INIT_ENABLE_CPU_BACKUP": "1",
+            }
+        case MemorySaverMode.TORCH:
+            return {"TMS_HOOK_MODE": "torch"}
+        case MemorySaverMode.OFF:
+            return {}
+
+
+def _ports(spec: RLJobSpec, ports: HcclPorts) -> dict[str, str]:
+    if spec.resources.profile not in ASCEND_PROFILES:
+        return {}
+    return {
+        "HCCL_HOST_SOCKET_PORT_RANGE": _range(ports.host),
+        "HCCL_NPU_SOCKET_PORT_RANGE": _range(ports.device),
+    }
+
+
+def _range(ports: PortRange | None) -> str:
+    return "auto" if ports is None else f"{ports.first}-{ports.last}"
