@@ -1,0 +1,71 @@
+"""Who reaches a job: the driver's token and the head's NetworkPolicy."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from rljob_operator.render.cluster import metadata, secret_name, valid_spec
+from rljob_operator.render.pods import JOB_LABEL
+from rljob_operator.render.settings import RenderSettings
+from rljob_operator.state.observed import JobView
+
+TOKEN_KEY = "token"
+_LAST_PORT = 65535
+
+
+def policy_name(job: str) -> str:
+    """Name of the head's NetworkPolicy."""
+    return f"{job}-head"
+
+
+def render_secret(job: JobView, token: str) -> dict[str, Any]:
+    """The Secret with the driver's bearer token, key `token`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(job, secret_name(job.name), "driver-token"),
+        "type": "Opaque",
+        "data": {TOKEN_KEY: base64.b64encode(token.encode()).decode()},
+    }
+
+
+def render_policy(job: JobView, settings: RenderSettings) -> dict[str, Any] | None:
+    """The NetworkPolicy of the head; None where `network.networkPolicy` is off.
+
+    The job's own pods reach everything, the operator reaches Ray's job API and the driver, nobody else anything. With
+    `network.hostNetwork` the workers have their nodes' addresses, which a policy cannot name: then all ports are open
+    but those that would run code or show data without Ray's own protocol (job API, client server, driver).
+    """
+    spec = valid_spec(job)
+    if not spec.network.network_policy:
+        return None
+    operator: dict[str, Any] = {"podSelector": {"matchLabels": dict(settings.operator_pod_labels)}}
+    namespace = settings.operator_namespace
+    operator["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": namespace}} if namespace else {}
+    served = [settings.dashboard_port, settings.driver_port]
+    ingress: list[dict[str, Any]] = [
+        {"from": [{"podSelector": {"matchLabels": {JOB_LABEL: job.name}}}]},
+        {"from": [operator], "ports": [{"protocol": "TCP", "port": port} for port in served]},
+    ]
+    if spec.network.host_network:
+        ingress.append({"ports": _all_ports_but(*served, settings.client_port)})
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(job, policy_name(job.name), "head-policy"),
+        "spec": {
+            "podSelector": {"matchLabels": {"ray.io/cluster": job.name, "ray.io/node-type": "head"}},
+            "policyTypes": ["Ingress"],
+            "ingress": ingress,
+        },
+    }
+
+
+def _all_ports_but(*closed: int) -> list[dict[str, Any]]:
+    ranges, first = [], 1
+    for port in [*sorted(set(closed)), _LAST_PORT + 1]:
+        if first < port:
+            ranges.append({"protocol": "TCP", "port": first, "endPort": port - 1})
+        first = port + 1
+    return ranges

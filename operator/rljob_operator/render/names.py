@@ -1,0 +1,102 @@
+"""Names, labels and paths as Kubernetes takes them: what breaks its rules is refused here, with the field's name.
+
+The API server would refuse some of it too, but KubeRay's pods only after the RayCluster was accepted, and then nobody
+tells the user which field was meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from rljob_operator.render.errors import RenderError
+from rljob_operator.render.settings import short
+
+_DNS_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
+_QUALIFIED = re.compile("[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_VARIABLE = re.compile("[-._a-zA-Z][-._a-zA-Z0-9]*")
+
+OWN_LABEL_PREFIXES = ("rljob.dev/", "ray.io/")
+MAX_ANNOTATIONS_BYTES = 128 * 1024
+"""Half of what Kubernetes allows: KubeRay, Volcano and device plugins add theirs."""
+
+
+def is_subdomain(text: str) -> bool:
+    """Names of most objects: RFC 1123 subdomains."""
+    return len(text) <= 253 and bool(_SUBDOMAIN.fullmatch(text))
+
+
+def is_label_key(text: str) -> bool:
+    """Keys of labels, annotations and extended resources: `name` or `domain/name`."""
+    prefix, slash, name = text.rpartition("/")
+    return (not slash or is_subdomain(prefix)) and len(name) <= 63 and bool(_QUALIFIED.fullmatch(name))
+
+
+def is_label_value(text: str) -> bool:
+    """Values of labels."""
+    return text == "" or (len(text) <= 63 and bool(_QUALIFIED.fullmatch(text)))
+
+
+def is_variable(text: str) -> bool:
+    """Names of environment variables."""
+    return bool(_VARIABLE.fullmatch(text))
+
+
+def check_name(field: str, text: str | None) -> None:
+    """Refuse what is no name of an object."""
+    if text is not None and not is_subdomain(text):
+        raise RenderError(
+            field, f"{short(text)} is no name: lower-case letters, digits, '-' and '.', at most 253 characters"
+        )
+
+
+def check_labels(field: str, labels: Mapping[str, str], *, own: bool = False) -> None:
+    """Refuse what are no labels; with `own`, also those that the operator and KubeRay find pods by."""
+    for key, value in labels.items():
+        check_label_key(field, key)
+        if not is_label_value(value):
+            raise RenderError(
+                field,
+                f"{short(key)} has the value {short(value)}, which is no label value: "
+                "letters, digits, '-', '_' and '.', at most 63 characters",
+            )
+        if own and key.startswith(OWN_LABEL_PREFIXES):
+            raise RenderError(field, f"{short(key)} belongs to the operator or KubeRay: pods are found by it")
+
+
+def check_label_key(field: str, key: str) -> None:
+    """Refuse what is no key of a label or an annotation."""
+    if not is_label_key(key):
+        raise RenderError(field, f"{short(key)} is no key: at most 63 letters, digits, '-', '_' and '.', like a.b/name")
+
+
+def check_annotations(field: str, annotations: Mapping[str, str]) -> None:
+    """Refuse what are no annotations."""
+    for key in annotations:
+        check_label_key(field, key)
+    size = sum(len(key) + len(value.encode()) for key, value in annotations.items())
+    if size > MAX_ANNOTATIONS_BYTES:
+        raise RenderError(field, f"has {size} bytes; at most {MAX_ANNOTATIONS_BYTES} are possible")
+
+
+def check_variables(field: str, names: Iterable[str]) -> None:
+    """Refuse what are no environment variables."""
+    for name in names:
+        if not is_variable(name):
+            raise RenderError(field, f"{short(name)} is no variable name: letters, digits, '_', '-' and '.'")
+
+
+def check_path(field: str, path: str | None) -> None:
+    """Refuse what is no absolute path that can be mounted."""
+    if path is None:
+        return
+    bad = ":" in path or not path.isprintable() or ".." in path.split("/")
+    if not path.startswith("/") or bad:
+        raise RenderError(field, f"{short(path)} is no path to mount: absolute, without ':' and '..'")
+
+
+def check_sub_path(field: str, path: str | None) -> None:
+    """Refuse what is no folder inside a volume."""
+    if path is not None and (path.startswith("/") or ".." in path.split("/") or not path.isprintable()):
+        raise RenderError(field, f"{short(path)} is no folder inside a volume: relative, without '..'")

@@ -1,0 +1,148 @@
+"""Where the pods go: queues, gangs, selectors, tolerations, affinity.
+
+Sources: KubeRay's volcano_scheduler.go (labels that it reads, annotations that it copies to the PodGroup from 1.6 on);
+Kueue's integration of RayCluster; MindCluster's documentation, "Pod" and "PodGroup" labels and annotations (7.3).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_api import derived
+from rljob_api.spec import Profile, QueueSystem, RLJobSpec
+from rljob_operator.render.errors import RenderError
+from rljob_operator.render.names import check_label_key, check_labels, check_name, is_label_value
+from rljob_operator.render.profiles import HardwareProfile
+from rljob_operator.render.settings import short
+
+_NO_AFFINITY = "is no affinity of a pod: nodeAffinity, podAffinity or podAntiAffinity, each a mapping"
+_GANGS = (QueueSystem.VOLCANO, QueueSystem.MIND_CLUSTER)
+
+
+def cluster_labels(spec: RLJobSpec) -> dict[str, str]:
+    """Labels of the RayCluster that queueing systems read."""
+    scheduling = spec.scheduling
+    check_name("spec.scheduling.queue", scheduling.queue)
+    if scheduling.queue is not None and not is_label_value(scheduling.queue):
+        raise RenderError("spec.scheduling.queue", f"{short(scheduling.queue)} is too long: at most 63 characters")
+    check_name("spec.scheduling.priorityClass", scheduling.priority_class)
+    if scheduling.system is QueueSystem.KUEUE:
+        if scheduling.queue is None:
+            raise RenderError("spec.scheduling.queue", "is missing: Kueue admits nothing without the name of a queue")
+        return {"kueue.x-k8s.io/queue-name": scheduling.queue}
+    if scheduling.system not in _GANGS:
+        return {}
+    labels = {} if scheduling.queue is None else {"volcano.sh/queue-name": scheduling.queue}
+    if scheduling.priority_class is not None and is_label_value(scheduling.priority_class):
+        labels["ray.io/priority-class-name"] = scheduling.priority_class
+    return labels
+
+
+def cluster_annotations(spec: RLJobSpec, profile: HardwareProfile) -> dict[str, str]:
+    """Annotations of the RayCluster: KubeRay hands them to Volcano's PodGroup. The pods get them too."""
+    _check_devices(spec, profile)
+    if spec.scheduling.system is not QueueSystem.MIND_CLUSTER or profile.kind != "npu":
+        return {}
+    annotations = {"huawei.com/schedule_minAvailable": str(spec.resources.nodes + 1)}
+    if profile.schedule_policy is not None and spec.scheduling.super_pod_block is None:
+        annotations["huawei.com/schedule_policy"] = profile.schedule_policy
+    if spec.scheduling.super_pod_block is not None:
+        annotations["sp-block"] = str(spec.scheduling.super_pod_block)
+    return annotations
+
+
+def pod_labels(spec: RLJobSpec, profile: HardwareProfile) -> dict[str, str]:
+    """Labels by which MindCluster knows its pods; KubeRay hands none of the RayCluster's on."""
+    if spec.scheduling.system is not QueueSystem.MIND_CLUSTER or profile.ring_controller is None:
+        return {}
+    return {"ring-controller.atlas": profile.ring_controller}
+
+
+def pod_annotations(spec: RLJobSpec, profile: HardwareProfile, *, head: bool) -> dict[str, str]:
+    """Annotations of head or worker pods."""
+    annotations = cluster_annotations(spec, profile)
+    if spec.scheduling.system in _GANGS and spec.scheduling.queue is not None:
+        annotations["scheduling.volcano.sh/queue-name"] = spec.scheduling.queue
+    if head and spec.scheduling.system is QueueSystem.MIND_CLUSTER and profile.kind == "npu":
+        # A pod without devices otherwise makes the gang invalid ("npu num must be 2n", "require full node npu").
+        annotations["huawei.com/skip-ascend-plugin"] = "enabled"
+    return annotations
+
+
+def placement(spec: RLJobSpec, profile: HardwareProfile, job: str, *, head: bool) -> dict[str, Any]:
+    """Scheduling fields of a pod spec."""
+    scheduling = spec.scheduling
+    fields: dict[str, Any] = {}
+    if scheduling.priority_class is not None:
+        fields["priorityClassName"] = scheduling.priority_class
+    if scheduling.system in _GANGS:
+        fields["schedulerName"] = "volcano"
+    if head:
+        return fields
+    check_labels("spec.resources.overrides.nodeSelector", profile.node_selector)
+    check_labels("spec.scheduling.nodeSelector", scheduling.node_selector)
+    selector = {**profile.node_selector, **scheduling.node_selector}
+    if selector:
+        fields["nodeSelector"] = selector
+    if scheduling.tolerations:
+        fields["tolerations"] = _tolerations(spec)
+    affinity = _affinity(spec, job)
+    if affinity:
+        fields["affinity"] = affinity
+    return fields
+
+
+def _tolerations(spec: RLJobSpec) -> list[dict[str, Any]]:
+    for i, toleration in enumerate(spec.scheduling.tolerations):
+        at = f"spec.scheduling.tolerations[{i}]"
+        if toleration.key is not None:
+            check_label_key(f"{at}.key", toleration.key)
+        if toleration.value is not None and not is_label_value(toleration.value):
+            raise RenderError(f"{at}.value", f"{short(toleration.value)} is no value of a taint")
+    return [t.model_dump(mode="json", by_alias=True, exclude_none=True) for t in spec.scheduling.tolerations]
+
+
+def _affinity(spec: RLJobSpec, job: str) -> dict[str, Any]:
+    affinity = {key: value for key, value in spec.scheduling.affinity.items() if value is not None}
+    for key, value in affinity.items():
+        if key not in ("nodeAffinity", "podAffinity", "podAntiAffinity") or not isinstance(value, dict):
+            raise RenderError(
+                f"spec.scheduling.affinity.{key if key.isalnum() and len(key) < 64 else short(key, 40)}", _NO_AFFINITY
+            )
+    if spec.resources.nodes == 1:
+        return affinity
+    # Two workers on one server would see each other as different servers and leave HCCS for RoCE (vllm-ascend 14506).
+    apart = {
+        "labelSelector": {"matchLabels": {"rljob.dev/job": job, "ray.io/node-type": "worker"}},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    field = "requiredDuringSchedulingIgnoredDuringExecution"
+    given = affinity.get("podAntiAffinity", {})
+    required = given.get(field) or []
+    if not isinstance(required, list):
+        raise RenderError(f"spec.scheduling.affinity.podAntiAffinity.{field}", "is no list, as it is in a pod")
+    return {**affinity, "podAntiAffinity": {**given, field: [*required, apart]}}
+
+
+def _check_devices(spec: RLJobSpec, profile: HardwareProfile) -> None:
+    per_node, block = derived.devices_per_node(spec), spec.scheduling.super_pod_block
+    if profile.devices_per_node is not None and per_node > profile.devices_per_node:
+        raise RenderError(
+            "spec.resources.devicesPerNode",
+            f"{per_node}: servers of profile {spec.resources.profile.value} have at most {profile.devices_per_node} "
+            "devices; take more nodes",
+        )
+    in_pairs = spec.scheduling.system is QueueSystem.MIND_CLUSTER and spec.resources.profile is Profile.ASCEND_A3
+    if in_pairs and per_node % 2:
+        wrong = f"{per_node}: MindCluster gives out the devices of A3 in pairs; take an even number"
+        raise RenderError("spec.resources.devicesPerNode", wrong)
+    if block is None:
+        return
+    if not profile.super_pods:
+        raise RenderError("spec.scheduling.superPodBlock", "only profiles ascend-a3 and ascend-950 know SuperPoDs")
+    devices = spec.resources.nodes * per_node
+    if block % per_node or devices % block:
+        raise RenderError(
+            "spec.scheduling.superPodBlock",
+            f"{block}: a multiple of the {per_node} devices of a node that divides the job's {devices} is needed",
+        )

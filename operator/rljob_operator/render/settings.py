@@ -1,0 +1,64 @@
+"""What the operator's configuration contributes to every job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rljob_api.spec import Profile
+from rljob_operator.render.errors import RenderError
+
+
+@dataclass(frozen=True, slots=True)
+class RenderSettings:
+    """Defaults for all jobs, and facts about the cluster."""
+
+    worker_image: str = ""
+    """Worker image where a job names none and `worker_images` has none for its profile."""
+    worker_images: Mapping[str, str] = field(default_factory=dict)
+    """Worker image by profile name."""
+    kuberay_version: tuple[int, ...] = (1, 5, 1)
+    """Version of the KubeRay operator in the cluster, as (major, minor) or (major, minor, patch)."""
+    ray_version: str = "2.56.1"
+    """Version of Ray in the worker images."""
+    operator_namespace: str = ""
+    """Namespace of the operator's pods, for the NetworkPolicy; empty: pods with the labels in any namespace."""
+    operator_pod_labels: Mapping[str, str] = field(
+        default_factory=lambda: {"app.kubernetes.io/name": "rljob", "app.kubernetes.io/component": "operator"}
+    )
+    """Labels of the operator's pods, for the NetworkPolicy; default: those of the chart."""
+    driver_port: int = 8300
+    """Port of the driver's HTTP endpoint on the head."""
+    dashboard_port: int = 8265
+    """Port of Ray's job API on the head."""
+    gcs_port: int = 6379
+    """Port of Ray's control store on the head."""
+    client_port: int = 10001
+    """Port of Ray's client server on the head."""
+    agent_port: int = 52365
+    """Port of Ray's agent on every node, which answers the probes."""
+
+    def image(self, given: str | None, profile: Profile) -> str:
+        """The image of a job that names `given`."""
+        image = given or self.worker_images.get(profile.value) or self.worker_image
+        if not image:
+            raise RenderError("spec.image", f"is missing, and the operator has no default for profile {profile.value}")
+        if any(character.isspace() or not character.isprintable() for character in image):
+            raise RenderError("spec.image", f"{short(image)} is no image: it holds white space or control characters")
+        return image
+
+    def token_authentication(self) -> bool:
+        """Whether this KubeRay and this Ray know `authOptions.mode: token`.
+
+        KubeRay 1.5.1 brought the field (its release notes), Ray 2.52.0 the feature (KubeRay's validation.go). A version
+        without a patch number counts as the minor's first: 1.5 does not have it for certain.
+        """
+        ray = tuple(int(part) for part in self.ray_version.split(".")[:2])
+        kuberay = (*self.kuberay_version, 0, 0)[:3]
+        return kuberay >= (1, 5, 1) and ray >= (2, 52)
+
+
+def short(text: str, limit: int = 80) -> str:
+    """Text in quotes, cut so that it fits a message."""
+    shown = ascii(text)
+    return shown if len(shown) <= limit else f"{shown[:limit]}... ({len(text)} characters)"

@@ -1,0 +1,105 @@
+"""What is posted to Ray's job API: the driver's command line and its manifest."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import shlex
+from pathlib import PurePosixPath
+from typing import Any
+
+from rljob_api import derived
+from rljob_api.job import GROUP, KIND, VERSION
+from rljob_api.spec import RLJobSpec
+from rljob_operator.render.cluster import valid_spec
+from rljob_operator.render.errors import RenderError
+from rljob_operator.render.pods import worker_size
+from rljob_operator.render.profiles import resolve
+from rljob_operator.render.quantities import to_cores
+from rljob_operator.render.settings import RenderSettings
+from rljob_operator.render.volumes import RUN_ROOT
+from rljob_operator.state.observed import JobView
+
+MANIFEST_VARIABLE = "RLJOB_MANIFEST"
+MAX_MANIFEST_BYTES = 96 * 1024
+"""Linux allows 128 KiB for one variable."""
+_LINGER_SECONDS = 60.0
+
+
+def submission_id(uid: str, attempt: int) -> str:
+    """Id of an attempt's Ray job: submitting it again is harmless."""
+    return f"rljob-{uid}-{attempt}"
+
+
+def run_folder(job: JobView) -> str:
+    """The job's run folder in the pods."""
+    spec = valid_spec(job)
+    root = PurePosixPath(spec.checkpoint.path or RUN_ROOT)
+    return str(root / job.namespace / f"{job.name}-{job.uid[:8]}")
+
+
+def submission(job: JobView, attempt: int, settings: RenderSettings) -> dict[str, Any]:
+    """The body of `POST /api/jobs/` for an attempt, from 0.
+
+    Raises:
+        RenderError: when the manifest is too large for an environment variable.
+    """
+    folder = shlex.quote(run_folder(job))
+    decode = f"printenv {MANIFEST_VARIABLE} | base64 -d | gunzip"
+    return {
+        "entrypoint": f"{decode} | rljob run - --output {folder} --resume auto",
+        "submission_id": submission_id(job.uid, attempt),
+        "runtime_env": {"env_vars": {MANIFEST_VARIABLE: encoded_manifest(job, settings)}},
+        "metadata": {"rljob": f"{job.namespace}/{job.name}", "uid": job.uid, "attempt": str(attempt)},
+        "entrypoint_num_cpus": 0,
+    }
+
+
+def encoded_manifest(job: JobView, settings: RenderSettings) -> str:
+    """base64(gzip(JSON)) of the manifest that the driver gets; equal for equal jobs."""
+    document = driver_manifest(job, settings)
+    text = json.dumps(document, separators=(",", ":"))
+    # mtime 0: the same job gives the same bytes, whenever it is submitted.
+    encoded = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+    if len(encoded) > MAX_MANIFEST_BYTES:
+        sizes = {f"spec.{name}": len(json.dumps(value)) for name, value in document["spec"].items()}
+        largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:3]
+        listed = ", ".join(f"{name} ({sizes[name]} bytes)" for name in largest)
+        raise RenderError(
+            largest[0],
+            f"the manifest has {len(encoded)} bytes when packed, {MAX_MANIFEST_BYTES} fit; the largest are {listed}; "
+            "put long texts into files of a volume",
+        )
+    return encoded
+
+
+def driver_manifest(job: JobView, settings: RenderSettings) -> dict[str, Any]:
+    """The RLJob as the driver gets it: its checkpoints in the run folder, its endpoint where the operator looks."""
+    spec = valid_spec(job)
+    records = spec.records.model_copy(
+        update={
+            "http_port": settings.driver_port,
+            "http_host": "0.0.0.0",
+            "linger_seconds": spec.records.linger_seconds or _LINGER_SECONDS,
+        }
+    )
+    checkpoint = spec.checkpoint.model_copy(update={"path": None})
+    resources = spec.resources.model_copy(update={"threads_per_device": _threads(spec)})
+    given = spec.model_copy(update={"records": records, "checkpoint": checkpoint, "resources": resources})
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": KIND,
+        "metadata": {"name": job.name, "namespace": job.namespace, "uid": job.uid},
+        # Nulls stay: some fields have a default that null replaces.
+        "spec": given.model_dump(mode="json", by_alias=True),
+    }
+
+
+def _threads(spec: RLJobSpec) -> int:
+    # In a pod the worker would count the node's cores, of which it may use those of its limit.
+    if spec.resources.threads_per_device is not None:
+        return spec.resources.threads_per_device
+    profile = resolve(spec)
+    share = max(1, to_cores(worker_size(spec, profile).cpu) // derived.devices_per_node(spec))
+    return profile.tuning.omp_num_threads or share

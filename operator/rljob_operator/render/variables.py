@@ -1,0 +1,176 @@
+"""Environment variables of the pods: profile, tuning and HCCL, then the user's."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from rljob_api import roles
+from rljob_api.spec import RLJobSpec
+from rljob_operator.render.errors import RenderError
+from rljob_operator.render.hccl import hccl_environment
+from rljob_operator.render.names import check_name, check_variables
+from rljob_operator.render.profiles import HardwareProfile
+from rljob_operator.render.settings import short
+
+Env = list[dict[str, Any]]
+
+COMPILE_CACHE = "/var/cache/rljob/operators"
+"""Where compiled operators are kept in the pod."""
+
+_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray makes its workers nice: beside anything else on the node they would get a fraction of it.
+    "RAY_worker_niceness": "0",
+    # An actor that is killed must not leave the engine's own child processes on the device.
+    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
+    # Each line of output at once: the last words of a process that dies are what explains it.
+    "PYTHONUNBUFFERED": "1",
+}
+_LEAVE_SECONDS = 10
+_RESTRICTED = {
+    # The user has no entry in the image's list of users, hence no home and no name, which torch's caches ask for.
+    "HOME": "/tmp",
+    "USER": "rljob",
+}
+_LOG_LEVELS = {"DEBUG": ("0", "DEBUG"), "INFO": ("1", "INFO"), "WARNING": ("2", "WARN"), "ERROR": ("3", "ERROR")}
+"""Level -> ASCEND_GLOBAL_LOG_LEVEL (a number), ASDOPS_LOG_LEVEL and ATB_LOG_LEVEL (a word)."""
+
+_OWNED = {
+    "ASCEND_RT_VISIBLE_DEVICES": "Ray gives each process its devices",
+    "ASCEND_VISIBLE_DEVICES": "the device plugin gives each pod its devices (spec.resources.overrides has the "
+    "annotation of MindCluster's scheduler)",
+    "RAY_ADDRESS": "KubeRay sets it",
+    "RAY_AUTH_MODE": "spec.network.rayAuthentication decides",
+    "RAY_AUTH_TOKEN": "spec.network.rayAuthentication decides",
+    "RAY_REDIS_ADDRESS": "a restart goes on from a checkpoint, Ray's own fault tolerance is not used",
+    "REDIS_USERNAME": "a restart goes on from a checkpoint, Ray's own fault tolerance is not used",
+    "RLJOB_DRIVER_TOKEN": "the operator makes the token",
+    "RLJOB_MANIFEST": "the operator hands over the manifest in it",
+    "HCCL_IF_BASE_PORT": "trainer and engine on one device would bind the same ports; take spec.hccl.trainerPorts "
+    "and rolloutPorts",
+    "HCCL_HOST_SOCKET_PORT_RANGE": "take spec.hccl.trainerPorts.host and rolloutPorts.host",
+    "HCCL_NPU_SOCKET_PORT_RANGE": "take spec.hccl.trainerPorts.device and rolloutPorts.device",
+    "HCCL_IF_IP": "take spec.hccl.useHostIp",
+    "HCCL_SOCKET_IFNAME": "take spec.hccl.interface",
+}
+"""Variables that no user sets -> why, or what to set instead."""
+_OWNED_POD_WIDE = {
+    "HCCL_CONNECT_TIMEOUT": "take spec.hccl.connectTimeoutSeconds",
+    "HCCL_EXEC_TIMEOUT": "take spec.hccl.execTimeoutSeconds",
+    "HCCL_DETERMINISTIC": "take spec.hccl.deterministic",
+    "HCCL_BUFFSIZE": "take spec.hccl.bufferSizeMb; one role's own value goes to spec.environment.trainer or rollout",
+    "HCCL_OP_EXPANSION_MODE": "take spec.hccl.opExpansionMode; one role's own value goes to spec.environment.trainer "
+    "or rollout",
+    "LD_PRELOAD": "take spec.memorySaver, and for engines spec.environment.rollout",
+}
+_ALLOCATORS = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def pod_environment(spec: RLJobSpec, profile: HardwareProfile, *, head: bool) -> Env:
+    """`env` of the Ray container of the head or of a worker.
+
+    Raises:
+        RenderError: for variables that contradict what the operator sets.
+    """
+    check_user_variables(spec)
+    env = _list(_RAY)
+    if profile.restricted:
+        env += _list(_RESTRICTED)
+    env += _list(profile.environment)
+    env += _tuning(profile)
+    if profile.kind == "npu":
+        env += hccl_environment(spec, head=head)
+    if head:
+        # Ray would end a stopped driver after 3 s; it has graceSeconds to save in, and some more to leave.
+        env += _list({"RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(spec.checkpoint.grace_seconds) + _LEAVE_SECONDS)})
+        env += _list(profile.head_environment)
+    elif profile.kind == "npu" and profile.visible_devices_annotation is not None:
+        path = f"metadata.annotations['{profile.visible_devices_annotation}']"
+        env.append({"name": "ASCEND_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": path}}})
+    return _over(_over(env, spec.resources.overrides.environment), spec.environment.variables)
+
+
+def secret_environment(spec: RLJobSpec) -> list[dict[str, Any]]:
+    """`envFrom` of the Ray container."""
+    for i, name in enumerate(spec.environment.secrets):
+        check_name(f"spec.environment.secrets[{i}]", name)
+    return [{"secretRef": {"name": name}} for name in spec.environment.secrets]
+
+
+def role_environment(spec: RLJobSpec, role: Literal["trainer", "rollout"]) -> dict[str, str]:
+    """Variables that one role's processes have beyond their pod's, as the driver hands them to Ray.
+
+    The worker adds a few of its own (threads, Python path), which do not depend on the hardware.
+    """
+    check_user_variables(spec)
+    own = roles.trainer_variables(spec) if role == "trainer" else roles.engine_variables(spec)
+    return own | spec.environment.variables | getattr(spec.environment, role)
+
+
+def check_user_variables(spec: RLJobSpec) -> None:
+    """Refuse variables that would undo what colocation needs, each with the field that is meant for it."""
+    for field, values, pod_wide in (
+        ("spec.resources.overrides.environment", spec.resources.overrides.environment, True),
+        ("spec.environment.variables", spec.environment.variables, True),
+        ("spec.environment.trainer", spec.environment.trainer, False),
+        ("spec.environment.rollout", spec.environment.rollout, False),
+    ):
+        check_variables(field, values)
+        for name in values:
+            instead = _OWNED.get(name) or (_OWNED_POD_WIDE.get(name) if pod_wide else None)
+            if instead is not None:
+                raise RenderError(field, f"{name} is not the user's: {instead}")
+        if spec.resources.profile != "cpu":
+            _check_allocator(field, values, roles.allocator_variable(spec.resources.profile))
+
+
+def _check_allocator(field: str, values: Mapping[str, str], right: str) -> None:
+    for name in _ALLOCATORS:
+        value = values.get(name)
+        if value is None:
+            continue
+        if name != right:
+            raise RenderError(field, f"{name} is not for this profile, some versions refuse two of them; take {right}")
+        if not re.search(r"expandable_segments\s*:\s*False\b", value, re.IGNORECASE):
+            raise RenderError(
+                field,
+                f"{name} is {short(value)}: sleeping needs expandable_segments:False on both sides, in so many words",
+            )
+
+
+def _tuning(profile: HardwareProfile) -> Env:
+    tuning = profile.tuning
+    values = {"OMP_NUM_THREADS": None if tuning.omp_num_threads is None else str(tuning.omp_num_threads)}
+    if profile.kind == "npu":
+        number, word = _LOG_LEVELS.get(tuning.log_level or "", (None, None))
+        values |= {
+            "TASK_QUEUE_ENABLE": None if tuning.task_queue_enable is None else str(tuning.task_queue_enable),
+            "CPU_AFFINITY_CONF": tuning.cpu_affinity,
+            "MULTI_STREAM_MEMORY_REUSE": _number(tuning.multi_stream_memory_reuse),
+            "COMBINED_ENABLE": None if tuning.combined_enable is None else str(int(tuning.combined_enable)),
+            "ASCEND_GLOBAL_LOG_LEVEL": number,
+            "ASDOPS_LOG_LEVEL": word,
+            "ATB_LOG_LEVEL": word,
+        }
+        if tuning.compile_cache:
+            values |= {
+                "ACL_OP_COMPILER_CACHE_MODE": "enable",
+                "ACL_OP_COMPILER_CACHE_DIR": COMPILE_CACHE,
+                "ASCEND_MAX_OP_CACHE_SIZE": _number(tuning.compile_cache_mib),
+            }
+    return _list({name: value for name, value in values.items() if value is not None})
+
+
+def _number(value: int | None) -> str | None:
+    return None if value is None else str(value)
+
+
+def _list(values: Mapping[str, str]) -> Env:
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _over(env: Env, values: Mapping[str, str]) -> Env:
+    return [*(entry for entry in env if entry["name"] not in values), *_list(values)]

@@ -1,0 +1,139 @@
+"""The Secret, the NetworkPolicy and what is posted to Ray."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import random
+import shlex
+import string
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from render_cases import SETTINGS, UID, base
+
+from rljob_api import RLJob
+from rljob_api.validation import load_manifest
+from rljob_operator.render import RenderError, check_renderable, render_policy, render_secret, run_folder, submission
+
+
+def unpacked(body: dict[str, Any]) -> RLJob:
+    packed = body["runtime_env"]["env_vars"]["RLJOB_MANIFEST"]
+    return load_manifest(json.loads(gzip.decompress(base64.b64decode(packed))))
+
+
+def test_secret() -> None:
+    secret = render_secret(base(), "tökén")
+    assert secret["metadata"]["name"] == "base-driver"
+    assert base64.b64decode(secret["data"]["token"]).decode() == "tökén"
+    owner = secret["metadata"]["ownerReferences"][0]
+    assert (owner["kind"], owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (
+        "RLJob",
+        UID,
+        True,
+        False,
+    )
+
+
+def allowed_ports(rule: dict[str, Any]) -> set[int]:
+    ports = rule.get("ports")
+    if ports is None:
+        return set(range(1, 65536))
+    return {port for entry in ports for port in range(entry["port"], entry.get("endPort", entry["port"]) + 1)}
+
+
+def test_policy_closes_the_head() -> None:
+    policy = render_policy(base(), SETTINGS)
+    assert policy is not None
+    assert policy["spec"]["podSelector"]["matchLabels"] == {"ray.io/cluster": "base", "ray.io/node-type": "head"}
+    own, operator = policy["spec"]["ingress"]
+    assert own == {"from": [{"podSelector": {"matchLabels": {"rljob.dev/job": "base"}}}]}
+    assert allowed_ports(operator) == {8265, 8300}
+    assert operator["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "rljob-system"}
+    anywhere = render_policy(base(), replace(SETTINGS, operator_namespace=""))
+    assert anywhere is not None
+    assert anywhere["spec"]["ingress"][1]["from"][0]["namespaceSelector"] == {}
+    assert render_policy(base("network.networkPolicy=false"), SETTINGS) is None
+
+
+def test_policy_with_workers_in_the_nodes_network() -> None:
+    policy = render_policy(base("network.hostNetwork=true"), SETTINGS)
+    assert policy is not None
+    everyone = policy["spec"]["ingress"][2]
+    assert "from" not in everyone
+    assert set(range(1, 65536)) - allowed_ports(everyone) == {8265, 8300, 10001}
+
+
+def test_submission() -> None:
+    body = submission(base(), 3, SETTINGS)
+    assert body["submission_id"] == f"rljob-{UID}-3"
+    assert body["entrypoint_num_cpus"] == 0
+    assert body["entrypoint"] == (
+        "printenv RLJOB_MANIFEST | base64 -d | gunzip | "
+        "rljob run - --output /storage/runs/team/base-6d0f7a1e --resume auto"
+    )
+    assert all(isinstance(value, str) for value in body["metadata"].values())
+    assert body == submission(base(), 3, SETTINGS), "the same job gives the same bytes"
+
+
+def test_manifest_that_the_driver_gets() -> None:
+    job = base("data.labelKey=null", "model={random: {config: {a: null}}}", "records.tensorboard=false")
+    assert job.spec is not None
+    found = unpacked(submission(job, 0, SETTINGS))
+    assert (found.metadata.name, found.metadata.namespace, found.metadata.uid) == ("base", "team", UID)
+    spec = found.spec
+    assert spec.checkpoint.path is None
+    assert (spec.records.http_port, spec.records.http_host, spec.records.linger_seconds) == (8300, "0.0.0.0", 60.0)
+    changed = {"records", "checkpoint", "resources"}
+    assert spec.model_dump(exclude=changed) == job.spec.model_dump(exclude=changed)
+    assert spec.data.label_key is None, "a null that replaces a default is handed on"
+    assert spec.resources.threads_per_device == 1
+    assert unpacked(submission(base("records.lingerSeconds=5"), 0, SETTINGS)).spec.records.linger_seconds == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "threads"),
+    [
+        (["resources.profile=cpu", "resources.worker.cpu='32'"], 4),
+        (["resources.profile=cpu", "resources.worker.cpu=500m"], 1),
+        (["resources.profile=cuda"], 12),
+        (["resources.tuning.ompNumThreads=7"], 7),
+        (["resources.threadsPerDevice=3", "resources.tuning.ompNumThreads=7"], 3),
+    ],
+)
+def test_threads_are_a_share_of_the_pods_cores(settings: list[str], threads: int) -> None:
+    assert unpacked(submission(base(*settings), 0, SETTINGS)).spec.resources.threads_per_device == threads
+
+
+def test_entry_point_in_a_shell(tmp_path: Path) -> None:
+    folder = '/storage/runs/it\'s $(touch pwned); `x` "q"'
+    job = base("checkpoint.path=PLACEHOLDER".replace("PLACEHOLDER", json.dumps(folder)))
+    body = submission(job, 0, SETTINGS)
+    fake = tmp_path / "rljob"
+    fake.write_text('#!/bin/sh\ncat > got\nprintf "%s\\n" "$@" > arguments\nexit 75\n')
+    fake.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **body["runtime_env"]["env_vars"]}
+    run = subprocess.run(["/bin/sh", "-c", body["entrypoint"]], env=environment, cwd=tmp_path, timeout=20)
+    assert run.returncode == 75, "the driver's exit code is the command's"
+    assert (tmp_path / "arguments").read_text().splitlines() == [
+        "run", "-", "--output", f"{folder}/team/base-6d0f7a1e", "--resume", "auto",
+    ]  # fmt: skip
+    assert not (tmp_path / "pwned").exists()
+    assert load_manifest((tmp_path / "got").read_text()).metadata.uid == UID
+    assert shlex.split(body["entrypoint"])[-3] == run_folder(job)
+
+
+def test_manifest_that_does_not_fit() -> None:
+    noise = random.Random(0)
+    values = {f"V{i}": "".join(noise.choices(string.printable, k=4000)) for i in range(60)}
+    job = base(f"environment.variables={json.dumps(values)}")
+    with pytest.raises(RenderError, match=r"98304 fit; the largest are spec\.environment \(\d+ bytes\)") as error:
+        submission(job, 0, SETTINGS)
+    assert error.value.field == "spec.environment"
+    assert check_renderable(job, SETTINGS).startswith("spec.environment: the manifest has")
+    fits = dict.fromkeys(values, "x" * 4000)
+    assert check_renderable(base(f"environment.variables={json.dumps(fits)}"), SETTINGS) == ""

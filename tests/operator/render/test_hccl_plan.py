@@ -1,0 +1,118 @@
+"""HCCL's interface, address and ports; contradictions are refused with the field."""
+
+from __future__ import annotations
+
+import pytest
+from render_cases import SETTINGS, base, head_pod, variables, worker_pod
+
+from rljob_operator.render import RenderError, check_renderable, render_cluster
+
+HOST_IP = {"fieldRef": {"fieldPath": "status.hostIP"}}
+NETWORK = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HCCL_IF_IP")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([], ["=eth0", "eth0", "eth0", None]),
+        (["hccl.interface='=net1'"], ["=net1", "net1", "net1", None]),
+        (["hccl.interface=enp"], ["enp", None, None, None]),
+        (["hccl.interface='^docker'"], ["^docker", None, None, None]),
+        (["hccl.interface='=a,b'"], ["=a,b", None, None, None]),
+        (["network.hostNetwork=true"], [None, None, None, HOST_IP]),
+        (["network.hostNetwork=true", "hccl.useHostIp=true"], [None, None, None, HOST_IP]),
+        (["network.hostNetwork=true", "hccl.useHostIp=false"], [None, None, None, None]),
+        (["network.hostNetwork=true", "hccl.interface='=enp1'"], ["=enp1", "enp1", "enp1", None]),
+    ],
+)
+def test_interface_and_address(changes: list[str], expected: list[object]) -> None:
+    cluster = render_cluster(base(*changes), SETTINGS)
+    assert [variables(worker_pod(cluster)).get(name) for name in NETWORK] == expected
+    on_head = variables(head_pod(cluster))
+    if "network.hostNetwork=true" in changes:
+        assert not [name for name in NETWORK if name in on_head], "the head is in the pod network"
+    else:
+        assert [on_head.get(name) for name in NETWORK] == expected
+
+
+def test_the_same_on_head_and_workers_before_ray_starts() -> None:
+    cluster = render_cluster(base("hccl={execTimeoutSeconds: 60, bufferSizeMb: 120, opExpansionMode: HOST}"), SETTINGS)
+    for pod in (head_pod(cluster), worker_pod(cluster)):
+        found = variables(pod)
+        assert found["HCCL_CONNECT_TIMEOUT"] == "7200"
+        assert found["HCCL_EXEC_TIMEOUT"] == "60"
+        assert found["HCCL_DETERMINISTIC"] == "true"
+        assert found["HCCL_BUFFSIZE"] == "120"
+        assert found["HCCL_OP_EXPANSION_MODE"] == "HOST"
+        # Ports belong to roles: one range for a pod would be the same for trainer and engine of a device.
+        assert "HCCL_HOST_SOCKET_PORT_RANGE" not in found
+        assert "HCCL_NPU_SOCKET_PORT_RANGE" not in found
+        assert "HCCL_IF_BASE_PORT" not in found
+
+
+@pytest.mark.parametrize("profile", ["cpu", "cuda"])
+def test_other_devices_have_no_hccl(profile: str) -> None:
+    cluster = render_cluster(base(f"resources.profile={profile}", "hccl={opExpansionMode: AIV}"), SETTINGS)
+    for pod in (head_pod(cluster), worker_pod(cluster)):
+        assert not [name for name in variables(pod) if "HCCL" in name or "ASCEND" in name or "NPU" in name]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        (["hccl.opExpansionMode=AIV"], "spec.hccl.opExpansionMode", "deterministic exclude each other"),
+        (["hccl.trainerPorts.host={first: 80, last: 2000}"], "spec.hccl.trainerPorts.host", "belong to the system"),
+        (["hccl.rolloutPorts.device={first: 1, last: 2}"], "spec.hccl.rolloutPorts.device", "belong to the system"),
+        (["hccl.rolloutPorts.host={first: 9000, last: 10002}"], "spec.hccl.rolloutPorts.host", "ports of Ray's"),
+        (["environment.variables.HCCL_IF_BASE_PORT='60000'"], "spec.environment.variables", "bind the same ports"),
+        (["environment.trainer.HCCL_IF_BASE_PORT='60000'"], "spec.environment.trainer", "bind the same ports"),
+        (
+            ["environment.rollout.HCCL_NPU_SOCKET_PORT_RANGE='1-2'"],
+            "spec.environment.rollout",
+            "take spec.hccl.trainerPorts.device",
+        ),
+        (["environment.variables.HCCL_IF_IP=10.0.0.1"], "spec.environment.variables", "take spec.hccl.useHostIp"),
+        (["environment.variables.HCCL_SOCKET_IFNAME=eth1"], "spec.environment.variables", "take spec.hccl.interface"),
+        (
+            ["resources.overrides.environment.HCCL_DETERMINISTIC='false'"],
+            "spec.resources.overrides.environment",
+            "take spec.hccl.deterministic",
+        ),
+        (
+            ["environment.trainer.PYTORCH_NPU_ALLOC_CONF='expandable_segments:True'"],
+            "spec.environment.trainer",
+            "sleeping needs expandable_segments:False",
+        ),
+        (
+            ["environment.variables.PYTORCH_NPU_ALLOC_CONF=''"],
+            "spec.environment.variables",
+            "sleeping needs expandable_segments:False",
+        ),
+        (["environment.rollout.PYTORCH_ALLOC_CONF=x"], "spec.environment.rollout", "take PYTORCH_NPU_ALLOC_CONF"),
+        (["resources.overrides.environment.LD_PRELOAD=/x.so"], "spec.resources.overrides.environment", "memorySaver"),
+        (["environment.variables.ASCEND_VISIBLE_DEVICES='0'"], "spec.environment.variables", "device plugin"),
+        (["environment.rollout.ASCEND_RT_VISIBLE_DEVICES='0'"], "spec.environment.rollout", "Ray gives each process"),
+        (["environment.variables.RLJOB_DRIVER_TOKEN=x"], "spec.environment.variables", "the operator makes the token"),
+    ],
+)
+def test_contradictions(changes: list[str], field: str, words: str) -> None:
+    job = base(*changes)
+    assert check_renderable(job, SETTINGS).startswith(f"{field}: ")
+    with pytest.raises(RenderError, match=words) as error:
+        render_cluster(job, SETTINGS)
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "hccl={opExpansionMode: AIV, deterministic: false}",
+        "environment.rollout.HCCL_BUFFSIZE='512'",
+        "environment.trainer.HCCL_OP_EXPANSION_MODE=AI_CPU",
+        "environment.trainer.PYTORCH_NPU_ALLOC_CONF='max_split_size_mb:256,expandable_segments:False'",
+        "environment.rollout.LD_PRELOAD=/usr/lib/libjemalloc.so.2",
+        "hccl.trainerPorts.host={first: 60000, last: 60050}",
+    ],
+)
+def test_accepted(change: str) -> None:
+    assert check_renderable(base(change), SETTINGS) == ""
