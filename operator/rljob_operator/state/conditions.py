@@ -1,0 +1,160 @@
+"""Conditions: what is observed, with a reason in one word and a message in a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rljob_api.status import ClusterStatus, ConditionType, JobPhase
+from rljob_operator.state.draft import FINAL, Draft
+from rljob_operator.state.explain import explain
+from rljob_operator.state.lifecycle import former_head_ends
+from rljob_operator.state.plan import ApplyCluster
+from rljob_operator.state.texts import clean, reason_word
+from rljob_operator.state.timing import FRESHNESS_SECONDS, SILENCE_SECONDS, seconds_since
+
+_COMING_UP = {
+    "ClusterMissing": "Scheduling",
+    "ClusterNotSeen": "Scheduling",
+    "ClusterDeleting": "Scheduling",
+    "PodsMissing": "Scheduling",
+    "PodsStarting": "PodsStarting",
+    "ClusterStarting": "PodsStarting",
+    "NotSubmitted": "DriverStarting",
+    "DriverPending": "DriverStarting",
+    "DriverStarting": "DriverStarting",
+    "Starting": "DriverStarting",
+}
+_COMING_UP_TEXTS = {
+    "Scheduling": "The RayCluster is asked for; its pods are being made and get their nodes.",
+    "PodsStarting": "The pods have their nodes and start.",
+    "DriverStarting": "The cluster is ready; the driver starts its trainers and engines.",
+}
+"""Stages that every job passes get one text each: a status write for each pod that comes up would be too many."""
+
+
+def record_cluster(draft: Draft) -> None:
+    """Note which RayCluster the job has."""
+    old, cluster, head = draft.cluster_status, draft.own_cluster, draft.head
+    if cluster is None:
+        released = old.released_uid
+        draft.set(cluster=ClusterStatus(released_uid=released) if released else None)
+        return
+    service = cluster.head_service
+    draft.set(
+        cluster=ClusterStatus(
+            name=cluster.name,
+            # The attempt that runs belongs to the cluster that was noted when it began.
+            uid=old.uid if draft.attempt is not None and old.uid else cluster.uid,
+            head_pod=head.name if head is not None else None,
+            dashboard=f"http://{service}.{draft.job.namespace}.svc:8265" if service else None,
+            ready_workers=max(0, cluster.ready_workers),
+            released_uid=old.released_uid,
+        )
+    )
+
+
+def set_conditions(draft: Draft, phase: JobPhase) -> None:
+    """Set all conditions for the phase, and the status's message."""
+    reason, message = _why(draft, phase)
+    _queued(draft, phase, reason, message)
+    _cluster_ready(draft, phase, reason, message)
+    _running(draft, phase, reason, message)
+    _suspended(draft, phase, message)
+    if phase in FINAL:
+        draft.set_condition(ConditionType(phase), "True", reason, message)
+    draft.set(message=clean(message) or None)
+
+
+def _why(draft: Draft, phase: JobPhase) -> tuple[str, str]:
+    attempt = draft.attempt
+    if phase in FINAL:
+        reason, message = draft.end
+        return reason_word(reason, str(phase)), message
+    if phase is JobPhase.SUSPENDED:
+        left = len(draft.observed.pods)
+        pods = f"; {left} of its pods still end" if left else ""
+        return "Suspended", f"spec.suspend is true; the devices are given back{pods}."
+    if attempt is not None and attempt.stop_time is not None:
+        return "Stopping", f"The driver is asked to stop: {attempt.message or attempt.reason}"
+    if draft.spec.suspend:
+        return "Suspending", "spec.suspend is true; the devices are being given back."
+    if phase is JobPhase.RUNNING:
+        return _why_running(draft)
+    return _why_not_running(draft, phase)
+
+
+def _why_running(draft: Draft) -> tuple[str, str]:
+    progress = draft.status.progress
+    heard = progress.last_update_time if progress is not None else None
+    if draft.driver is None and seconds_since(heard, draft.now) >= FRESHNESS_SECONDS + SILENCE_SECONDS:
+        error = draft.observed.driver_error or draft.observed.submission_error or "nothing was heard of it"
+        return "DriverUnreachable", f"The driver has not answered since about {heard}: {error}"
+    return "DriverReady", f"{draft.step} of {draft.spec.steps} steps are done."
+
+
+def _why_not_running(draft: Draft, phase: JobPhase) -> tuple[str, str]:
+    attempt = draft.attempt
+    if any(isinstance(action, ApplyCluster) for action in draft.actions):
+        return "Scheduling", _COMING_UP_TEXTS["Scheduling"]
+    if attempt is not None and attempt.reason is not None:
+        return reason_word(attempt.reason, "Failing"), attempt.message or attempt.reason
+    if draft.status.next_attempt_time is not None and draft.last_attempt is not None:
+        last = draft.last_attempt
+        text = f"Attempt {last.number} ended ({last.reason}): {last.message}"
+        return "BackOff", f"{text} The next one begins after {draft.status.next_attempt_time}."
+    if former_head_ends(draft) and draft.head is not None:
+        return "FormerHeadEnds", "The former head pod is still ending; the next attempt waits for it."
+    present = replace(draft.observed, job=replace(draft.job, status=draft.status.model_copy(update={"phase": phase})))
+    found = explain(present, draft.now)
+    stage = _COMING_UP.get(found.reason)
+    if stage is not None:
+        return stage, _COMING_UP_TEXTS[stage]
+    return reason_word(found.reason, str(phase)), found.message
+
+
+def _queued(draft: Draft, phase: JobPhase, reason: str, message: str) -> None:
+    kind = ConditionType.QUEUED
+    if phase is JobPhase.QUEUED:
+        draft.set_condition(kind, "True", reason, message)
+    elif phase is JobPhase.PENDING:
+        draft.set_condition(kind, "False", reason, message)
+    elif phase in (JobPhase.STARTING, JobPhase.RUNNING):
+        draft.set_condition(kind, "False", "Admitted", "The job has its devices.")
+    else:
+        draft.set_condition(kind, "False", str(phase), "The job asks for no devices.")
+
+
+def _cluster_ready(draft: Draft, phase: JobPhase, reason: str, message: str) -> None:
+    kind, cluster = ConditionType.CLUSTER_READY, draft.cluster
+    if phase in (*FINAL, JobPhase.SUSPENDED):
+        draft.set_condition(kind, "False", "Released", "The devices were given back.")
+    elif draft.name_taken:
+        draft.set_condition(kind, "False", "ClusterNameTaken", message)
+    elif cluster is None:
+        draft.set_condition(kind, "False", "NoCluster", "There is no RayCluster of this job.")
+    elif cluster.ready:
+        draft.set_condition(kind, "True", "AllPodsReady", f"The head and {cluster.ready_workers} workers are ready.")
+    else:
+        running = phase is JobPhase.RUNNING
+        text = "Not all pods of the RayCluster are ready." if running else message
+        draft.set_condition(kind, "False", "PodsNotReady" if running else reason, text)
+
+
+def _running(draft: Draft, phase: JobPhase, reason: str, message: str) -> None:
+    kind = ConditionType.RUNNING
+    if phase is not JobPhase.RUNNING:
+        draft.set_condition(kind, "False", reason, message)
+    elif reason == "DriverUnreachable":
+        draft.set_condition(kind, "Unknown", reason, message)
+    elif draft.driver is not None or draft.condition(kind) is None:
+        draft.set_condition(kind, "True", reason, message)
+
+
+def _suspended(draft: Draft, phase: JobPhase, message: str) -> None:
+    kind = ConditionType.SUSPENDED
+    if phase is JobPhase.SUSPENDED:
+        draft.set_condition(kind, "True", "Suspended", message)
+    elif phase not in FINAL and draft.spec.suspend:
+        draft.set_condition(kind, "False", "Suspending", message)
+    elif draft.condition(kind) is not None:
+        draft.set_condition(kind, "False", "NotSuspended", "The job is not suspended.")

@@ -1,0 +1,289 @@
+"""Why a job does not run: one sentence that names the object and what would help.
+
+The messages that are read here were checked against KubeRay 1.6 (raycluster_controller.go), Kueue 0.19
+(workload_controller.go, flavorassigner.go), Volcano 1.15 (gang.go, unschedule_info.go), MindCluster's
+ascend-for-volcano and Kubernetes 1.36 (kubelet's image manager, kube-scheduler's filters).
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from rljob_api.spec import QueueSystem, RLJobSpec
+from rljob_api.status import AttemptStatus, JobPhase
+from rljob_operator.state.causes import cut, sentence
+from rljob_operator.state.observed import ClusterView, Observed, PodRole, SubmissionState
+from rljob_operator.state.placement import not_admitted
+from rljob_operator.state.pod_causes import pod_problem
+from rljob_operator.state.timing import seconds_of
+
+KUBERAY_SECONDS = 60.0
+"""KubeRay writes a status within a second or two; after this long it is taken for absent."""
+_EXIT_CODES = {
+    0: "the driver was done",
+    1: "the job failed",
+    2: "the manifest, the model, the data or the reward is wrong: restarting cannot help",
+    4: "a phase was past its deadline (spec.timeouts)",
+    75: "stopped as asked",
+    137: "killed, mostly for memory (spec.resources.head.memory)",
+}
+"""docs/running.md, and what a container runtime adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why the job is not running, or that it is."""
+
+    reason: str
+    """One word, as a condition's reason."""
+    message: str
+    """One sentence for people."""
+    lines: tuple[str, ...] = ()
+    """The driver's last lines, where it has ended."""
+
+
+Check = Callable[[Observed, float | None], Explanation | None]
+
+
+def explain(observed: Observed, now: float | None = None) -> Explanation:
+    """Say why the job does not run; the first cause that holds, in the order in which a job comes up.
+
+    Args:
+        observed: everything that is known; what is missing is taken as not there.
+        now: Unix seconds; None: nothing is judged by its age.
+    """
+    for check in _CHECKS:
+        found = check(observed, now)
+        if found is not None:
+            return Explanation(_one_word(found.reason), sentence(" ".join(found.message.split())), found.lines)
+    return Explanation("Starting", f"RLJob {observed.job.name} is starting.")
+
+
+def _ended(observed: Observed, now: float | None) -> Explanation | None:
+    job, status = observed.job, observed.job.status
+    if job.deleting:
+        return Explanation("Deleting", f"RLJob {job.name} is being deleted.")
+    if status.phase is JobPhase.SUCCEEDED:
+        return Explanation("Succeeded", f"RLJob {job.name} is done: {_steps(observed)}.")
+    if status.phase is not JobPhase.FAILED:
+        return None
+    last = status.attempts[-1] if status.attempts else None
+    condition = next((c for c in status.conditions if c.type == "Failed" and c.status == "True"), None)
+    reason = condition.reason if condition else "Failed"
+    why = (condition.message if condition else "") or status.message or ""
+    if last is None or not _end_of(last):
+        return Explanation(reason, f"RLJob {job.name} failed: {cut(why) or 'no reason was kept'}.")
+    lines = tuple(last.last_log_lines)
+    if last.message and last.message.rstrip(".") in why:
+        code = "" if last.exit_code is None or "exit code" in why else f"the driver ended with {_code(last.exit_code)}"
+        return Explanation(reason, sentence(f"RLJob {job.name} failed: {cut(why)}", code), lines)
+    return Explanation(reason, sentence(f"RLJob {job.name} failed: {cut(why)}", _end_of(last)), lines)
+
+
+def _spec(observed: Observed, now: float | None) -> Explanation | None:
+    job = observed.job
+    if not job.problem and job.spec is not None:
+        return None
+    return Explanation("InvalidSpec", f"RLJob {job.name} cannot run as it is written: {cut(job.problem)}")
+
+
+def _suspended(observed: Observed, now: float | None) -> Explanation | None:
+    job = observed.job
+    if not _spec_of(observed).suspend:
+        return None
+    if observed.cluster is not None:
+        return Explanation(
+            "Suspending", f"RLJob {job.name} saves its last completed step and then gives its devices back."
+        )
+    return Explanation(
+        "Suspended", f"RLJob {job.name} has spec.suspend: true; `kubectl rljob resume {job.name}` lets it go on."
+    )
+
+
+def _running(observed: Observed, now: float | None) -> Explanation | None:
+    driver, job = observed.driver, observed.job
+    asked = observed.submission or observed.submission_error or observed.driver_error
+    if driver is None and job.status.phase is JobPhase.RUNNING and not asked:
+        return Explanation("Running", f"RLJob {job.name} runs, as the operator saw it last: {_steps(observed)} done.")
+    if driver is None or not driver.ready:
+        return None
+    if driver.stopping:
+        return Explanation("Stopping", f"The driver of {job.name} was asked to stop and saves its last step.")
+    phase = f", in phase {driver.phase}" if driver.phase else ""
+    steps = f"{driver.step} of {_spec_of(observed).steps} steps"
+    return Explanation("Running", f"RLJob {job.name} runs: {steps} done{phase}.")
+
+
+def _backing_off(observed: Observed, now: float | None) -> Explanation | None:
+    status = observed.job.status
+    if status.next_attempt_time is None or not status.attempts:
+        return None
+    until = seconds_of(status.next_attempt_time)
+    if now is None or now >= until:
+        return None
+    last = status.attempts[-1]
+    at = datetime.fromtimestamp(until, UTC).strftime("%H:%M:%S UTC")
+    message = sentence(f"{_end_of(last)[:1].upper()}{_end_of(last)[1:]}", f"the next attempt begins at {at}")
+    return Explanation("BackOff", message, tuple(last.last_log_lines))
+
+
+def _cluster(observed: Observed, now: float | None) -> Explanation | None:
+    job, cluster = observed.job, observed.cluster
+    if cluster is None:
+        if job.status.phase is None:
+            text = f"No operator has looked at RLJob {job.name} yet; if that lasts, see whether the operator runs."
+            return Explanation("NotSeen", text)
+        return Explanation("ClusterMissing", f"The operator has not made RayCluster {job.name} yet.")
+    if not cluster.owned:
+        owner = f"belongs to {cluster.owner}" if cluster.owner else "was not made by the operator"
+        text = f"RayCluster {cluster.name} is in the way: it {owner}; delete it or give the RLJob another name."
+        return Explanation("ClusterNameTaken", text)
+    if cluster.deleting:
+        return Explanation("ClusterDeleting", f"RayCluster {cluster.name} is being deleted; a new one follows.")
+    if cluster.failure:
+        return _replica_failure(cluster)
+    if cluster.warning.startswith("InvalidRayCluster"):
+        text = f"KubeRay refuses RayCluster {cluster.name}: {cut(cluster.warning)}; check spec.pods."
+        return Explanation("ClusterRefused", text)
+    return None
+
+
+def _replica_failure(cluster: ClusterView) -> Explanation:
+    what = f"KubeRay cannot make the pods of RayCluster {cluster.name}: {cut(cluster.failure)}"
+    if "exceeded quota" in cluster.failure:
+        help_text = "the namespace's ResourceQuota has to be raised, or spec.resources lowered"
+        return Explanation("ResourceQuota", sentence(what, help_text))
+    if "serviceaccount" in cluster.failure and "not found" in cluster.failure:
+        return Explanation("ServiceAccountMissing", sentence(what, "correct spec.pods.serviceAccount, or make it"))
+    if "PriorityClass" in cluster.failure:
+        return Explanation("PriorityClassMissing", sentence(what, "correct spec.scheduling.priorityClass, or make it"))
+    if "violates PodSecurity" in cluster.failure:
+        help_text = "the namespace's pod-security level forbids what the profile mounts"
+        return Explanation("PodSecurity", sentence(what, help_text))
+    if "forbidden" in cluster.failure or "denied the request" in cluster.failure:
+        return Explanation("PodsForbidden", sentence(what, "an admission rule of the cluster refuses them"))
+    return Explanation("PodsNotMade", sentence(what))
+
+
+def _queue(observed: Observed, now: float | None) -> Explanation | None:
+    spec, cluster, queue = _spec_of(observed), observed.cluster, observed.queue
+    system = spec.scheduling.system
+    if queue is not None and not queue.admitted:
+        cause = not_admitted(queue, spec, observed.node_devices)
+        who = "Kueue" if system is QueueSystem.KUEUE else "Volcano"
+        name = queue.object or f"the gang of {observed.job.name}"
+        says = f": {cut(queue.message)}" if queue.message else ""
+        return Explanation(cause.reason, sentence(f"{who} has not admitted {name}{says}", cause.text))
+    if queue is None and cluster is not None and cluster.suspended:
+        help_text = (
+            "Kueue made no Workload for it: see whether it runs, with ray.io/raycluster in its integrations.frameworks"
+            if system is QueueSystem.KUEUE
+            else "someone else suspended it: set it to false, or use spec.scheduling.system: Kueue"
+        )
+        text = f"RayCluster {cluster.name} has spec.suspend: true"
+        return Explanation("ClusterSuspended", sentence(text, help_text))
+    return None
+
+
+def _kuberay(observed: Observed, now: float | None) -> Explanation | None:
+    cluster = observed.cluster
+    if cluster is None or cluster.answered or observed.pods:
+        return None
+    age = None if now is None else now - cluster.created
+    if age is None or age < KUBERAY_SECONDS:
+        return Explanation("ClusterNotSeen", f"RayCluster {cluster.name} was made and waits for KubeRay.")
+    text = f"KubeRay has not touched RayCluster {cluster.name} in {age:.0f} s; see whether it runs and watches"
+    return Explanation("KubeRayNotAnswering", f"{text} namespace {observed.job.namespace}.")
+
+
+def _pods(observed: Observed, now: float | None) -> Explanation | None:
+    problem = pod_problem(observed, _spec_of(observed))
+    if problem is not None:
+        return Explanation(problem.reason, problem.text)
+    pods = [pod for pod in observed.pods if not pod.deleting]
+    cluster = observed.cluster
+    if cluster is None or cluster.ready:
+        return None
+    wanted = cluster.desired_workers + 1
+    if cluster.answered and len(pods) < wanted:
+        return Explanation("PodsMissing", f"KubeRay has made {len(pods)} of {wanted} pods of {cluster.name} so far.")
+    waiting = [pod.name for pod in pods if not pod.ready]
+    if waiting:
+        return Explanation("PodsStarting", f"{len(waiting)} of {wanted} pods are not ready yet: {_list(waiting)}.")
+    return Explanation("ClusterStarting", f"The pods of RayCluster {cluster.name} are ready, KubeRay's status is not.")
+
+
+def _driver(observed: Observed, now: float | None) -> Explanation | None:
+    job, submission = observed.job, observed.submission
+    if observed.submission_error:
+        head = next((pod.name for pod in observed.pods if pod.role is PodRole.HEAD), "")
+        text = f"Ray's job API on head {head or job.name} does not answer: {cut(observed.submission_error)}"
+        return Explanation("HeadNotAnswering", sentence(text))
+    if submission is None or submission.state is SubmissionState.MISSING:
+        return Explanation("NotSubmitted", f"RayCluster {job.name} is ready; its driver is about to be submitted.")
+    if submission.state is SubmissionState.PENDING:
+        return Explanation("DriverPending", f"Ray has accepted driver {submission.id} and not started it yet.")
+    if submission.state is SubmissionState.RUNNING:
+        if observed.driver is None and observed.driver_error:
+            text = f"Driver {submission.id} runs and its endpoint does not answer: {cut(observed.driver_error)}"
+            return Explanation("DriverNotAnswering", sentence(text))
+        return Explanation(
+            "DriverStarting",
+            f"Driver {submission.id} starts its trainers and engines; see `kubectl rljob logs {job.name}`.",
+        )
+    code, lines = submission.exit_code, submission.last_log_lines
+    how = _how(job.status.attempt or 0, None, code, submission.message, lines)
+    return Explanation("DriverExited", sentence(f"In RLJob {job.name}, {how}"), lines)
+
+
+_CHECKS: tuple[Check, ...] = (
+    _ended, _spec, _suspended, _running, _backing_off, _cluster, _queue, _kuberay, _pods, _driver
+)  # fmt: skip
+
+
+def _end_of(attempt: AttemptStatus) -> str:
+    """How an attempt ended, or empty while it has not."""
+    if attempt.end_time is None:
+        return ""
+    lines = tuple(attempt.last_log_lines)
+    return _how(attempt.number, attempt.end_step, attempt.exit_code, attempt.message or "", lines)
+
+
+def _how(number: int, step: int | None, code: int | None, message: str, lines: tuple[str, ...]) -> str:
+    at = "" if step is None else f" after step {step}"
+    says = f": {cut(message)}" if message else ""
+    with_code = f" with {_code(code)}" if code is not None and f"exit code {code}" not in message else ""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    quote = f"; its last line: {cut(last, 300)}" if last and cut(last, 300) not in says else ""
+    return f"attempt {number} ended{at}{with_code}{says}{quote}"
+
+
+def _code(code: int) -> str:
+    if code < 0:
+        name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+        return f"{name} (the driver was killed)"
+    return f"exit code {code} ({_EXIT_CODES[code]})" if code in _EXIT_CODES else f"exit code {code}"
+
+
+def _one_word(reason: str) -> str:
+    """Reasons of other controllers, in the form that a condition may hold."""
+    return re.sub(r"[^A-Za-z0-9_]", "", reason).lstrip("0123456789_").rstrip("_") or "Unknown"
+
+
+def _steps(observed: Observed) -> str:
+    progress = observed.job.status.progress
+    return f"{progress.step} steps" if progress else "all steps"
+
+
+def _spec_of(observed: Observed) -> RLJobSpec:
+    assert observed.job.spec is not None, "checked by _spec"
+    return observed.job.spec
+
+
+def _list(names: list[str], shown: int = 3) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more

@@ -1,0 +1,181 @@
+"""Why an attempt failed, and what the failure policy makes of it."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from rljob_api.spec import FailureAction, FailurePolicy, FailureReason
+from rljob_api.status import AttemptStatus
+from rljob_operator.state.causes import cut, sentence
+from rljob_operator.state.observed import Observed, PodRole, PodView, SubmissionState, SubmissionView
+
+EXIT_USER_ERROR = 2
+EXIT_DEADLINE = 4
+EXIT_STOPPED = 75
+"""Exit codes of the driver, as its documentation lists them (docs/running.md)."""
+USER_ERROR = "UserError"
+STOPPED = "Stopped"
+"""Failures that are not the machinery's and so have no `FailureReason`: rules meet them by their exit codes."""
+COMPLETED = "Completed"
+SUSPENDED = "Suspended"
+STEPS_DONE = "StepsDone"
+STEPS_RAISED = "StepsRaised"
+DEADLINE = "DeadlineExceeded"
+"""Ends of an attempt that the failure policy has nothing to do with."""
+
+PREEMPTION = "The queue took the devices back (preemption)."
+_KILLED = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something that ends an attempt, or will."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the failure policy says about an attempt that failed."""
+
+    action: FailureAction
+    because: str
+    """The rule or the default that decided, in words."""
+
+
+def pod_trouble(observed: Observed, attempt: AttemptStatus) -> Trouble | None:
+    """The worst thing that is seen on the attempt's pods and kills what ran in them; None when all look well.
+
+    Pods that were replaced may still be on their way out (on a lost node for ever): they are none of it.
+    """
+    cluster = observed.cluster
+    if cluster is not None and cluster.suspended:
+        return Trouble(FailureReason.EVICTED, PREEMPTION)
+    heads = [pod for pod in observed.pods if pod.role is PodRole.HEAD]
+    if all(pod.uid != attempt.head_uid for pod in heads):
+        return Trouble(FailureReason.HEAD_LOST, "The head pod that the driver ran in is gone.")
+    workers = [pod for pod in observed.pods if pod.role is PodRole.WORKER]
+    well = [pod for pod in workers if pod.ready and not pod.deleting and not pod.node_lost]
+    complete = cluster is not None and len(well) >= cluster.desired_workers
+    concerned = [pod for pod in heads if pod.uid == attempt.head_uid] + ([] if complete else workers)
+    found = [trouble for pod in concerned if (trouble := _trouble_of(pod))]
+    return min(found, key=lambda trouble: _SEVERITY.index(trouble.reason), default=None)
+
+
+def missing_pods(observed: Observed) -> Trouble | None:
+    """What a driver that has failed died of, where the evidence on the lost pod was deleted with it."""
+    cluster = observed.cluster
+    if cluster is None:
+        return None
+    workers = [pod for pod in observed.pods if pod.role is PodRole.WORKER and pod.ready and not pod.deleting]
+    if len(workers) >= cluster.desired_workers:
+        return None
+    text = f"Only {len(workers)} of {cluster.desired_workers} worker pods were ready when the driver ended."
+    return Trouble(FailureReason.POD_LOST, text)
+
+
+_SEVERITY: tuple[str, ...] = (
+    FailureReason.NODE_LOST,
+    FailureReason.EVICTED,
+    FailureReason.OUT_OF_MEMORY,
+    FailureReason.HEAD_LOST,
+    FailureReason.POD_LOST,
+)
+
+
+def _trouble_of(pod: PodView) -> Trouble | None:
+    name = f"{'Head' if pod.role is PodRole.HEAD else 'Worker'} pod {pod.name}"
+    says = f": {cut(pod.terminated_message, 300)}" if pod.terminated_message else ""
+    lost = FailureReason.HEAD_LOST if pod.role is PodRole.HEAD else FailureReason.POD_LOST
+    ended = pod.phase in ("Failed", "Succeeded") or (bool(pod.terminated_reason) and not pod.ready)
+    if pod.node_lost or pod.terminated_reason == "NodeLost":
+        return Trouble(FailureReason.NODE_LOST, f"Node {pod.node} of {name.lower()} is not ready or gone.")
+    if pod.terminated_reason == "Evicted":
+        return Trouble(FailureReason.EVICTED, sentence(f"{name} was evicted{says}"))
+    if pod.terminated_reason == "OOMKilled" and ended:
+        field = f"spec.resources.{pod.role}.memory"
+        return Trouble(FailureReason.OUT_OF_MEMORY, f"{name} ran out of memory; raise {field}.")
+    if ended:
+        code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
+        return Trouble(lost, sentence(f"{name} ended{code}{says}"))
+    return Trouble(lost, f"{name} was deleted.") if pod.deleting else None
+
+
+def exit_trouble(submission: SubmissionView, attempt: AttemptStatus, seen: Trouble | None) -> Trouble:
+    """Why an attempt ended that Ray says has ended, and not with success.
+
+    What was seen on the pods, now or while the driver still ran, explains a failure better than the exit code, which
+    then is only its echo. A user error is the user's whatever else happened.
+    """
+    code = submission.exit_code
+    last = next((line.strip() for line in reversed(submission.last_log_lines) if line.strip()), "")
+    echo = f"its last line: {cut(last, 300)}" if last else cut(submission.message, 300)
+    if code == EXIT_USER_ERROR:
+        return Trouble(
+            USER_ERROR, sentence("The driver ended with exit code 2, an error of the manifest or data", echo)
+        )
+    obeyed = code in (None, EXIT_STOPPED)
+    if attempt.reason is not None and (obeyed or attempt.reason != STEPS_DONE):
+        also = "" if obeyed else f"the driver {_ended_how(code)}"
+        return Trouble(attempt.reason, sentence(attempt.message or "", also))
+    if seen is not None:
+        return seen
+    if code == EXIT_STOPPED or submission.state is SubmissionState.STOPPED:
+        return Trouble(STOPPED, "The driver was stopped, and not by the operator; use spec.suspend to stop a job.")
+    if code == EXIT_DEADLINE:
+        return Trouble(FailureReason.PHASE_TIMEOUT, sentence("A phase was past its deadline (spec.timeouts)", echo))
+    return Trouble(FailureReason.DRIVER_EXITED, sentence(f"The driver {_ended_how(code)}", echo))
+
+
+def _ended_how(code: int | None) -> str:
+    if code is None:
+        return "ended without an exit code"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+    return f"was killed by {name}"
+
+
+def decide(policy: FailurePolicy, trouble: Trouble, exit_code: int | None, asked_to_stop: bool) -> Decision:
+    """Apply the failure policy: the first rule that matches, else the default of the reason.
+
+    The defaults: a user error fails the job, since the next attempt would meet it again. A driver that someone else
+    stopped (exit code 75 or Ray's STOPPED, and the operator had not asked) goes on without being counted: it has saved
+    its state and nothing is broken. A preemption by the queue is not counted either. Anything else is restarted.
+
+    Args:
+        policy: `spec.failurePolicy`.
+        trouble: why the attempt ended.
+        exit_code: of the driver; negative for a signal, which rules see as 128 and the signal's number, as shells do.
+        asked_to_stop: the operator stopped it because of `trouble`.
+    """
+    code = exit_code if exit_code is None or exit_code >= 0 else _KILLED - exit_code
+    for i, rule in enumerate(policy.rules):
+        if rule.exit_codes and code not in rule.exit_codes:
+            continue
+        if rule.reasons and trouble.reason not in rule.reasons:
+            continue
+        return Decision(rule.action, f"rule {rule.name or i} of spec.failurePolicy.rules says {rule.action}")
+    if trouble.reason == USER_ERROR:
+        return Decision(FailureAction.FAIL, "a restart cannot help")
+    if trouble.reason == STOPPED or (exit_code == EXIT_STOPPED and not asked_to_stop):
+        return Decision(FailureAction.IGNORE, "a stop that was obeyed is no failure")
+    if trouble.message == PREEMPTION:
+        return Decision(FailureAction.IGNORE, "a preemption is no failure")
+    return Decision(FailureAction.RESTART, "the default")
+
+
+def backoff_seconds(policy: FailurePolicy, attempts: list[AttemptStatus]) -> float:
+    """Seconds to wait before the next attempt: doubled for each attempt in a row that completed no step."""
+    fruitless = 0
+    for attempt in reversed(attempts):
+        if (
+            attempt.end_step is not None
+            and attempt.end_step > (attempt.start_step or 0)
+            and attempt.start_step is not None
+        ):
+            break
+        fruitless += 1
+    return float(min(policy.backoff_seconds * 2.0 ** max(fruitless - 1, 0), policy.max_backoff_seconds))

@@ -1,0 +1,93 @@
+"""Where a job's time went.
+
+Time is settled when the phase changes, from the times in the status alone: looking more often, or an operator that was
+away, changes no sum. Seconds in steps come from the driver's own records, which add up over all attempts.
+"""
+
+from __future__ import annotations
+
+from rljob_api.status import Goodput, JobPhase, RLJobStatus
+from rljob_operator.state.draft import Draft
+from rljob_operator.state.timing import seconds_of, seconds_since, time_text
+
+_SUMS = {
+    JobPhase.QUEUED: "queued_seconds",
+    JobPhase.STARTING: "starting_seconds",
+    JobPhase.RUNNING: "running_seconds",
+}
+_HOLDS_DEVICES = (JobPhase.STARTING, JobPhase.RUNNING)
+
+
+def settled(status: RLJobStatus, now: float) -> Goodput:
+    """The sums as they would be if the present phase ended now; for whoever shows them while it lasts."""
+    goodput = status.goodput or Goodput()
+    phase = status.phase
+    if phase is None or goodput.since is None:
+        return goodput.model_copy(update={"since": time_text(now)})
+    spent = seconds_since(goodput.since, seconds_of(time_text(now)))
+    update: dict[str, object] = {"since": time_text(now)}
+    if phase in _SUMS:
+        update[_SUMS[phase]] = getattr(goodput, _SUMS[phase]) + spent
+    if phase in _HOLDS_DEVICES and status.running_time is not None:
+        update["active_seconds"] = goodput.active_seconds + spent
+    return goodput.model_copy(update=update)
+
+
+def active_seconds(status: RLJobStatus, now: float) -> float:
+    """Seconds in which the job held devices since it first ran."""
+    return settled(status, now).active_seconds
+
+
+def count_steps(draft: Draft) -> None:
+    """Take the seconds in steps over from the driver's records.
+
+    Records that were read in part (the operator has just started) add up to less than is known: then what is known
+    stays. Where the driver's own count of attempts begins anew, the run folder was lost with its head, and everything
+    that was useful in it has to be done again.
+    """
+    driver, attempt = draft.driver, draft.attempt
+    if driver is None or attempt is None:
+        return
+    goodput = draft.status.goodput or Goodput()
+    if attempt.run_attempt is None:
+        if _folder_is_new(draft, driver.attempt):
+            goodput = _abandon(goodput, draft.step)
+        draft.set_attempt(run_attempt=max(0, driver.attempt))
+    lost = goodput.abandoned_seconds + driver.lost_seconds
+    if driver.useful_seconds + lost >= goodput.useful_seconds + goodput.lost_seconds:
+        goodput = goodput.model_copy(
+            update={
+                "useful_seconds": driver.useful_seconds,
+                "lost_seconds": lost,
+                "lost_steps": goodput.abandoned_steps + driver.lost_steps,
+            }
+        )
+    draft.set(goodput=goodput)
+
+
+def settle(draft: Draft, phase: JobPhase) -> None:
+    """Change the phase, and count the time in the one before."""
+    if draft.status.phase is phase:
+        return
+    draft.set(goodput=settled(draft.status, draft.now))
+    draft.set(phase=phase)
+    if phase is JobPhase.RUNNING and draft.status.running_time is None:
+        draft.set(running_time=time_text(draft.now))
+
+
+def _folder_is_new(draft: Draft, run_attempt: int) -> bool:
+    earlier = [a.run_attempt for a in draft.status.attempts[:-1] if a.run_attempt is not None]
+    return bool(earlier) and run_attempt <= earlier[-1]
+
+
+def _abandon(goodput: Goodput, steps: int) -> Goodput:
+    seconds = goodput.useful_seconds + goodput.lost_seconds
+    return goodput.model_copy(
+        update={
+            "useful_seconds": 0.0,
+            "lost_seconds": seconds,
+            "lost_steps": goodput.lost_steps + steps,
+            "abandoned_seconds": seconds,
+            "abandoned_steps": goodput.lost_steps + steps,
+        }
+    )

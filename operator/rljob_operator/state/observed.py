@@ -1,0 +1,199 @@
+"""What the operator knows about one job at one instant. Made by the shell, read by `reconcile`; nothing does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import RLJobStatus
+
+Manifest = Mapping[str, Any]
+"""A Kubernetes object as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """The RLJob itself."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    created: float
+    """Unix seconds, as all times here."""
+    spec: RLJobSpec | None
+    """None when the spec does not pass validation."""
+    problem: str = ""
+    """What is wrong with the spec; names the field."""
+    status: RLJobStatus = field(default_factory=RLJobStatus)
+    deleting: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+class PodRole(StrEnum):
+    """Pods of a Ray cluster."""
+
+    HEAD = "head"
+    WORKER = "worker"
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """One pod of the job's Ray cluster."""
+
+    name: str
+    uid: str
+    role: PodRole
+    phase: str
+    """Pending, Running, Succeeded, Failed or Unknown."""
+    ready: bool
+    deleting: bool = False
+    node: str | None = None
+    node_lost: bool = False
+    """The node is not ready or gone, as far as the pod's conditions say."""
+    waiting_reason: str = ""
+    """Of the first container that waits: ImagePullBackOff, CrashLoopBackOff, ..."""
+    waiting_message: str = ""
+    terminated_reason: str = ""
+    """Of the first container that ended: OOMKilled, Error, ...; or the pod's own reason: Evicted, NodeLost."""
+    terminated_message: str = ""
+    exit_code: int | None = None
+    unschedulable: str = ""
+    """The scheduler's message while it finds no node."""
+    gated: bool = False
+    """A scheduling gate holds it (Kueue)."""
+    warning: str = ""
+    """Newest Warning event about it, as `Reason: message`; empty where events were not read (the operator does not)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The job's RayCluster."""
+
+    name: str
+    uid: str
+    ready: bool
+    """Head and all workers are ready, as KubeRay's status says for the present generation."""
+    provisioned: bool
+    """It was ready at least once."""
+    suspended: bool = False
+    deleting: bool = False
+    owned: bool = True
+    """Its controller is this job (by UID)."""
+    head_pod: str | None = None
+    head_service: str | None = None
+    desired_workers: int = 0
+    ready_workers: int = 0
+    failure: str = ""
+    """KubeRay's message of a ReplicaFailure condition."""
+    created: float = 0.0
+    owner: str = ""
+    """Kind and name of the controller where that is not this job, like `RayJob other`; empty: nobody's."""
+    answered: bool = True
+    """KubeRay has written a status for it."""
+    warning: str = ""
+    """Newest Warning event about it, as `Reason: message`; empty where events were not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """What the queueing system says: Kueue's Workload or Volcano's PodGroup."""
+
+    admitted: bool
+    reason: str = ""
+    """As the queueing system names it: Pending, Inadmissible, NotEnoughResources, NodePredicateFailed, ..."""
+    message: str = ""
+    object: str = ""
+    """Kind and name, like `Workload raycluster-a-1b2c3` or `PodGroup ray-a-pg`."""
+
+
+class SubmissionState(StrEnum):
+    """States of a Ray job."""
+
+    MISSING = "MISSING"
+    """The head answers and does not know it."""
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    STOPPED = "STOPPED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionView:
+    """The Ray job of attempt `status.attempt`."""
+
+    id: str
+    state: SubmissionState
+    message: str = ""
+    exit_code: int | None = None
+    """Exit code of the driver; negative: a signal."""
+    start_time: float | None = None
+    end_time: float | None = None
+    last_log_lines: tuple[str, ...] = ()
+    """At most 50; only asked for once the job has ended."""
+    session: str = ""
+    """`session_name` of the head's /api/version: every start of a head has another one. Asked for unless the state is
+    PENDING or RUNNING; empty: not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """The last step's record as far as the status shows it."""
+
+    step: int
+    seconds: float
+    phases: Mapping[str, float]
+    switch_seconds: float
+    reward: float | None
+    log_prob_abs_diff: float | None
+    time: float
+    weight_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DriverView:
+    """What the driver's endpoint says, and what the records that were read so far add up to."""
+
+    ready: bool
+    step: int
+    """Completed steps."""
+    attempt: int
+    """The driver's own count of its run folder; not the operator's attempt number."""
+    phase: str | None = None
+    """Phase that runs now."""
+    stopping: bool = False
+    last_checkpoint_step: int | None = None
+    last: StepView | None = None
+    median_step_seconds: float | None = None
+    """Over the recent steps."""
+    useful_seconds: float = 0.0
+    """Sum over the records' steps that count; over all attempts."""
+    lost_seconds: float = 0.0
+    """Sum over steps that were run again."""
+    lost_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """All of it. None means: not there (or, for the last two, not asked or no answer; see the error texts)."""
+
+    job: JobView
+    cluster: ClusterView | None = None
+    pods: tuple[PodView, ...] = ()
+    queue: QueueView | None = None
+    secret_exists: bool = False
+    policy_exists: bool = False
+    """Or none is wanted."""
+    submission: SubmissionView | None = None
+    submission_error: str = ""
+    """Why the head's job API did not answer; empty when it answered or was not asked."""
+    driver: DriverView | None = None
+    driver_error: str = ""
+    """Why the driver's endpoint did not answer."""
+    node_devices: Mapping[str, int] | None = None
+    """Extended resources of the cluster's nodes: the most that any one node can allot; None: nobody looked."""

@@ -1,0 +1,85 @@
+"""What `reconcile` wants done. The shell carries it out in order; every action may be repeated without harm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rljob_api.status import RLJobStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ApplySecret:
+    """Make the Secret with the driver's bearer token, unless it is there. The shell draws the token."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyPolicy:
+    """Apply the head's NetworkPolicy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyCluster:
+    """Apply the RayCluster, as `render` makes it of the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteCluster:
+    """Delete the RayCluster with this UID (a precondition: never another one of that name)."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete the RLJob itself (its TTL is over), with its UID as precondition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Submit the driver to the head; harmless when the id is known there."""
+
+    id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ask Ray to stop a submission: SIGTERM, the driver saves the last completed step and ends with exit code 75."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCheckpoint:
+    """POST /v1/checkpoint to the driver; `annotation` is the value of the annotation that asked for it."""
+
+    annotation: str
+
+
+Action = ApplySecret | ApplyPolicy | ApplyCluster | DeleteCluster | DeleteJob | Submit | Stop | RequestCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A Kubernetes Event on the job."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Actions first, then the status, then the events; after a failed action the rest is left for the next time."""
+
+    status: RLJobStatus
+    """The whole status as it should be; the shell writes it only where it differs and throttles progress alone."""
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    requeue_after: float | None = None
+    """Seconds until the job should be looked at again without any event; None: when something happens."""
+    status_first: bool = False
+    """The status must be stored before the actions run (a new attempt's number before its submission)."""
+    urgent: bool = field(default=True)
+    """False when the status differs in progress only: then it may wait for the throttle (one write in 10 s)."""

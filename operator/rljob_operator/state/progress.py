@@ -1,0 +1,89 @@
+"""How far the training is, from what the driver says."""
+
+from __future__ import annotations
+
+import math
+
+from rljob_api.base import INT32_MAX
+from rljob_api.status import CheckpointStatus, LastStep, Progress
+from rljob_operator.state.draft import Draft
+from rljob_operator.state.observed import DriverView, StepView
+from rljob_operator.state.texts import clean
+from rljob_operator.state.timing import FRESHNESS_SECONDS, duration_text, seconds_since, time_text
+
+_PHASES_KEPT = 64
+_YEAR_9999 = 253_370_764_800
+
+
+def read_progress(draft: Draft) -> None:
+    """Take over what the driver says; without an answer everything stays as it was."""
+    driver, attempt = draft.driver, draft.attempt
+    old = draft.status.progress or Progress()
+    if driver is None or attempt is None:
+        if draft.status.progress is not None and old.steps != draft.spec.steps:
+            draft.set(progress=with_estimate(old.model_copy(update={"steps": draft.spec.steps}), old.step))
+        return
+    if driver.ready and attempt.start_step is None:
+        draft.set_attempt(start_step=_count(driver.step))
+    # Before it is ready a driver has not loaded its checkpoint yet, and would say step 0.
+    new = with_estimate(_read(driver, old, draft), _count(driver.step) if driver.ready else old.step)
+    same = new.model_copy(update={"last_update_time": old.last_update_time}) == old
+    if not same or seconds_since(old.last_update_time, draft.now) >= FRESHNESS_SECONDS or old.last_update_time is None:
+        draft.set(progress=new)
+
+
+def _read(driver: DriverView, old: Progress, draft: Draft) -> Progress:
+    checkpoint = old.last_checkpoint
+    saved = driver.last_checkpoint_step
+    if saved is not None and (checkpoint is None or checkpoint.step != saved):
+        checkpoint = CheckpointStatus(step=_count(saved), time=time_text(draft.now))
+    last = driver.last
+    return old.model_copy(
+        update={
+            "steps": draft.spec.steps,
+            "step_seconds": _seconds(driver.median_step_seconds),
+            "reward_mean": _finite(last.reward) if last else old.reward_mean,
+            "weight_version": _version(last) if last else old.weight_version,
+            "last_step": _last_step(last) if last else old.last_step,
+            "last_checkpoint": checkpoint,
+            "last_update_time": time_text(draft.now),
+        }
+    )
+
+
+def with_estimate(progress: Progress, step: int) -> Progress:
+    """The progress at a step, with the time that is left as far as it can be told; none when nothing is left."""
+    left = max(0, progress.steps - step)
+    seconds = None if progress.step_seconds is None or not left else left * progress.step_seconds
+    text = None if seconds is None else duration_text(seconds)
+    return progress.model_copy(update={"step": step, "eta_seconds": seconds, "eta": text})
+
+
+def _last_step(last: StepView) -> LastStep:
+    seconds = {clean(name, 100): value for name, value in last.phases.items() if _seconds(value) is not None}
+    return LastStep(
+        step=_count(last.step),
+        seconds=_seconds(last.seconds),
+        phase_seconds=dict(list(seconds.items())[:_PHASES_KEPT]),
+        switch_seconds=_seconds(last.switch_seconds),
+        log_prob_abs_diff=_seconds(last.log_prob_abs_diff),
+        time=time_text(last.time) if 0 <= last.time < _YEAR_9999 else None,
+    )
+
+
+def _version(last: StepView) -> int | None:
+    return None if last.weight_version is None else _count(last.weight_version)
+
+
+def _count(value: int) -> int:
+    return max(0, min(value, INT32_MAX))
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _seconds(value: float | None) -> float | None:
+    """JSON has no NaN and a duration no sign: such a value is not known."""
+    value = _finite(value)
+    return value if value is not None and value >= 0 else None

@@ -1,0 +1,514 @@
+"""A small world for the reconciler: an API server's objects, KubeRay, a scheduler, kubelets, Ray and drivers.
+
+Everything is a state machine that `pass_time` drives; faults are methods. `look` is one turn of an operator that may
+see caches that lag behind, may get no answer from Ray or the driver, and may die between any two of its writes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import RLJobStatus
+from rljob_api.validation import load_manifest
+from rljob_operator.state.observed import (
+    ClusterView,
+    DriverView,
+    JobView,
+    Observed,
+    PodRole,
+    PodView,
+    StepView,
+    SubmissionState,
+    SubmissionView,
+)
+from rljob_operator.state.plan import (
+    Action,
+    ApplyCluster,
+    ApplyPolicy,
+    ApplySecret,
+    DeleteCluster,
+    DeleteJob,
+    Plan,
+    RequestCheckpoint,
+    Stop,
+    Submit,
+)
+from rljob_operator.state.reconcile import reconcile
+
+UID = "5f0c7f2e-0000-4000-8000-000000000001"
+STEP_SECONDS = 10.0
+SPEC: dict[str, Any] = {
+    "steps": 40,
+    "model": {"path": "/models/tiny"},
+    "data": {"path": "/data/a.jsonl", "promptKey": "prompt"},
+    "reward": {"name": "math"},
+    "rollout": {"promptsPerStep": 2, "samplesPerPrompt": 2, "maxResponseTokens": 16},
+    "training": {"globalBatchSize": 4},
+    "resources": {"profile": "cpu", "nodes": 2, "devicesPerNode": 1},
+    "checkpoint": {"path": "/shared", "everySteps": 3, "graceSeconds": 30},
+    "timeouts": {"startSeconds": 300, "phaseSeconds": 600},
+    "failurePolicy": {"maxRestarts": 3, "backoffSeconds": 5, "maxBackoffSeconds": 60},
+}
+
+
+def make_spec(**changes: Any) -> RLJobSpec:
+    """The spec of the tests with other top-level blocks, merged one level deep."""
+    spec = dict(SPEC)
+    for name, value in changes.items():
+        spec[name] = {**spec.get(name, {}), **value} if isinstance(value, dict) else value
+    document = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "job"}, "spec": spec}
+    return load_manifest(document).spec
+
+
+@dataclass
+class Pod:
+    uid: str
+    role: PodRole
+    cluster: str
+    age: float = 0.0
+    node: bool = False
+    phase: str = "Pending"
+    deleting: float | None = None
+    """Seconds until it is gone."""
+    node_lost: bool = False
+    terminated: str = ""
+    session: str = ""
+
+
+@dataclass
+class Cluster:
+    uid: str
+    owned: bool = True
+    suspended: bool = False
+    ready: bool = False
+
+
+@dataclass
+class RayJob:
+    id: str
+    session: str
+    target: int
+    state: SubmissionState = SubmissionState.PENDING
+    exit_code: int | None = None
+    age: float = 0.0
+    ready: bool = False
+    step: float = 0.0
+    run_attempt: int = 0
+    hangs: bool = False
+    stops: bool = False
+
+
+@dataclass
+class Folder:
+    """The run folder on shared storage."""
+
+    attempts: int = 0
+    checkpoint: int = 0
+    useful: float = 0.0
+    lost: float = 0.0
+
+
+class OperatorDied(Exception):
+    pass
+
+
+class ActionFailed(Exception):
+    pass
+
+
+class World:
+    """One job in a cluster. Times are Unix seconds."""
+
+    def __init__(self, spec: RLJobSpec) -> None:
+        self.now = 1_700_000_000.0
+        self.spec = spec
+        self.generation = 1
+        self.annotations: dict[str, str] = {}
+        self.status = RLJobStatus()
+        self.status_writes = 0
+        self.deleted = False
+        self.version = 0
+        self.secret = self.policy = False
+        self.cluster: Cluster | None = None
+        self.pods: list[Pod] = []
+        self.ray: dict[str, dict[str, RayJob]] = {}
+        self.folder = Folder()
+        self.capacity = True
+        self.start_seconds = 20.0
+        self.runs: list[RayJob] = []
+        self.checkpoints_asked = 0
+        self.actions: list[Action] = []
+        self._ids = count(1)
+        self._seen: list[tuple[ClusterView | None, tuple[PodView, ...]]] = []
+        self._cluster_at = self._pods_at = 0
+        self._snap()
+
+    # --- time -------------------------------------------------------------------------------
+
+    def pass_time(self, seconds: float) -> None:
+        """Let everything but the operator run for a while."""
+        left = seconds
+        while left > 0:
+            part = min(5.0, left)
+            left -= part
+            self.now += part
+            self._kuberay()
+            self._kubelets(part)
+            for jobs in self.ray.values():
+                for job in jobs.values():
+                    self._drive(job, part)
+            self._snap()
+
+    def _kuberay(self) -> None:
+        for pod in self.pods:
+            mine = self.cluster is not None and self.cluster.owned and pod.cluster == self.cluster.uid
+            if pod.deleting is None and (not mine or self.cluster is None or self.cluster.suspended):
+                pod.deleting = 20.0
+            if pod.deleting is None and pod.phase == "Failed":
+                pod.deleting = 5.0
+        cluster = self.cluster
+        if cluster is None or not cluster.owned:
+            return
+        alive = [p for p in self.pods if p.deleting is None and p.cluster == cluster.uid]
+        if not cluster.suspended:
+            if not [p for p in alive if p.role is PodRole.HEAD]:
+                self._new_pod(PodRole.HEAD)
+            for _ in range(self.spec.resources.nodes - len([p for p in alive if p.role is PodRole.WORKER])):
+                self._new_pod(PodRole.WORKER)
+        ready = [p for p in alive if p.phase == "Running" and not p.node_lost]
+        cluster.ready = not cluster.suspended and len(ready) == self.spec.resources.nodes + 1
+
+    def _new_pod(self, role: PodRole) -> None:
+        assert self.cluster is not None
+        self.pods.append(Pod(f"pod-{next(self._ids)}", role, self.cluster.uid))
+
+    def _kubelets(self, seconds: float) -> None:
+        for pod in self.pods:
+            pod.age += seconds
+            if pod.deleting is not None:
+                pod.deleting -= seconds
+                self._ask_driver_of(pod)
+                continue
+            if not pod.node and self.capacity:
+                pod.node = True
+            elif pod.node and pod.phase == "Pending" and pod.age >= 15 and not pod.node_lost:
+                pod.phase = "Running"
+                if pod.role is PodRole.HEAD:
+                    self._start_ray(pod)
+            elif pod.phase == "Running" and pod.role is PodRole.HEAD and not pod.session:
+                self._start_ray(pod)
+        for pod in [p for p in self.pods if p.deleting is not None and p.deleting <= 0]:
+            self._kill_ray(pod)
+            self.pods.remove(pod)
+
+    def _start_ray(self, pod: Pod) -> None:
+        pod.session = f"session_{next(self._ids)}"
+        self.ray[pod.session] = {}
+
+    def _kill_ray(self, pod: Pod) -> None:
+        self.ray.pop(pod.session, None)
+        pod.session = ""
+
+    def _ask_driver_of(self, pod: Pod) -> None:
+        for job in self.ray.get(pod.session, {}).values():
+            job.stops = True
+
+    def _drive(self, job: RayJob, seconds: float) -> None:
+        if job.state is SubmissionState.PENDING:
+            job.state = SubmissionState.RUNNING
+            self.folder.attempts += 1
+            job.run_attempt = self.folder.attempts
+        if job.state is not SubmissionState.RUNNING or job.hangs:
+            return
+        if job.stops:
+            self.folder.checkpoint = max(self.folder.checkpoint, int(job.step)) if job.ready else self.folder.checkpoint
+            self._exit(job, SubmissionState.STOPPED, None)
+            return
+        job.age += seconds
+        if not job.ready and job.age >= self.start_seconds:
+            job.ready, job.step = True, float(self.folder.checkpoint)
+        elif job.ready:
+            before, job.step = int(job.step), min(job.step + seconds / STEP_SECONDS, job.target)
+            self.folder.useful += STEP_SECONDS * (int(job.step) - before)
+            self.folder.checkpoint = int(job.step) // 3 * 3
+            if job.step >= job.target:
+                self._exit(job, SubmissionState.SUCCEEDED, 0)
+
+    def _exit(self, job: RayJob, state: SubmissionState, code: int | None) -> None:
+        job.state, job.exit_code = state, code
+        again = min(self.folder.useful, STEP_SECONDS * max(0, int(job.step) - self.folder.checkpoint))
+        self.folder.useful -= again
+        self.folder.lost += again
+
+    # --- faults and wishes ------------------------------------------------------------------
+
+    def edit(self, **changes: Any) -> None:
+        """The user changes the spec."""
+        self.spec = self.spec.model_copy(update=changes)
+        self.generation += 1
+        self.version += 1
+
+    def annotate(self, value: str) -> None:
+        self.annotations["rljob.dev/checkpoint-requested"] = value
+        self.version += 1
+
+    def driver_exits(self, code: int | None, state: SubmissionState = SubmissionState.FAILED) -> None:
+        for job in self.running:
+            self._exit(job, state, code)
+
+    def driver_hangs(self) -> None:
+        for job in self.running:
+            job.hangs = True
+
+    def head_container_restarts(self) -> None:
+        for pod in self.pods:
+            if pod.role is PodRole.HEAD:
+                self._kill_ray(pod)
+
+    def pod_fails(self, role: PodRole, reason: str) -> None:
+        """The pod ends; the driver of a lost worker notices at once, that of a lost head ends with it."""
+        for pod in [p for p in self.pods if p.role is role and p.phase == "Running"][:1]:
+            pod.phase, pod.terminated = "Failed", reason
+            if role is PodRole.HEAD:
+                self._kill_ray(pod)
+            else:
+                self.driver_exits(1)
+        self._snap()
+
+    def node_is_lost(self) -> None:
+        for pod in [p for p in self.pods if p.role is PodRole.WORKER and p.deleting is None][:1]:
+            pod.node_lost, pod.deleting = True, 300.0
+        self._snap()
+
+    def queue_takes_devices(self) -> None:
+        if self.cluster is not None and self.cluster.owned:
+            self.cluster.suspended, self.cluster.ready = True, False
+        self._snap()
+
+    def queue_admits(self) -> None:
+        if self.cluster is not None:
+            self.cluster.suspended = False
+
+    def cluster_is_deleted(self) -> None:
+        self.cluster = None
+        self._snap()
+
+    def stranger_makes_cluster(self) -> None:
+        if self.cluster is None:
+            self.cluster = Cluster(f"strange-{next(self._ids)}", owned=False)
+        self._snap()
+
+    def stranger_leaves(self) -> None:
+        if self.cluster is not None and not self.cluster.owned:
+            self.cluster = None
+        self._snap()
+
+    def folder_is_lost(self) -> None:
+        self.folder = Folder()
+
+    @property
+    def running(self) -> list[RayJob]:
+        """Drivers that run now, anywhere."""
+        return [j for jobs in self.ray.values() for j in jobs.values() if j.state is SubmissionState.RUNNING]
+
+    @property
+    def head(self) -> Pod | None:
+        """The head pod behind the service: kube-proxy sends to ready pods that do not end."""
+        heads = [p for p in self.pods if p.role is PodRole.HEAD and p.phase == "Running" and p.deleting is None]
+        return heads[0] if heads else None
+
+    # --- the operator -----------------------------------------------------------------------
+
+    def observed(self, lag: int = 0, ray_answers: bool = True, driver_answers: bool = True) -> Observed:
+        """What an operator sees whose caches are up to `lag` changes behind; they never go back in time."""
+        newest = len(self._seen) - 1
+        self._cluster_at = max(self._cluster_at, newest - lag)
+        self._pods_at = max(self._pods_at, newest - lag // 2)
+        submission, error = self._submission(ray_answers)
+        driver = self._driver() if driver_answers else None
+        return Observed(
+            job=JobView(
+                namespace="team",
+                name="job",
+                uid=UID,
+                generation=self.generation,
+                created=1_700_000_000.0,
+                spec=self.spec,
+                status=self.status,
+                annotations=dict(self.annotations),
+            ),
+            cluster=self._seen[self._cluster_at][0],
+            pods=self._seen[self._pods_at][1],
+            secret_exists=self.secret,
+            policy_exists=self.policy,
+            submission=submission,
+            submission_error=error,
+            driver=driver,
+            driver_error="" if driver is not None else "connection refused",
+        )
+
+    def look(
+        self,
+        lag: int = 0,
+        ray_answers: bool = True,
+        driver_answers: bool = True,
+        dies_after: int | None = None,
+        user_edits_meanwhile: bool = False,
+    ) -> Plan:
+        """One turn of the operator; `dies_after` counts its writes."""
+        version, observed = self.version, self.observed(lag, ray_answers, driver_answers)
+        plan = reconcile(observed, self.now)
+        if user_edits_meanwhile:
+            self.annotate(f"edit-{self.version}")
+        writes = count(1)
+
+        def alive() -> None:
+            if dies_after is not None and next(writes) > dies_after:
+                raise OperatorDied
+
+        try:
+            if plan.status_first and not self._store(plan, version, alive):
+                return plan
+            for action in plan.actions:
+                alive()
+                self._act(action, ray_answers)
+            if not plan.status_first:
+                self._store(plan, version, alive)
+        except (OperatorDied, ActionFailed):
+            pass
+        return plan
+
+    def _store(self, plan: Plan, version: int, alive: Any) -> bool:
+        if plan.status == self.status:
+            return True
+        alive()
+        if version != self.version:
+            return False
+        text = json.dumps(plan.status.model_dump(mode="json", by_alias=True, exclude_none=True), allow_nan=False)
+        self.status = RLJobStatus.model_validate_json(text, strict=True)
+        self.status_writes += 1
+        self.version += 1
+        return True
+
+    def _act(self, action: Action, ray_answers: bool) -> None:
+        self.actions.append(action)
+        match action:
+            case ApplySecret():
+                self.secret = True
+            case ApplyPolicy():
+                self.policy = True
+            case ApplyCluster():
+                if self.cluster is None:
+                    self.cluster = Cluster(f"cluster-{next(self._ids)}")
+                elif not self.cluster.owned:
+                    raise ActionFailed
+            case DeleteCluster(uid=uid):
+                if self.cluster is not None and self.cluster.uid == uid:
+                    assert self.cluster.owned, "somebody else's cluster was deleted"
+                    self.cluster = None
+            case DeleteJob():
+                self.deleted = True
+            case _:
+                self._ask_ray(action, ray_answers)
+        self._snap()
+
+    def _ask_ray(self, action: Action, ray_answers: bool) -> None:
+        if self.head is None or not self.head.session or not ray_answers:
+            raise ActionFailed
+        jobs = self.ray[self.head.session]
+        match action:
+            case Submit(id=name):
+                if name not in jobs:
+                    jobs[name] = RayJob(name, self.head.session, self.spec.steps)
+                    self.runs.append(jobs[name])
+            case Stop(id=name):
+                if name in jobs:
+                    jobs[name].stops = True
+            case RequestCheckpoint():
+                self.checkpoints_asked += 1
+                for job in self.running:
+                    self.folder.checkpoint = int(job.step) + 1
+
+    # --- views ------------------------------------------------------------------------------
+
+    def _snap(self) -> None:
+        cluster = self.cluster
+        view = None
+        if cluster is not None:
+            view = ClusterView(
+                name="job",
+                uid=cluster.uid,
+                ready=cluster.ready,
+                provisioned=cluster.ready,
+                suspended=cluster.suspended,
+                owned=cluster.owned,
+                head_service="job-head-svc",
+                desired_workers=self.spec.resources.nodes,
+                ready_workers=self.spec.resources.nodes if cluster.ready else 0,
+            )
+        self._seen.append((view, tuple(map(_pod_view, self.pods))))
+
+    def _submission(self, answers: bool) -> tuple[SubmissionView | None, str]:
+        last = self.status.attempts[-1] if self.status.attempts else None
+        if last is None or last.end_time is not None or last.submission_id is None:
+            return None, ""
+        if not answers or self.head is None or not self.head.session:
+            return None, "connection refused"
+        job = self.ray[self.head.session].get(last.submission_id)
+        if job is None:
+            return SubmissionView(last.submission_id, SubmissionState.MISSING, session=self.head.session), ""
+        ended = job.state not in (SubmissionState.PENDING, SubmissionState.RUNNING)
+        return (
+            SubmissionView(
+                job.id,
+                job.state,
+                exit_code=job.exit_code,
+                last_log_lines=("one", "last words") if ended else (),
+                session=self.head.session if ended else "",
+            ),
+            "",
+        )
+
+    def _driver(self) -> DriverView | None:
+        here = self.ray.get(self.head.session, {}).values() if self.head is not None else ()
+        job = next((j for j in here if j.state is SubmissionState.RUNNING and not j.hangs), None)
+        if job is None:
+            return None
+        last = StepView(int(job.step), STEP_SECONDS, {"rollout": 6.0, "sleep": 0.5}, 1.5, 0.25, 1e-4, self.now, 3)
+        return DriverView(
+            ready=job.ready,
+            step=int(job.step),
+            attempt=job.run_attempt,
+            phase="rollout",
+            last_checkpoint_step=self.folder.checkpoint or None,
+            last=last if job.step >= 1 else None,
+            median_step_seconds=STEP_SECONDS if job.step >= 1 else None,
+            useful_seconds=self.folder.useful,
+            lost_seconds=self.folder.lost,
+        )
+
+    def run(self, seconds: float, every: float = 5.0) -> None:
+        """Let time pass with an operator that looks regularly and sees everything."""
+        end = self.now + seconds
+        while self.now < end:
+            self.pass_time(every)
+            self.look()
+
+
+def _pod_view(pod: Pod) -> PodView:
+    return PodView(
+        name=pod.uid,
+        uid=pod.uid,
+        role=pod.role,
+        phase=pod.phase,
+        ready=pod.phase == "Running" and not pod.node_lost,
+        deleting=pod.deleting is not None,
+        node="node" if pod.node else None,
+        node_lost=pod.node_lost,
+        terminated_reason=pod.terminated,
+        unschedulable="" if pod.node else "0/3 nodes are available: 3 Insufficient cpu.",
+    )

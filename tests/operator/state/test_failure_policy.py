@@ -1,0 +1,443 @@
+"""Why attempts fail, and what becomes of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from simulation import UID, Cluster, World, make_spec
+
+from rljob_api.spec import FailurePolicy, FailureReason
+from rljob_api.status import AttemptStatus, JobPhase
+from rljob_operator.state.failures import Trouble, backoff_seconds, decide
+from rljob_operator.state.observed import PodRole, SubmissionState
+from rljob_operator.state.plan import DeleteCluster, Stop
+
+Running = Callable[..., World]
+
+
+def policy(*rules: dict[str, Any], **fields: Any) -> FailurePolicy:
+    return make_spec(failurePolicy={"rules": list(rules), **fields}).failure_policy
+
+
+def settle(world: World, seconds: float = 1500) -> None:
+    """Run until the present attempt has ended and the next one runs, or the job has ended."""
+    number, end = world.status.attempt or 0, world.now + seconds
+    while world.now < end:
+        world.pass_time(5)
+        world.look()
+        if world.status.phase in (JobPhase.FAILED, JobPhase.SUCCEEDED):
+            return
+        if world.status.phase is JobPhase.RUNNING and (world.status.attempt or 0) > number:
+            return
+    raise AssertionError(f"still {world.status.phase}: {world.status.message}")
+
+
+def first(world: World) -> AttemptStatus:
+    return world.status.attempts[0]
+
+
+# --- the policy itself -------------------------------------------------------------------------
+
+DRIVER, USER = Trouble(FailureReason.DRIVER_EXITED, ""), Trouble("UserError", "")
+
+
+@pytest.mark.parametrize(
+    ("rules", "trouble", "code", "action"),
+    [
+        ([], DRIVER, 1, "Restart"),
+        ([], DRIVER, None, "Restart"),
+        ([], USER, 2, "Fail"),
+        ([], Trouble("Stopped", ""), 75, "Ignore"),
+        ([], Trouble("Stopped", ""), None, "Ignore"),
+        ([], Trouble(FailureReason.NODE_LOST, ""), 75, "Ignore"),
+        ([], Trouble(FailureReason.EVICTED, "Worker pod a was evicted."), None, "Restart"),
+        ([], Trouble(FailureReason.EVICTED, "The queue took the devices back (preemption)."), None, "Ignore"),
+        ([{"action": "Fail"}], DRIVER, 1, "Fail"),
+        ([{"exitCodes": [1, 3], "action": "Fail"}], DRIVER, 3, "Fail"),
+        ([{"exitCodes": [3], "action": "Fail"}], DRIVER, 1, "Restart"),
+        ([{"exitCodes": [1], "action": "Fail"}], DRIVER, None, "Restart"),
+        ([{"exitCodes": [137], "action": "Ignore"}], DRIVER, -9, "Ignore"),
+        ([{"exitCodes": [2], "action": "Restart"}], USER, 2, "Restart"),
+        ([{"exitCodes": [75], "action": "Fail"}], Trouble("Stopped", ""), 75, "Fail"),
+        ([{"reasons": ["NodeLost"], "action": "Ignore"}], Trouble(FailureReason.NODE_LOST, ""), 1, "Ignore"),
+        ([{"reasons": ["NodeLost"], "action": "Ignore"}], DRIVER, 1, "Restart"),
+        ([{"reasons": ["DriverExited"], "exitCodes": [3], "action": "Fail"}], DRIVER, 1, "Restart"),
+        ([{"reasons": ["DriverExited"], "exitCodes": [3], "action": "Fail"}], DRIVER, 3, "Fail"),
+        ([{"exitCodes": [1], "action": "Ignore"}, {"action": "Fail"}], DRIVER, 1, "Ignore"),
+        ([{"exitCodes": [1], "action": "Ignore"}, {"action": "Fail"}], DRIVER, 4, "Fail"),
+    ],
+)
+def test_first_rule_that_matches_decides(rules: list[Any], trouble: Trouble, code: int | None, action: str) -> None:
+    assert decide(policy(*rules), trouble, code, asked_to_stop=False).action == action
+
+
+def test_stop_that_the_operator_asked_for_because_of_a_failure_counts() -> None:
+    late = Trouble(FailureReason.START_TIMEOUT, "")
+    assert decide(policy(), late, 75, asked_to_stop=True).action == "Restart"
+
+
+def test_rule_is_named_where_it_has_a_name() -> None:
+    rules = policy({"name": "gpu-fell-off", "action": "Fail"})
+    assert decide(rules, DRIVER, 1, False).because == "rule gpu-fell-off of spec.failurePolicy.rules says Fail"
+
+
+def ended(*spans: tuple[int | None, int]) -> list[AttemptStatus]:
+    return [AttemptStatus(number=i, start_step=begin, end_step=end) for i, (begin, end) in enumerate(spans)]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "seconds"),
+    [
+        (ended((0, 0)), 5),
+        (ended((0, 0), (None, 0)), 10),
+        (ended((0, 0), (None, 0), (0, 0)), 20),
+        (ended(*[(0, 0)] * 10), 60),
+        (ended((0, 0), (0, 0), (0, 7)), 5),
+        (ended((0, 0), (0, 7), (6, 6), (6, 6)), 10),
+    ],
+)
+def test_backoff_doubles_up_to_its_limit_and_begins_anew_after_a_completed_step(
+    attempts: list[AttemptStatus], seconds: float
+) -> None:
+    assert backoff_seconds(policy(), attempts) == seconds
+
+
+# --- in a life ---------------------------------------------------------------------------------
+
+
+def test_driver_failure_restarts_in_the_same_cluster_after_the_backoff(running: Running) -> None:
+    world = running()
+    cluster = world.cluster
+    world.run(75)
+    step = int(world.running[0].step)
+    world.driver_exits(1)
+    failed_at = world.now
+    plan = world.look()
+    assert plan.status.phase is JobPhase.STARTING
+    assert plan.status.restarts == 1
+    assert plan.requeue_after == 5
+    assert "The next one begins after" in (plan.status.message or "")
+    assert "last words" in (first(world).message or "")
+    settle(world)
+    assert world.cluster is cluster
+    assert [r.id for r in world.runs] == [f"rljob-{UID}-0", f"rljob-{UID}-1"]
+    assert world.now - failed_at >= 5 + world.start_seconds
+    assert (first(world).exit_code, first(world).end_step, first(world).counted) == (1, step, True)
+    assert first(world).last_log_lines == ["one", "last words"]
+    assert world.status.attempts[1].start_step == step // 3 * 3, "the last checkpoint"
+
+
+def test_restarts_end_at_the_policy(running: Running) -> None:
+    world = running(failurePolicy={"maxRestarts": 2})
+    for _ in range(3):
+        world.driver_exits(1)
+        settle(world)
+    assert world.status.phase is JobPhase.FAILED
+    assert world.status.restarts == 2
+    assert len(world.runs) == 3
+    assert "all 2 restarts are used" in (world.status.message or "")
+    assert world.cluster is None, "a failed job holds no devices"
+
+
+def test_no_restart_at_all(running: Running) -> None:
+    world = running(failurePolicy={"maxRestarts": 0})
+    world.driver_exits(1)
+    settle(world)
+    assert world.status.phase is JobPhase.FAILED
+    assert "spec.failurePolicy.maxRestarts is 0" in (world.status.message or "")
+
+
+def test_policy_that_is_raised_while_the_job_runs_holds_for_the_next_failure(running: Running) -> None:
+    world = running(failurePolicy={"maxRestarts": 0})
+    world.edit(failure_policy=policy(maxRestarts=1))
+    world.driver_exits(1)
+    settle(world)
+    assert world.status.phase is JobPhase.RUNNING
+
+
+def test_user_error_fails_at_once(running: Running) -> None:
+    world = running()
+    world.driver_exits(2)
+    settle(world)
+    assert world.status.phase is JobPhase.FAILED
+    condition = next(c for c in world.status.conditions if c.type == "Failed")
+    assert condition.reason == "UserError"
+    assert "a restart cannot help" in condition.message
+    assert len(world.runs) == 1
+
+
+def test_ignored_failures_are_not_counted_and_at_most_ten_attempts_are_kept(running: Running) -> None:
+    world = running(failurePolicy={"maxRestarts": 0, "rules": [{"exitCodes": [9], "action": "Ignore"}]})
+    for _ in range(12):
+        world.driver_exits(9)
+        settle(world)
+    assert world.status.phase is JobPhase.RUNNING
+    assert world.status.restarts == 0
+    assert [attempt.number for attempt in world.status.attempts] == list(range(3, 13))
+
+
+@pytest.mark.parametrize(("code", "state"), [(75, SubmissionState.FAILED), (None, SubmissionState.STOPPED)])
+def test_driver_that_someone_stopped_goes_on_uncounted(
+    running: Running, code: int | None, state: SubmissionState
+) -> None:
+    world = running(failurePolicy={"maxRestarts": 0})
+    world.driver_exits(code, state)
+    settle(world)
+    assert world.status.phase is JobPhase.RUNNING
+    assert (first(world).reason, first(world).counted) == ("Stopped", False)
+
+
+CAUSES: list[tuple[str, Callable[[World], None]]] = [
+    ("DriverExited", lambda w: w.driver_exits(1)),
+    ("DriverExited", lambda w: w.driver_exits(-11)),
+    ("PhaseTimeout", lambda w: w.driver_exits(4)),
+    ("HeadLost", lambda w: w.head_container_restarts()),
+    ("HeadLost", lambda w: w.pod_fails(PodRole.HEAD, "Error")),
+    ("OutOfMemory", lambda w: w.pod_fails(PodRole.HEAD, "OOMKilled")),
+    ("OutOfMemory", lambda w: w.pod_fails(PodRole.WORKER, "OOMKilled")),
+    ("Evicted", lambda w: w.pod_fails(PodRole.WORKER, "Evicted")),
+    ("PodLost", lambda w: w.pod_fails(PodRole.WORKER, "Error")),
+    ("HeadLost", lambda w: w.cluster_is_deleted()),
+]
+
+
+@pytest.mark.parametrize(("reason", "cause"), CAUSES, ids=[f"{i}-{c[0]}" for i, c in enumerate(CAUSES)])
+def test_cause_is_recognised_and_the_job_goes_on(running: Running, reason: str, cause: Callable[[World], None]) -> None:
+    world = running()
+    cause(world)
+    world.look()
+    settle(world)
+    assert world.status.phase is JobPhase.RUNNING
+    assert first(world).reason == reason
+    assert first(world).message
+    assert first(world).counted
+    assert world.status.restarts == 1
+
+
+def test_worker_that_was_lost_and_deleted_before_anyone_looked(running: Running) -> None:
+    world = running()
+    world.pod_fails(PodRole.WORKER, "OOMKilled")
+    world.pass_time(10)
+    world.look()
+    assert first(world).reason == "PodLost"
+    assert "1 of 2 worker pods" in (first(world).message or "")
+
+
+def test_signal_is_named(running: Running) -> None:
+    world = running()
+    world.driver_exits(-11)
+    world.look()
+    assert "was killed by SIGSEGV" in (first(world).message or "")
+    assert first(world).exit_code == -11
+
+
+def test_user_error_is_one_even_when_a_pod_is_lost_too(running: Running) -> None:
+    world = running()
+    world.driver_exits(2)
+    world.pod_fails(PodRole.WORKER, "Evicted")
+    settle(world)
+    assert world.status.phase is JobPhase.FAILED
+    assert first(world).reason == "UserError"
+
+
+def test_preemption_waits_in_the_queue_and_is_not_counted(running: Running) -> None:
+    world = running(failurePolicy={"maxRestarts": 0})
+    world.queue_takes_devices()
+    world.run(60)
+    assert world.status.phase is JobPhase.QUEUED
+    assert (first(world).reason, first(world).counted) == ("Evicted", False)
+    world.queue_admits()
+    settle(world)
+    assert world.status.phase is JobPhase.RUNNING
+
+
+def test_hung_driver_with_a_lost_worker_is_stopped_after_a_while(running: Running) -> None:
+    world = running()
+    lost_at = world.now
+    pod = next(p for p in world.pods if p.role is PodRole.WORKER)
+    pod.node_lost = True
+    world.run(50)
+    assert not any(isinstance(action, Stop) for action in world.actions)
+    while not any(isinstance(action, Stop) for action in world.actions):
+        world.pass_time(5)
+        world.look()
+        assert world.now - lost_at <= 75
+    assert first(world).reason == "NodeLost"
+
+
+def test_node_that_comes_back_is_forgiven(running: Running) -> None:
+    world = running()
+    pod = next(p for p in world.pods if p.role is PodRole.WORKER)
+    pod.node_lost = True
+    world.run(20)
+    assert first(world).reason == "NodeLost"
+    pod.node_lost = False
+    world.run(200)
+    assert world.status.attempt == 0
+    assert first(world).reason == "NodeLost", "a failure that follows soon is explained by it"
+    world.run(120)
+    assert first(world).reason is None
+    world.driver_exits(1)
+    world.look()
+    assert first(world).reason == "DriverExited"
+
+
+def test_pod_that_was_replaced_and_never_goes_does_not_hurt_the_next_attempt(running: Running) -> None:
+    world = running(steps=2000)
+    world.node_is_lost()
+    world.driver_exits(1)
+    for pod in world.pods:
+        pod.deleting = 1e9 if pod.node_lost else None
+    settle(world)
+    world.run(400)
+    assert world.status.attempt == 1
+    assert world.status.phase is JobPhase.RUNNING
+    assert world.status.attempts[1].reason is None
+
+
+def test_next_attempt_waits_for_the_former_head_to_end(running: Running) -> None:
+    world = running()
+    for pod in world.pods:
+        if pod.role is PodRole.HEAD:
+            pod.deleting = 100.0
+    world.run(80)
+    assert world.status.attempt == 0
+    assert len(world.runs) == 1
+    assert "former head pod is still ending" in (world.status.message or "")
+    settle(world)
+    assert world.status.phase is JobPhase.RUNNING
+
+
+def test_start_timeout_counts_from_the_ready_cluster(world: World) -> None:
+    world.start_seconds = 1e6
+    world.capacity = False
+    world.run(1000)
+    assert world.status.phase is JobPhase.QUEUED, "queueing is no start"
+    world.capacity = True
+    world.run(40)
+    submitted = world.now
+    while first(world).end_time is None:
+        world.pass_time(5)
+        world.look()
+        assert world.now - submitted < 1000
+    assert 300 <= world.now - submitted <= 400, "timeouts.startSeconds and a margin"
+    assert first(world).reason == "StartTimeout"
+    assert "spec.timeouts.startSeconds" in (first(world).message or "")
+    assert world.status.restarts == 1
+
+
+def test_head_that_never_answers_is_replaced_with_its_cluster(world: World) -> None:
+    while first_uid(world) is None or not world.status.attempts:
+        world.pass_time(5)
+        world.look(ray_answers=False)
+    uid = first_uid(world)
+    for _ in range(120):
+        world.pass_time(5)
+        world.look(ray_answers=False)
+    assert any(isinstance(action, DeleteCluster) and action.uid == uid for action in world.actions)
+    assert first(world).reason == "StartTimeout"
+    assert "connection refused" in (first(world).message or "")
+    assert world.runs == []
+
+
+def first_uid(world: World) -> str | None:
+    return world.cluster.uid if world.cluster is not None else None
+
+
+def test_silent_driver_is_kept_until_the_longest_phase_is_over(running: Running) -> None:
+    world = running(steps=2000)
+    world.run(60)
+    known = world.status.progress
+    world.driver_hangs()
+    world.run(120)
+    condition = next(c for c in world.status.conditions if c.type == "Running")
+    assert (condition.status, condition.reason) == ("Unknown", "DriverUnreachable")
+    assert known is not None
+    assert known.last_update_time is not None
+    assert known.last_update_time in condition.message
+    assert world.status.progress == known
+    world.run(500)
+    assert world.status.attempt == 0
+    settle(world)
+    assert first(world).reason == "PhaseTimeout"
+
+
+def test_driver_that_answers_again_is_running_again(running: Running) -> None:
+    world = running(steps=2000)
+    world.driver_hangs()
+    world.run(150)
+    world.running[0].hangs = False
+    world.run(10)
+    assert next(c for c in world.status.conditions if c.type == "Running").status == "True"
+    assert world.status.attempt == 0
+
+
+def test_job_api_that_does_not_answer_while_the_driver_does_changes_nothing(running: Running) -> None:
+    world = running(steps=2000)
+    for _ in range(400):
+        world.pass_time(5)
+        world.look(ray_answers=False)
+    assert world.status.phase is JobPhase.RUNNING
+    assert world.status.attempt == 0
+    assert next(c for c in world.status.conditions if c.type == "Running").status == "True"
+
+
+def test_long_logs_and_hostile_text_fit_the_status(running: Running) -> None:
+    world = running(failurePolicy={"rules": [{"action": "Ignore"}]})
+    lines = tuple("\ud800\x00 bad " + "x" * 10_000 for _ in range(80))
+    for _ in range(11):
+        world.driver_exits(1)
+        observed = world.observed()
+        assert observed.submission is not None
+        hostile = replace(observed, submission=replace(observed.submission, last_log_lines=lines, message="y" * 10**6))
+        world.observed = lambda *_, _h=hostile, **__: _h  # type: ignore[method-assign,misc]
+        world.look()
+        del world.observed  # type: ignore[method-assign]
+        settle(world)
+    text = world.status.model_dump_json(by_alias=True, exclude_none=True)
+    assert len(text.encode()) < 200_000
+    assert "\x00" not in text
+
+
+def test_head_that_was_lost_before_ray_confirmed_the_submission(world: World) -> None:
+    for _ in range(5):
+        world.pass_time(5)
+        world.look(dies_after=1 if world.status.phase is JobPhase.STARTING else None)
+    assert world.status.attempts
+    world.look()
+    world.head_container_restarts()
+    world.pass_time(5)
+    world.look()
+    assert first(world).reason == "HeadLost", "the session that it was submitted to is not the one that answers"
+    settle(world)
+    assert [run.id for run in world.runs] == [f"rljob-{UID}-0", f"rljob-{UID}-1"]
+
+
+def test_preempted_driver_is_given_the_time_to_save(running: Running) -> None:
+    world = running()
+    world.queue_takes_devices()
+    world.driver_hangs()
+    world.pass_time(5)
+    world.look()
+    assert any(pod.deleting for pod in world.pods)
+    assert first(world).end_time is None
+    world.run(30)
+    assert first(world).end_time is not None
+    assert world.status.phase is JobPhase.QUEUED
+
+
+def test_cluster_that_was_replaced_by_another_of_the_job_has_lost_the_driver(running: Running) -> None:
+    world = running()
+    world.cluster_is_deleted()
+    world.cluster = Cluster("made-by-hand")
+    for pod in world.pods:
+        pod.deleting = 20.0
+    world.pass_time(5)
+    world.look()
+    assert first(world).end_time is not None
+    assert first(world).reason == "HeadLost"
+    settle(world)
+    assert world.status.phase is JobPhase.RUNNING

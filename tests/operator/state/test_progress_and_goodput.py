@@ -1,0 +1,187 @@
+"""What the status says about the training, and where the time went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from simulation import World
+
+from rljob_api.status import Goodput, JobPhase, RLJobStatus
+from rljob_operator.state.goodput import settled
+from rljob_operator.state.observed import Observed, StepView
+from rljob_operator.state.reconcile import reconcile
+from rljob_operator.state.texts import clean, reason_word, short_value
+from rljob_operator.state.timing import duration_text, seconds_of, time_text
+
+Running = Callable[..., World]
+
+
+def with_driver(world: World, **fields: object) -> Observed:
+    observed = world.observed()
+    assert observed.driver is not None
+    return replace(observed, driver=replace(observed.driver, **fields))
+
+
+def test_progress_of_a_running_job(running: Running) -> None:
+    world = running()
+    world.run(75)
+    progress = world.status.progress
+    assert progress is not None
+    assert progress.last_step is not None
+    assert progress.last_checkpoint is not None
+    assert (progress.step, progress.steps, progress.step_seconds) == (7, 40, 10)
+    assert (progress.eta_seconds, progress.eta) == (330, "5m")
+    assert (progress.reward_mean, progress.weight_version) == (0.25, 3)
+    assert progress.last_step.phase_seconds == {"rollout": 6.0, "sleep": 0.5}
+    assert progress.last_step.switch_seconds == 1.5
+    assert progress.last_checkpoint.step == 6
+
+
+def test_values_that_json_cannot_hold_are_left_out(running: Running) -> None:
+    world = running()
+    bad = StepView(5, math.inf, {"rollout": math.nan, "sleep": -1.0, "wake_up": 1.0}, -3.0, math.nan, math.inf, 1e300)
+    plan = reconcile(with_driver(world, last=bad, median_step_seconds=math.nan, step=10**12), world.now)
+    progress = plan.status.progress
+    assert progress is not None
+    assert progress.last_step is not None
+    assert progress.last_step.phase_seconds == {"wake_up": 1.0}
+    assert progress.last_step.seconds is progress.last_step.time is progress.reward_mean is progress.eta is None
+    RLJobStatus.model_validate_json(plan.status.model_dump_json(by_alias=True, exclude_none=True), strict=True)
+
+
+def test_driver_that_is_not_ready_has_not_loaded_its_checkpoint_and_takes_nothing_back(running: Running) -> None:
+    world = running()
+    world.run(75)
+    world.driver_exits(1)
+    while not world.running:
+        world.pass_time(5)
+        world.look()
+    assert world.status.phase is JobPhase.STARTING
+    assert world.status.progress is not None
+    assert world.status.progress.step == 7
+
+
+def test_progress_that_does_not_change_is_not_written_again_for_a_minute(running: Running) -> None:
+    world = running()
+    frozen = world.observed()
+    world.look()
+    world.now += 30
+    assert reconcile(replace(frozen, job=world.observed().job), world.now).status == world.status
+    world.now += 31
+    assert reconcile(replace(frozen, job=world.observed().job), world.now).status != world.status
+
+
+def test_time_left_follows_the_steps_that_are_wanted(running: Running) -> None:
+    world = running()
+    world.run(60)
+    world.edit(steps=400)
+    world.look(driver_answers=False)
+    assert world.status.progress is not None
+    assert (world.status.progress.steps, world.status.progress.eta) == (400, "1h05m")
+
+
+# --- goodput -----------------------------------------------------------------------------------
+
+
+def goodput(world: World) -> Goodput:
+    assert world.status.goodput is not None
+    return world.status.goodput
+
+
+def test_time_is_counted_for_the_phase_that_it_was_spent_in(world: World) -> None:
+    world.capacity = False
+    world.run(100)
+    world.capacity = True
+    while world.status.phase is not JobPhase.SUCCEEDED:
+        world.pass_time(5)
+        world.look()
+    sums = goodput(world)
+    began = seconds_of(world.status.start_time or "")
+    assert sums.queued_seconds == pytest.approx(100, abs=5)
+    assert sums.starting_seconds == pytest.approx(35, abs=10)
+    assert sums.running_seconds == pytest.approx(400, abs=10)
+    assert sums.queued_seconds + sums.starting_seconds + sums.running_seconds == world.now - began
+    assert sums.active_seconds == sums.running_seconds
+
+
+def test_looking_often_seldom_or_not_at_all_gives_the_same_sums(world: World) -> None:
+    status = RLJobStatus(phase=JobPhase.STARTING, goodput=Goodput(since=time_text(1000.0), starting_seconds=7.0))
+    assert settled(status, 4600.0).starting_seconds == 3607.0
+    assert settled(status, 4600.9).starting_seconds == 3607.0
+    assert settled(status, 900.0).starting_seconds == 7.0, "a clock that goes back takes nothing away"
+
+
+def test_operator_that_was_away_counts_what_it_left(running: Running) -> None:
+    world = running(steps=2000)
+    before = goodput(world)
+    world.pass_time(3600)
+    world.edit(suspend=True)
+    world.run(60)
+    assert world.status.phase is JobPhase.SUSPENDED
+    assert goodput(world).running_seconds - before.running_seconds == pytest.approx(3600, abs=20)
+    assert goodput(world).starting_seconds == before.starting_seconds
+
+
+def test_steps_that_ran_again_are_lost_work(running: Running) -> None:
+    world = running()
+    world.run(85)
+    assert int(world.running[0].step) == 8
+    world.driver_exits(1)
+    while world.status.phase is not JobPhase.SUCCEEDED:
+        world.pass_time(5)
+        world.look()
+    sums = goodput(world)
+    assert (sums.useful_seconds, sums.lost_seconds) == (390.0, 20.0), "the last step was not read any more"
+
+
+def test_records_read_in_part_take_nothing_away(running: Running) -> None:
+    world = running()
+    world.run(85)
+    before = goodput(world)
+    plan = reconcile(with_driver(world, useful_seconds=10.0, lost_seconds=0.0), world.now)
+    assert plan.status.goodput == before
+
+
+def test_everything_is_lost_with_the_run_folder(running: Running) -> None:
+    world = running()
+    world.run(85)
+    assert goodput(world).useful_seconds == 80
+    world.folder_is_lost()
+    world.driver_exits(1)
+    while world.status.attempt == 0 or world.status.phase is not JobPhase.RUNNING:
+        world.pass_time(5)
+        world.look()
+    sums = goodput(world)
+    assert (sums.useful_seconds, sums.lost_seconds, sums.lost_steps) == (0, 80, 8)
+    world.run(50)
+    assert goodput(world).useful_seconds == pytest.approx(50, abs=10)
+    assert goodput(world).lost_seconds == 80
+
+
+# --- texts and times ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59.9, "59s"), (60, "1m"), (3599, "59m"), (11520, "3h12m"), (172800, "2d0h"), (5e5, "5d18h")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+def test_times_are_whole_seconds_and_read_back() -> None:
+    assert time_text(1_700_000_000.9) == "2023-11-14T22:13:20Z"
+    assert seconds_of("2023-11-14T22:13:20Z") == seconds_of("2023-11-14T23:13:20.000+01:00") == 1_700_000_000
+
+
+def test_texts_of_strangers() -> None:
+    assert clean("a\x00b\ud800c\nd", 100) == "a b?c\nd"
+    assert clean("x" * 11, 10) == "x" * 9 + "…"
+    assert reason_word("9 lives: Pod's end", "Other") == "livesPodsend"
+    assert reason_word("...", "Other") == "Other"
+    assert short_value("now") == "now"
+    assert short_value("") != ""
+    assert len(short_value("y" * 201)) < 100

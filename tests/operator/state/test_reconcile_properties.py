@@ -1,0 +1,226 @@
+"""Random lives of a job: what must hold at every instant, and that it always gets to an end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from simulation import UID, World, make_spec
+
+from rljob_api.schema import structural_schema
+from rljob_api.status import JobPhase, RLJobStatus
+from rljob_operator.state.observed import PodRole, SubmissionState
+from rljob_operator.state.plan import ApplyCluster, DeleteCluster, Plan, Submit
+from rljob_operator.state.reconcile import reconcile
+
+FINAL = (JobPhase.SUCCEEDED, JobPhase.FAILED)
+STATUS_SCHEMA = Draft202012Validator(structural_schema(RLJobStatus))
+
+FAULTS: dict[str, Callable[[World], None]] = {
+    "driver fails": lambda w: w.driver_exits(1),
+    "driver is killed": lambda w: w.driver_exits(-9),
+    "user error": lambda w: w.driver_exits(2),
+    "phase deadline": lambda w: w.driver_exits(4),
+    "stopped by someone": lambda w: w.driver_exits(75),
+    "ray job stop": lambda w: w.driver_exits(None, SubmissionState.STOPPED),
+    "driver hangs": lambda w: w.driver_hangs(),
+    "head container restarts": lambda w: w.head_container_restarts(),
+    "head out of memory": lambda w: w.pod_fails(PodRole.HEAD, "OOMKilled"),
+    "worker out of memory": lambda w: w.pod_fails(PodRole.WORKER, "OOMKilled"),
+    "worker evicted": lambda w: w.pod_fails(PodRole.WORKER, "Evicted"),
+    "node lost": lambda w: w.node_is_lost(),
+    "queue takes devices": lambda w: w.queue_takes_devices(),
+    "queue admits": lambda w: w.queue_admits(),
+    "cluster deleted": lambda w: w.cluster_is_deleted(),
+    "stranger's cluster": lambda w: w.stranger_makes_cluster(),
+    "stranger leaves": lambda w: w.stranger_leaves(),
+    "folder lost": lambda w: w.folder_is_lost(),
+    "suspend": lambda w: w.edit(suspend=True),
+    "resume": lambda w: w.edit(suspend=False),
+    "more steps": lambda w: w.edit(steps=w.spec.steps + 6),
+    "fewer steps": lambda w: w.edit(steps=max(1, w.spec.steps - 6)),
+    "deadline": lambda w: w.edit(active_deadline_seconds=150),
+    "checkpoint wanted": lambda w: w.annotate(f"at {w.now}"),
+    "no room": lambda w: setattr(w, "capacity", False),
+    "room": lambda w: setattr(w, "capacity", True),
+    "slow start": lambda w: setattr(w, "start_seconds", 2000.0),
+}
+
+LOOK = st.fixed_dictionaries(
+    {},
+    optional={
+        "lag": st.integers(0, 6),
+        "ray_answers": st.booleans(),
+        "driver_answers": st.booleans(),
+        "dies_after": st.integers(0, 4),
+        "user_edits_meanwhile": st.booleans(),
+    },
+)
+TURN = st.tuples(
+    st.one_of(st.none(), st.sampled_from(sorted(FAULTS))),
+    st.sampled_from([0.0, 5.0, 5.0, 20.0, 60.0, 400.0]),
+    st.lists(LOOK, max_size=3),
+    st.sampled_from([0, 0, 2, 8, 16]),
+)
+"""A fault, time without an operator, looks under difficulties, looks with none."""
+LIVES = st.tuples(st.booleans(), st.lists(TURN, max_size=14))
+"""Whether the job runs when the trouble begins, and the trouble."""
+Life = tuple[bool, list[tuple[str | None, float, list[dict[str, Any]], int]]]
+POLICY = st.fixed_dictionaries(
+    {"maxRestarts": st.integers(0, 3)},
+    optional={
+        "rules": st.lists(
+            st.fixed_dictionaries(
+                {"action": st.sampled_from(["Restart", "Fail", "Ignore"])},
+                optional={
+                    "exitCodes": st.lists(st.sampled_from([1, 2, 4, 75, 137]), max_size=2),
+                    "reasons": st.lists(
+                        st.sampled_from(["DriverExited", "HeadLost", "OutOfMemory", "Evicted"]), max_size=2
+                    ),
+                },
+            ),
+            max_size=2,
+        )
+    },
+)
+
+
+class Witness:
+    """Looks over the operator's shoulder."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.known: set[str] = set()
+        self.most_restarts = 0
+
+    def look(self, **how: Any) -> None:
+        world = self.world
+        before, actions, runs = world.status, len(world.actions), len(world.runs)
+        ended_before = before.phase in FINAL
+        plan = world.look(**how)
+        self._status(before, plan)
+        done = world.actions[actions:]
+        if ended_before:
+            assert world.status.phase is before.phase, "a finished job was begun again"
+            assert not any(isinstance(action, Submit | ApplyCluster) for action in done)
+        self._submissions(done, runs)
+        for attempt in world.status.attempts:
+            if attempt.accepted or attempt.end_time is not None:
+                self.known.add(str(attempt.submission_id))
+        self.one_driver()
+
+    def _status(self, before: RLJobStatus, plan: Plan) -> None:
+        text = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        assert RLJobStatus.model_validate(text) == plan.status
+        if any(isinstance(action, Submit | ApplyCluster | DeleteCluster) for action in plan.actions):
+            assert plan.status_first, "what must not be forgotten is stored before it is done"
+        old = {c.type: c for c in before.conditions}
+        for new in plan.status.conditions:
+            if new.type in old and old[new.type].status == new.status:
+                assert new.last_transition_time == old[new.type].last_transition_time
+        numbers = [attempt.number for attempt in plan.status.attempts]
+        assert all(b == a + 1 for a, b in pairwise(numbers))
+        most = self.world.spec.failure_policy.max_restarts
+        assert (plan.status.restarts or 0) <= most
+        assert sum(attempt.counted for attempt in plan.status.attempts) <= most
+        assert (plan.status.restarts or 0) >= (before.restarts or 0)
+
+    def _submissions(self, done: list[Any], runs: int) -> None:
+        last = self.world.status.attempts[-1] if self.world.status.attempts else None
+        for action in done:
+            if isinstance(action, Submit):
+                assert last is not None
+                assert action.id == last.submission_id == f"rljob-{UID}-{last.number}", "submitted before it was stored"
+        for run in self.world.runs[runs:]:
+            assert run.id not in self.known, "an attempt that is known to have run was submitted again"
+
+    def one_driver(self) -> None:
+        assert len(self.world.running) <= 1, "two drivers at once"
+        places = [(run.id, run.session) for run in self.world.runs]
+        assert len(places) == len(set(places)), "Ray ran an id twice"
+
+
+def play(world: World, life: Life) -> Witness:
+    witness = Witness(world)
+    begun, turns = life
+    while begun and world.status.phase is not JobPhase.RUNNING:
+        world.pass_time(5)
+        witness.look()
+    for fault, pause, looks, quiet_looks in turns:
+        if fault is not None:
+            FAULTS[fault](world)
+        world.pass_time(pause)
+        for how in looks:
+            witness.look(**how)
+        for _ in range(quiet_looks):
+            world.pass_time(5)
+            witness.look()
+            witness.one_driver()
+    return witness
+
+
+def calm(world: World, witness: Witness) -> None:
+    """Faults stop, there is room, and strangers leave: from here on the job has to come to an end."""
+    world.capacity, world.start_seconds = True, 20.0
+    world.stranger_leaves()
+    world.queue_admits()
+    for _ in range(400):
+        world.pass_time(20)
+        witness.look()
+        if world.status.phase in (*FINAL, JobPhase.SUSPENDED) and world.cluster is None:
+            break
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(life=LIVES, policy=POLICY)
+def test_any_life_keeps_the_invariants_and_comes_to_an_end(life: Life, policy: dict[str, Any]) -> None:
+    world = World(make_spec(failurePolicy={**policy, "backoffSeconds": 5, "maxBackoffSeconds": 60}))
+    witness = play(world, life)
+    calm(world, witness)
+    event(f"ends {world.status.phase}")
+    assert world.status.phase in (*FINAL, JobPhase.SUSPENDED), world.status.message
+    assert world.cluster is None, "the devices are free"
+    assert (world.status.phase is JobPhase.SUSPENDED) <= world.spec.suspend
+    event(f"attempts {len(world.status.attempts)}")
+    text = world.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert list(STATUS_SCHEMA.iter_errors(text)) == []
+    plan = world.look()
+    assert plan.actions == ()
+    assert plan.requeue_after is None
+    if world.status.phase is JobPhase.SUCCEEDED:
+        assert world.status.progress is not None
+        assert world.status.progress.step >= min(world.spec.steps, world.status.attempts[-1].steps or 0)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(life=LIVES, how=LOOK)
+def test_a_plan_whose_status_was_stored_changes_nothing_the_second_time(life: Life, how: dict[str, Any]) -> None:
+    world = World(make_spec())
+    play(world, life)
+    seen = {name: value for name, value in how.items() if name in ("lag", "ray_answers", "driver_answers")}
+    observed = world.observed(**seen)
+    first = reconcile(observed, world.now)
+    again = reconcile(replace(observed, job=replace(observed.job, status=first.status)), world.now)
+    assert again.status == first.status
+    assert again.events == ()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(life=LIVES, pauses=st.lists(st.sampled_from([0, 1, 7]), min_size=40, max_size=40))
+def test_goodput_is_the_same_however_often_the_operator_looks(life: Life, pauses: list[int]) -> None:
+    """Two operators see the same world; one looks more often. Where both see each change of phase, the sums agree."""
+    world = World(make_spec())
+    play(world, life)
+    calmer = world.observed()
+    seldom = often = calmer.job.status
+    for pause in pauses:
+        world.now += pause
+        often = reconcile(replace(calmer, job=replace(calmer.job, status=often)), world.now).status
+    plan = reconcile(replace(calmer, job=replace(calmer.job, status=seldom)), world.now)
+    if often.phase is plan.status.phase is calmer.job.status.phase:
+        assert often.goodput == plan.status.goodput
