@@ -1,0 +1,160 @@
+"""What the step records of a run folder add up to. Of a counted record nothing is kept; of the last one, its values."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+from rljob_api import metrics as m
+from rljob_operator.metrics.record import PHASE_LABELS, Fingerprint, StepRecord
+from rljob_operator.state.observed import StepView
+
+RECENT_STEPS = 20
+"""The median step time is over so many."""
+
+_WIDTH = len(m.SECONDS_BUCKETS) + 1
+_STEP_ROW = len(PHASE_LABELS)
+_ROW = {label: row for row, label in enumerate(PHASE_LABELS)}
+
+
+@dataclass(frozen=True, slots=True)
+class DriverTotals:
+    """What `DriverView` takes from the records."""
+
+    last: StepView | None = None
+    median_step_seconds: float | None = None
+    """Over the last 20 executed steps."""
+    useful_seconds: float = 0.0
+    """Sum over steps executed for the first time."""
+    lost_seconds: float = 0.0
+    """Sum over steps executed again: what running them the first time was worth nothing."""
+    lost_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """One series of a histogram."""
+
+    cumulative: tuple[int, ...]
+    """Observations up to each bound of `SECONDS_BUCKETS`, then all of them."""
+    sum: float
+
+    @property
+    def count(self) -> int:
+        """All observations."""
+        return self.cumulative[-1]
+
+
+class RunCounts:
+    """Counters, histograms and last values of one run folder, from its records in the order of their index."""
+
+    __slots__ = (
+        "_buckets",
+        "_first",
+        "_last",
+        "_recent",
+        "_sums",
+        "behind",
+        "complete",
+        "count",
+        "last",
+        "lost_seconds",
+        "lost_steps",
+        "memory",
+        "step",
+        "sync_bytes",
+        "unverified",
+        "useful_seconds",
+    )
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Records counted: the index of the next one."""
+        self.behind = 0
+        """Records that the driver had at the last feed and that were not counted."""
+        self.complete = False
+        """Whether all records that the driver had were counted at some time."""
+        self.last: StepView | None = None
+        self.step = 0
+        """Last completed step."""
+        self.sync_bytes = math.nan
+        self.memory: Mapping[str, float] = {}
+        """Bytes by rendered labels, of the newest record."""
+        self.unverified = 0
+        self.useful_seconds = 0.0
+        self.lost_seconds = 0.0
+        self.lost_steps = 0
+        self._first: Fingerprint | None = None
+        self._last: Fingerprint | None = None
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._buckets = array("Q", bytes(8 * _WIDTH * (_STEP_ROW + 1)))
+        self._sums = array("d", bytes(8 * (_STEP_ROW + 1)))
+
+    def contradicts(self, records: Iterable[StepRecord]) -> bool:
+        """Whether a record that was counted before, the first or the last, is another one here."""
+        known = {0: self._first, self.count - 1: self._last} if self.count else {}
+        return any(known.get(record.index, record.fingerprint) != record.fingerprint for record in records)
+
+    def next_of(self, records: Iterable[StepRecord]) -> list[StepRecord]:
+        """Those of the records, which are in order, that come next without a gap."""
+        found: list[StepRecord] = []
+        for record in records:
+            if record.index == self.count + len(found):
+                found.append(record)
+        return found
+
+    def add(self, record: StepRecord) -> None:
+        """Count a record; its index must be `count`."""
+        assert record.index == self.count
+        for label, seconds in record.phases.items():
+            self._observe(_ROW[label], seconds)
+        seconds = record.view.seconds
+        self._observe(_STEP_ROW, seconds)
+        self._recent.append(seconds)
+        if record.rerun:
+            self.lost_seconds += seconds
+            self.lost_steps += 1
+        else:
+            self.useful_seconds += seconds
+        if record.applied:
+            self.step = record.view.step
+        self.unverified += not record.verified
+        self.sync_bytes = record.sync_bytes
+        self.last = record.view
+        self._last = record.fingerprint
+        if self._first is None:
+            self._first = record.fingerprint
+        self.count += 1
+
+    def _observe(self, row: int, seconds: float) -> None:
+        self._buckets[row * _WIDTH + bisect_left(m.SECONDS_BUCKETS, seconds)] += 1
+        self._sums[row] += seconds
+
+    def steps(self) -> Histogram:
+        """Step seconds."""
+        return self._histogram(_STEP_ROW)
+
+    def phases(self) -> Iterator[tuple[str, Histogram]]:
+        """Phase seconds of the phases that ever ran, by label."""
+        for row, label in enumerate(PHASE_LABELS):
+            if any(self._buckets[row * _WIDTH : (row + 1) * _WIDTH]):
+                yield label, self._histogram(row)
+
+    def _histogram(self, row: int) -> Histogram:
+        return Histogram(tuple(accumulate(self._buckets[row * _WIDTH : (row + 1) * _WIDTH])), self._sums[row])
+
+    def totals(self) -> DriverTotals:
+        """For the driver's view."""
+        return DriverTotals(
+            last=self.last,
+            median_step_seconds=statistics.median(self._recent) if self._recent else None,
+            useful_seconds=self.useful_seconds,
+            lost_seconds=self.lost_seconds,
+            lost_steps=self.lost_steps,
+        )

@@ -1,0 +1,112 @@
+"""What the metrics take from a job's status."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rljob_api import derived
+from rljob_api.spec import FailureReason
+from rljob_api.status import AttemptStatus, ConditionType, Goodput, JobPhase, Progress, RLJobStatus
+from rljob_operator.state.attempts import STEPS_RAISED, SUSPENDED
+from rljob_operator.state.failures import STOPPED, USER_ERROR
+from rljob_operator.state.observed import JobView
+from rljob_operator.state.timing import seconds_of, seconds_since
+
+OTHER_REASON = "Other"
+"""Restarts for any other reason, and those whose attempts the status no longer lists."""
+REASONS = (*(reason.value for reason in FailureReason), USER_ERROR, STOPPED, OTHER_REASON)
+"""All values of the `reason` label of restarts."""
+WEIGHT_SYNC_EXIT_CODE = 5
+"""Exit code of the driver when a weight hand-over failed or was found wrong (docs/running.md)."""
+
+
+@dataclass(slots=True)
+class Lifecycle:
+    """A job's life-cycle metrics; counters do not move when the same status, or an older one, is observed again."""
+
+    created: float
+    phase: JobPhase | None = None
+    conditions: tuple[tuple[str, str], ...] = ()
+    """(type, status)."""
+    target_steps: int | None = None
+    devices: int | None = None
+    goodput: Goodput | None = None
+    running_since: float | None = None
+    step: int | None = None
+    reward: float | None = None
+    log_prob_abs_diff: float | None = None
+    last_step_time: float | None = None
+    restarts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+    failed_syncs: int = 0
+    _restarts_seen: int = -1
+    _ends_seen: int = -1
+
+    def observe(self, job: JobView) -> None:
+        """Take over what the status says now."""
+        status = job.status
+        self.phase = status.phase
+        self.conditions = tuple({c.type: c.status for c in status.conditions}.items())
+        self.target_steps = None if job.spec is None else job.spec.steps
+        self.devices = None if job.spec is None else derived.devices(job.spec)
+        self.goodput = status.goodput
+        self.running_since = _running_since(status)
+        self._progress(status.progress)
+        self._count_restarts(status)
+        self._count_failed_syncs(status.attempts)
+
+    def _progress(self, progress: Progress | None) -> None:
+        last = None if progress is None else progress.last_step
+        self.step = None if progress is None else progress.step
+        self.reward = None if progress is None else progress.reward_mean
+        self.log_prob_abs_diff = None if last is None else last.log_prob_abs_diff
+        self.last_step_time = None if last is None or last.time is None else seconds_of(last.time)
+
+    def _count_restarts(self, status: RLJobStatus) -> None:
+        """Each attempt that failed and has a successor, once: the status lists the newest ten only."""
+        succeeded = [a for a in status.attempts if a.number < (status.attempt or 0)]
+        restarts = [a for a in succeeded if a.reason not in (SUSPENDED, STEPS_RAISED)]
+        if self._restarts_seen < 0:
+            unlisted = (status.restarts or 0) - sum(a.counted for a in status.attempts)
+            self.restarts[OTHER_REASON] += max(0, unlisted)
+        for attempt in restarts:
+            if attempt.number > self._restarts_seen:
+                reason = attempt.reason or OTHER_REASON
+                self.restarts[reason if reason in self.restarts else OTHER_REASON] += 1
+        self._restarts_seen = max([self._restarts_seen, *(a.number for a in succeeded)])
+
+    def _count_failed_syncs(self, attempts: Iterable[AttemptStatus]) -> None:
+        ended = [a for a in attempts if a.end_time is not None and a.number > self._ends_seen]
+        self.failed_syncs += sum(a.exit_code == WEIGHT_SYNC_EXIT_CODE for a in ended)
+        self._ends_seen = max([self._ends_seen, *(a.number for a in ended)])
+
+    def device_seconds(self, useful: float | None, lost: float, now: float) -> dict[str, float]:
+        """Device-seconds by state; empty while devices or goodput are not known.
+
+        Args:
+            useful: seconds of steps that count, from the records; None without records: then the status says it.
+            lost: seconds of steps that were run again, from the records.
+            now: Unix seconds; the present phase counts up to then.
+        """
+        if self.devices is None or self.goodput is None:
+            return {}
+        goodput, open_seconds = self.goodput, seconds_since(self.goodput.since, now)
+        useful, lost = (
+            (goodput.useful_seconds, goodput.lost_seconds)
+            if useful is None
+            else (useful, lost + goodput.abandoned_seconds)
+        )
+        running = goodput.running_seconds + open_seconds * (self.phase is JobPhase.RUNNING)
+        seconds = {
+            "queued": goodput.queued_seconds + open_seconds * (self.phase is JobPhase.QUEUED),
+            "starting": goodput.starting_seconds + open_seconds * (self.phase is JobPhase.STARTING),
+            "overhead": max(0.0, running - useful - lost),
+            "useful": useful,
+            "lost": lost,
+        }
+        return {state: value * self.devices for state, value in seconds.items()}
+
+
+def _running_since(status: RLJobStatus) -> float | None:
+    running = [c for c in status.conditions if c.type == ConditionType.RUNNING and c.status == "True"]
+    return seconds_of(running[0].last_transition_time) if running else None

@@ -1,0 +1,233 @@
+"""Each executed step is counted exactly once, whatever happens between driver and Prometheus."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from metric_cases import KEY, record, run_of, samples, view
+
+from rljob_operator.metrics import DriverTotals, JobMetricsStore, RecordError
+from rljob_worker.records.metrics import JobMetrics
+
+LABELS = 'namespace="team",rljob="qwen"'
+COUNT = f"rljob_step_seconds_count{{{LABELS}}}"
+
+
+def store() -> JobMetricsStore:
+    return JobMetricsStore(clock=lambda: 0.0)
+
+
+def fed(records: list[dict[str, Any]]) -> JobMetricsStore:
+    made = store()
+    made.feed(KEY, records)
+    return made
+
+
+def read_on(made: JobMetricsStore, driver: list[dict[str, Any]], page: int = 1000) -> int:
+    """What the shell does: ask until nothing is left; returns the number of requests."""
+    for requests in range(1, 100):
+        after = made.next_index(KEY)
+        made.feed(KEY, driver[after + 1 : after + 1 + page], total=len(driver))
+        if not made.behind(KEY):
+            return requests
+    raise AssertionError("never done")
+
+
+def test_the_operator_shows_what_the_driver_shows() -> None:
+    records = run_of([1, 2, 3, 4, 3, 4, 5])
+    made = fed(records)
+    made.observe_status(view())
+    driver = JobMetrics(150)
+    for each in records:
+        driver(each)
+    theirs = {name: value for name, value in samples(driver.text()).items() if "_created" not in name}
+    ours = samples(made.exposition())
+    for name, value in theirs.items():
+        family, _, rest = name.partition("{")
+        # prometheus_client sorts labels by name; the order means nothing.
+        given = {*rest.rstrip("}").split(","), *LABELS.split(",")} - {""}
+        match = [
+            v for n, v in ours.items() if n.startswith(family + "{") and {*n[len(family) + 1 : -1].split(",")} == given
+        ]
+        assert match == [pytest.approx(value)], name
+
+
+steps_of_a_run = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 6)), min_size=1, max_size=4).map(
+    lambda parts: [step for length, start in parts for step in range(1 + start, 1 + start + length)]
+)
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("page"), st.integers(0, 50), st.integers(0, 50)),
+        st.tuples(st.just("shuffled"), st.integers(0, 50), st.integers(0, 50)),
+        st.tuples(st.just("next"), st.integers(1, 9), st.just(0)),
+        st.tuples(st.just("empty"), st.just(0), st.just(0)),
+        st.tuples(st.just("restart"), st.just(0), st.just(0)),
+        st.tuples(st.just("status"), st.just(0), st.just(0)),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=steps_of_a_run, script=operations, seed=st.integers(0, 9))
+def test_any_way_of_reading_ends_in_the_counts_of_one_reading(
+    steps: list[int], script: list[tuple[str, int, int]], seed: int
+) -> None:
+    records = run_of(steps)
+    once = fed(records)
+    once.observe_status(view(phase="Running"))
+    made, shown = store(), {}
+    for what, low, high in script:
+        made = _play(made, records, what, low, high, seed)
+        now = _counters(made)
+        for name in now.keys() & shown.keys():
+            assert now[name] >= shown[name], f"{name} fell after {what}"
+        shown.update(now)
+    read_on(made, records, page=7)
+    made.observe_status(view(phase="Running"))
+    assert made.exposition() == once.exposition()
+    assert made.driver_totals(KEY) == once.driver_totals(KEY)
+    assert samples(made.exposition())[COUNT] == len(records)
+
+
+def _play(
+    made: JobMetricsStore, records: list[dict[str, Any]], what: str, low: int, high: int, seed: int
+) -> JobMetricsStore:
+    if what == "restart":
+        return store()
+    if what == "status":
+        made.observe_status(view(phase="Running"))
+        return made
+    after = made.next_index(KEY)
+    page = records[after + 1 : after + 1 + low] if what == "next" else records[low : max(low, high)]
+    page = [] if what == "empty" else list(page)
+    if what == "shuffled":
+        page += page[:3]
+        random.Random(seed).shuffle(page)
+    made.feed(KEY, page, total=len(records))
+    return made
+
+
+def _counters(made: JobMetricsStore) -> dict[str, float]:
+    endings = ("_total{", "_count{", "_bucket{", "_sum{")
+    return {name: v for name, v in samples(made.exposition()).items() if any(ending in name for ending in endings)}
+
+
+def test_a_rebuild_is_not_shown_before_it_is_complete() -> None:
+    records = run_of(range(1, 31))
+    made = store()
+    made.feed(KEY, records[:10], total=30)
+    assert (made.behind(KEY), made.next_index(KEY)) == (20, 8)
+    assert COUNT not in samples(made.exposition())
+    assert read_on(made, records, page=10) == 3
+    assert samples(made.exposition())[COUNT] == 30
+    made.feed(KEY, records[29:], total=31)
+    assert samples(made.exposition())[COUNT] == 30, "one record late is no rebuild"
+
+
+def test_a_gap_is_not_counted_over() -> None:
+    records = run_of(range(1, 9))
+    made = store()
+    assert made.feed(KEY, records[:3]) == 3
+    assert made.feed(KEY, records[5:]) == 0
+    assert made.feed(KEY, records[2:6]) == 3
+    assert samples(made.exposition())[COUNT] == 6
+
+
+@pytest.mark.parametrize("length", [1, 5, 10, 14])
+def test_a_replaced_run_folder_starts_anew(length: int) -> None:
+    old, new = run_of(range(1, 11)), run_of(range(1, length + 1), run=5)
+    made = fed(old)
+    after = made.next_index(KEY)
+    made.feed(KEY, new[after + 1 :], total=length)
+    assert made.next_index(KEY) == -1, "all of it is asked for"
+    read_on(made, new)
+    assert made.exposition() == fed(new).exposition()
+
+
+def test_a_replaced_run_folder_is_recognised_by_its_first_record() -> None:
+    made = fed(run_of(range(1, 11)))
+    new = run_of(range(1, 4), run=5)
+    assert made.feed(KEY, new) == 3
+    assert made.exposition() == fed(new).exposition()
+
+
+def test_steps_that_ran_again_are_lost_work() -> None:
+    records = run_of([1, 2, 3, 4, 3, 4, 5])
+    seconds = [each["step_seconds"] for each in records]
+    totals = fed(records).driver_totals(KEY)
+    assert totals.lost_steps == 2
+    assert totals.lost_seconds == pytest.approx(seconds[4] + seconds[5])
+    assert totals.useful_seconds + totals.lost_seconds == pytest.approx(sum(seconds))
+    assert totals.median_step_seconds == pytest.approx(sorted(seconds)[3])
+    assert totals.last is not None
+    assert (totals.last.step, totals.last.weight_version, totals.last.reward) == (5, 5, pytest.approx(0.255))
+    assert store().driver_totals(KEY) == DriverTotals()
+
+
+def test_the_median_is_over_the_recent_steps() -> None:
+    records = [record(i, step_seconds=100.0 if i < 50 else 1.0 + i / 1000) for i in range(70)]
+    assert fed(records).driver_totals(KEY).median_step_seconds == pytest.approx(1.0 + 59.5 / 1000)
+
+
+def test_a_step_that_was_not_applied_is_executed_but_not_completed() -> None:
+    values = samples(fed([record(0), record(1, applied=False)]).exposition())
+    assert values[COUNT] == 2
+    assert values[f"rljob_step{{{LABELS}}}"] == 1
+
+
+def test_values_that_a_step_lacks_are_not_those_of_the_step_before() -> None:
+    bare = record(1, metrics={}, weights={}, memory={})
+    text = fed([record(0), bare]).exposition()
+    values = samples(text)
+    for name in ("rljob_reward_mean", "rljob_logprob_abs_diff", "rljob_weights_sync_bytes"):
+        assert math.isnan(values[f"{name}{{{LABELS}}}"])
+    assert b"rljob_device_memory_bytes{" not in text
+
+
+def test_phases_of_another_version_keep_the_sum_and_the_number_of_series() -> None:
+    phases = {f"phase {i}": 0.5 for i in range(1000)} | {"rollout": 2.0}
+    values = samples(fed([record(0, phases=phases)]).exposition())
+    assert values[f'rljob_phase_seconds_sum{{{LABELS},phase="unknown"}}'] == 500
+    assert len([name for name in values if "phase_seconds_count" in name]) == 3
+
+
+def test_an_unverified_hand_over_is_counted() -> None:
+    made = fed([record(0), record(1, weights={"version": 1, "bytes": 1, "verified": False})])
+    assert samples(made.exposition())[f'rljob_weights_verification_failures_total{{{LABELS},source="record"}}'] == 1
+
+
+BROKEN: list[tuple[Any, str]] = [
+    ([], "must be an object, not list"),
+    ({**record(3), "index": -1}, "index must be a whole number from 0, not -1"),
+    ({**record(3), "index": True}, "index must be a whole number"),
+    ({**record(3), "step": 1.5}, "step record 3: step must be a whole number from 0, not 1.5"),
+    ({**record(3), "step": 10**5000}, "step record 3: step must be a whole number from 0, not int"),
+    ({**record(3), "attempt": None}, "step record 3: attempt must be a whole number from 0, not None"),
+    ({**record(3), "step_seconds": math.nan}, "step_seconds must be a finite number, not nan"),
+    ({**record(3), "step_seconds": 10**400}, "step_seconds must be a finite number, not int"),
+    ({**record(3), "step_seconds": -1.0}, "step_seconds must not be negative, but is -1"),
+    ({**record(3), "time": "noon"}, "time must be a finite number, not 'noon'"),
+    ({**record(3), "phases": None}, "phases must be an object, not None"),
+    ({**record(3), "phases": {"rollout": "1"}}, "phases.rollout must be a finite number, not '1'"),
+    ({**record(3), "metrics": {"rollout/raw_reward": []}}, "metrics.rollout/raw_reward must be a finite number"),
+    ({**record(3), "weights": {"version": "x"}}, "weights: version must be a whole number"),
+    ({**record(3), "memory": {"trainer-0": 7}}, "memory.trainer-0 must hold an object"),
+    ({**record(3), "memory": {"trainer-0": {"sleep": {"used": math.inf}}}}, "memory.trainer-0 must be a finite number"),
+]
+
+
+@pytest.mark.parametrize(("broken", "message"), BROKEN)
+def test_a_broken_record_is_named_and_counts_nothing(broken: Any, message: str) -> None:
+    made = fed([record(0), record(1)])
+    before = made.exposition()
+    with pytest.raises(RecordError) as caught:
+        made.feed(KEY, [record(2), broken], total=4)
+    assert message in str(caught.value)
+    assert made.exposition() == before
+    assert made.feed(KEY, [record(2), record(3)], total=4) == 2
