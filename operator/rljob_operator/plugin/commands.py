@@ -1,0 +1,214 @@
+"""The commands, one function each."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rljob_api.validation import ManifestError, load_manifest
+from rljob_operator.plugin.bars import Step
+from rljob_operator.plugin.cluster import Cluster
+from rljob_operator.plugin.head import open_head
+from rljob_operator.plugin.logs import show_logs
+from rljob_operator.plugin.observe import look, parse_job
+from rljob_operator.plugin.problems import CommandError
+from rljob_operator.plugin.rendering import PARTS, as_yaml, of_manifest, rendered, to_yaml
+from rljob_operator.plugin.status import show_list, show_status
+from rljob_operator.plugin.text import Style, columns, visible, wrapped
+from rljob_operator.ray.http import NoAnswer
+from rljob_operator.render import RenderSettings
+from rljob_operator.shell.resources import RAY_CLUSTERS, RLJOBS, JobKey
+from rljob_operator.shell.views import cluster_state
+from rljob_operator.state.checkpoints import ANNOTATION
+from rljob_operator.state.explain import explain
+from rljob_operator.state.observed import JobView
+
+_FINAL = ("Succeeded", "Failed")
+
+
+async def status(cluster: Cluster, options: argparse.Namespace) -> None:
+    """Show a job, with the phases of its last steps as bars."""
+    job = parse_job(await cluster.job(options.job))
+    records, source = await _records(cluster, job, options.steps)
+    if options.output:
+        document = {"status": job.status.model_dump(mode="json", by_alias=True, exclude_none=True), "steps": records}
+        _print_document({**document, "source": source}, options.output)
+        return
+    steps = [Step.from_record(record) for record in records]
+    _print(show_status(job, steps, source, time.time(), Style.of(sys.stdout)))
+
+
+async def _records(cluster: Cluster, job: JobView, count: int) -> tuple[list[dict[str, Any]], str]:
+    """The last step records and, as a heading, where they come from."""
+    why = ""
+    running = bool(job.status.attempts) and job.status.attempts[-1].end_time is None
+    item = await cluster.find(RAY_CLUSTERS, job.name) if running else None
+    if item is not None:
+        state = cluster_state(item)
+        try:
+            async with open_head(cluster, JobKey(job.namespace, job.name), job.uid, state) as head:
+                driver = await head.driver()
+                total = (await driver.steps(2**53)).total
+                page = await driver.steps(max(total - count, 0) - 1)
+            return page.records[-count:], f"The last {len(page.records[-count:])} of {page.total} step records"
+        except NoAnswer as error:
+            why = str(error)
+    last = job.status.progress.last_step if job.status.progress else None
+    if last is None or last.seconds is None:
+        return [], f"There are no step records: {why}" if why else ""
+    record = {"step": last.step, "step_seconds": last.seconds, "phases": dict(last.phase_seconds)}
+    return [record], f"The last step as the status keeps it ({why or 'no driver is running'})"
+
+
+async def why(cluster: Cluster, options: argparse.Namespace) -> None:
+    """Say in a sentence why a job does not run."""
+    found = await look(cluster, options.job)
+    explanation = explain(found.observed, time.time())
+    if options.output:
+        document = {"reason": explanation.reason, "message": explanation.message, "lines": list(explanation.lines)}
+        _print_document({**document, "unseen": found.unseen}, options.output)
+        return
+    style = Style.of(sys.stdout)
+    lines = wrapped(f"{explanation.reason}: {explanation.message}", style)
+    if explanation.lines:
+        lines += ["", "The driver's last lines:", *(f"  {visible(line)}" for line in explanation.lines)]
+    for sentence in found.unseen:
+        lines += ["", *wrapped(f"Not looked at, so the cause may lie there: {sentence}", style)]
+    _print(lines)
+
+
+async def logs(cluster: Cluster, options: argparse.Namespace) -> None:
+    """Show the driver's log."""
+    pieces = show_logs(cluster, options.job, options.attempt, options.tail, options.follow, _say)
+    async with aclosing(pieces):
+        async for piece in pieces:
+            sys.stdout.write(visible(piece.replace("\r\n", "\n")))
+            sys.stdout.flush()
+
+
+async def suspend(cluster: Cluster, options: argparse.Namespace) -> None:
+    """Set spec.suspend."""
+    await _set_suspend(cluster, options.job, True)
+
+
+async def resume(cluster: Cluster, options: argparse.Namespace) -> None:
+    """Unset spec.suspend."""
+    await _set_suspend(cluster, options.job, False)
+
+
+async def _set_suspend(cluster: Cluster, name: str, wanted: bool) -> None:
+    item = await cluster.job(name)
+    _refuse_finished(item, "suspended" if wanted else "resumed")
+    doing = f"{'suspend' if wanted else 'resume'} RLJob {cluster.namespace}/{name}"
+    if bool(item["spec"].get("suspend")) is wanted:
+        _print([f"rljob/{name} {'is suspended already' if wanted else 'is not suspended'}"])
+        return
+    await cluster.change(name, {"spec": {"suspend": wanted}}, doing)
+    after = "its last completed step is saved, then its devices are given back" if wanted else "it queues for devices"
+    _print([f"rljob/{name} {'suspended' if wanted else 'resumed'}: {after}"])
+
+
+async def checkpoint(cluster: Cluster, options: argparse.Namespace) -> None:
+    """Ask for a checkpoint after the running step."""
+    item = await cluster.job(options.job)
+    _refuse_finished(item, "checkpointed")
+    phase = (item.get("status") or {}).get("phase")
+    if phase != "Running":
+        raise CommandError(
+            f"RLJob {options.job} is {phase or 'not seen by the operator yet'}: only a running job can save a "
+            f"checkpoint; see `kubectl rljob why {options.job}`"
+        )
+    asked = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    body = {"metadata": {"annotations": {ANNOTATION: asked}}}
+    await cluster.change(options.job, body, f"annotate RLJob {cluster.namespace}/{options.job}")
+    _print([f"rljob/{options.job} is asked for a checkpoint after the running step"])
+
+
+def _refuse_finished(item: dict[str, Any], participle: str) -> None:
+    phase = (item.get("status") or {}).get("phase")
+    if phase in _FINAL:
+        raise CommandError(f"RLJob {item['metadata']['name']} has {phase.lower()}: it cannot be {participle} any more")
+
+
+async def list_jobs(cluster: Cluster, options: argparse.Namespace) -> None:
+    """Show all jobs, one a line."""
+    everywhere = options.all_namespaces
+    items = await cluster.list(RLJOBS, None if everywhere else cluster.namespace, "list RLJobs")
+    items.sort(key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"]))
+    if options.output:
+        _print_document(items, options.output)
+    elif items:
+        _print(columns(show_list(items, everywhere, time.time()), Style(width=1000), indent=""))
+    else:
+        _say(f"there are no RLJobs in {'any namespace' if everywhere else f'namespace {cluster.namespace}'}")
+
+
+async def render_job(cluster: Cluster, options: argparse.Namespace) -> None:
+    """Print what a job of the cluster becomes."""
+    job = parse_job(await cluster.job(options.what))
+    if any(c.reason == "InvalidSpec" for c in job.status.conditions):
+        _say("the operator has refused this spec; rendered below with this command's own settings")
+    attempt = options.attempt if options.attempt is not None else job.status.attempt or 0
+    _print_rendered(job, options, attempt)
+
+
+def render_file(options: argparse.Namespace, namespace: str) -> None:
+    """Print what a manifest would become; no cluster is asked."""
+    try:
+        text = sys.stdin.read() if options.what == "-" else Path(options.what)
+        manifest = load_manifest(text)
+    except ManifestError as error:
+        raise CommandError(str(error)) from None
+    _print_rendered(of_manifest(manifest, namespace), options, options.attempt or 0)
+
+
+def is_file(what: str) -> bool:
+    """Whether `render` was given a file rather than the name of a job."""
+    return what == "-" or "/" in what or what.endswith((".yaml", ".yml", ".json")) or Path(what).is_file()
+
+
+def _print_rendered(job: JobView, options: argparse.Namespace, attempt: int) -> None:
+    chosen = options.only or PARTS
+    settings = RenderSettings(
+        worker_image=options.worker_image,
+        kuberay_version=options.kuberay_version,
+        operator_namespace=options.operator_namespace,
+    )
+    parts = {name: content for name, content in rendered(job, settings, attempt).items() if name in chosen}
+    if options.output == "json":
+        _print_document(parts, "json")
+    else:
+        sys.stdout.write(as_yaml(parts))
+
+
+def _print_document(content: Any, form: str) -> None:
+    sys.stdout.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n" if form == "json" else to_yaml(content))
+
+
+def _print(lines: Sequence[str]) -> None:
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _say(sentence: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(f"kubectl rljob: {visible(sentence)}\n")
+
+
+Command = Callable[[Cluster, argparse.Namespace], Any]
+COMMANDS: dict[str, Command] = {
+    "status": status,
+    "why": why,
+    "logs": logs,
+    "suspend": suspend,
+    "resume": resume,
+    "checkpoint": checkpoint,
+    "list": list_jobs,
+    "render": render_job,
+}
