@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-faults lint format generate lock benchmarks clean
+.PHONY: help install quickstart cluster-programs test test-faults lint format generate lock benchmarks clean
 
 UV_VERSION := 0.13.9
 LOCK := requirements/cpu.txt
@@ -34,7 +34,10 @@ install: $(STAMP) ## Make the environment in .venv from the lock file
 quickstart: $(STAMP) ## Train a small model with GRPO on this machine and draw its report
 	@$(BIN)/rljob run examples/quickstart.yaml --output $(RUNS)/quickstart-$$(date +%Y%m%d-%H%M%S) $(QUICKSTART_ARGS)
 
-test: $(STAMP) ## All tests, the fast ones first
+cluster-programs: $(STAMP) ## Build etcd, Kubernetes, KubeRay, kwok and helm for the cluster tests, once (about 20 minutes)
+	@$(BIN)/python tests/cluster/programs.py
+
+test: $(STAMP) cluster-programs ## All tests, the fast ones first
 	@$(BIN)/python -m pytest $(TEST_ARGS)
 
 test-faults: $(STAMP) ## Every process killed in every phase; each run resumed and compared bit for bit
@@ -49,12 +52,15 @@ format: $(STAMP) ## Let ruff put the code into shape
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-generate: $(STAMP) ## Write the CRD and docs/reference.md from the API types
+generate: $(STAMP) ## Write the CRD, the chart's copy and docs/reference.md from the API types, the chart's README from its values
 	@$(BIN)/python -m rljob_api.generate
+	@$(BIN)/python helm/chart_readme.py
 
 lock: $(STAMP) ## Resolve the lock files anew
-	@$(BIN)/uv pip compile pyproject.toml --extra cpu --extra dev --universal --python-version 3.11 \
+	@$(BIN)/uv pip compile pyproject.toml --extra cpu --extra operator --extra dev --universal --python-version 3.11 \
 		--override requirements/overrides.txt --generate-hashes --no-header --no-annotate --upgrade --quiet -o $(LOCK)
+	@$(BIN)/uv pip compile pyproject.toml --extra operator --universal --python-version 3.11 --constraints $(LOCK) \
+		--generate-hashes --no-header --no-annotate --upgrade --quiet -o requirements/operator.txt
 	@printf 'trl==1.16.0\ntorch==2.11.0\ntransformers==5.23.0\n' | $(BIN)/uv pip compile - --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --upgrade --quiet -o requirements/peer-trl.txt
 
