@@ -6,6 +6,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_DEADLINE = 4
+EXIT_WEIGHT_SYNC = 5
 EXIT_STOPPED = 75
 """A stop request was obeyed: the last completed step is saved and `--resume` continues (EX_TEMPFAIL of sysexits.h)."""
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import json
 import os
 import subprocess
 import sys
@@ -70,6 +72,35 @@ def test_run_refuses_before_it_starts(capsys: pytest.CaptureFixture[str], manife
     assert "--resume: needs --output" in refused(capsys, "run", manifest, "--resume")
     assert "spec.steps" in refused(capsys, "run", manifest, "--set", "spec.steps=0", "--output", str(tmp_path / "x"))
     assert not (tmp_path / "x").exists()
+
+
+def test_a_manifest_from_standard_input(
+    capsys: pytest.CaptureFixture[str], manifest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = yaml.safe_load(Path(manifest).read_text())
+    document["metadata"]["annotations"] = {"note": "\U0001f600"}
+    compact = json.dumps(document)
+    for text in (compact, json.dumps(document, indent=1), yaml.safe_dump(document)):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert main(["validate", "-"]) == 0
+        assert capsys.readouterr().out == "-: sample-run is valid\n"
+    for text, wrong in (("", "standard input holds no manifest"), ("job.yaml", "an RLJob"), (compact[:-1], "line")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert wrong in refused(capsys, "run", "-", "--output", "x")
+
+
+def test_what_runs_on_a_cluster_alone_is_valid_but_does_not_run_here(
+    capsys: pytest.CaptureFixture[str], manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = ("--set", "spec.resources.nodes=2", "--set", "spec.resources.devicesPerNode=1")
+    assert main(["validate", manifest, *two]) == 0
+    capsys.readouterr()
+    where = ("--output", str(tmp_path / "run"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert "this machine is one node" in refused(capsys, "run", manifest, *two, *where)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert "this machine is one node" in refused(capsys, "run", manifest, *two, *where, "--address", "local")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("command", [["report"], ["samples"], ["export", "--to", "x"]])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from jobs import alive, events, final_state, finish, manifest, run, start, start_faulty, wait_for
 
-from rljob_worker.errors import EXIT_DEADLINE, EXIT_STOPPED
+from rljob_worker.errors import EXIT_DEADLINE, EXIT_STOPPED, EXIT_WEIGHT_SYNC
 from rljob_worker.records.steps import read_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -141,7 +141,7 @@ def test_stalled_process_ends_the_job_with_the_phase_name(tmp_path: Path) -> Non
 def test_bit_flipped_after_landing_is_caught_by_the_probe(tmp_path: Path) -> None:
     fault = {"do": "flip", "phase": "rollout_wake_kv", "step": 2}
     code, output = finish(start_faulty(manifest(tmp_path), tmp_path / "run", fault))
-    assert code == 1, output
+    assert code == EXIT_WEIGHT_SYNC, output
     assert "its weights are not what was sent" in output
     assert len(read_steps(tmp_path / "run")) == 1, "the step fails"
 

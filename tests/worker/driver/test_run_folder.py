@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from rljob_api import RLJob
 from rljob_worker.driver.checkpoints import CheckpointStore, DriverState
 from rljob_worker.driver.run_folder import RunFolder
-from rljob_worker.errors import UserError
+from rljob_worker.errors import JobError, UserError
 from rljob_worker.records.run_files import require_run_folder
 
 SPEC: dict[str, Any] = {
@@ -25,8 +26,8 @@ SPEC: dict[str, Any] = {
 }
 
 
-def job(name: str = "one", **spec: Any) -> RLJob:
-    document = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": name}}
+def job(name: str = "one", uid: str | None = None, **spec: Any) -> RLJob:
+    document = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": name, "uid": uid}}
     spec["rollout"] = {**SPEC["rollout"], **spec.get("rollout", {})}
     return RLJob.model_validate({**document, "spec": {**SPEC, **spec}})
 
@@ -73,6 +74,46 @@ def test_what_does_not_make_another_job_may_change(tmp_path: Path) -> None:
     assert folder.attempt == 2
     folder.close()
     assert require_run_folder(tmp_path)["job"]["spec"]["steps"] == 20
+
+
+def test_auto_begins_and_then_continues(tmp_path: Path) -> None:
+    for attempt in (1, 2, 3):
+        folder = RunFolder(tmp_path / "run", job(), resume="auto")
+        assert folder.attempt == attempt
+        folder.close()
+    with pytest.raises(UserError, match="belongs to another job"):
+        RunFolder(tmp_path / "run", job("two"), resume="auto")
+
+
+def test_the_uid_is_part_of_a_jobs_identity_where_it_is_known(tmp_path: Path) -> None:
+    used(tmp_path, job(uid="a"))
+    for resume in (True, "auto"):
+        with pytest.raises(UserError, match=r"metadata\.uid: a there, b here") as caught:
+            RunFolder(tmp_path, job(uid="b"), resume)  # type: ignore[arg-type]
+        assert len(str(caught.value).splitlines()) == 2
+    for again in (job(), job(uid="a")):
+        RunFolder(tmp_path, again, resume=True).close()
+        assert require_run_folder(tmp_path)["job"]["metadata"]["uid"] == "a", "kept, also by a run without it"
+
+
+def test_auto_does_not_go_on_from_the_checkpoints_of_another_run(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", keep=1)
+    store.commit(store.begin(40), DriverState(40, 40, {}, 1, 1))
+    elsewhere = job(checkpoint={"path": str(tmp_path / "checkpoints")})
+    with pytest.raises(UserError, match="holds a checkpoint of step 40"):
+        RunFolder(tmp_path / "run", elsewhere, resume="auto")
+
+
+def test_auto_waits_for_the_driver_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = RunFolder(tmp_path, job(), resume=False)
+    threading.Timer(0.3, first.close).start()
+    RunFolder(tmp_path, job(), resume="auto").close()
+
+    monkeypatch.setattr("rljob_worker.driver.run_folder._LOCK_SECONDS", 0.2)
+    held = RunFolder(tmp_path, job(), resume=True)
+    with pytest.raises(JobError, match=r"still running in this folder after 0\.2 s"):
+        RunFolder(tmp_path, job(), resume="auto")
+    held.close()
 
 
 def test_a_folder_is_used_by_one_driver_at_a_time(tmp_path: Path) -> None:

@@ -156,6 +156,15 @@ def test_a_token_guards_everything_but_the_probes(serve: Serve, job: Job) -> Non
     assert b"WWW-Authenticate: Bearer" in raw(server, b"GET /metrics HTTP/1.1\r\n\r\n")
 
 
+def test_the_token_may_come_in_a_header_that_a_proxy_leaves_alone(serve: Serve) -> None:
+    server = serve(token="s3cret")
+    assert ask(server, "/v1/status", **{"X-RLJob-Authorization": "Bearer s3cret"})[0] == 200
+    assert ask(server, "/v1/status", **{"X-RLJob-Authorization": "Bearer s3cre"})[0] == 401
+    assert (
+        ask(server, "/v1/status", Authorization="Bearer proxys", **{"X-RLJob-Authorization": "Bearer s3cret"})[0] == 200
+    )
+
+
 def test_an_empty_token_is_refused(serve: Serve) -> None:
     with pytest.raises(UserError, match="empty"):
         serve(token=" ")
@@ -234,6 +243,15 @@ def test_linger_waits_for_the_last_record_to_be_read(serve: Serve) -> None:
     begin = time.monotonic()
     assert server.linger(10.0)
     assert 0.1 < time.monotonic() - begin < 5
+
+
+def test_linger_does_not_count_who_only_peeks(serve: Serve) -> None:
+    server = serve()
+    server.log.append({"step": 1})
+    assert ask(server, "/v1/steps", **{"X-RLJob-Peek": "1"})[1]["total"] == 1
+    assert not server.linger(0.1)
+    assert ask(server, "/v1/steps")[1]["total"] == 1
+    assert server.linger(5.0)
 
 
 def test_a_taken_port_is_the_users_error(serve: Serve) -> None:

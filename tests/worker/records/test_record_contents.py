@@ -110,9 +110,9 @@ def test_histograms_are_the_sums_of_the_records_also_after_a_restart(tmp_path: P
     assert after["rljob_step_seconds_count"] == 8
     assert after["rljob_lost_steps_total"] == 2
     assert (after["rljob_step"], after["rljob_target_steps"]) == (25, 150)
-    assert after['rljob_device_memory_bytes{process="trainer-0",state="paused"}'] == 700
-    assert after['rljob_device_memory_bytes{process="trainer-0",state="used"}'] == 1_000
-    assert after['rljob_device_memory_bytes{process="engine-0",state="resident"}'] == 6_025
+    assert after['rljob_device_memory_bytes{process="trainer",rank="0",state="paused"}'] == 700
+    assert after['rljob_device_memory_bytes{process="trainer",rank="0",state="used"}'] == 1_000
+    assert after['rljob_device_memory_bytes{process="engine",rank="0",state="resident"}'] == 6_025
     assert after["rljob_weights_sync_bytes"] == 1_200_000
 
 

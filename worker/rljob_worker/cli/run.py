@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from rljob_api.validation import ManifestError, check_runnable_locally
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
 from rljob_worker.errors import UserError
 
 _DESCRIPTION = """Run a job on this machine: embedded Ray, CPU devices, real Megatron, real vLLM.
+With --address, or inside a Ray job, it runs on the nodes of that Ray cluster instead.
 
 The run folder holds run.json, steps.jsonl (one record a step), trajectories/, tensorboard/, checkpoints/, logs/,
 events.jsonl, summary.json, report.html and report.png.
@@ -20,7 +23,8 @@ events.jsonl, summary.json, report.html and report.png.
 examples:
   rljob run job.yaml
   rljob run job.yaml --set spec.steps=5 --output runs/try
-  rljob run job.yaml --output runs/try --resume"""
+  rljob run job.yaml --output runs/try --resume
+  rljob run - --output /shared/try --resume auto < job.yaml"""
 
 
 def add_command(commands: Any) -> None:
@@ -31,7 +35,16 @@ def add_command(commands: Any) -> None:
     add_manifest_arguments(command)
     command.add_argument("--output", type=Path, metavar="DIR", help="run folder (default: runs/NAME-DATE-TIME)")
     command.add_argument(
-        "--resume", action="store_true", help="continue the run in --output from its newest checkpoint"
+        "--resume",
+        nargs="?",
+        const="always",
+        choices=["always", "auto"],
+        help="continue the run in --output from its newest checkpoint; `auto`: if it holds this job's run, else begin",
+    )
+    command.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="Ray cluster to run on (default: RAY_ADDRESS; `local`: none but the embedded one)",
     )
     command.set_defaults(run=run)
 
@@ -41,6 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resume and arguments.output is None:
         raise UserError("--resume: needs --output with the run folder to continue")
     job = read_manifest(arguments)
+    address = arguments.address or os.environ.get("RAY_ADDRESS")
+    if address in (None, "", "local"):
+        address = None
+        try:
+            check_runnable_locally(job)
+        except ManifestError as error:
+            raise UserError(str(error)) from None
     console = Console(stderr=False)
     output = arguments.output or Path("runs") / f"{job.metadata.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     # Importing the worker takes seconds: a wrong manifest should not have to wait for it.
@@ -50,7 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
     from rljob_worker.report.table import phase_table_text
 
     with RunProgress(console, job.spec.steps) as progress:
-        outcome = run_job(job, output, resume=arguments.resume, on_record=progress.record, on_event=progress.event)
+        outcome = run_job(
+            job,
+            output,
+            resume="auto" if arguments.resume == "auto" else arguments.resume is not None,
+            address=address,
+            on_record=progress.record,
+            on_event=progress.event,
+        )
     lines = [f"{outcome.outcome}: {outcome.message}"]
     if (output / "steps.jsonl").stat().st_size:
         html, png = build_report(output)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from rljob_worker.types import Generation, GenerationRequest, SamplingParams
 
 _CHUNK_SECONDS = 0.05
@@ -41,6 +43,10 @@ def prepare_process(log_file: str, stacks_file: str) -> int:
     return os.getpid()
 
 
+def _node() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
 class TrainerActor:
     """One Megatron rank."""
 
@@ -51,8 +57,8 @@ class TrainerActor:
         self._trainer = Trainer(**arguments)
 
     def setup(self) -> dict[str, Any]:
-        """Build the rank; returns its pid, device identity and sizes."""
-        return {"pid": self.pid, **self._trainer.setup()}
+        """Build the rank; returns its pid, node, device identity and sizes."""
+        return {"pid": self.pid, "node": _node(), **self._trainer.setup()}
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Reply:
         """Run one method of the trainer."""
@@ -64,17 +70,19 @@ class TrainerActor:
 
 
 class EngineActor:
-    """One vLLM engine."""
+    """One vLLM engine, on devices that are given by their numbers on its node."""
 
-    def __init__(self, log_file: str, stacks_file: str, **arguments: Any) -> None:
+    def __init__(self, log_file: str, stacks_file: str, *, devices: list[int], **arguments: Any) -> None:
         self.pid = prepare_process(log_file, stacks_file)
+        from rljob_worker.devices import get_device
         from rljob_worker.rollout.engine import Engine
 
-        self._engine = Engine(**arguments)
+        profile = arguments["spec"]["resources"]["profile"]
+        self._engine = Engine(devices=[get_device(profile, index).identity() for index in devices], **arguments)
 
     def start(self) -> dict[str, Any]:
-        """Load the model and answer a warm-up request."""
-        return {"pid": self.pid, **self._engine.start()}
+        """Load the model and answer a warm-up request; returns also its pid and node."""
+        return {"pid": self.pid, "node": _node(), **self._engine.start()}
 
     def generate(
         self, requests: list[GenerationRequest], sampling: SamplingParams, version: int

@@ -12,9 +12,11 @@ import ray
 import ray.exceptions
 
 from rljob_worker.driver.actors import Reply
-from rljob_worker.errors import JobError, PhaseDeadlineError, ProcessDiedError, StopRequested
+from rljob_worker.errors import JobError, PhaseDeadlineError, ProcessDiedError, StopRequested, UserError
 
 _SLICE_SECONDS = 0.2
+_DEATH_SECONDS = 5.0
+"""How much later than its peers' errors the death of a process may become known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Calls:
     Args:
         stop: set when the job was asked to stop.
         interrupt: called once when a stop arrives during a stoppable call; makes the call end early.
-        last_words: the last log lines of a process, for the error that says it died.
+        death_of: says of a process that it died, where, and its last log lines.
         on_deadline: called with the name of the overdue work before the deadline error is raised.
     """
 
@@ -39,13 +41,13 @@ class Calls:
         self,
         stop: threading.Event,
         interrupt: Callable[[], None],
-        last_words: Callable[[str], str],
+        death_of: Callable[[str], str],
         on_deadline: Callable[[str], None],
     ) -> None:
         self._stop = stop
         self._interrupt = interrupt
         self._interrupted = False
-        self._last_words = last_words
+        self._death_of = death_of
         self._on_deadline = on_deadline
         self.busy: dict[str, float] = {}
 
@@ -60,6 +62,7 @@ class Calls:
             ProcessDiedError: a process ended.
             StopRequested: the call was interrupted by a stop request.
             JobError: the call itself failed.
+            UserError: the process refused what the user wrote.
         """
         by_ref = {call.ref: call for call in calls}
         results: dict[Any, Any] = {}
@@ -69,9 +72,29 @@ class Calls:
                 results[ref] = self._value(what, by_ref[ref].process, ref)
             except StopRequested as error:
                 stopped = error
+            except ProcessDiedError:
+                raise
+            except JobError:
+                self._raise_for_the_dead(what, [c for c in calls if c.ref is not ref and c.ref not in results])
+                raise
         if stopped is not None:
             raise stopped
         return [results[call.ref] for call in calls]
+
+    def _raise_for_the_dead(self, what: str, calls: Sequence[Call]) -> None:
+        """ProcessDiedError when one of these processes died: its peers' errors are only what follows from that."""
+        by_ref = {call.ref: call for call in calls}
+        pending = list(by_ref)
+        deadline = time.monotonic() + _DEATH_SECONDS
+        while pending and (left := deadline - time.monotonic()) > 0:
+            done, pending = ray.wait(pending, num_returns=1, timeout=left)
+            for ref in done:
+                try:
+                    self._value(what, by_ref[ref].process, ref)
+                except ProcessDiedError:
+                    raise
+                except (JobError, StopRequested, UserError):
+                    continue
 
     def stream(self, what: str, calls: Sequence[Call], seconds: float) -> Iterator[tuple[int, Any]]:
         """Items of streaming calls as (position of the call in `calls`, item), in order of arrival; errors as above.
@@ -118,11 +141,11 @@ class Calls:
             value = ray.get(ref)
         except ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, BaseException) else error
-            if isinstance(cause, JobError | StopRequested):
+            if isinstance(cause, JobError | StopRequested | UserError):
                 raise cause from error
             raise JobError(f"{what}: {process}: {type(cause).__name__}: {cause}") from error
         except ray.exceptions.RayActorError as error:
-            raise ProcessDiedError(f"{what}: {process} died\n{self._last_words(process)}") from error
+            raise ProcessDiedError(f"{what}: {self._death_of(process)}") from error
         if isinstance(value, Reply):
             self.busy[process] = value.busy_seconds
             return value.value

@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import socket
+import threading
 import time
+import uuid
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rljob_api import RLJobSpec, derived
-from rljob_worker.devices import get_device
+from rljob_api import RLJobSpec, derived, roles
 from rljob_worker.driver.actors import EngineActor, TrainerActor
 from rljob_worker.driver.calls import Call, Calls
-from rljob_worker.errors import JobError
+from rljob_worker.driver.nodes import Nodes
+from rljob_worker.driver.placement import Node, Placement, place
+from rljob_worker.errors import JobError, UserError
 from rljob_worker.rollout.environment import engine_environment
 from rljob_worker.trainer.environment import trainer_environment
 from rljob_worker.types import GenerationRequest, SamplingParams
 
+logger = logging.getLogger(__name__)
 _LOG_TAIL_LINES = 20
+_VISIBLE_SECONDS = 15.0
+"""How long a new file may take to show up on another node."""
+_SIGNAL_SECONDS = 5.0
+_ON_A_CLUSTER = {
+    # Ray makes its workers nice by default: beside anything else on the machine they would get a fraction of it.
+    "RAY_worker_niceness": "0",
+    # The variables of a Ray job reach its actors; nobody there reads the manifest from them.
+    "RLJOB_MANIFEST": "",
+}
 
 
 @dataclass(slots=True)
 class Process:
-    """An actor with a name and, once started, a pid."""
+    """An actor with a name, its node's position among the job's nodes and, once started, a pid there."""
 
     name: str
     handle: Any
+    node: int
     pid: int | None = None
 
 
@@ -43,62 +55,116 @@ class Cluster:
 
     Engine `e` spans the devices of trainers `e * tp` to `e * tp + tp - 1`; the pairing is checked by device identity
     after start-up, since rank numbers say nothing about where a process landed.
+
+    Args:
+        spec: the job.
+        run_folder: the driver's run folder; on a cluster, all nodes must see it at the same path.
+        model_folder: Hugging Face folder with the starting weights, likewise.
+        checkpoints: folder of the checkpoints, likewise.
     """
 
-    def __init__(self, spec: RLJobSpec, run_folder: Path, model_folder: Path) -> None:
+    def __init__(self, spec: RLJobSpec, run_folder: Path, model_folder: Path, checkpoints: Path) -> None:
         self.spec = spec
         self.devices = derived.devices(spec)
         self._logs = run_folder / "logs"
         self._model_folder = model_folder
-        self._group: PlacementGroup | None = None
+        self._checkpoints = checkpoints
+        self._embedded = True
+        self._placement: Placement | None = None
+        self._nodes: Nodes | None = None
         self.trainers: list[Process] = []
         self.engines: list[Process] = []
 
-    def create(self, total_updates: int, sync_folder: Path) -> None:
-        """Place all actors; they build themselves when `start` calls them."""
+    def create(self, total_updates: int, stop: threading.Event, scratch: Path | None) -> None:
+        """Place all actors; they build themselves when `start` calls them.
+
+        Args:
+            total_updates: optimizer updates of the whole job.
+            stop: set when the job was asked to stop.
+            scratch: folder for the processes' sockets where all of them run on the driver's machine; None on a
+                cluster that was there before.
+
+        Raises:
+            JobError: the devices are not to be had.
+            UserError: a node does not see the job's folders.
+            StopRequested: the job was asked to stop meanwhile.
+        """
+        self._embedded = scratch is not None
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._group = placement_group([{"CPU": 1}] * self.devices, strategy="PACK")
-        ray.get(self._group.ready(), timeout=self.spec.timeouts.start_seconds)
-        spec = self.spec.model_dump(mode="json", by_alias=True)
-        given = self.spec.environment
-        store = f"tcp://127.0.0.1:{_free_port()}"
+        seconds = self.spec.timeouts.start_seconds
+        placement = self._placement = place(self.spec, stop)
+        nodes = self._nodes = Nodes(placement, scratch, _ON_A_CLUSTER)
+        folders = nodes.ask_all("folder", seconds=seconds)
+        self._check_folders(nodes)
+        port = nodes.ask(0, "free_port", seconds=seconds)
+        host = "127.0.0.1" if self._embedded else nodes[0].address
+        common = dict(spec=self.spec.model_dump(mode="json", by_alias=True), model_folder=str(self._model_folder))
         for rank in range(self.devices):
-            arguments = dict(
-                spec=spec,
+            arguments = common | dict(
                 rank=rank,
                 world_size=self.devices,
-                store=store,
-                model_folder=str(self._model_folder),
+                store=f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}",
                 total_updates=total_updates,
-                sync_folder=str(sync_folder),
+                sync_folder=folders[placement.node_of(rank)],
             )
-            environment = trainer_environment(self.spec) | given.variables | given.trainer
-            self.trainers.append(self._actor(TrainerActor, f"trainer-{rank}", rank, environment, arguments))
+            self.trainers.append(self._actor(TrainerActor, f"trainer-{rank}", rank, arguments))
         tp = self.spec.rollout.tensor_parallel
         for index in range(derived.engines(self.spec)):
-            bundles = range(index * tp, (index + 1) * tp)
-            arguments = dict(
-                spec=spec,
+            first = index * tp
+            arguments = common | dict(
                 index=index,
-                model_folder=str(self._model_folder),
-                devices=[get_device(self.spec.resources.profile.value, bundle).identity() for bundle in bundles],
-                sync_folder=str(sync_folder),
+                devices=[bundle % placement.devices_per_node for bundle in range(first, first + tp)],
+                sync_folder=folders[placement.node_of(first)],
             )
-            environment = engine_environment(self.spec) | given.variables | given.rollout
-            self.engines.append(self._actor(EngineActor, f"engine-{index}", bundles[0], environment, arguments))
+            self.engines.append(self._actor(EngineActor, f"engine-{index}", first, arguments))
 
-    def _actor(
-        self, kind: type, name: str, bundle: int, environment: dict[str, str], arguments: dict[str, Any]
-    ) -> Process:
-        assert self._group is not None
+    def _check_folders(self, nodes: Nodes) -> None:
+        """Every node must see what the driver writes, and the model."""
+        if self._embedded:
+            return
+        with ExitStack() as stack:
+            expected = {str(self._model_folder): "the model"}
+            for folder, what in ((self._logs, "the run folder"), (self._checkpoints, "the checkpoints")):
+                folder.mkdir(parents=True, exist_ok=True)
+                marker = folder / f".seen-{uuid.uuid4().hex}"
+                marker.touch()
+                stack.callback(marker.unlink, missing_ok=True)
+                expected[str(marker)] = what
+            answers = nodes.ask_all("missing", list(expected), _VISIBLE_SECONDS, seconds=2 * _VISIBLE_SECONDS)
+            for node, missing in enumerate(answers):
+                for path in missing:
+                    at = path if path == str(self._model_folder) else str(Path(path).parent)
+                    raise UserError(
+                        f"node {nodes[node]} does not see {expected[path]} of the driver at {at}: it must lie on a "
+                        "volume that all pods mount at the same path (spec.storage.volumes)"
+                    )
+
+    def _actor(self, kind: type, name: str, bundle: int, arguments: dict[str, Any]) -> Process:
+        assert self._placement is not None
+        node = self._placement.node_of(bundle)
         # Ray's type hints do not know concurrency groups.
         remote: Any = ray.remote
         actor = remote(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 2})(kind)
         handle = actor.options(
-            runtime_env={"env_vars": environment},
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
+            runtime_env={"env_vars": self._variables(kind, self._placement.nodes[node])},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self._placement.group, placement_group_bundle_index=bundle
+            ),
         ).remote(str(self._log_file(name)), str(self._stacks_file(name)), **arguments)
-        return Process(name, handle)
+        return Process(name, handle, node)
+
+    def _variables(self, kind: type, node: Node) -> dict[str, str]:
+        given = self.spec.environment
+        if kind is TrainerActor:
+            own, users = trainer_environment(self.spec) | roles.trainer_variables(self.spec), given.trainer
+        else:
+            own, users = engine_environment(self.spec) | roles.engine_variables(self.spec), given.rollout
+        if not self._embedded:
+            own |= _ON_A_CLUSTER
+            if self.spec.resources.threads_per_device is None:
+                # The driver's machine says nothing about the cores of this one.
+                own["OMP_NUM_THREADS"] = str(max(1, int(node.cpus) // derived.devices_per_node(self.spec)))
+        return own | given.variables | users
 
     def start(self, calls: Calls) -> None:
         """Build all processes side by side, and check that both sides sit on the same devices."""
@@ -106,9 +172,13 @@ class Cluster:
         running = [Call(p.name, p.handle.setup.remote()) for p in self.trainers]
         running += [Call(p.name, p.handle.start.remote()) for p in self.engines]
         reports = calls.gather("start", running, self.spec.timeouts.start_seconds, stoppable=True)
+        assert self._placement is not None
         for process, report in zip(processes, reports):
             process.pid = report["pid"]
-        _check_pairing(reports[: len(self.trainers)], reports[len(self.trainers) :])
+            expected = self._placement.nodes[process.node]
+            if report["node"] != expected.id:
+                raise JobError(f"start: {process.name} runs on node {report['node']}, not on {expected}")
+        check_pairing(reports[: len(self.trainers)], reports[len(self.trainers) :])
 
     def on_trainers(self, method: str, *args: Any, **kwargs: Any) -> list[Call]:
         """Start one method on every trainer."""
@@ -132,8 +202,18 @@ class Cluster:
         for engine in self.engines:
             engine.handle.control.options(concurrency_group="control").remote("abort")
 
-    def last_words(self, name: str) -> str:
-        """The last lines of a process's log."""
+    def death_of(self, name: str) -> str:
+        """Where a process died, and the last lines of its log."""
+        return f"{name} died{self._where(name)}\n{self._last_words(name)}"
+
+    def _where(self, name: str) -> str:
+        if self._embedded or self._nodes is None:
+            return ""
+        node = next(process.node for process in (*self.trainers, *self.engines) if process.name == name)
+        silent = "" if self._nodes.answers(node, _SIGNAL_SECONDS) else ", which does not answer any more"
+        return f" on node {self._nodes[node]}{silent}"
+
+    def _last_words(self, name: str) -> str:
         path = self._log_file(name)
         try:
             lines = path.read_text(errors="replace").splitlines()
@@ -143,33 +223,40 @@ class Cluster:
 
     def dump_stacks(self) -> list[Path]:
         """Write the stacks of all processes' threads below the log folder; returns the files."""
-        for process in (*self.trainers, *self.engines):
-            if process.pid is not None:
-                try:
-                    os.kill(process.pid, signal.SIGUSR2)
-                except ProcessLookupError:
-                    logging.getLogger(__name__).warning("%s (pid %d) is gone", process.name, process.pid)
+        for node, gone in self._signal(signal.SIGUSR2).items():
+            if gone:
+                logger.warning("processes %s on node %s are gone", ", ".join(map(str, gone)), node)
         time.sleep(0.5)
         return [self._stacks_file(p.name) for p in (*self.trainers, *self.engines)]
+
+    def _signal(self, number: int) -> dict[Node, list[int]]:
+        """Signal all processes that have started; returns those that are gone, by node."""
+        if self._nodes is None:
+            return {}
+        pids: dict[int, list[int]] = {}
+        for process in (*self.trainers, *self.engines):
+            if process.pid is not None:
+                pids.setdefault(process.node, []).append(process.pid)
+        return self._nodes.signal(pids, number, _SIGNAL_SECONDS)
 
     def shutdown(self, calls: Calls, seconds: float = 20.0) -> None:
         """Close everything that still answers, then end the processes."""
         try:
             calls.gather("shutdown", [*self.on_engines("shutdown"), *self.on_trainers("close")], seconds)
         except JobError as error:
-            logging.getLogger(__name__).warning("unclean shutdown: %s", error)
+            logger.warning("unclean shutdown: %s", error)
         self.kill()
 
     def kill(self) -> None:
-        """End all processes without asking."""
+        """End all processes without asking, and give the devices back."""
         for process in (*self.trainers, *self.engines):
             ray.kill(process.handle)
-            if process.pid is not None:
-                # Ray asks the process itself, which does not answer when it is stopped or hangs in a call.
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
-        if self._group is not None:
-            remove_placement_group(self._group)
+        # Ray asks the process itself, which does not answer when it is stopped or hangs in a call.
+        self._signal(signal.SIGKILL)
+        if self._nodes is not None:
+            self._nodes.close(_SIGNAL_SECONDS)
+        if self._placement is not None:
+            remove_placement_group(self._placement.group)
 
     def _log_file(self, name: str) -> Path:
         return self._logs / f"{name}.log"
@@ -178,15 +265,16 @@ class Cluster:
         return self._logs / f"{name}.stacks"
 
 
-def _check_pairing(trainers: Sequence[dict[str, Any]], engines: Sequence[dict[str, Any]]) -> None:
-    """Trainer and engine ranks must sit on the same devices: each device once on either side."""
-    training = sorted(report["device"] for report in trainers)
-    serving = sorted(device for report in engines for device in report["devices"])
+def check_pairing(trainers: Sequence[dict[str, Any]], engines: Sequence[dict[str, Any]]) -> None:
+    """Trainer and engine ranks must sit on the same devices of the same nodes: each device once on either side."""
+    training = sorted((report["node"], report["device"]) for report in trainers)
+    serving = sorted((report["node"], device) for report in engines for device in report["devices"])
     if training != serving or len(set(training)) != len(training):
-        raise JobError(f"start: trainers run on devices {training}, engines on {serving}; colocation needs the same")
+        raise JobError(
+            f"start: trainers run on devices {_listed(training)}, engines on {_listed(serving)}; "
+            "colocation needs the same"
+        )
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _listed(devices: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{device} of node {node[:8]}" for node, device in devices)

@@ -184,8 +184,14 @@ class Job:
         return [done[i][0] for i in range(len(work))], [done[i][1] for i in range(len(work))]
 
     def _collect(self, group: int) -> list[RewardResult]:
-        """Results of the last `_generate`, in its order."""
+        """Results of the last `_generate`, in its order; StopRequested when the job was asked to stop.
+
+        Ray's job API sends a stop signal to all of the driver's descendants, so that scores of a reward that was just
+        ended by it may be those of an error.
+        """
         results = self._rewards.collect(time.monotonic() + self._deadline(self.clock.current or "reward"))
+        if self.stopping():
+            raise StopRequested
         by_prompt = {prompt: results[i * group : (i + 1) * group] for i, prompt in enumerate(self._scored_prompts)}
         return [result for prompt in sorted(by_prompt) for result in by_prompt[prompt]]
 
@@ -226,7 +232,8 @@ class Job:
         receivers = self._cluster.on_engines("receive_weights", self.weight_version, seconds)
         # Both sides keep the deadline themselves and say what they waited for; the driver only backs them up.
         reports = self._calls.gather("update_weights", [*senders, *receivers], seconds + 5.0)
-        self._records.weights(sync_report(self.weight_version, reports[: len(senders)], reports[len(senders) :]))
+        sent, received = reports[: len(senders)], reports[len(senders) :]
+        self._records.weights(sync_report(self.weight_version, sent, received, self.spec.resources.nodes))
         if self.due_probe():
             self._probe.score_trainers(self.trainers("score", self._probe.tokens))
 
@@ -245,10 +252,10 @@ class Job:
         work = requests(prompts, group, self.spec.seed, step=0)
         try:
             generations, _ = self._generate(work, prompts, evaluation_sampling(self.spec))
+            rewards = self._collect(group)
         except StopRequested:
             self._events.write("evaluation", after_step=self.step, metrics=None)
             return
-        rewards = self._collect(group)
         scored = [
             EvaluatedPrompt(
                 prompt.source,

@@ -14,6 +14,7 @@ from rljob_api import RLJobSpec
 from rljob_api.spec import Precision
 from rljob_worker.errors import JobError
 from rljob_worker.types import FloatArray, IntArray
+from rljob_worker.weightsync.errors import WeightSyncError
 
 _PROBES = 4
 _PROBE_TOKENS = 32
@@ -46,8 +47,8 @@ class WeightProbe:
             `weights/probe_abs_diff_mean` and `_max` over engines and tokens.
 
         Raises:
-            JobError: an engine differs by more than the tolerance on average, by 20 times as much on one token, or is
-                not finite.
+            WeightSyncError: an engine differs by more than the tolerance on average, by 20 times as much on one
+                token, or is not finite.
         """
         expected = np.concatenate(self._expected)
         worst_mean, worst_max = 0.0, 0.0
@@ -60,7 +61,7 @@ class WeightProbe:
             mean, largest = float(difference.mean()), float(difference.max())
             if not (mean <= self._tolerance and largest <= _MAX_FACTOR * self._tolerance):
                 limits = f"{self._tolerance:g} ({_MAX_FACTOR * self._tolerance:g})"
-                raise JobError(
+                raise WeightSyncError(
                     f"update_weights: engine-{index} at version {version} differs from the trainer by {mean:.4g} (at "
                     f"most {largest:.4g}) in the log-probabilities of fixed prompts; spec.weightSync.probeTolerance "
                     f"allows {limits}: its weights are not what was sent"

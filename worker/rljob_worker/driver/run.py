@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import ray
-
 from rljob_api import RLJob, RLJobSpec, derived
+from rljob_worker.devices import get_device
 from rljob_worker.driver.calls import Calls
 from rljob_worker.driver.checkpoints import CheckpointStore
 from rljob_worker.driver.cluster import Cluster
@@ -23,7 +20,9 @@ from rljob_worker.driver.events import EventLog
 from rljob_worker.driver.inputs import Inputs, read_inputs
 from rljob_worker.driver.job import Job
 from rljob_worker.driver.loop import train
-from rljob_worker.driver.run_folder import RunFolder
+from rljob_worker.driver.placement import check_layout
+from rljob_worker.driver.ray_session import connected, embedded
+from rljob_worker.driver.run_folder import Resume, RunFolder
 from rljob_worker.driver.stop import StopSignal
 from rljob_worker.errors import EXIT_OK, EXIT_STOPPED, JobError, StopRequested, UserError
 from rljob_worker.phases import PhaseClock
@@ -33,11 +32,8 @@ from rljob_worker.records.steps import StepLog
 from rljob_worker.records.summary import summarize, write_summary
 from rljob_worker.records.tensorboard import TensorBoardSink
 from rljob_worker.records.writer import Record, RecordWriter
-from rljob_worker.rollout.guardian import start_time
-from rljob_worker.rollout.processes import Guardian
 
 logger = logging.getLogger(__name__)
-_RAY_FOLDER = "rljob-ray-"
 TOKEN_VARIABLE = "RLJOB_DRIVER_TOKEN"
 """Bearer token that the driver's HTTP endpoint asks for, when set."""
 
@@ -52,20 +48,32 @@ class Outcome:
 
 
 def run_job(
-    job: RLJob, output: Path, *, resume: bool, on_record: Callable[[Record], None], on_event: Callable[[str], None]
+    job: RLJob,
+    output: Path,
+    *,
+    resume: Resume,
+    address: str | None = None,
+    on_record: Callable[[Record], None],
+    on_event: Callable[[str], None],
 ) -> Outcome:
     """Run a validated job in a run folder.
 
     Args:
-        job: the job; must be runnable on this machine.
-        output: run folder, made when it does not exist.
+        job: the job; without `address` it must be runnable on this machine.
+        output: run folder, made when it does not exist; with `address`, one that all nodes see at the same path.
         resume: continue the run that the folder holds.
+        address: Ray cluster to run on; None: one that is started here for this job alone.
         on_record: called with each step's record.
         on_event: called with a sentence about what the job is doing.
 
     Raises:
         UserError: model, data, reward or run folder are not what the manifest says; nothing was started.
     """
+    try:
+        get_device(job.spec.resources.profile.value)
+    except ValueError as error:
+        raise UserError(f"spec.{error}") from None
+    check_layout(job.spec)
     with ExitStack() as stack:
         folder = RunFolder(output, job, resume)
         stack.callback(folder.close)
@@ -79,7 +87,7 @@ def run_job(
         stack.callback(inputs.rewards.close)
         log = StepLog(folder.path)
         stack.callback(log.close)
-        outcome = _run(job.spec, folder, inputs, log, on_record, on_event)
+        outcome = _run(job.spec, folder, inputs, log, address, on_record, on_event)
         summary = summarize(log.after(-1), outcome.outcome, outcome.message, folder.attempt)
         summary["skipped_prompts"] = {name: skipped.count for name, skipped in inputs.prompts.skipped().items()}
         write_summary(folder.path, summary)
@@ -91,6 +99,7 @@ def _run(
     folder: RunFolder,
     inputs: Inputs,
     log: StepLog,
+    address: str | None,
     on_record: Callable[[Record], None],
     on_event: Callable[[str], None],
 ) -> Outcome:
@@ -106,9 +115,10 @@ def _run(
             stack.callback(tensorboard.close)
             sinks.append(tensorboard)
         writer = RecordWriter(folder.path, log, folder.attempt, sinks)
-        cluster = Cluster(spec, folder.path, inputs.model_folder)
+        checkpoints = Path(spec.checkpoint.path or folder.path / "checkpoints")
+        cluster = Cluster(spec, folder.path, inputs.model_folder, checkpoints)
         stop = StopSignal(spec.checkpoint.grace_seconds, cluster.kill)
-        calls = Calls(stop.requested, cluster.interrupt, cluster.last_words, lambda what: _dump(cluster, events, what))
+        calls = Calls(stop.requested, cluster.interrupt, cluster.death_of, lambda what: _dump(cluster, events, what))
         job = Job(
             spec,
             cluster=cluster,
@@ -116,9 +126,7 @@ def _run(
             clock=PhaseClock(on_start=events.phase),
             stop=stop.requested,
             inputs=inputs,
-            checkpoints=CheckpointStore(
-                Path(spec.checkpoint.path or folder.path / "checkpoints"), spec.checkpoint.keep
-            ),
+            checkpoints=CheckpointStore(checkpoints, spec.checkpoint.keep),
             records=writer,
             events=events,
             attempt=folder.attempt,
@@ -126,37 +134,34 @@ def _run(
         server = _serve(spec, folder.path, log, job, metrics)
         if server is not None:
             stack.callback(server.close)
-        on_event("starting Ray")
+        on_event("starting Ray" if address is None else f"connecting to the Ray cluster at {address}")
         events.write("start")
-        scratch = stack.enter_context(_ray(spec))
+        scratch = stack.enter_context(embedded(spec)) if address is None else stack.enter_context(connected(address))
         stop.install()
-        sync_folder = scratch / f"sync-{os.getpid()}"
-        sync_folder.mkdir()
-        cluster.create(spec.steps * derived.updates_per_step(spec), sync_folder)
         try:
             inputs.rewards.start()
-            on_event(f"starting {len(cluster.trainers)} trainer(s) and {len(cluster.engines)} engine(s)")
-            outcome = _train(job, cluster, calls, stop, events, on_event)
-        except JobError as error:
+            on_event(f"starting {derived.devices(spec)} trainer(s) and {derived.engines(spec)} engine(s)")
+            outcome = _train(job, cluster, scratch, calls, stop, events, on_event)
+            # What was asked for is on disk: a request that arrives from here on has nothing to wait for.
+            stop.finished()
+            cluster.shutdown(calls)
+            events.write("end", outcome=outcome.outcome)
+        except (JobError, UserError) as error:
             logger.error("%s", error)
             stop.finished()
             events.write("failed", message=str(error))
             cluster.kill()
-            if server is not None:
-                server.linger(spec.records.linger_seconds)
-            return Outcome(error.exit_code, "Failed", str(error))
-        # What was asked for is on disk: a request that arrives from here on has nothing to wait for.
-        stop.finished()
-        cluster.shutdown(calls)
-        events.write("end", outcome=outcome.outcome)
+            outcome = Outcome(error.exit_code, "Failed", str(error))
         if server is not None:
-            server.linger(spec.records.linger_seconds)
+            # Whoever asked for the stop may not wait longer than that.
+            server.linger(min(spec.records.linger_seconds, stop.seconds_left()))
         return outcome
 
 
 def _train(
     job: Job,
     cluster: Cluster,
+    scratch: Path | None,
     calls: Calls,
     stop: StopSignal,
     events: EventLog,
@@ -166,6 +171,7 @@ def _train(
     ready = False
     try:
         started = time.monotonic()
+        cluster.create(job.spec.steps * derived.updates_per_step(job.spec), stop.requested, scratch)
         cluster.start(calls)
         restored = job.restore_latest()
         job.first_hand_over()
@@ -207,43 +213,6 @@ def _apply_environment(spec: RLJobSpec) -> None:
     if paths:
         inherited = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join([*paths, inherited] if inherited else paths)
-
-
-@contextmanager
-def _ray(spec: RLJobSpec) -> Iterator[Path]:
-    """An embedded Ray for this job alone; yields a folder for scratch files that goes with it."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # Ray makes its workers nice by default: beside anything else on the machine they would get a fraction of it.
-    os.environ["RAY_worker_niceness"] = "0"
-    # SIGKILL of an actor must not leave the engine's own child processes behind.
-    os.environ["RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"] = "true"
-    _sweep_ray_folders()
-    # Ray's agents outlive a killed driver for minutes.
-    guardian = Guardian()
-    folder = Path(tempfile.gettempdir()) / f"{_RAY_FOLDER}{os.getpid()}-{start_time(os.getpid())}"
-    folder.mkdir(mode=0o700)
-    try:
-        ray.init(
-            address="local",
-            num_cpus=derived.devices(spec),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-            _temp_dir=str(folder),
-        )
-        yield folder
-    finally:
-        ray.shutdown()
-        guardian.close()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sweep_ray_folders() -> None:
-    """Remove what drivers of this user left that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_RAY_FOLDER}*-*"):
-        pid, _, started = folder.name.removeprefix(_RAY_FOLDER).partition("-")
-        if pid.isdigit() and start_time(int(pid)) != started:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _dump(cluster: Cluster, events: EventLog, what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -42,6 +43,12 @@ class StopSignal:
     def finished(self) -> None:
         """The stop was obeyed: the watchdog has nothing left to do."""
         self._finished.set()
+
+    def seconds_left(self) -> float:
+        """What is left of the grace period; infinite where nobody asked for a stop."""
+        if self.requested_at is None:
+            return math.inf
+        return max(0.0, self._grace - (time.monotonic() - self.requested_at))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.requested.is_set():

@@ -7,12 +7,15 @@ from typing import Any
 
 
 def sync_report(
-    version: int, sent: Sequence[Mapping[str, Any]], received: Sequence[Mapping[str, Any]]
+    version: int, sent: Sequence[Mapping[str, Any]], received: Sequence[Mapping[str, Any]], nodes: int = 1
 ) -> dict[str, Any]:
-    """One block for all processes: bytes are those of the model once, seconds those of the slowest process."""
+    """One block for all processes: bytes are those of the model once, seconds those of the slowest process.
+
+    Each of the `nodes` hands the whole model over, to its own engines.
+    """
     report: dict[str, Any] = {
         "version": version,
-        "bytes": sum(r["bytes"] for r in sent),
+        "bytes": sum(r["bytes"] for r in sent) // nodes,
         "tensors": received[0]["tensors"],
         "verified": all(r["verified"] and r["version"] == version for r in received),
         "mode": received[0]["mode"],

@@ -34,6 +34,10 @@ _ROUTES = {
     "/v1/checkpoint": "POST",
 }
 _PROBES = ("/healthz", "/readyz")
+_TOKEN_HEADERS = ("Authorization", "X-RLJob-Authorization")
+"""The second is for who comes through the API server's proxy, which keeps the first for itself; so does Ray with
+`X-Ray-Authorization`."""
+_PEEK_HEADER = "X-RLJob-Peek"
 _SOCKET_SECONDS = 10.0
 _LARGEST_BODY = 1 << 16
 _POLL_SECONDS = 0.05
@@ -44,7 +48,8 @@ class DriverServer:
 
     `GET /v1/status`, `GET /v1/steps?after=INDEX` (records whose `index` is above INDEX, at most 1000 an answer, as
     `{"steps": [...], "total": N}`), `GET /healthz`, `GET /readyz`, `GET /metrics`, `POST /v1/checkpoint` (one at the
-    next step boundary). With a token, all but the two probes ask for `Authorization: Bearer TOKEN`.
+    next step boundary). With a token, all but the two probes ask for `Authorization: Bearer TOKEN`, or the same in
+    `X-RLJob-Authorization`. `linger` does not count what was read with the header `X-RLJob-Peek`.
 
     Args:
         log: the step records.
@@ -194,7 +199,7 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
                 return
             records = server.log.after(after)[:PAGE]
             self._answer({"steps": records, "total": len(server.log)})
-            if records:
+            if records and _PEEK_HEADER not in self.headers:
                 server.last_read = max(server.last_read, records[-1]["index"])
 
         def _body_skipped(self) -> bool:
@@ -212,10 +217,11 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
         def _allowed(self, path: str) -> bool:
             if server.token is None or path in _PROBES:
                 return True
-            scheme, _, given = self.headers.get("Authorization", "").partition(" ")
-            right = hmac.compare_digest(given.strip().encode(), server.token.encode())
-            if scheme.lower() == "bearer" and right:
-                return True
+            for header in _TOKEN_HEADERS:
+                scheme, _, given = self.headers.get(header, "").partition(" ")
+                right = hmac.compare_digest(given.strip().encode(), server.token.encode())
+                if scheme.lower() == "bearer" and right:
+                    return True
             self._refuse(HTTPStatus.UNAUTHORIZED, "a bearer token is needed")
             return False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -12,22 +12,11 @@ from rljob_api import metrics as m
 
 Collector = Counter | Gauge | Histogram
 
-_MEMORY_STATES = {
-    "free": "free",
-    "used": "used",
-    "paused": "paused",
-    "backup": "backup",
-    "arena_resident": "arena_resident",
-    "process_resident": "resident",
-    "resident_bytes": "resident",
-}
-"""Field of a memory report -> `state` label. What a transition moved is a flow and no state: it stays in the record."""
-
 
 def build(metric: m.Metric, registry: CollectorRegistry) -> Collector:
     """The collector of one metric family, registered."""
     if metric.kind is m.Kind.HISTOGRAM:
-        return Histogram(metric.name, metric.help, metric.labels, registry=registry, buckets=m.SECONDS_BUCKETS)
+        return Histogram(metric.name, metric.help, metric.labels, registry=registry, buckets=metric.buckets)
     kind = Counter if metric.kind is m.Kind.COUNTER else Gauge
     return kind(metric.name, metric.help, metric.labels, registry=registry)
 
@@ -55,24 +44,15 @@ class JobMetrics:
         if record["rerun"]:
             self._get(m.LOST_STEPS).inc()
         for metric, value in (
-            (m.REWARD_MEAN, record["metrics"].get("rollout/raw_reward")),
-            (m.LOGPROB_ABS_DIFF, record["metrics"].get("train/train_rollout_logprob_abs_diff")),
+            (m.REWARD_MEAN, record["metrics"].get(m.REWARD_KEY)),
+            (m.LOGPROB_ABS_DIFF, record["metrics"].get(m.LOGPROB_KEY)),
             (m.SYNC_BYTES, record["weights"].get("bytes")),
         ):
             # Without a value the last step's would pass for this one's.
             self._get(metric).set(math.nan if value is None else value)
-        for process, state, value in memory_states(record["memory"]):
-            self._get(m.MEMORY_BYTES).labels(process=process, state=state).set(value)
+        for process, rank, state, value in m.memory_states(record["memory"]):
+            self._get(m.MEMORY_BYTES).labels(process=process, rank=rank, state=state).set(value)
 
     def text(self) -> bytes:
         """The exposition."""
         return generate_latest(self._registry)
-
-
-def memory_states(memory: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
-    """(process, state, bytes) of a record's `memory` block; the later phases of a process come later."""
-    for process, phases in memory.items():
-        for report in phases.values():
-            for field, value in report.items():
-                if field in _MEMORY_STATES and value is not None:
-                    yield process, _MEMORY_STATES[field], value

@@ -1,0 +1,189 @@
+"""A Ray cluster as KubeRay makes one, but of processes on this machine: a head without CPUs, and worker nodes.
+
+Each worker node has an address of its own on the loopback network.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jobs import REPOSITORY, wait_for
+
+ENTRYPOINT = "printenv RLJOB_MANIFEST | base64 -d | gunzip | rljob run - --output {folder} --resume auto"
+START_SECONDS = 240
+STOP_SECONDS = 60
+EXIT_CODES = "exit-codes"
+_RLJOB = """#!{python}
+import sys
+from rljob_worker.cli.main import main
+code = main()
+with open({file!r}, "a") as file:
+    file.write(f"{{code}}\\n")
+sys.exit(code)
+"""
+
+
+class RayCluster:
+    """Head and worker nodes; `close` ends them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # Ray's sockets lie in it, and their paths may have 107 bytes.
+        self._temporary = Path(tempfile.mkdtemp(prefix="rc-", dir="/tmp"))
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment = self._make_environment()
+        self._port, self._dashboard = free_port(), free_port()
+        head = ["--head", f"--port={self._port}", "--num-cpus=0", f"--ray-client-server-port={free_port()}"]
+        head += ["--dashboard-host=127.0.0.1", f"--dashboard-port={self._dashboard}", f"--temp-dir={self._temporary}"]
+        self._start("head", head)
+        try:
+            wait_for(lambda: self._running("head") and self._ready(), "the head's job API", START_SECONDS)
+        except AssertionError:
+            self.close()
+            raise
+
+    def _make_environment(self) -> dict[str, str]:
+        """That of the pods: the image's, and what the operator sets."""
+        bin_folder = self.folder / "bin"
+        bin_folder.mkdir()
+        rljob = bin_folder / "rljob"
+        rljob.write_text(_RLJOB.format(python=sys.executable, file=str(self.folder / EXIT_CODES)))
+        rljob.chmod(0o755)
+        paths = [str(bin_folder), str(Path(sys.executable).parent), os.environ["PATH"]]
+        packages = [str(REPOSITORY / "crds"), str(REPOSITORY / "worker")]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "RLJOB_"))}
+        return kept | {
+            "PATH": os.pathsep.join(paths),
+            "PYTHONPATH": os.pathsep.join(packages),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            # A machine that is busy with other tests starts the dashboard's parts slowly.
+            "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": str(START_SECONDS),
+            "RLJOB_DRIVER_TOKEN": "secret",
+        }
+
+    def add_node(self, address: str, cpus: int, hide: Path | None = None) -> None:
+        """Start a worker node; with `hide`, it sees an empty folder there."""
+        # Not for the head: its children, the job's supervisor among them, would not learn how their children ended.
+        more = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
+        arguments = [f"--address=127.0.0.1:{self._port}", f"--node-ip-address={address}", f"--num-cpus={cpus}"]
+        self._start(address, arguments, more, hide)
+        wait_for(lambda: self._running(address) and self._joined(address), f"node {address}", START_SECONDS)
+
+    def _start(
+        self, name: str, arguments: list[str], more: dict[str, str] | None = None, hide: Path | None = None
+    ) -> None:
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", *arguments]
+        command += ["--min-worker-port=0", "--max-worker-port=0", f"--dashboard-agent-listen-port={free_port()}"]
+        if hide is not None:
+            command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hide), *command]
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self._nodes[name] = subprocess.Popen(
+                command,
+                env=self._environment | (more or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill_node(self, address: str) -> None:
+        """End all of a node's processes without a word, as a lost machine does."""
+        process = self._nodes.pop(address)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def wait_for_loss(self, address: str) -> None:
+        """Wait until the head knows that a node is gone."""
+        wait_for(lambda: not self._joined(address), f"loss of {address}", START_SECONDS)
+
+    def close(self) -> None:
+        for name in list(self._nodes):
+            self.kill_node(name)
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _running(self, name: str) -> bool:
+        # Not --block: it would end a node whose client server, which nobody uses, is slow to start.
+        log = self.folder / f"{name}.log"
+        assert not self._nodes[name].poll(), f"{name} did not start:\n{log.read_text()[-2000:]}"
+        return True
+
+    def _joined(self, address: str) -> bool:
+        return address in [row["node_ip"] for row in self.alive("nodes")]
+
+    def _ready(self) -> bool:
+        try:
+            return bool(self._request("/api/version"))
+        except OSError:
+            return False
+
+    def _request(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self._dashboard}{path}",
+            data,
+            {"Content-Type": "application/json"},
+            method=method or ("GET" if body is None else "POST"),
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read())
+
+    # --- what the operator does ---------------------------------------------------------------
+
+    def submit(self, job: Path, run_folder: Path, submission: str) -> None:
+        """Submit a manifest as the operator does."""
+        text = json.dumps(yaml.safe_load(job.read_text())).encode()
+        variables = {
+            "RLJOB_MANIFEST": base64.b64encode(gzip.compress(text)).decode(),
+            "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS),
+        }
+        body = {
+            "entrypoint": ENTRYPOINT.format(folder=run_folder),
+            "submission_id": submission,
+            "runtime_env": {"env_vars": variables},
+            "entrypoint_num_cpus": 0,
+        }
+        assert self._request("/api/jobs/", body)["submission_id"] == submission
+
+    def stop(self, submission: str) -> None:
+        self._request(f"/api/jobs/{submission}/stop", method="POST")
+
+    def job(self, submission: str) -> dict[str, Any]:
+        return dict(self._request(f"/api/jobs/{submission}"))
+
+    def logs(self, submission: str) -> str:
+        return str(self._request(f"/api/jobs/{submission}/logs")["logs"])
+
+    def end_of(self, submission: str, seconds: float) -> dict[str, Any]:
+        """The job's information once it has ended."""
+        ended = ("STOPPED", "SUCCEEDED", "FAILED")
+        wait_for(lambda: self.job(submission)["status"] in ended, f"end of {submission}", seconds)
+        return self.job(submission)
+
+    def exit_codes(self) -> list[int]:
+        """What `rljob run` returned, oldest first."""
+        file = self.folder / EXIT_CODES
+        return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+    def alive(self, what: str) -> list[dict[str, Any]]:
+        """Living `actors` or `nodes`, by Ray's state API."""
+        rows = self._request(f"/api/v0/{what}?limit=1000&detail=false")["data"]["result"]["result"]
+        return [row for row in rows if row["state"] == "ALIVE"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

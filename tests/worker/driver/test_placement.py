@@ -1,0 +1,115 @@
+"""Where devices lie on a cluster, without one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_run_folder import job
+
+from rljob_api import derived
+from rljob_worker.driver.cluster import check_pairing
+from rljob_worker.driver.nodes import NodeHelper
+from rljob_worker.driver.placement import Node, capable_nodes, check_layout
+from rljob_worker.errors import JobError, UserError
+from rljob_worker.models.convert import Parallel
+from rljob_worker.trainer.hand_over import _in_node
+
+
+def spec(nodes: int = 2, devices: int = 2, **more: Any) -> Any:
+    return job(resources={"profile": "cpu", "nodes": nodes, "devicesPerNode": devices}, **more).spec
+
+
+def row(name: str, cpus: float | None, alive: bool = True) -> dict[str, Any]:
+    resources = {"memory": 1.0} if cpus is None else {"CPU": cpus}
+    return {
+        "NodeID": f"id-{name}",
+        "NodeManagerHostname": name,
+        "NodeManagerAddress": "10.0.0.1",
+        "Resources": resources,
+        "Alive": alive,
+    }
+
+
+def test_nodes_that_can_hold_their_share_in_a_stable_order() -> None:
+    table = [row("d", 2), row("head", None), row("a", 8), row("c", 1), row("b", 2, alive=False)]
+    expected = [Node("id-a", "a", "10.0.0.1", 8), Node("id-d", "d", "10.0.0.1", 2)]
+    assert capable_nodes(spec(), table) == expected
+    assert capable_nodes(spec(), table[::-1]) == expected
+    threads = job(resources={"profile": "cpu", "nodes": 1, "devicesPerNode": 2, "threadsPerDevice": 4}).spec
+    assert [node.hostname for node in capable_nodes(threads, table)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("training", "field"),
+    [
+        ({"pipelineParallel": 2}, r"spec\.training\.pipelineParallel: 2 with 2 nodes is not built"),
+        ({"tensorParallel": 4}, r"spec\.training\.tensorParallel: 4 does not divide .*devicesPerNode 2"),
+        ({"expertParallel": 4}, r"spec\.training\.expertParallel: 4 does not divide .*devicesPerNode 2"),
+    ],
+)
+def test_a_node_must_hold_whole_copies_of_the_model(training: dict[str, int], field: str) -> None:
+    with pytest.raises(UserError, match=field):
+        check_layout(spec(training=training))
+    check_layout(spec(nodes=1, devices=4, training=training))
+    check_layout(spec(training={"tensorParallel": 2, "expertParallel": 2}))
+
+
+@pytest.mark.parametrize(("nodes", "devices", "tp", "ep"), [(2, 1, 1, 1), (2, 4, 2, 2), (3, 2, 1, 2), (1, 4, 2, 1)])
+def test_one_replica_in_each_node_sends(nodes: int, devices: int, tp: int, ep: int) -> None:
+    layout = spec(nodes, devices, training={"tensorParallel": tp, "expertParallel": ep})
+    dense: dict[int, list[tuple[int, int]]] = {}
+    experts: dict[int, list[int]] = {}
+    for rank in range(derived.devices(layout)):
+        place = Parallel(rank % tp, tp, 0, 1, rank % ep, ep, rank // tp, rank // ep)
+        here = _in_node(place, layout)
+        dense.setdefault(rank // devices, []).extend([(here.tp_rank, rank)] if here.dp_rank == 0 else [])
+        experts.setdefault(rank // devices, []).extend([here.ep_rank] if here.expert_dp_rank == 0 else [])
+    assert [[part for part, _ in senders] for senders in dense.values()] == [list(range(tp))] * nodes
+    assert list(experts.values()) == [list(range(ep))] * nodes
+
+
+def test_pairing_is_by_node_and_device() -> None:
+    trainers = [{"node": node, "device": f"host:cpu:{index}"} for node in "ab" for index in (0, 1)]
+    engines = [{"node": node, "devices": ["host:cpu:1", "host:cpu:0"]} for node in "ba"]
+    check_pairing(trainers, engines)
+    with pytest.raises(JobError, match="colocation needs the same"):
+        check_pairing(trainers, [engines[0], {**engines[1], "node": "b"}])
+    with pytest.raises(JobError, match="colocation needs the same"):
+        check_pairing([trainers[0], trainers[0]], [{"node": "a", "devices": ["host:cpu:0", "host:cpu:0"]}])
+
+
+def test_a_helper_signals_processes_and_says_which_are_gone(tmp_path: Path) -> None:
+    helper = NodeHelper(str(tmp_path))
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    assert helper.signal([process.pid], signal.SIGKILL) == []
+    assert process.wait(10) == -signal.SIGKILL
+    assert helper.signal([process.pid], signal.SIGKILL) == [process.pid]
+    helper.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_helper_says_what_does_not_show_up(tmp_path: Path) -> None:
+    helper = NodeHelper()
+    assert helper.missing([str(tmp_path), str(tmp_path / "x")], 0.0) == [str(tmp_path / "x")]
+    assert Path(helper.folder()).stat().st_mode & 0o777 == 0o700
+    helper.close()
+    helper.close()
+
+
+def test_folders_of_helpers_that_were_killed_are_removed(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from rljob_worker.driver.nodes import NodeHelper\n"
+        "NodeHelper(sys.argv[1]); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, env={"PYTHONPATH": path})
+    (left,) = tmp_path.iterdir()
+    helper = NodeHelper(str(tmp_path))
+    assert [str(entry) for entry in tmp_path.iterdir()] == [helper.folder()] != [str(left)]
+    helper.close()

@@ -1,0 +1,193 @@
+"""What the driver has done on the nodes where trainers and engines run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+import ray.exceptions
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rljob_worker.driver.placement import Node, Placement
+from rljob_worker.errors import JobError
+from rljob_worker.rollout.guardian import start_time
+
+logger = logging.getLogger(__name__)
+_SYNC_FOLDER = "rljob-sync-"
+_POLL_SECONDS = 0.2
+_NO_ANSWER = (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError)
+
+
+class NodeHelper:
+    """Works on one node: as a plain object on the driver's own, as a Ray actor on others.
+
+    Pids and folders mean nothing outside a pod, and a process that hangs or is stopped answers no call: what has to
+    be done to one is done from beside it.
+    """
+
+    def __init__(self, root: str | None = None) -> None:
+        """Make the node's scratch folder below `root` (default: the temporary folder); short, for unix sockets."""
+        parent = Path(root or tempfile.gettempdir())
+        _sweep(parent)
+        self._folder = parent / f"{_SYNC_FOLDER}{os.getpid()}-{start_time(os.getpid())}"
+        self._folder.mkdir(mode=0o700)
+
+    def folder(self) -> str:
+        """Folder that trainers and engines of this node share, and nobody else."""
+        return str(self._folder)
+
+    def free_port(self) -> int:
+        """A TCP port that nobody listens on, on any address of this node."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return int(probe.getsockname()[1])
+
+    def missing(self, paths: Sequence[str], seconds: float) -> list[str]:
+        """Those of the paths that do not show up here within `seconds`; network file systems take a moment."""
+        deadline = time.monotonic() + seconds
+        while True:
+            missing = [path for path in paths if not os.path.exists(path)]
+            if not missing or time.monotonic() > deadline:
+                return missing
+            time.sleep(_POLL_SECONDS)
+
+    def signal(self, pids: Sequence[int], number: int) -> list[int]:
+        """Send a signal to processes of this node; returns those that are gone."""
+        gone = []
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                gone.append(pid)
+        return gone
+
+    def close(self) -> None:
+        """Remove the folder; idempotent."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what helpers left that were killed."""
+    for folder in parent.glob(f"{_SYNC_FOLDER}*-*"):
+        pid, _, started = folder.name.removeprefix(_SYNC_FOLDER).partition("-")
+        if pid.isdigit() and start_time(int(pid)) != started:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Helper(Protocol):
+    def submit(self, method: str, *args: Any) -> Callable[[float], Any]:
+        """Start a method; the result of the function that is returned, within so many seconds, is its result."""
+        ...
+
+    def end(self) -> None:
+        """Let the helper go."""
+        ...
+
+
+class _Here:
+    def __init__(self, root: Path) -> None:
+        self._helper = NodeHelper(str(root))
+
+    def submit(self, method: str, *args: Any) -> Callable[[float], Any]:
+        result = getattr(self._helper, method)(*args)
+        return lambda seconds: result
+
+    def end(self) -> None:
+        """Nothing to let go."""
+
+
+class _There:
+    def __init__(self, placement: Placement, node: int, environment: Mapping[str, str]) -> None:
+        # Ray's type hints do not know actor options.
+        remote: Any = ray.remote
+        self._handle = (
+            remote(num_cpus=0, max_restarts=0, max_concurrency=4)(NodeHelper)
+            .options(
+                runtime_env={"env_vars": dict(environment)},
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement.group, placement_group_bundle_index=node * placement.devices_per_node
+                ),
+            )
+            .remote()
+        )
+
+    def submit(self, method: str, *args: Any) -> Callable[[float], Any]:
+        ref = getattr(self._handle, method).remote(*args)
+        return lambda seconds: ray.get(ref, timeout=max(0.0, seconds))
+
+    def end(self) -> None:
+        ray.kill(self._handle)
+
+
+class Nodes:
+    """The job's nodes, each with a helper.
+
+    Args:
+        placement: where they are.
+        scratch: folder for the helper's when the only node is the driver's own; None on a cluster of others.
+        environment: variables of the helpers on other nodes.
+    """
+
+    def __init__(self, placement: Placement, scratch: Path | None, environment: Mapping[str, str]) -> None:
+        self._nodes = placement.nodes
+        self._helpers: list[_Helper] = [
+            _There(placement, i, environment) if scratch is None else _Here(scratch) for i in range(len(self._nodes))
+        ]
+
+    def __getitem__(self, node: int) -> Node:
+        return self._nodes[node]
+
+    def ask(self, node: int, method: str, *args: Any, seconds: float) -> Any:
+        """Run a helper's method; JobError when the node does not answer in time."""
+        return self._answer(node, self._helpers[node].submit(method, *args), method, seconds)
+
+    def ask_all(self, method: str, *args: Any, seconds: float) -> list[Any]:
+        """Run a method on all nodes side by side; JobError when one of them does not answer in time."""
+        pending = [helper.submit(method, *args) for helper in self._helpers]
+        deadline = time.monotonic() + seconds
+        return [self._answer(node, result, method, deadline - time.monotonic()) for node, result in enumerate(pending)]
+
+    def _answer(self, node: int, result: Callable[[float], Any], what: str, seconds: float) -> Any:
+        try:
+            return result(seconds)
+        except _NO_ANSWER as error:
+            raise JobError(f"node {self._nodes[node]} does not answer ({what}): {error}") from error
+
+    def answers(self, node: int, seconds: float) -> bool:
+        """Whether a node answers at all."""
+        try:
+            self.ask(node, "folder", seconds=seconds)
+        except JobError:
+            return False
+        return True
+
+    def signal(self, pids: Mapping[int, Sequence[int]], number: int, seconds: float) -> dict[Node, list[int]]:
+        """Send a signal to the processes of each node that still answers; returns processes that are gone."""
+        pending = {node: self._helpers[node].submit("signal", list(of_node), number) for node, of_node in pids.items()}
+        deadline = time.monotonic() + seconds
+        gone: dict[Node, list[int]] = {}
+        for node, result in pending.items():
+            try:
+                gone[self._nodes[node]] = result(deadline - time.monotonic())
+            except _NO_ANSWER:
+                logger.warning("node %s does not answer", self._nodes[node])
+        return gone
+
+    def close(self, seconds: float) -> None:
+        """Remove the nodes' folders and let the helpers go."""
+        pending = [helper.submit("close") for helper in self._helpers]
+        deadline = time.monotonic() + seconds
+        for result in pending:
+            with suppress(*_NO_ANSWER):
+                result(deadline - time.monotonic())
+        for helper in self._helpers:
+            helper.end()

@@ -1,0 +1,142 @@
+"""Which nodes of a Ray cluster hold the job's devices, and the placement group that reserves them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from rljob_api import RLJobSpec, derived
+from rljob_worker.errors import JobError, StopRequested, UserError
+
+_NODE_LABEL = "ray.io/node-id"
+"""Label that Ray itself gives every node: its id."""
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A Ray node: on Kubernetes a pod."""
+
+    id: str
+    hostname: str
+    address: str
+    cpus: float
+
+    def __str__(self) -> str:
+        return f"{self.hostname} ({self.address})"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The reserved devices: bundle `i` is device `i % devices_per_node` of node `i // devices_per_node`."""
+
+    group: PlacementGroup
+    nodes: tuple[Node, ...]
+    devices_per_node: int
+
+    def node_of(self, device: int) -> int:
+        """Position in `nodes` of the node that holds a device of the job."""
+        return device // self.devices_per_node
+
+
+def check_layout(spec: RLJobSpec) -> None:
+    """Refuse layouts in which the trainers of a node do not hold the whole model among them.
+
+    Ranks are numbered node by node. Weights go from trainers to engines inside a node only, so each node needs whole
+    replicas. Megatron numbers pipeline stages outermost: with several nodes they would lie on different ones.
+    """
+    if spec.resources.nodes == 1:
+        return
+    per_node = derived.devices_per_node(spec)
+    if spec.training.pipeline_parallel > 1:
+        raise UserError(
+            f"spec.training.pipelineParallel: {spec.training.pipeline_parallel} with {spec.resources.nodes} nodes is "
+            "not built in this version, since each node must hold whole copies of the model; use 1, or one node"
+        )
+    for field, size in (
+        ("tensorParallel", spec.training.tensor_parallel),
+        ("expertParallel", spec.training.expert_parallel),
+    ):
+        if per_node % size:
+            raise UserError(
+                f"spec.training.{field}: {size} does not divide spec.resources.devicesPerNode {per_node}, so a group "
+                "would lie on two nodes; each node must hold whole copies of the model"
+            )
+
+
+def bundle_cpus(spec: RLJobSpec) -> int:
+    """CPUs that one device reserves in Ray."""
+    return spec.resources.threads_per_device or 1
+
+
+def capable_nodes(spec: RLJobSpec, table: Sequence[Mapping[str, Any]]) -> list[Node]:
+    """Living nodes of `ray.nodes()` that can hold a node's share of the devices, in a stable order.
+
+    A head that was started without CPUs is none of them.
+    """
+    wanted = derived.devices_per_node(spec) * bundle_cpus(spec)
+    return [node for node in living_nodes(table) if node.cpus >= wanted]
+
+
+def living_nodes(table: Sequence[Mapping[str, Any]]) -> list[Node]:
+    """Nodes of `ray.nodes()` that are alive, ordered by name."""
+    nodes = [
+        Node(n["NodeID"], n["NodeManagerHostname"], n["NodeManagerAddress"], n["Resources"].get("CPU", 0.0))
+        for n in table
+        if n["Alive"]
+    ]
+    return sorted(nodes, key=lambda node: (node.hostname, node.address, node.id))
+
+
+def place(spec: RLJobSpec, stop: threading.Event) -> Placement:
+    """Reserve `devicesPerNode` devices on each of `nodes` nodes, waiting for nodes that have yet to join.
+
+    Raises:
+        JobError: they are not to be had within `timeouts.startSeconds`; says which nodes there are.
+        StopRequested: the job was asked to stop meanwhile.
+    """
+    deadline = time.monotonic() + spec.timeouts.start_seconds
+    while True:
+        nodes = capable_nodes(spec, ray.nodes())[: spec.resources.nodes]
+        if len(nodes) == spec.resources.nodes:
+            group = _group(spec, nodes)
+            if _reserved(group, nodes, stop, deadline):
+                return Placement(group, tuple(nodes), derived.devices_per_node(spec))
+            remove_placement_group(group)
+        if stop.is_set():
+            raise StopRequested
+        if time.monotonic() > deadline:
+            raise JobError(_shortage(spec, ray.nodes()))
+        stop.wait(_POLL_SECONDS)
+
+
+def _group(spec: RLJobSpec, nodes: Sequence[Node]) -> PlacementGroup:
+    """One bundle a device, each tied to its node: PACK alone would fill a large node before it takes the next."""
+    selectors = [{_NODE_LABEL: node.id} for node in nodes for _ in range(derived.devices_per_node(spec))]
+    bundles = [{"CPU": float(bundle_cpus(spec))} for _ in selectors]
+    return placement_group(bundles, strategy="PACK", bundle_label_selector=selectors)
+
+
+def _reserved(group: PlacementGroup, nodes: Sequence[Node], stop: threading.Event, deadline: float) -> bool:
+    """Wait until the group is placed; False when a node died, a stop was asked for or the deadline passed."""
+    wanted = {node.id for node in nodes}
+    while not group.wait(_POLL_SECONDS):
+        alive = {node.id for node in living_nodes(ray.nodes())}
+        if not wanted <= alive or stop.is_set() or time.monotonic() > deadline:
+            return False
+    return True
+
+
+def _shortage(spec: RLJobSpec, table: Sequence[Mapping[str, Any]]) -> str:
+    wanted = derived.devices_per_node(spec) * bundle_cpus(spec)
+    there = ", ".join(f"{node} with {node.cpus:g} CPUs" for node in living_nodes(table)) or "none"
+    return (
+        f"start: {spec.resources.nodes} node(s) with {wanted} free CPUs each (spec.resources) were not to be had "
+        f"within {spec.timeouts.start_seconds:g} s (spec.timeouts.startSeconds); the Ray cluster's nodes: {there}"
+    )
