@@ -1,0 +1,44 @@
+"""`rljob-operator`: runs the operator until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+from rljob_operator.settings import Settings, SettingsProblem, parse_settings
+from rljob_operator.shell.connection import Connection, ConnectionProblem, connect
+from rljob_operator.shell.controller import Controller
+from rljob_operator.state.reconcile import reconcile
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; exit code 0 after SIGTERM, 1 when a part broke, 2 when a setting is wrong."""
+    try:
+        settings = parse_settings(sys.argv[1:] if arguments is None else arguments)
+        logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s")
+        connection = connect(settings.kubeconfig, settings.context)
+    except (SettingsProblem, ConnectionProblem, ValueError) as error:
+        print(f"rljob-operator: {error}", file=sys.stderr)
+        return 2
+    try:
+        asyncio.run(_run(connection, settings))
+    except Exception:
+        logger.exception("stopping: a part of the operator broke")
+        return 1
+    return 0
+
+
+async def _run(connection: Connection, settings: Settings) -> None:
+    controller = Controller(connection, settings, reconcile)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, controller.stop)
+    await controller.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

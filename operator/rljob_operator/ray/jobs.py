@@ -1,0 +1,127 @@
+"""Ray's job API on the head of a job's cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+
+from rljob_operator.ray.http import Endpoint, NoAnswer
+from rljob_operator.state.observed import SubmissionState, SubmissionView
+
+LOG_LINES = 50
+LOG_LINE_CHARACTERS = 4096
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_ENDED = (SubmissionState.STOPPED, SubmissionState.SUCCEEDED, SubmissionState.FAILED)
+
+
+class RayJobs:
+    """Submits, follows and stops drivers.
+
+    Facts are from Ray 2.56 (`dashboard/modules/job`, `dashboard/modules/state`), seen on a real head.
+
+    Args:
+        session: carries the requests.
+        address: of the head's dashboard, `http://host:8265`.
+        token: Ray's token, where token authentication is on.
+        seconds: deadline of one request.
+    """
+
+    def __init__(
+        self, session: aiohttp.ClientSession, address: str, token: str | None = None, seconds: float = 10.0
+    ) -> None:
+        self._endpoint = Endpoint(session, "Ray's job API", address, token, seconds)
+
+    async def submit(self, body: Mapping[str, Any]) -> None:
+        """Submit a driver; an id that is known there already is a success (Ray answers 500 with a traceback).
+
+        Raises:
+            NoAnswer: it was not submitted, or nobody knows whether it was.
+        """
+        try:
+            await self._endpoint.json("POST", "/api/jobs/", body)
+        except NoAnswer as error:
+            known = f"Job with submission_id {body['submission_id']} already exists"
+            if error.code == 0 or known not in str(error):
+                raise
+
+    async def get(self, submission_id: str) -> SubmissionView:
+        """The state of a submission; the head's session too unless it runs, and the last log lines once it has ended.
+
+        Raises:
+            NoAnswer: the head did not answer.
+        """
+        try:
+            info = await self._endpoint.json("GET", f"/api/jobs/{quote(submission_id, safe='')}")
+        except NoAnswer as error:
+            if error.code == 404 and "does not exist" in str(error):
+                message = f"The head does not know {submission_id}."
+                return SubmissionView(submission_id, SubmissionState.MISSING, message, session=await self._session())
+            raise
+        view = _view(submission_id, info)
+        if view.state not in _ENDED:
+            return view
+        lines = await self._log_tail(submission_id, info.get("driver_node_id"))
+        return replace(view, last_log_lines=lines, session=await self._session())
+
+    async def stop(self, submission_id: str) -> None:
+        """Ask for SIGTERM; harmless when it has ended or is not known.
+
+        Raises:
+            NoAnswer: the head did not answer.
+        """
+        try:
+            await self._endpoint.json("POST", f"/api/jobs/{quote(submission_id, safe='')}/stop")
+        except NoAnswer as error:
+            if error.code != 404:
+                raise
+
+    async def _session(self) -> str:
+        answer = await self._endpoint.json("GET", "/api/version")
+        try:
+            return str(answer["session_name"])
+        except (KeyError, TypeError) as error:
+            raise NoAnswer(f"Ray's dashboard answered what is no version: {error!r}") from None
+
+    async def _log_tail(self, submission_id: str, node: str | None) -> tuple[str, ...]:
+        name = quote(submission_id, safe="")
+        try:
+            if node is None:  # It never ran on a node: there is no file, at most a short text of the job's manager.
+                text = str((await self._endpoint.json("GET", f"/api/jobs/{name}/logs")).get("logs") or "")
+            else:
+                # Read from the end of the file; /api/jobs/<id>/logs would load all of a log of any size.
+                query = f"node_id={quote(str(node), safe='')}&filename=job-driver-{name}.log&lines={LOG_LINES}"
+                content = await self._endpoint.content("GET", f"/api/v0/logs/file?{query}")
+                text = content.decode(errors="replace")
+        except (NoAnswer, AttributeError) as error:
+            return (f"(the driver's log could not be read: {error})"[:LOG_LINE_CHARACTERS],)
+        return last_lines(text)
+
+
+def last_lines(text: str) -> tuple[str, ...]:
+    """The last lines of a log as the status keeps them: of a progress bar the last state, no control characters."""
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.rstrip("\n").split("\n")] if text.strip() else []
+    plain = ["".join(c for c in _ESCAPE.sub("", line) if c == "\t" or c.isprintable()) for line in lines[-LOG_LINES:]]
+    return tuple(line[:LOG_LINE_CHARACTERS] for line in plain)
+
+
+def _view(submission_id: str, info: Any) -> SubmissionView:
+    try:
+        return SubmissionView(
+            id=submission_id,
+            state=SubmissionState(info["status"]),
+            message=str(info.get("message") or ""),
+            exit_code=info.get("driver_exit_code"),
+            start_time=_seconds(info.get("start_time")),
+            end_time=_seconds(info.get("end_time")),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise NoAnswer(f"Ray's job API answered what is no job: {error!r}") from None
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

@@ -1,0 +1,189 @@
+"""What an operator's installation decides: flags, each with an environment variable of the same name."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rljob_operator.render import RenderSettings
+
+_PREFIX = "RLJOB_"
+
+
+class SettingsProblem(ValueError):
+    """A setting has a value that cannot be used; the message names the flag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings; seconds are seconds."""
+
+    render: RenderSettings = field(default_factory=RenderSettings)
+    namespaces: tuple[str, ...] = ()
+    """Watched namespaces; empty: all."""
+    operator_namespace: str = "rljob-system"
+    """Where the operator runs: the namespace of its Lease."""
+    lease_name: str = "rljob-operator"
+    identity: str = field(default_factory=socket.gethostname)
+    """Of this replica; the pod's name."""
+    lease_seconds: float = 30.0
+    """Another replica takes over when the Lease was not renewed for so long."""
+    renew_seconds: float = 20.0
+    """This replica stops acting when it could not renew for so long."""
+    retry_seconds: float = 3.0
+    """Between two looks at the Lease."""
+    concurrency: int = 64
+    """Jobs that are worked on at the same time; most of them wait for a head or a driver."""
+    requests: int = 16
+    """Requests to the API server at the same time."""
+    reconcile_seconds: float = 60.0
+    """Deadline of looking at one job and carrying out what follows."""
+    resync_seconds: float = 900.0
+    """Every job is looked at again after so long, without any event."""
+    status_seconds: float = 10.0
+    """Least time between two status writes of a job when only its progress changed."""
+    ask_seconds: float = 5.0
+    """Deadline of one request to a job's head or driver."""
+    request_seconds: float = 10.0
+    """Deadline of one try of a request to the API server."""
+    rebuild_seconds: float = 20.0
+    """How long one job's step records may take to be read after a start; then /metrics answers without them."""
+    rebuild_total_seconds: float = 120.0
+    """How long all jobs' may take together."""
+    stop_seconds: float = 20.0
+    """How long running work may take after SIGTERM."""
+    optional_kinds_seconds: float = 300.0
+    """Between two looks for Kueue's and Volcano's kinds where they are not there."""
+    http_host: str = ""
+    """Where /healthz, /readyz and /metrics are served; empty: everywhere."""
+    http_port: int = 8080
+    kubeconfig: str | None = None
+    context: str | None = None
+    """Of the kubeconfig."""
+    ray_address: str = "http://{service}.{namespace}.svc:8265"
+    """Of a head's dashboard; may hold {service}, {namespace} and {name} (of the job)."""
+    driver_address: str = "http://{service}.{namespace}.svc:8300"
+    """Of a driver; as `ray_address`."""
+    log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        if not self.retry_seconds < self.renew_seconds < self.lease_seconds:
+            raise SettingsProblem(
+                f"--retry-seconds {self.retry_seconds:g}, --renew-seconds {self.renew_seconds:g} and --lease-seconds "
+                f"{self.lease_seconds:g} must grow in this order: a leader stops acting before another one may begin"
+            )
+        seconds = ("reconcile_seconds", "resync_seconds", "ask_seconds", "request_seconds")
+        for flag in ("concurrency", "requests", *seconds):
+            if getattr(self, flag) <= 0:
+                raise SettingsProblem(f"{_flag(flag)} {getattr(self, flag):g} must be above 0")
+        for flag in ("ray_address", "driver_address"):
+            try:
+                getattr(self, flag).format(service="s", namespace="n", name="j")
+            except (KeyError, IndexError, ValueError) as error:
+                raise SettingsProblem(
+                    f"{_flag(flag)} {getattr(self, flag)!r}: {error} is no part of an address; there are {{service}}, "
+                    "{namespace} and {name}"
+                ) from None
+
+
+_TEXTS = {
+    "operator_namespace": "namespace of the Lease",
+    "lease_name": "name of the Lease",
+    "identity": "name of this replica (default: the host's)",
+    "http_host": "address of /healthz, /readyz and /metrics",
+    "kubeconfig": "kubeconfig; default: the pod's service account",
+    "context": "context of the kubeconfig",
+    "ray_address": "address of a head's dashboard, with {service}, {namespace}, {name}",
+    "driver_address": "address of a driver's endpoint, with {service}, {namespace}, {name}",
+    "log_level": "DEBUG, INFO, WARNING or ERROR",
+}
+_NUMBERS = {
+    "lease_seconds": "another replica takes over after so long",
+    "renew_seconds": "stop acting after so long without a renewal",
+    "retry_seconds": "between two looks at the Lease",
+    "reconcile_seconds": "deadline of looking at one job",
+    "resync_seconds": "each job is looked at again after so long",
+    "status_seconds": "least time between two writes of progress",
+    "ask_seconds": "deadline of a request to a job",
+    "request_seconds": "deadline of a request to the API server",
+    "rebuild_seconds": "deadline of reading one job's records after a start",
+    "rebuild_total_seconds": "deadline of reading all jobs' records after a start",
+    "stop_seconds": "for running work after SIGTERM",
+    "optional_kinds_seconds": "between two looks for Kueue and Volcano",
+}
+
+
+def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings of flags, of variables (RLJOB_LEASE_SECONDS for --lease-seconds) and of defaults, in this order.
+
+    Raises:
+        SettingsProblem: a value cannot be used.
+    """
+    given = vars(_parser(environment).parse_args(arguments))
+    render = {
+        "worker_image": given.pop("worker_image"),
+        "worker_images": _pairs("worker_images", given.pop("worker_images")),
+        "kuberay_version": _version("kuberay_version", given.pop("kuberay_version")),
+        "ray_version": given.pop("ray_version"),
+        "operator_pod_labels": _pairs("operator_pod_labels", given.pop("operator_pod_labels")),
+    }
+    namespaces = tuple(part.strip() for part in (given.pop("namespaces") or "").split(",") if part.strip())
+    kept = {name: value for name, value in given.items() if value is not None}
+    operator_namespace = kept.get("operator_namespace", Settings.__dataclass_fields__["operator_namespace"].default)
+    known = {name: value for name, value in render.items() if value}
+    return Settings(
+        render=RenderSettings(**known, operator_namespace=operator_namespace), namespaces=namespaces, **kept
+    )
+
+
+def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rljob-operator",
+        description="Runs RLJobs on this Kubernetes cluster. Each flag has a variable, like RLJOB_NAMESPACES.",
+    )
+
+    def add(name: str, text: str, kind: type = str) -> None:
+        found = environment.get(_PREFIX + name.upper())
+        parser.add_argument(_flag(name), type=kind, default=found, help=text, metavar=name.rpartition("_")[2].upper())
+
+    for name, text in _TEXTS.items():
+        add(name, text)
+    for name, text in _NUMBERS.items():
+        add(name, text, float)
+    add("concurrency", "jobs that are worked on at the same time", int)
+    add("requests", "requests to the API server at the same time", int)
+    add("http_port", "port of /healthz, /readyz and /metrics", int)
+    add("namespaces", "watched namespaces, with commas between; default: all")
+    add("worker_image", "worker image of jobs that name none")
+    add("worker_images", "the same by profile: ascend-a2=IMAGE,cpu=IMAGE")
+    add("kuberay_version", "version of the KubeRay operator in the cluster, like 1.6.2")
+    add("ray_version", "version of Ray in the worker images, like 2.56.1")
+    add("operator_pod_labels", "labels of the operator's pods, for NetworkPolicies: key=value,key=value")
+    return parser
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _pairs(name: str, text: str | None) -> dict[str, str]:
+    pairs = {}
+    for part in (text or "").split(","):
+        key, equals, value = part.strip().partition("=")
+        if part.strip() and not (equals and key and value):
+            raise SettingsProblem(f"{_flag(name)}: {part.strip()!r} is no pair; write key=value,key=value")
+        if key:
+            pairs[key] = value
+    return pairs
+
+
+def _version(name: str, text: str | None) -> tuple[int, ...]:
+    if not text:
+        return ()
+    parts = text.removeprefix("v").split(".")
+    if len(parts) not in (2, 3) or not all(part.isascii() and part.isdigit() for part in parts):
+        raise SettingsProblem(f"{_flag(name)}: {text!r} is no version; write it like 1.6.2")
+    return tuple(int(part) for part in parts)

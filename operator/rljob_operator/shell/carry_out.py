@@ -1,0 +1,272 @@
+"""Doing what a plan says: each write by server-side apply, and known to the caches as soon as it is answered."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rljob_api.job import GROUP, KIND, VERSION
+from rljob_api.status import RLJobStatus
+from rljob_operator.ray.http import NoAnswer
+from rljob_operator.render import (
+    RenderError,
+    policy_name,
+    render_cluster,
+    render_policy,
+    render_secret,
+    submission,
+)
+from rljob_operator.settings import Settings
+from rljob_operator.shell.events import EventRecorder
+from rljob_operator.shell.metrics import OperatorMetrics
+from rljob_operator.shell.observe import Look, Observer
+from rljob_operator.shell.resources import NETWORK_POLICIES, RAY_CLUSTERS, RLJOBS, SECRETS, JobKey, Resource
+from rljob_operator.shell.rest import ApiClient, ApiError
+from rljob_operator.shell.tokens import DRIVER_KEY, Tokens, driver_secret
+from rljob_operator.shell.world import World
+from rljob_operator.state.observed import JobView
+from rljob_operator.state.plan import (
+    Action,
+    ApplyCluster,
+    ApplyPolicy,
+    ApplySecret,
+    DeleteCluster,
+    DeleteJob,
+    Plan,
+    RequestCheckpoint,
+    Stop,
+    Submit,
+)
+
+_TOKEN_BYTES = 32
+
+
+class ActionFailed(Exception):
+    """An action of a plan was not done; the rest of the plan is left for the next time.
+
+    Attributes:
+        reason: one word for an Event.
+        told: whether the user should be told: nothing will change by itself soon.
+        retry_after: seconds that the server asked to wait.
+    """
+
+    def __init__(self, reason: str, message: str, told: bool, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.told = told
+        self.retry_after = retry_after
+
+
+class Conflict(Exception):
+    """The RLJob changed while the plan was made; it is to be looked at again."""
+
+
+class Executor:
+    """Carries out plans.
+
+    Args:
+        client: the API server.
+        world: the caches.
+        tokens: the bearer tokens.
+        observer: knows the addresses of heads and drivers.
+        events: where Events go.
+        metrics: where writes are counted.
+        settings: render settings and the throttle.
+        check: raises when this replica may not act (any more); called before each write.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        world: World,
+        tokens: Tokens,
+        observer: Observer,
+        events: EventRecorder,
+        metrics: OperatorMetrics,
+        settings: Settings,
+        check: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._world = world
+        self._tokens = tokens
+        self._observer = observer
+        self._events = events
+        self._metrics = metrics
+        self._settings = settings
+        self._check = check
+        self._written: dict[JobKey, float] = {}
+
+    async def carry_out(self, look: Look, plan: Plan) -> float | None:
+        """Do the actions, write the status, record the events.
+
+        Returns:
+            Seconds after which a status that was held back should be written; None: the plan's status is stored.
+
+        Raises:
+            ActionFailed: an action was not done.
+            Conflict: the RLJob is another one than was looked at.
+            ApiError: the status was not written.
+        """
+        held = await self._write_status(look, plan) if plan.status_first else None
+        for action in plan.actions:
+            self._check()
+            await self._act(look, action)
+        if not plan.status_first and not any(isinstance(action, DeleteJob) for action in plan.actions):
+            held = await self._write_status(look, plan)
+        for event in plan.events:
+            self._events.record(look.observed.job, event)
+        return held
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone."""
+        self._written.pop(key, None)
+
+    # --- the status -------------------------------------------------------------------------
+
+    async def _write_status(self, look: Look, plan: Plan) -> float | None:
+        job = look.observed.job
+        key, new = JobKey(job.namespace, job.name), _dumped(plan.status)
+        if new == _dumped(job.status):
+            return None
+        wait = self._written.get(key, -1e9) + self._settings.status_seconds - time.monotonic()
+        if not plan.urgent and wait > 0:
+            return wait
+        self._check()
+        meta = {"name": job.name, "namespace": job.namespace, "resourceVersion": str(look.version)}
+        body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": meta, "status": new}
+        try:
+            item = await self._client.apply(RLJOBS, job.namespace, job.name, body, subresource="status")
+        except ApiError as error:
+            if error.code == 409:
+                await self._refresh(key)
+                raise Conflict(str(error)) from None
+            if error.code == 404:
+                raise Conflict("it was deleted") from None
+            raise
+        self._written[key] = time.monotonic()
+        self._metrics.writes.labels("status").inc()
+        self._world.jobs.learn(item, tell=False)
+        return None
+
+    async def _refresh(self, key: JobKey) -> None:
+        """Do not wait for the watch to show what the server already has."""
+        try:
+            self._world.jobs.learn(await self._client.get(RLJOBS, key.namespace, key.name))
+        except ApiError as error:
+            if error.code != 404:
+                raise
+
+    # --- the actions ------------------------------------------------------------------------
+
+    async def _act(self, look: Look, action: Action) -> None:
+        job = look.observed.job
+        try:
+            match action:
+                case ApplySecret():
+                    await self._make_secret(job)
+                case ApplyPolicy():
+                    policy = render_policy(job, self._settings.render)
+                    if policy is not None:
+                        item = await self._apply(NETWORK_POLICIES, job, policy_name(job.name), policy)
+                        self._world.policies.learn(item)
+                case ApplyCluster():
+                    cluster = render_cluster(job, self._settings.render)
+                    self._world.clusters.learn(await self._apply(RAY_CLUSTERS, job, job.name, cluster))
+                case DeleteCluster(uid=uid):
+                    await self._delete_cluster(job, uid)
+                case DeleteJob():
+                    await self._delete_job(job)
+                case Submit() | Stop() | RequestCheckpoint():
+                    await self._ask_job(look, action)
+        except ApiError as error:
+            message = f"{_WORDS[type(action)]} failed: {error}"
+            raise ActionFailed("RequestRefused", message, _is_final(error), error.retry_after) from None
+        except RenderError as error:
+            raise ActionFailed("InvalidSpec", f"{_WORDS[type(action)]} failed: {error}", True) from None
+        except NoAnswer as error:
+            raise ActionFailed("NoAnswer", f"{_WORDS[type(action)]} failed: {error}", 400 <= error.code < 500) from None
+
+    async def _apply(self, resource: Resource, job: JobView, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        item = await self._client.apply(resource, job.namespace, name, body)
+        self._metrics.writes.labels(resource.plural).inc()
+        return item
+
+    async def _make_secret(self, job: JobView) -> None:
+        key, name = JobKey(job.namespace, job.name), driver_secret(job.name)
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        try:
+            await self._client.create(SECRETS, job.namespace, render_secret(job, token))
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            # Created, not applied: pods that run have the token that is there, so that it is never replaced.
+            self._tokens.forget(key)
+            if await self._tokens.read(key, job.uid, name, DRIVER_KEY) is None:
+                raise ActionFailed(
+                    "SecretInTheWay",
+                    f"Secret {name} exists and is not this job's, or has no key {DRIVER_KEY}; delete it, or give the "
+                    "job another name. (That of a deleted job of this name goes by itself.)",
+                    told=True,
+                ) from None
+            return
+        self._metrics.writes.labels("secrets").inc()
+        self._tokens.learn(key, job.uid, name, DRIVER_KEY, token)
+
+    async def _delete_cluster(self, job: JobView, uid: str) -> None:
+        try:
+            answer = await self._client.delete(RAY_CLUSTERS, job.namespace, job.name, uid)
+        except ApiError as error:
+            if error.code not in (404, 409):
+                raise
+            answer = {"kind": "Status"}
+        else:
+            self._metrics.writes.labels("rayclusters").inc()
+        if answer.get("kind") == "Status":
+            self._world.clusters.forget(job.namespace, job.name, uid)
+        else:
+            self._world.clusters.learn(answer)
+
+    async def _delete_job(self, job: JobView) -> None:
+        try:
+            await self._client.delete(RLJOBS, job.namespace, job.name, job.uid)
+        except ApiError as error:
+            if error.code not in (404, 409):
+                raise
+        else:
+            self._metrics.writes.labels("rljobs").inc()
+
+    async def _ask_job(self, look: Look, action: Submit | Stop | RequestCheckpoint) -> None:
+        job, cluster = look.observed.job, look.cluster
+        key = JobKey(job.namespace, job.name)
+        if cluster is None or cluster.owner_uid != job.uid:
+            raise NoAnswer("the job has no RayCluster")
+        if isinstance(action, RequestCheckpoint):
+            await (await self._observer.driver(key, job, cluster)).checkpoint()
+        elif isinstance(action, Stop):
+            await (await self._observer.ray_jobs(key, cluster)).stop(action.id)
+        else:
+            body = submission(job, action.attempt, self._settings.render)
+            await (await self._observer.ray_jobs(key, cluster)).submit({**body, "submission_id": action.id})
+
+
+_WORDS: dict[type[Action], str] = {
+    ApplySecret: "Making the Secret with the driver's token",
+    ApplyPolicy: "Applying the head's NetworkPolicy",
+    ApplyCluster: "Applying the RayCluster",
+    DeleteCluster: "Deleting the RayCluster",
+    DeleteJob: "Deleting the job after its time to live",
+    Submit: "Submitting the driver",
+    Stop: "Stopping the driver",
+    RequestCheckpoint: "Asking the driver for a checkpoint",
+}
+
+
+def _dumped(status: RLJobStatus) -> dict[str, Any]:
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _is_final(error: ApiError) -> bool:
+    """Refusals (quota, admission, rights) stay until somebody does something; the rest goes by itself."""
+    return 400 <= error.code < 500 and error.code not in (409, 429)

@@ -1,0 +1,321 @@
+"""The operator at work: caches feed a queue, workers look at the jobs in it and carry out what `reconcile` plans."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+from prometheus_client import CollectorRegistry
+
+from rljob_operator.metrics import JobMetricsStore
+from rljob_operator.settings import Settings
+from rljob_operator.shell.carry_out import ActionFailed, Conflict, Executor
+from rljob_operator.shell.connection import Connection
+from rljob_operator.shell.events import EventRecorder
+from rljob_operator.shell.health import serve
+from rljob_operator.shell.leader import LeaderElection, LeadershipLost
+from rljob_operator.shell.metrics import OperatorMetrics
+from rljob_operator.shell.observe import Look, Observer
+from rljob_operator.shell.queue import Stopped, WorkQueue
+from rljob_operator.shell.reflector import Reflector, WatchTimes
+from rljob_operator.shell.resources import JobKey
+from rljob_operator.shell.rest import ApiClient, ApiError
+from rljob_operator.shell.tokens import Tokens
+from rljob_operator.shell.world import World
+from rljob_operator.state.observed import Observed
+from rljob_operator.state.plan import Event, Plan
+
+logger = logging.getLogger(__name__)
+Reconcile = Callable[[Observed, float], Plan]
+_REBUILT_AT_ONCE = 64
+_EVENT_SECONDS = 2.0
+
+
+class Controller:
+    """All parts of one replica, put together.
+
+    Args:
+        connection: the API server.
+        settings: all settings.
+        reconcile: what should be done about a job.
+        times: limits of the watches.
+    """
+
+    def __init__(
+        self, connection: Connection, settings: Settings, reconcile: Reconcile, times: WatchTimes | None = None
+    ) -> None:
+        self.settings = settings
+        self.metrics = OperatorMetrics(CollectorRegistry())
+        self.store = JobMetricsStore(self.metrics.registry)
+        self.queue = WorkQueue()
+        self.client = ApiClient(connection, self.metrics, settings.request_seconds, places=settings.requests)
+        # Its own, so that the Lease never waits behind the jobs.
+        self._lease_client = ApiClient(connection, self.metrics, settings.renew_seconds / 2, settings.renew_seconds)
+        self.world = World(self.client, self.metrics, self.queue.add, settings.namespaces, times)
+        self.leader = LeaderElection(self._lease_client, settings)
+        self._reconcile = reconcile
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=256, ttl_dns_cache=30), timeout=aiohttp.ClientTimeout(total=None)
+        )
+        self._tokens = Tokens(self.client)
+        self._observer = Observer(self.world, self._tokens, self.store, self._session, settings)
+        self._events = EventRecorder(self.client, self.metrics, settings.identity)
+        self._executor = Executor(
+            self.client,
+            self.world,
+            self._tokens,
+            self._observer,
+            self._events,
+            self.metrics,
+            settings,
+            self.leader.check,
+        )
+        self._stopping = asyncio.Event()
+        self._rebuilding = asyncio.Semaphore(_REBUILT_AT_ONCE)
+        self._acting = False
+        self._rebuilt = False
+        self._port = 0
+
+    @property
+    def port(self) -> int:
+        """Port of /healthz, /readyz and /metrics."""
+        return self._port
+
+    def stop(self) -> None:
+        """Finish what runs, give the Lease back, and return from `run`."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Work until `stop`.
+
+        Raises:
+            Exception: what broke a part of the operator that cannot go on alone.
+        """
+        server = await serve(
+            self.settings.http_host,
+            self.settings.http_port,
+            ready=lambda: self.world.problem,
+            metrics_ready=self._metrics_problem,
+            measure=self._measure,
+            store=self.store,
+        )
+        self._port = int(server.addresses[0][1])
+        parts = [asyncio.create_task(watch.run(), name=f"watch {watch.resource}") for watch in self.world.watches]
+        parts.append(asyncio.create_task(self._watch_optional_kinds(), name="optional kinds"))
+        leading = asyncio.create_task(self._lead(), name="leading")
+        sending = asyncio.create_task(self._events.run(), name="events")
+        try:
+            await _first_to_end([leading, sending, *parts])
+        finally:
+            await _cancel([leading])
+            await _cancel([sending, *parts])
+            await server.cleanup()
+            await self._session.close()
+            await self.client.close()
+            await self._lease_client.close()
+
+    # --- watches ----------------------------------------------------------------------------
+
+    async def _watch_optional_kinds(self) -> None:
+        running: list[asyncio.Task[None]] = []
+        try:
+            while True:
+                for plural, watches in (await self.world.discover()).items():
+                    running.append(asyncio.create_task(self._watch_kind(plural, watches), name=f"watch {plural}"))
+                await asyncio.sleep(self.settings.optional_kinds_seconds * random.uniform(0.9, 1.1))
+                for task in [task for task in running if task.done()]:
+                    running.remove(task)
+                    task.result()
+        finally:
+            await _cancel(running)
+
+    async def _watch_kind(self, plural: str, watches: list[Reflector]) -> None:
+        tasks = [asyncio.create_task(watch.run(), name=f"watch {plural}") for watch in watches]
+        try:
+            await _first_to_end(tasks)
+        finally:
+            await _cancel(tasks)
+        self.world.ended(plural)
+
+    # --- leading ----------------------------------------------------------------------------
+
+    async def _lead(self) -> None:
+        """Take the Lease and work, again and again: a replica that lost it stands by with its caches warm."""
+        while await self._before_stop(self.leader.acquire()):
+            self._acting = True
+            self.metrics.leader.set(1)
+            holding = asyncio.create_task(self.leader.hold(), name="hold the Lease")
+            working = asyncio.create_task(self._work(), name="work")
+            try:
+                await _first_to_end([working, holding])
+            except LeadershipLost as lost:
+                logger.error("nothing is done any more until the Lease is taken again: %s", lost)
+            finally:
+                await _cancel([working, holding])
+                self.metrics.leader.set(0)
+            if not self._stopping.is_set():
+                # Another replica shows the jobs' metrics from now on.
+                self.store.clear()
+                self._acting = self._rebuilt = False
+        await self.leader.release()
+
+    async def _work(self) -> None:
+        """Work on jobs until `stop`, then finish what runs."""
+        if not await self._before_stop(self._caches_filled()):
+            return
+        workers = [asyncio.create_task(self._worker(), name=f"worker {n}") for n in range(self.settings.concurrency)]
+        helpers = [
+            asyncio.create_task(self._rebuild(), name="rebuild metrics"),
+            asyncio.create_task(self._resync(), name="resync"),
+        ]
+        try:
+            await self._before_stop(_first_to_end(workers))
+            self.queue.stop()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.stop_seconds):
+                    await asyncio.gather(*workers)
+            await self._events.drain(_EVENT_SECONDS)
+        finally:
+            await _cancel([*workers, *helpers])
+
+    async def _before_stop(self, wait: Coroutine[Any, Any, None]) -> bool:
+        """Wait for something, at most until `stop`; tells whether it came first."""
+        waiting, stopping = asyncio.create_task(wait), asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait([waiting, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                waiting.result()
+            return not self._stopping.is_set()
+        finally:
+            await _cancel([waiting, stopping])
+
+    async def _caches_filled(self) -> None:
+        for watch in self.world.watches:
+            await watch.synced.wait()
+        for key in self.world.jobs.jobs():
+            self.queue.add(key)
+
+    async def _resync(self) -> None:
+        """Look at every job now and then: spread evenly, so that it costs the same at any time."""
+        while True:
+            keys = list(self.world.jobs.jobs())
+            pause = self.settings.resync_seconds / max(1, len(keys))
+            for key in keys:
+                await asyncio.sleep(pause)
+                self.queue.add(key)
+            if not keys:
+                await asyncio.sleep(pause)
+
+    async def _rebuild(self) -> None:
+        """Count the running jobs' records before /metrics answers, so that no counter falls or is counted twice.
+
+        A job whose driver does not answer in time has no counters until it does; the others do not wait for it.
+        """
+        began = time.monotonic()
+        tasks = [asyncio.create_task(self._rebuild_one(key), name=f"records {key}") for key in self.world.jobs.jobs()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=self.settings.rebuild_total_seconds)
+        late = sum(not task.done() for task in tasks)
+        await _cancel(tasks)
+        self._rebuilt = True
+        logger.info("metrics ready after %.1f s; %d of %d jobs late", time.monotonic() - began, late, len(tasks))
+
+    async def _rebuild_one(self, key: JobKey) -> None:
+        async with self._rebuilding:
+            try:
+                problem = await self._observer.rebuild(key)
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+        if problem:
+            logger.warning("%s: metrics begin without its records: %s", key, problem[:2000])
+
+    # --- one job ----------------------------------------------------------------------------
+
+    async def _worker(self) -> None:
+        while True:
+            try:
+                key = await self.queue.get()
+            except Stopped:
+                return
+            try:
+                await self._process(key)
+            finally:
+                self.queue.done(key)
+
+    async def _process(self, key: JobKey) -> None:
+        began, result, look = time.monotonic(), "error", None
+        try:
+            async with asyncio.timeout(self.settings.reconcile_seconds):
+                look = await self._observer.observe(key)
+                if look is None:
+                    self._forget(key)
+                else:
+                    await self._carry_out(key, look)
+            self.queue.succeeded(key)
+            result = "done"
+        except LeadershipLost:
+            result = "not leading"
+        except Conflict as conflict:
+            result = "conflict"
+            self.queue.failed(key)
+            logger.debug("%s: looked at again: %s", key, conflict)
+        except ActionFailed as failed:
+            self._failed(key, str(failed), failed.retry_after)
+            if failed.told and look is not None:
+                self._events.record(look.observed.job, Event("Warning", failed.reason, str(failed)))
+        except ApiError as error:
+            self._failed(key, str(error), error.retry_after)
+        except TimeoutError:
+            self._failed(key, f"not done within {self.settings.reconcile_seconds:g} s")
+        except Exception as error:
+            # One job with rubbish must never hurt another: whatever breaks, breaks for this key alone.
+            logger.exception("%s: cannot be reconciled", key)
+            self._failed(key, f"{type(error).__name__}: {error}")
+        self.metrics.reconcile_seconds.labels(result).observe(time.monotonic() - began)
+
+    async def _carry_out(self, key: JobKey, look: Look) -> None:
+        plan = self._reconcile(look.observed, time.time())
+        held = await self._executor.carry_out(look, plan)
+        job = look.observed.job
+        # What is stored, not what is held back: after a restart the metrics must follow from it again.
+        self.store.observe_status(job if held is not None else replace(job, status=plan.status))
+        waits = [seconds for seconds in (plan.requeue_after, held) if seconds is not None]
+        self.queue.add_after(key, min(waits, default=None))
+
+    def _failed(self, key: JobKey, message: str, retry_after: float | None = None) -> None:
+        seconds = self.queue.failed(key, retry_after or 0.0)
+        logger.warning("%s: %s; again in %.1f s", key, message[:2000], seconds)
+
+    def _forget(self, key: JobKey) -> None:
+        self.queue.forget(key)
+        self._executor.forget(key)
+        self._observer.forget(key)
+
+    # --- what is told -----------------------------------------------------------------------
+
+    def _metrics_problem(self) -> str:
+        return "the running jobs' records are being read" if self._acting and not self._rebuilt else ""
+
+    def _measure(self) -> None:
+        self.metrics.queue_depth.set(len(self.queue))
+        self.world.measure()
+
+
+async def _first_to_end(tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for the first task; the others are helpers that never end, so that its end is the end of all."""
+    ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in ended:
+        task.result()
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,321 @@
+"""Looking at one job: the caches, and while a driver should run its head and the driver itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+import aiohttp
+
+from rljob_api.job import GROUP, KIND, VERSION
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import AttemptStatus, JobPhase, RLJobStatus
+from rljob_api.validation import ManifestError, load_manifest
+from rljob_operator.metrics import JobMetricsStore, RecordError
+from rljob_operator.ray.driver import Driver
+from rljob_operator.ray.http import NoAnswer
+from rljob_operator.ray.jobs import RayJobs
+from rljob_operator.render import check_renderable
+from rljob_operator.settings import Settings
+from rljob_operator.shell.resources import JobKey
+from rljob_operator.shell.rest import ApiError
+from rljob_operator.shell.tokens import DRIVER_KEY, RAY_KEY, Tokens, driver_secret
+from rljob_operator.shell.views import ClusterState, job_view
+from rljob_operator.shell.world import World
+from rljob_operator.state.observed import ClusterView, DriverView, JobView, Observed, QueueView, SubmissionView
+
+_KEPT_SPECS = 1500
+"""Eleven kB each; to validate one again takes a millisecond."""
+_REFUSED = (401, 403)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A job as it was found, and what the shell needs beside that to write."""
+
+    observed: Observed
+    version: int
+    """resourceVersion of the RLJob that was looked at."""
+    cluster: ClusterState | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    uid: str
+    generation: int
+    problem: str
+
+
+class Observer:
+    """Makes `Observed` of the caches, of Ray's job API and of the driver's endpoint.
+
+    The last two are asked only while the status says that an attempt is under way.
+
+    Args:
+        world: the caches.
+        tokens: the bearer tokens.
+        store: where step records are counted.
+        session: carries the requests to heads and drivers.
+        settings: addresses and deadlines.
+    """
+
+    def __init__(
+        self, world: World, tokens: Tokens, store: JobMetricsStore, session: aiohttp.ClientSession, settings: Settings
+    ) -> None:
+        self._world = world
+        self._tokens = tokens
+        self._store = store
+        self._session = session
+        self._settings = settings
+        self._specs: OrderedDict[tuple[str, int], RLJobSpec] = OrderedDict()
+        self._checked: dict[JobKey, _Checked] = {}
+        # A page of records takes up to some ten MB while it is read: a few at a time.
+        self._catching_up = asyncio.Semaphore(4)
+        self._reading: WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = WeakValueDictionary()
+
+    async def observe(self, key: JobKey) -> Look | None:
+        """Look at a job; None when it is gone.
+
+        Raises:
+            ApiError: a Secret could not be read.
+            ValueError: the stored status is unreadable.
+        """
+        text = self._world.jobs.get(*key)
+        version = self._world.jobs.version(*key)
+        if text is None or version is None:
+            return None
+        job = self._job(key, json.loads(text))
+        state = self._world.clusters.get(*key)
+        cluster = None if state is None else state.for_job(job.uid)
+        pods = tuple(self._world.pods.of_job(key))
+        if any(pod.waiting_reason == "CreateContainerConfigError" for pod in pods):
+            self._tokens.forget(key)
+        submission, submission_error, driver, driver_error = await self._ask(key, job, state)
+        observed = Observed(
+            job=job,
+            cluster=cluster,
+            pods=pods,
+            queue=self._queue(key, cluster),
+            secret_exists=await self._secret_exists(key, job),
+            policy_exists=self._policy_exists(key, job),
+            submission=submission,
+            submission_error=submission_error,
+            driver=driver,
+            driver_error=driver_error,
+        )
+        return Look(observed, version, state)
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone."""
+        checked = self._checked.pop(key, None)
+        if checked is not None:
+            self._specs.pop((checked.uid, checked.generation), None)
+            self._store.forget((*key, checked.uid))
+        self._tokens.forget(key)
+
+    # --- the job itself ---------------------------------------------------------------------
+
+    def _job(self, key: JobKey, item: dict[str, Any]) -> JobView:
+        uid, generation = str(item["metadata"]["uid"]), int(item["metadata"].get("generation", 1))
+        checked = self._checked.get(key)
+        if checked is not None and checked.uid != uid:
+            self.forget(key)
+            checked = None
+        if checked is not None and checked.generation == generation:
+            spec = None if checked.problem else self._spec(item, uid, generation)
+            return job_view(item, spec, checked.problem)
+        job = self._check(item)
+        if checked is not None:
+            self._specs.pop((uid, checked.generation), None)
+        self._checked[key] = _Checked(uid, generation, job.problem)
+        return job
+
+    def _check(self, item: dict[str, Any]) -> JobView:
+        try:
+            spec = _valid_spec(item)
+        except ManifestError as error:
+            return job_view(item, None, "; ".join(str(problem) for problem in error.problems))
+        job = job_view(item, spec, "")
+        problem = check_renderable(job, self._settings.render)
+        if problem:
+            return job_view(item, None, problem)
+        self._keep((job.uid, job.generation), spec)
+        return job
+
+    def _spec(self, item: dict[str, Any], uid: str, generation: int) -> RLJobSpec:
+        spec = self._specs.pop((uid, generation), None) or _valid_spec(item)
+        self._keep((uid, generation), spec)
+        return spec
+
+    def _keep(self, name: tuple[str, int], spec: RLJobSpec) -> None:
+        self._specs[name] = spec
+        while len(self._specs) > _KEPT_SPECS:
+            self._specs.popitem(last=False)
+
+    # --- what belongs to it -----------------------------------------------------------------
+
+    def _queue(self, key: JobKey, cluster: ClusterView | None) -> QueueView | None:
+        if cluster is None:
+            return None
+        states = [state for cache in self._world.queues.values() for state in cache.of_job(key)]
+        return next((state.view for state in states if state.cluster_uid == cluster.uid), None)
+
+    async def _secret_exists(self, key: JobKey, job: JobView) -> bool:
+        if dormant(job) or job.deleting:
+            return True  # Nothing is asked of it, and asking the API server about it would be a request for nothing.
+        secret = driver_secret(key.name)
+        if job.status.cluster is None:
+            return self._tokens.known(key, job.uid, secret, DRIVER_KEY) is not None
+        return await self._tokens.read(key, job.uid, secret, DRIVER_KEY) is not None
+
+    def _policy_exists(self, key: JobKey, job: JobView) -> bool:
+        wanted = job.spec is not None and job.spec.network.network_policy
+        return not wanted or job.uid in self._world.policies.of_job(key)
+
+    # --- the running attempt ----------------------------------------------------------------
+
+    async def _ask(
+        self, key: JobKey, job: JobView, state: ClusterState | None
+    ) -> tuple[SubmissionView | None, str, DriverView | None, str]:
+        attempt = running_attempt(job.status)
+        if attempt is None or attempt.submission_id is None or state is None or state.owner_uid != job.uid:
+            return None, "", None, ""
+        submission, driver = await asyncio.gather(
+            self._submission(key, state, attempt.submission_id), self._driver(key, job, state)
+        )
+        return *submission, *driver
+
+    async def _submission(self, key: JobKey, state: ClusterState, name: str) -> tuple[SubmissionView | None, str]:
+        try:
+            return await (await self.ray_jobs(key, state)).get(name), ""
+        except NoAnswer as error:
+            self._maybe_stale_token(key, error)
+            return None, str(error)
+
+    async def _driver(self, key: JobKey, job: JobView, state: ClusterState) -> tuple[DriverView | None, str]:
+        try:
+            driver = await self.driver(key, job, state)
+            status = await driver.status()
+            await self._read_records(driver, (*key, job.uid))
+        except NoAnswer as error:
+            self._maybe_stale_token(key, error)
+            return None, str(error)
+        except RecordError as error:
+            return None, f"The driver's step records cannot be counted: {error}"
+        totals = self._store.driver_totals((*key, job.uid))
+        return (
+            DriverView(
+                ready=status.ready,
+                step=status.step,
+                attempt=status.attempt,
+                phase=status.phase,
+                stopping=status.stopping,
+                last_checkpoint_step=status.last_checkpoint_step,
+                last=totals.last,
+                median_step_seconds=totals.median_step_seconds,
+                useful_seconds=totals.useful_seconds,
+                lost_seconds=totals.lost_seconds,
+                lost_steps=totals.lost_steps,
+            ),
+            "",
+        )
+
+    async def rebuild(self, key: JobKey) -> str:
+        """Count the records of a running job from the beginning; says why it could not be done, or nothing."""
+        text, state = self._world.jobs.get(*key), self._world.clusters.get(*key)
+        if text is None or state is None:
+            return ""
+        try:
+            job = self._job(key, json.loads(text))
+            self._store.observe_status(job)
+            if running_attempt(job.status) is None or state.owner_uid != job.uid:
+                return ""
+            driver = await self.driver(key, job, state)
+            await driver.status()
+            async with asyncio.timeout(self._settings.rebuild_seconds):
+                await self._read_records(driver, (*key, job.uid))
+        except TimeoutError:
+            return f"reading them took more than {self._settings.rebuild_seconds:g} s"
+        except (NoAnswer, RecordError) as error:
+            return str(error)
+        return ""
+
+    async def _read_records(self, driver: Driver, key: tuple[str, str, str]) -> None:
+        lock = self._reading.setdefault(key, asyncio.Lock())
+        async with lock:
+            if self._store.next_index(key) < 0 or self._store.behind(key):
+                async with self._catching_up:
+                    while await self._read_page(driver, key) and self._store.behind(key):
+                        pass
+            else:
+                await self._read_page(driver, key)
+
+    async def _read_page(self, driver: Driver, key: tuple[str, str, str]) -> int:
+        page = await driver.steps(self._store.next_index(key))
+        return self._store.feed(key, page.records, page.total)
+
+    async def ray_jobs(self, key: JobKey, state: ClusterState) -> RayJobs:
+        """The job API of the job's head.
+
+        Raises:
+            NoAnswer: there is no address or no token to ask it with.
+        """
+        token = None
+        if state.token_secret:
+            token = await self._token(key, state.view.uid, state.token_secret, RAY_KEY)
+        address = self._address(self._settings.ray_address, key, state.view)
+        return RayJobs(self._session, address, token, self._settings.ask_seconds)
+
+    async def driver(self, key: JobKey, job: JobView, state: ClusterState) -> Driver:
+        """The endpoint of the job's driver.
+
+        Raises:
+            NoAnswer: there is no address or no token to ask it with.
+        """
+        token = await self._token(key, job.uid, driver_secret(key.name), DRIVER_KEY)
+        address = self._address(self._settings.driver_address, key, state.view)
+        return Driver(self._session, address, token, self._settings.ask_seconds)
+
+    async def _token(self, key: JobKey, owner_uid: str, secret: str, entry: str) -> str:
+        try:
+            token = await self._tokens.read(key, owner_uid, secret, entry)
+        except ApiError as error:
+            raise NoAnswer(f"Secret {secret} cannot be read: {error}") from None
+        if token is None:
+            raise NoAnswer(f"Secret {secret} is not there, is not this job's, or has no key {entry}.")
+        return token
+
+    @staticmethod
+    def _address(template: str, key: JobKey, cluster: ClusterView) -> str:
+        if "{service}" in template and cluster.head_service is None:
+            raise NoAnswer(f"RayCluster {key.name} has no head service yet.")
+        return template.format(service=cluster.head_service, namespace=key.namespace, name=key.name)
+
+    def _maybe_stale_token(self, key: JobKey, error: NoAnswer) -> None:
+        if error.code in _REFUSED:
+            self._tokens.forget(key)
+
+
+def _valid_spec(item: dict[str, Any]) -> RLJobSpec:
+    # Labels and annotations are left out: whatever Kubernetes lets them be, they are no part of the spec.
+    meta = {"name": item["metadata"]["name"], "namespace": item["metadata"].get("namespace", "")}
+    return load_manifest(
+        {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": meta, "spec": item.get("spec")}
+    ).spec
+
+
+def dormant(job: JobView) -> bool:
+    """Whether the job has ended or is suspended for good: nothing is done for it until its spec changes."""
+    phase = job.status.phase
+    suspended = phase is JobPhase.SUSPENDED and job.spec is not None and job.spec.suspend
+    return phase in (JobPhase.SUCCEEDED, JobPhase.FAILED) or suspended
+
+
+def running_attempt(status: RLJobStatus) -> AttemptStatus | None:
+    """The attempt that has not ended."""
+    last = max(status.attempts, key=lambda attempt: attempt.number, default=None)
+    return last if last is not None and last.end_time is None else None

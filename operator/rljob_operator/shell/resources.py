@@ -1,0 +1,50 @@
+"""The kinds of objects that the operator talks to the API server about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rljob_api.job import GROUP, PLURAL, VERSION
+
+FIELD_MANAGER = "rljob-operator"
+JOB_LABEL = "rljob.dev/job"
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+
+
+class JobKey(NamedTuple):
+    """Namespace and name of an RLJob."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One kind of object, as the paths of the API server name it."""
+
+    group: str
+    version: str
+    plural: str
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """Path of one object, of a namespace's objects, or (without arguments) of all objects of the kind."""
+        parts = [f"/apis/{self.group}" if self.group else "/api", self.version]
+        parts += [] if namespace is None else ["namespaces", namespace]
+        parts += [part for part in (self.plural, name, subresource) if part is not None]
+        return "/".join(parts)
+
+    def __str__(self) -> str:
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+RLJOBS = Resource(GROUP, VERSION, PLURAL)
+RAY_CLUSTERS = Resource("ray.io", "v1", "rayclusters")
+PODS = Resource("", "v1", "pods")
+SECRETS = Resource("", "v1", "secrets")
+EVENTS = Resource("", "v1", "events")
+NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies")
+LEASES = Resource("coordination.k8s.io", "v1", "leases")

@@ -1,0 +1,278 @@
+"""From Kubernetes objects to what the reconciler reads. Pure; whoever reads objects from elsewhere may use it too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from rljob_api.job import KIND
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import RLJobStatus
+from rljob_operator.shell.resources import JOB_LABEL, JobKey
+from rljob_operator.state.observed import ClusterView, JobView, Manifest, PodRole, PodView, QueueView
+
+_MESSAGE = 1024
+_STARTING = ("PodInitializing", "ContainerCreating")
+_NODE_LOST = ("NodeLost", "DeletionByTaintManager", "DeletionByPodGC")
+_DISRUPTED = ("EvictionByEvictionAPI", "PreemptionByScheduler", "TerminationByKubelet")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """A RayCluster as the cache keeps it."""
+
+    view: ClusterView
+    owner_uid: str = ""
+    token_secret: str = ""
+    """Secret with Ray's token, where token authentication is on."""
+
+    def for_job(self, uid: str) -> ClusterView:
+        """The view of the job with this UID."""
+        owned = bool(uid) and self.owner_uid == uid
+        return replace(self.view, owned=owned, owner="" if owned else self.view.owner)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """A Workload or PodGroup as the cache keeps it."""
+
+    view: QueueView
+    cluster_uid: str
+
+
+# --- whose object it is ------------------------------------------------------------------------
+
+
+def own_key(item: Manifest) -> JobKey:
+    """Job with the object's own name: RLJobs and RayClusters."""
+    return JobKey(str(item["metadata"].get("namespace", "")), str(item["metadata"]["name"]))
+
+
+def labelled_key(item: Manifest) -> JobKey | None:
+    """Job that the object's label names: pods and NetworkPolicies."""
+    name = (item["metadata"].get("labels") or {}).get(JOB_LABEL)
+    return JobKey(str(item["metadata"].get("namespace", "")), name) if name else None
+
+
+def ray_pod_key(item: Manifest) -> JobKey | None:
+    """Job of a Ray pod; KubeRay's other pods (Redis clean-up) are none of ours."""
+    return labelled_key(item) if _labels(item).get("ray.io/node-type") in ("head", "worker") else None
+
+
+def queue_key(item: Manifest) -> JobKey | None:
+    """Job whose RayCluster owns a Workload or PodGroup."""
+    owner = _controller(item)
+    if owner.get("kind") != "RayCluster":
+        return None
+    return JobKey(str(item["metadata"].get("namespace", "")), str(owner["name"]))
+
+
+# --- RLJob -------------------------------------------------------------------------------------
+
+
+def job_text(item: Manifest) -> bytes:
+    """What is kept of an RLJob: JSON text, a tenth of the memory of the parsed object."""
+    meta = item["metadata"]
+    kept = {
+        name: meta[name]
+        for name in ("namespace", "name", "uid", "generation", "creationTimestamp", "deletionTimestamp", "labels")
+        if name in meta
+    }
+    annotations = {
+        name: value
+        for name, value in (meta.get("annotations") or {}).items()
+        if name != "kubectl.kubernetes.io/last-applied-configuration"
+    }
+    parts = {"metadata": {**kept, "annotations": annotations}, "spec": item.get("spec"), "status": item.get("status")}
+    return json.dumps(parts, separators=(",", ":")).encode()
+
+
+def job_view(item: Manifest, spec: RLJobSpec | None, problem: str) -> JobView:
+    """View of an RLJob whose spec was checked already.
+
+    Raises:
+        ValueError: the stored status is none (pydantic's error, which names the field).
+    """
+    meta = item["metadata"]
+    return JobView(
+        namespace=str(meta.get("namespace", "")),
+        name=str(meta["name"]),
+        uid=str(meta["uid"]),
+        generation=int(meta.get("generation", 1)),
+        created=unix_seconds(meta["creationTimestamp"]),
+        spec=spec,
+        problem=problem,
+        status=RLJobStatus.model_validate(item.get("status") or {}),
+        deleting="deletionTimestamp" in meta,
+        labels=_labels(item),
+        annotations=meta.get("annotations") or {},
+    )
+
+
+# --- RayCluster --------------------------------------------------------------------------------
+
+
+def cluster_state(item: Manifest) -> ClusterState:
+    """A RayCluster, as its metadata, a few fields of its spec and KubeRay's status tell."""
+    meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+    conditions = _conditions(status)
+    head, auth, owner = status.get("head") or {}, spec.get("authOptions") or {}, _controller(item)
+    desired, ready = int(status.get("desiredWorkerReplicas") or 0), int(status.get("readyWorkerReplicas") or 0)
+    provisioned = _holds(conditions, "RayClusterProvisioned")
+    failure = conditions.get("ReplicaFailure") or {}
+    view = ClusterView(
+        name=str(meta["name"]),
+        uid=str(meta["uid"]),
+        ready=_cluster_ready(meta, status, conditions, provisioned and ready >= desired),
+        provisioned=provisioned,
+        suspended=_holds(conditions, "RayClusterSuspended") or status.get("state") == "suspended",
+        deleting="deletionTimestamp" in meta,
+        owned=False,
+        head_pod=head.get("podName") or None,
+        head_service=head.get("serviceName") or None,
+        desired_workers=desired,
+        ready_workers=ready,
+        failure=_cut(failure.get("message") or status.get("reason")) if failure.get("status") == "True" else "",
+        created=unix_seconds(meta["creationTimestamp"]),
+        owner=f"{owner['kind']} {owner['name']}" if owner else "",
+        answered=bool(status),
+    )
+    secret = str(auth.get("secretName") or meta["name"]) if auth.get("mode") == "token" else ""
+    return ClusterState(view, str(owner.get("uid", "")), secret)
+
+
+def _cluster_ready(meta: Manifest, status: Manifest, conditions: Mapping[str, Manifest], complete: bool) -> bool:
+    """Whether head and workers are ready now: KubeRay's `state` and `RayClusterProvisioned` stay when pods go."""
+    suspended = _holds(conditions, "RayClusterSuspending") or _holds(conditions, "RayClusterSuspended")
+    current = int(status.get("observedGeneration") or 0) >= int(meta.get("generation") or 0)
+    return complete and current and not suspended and _holds(conditions, "HeadPodReady")
+
+
+# --- pods --------------------------------------------------------------------------------------
+
+
+def pod_view(item: Manifest) -> PodView:
+    """A pod of a Ray cluster."""
+    meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+    conditions = _conditions(status)
+    disrupted = conditions.get("DisruptionTarget") or {}
+    cause = str(disrupted.get("reason") or "") if disrupted.get("status") == "True" else ""
+    waiting, ended = _waiting(status), _ended(status)
+    reason, message = str(status.get("reason") or ended.get("reason") or ""), status.get("message")
+    if not status.get("reason") and cause in _DISRUPTED:
+        reason, message = "Evicted", disrupted.get("message")
+    unscheduled = conditions.get("PodScheduled") or {}
+    held = unscheduled.get("reason") if unscheduled.get("status") == "False" else ""
+    return PodView(
+        name=str(meta["name"]),
+        uid=str(meta["uid"]),
+        role=PodRole(_labels(item)["ray.io/node-type"]),
+        phase=str(status.get("phase") or "Pending"),
+        ready=_holds(conditions, "Ready"),
+        deleting="deletionTimestamp" in meta,
+        node=spec.get("nodeName") or None,
+        node_lost=status.get("phase") == "Unknown" or status.get("reason") in _NODE_LOST or cause in _NODE_LOST,
+        waiting_reason=str(waiting.get("reason") or ""),
+        waiting_message=_cut(waiting.get("message")),
+        terminated_reason=reason,
+        terminated_message=_cut(message or ended.get("message")),
+        exit_code=ended.get("exitCode"),
+        unschedulable=_cut(unscheduled.get("message")) if held == "Unschedulable" else "",
+        gated=held == "SchedulingGated",
+    )
+
+
+def _containers(status: Manifest) -> list[Manifest]:
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+
+
+def _waiting(status: Manifest) -> Manifest:
+    found = [state for one in _containers(status) if (state := (one.get("state") or {}).get("waiting"))]
+    return next((state for state in found if state.get("reason") not in _STARTING), found[0] if found else {})
+
+
+def _ended(status: Manifest) -> Manifest:
+    """The first container that ended, now or (where it waits to be started again) before; a good end of an init
+    container is none."""
+    init = {one["name"] for one in status.get("initContainerStatuses") or ()}
+    for state in ("state", "lastState"):
+        for one in _containers(status):
+            ended = (one.get(state) or {}).get("terminated")
+            if ended and not (one["name"] in init and ended.get("exitCode") == 0):
+                return dict(ended)
+    return {}
+
+
+# --- queues ------------------------------------------------------------------------------------
+
+
+def workload_state(item: Manifest) -> QueueState:
+    """Kueue's Workload of a RayCluster."""
+    conditions = _conditions(item.get("status") or {})
+    evicted, reserved = conditions.get("Evicted") or {}, conditions.get("QuotaReserved") or {}
+    admitted = _holds(conditions, "Admitted")
+    says = evicted if evicted.get("status") == "True" and not admitted else reserved
+    checks = conditions.get("Admitted") or {}
+    if not admitted and reserved.get("status") == "True":
+        says = checks
+    view = QueueView(
+        admitted=admitted,
+        reason=str(says.get("reason") or ""),
+        message=_cut(says.get("message")),
+        object=f"Workload {item['metadata']['name']}",
+    )
+    return QueueState(view, str(_controller(item).get("uid", "")))
+
+
+def pod_group_state(item: Manifest) -> QueueState:
+    """Volcano's PodGroup of a RayCluster."""
+    status = item.get("status") or {}
+    unschedulable = _conditions(status).get("Unschedulable") or {}
+    phase = str(status.get("phase") or "Pending")
+    blocked = unschedulable.get("status") == "True"
+    admitted = phase in ("Running", "Completed") or (phase == "Inqueue" and not blocked)
+    view = QueueView(
+        admitted=admitted,
+        reason="" if admitted else str(unschedulable.get("reason") or phase),
+        message="" if admitted else _cut(unschedulable.get("message")),
+        object=f"PodGroup {item['metadata']['name']}",
+    )
+    return QueueState(view, str(_controller(item).get("uid", "")))
+
+
+# --- parts -------------------------------------------------------------------------------------
+
+
+def unix_seconds(text: str) -> float:
+    """Unix seconds of an RFC 3339 time."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+def controller_uid(item: Manifest) -> str:
+    """UID of the object's controller if that is an RLJob, else nothing."""
+    owner = _controller(item)
+    return str(owner["uid"]) if owner.get("kind") == KIND else ""
+
+
+def _controller(item: Manifest) -> Manifest:
+    owners = item["metadata"].get("ownerReferences") or ()
+    return next((owner for owner in owners if owner.get("controller")), {})
+
+
+def _labels(item: Manifest) -> Mapping[str, str]:
+    return item["metadata"].get("labels") or {}
+
+
+def _conditions(status: Manifest) -> dict[str, Manifest]:
+    return {str(condition["type"]): condition for condition in status.get("conditions") or ()}
+
+
+def _holds(conditions: Mapping[str, Manifest], kind: str) -> bool:
+    return (conditions.get(kind) or {}).get("status") == "True"
+
+
+def _cut(text: Any) -> str:
+    return str(text or "")[:_MESSAGE]

@@ -1,0 +1,142 @@
+"""The client of the job API against a real `ray start --head`, with and without token authentication."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from rljob_operator.ray.http import NoAnswer
+from rljob_operator.ray.jobs import RayJobs
+from rljob_operator.state.observed import SubmissionState, SubmissionView
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+TOKEN = "0123456789abcdef0123456789abcdef"
+START_SECONDS = 90.0
+JOB_SECONDS = 60.0
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Processes of the head that was started with this folder: none else has its name."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            if str(folder).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture
+def head(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Address of a real head; the parameter is its token or None."""
+    # Ray's sockets must have short paths.
+    folder = Path(f"/tmp/rljob-head-{os.getpid()}-{time.monotonic_ns() % 10**6}")
+    names = (
+        "port",
+        "dashboard-port",
+        "dashboard-agent-listen-port",
+        "node-manager-port",
+        "object-manager-port",
+        "ray-client-server-port",
+    )
+    ports = dict(zip(names, free_ports(len(names))))
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1"}
+    if request.param:
+        environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": request.param}
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--node-ip-address=127.0.0.1"]
+    command += [f"--{name}={port}" for name, port in ports.items()]
+    command += ["--num-cpus=1", "--num-gpus=0", "--object-store-memory=80000000", f"--temp-dir={folder}"]
+    try:
+        started = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_SECONDS)
+        assert started.returncode == 0, started.stdout[-2000:] + started.stderr[-2000:]
+        yield f"http://127.0.0.1:{ports['dashboard-port']}"
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in processes_of(folder):
+                with suppress(ProcessLookupError):
+                    os.kill(process, number)
+            time.sleep(0.5)
+        subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
+async def settled(ray: RayJobs, name: str, *states: SubmissionState) -> SubmissionView:
+    until = time.monotonic() + JOB_SECONDS
+    while True:
+        view = await ray.get(name)
+        if view.state in states:
+            return view
+        assert time.monotonic() < until, view
+        await asyncio.sleep(0.3)
+
+
+async def answering(ray: RayJobs) -> None:
+    """Wait for the dashboard: `ray start` returns before it listens."""
+    until = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            assert (await ray.get("nobody")).state is SubmissionState.MISSING
+            return
+        except NoAnswer:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.3)
+
+
+@pytest.mark.parametrize("head", [TOKEN, None], indirect=True, ids=["token", "open"])
+def test_submit_follow_and_stop(head: str, request: pytest.FixtureRequest) -> None:
+    token = request.node.callspec.params["head"]
+
+    async def run() -> None:
+        async with aiohttp.ClientSession() as session:
+            ray = RayJobs(session, head, token, 20.0)
+            await answering(ray)
+            if token:
+                for wrong, code in ((None, 401), ("x" * 32, 403)):
+                    with pytest.raises(NoAnswer) as refused:
+                        await RayJobs(session, head, wrong, 20.0).get("nobody")
+                    assert refused.value.code == code
+            script = 'for i in $(seq 200); do echo "line $i $WORD"; done; printf "no newline äö"; exit 3'
+            body = {
+                "entrypoint": script,
+                "submission_id": "rljob-u-0",
+                "runtime_env": {"env_vars": {"WORD": "hello"}},
+                "metadata": {"rljob": "n/a"},
+                "entrypoint_num_cpus": 0,
+            }
+            await ray.submit(body)
+            await ray.submit(body)
+            await ray.submit({**body, "submission_id": "rljob-u-1", "entrypoint": "exec sleep 300"})
+            failed = await settled(ray, "rljob-u-0", SubmissionState.FAILED)
+            assert failed.exit_code == 3
+            assert failed.start_time is not None
+            assert failed.end_time is not None
+            assert failed.end_time >= failed.start_time
+            assert len(failed.last_log_lines) == 50
+            assert failed.last_log_lines[-2:] == ("line 200 hello", "no newline äö")
+            assert failed.session.startswith("session_")
+            await settled(ray, "rljob-u-1", SubmissionState.RUNNING)
+            await ray.stop("rljob-u-1")
+            await settled(ray, "rljob-u-1", SubmissionState.STOPPED)
+            await ray.stop("rljob-u-1")
+            await ray.stop("nobody")
+
+    asyncio.run(run())

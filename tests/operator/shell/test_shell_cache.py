@@ -1,0 +1,104 @@
+"""The cache: the newest state wins, wherever it came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_operator.shell.cache import Cache
+from rljob_operator.shell.resources import JobKey
+
+A = JobKey("n", "a")
+
+
+def item(version: int, value: str = "v", uid: str = "u", name: str = "o", job: str | None = "a") -> dict[str, Any]:
+    meta = {"namespace": "n", "name": name, "uid": uid, "resourceVersion": str(version), "job": job}
+    return {"metadata": meta, "value": value}
+
+
+def cache(told: list[JobKey]) -> Cache[str]:
+    def job_of(one: Any) -> JobKey | None:
+        return JobKey("n", one["metadata"]["job"]) if one["metadata"]["job"] else None
+
+    return Cache(job_of, lambda one: one["value"], told.append)
+
+
+def test_an_older_state_does_not_replace_our_own_write() -> None:
+    told: list[JobKey] = []
+    kept = cache(told)
+    kept.learn(item(5, "before"))
+    kept.learn(item(7, "ours"), tell=False)
+    kept.learn(item(6, "late from the watch"))
+    kept.learn(item(7, "ours"))
+    assert kept.get("n", "o") == "ours"
+    assert kept.version("n", "o") == 7
+    assert told == [A]
+
+
+def test_a_new_version_of_the_same_value_tells_nobody() -> None:
+    told: list[JobKey] = []
+    kept = cache(told)
+    kept.learn(item(5))
+    kept.learn(item(6))
+    assert told == [A]
+    assert kept.version("n", "o") == 6
+
+
+def test_states_of_a_deleted_object_come_too_late() -> None:
+    kept = cache([])
+    kept.learn(item(5))
+    kept.forget("n", "o", "u")
+    kept.learn(item(6))
+    assert kept.get("n", "o") is None
+    kept.learn(item(7, "made anew", uid="other"))
+    kept.forget("n", "o", "u")
+    assert kept.get("n", "o") == "made anew"
+
+
+def test_an_object_that_left_the_selection_may_come_back() -> None:
+    kept = cache([])
+    kept.learn(item(5))
+    kept.forget("n", "o", "u", 6)
+    kept.learn(item(5, "late"))
+    assert kept.get("n", "o") is None
+    kept.learn(item(7, "back"))
+    assert kept.get("n", "o") == "back"
+
+
+def test_after_a_list_only_what_it_showed_and_what_is_newer_stays() -> None:
+    told: list[JobKey] = []
+    kept = cache(told)
+    kept.learn(item(5, uid="1", name="listed"))
+    kept.learn(item(6, uid="2", name="gone", job="b"))
+    kept.learn(item(9, uid="3", name="written after the list"))
+    told.clear()
+    kept.keep_only(["1"], 8, None)
+    assert kept.get("n", "listed")
+    assert kept.get("n", "written after the list")
+    assert kept.get("n", "gone") is None
+    assert told == [JobKey("n", "b")]
+    kept.keep_only([], 100, "another namespace")
+    assert kept.get("n", "listed")
+
+
+def test_an_object_that_changes_its_job_tells_both() -> None:
+    told: list[JobKey] = []
+    kept = cache(told)
+    kept.learn(item(5))
+    kept.learn(item(6, job="b"))
+    assert kept.of_job(A) == []
+    assert kept.of_job(JobKey("n", "b")) == ["v"]
+    kept.learn(item(7, job=None))
+    assert list(kept.jobs()) == []
+    assert told == [A, A, JobKey("n", "b"), JobKey("n", "b")]
+
+
+@given(st.permutations(range(1, 9)))
+def test_any_order_of_arrival_ends_in_the_newest_state(order: list[int]) -> None:
+    kept = cache([])
+    for version in order:
+        kept.learn(item(version, str(version)))
+    assert kept.get("n", "o") == "8"
+    assert kept.of_job(A) == ["8"]

@@ -1,0 +1,155 @@
+"""The real reconciler in the real shell: a job's whole life, and what interrupts it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from operator_cases import Case, a_case, fetched, hurried, make_ready, manifest, until
+
+from rljob_operator.state.reconcile import reconcile
+
+STEPS = 'rljob_step_seconds_count{namespace="default",rljob="a"}'
+
+
+def play(test: Callable[[Case], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with a_case() as case:
+            await test(case)
+
+    asyncio.run(run())
+
+
+async def to_running(case: Case) -> None:
+    await case.api.put("rljobs", manifest())
+    await until(lambda: ("default", "a") in case.api.objects.get("rayclusters", {}), case.status)
+    await make_ready(case.api)
+    await case.reaches("Running")
+
+
+def test_from_creation_to_success_with_few_writes() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile) as controller:
+            await to_running(case)
+            verbs = [f"{method} {path}" for method, path in case.api.requests]
+            writes = [verb for verb in verbs if not verb.startswith("GET") and "/leases" not in verb]
+            writes = [verb for verb in writes if "/events" not in verb]
+            assert len(writes) <= 8, writes
+            assert len(case.job.submitted) == 1
+            case.job.step()
+            case.job.step()
+            controller.queue.add(next(controller.world.jobs.jobs()))
+            await until(lambda: len(case.job.asked_after) > 1)
+            case.job.end("SUCCEEDED", 0)
+            await hurried(controller, lambda: case.status()["phase"] == "Succeeded", case.status)
+            assert case.status()["attempts"][-1]["exitCode"] == 0
+            _, metrics = await fetched(controller, "/metrics")
+            assert f"{STEPS} 2" in metrics
+
+    play(life)
+
+
+def test_a_finished_job_causes_no_request() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile) as controller:
+            await to_running(case)
+            case.job.end("SUCCEEDED", 0)
+            await hurried(controller, lambda: case.status()["phase"] == "Succeeded", case.status)
+            await asyncio.sleep(0.3)
+            before, asks = list(case.api.requests), case.job.asks
+            for _ in range(5):
+                controller.queue.add(next(controller.world.jobs.jobs()))
+                await asyncio.sleep(0.05)
+            later = [path for _, path in case.api.requests[len(before) :] if "/leases" not in path]
+            assert [path for path in later if "/apis/kueue" not in path and "/apis/scheduling" not in path] == []
+            assert case.job.asks == asks
+
+    play(life)
+
+
+def test_an_operator_that_starts_again_counts_each_step_once() -> None:
+    async def life(case: Case) -> None:
+        for _ in range(2500):
+            case.job.step()
+        async with case.operator(reconcile):
+            await to_running(case)
+        case.job.step()
+        async with case.operator(reconcile) as controller:
+            await until(lambda: controller.leader.leads)
+            code = 503
+            while code != 200:
+                code, metrics = await fetched(controller, "/metrics")
+                assert code == 200 or "records are being read" in metrics
+            assert f"{STEPS} 2501" in metrics, [line for line in metrics.splitlines() if STEPS[:20] in line]
+            assert len(case.job.submitted) == 1
+
+    play(life)
+
+
+def test_one_dead_driver_does_not_keep_the_metrics_of_the_others() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile):
+            await to_running(case)
+        case.job.dead_driver = True
+        async with case.operator(reconcile, ask_seconds=0.5) as controller:
+            await until(lambda: controller.leader.leads)
+            async with asyncio.timeout(5):
+                while (await fetched(controller, "/metrics"))[0] != 200:
+                    await asyncio.sleep(0.05)
+
+    play(life)
+
+
+def test_progress_alone_is_written_at_most_once_in_the_given_time() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile, status_seconds=1.5) as controller:
+            await to_running(case)
+            key = next(controller.world.jobs.jobs())
+            await asyncio.sleep(1.6)
+            before, began = case.api.count("PATCH", "/status"), time.monotonic()
+            for _ in range(20):
+                case.job.step()
+                controller.queue.add(key)
+                await asyncio.sleep(0.05)
+            writes, seconds = case.api.count("PATCH", "/status") - before, time.monotonic() - began
+            assert writes <= 1 + seconds / 1.5
+            await until(lambda: case.status()["progress"]["step"] == 20, case.status)
+
+    play(life)
+
+
+def test_suspending_stops_the_driver_and_gives_the_cluster_back() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile) as controller:
+            await to_running(case)
+            now = case.api.objects["rljobs"]["default", "a"]
+            await case.api.put("rljobs", {**now, "spec": manifest(suspend=True)["spec"]})
+            await until(lambda: len(case.job.stops) == 1)
+            await hurried(controller, lambda: not case.api.objects["rayclusters"], case.status)
+            for name in ("a-head", "a-worker"):
+                await case.api.remove("pods", name)
+            await hurried(controller, lambda: case.status()["phase"] == "Suspended", case.status)
+            assert case.status()["attempts"][-1]["counted"] is False
+
+    play(life)
+
+
+def test_a_secret_or_cluster_of_somebody_else_is_not_touched() -> None:
+    async def life(case: Case) -> None:
+        theirs = {"metadata": {"name": "a", "labels": {"by": "hand"}}, "spec": {"rayVersion": "2.0"}}
+        await case.api.put("rayclusters", theirs)
+        await case.api.put("secrets", {"metadata": {"name": "b-driver"}, "data": {"token": "eA=="}})
+        async with case.operator(reconcile):
+            await case.api.put("rljobs", manifest("a"))
+            await case.api.put("rljobs", manifest("b"))
+            await until(lambda: bool(case.status("a").get("message")), case.status)
+            assert case.api.objects["rayclusters"]["default", "a"]["spec"] == {"rayVersion": "2.0"}
+            events = case.api.objects
+            await until(
+                lambda: any("b-driver exists" in event["message"] for event in events.get("events", {}).values()),
+                lambda: events.get("events"),
+            )
+            assert case.api.objects["secrets"]["default", "b-driver"]["data"] == {"token": "eA=="}
+
+    play(life)

@@ -1,0 +1,130 @@
+"""The queue: each key once at a time, back-off per key, one timer per key."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rljob_operator.shell.queue import Stopped, WorkQueue
+from rljob_operator.shell.resources import JobKey
+
+A, B = JobKey("n", "a"), JobKey("n", "b")
+
+
+async def taken(queue: WorkQueue) -> list[JobKey]:
+    return [await queue.get() for _ in range(len(queue))]
+
+
+def test_a_key_is_given_out_once_however_often_it_is_added() -> None:
+    async def run() -> None:
+        queue = WorkQueue()
+        for key in (A, B, A, A):
+            queue.add(key)
+        assert await taken(queue) == [A, B]
+
+    asyncio.run(run())
+
+
+def test_a_key_that_is_worked_on_is_given_out_again_only_after_that() -> None:
+    async def run() -> None:
+        queue = WorkQueue()
+        queue.add(A)
+        assert await queue.get() == A
+        queue.add(A)
+        queue.add(A)
+        assert len(queue) == 0
+        queue.done(A)
+        assert await taken(queue) == [A]
+        queue.done(A)
+        assert len(queue) == 0
+
+    asyncio.run(run())
+
+
+def test_backoff_grows_per_key_and_ends_with_success() -> None:
+    async def run() -> None:
+        queue = WorkQueue(first_backoff=1.0, longest_backoff=5.0)
+        seconds = [queue.failed(A) for _ in range(5)]
+        for found, wanted in zip(seconds, (1, 2, 4, 5, 5)):
+            assert 0.8 * wanted <= found <= 1.2 * wanted
+        assert queue.failed(B) <= 1.2
+        assert queue.failed(A, at_least=30) == 30
+        queue.succeeded(A)
+        assert queue.failed(A) <= 1.2
+        queue.stop()
+
+    asyncio.run(run())
+
+
+def test_a_later_wish_replaces_the_earlier_one() -> None:
+    async def run() -> None:
+        queue = WorkQueue()
+        queue.add_after(A, 0.01)
+        queue.add_after(A, 10)
+        queue.add_after(B, 0.01)
+        queue.add_after(B, None)
+        await asyncio.sleep(0.05)
+        assert len(queue) == 0
+        queue.add_after(A, 0.01)
+        assert await asyncio.wait_for(queue.get(), 1) == A
+        queue.stop()
+
+    asyncio.run(run())
+
+
+def test_stop_wakes_all_who_wait_and_gives_out_nothing_more() -> None:
+    async def run() -> None:
+        queue = WorkQueue()
+        waiting = [asyncio.create_task(queue.get()) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        queue.stop()
+        queue.add(A)
+        for task in waiting:
+            with pytest.raises(Stopped):
+                await asyncio.wait_for(task, 1)
+        with pytest.raises(Stopped):
+            await queue.get()
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_waiter_loses_no_key() -> None:
+    async def run() -> None:
+        queue = WorkQueue()
+        first, second = asyncio.create_task(queue.get()), asyncio.create_task(queue.get())
+        await asyncio.sleep(0.01)
+        queue.add(A)
+        first.cancel()
+        assert await asyncio.wait_for(second, 1) == A
+
+    asyncio.run(run())
+
+
+def test_news_come_before_routine_but_do_not_starve_it() -> None:
+    async def run() -> None:
+        queue = WorkQueue()
+        for number in range(6):
+            queue.add_after(JobKey("n", f"routine{number}"), 0.0)
+        await asyncio.sleep(0.02)
+        for number in range(8):
+            queue.add(JobKey("n", f"news{number}"))
+        order = [key.name for key in await taken(queue)]
+        assert len(order) == 14
+        assert [name.startswith("routine") for name in order[:12]].count(True) in (3, 4)
+        assert [name for name in order if "news" in name] == [f"news{n}" for n in range(8)]
+
+    asyncio.run(run())
+
+
+def test_news_about_a_routine_key_move_it_up_and_it_stays_once() -> None:
+    async def run() -> None:
+        queue = WorkQueue()
+        for key in (B, A):
+            queue.add_after(key, 0.0)
+            await asyncio.sleep(0.01)
+        queue.add(A)
+        assert len(queue) == 2
+        assert await taken(queue) == [A, B]
+
+    asyncio.run(run())
