@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart cluster-programs test test-faults lint format generate lock benchmarks clean
+.PHONY: help install quickstart cluster-programs test test-cluster test-faults lint format generate lock benchmarks clean
 
 UV_VERSION := 0.13.9
 LOCK := requirements/cpu.txt
@@ -37,8 +37,11 @@ quickstart: $(STAMP) ## Train a small model with GRPO on this machine and draw i
 cluster-programs: $(STAMP) ## Build etcd, Kubernetes, KubeRay, kwok and helm for the cluster tests, once (about 20 minutes)
 	@$(BIN)/python tests/cluster/programs.py
 
-test: $(STAMP) cluster-programs ## All tests, the fast ones first
+test: $(STAMP) ## All tests but those on a Kubernetes control plane, the fast ones first
 	@$(BIN)/python -m pytest $(TEST_ARGS)
+
+test-cluster: $(STAMP) cluster-programs ## The operator on a real API server with KubeRay (root, Go; builds both first)
+	@$(BIN)/python -m pytest tests/cluster $(TEST_ARGS)
 
 test-faults: $(STAMP) ## Every process killed in every phase; each run resumed and compared bit for bit
 	@RLJOB_FAULTS=all $(BIN)/python -m pytest tests/worker/driver/test_kills.py $(TEST_ARGS)

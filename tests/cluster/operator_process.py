@@ -1,0 +1,95 @@
+"""The operator as a process, with the settings that let it live beside a test."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from control_plane import ControlPlane, unique
+from kube import ApiError, Kube
+from processes import Process
+from ray_standin import RayStandIn
+
+READY_SECONDS = 30.0
+_REPOSITORY = Path(__file__).parents[2]
+
+
+class OperatorProcess:
+    """One operator that looks after one namespace, or after all with `namespace` None.
+
+    Args:
+        control_plane: where it runs.
+        ray: what it is told Ray's and the drivers' addresses are.
+        namespace: the only one that it watches.
+        server: address of the API server, such as a proxy's; default: the API server's own.
+        token: who it is; default: the administrator.
+        settings: further settings by their names in the operator.
+    """
+
+    def __init__(
+        self,
+        control_plane: ControlPlane,
+        ray: RayStandIn,
+        namespace: str | None,
+        server: str | None = None,
+        token: str | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._control_plane = control_plane
+        self._name = unique("operator")
+        self._port = control_plane.network.free_port()
+        self._environment = {
+            "KUBECONFIG": str(control_plane.kubeconfig(token, server)),
+            "PYTHONPATH": os.pathsep.join(str(_REPOSITORY / part) for part in ("crds", "operator")),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        named = {
+            "ray_address": ray.ray_address,
+            "driver_address": ray.driver_address,
+            "http_host": "127.0.0.1",
+            "http_port": str(self._port),
+            "namespaces": namespace or "",
+            "operator_namespace": "default",
+            "lease_name": self._name,
+            "identity": self._name,
+            "kuberay_version": control_plane.kuberay_version,
+            **(settings or {}),
+        }
+        self._environment |= {f"RLJOB_{key.upper()}": value for key, value in named.items()}
+        self.process: Process
+
+    def start(self) -> None:
+        """Start it and wait until its caches are filled; may be called again after its end."""
+        self.process = self._control_plane.run(
+            self._name, [sys.executable, "-m", "rljob_operator.main"], self._environment
+        )
+        self.process.wait_for(self.ready, READY_SECONDS)
+
+    def spawn(self) -> None:
+        """Start it without waiting."""
+        self.process = self._control_plane.run(
+            self._name, [sys.executable, "-m", "rljob_operator.main"], self._environment
+        )
+
+    def ready(self) -> bool:
+        """Whether `/readyz` says so."""
+        try:
+            self.http("/readyz")
+        except (OSError, ApiError):
+            return False
+        return True
+
+    def http(self, path: str) -> str:
+        """Read from its endpoint."""
+        answer = Kube(self._control_plane.network, "127.0.0.1", self._port, None, "").request("GET", path)
+        return answer if isinstance(answer, str) else str(answer)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+
+    def stop(self) -> int:
+        """SIGTERM; return its exit status."""
+        return self.process.stop()

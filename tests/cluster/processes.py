@@ -1,0 +1,82 @@
+"""Programs that run beside the tests: started with a log, awaited with a deadline, ended for certain."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from network import Network
+
+TERM_SECONDS = 10.0
+
+
+class Process:
+    """One running program; its output goes to `<folder>/<name>.log`, over all its starts."""
+
+    def __init__(
+        self,
+        network: Network,
+        folder: Path,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        with self.log.open("ab") as log:
+            self._process = network.spawn(command, log, {**os.environ, **(environment or {})})
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def wait_for(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Wait until `ready` says so. Raises RuntimeError with the end of the log when the program ends or it takes
+        longer."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if not self.running:
+                raise RuntimeError(f"{self.name} ended with {self._process.returncode}:\n{self.tail()}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name} was not ready after {seconds:.0f} s:\n{self.tail()}")
+            time.sleep(0.05)
+
+    def stop(self, seconds: float = TERM_SECONDS) -> int:
+        """End it, with SIGKILL when SIGTERM did not do it in time; return its exit status."""
+        if self.running:
+            self._process.terminate()
+            deadline = time.monotonic() + seconds
+            while self.running and time.monotonic() < deadline:
+                time.sleep(0.02)
+        return self.kill()
+
+    def kill(self) -> int:
+        """End it at once."""
+        if self.running:
+            self._process.send_signal(signal.SIGKILL)
+        return self._process.wait(timeout=TERM_SECONDS)
+
+    def wait(self, seconds: float) -> int:
+        """Wait for its end and return its exit status."""
+        return self._process.wait(timeout=seconds)
+
+    def resident_bytes(self) -> int:
+        """Memory that it holds at the moment."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise RuntimeError(f"{self.name} has ended")
+
+    def tail(self, lines: int = 30) -> str:
+        """The last lines of its log, and where the log is."""
+        text = self.log.read_text(errors="replace").splitlines()
+        return "\n".join([*text[-lines:], f"(log: {self.log})"])
