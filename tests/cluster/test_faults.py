@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,25 +12,50 @@ from kube import wait_until
 from operator_process import OperatorProcess
 from ray_driver import Attempt
 from ray_standin import RayStandIn
-from scenarios import Case
+from scenarios import Case, Running, Scenarios, selected
 
 pytestmark = pytest.mark.cluster
+scenario = Scenarios()
+TOGETHER = 4
 READS = frozenset({"get", "list", "watch"})
-JOBS = 4
+WATCHES = frozenset({"watch"})
+FAULTS = {
+    "conflict": [Fault("status", code=409, verbs=WRITES, probability=0.3)],
+    "expired": [Fault("gone", verbs=WATCHES, times=5), Fault("status", code=410, verbs=READS, probability=0.5)],
+    "throttled": [Fault("status", code=429, probability=0.3)],
+    "error": [Fault("status", code=500, probability=0.3)],
+    "dropped": [Fault("drop", probability=0.3)],
+    "answer_lost": [Fault("lose", verbs=WRITES, probability=0.3)],
+    "slow": [Fault("slow", seconds=2.0, probability=0.4)],
+    "watch_cut": [Fault("cut", verbs=WATCHES, seconds=0.5)],
+}
 
 
 @pytest.fixture(scope="module")
-def faulty(control_plane: ControlPlane, ray: RayStandIn) -> Iterator[tuple[FaultProxy, OperatorProcess]]:
+def running(request: pytest.FixtureRequest, control_plane: ControlPlane, ray: RayStandIn) -> Iterator[Running]:
     control_plane.use_kuberay("1.6.2")
-    proxy = FaultProxy(control_plane, seed=7)
-    proxy.start()
-    # The faults hit the Lease too: losing it ends the process, which its Deployment would start again.
-    lease = {"lease_seconds": "120", "renew_seconds": "100"}
-    operator = OperatorProcess(control_plane, ray, None, proxy.url, settings=lease)
-    operator.start()
-    yield proxy, operator
-    operator.kill()
-    proxy.stop()
+    started = scenario.start(selected(request), control_plane, ray, None, TOGETHER)
+    yield started
+    started.stop()
+
+
+def behind_proxy(body: Callable[[Case, FaultProxy, OperatorProcess], None]) -> Callable[[Case], None]:
+    """Give a scenario an operator of its own that reaches the API server through a proxy."""
+
+    def with_proxy(case: Case) -> None:
+        proxy = FaultProxy(case.control_plane, seed=7)
+        proxy.start()
+        # The faults hit the Lease too: losing it ends the process, which its Deployment would start again.
+        operator = case.own_operator(proxy, lease_seconds="120", renew_seconds="100")
+        operator.start()
+        try:
+            body(case, proxy, operator)
+        finally:
+            operator.kill()
+            proxy.stop()
+
+    with_proxy.__name__ = body.__name__
+    return scenario(with_proxy)
 
 
 def live(case: Case, name: str, failing: bool) -> None:
@@ -44,82 +69,75 @@ def live(case: Case, name: str, failing: bool) -> None:
     assert done["status"]["progress"]["step"] == 3
 
 
-@pytest.mark.parametrize(
-    "faults",
-    [
-        [Fault("status", code=409, verbs=WRITES, probability=0.3)],
-        [Fault("status", code=410, verbs=READS, probability=0.3), Fault("gone", verbs=frozenset({"watch"}), times=5)],
-        [Fault("status", code=429, probability=0.3)],
-        [Fault("status", code=500, probability=0.3)],
-        [Fault("drop", probability=0.3)],
-        [Fault("lose", verbs=WRITES, probability=0.3)],
-        [Fault("slow", seconds=2.0, probability=0.3)],
-        [Fault("cut", verbs=frozenset({"watch"}), seconds=0.5)],
-    ],
-    ids=["conflict", "expired", "throttled", "error", "dropped", "answer-lost", "slow", "watch-cut"],
-)
-def test_lives_through(
-    faulty: tuple[FaultProxy, OperatorProcess], control_plane: ControlPlane, ray: RayStandIn, faults: list[Fault]
-) -> None:
-    proxy, operator = faulty
-    case = Case(control_plane, ray, operator)
-    proxy.forget()
-    proxy.inject(*faults)
-    proxy.drop_watches()
-    try:
-        with ThreadPoolExecutor(JOBS) as pool:
-            list(pool.map(lambda number: live(case, f"job-{number}", number % 2 == 1), range(JOBS)))
-    finally:
-        proxy.heal()
-    assert any(request.fault for request in proxy.requests()), "the fault never happened"
-    assert operator.process.running
-    assert wait_until(operator.ready, 60), "ready again when the faults have ended"
-    case.close()
+def lives_through(name: str) -> None:
+    def lives(case: Case, proxy: FaultProxy, operator: OperatorProcess) -> None:
+        proxy.inject(*FAULTS[name])
+        proxy.drop_watches()
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(lambda failing: live(case, f"job-{int(failing)}", failing), (False, True)))
+        finally:
+            proxy.heal()
+        assert any(request.fault for request in proxy.requests()), "the fault never happened"
+        assert operator.process.running
+        assert wait_until(operator.ready, 60), "ready again when the faults have ended"
+
+    lives.__name__ = name
+    behind_proxy(lives)
 
 
-def test_a_throttled_request_waits_as_long_as_it_was_told(
-    faulty: tuple[FaultProxy, OperatorProcess], control_plane: ControlPlane, ray: RayStandIn
-) -> None:
-    proxy, operator = faulty
-    case = Case(control_plane, ray, operator)
-    proxy.forget()
-    proxy.inject(Fault("status", code=429, verbs=WRITES, times=1))
+for _name in FAULTS:
+    lives_through(_name)
+
+
+@behind_proxy
+def a_throttled_request_waits_as_long_as_it_was_told(case: Case, proxy: FaultProxy, operator: OperatorProcess) -> None:
+    proxy.inject(Fault("status", code=429, verbs=WRITES, resources=frozenset({"rayclusters"}), times=1))
     case.create()
     case.wait("Succeeded")
-    asked = proxy.requests(writes=True, namespace=case.namespace)
-    refused = next(index for index, request in enumerate(asked) if request.fault)
-    again = next(request for request in asked[refused + 1 :] if request.resource == asked[refused].resource)
-    assert again.time - asked[refused].time >= 0.95, "Retry-After said one second"
-    case.close()
+    first, again = [one for one in proxy.requests(writes=True) if one.resource == "rayclusters"][:2]
+    assert first.fault == "status 429"
+    assert again.time - first.time >= 0.95, "Retry-After said one second"
 
 
-def test_an_api_server_that_is_away_for_a_while(
-    faulty: tuple[FaultProxy, OperatorProcess], control_plane: ControlPlane, ray: RayStandIn
-) -> None:
-    proxy, operator = faulty
-    case = Case(control_plane, ray, operator)
-    case.create("steps=20", attempts=[Attempt(step_seconds=0.3)])
+@behind_proxy
+def an_api_server_that_is_away_for_a_while(case: Case, proxy: FaultProxy, operator: OperatorProcess) -> None:
+    case.create("steps=60", attempts=[Attempt(step_seconds=0.3)])
     case.wait("Running")
     proxy.inject(Fault("drop"))
     proxy.drop_watches()
-    assert not wait_until(lambda: not operator.process.running, 8), operator.process.tail()
+    assert not wait_until(lambda: not operator.process.running, 10), operator.process.tail()
     proxy.heal()
     done = case.wait("Succeeded", seconds=120)
     assert done["status"].get("restarts", 0) == 0, "the driver never noticed"
-    case.close()
 
 
-def test_one_broken_job_does_not_hold_up_the_others(
-    faulty: tuple[FaultProxy, OperatorProcess], control_plane: ControlPlane, ray: RayStandIn
-) -> None:
-    _, operator = faulty
-    broken, sound = Case(control_plane, ray, operator), Case(control_plane, ray, operator)
-    metadata = {"name": "none", "namespace": broken.namespace}
+@behind_proxy
+def a_lost_lease_ends_the_operator(case: Case, proxy: FaultProxy, operator: OperatorProcess) -> None:
+    short = case.own_operator(proxy, lease_seconds="3", renew_seconds="2", retry_seconds="0.5")
+    short.start()
+    proxy.inject(Fault("drop", resources=frozenset({"leases"})))
+    assert short.process.wait(20) == 1
+
+
+@scenario
+def jobs_that_cannot_get_on_do_not_hold_up_the_others(case: Case) -> None:
+    operator = case.own_operator(concurrency="2")
+    operator.start()
+    metadata = {"name": "one", "namespace": case.namespace}
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata}
-    broken.kube.create({**quota, "spec": {"hard": {"count/rayclusters.ray.io": "0"}}})
-    for number in range(5):
-        broken.create(name=f"job-{number}")
-    sound.create()
-    sound.wait("Succeeded", seconds=60)
-    for case in (broken, sound):
-        case.close()
+    case.kube.create({**quota, "spec": {"hard": {"count/rayclusters.ray.io": "0"}}})
+    case.kube.wait_for("ResourceQuota", case.namespace, "one", lambda quota: quota.get("status", {}).get("hard"))
+    for number in range(6):
+        case.create(name=f"job-{number}")
+    case.wait_status(lambda status: status.get("phase"), name="job-5")
+    case.kube.delete("ResourceQuota", case.namespace, "one")
+    case.create(name="sound")
+    case.wait("Succeeded", name="sound", seconds=60)
+    case.wait("Succeeded", name="job-0", seconds=180)
+    operator.kill()
+
+
+@pytest.mark.parametrize("name", scenario.functions)
+def test_fault(name: str, running: Running) -> None:
+    running.result(name)

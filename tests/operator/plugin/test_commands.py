@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fake_api import API_TOKEN, RAY_TOKEN, FakeApi, FakeRay
+from plugin_api import API_TOKEN, RAY_TOKEN, FakeApi, FakeRay
 from plugin_worlds import NAME, NOW, manifest
 
 from rljob_operator.plugin import commands, head, logs
