@@ -94,9 +94,13 @@ class LeaderElection:
         if not self.leads:
             return
         self._acts_until = 0.0
+        settings = self._settings
         try:
-            await self._write("", release=True)
-            logger.info("the Lease was given back")
+            # Read anew: a renewal that was cut off may have been stored.
+            self._lease = await self._client.get(LEASES, settings.operator_namespace, settings.lease_name)
+            if self._lease["spec"].get("holderIdentity") == settings.identity:
+                await self._write("", release=True)
+                logger.info("the Lease was given back")
         except ApiError as error:
             logger.warning("the Lease was not given back, another replica has to wait: %s", error)
 

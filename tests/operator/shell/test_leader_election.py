@@ -81,6 +81,22 @@ def test_a_released_lease_is_taken_at_once() -> None:
     asyncio.run(run())
 
 
+def test_a_lease_is_given_back_although_a_renewal_was_cut_off() -> None:
+    async def run() -> None:
+        async with replicas(1) as (api, (first,)):
+            await first.acquire()
+            renewing = asyncio.create_task(first.hold())
+            await asyncio.sleep(0.15)
+            item = api.objects["leases"]["rljob-system", "rljob-operator"]
+            await api.put("leases", item)
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+            await first.release()
+            assert lease(api)["holderIdentity"] == ""
+
+    asyncio.run(run())
+
+
 def test_of_two_that_take_it_at_the_same_time_one_gets_it() -> None:
     async def run() -> None:
         async with replicas(8) as (_, elections):

@@ -186,7 +186,7 @@ def test_a_silent_stream_is_given_up_and_looks_old_meanwhile() -> None:
     async def run() -> None:
         times = WatchTimes(server=30.0, inactivity=0.2, first_pause=0.02, longest_pause=0.1)
         async with watching("a", times=times) as seen:
-            await seen.sees("a")
+            await until(lambda: seen.api.open_watches == 1)
             seen.api.silent = True
             seen.api.fail("GET", "things", times=10**6, delay=30.0)
             await until(lambda: not seen.reflector.young and seen.reflector.age > 0.4)
