@@ -182,7 +182,9 @@ def job_side(count: int) -> tuple[float, float]:
         running = wait_until(lambda: column(plane.kube, "RLJob", "phase").count("Running") >= count, DEADLINE, 0.5)
         if not running:
             raise SystemExit(f"Only {column(plane.kube, 'RLJob', 'phase').count('Running')} of {count} jobs run")
+        used = operator.process.cpu_seconds()
         print(f"  {count} RLJobs running after {time.monotonic() - began:.1f} s", flush=True)
+        print(f"  the operator used {used:.1f} s of processor time, {1e3 * used / count:.0f} ms a job", flush=True)
         time.sleep(10)
         return seconds, memory.end()
 

@@ -76,6 +76,11 @@ class Process:
                 return int(line.split()[1]) * 1024
         raise RuntimeError(f"{self.name} has ended")
 
+    def cpu_seconds(self) -> float:
+        """Processor time that it has used, user and system."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def tail(self, lines: int = 30) -> str:
         """The last lines of its log, and where the log is."""
         text = self.log.read_text(errors="replace").splitlines()

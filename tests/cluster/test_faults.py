@@ -113,11 +113,38 @@ def an_api_server_that_is_away_for_a_while(case: Case, proxy: FaultProxy, operat
 
 
 @behind_proxy
-def a_lost_lease_ends_the_operator(case: Case, proxy: FaultProxy, operator: OperatorProcess) -> None:
+def without_its_lease_the_operator_does_nothing(case: Case, proxy: FaultProxy, operator: OperatorProcess) -> None:
+    operator.kill()
     short = case.own_operator(proxy, lease_seconds="3", renew_seconds="2", retry_seconds="0.5")
     short.start()
     proxy.inject(Fault("drop", resources=frozenset({"leases"})))
-    assert short.process.wait(20) == 1
+    wait_until(lambda: False, 4)
+    proxy.forget()
+    case.create()
+    wait_until(lambda: False, 4)
+    assert proxy.requests(writes=True) == []
+    proxy.heal()
+    case.wait("Succeeded")
+    short.kill()
+
+
+@behind_proxy
+def the_standby_takes_over(case: Case, proxy: FaultProxy, operator: OperatorProcess) -> None:
+    operator.kill()
+    shared = {"lease_name": case.namespace, "lease_seconds": "4", "renew_seconds": "3", "retry_seconds": "0.5"}
+    first, second = (case.own_operator(proxy, **shared, identity=name) for name in ("first", "second"))
+    first.start()
+    second.spawn()
+    job = case.create("steps=60", attempts=[Attempt(step_seconds=0.3)])
+    case.wait("Running")
+    first.kill()
+    done = case.wait("Succeeded", seconds=120)
+    assert second.process.running
+    assert done["status"].get("restarts", 0) == 0
+    assert case.submissions() == [f"rljob-{job['metadata']['uid']}-0"]
+    lease = case.kube.get("Lease", "default", case.namespace)
+    assert lease["spec"]["holderIdentity"] == "second"
+    second.kill()
 
 
 @scenario

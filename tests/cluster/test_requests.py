@@ -3,66 +3,69 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
 from control_plane import ControlPlane
 from fault_proxy import FaultProxy
-from operator_process import OperatorProcess
 from ray_driver import Attempt
 from ray_standin import RayStandIn
-from scenarios import Case
+from scenarios import Case, Running, Scenarios, selected
 
 pytestmark = pytest.mark.cluster
+scenario = Scenarios()
 MOST_WRITES_TO_RUNNING = 8
 QUIET_SECONDS = 12.0
 
 
 @pytest.fixture(scope="module")
-def counted(control_plane: ControlPlane, ray: RayStandIn) -> Iterator[tuple[FaultProxy, OperatorProcess]]:
+def running(request: pytest.FixtureRequest, control_plane: ControlPlane, ray: RayStandIn) -> Iterator[Running]:
     control_plane.use_kuberay("1.6.2")
-    proxy = FaultProxy(control_plane)
-    proxy.start()
-    operator = OperatorProcess(control_plane, ray, None, proxy.url)
-    operator.start()
-    yield proxy, operator
-    operator.kill()
-    proxy.stop()
+    started = scenario.start(selected(request), control_plane, ray, None, len(scenario.functions))
+    yield started
+    started.stop()
 
 
-def test_writes_from_creation_to_running(
-    counted: tuple[FaultProxy, OperatorProcess], control_plane: ControlPlane, ray: RayStandIn
-) -> None:
-    proxy, operator = counted
-    case = Case(control_plane, ray, operator)
+def counted(body: Callable[[Case, FaultProxy], None]) -> Callable[[Case], None]:
+    """Give a scenario an operator of its own whose requests are counted."""
+
+    def with_proxy(case: Case) -> None:
+        proxy = FaultProxy(case.control_plane)
+        proxy.start()
+        operator = case.own_operator(proxy)
+        operator.start()
+        try:
+            body(case, proxy)
+        finally:
+            operator.kill()
+            proxy.stop()
+
+    with_proxy.__name__ = body.__name__
+    return scenario(with_proxy)
+
+
+@counted
+def writes_from_creation_to_running(case: Case, proxy: FaultProxy) -> None:
     case.create("steps=1000", attempts=[Attempt(step_seconds=0.5)])
     case.wait("Running")
-    writes = proxy.counts(writes=True, namespace=case.namespace)
-    assert sum(writes.values()) <= MOST_WRITES_TO_RUNNING, writes
-    case.close()
+    writes = proxy.counts(writes=True)
+    assert 3 <= sum(writes.values()) <= MOST_WRITES_TO_RUNNING, writes
 
 
-def test_a_running_job_writes_its_status_at_most_every_ten_seconds(
-    counted: tuple[FaultProxy, OperatorProcess], control_plane: ControlPlane, ray: RayStandIn
-) -> None:
-    proxy, operator = counted
-    case = Case(control_plane, ray, operator)
+@counted
+def a_running_job_writes_its_status_at_most_every_ten_seconds(case: Case, proxy: FaultProxy) -> None:
     case.create("steps=100000", attempts=[Attempt(step_seconds=0.2)])
     case.wait_status(lambda status: status.get("progress", {}).get("step", 0) >= 1)
     began = time.time()
     time.sleep(32)
-    writes = proxy.requests(since=began, writes=True, namespace=case.namespace)
+    writes = proxy.requests(since=began, writes=True)
     assert 2 <= len(writes) <= 4, writes
     assert all(later.time - earlier.time >= 9.9 for earlier, later in pairwise(writes))
-    case.close()
 
 
-def test_finished_and_suspended_jobs_cause_no_request(
-    counted: tuple[FaultProxy, OperatorProcess], control_plane: ControlPlane, ray: RayStandIn
-) -> None:
-    proxy, operator = counted
-    case = Case(control_plane, ray, operator)
+@counted
+def finished_and_suspended_jobs_cause_no_request(case: Case, proxy: FaultProxy) -> None:
     case.create(name="done")
     case.create(name="failed", attempts=[Attempt(exit_code=2)])
     case.create("suspend=true", name="suspended")
@@ -72,7 +75,11 @@ def test_finished_and_suspended_jobs_cause_no_request(
     time.sleep(5)
     began = time.time()
     time.sleep(QUIET_SECONDS)
-    assert proxy.requests(since=began, namespace=case.namespace) == []
+    assert proxy.requests(since=began) == []
     for name in ("done", "failed", "suspended"):
-        assert ray.requests(case.namespace, name, since=began) == []
-    case.close()
+        assert case.ray.requests(case.namespace, name, since=began) == []
+
+
+@pytest.mark.parametrize("name", scenario.functions)
+def test_requests(name: str, running: Running) -> None:
+    running.result(name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from rljob_api.spec import FailureAction, FailureReason
-from rljob_api.status import AttemptStatus
+from rljob_api.status import AttemptStatus, Progress
 from rljob_operator.state.draft import ENDED, Draft
 from rljob_operator.state.failures import (
     COMPLETED,
@@ -192,8 +192,10 @@ def _end(draft: Draft, trouble: Trouble) -> Verdict:
     ended = submission is not None and submission.state in ENDED
     code = submission.exit_code if ended and submission is not None else None
     lines = submission.last_log_lines if ended and submission is not None else ()
-    if trouble.reason == COMPLETED and draft.status.progress is not None and attempt.steps is not None:
-        draft.set(progress=with_estimate(draft.status.progress, max(draft.step, attempt.steps)))
+    if trouble.reason == COMPLETED and attempt.steps is not None:
+        # A quick job may end before its driver was ever reached, or before what it said could be written.
+        known = draft.status.progress or Progress(steps=draft.spec.steps)
+        draft.set(progress=with_estimate(known, max(draft.step, attempt.steps)))
     draft.set_attempt(
         end_time=time_text(draft.now),
         end_step=draft.step,

@@ -71,6 +71,20 @@ def test_a_life_without_trouble(world: World) -> None:
     assert world.cluster is None
 
 
+def test_job_whose_driver_was_never_reached_shows_its_steps_at_the_end(world: World) -> None:
+    while not any(type(action) is Submit for action in world.actions):
+        world.pass_time(5)
+        world.look()
+    for _ in range(200):
+        world.pass_time(5)
+        plan = reconcile(replace(world.observed(), driver=None, driver_error="connection refused"), world.now)
+        if plan.status.phase is JobPhase.SUCCEEDED:
+            break
+    assert plan.status.phase is JobPhase.SUCCEEDED
+    assert plan.status.progress is not None
+    assert plan.status.progress.step == plan.status.progress.steps > 0
+
+
 def test_writes_from_creation_to_running(world: World) -> None:
     """At most 8 in all: the objects, and the urgent writes of the status."""
     urgent = 0
