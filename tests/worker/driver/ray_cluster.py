@@ -69,6 +69,8 @@ class RayCluster:
             "PATH": os.pathsep.join(paths),
             "PYTHONPATH": os.pathsep.join(packages),
             "RAY_USAGE_STATS_ENABLED": "0",
+            # A lost node is noticed after 5 failed checks; a slow one has 10 seconds for each.
+            "RAY_health_check_period_ms": "1000",
             # A machine that is busy with other tests starts the dashboard's parts slowly.
             "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": str(START_SECONDS),
             "RLJOB_DRIVER_TOKEN": "secret",

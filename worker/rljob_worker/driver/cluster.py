@@ -29,7 +29,7 @@ from rljob_worker.types import GenerationRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
 _LOG_TAIL_LINES = 20
-_VISIBLE_SECONDS = 15.0
+_VISIBLE_SECONDS = 10.0
 """How long a new file may take to show up on another node."""
 _SIGNAL_SECONDS = 5.0
 _ON_A_CLUSTER = {
