@@ -24,12 +24,15 @@ _RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray makes its workers nice: beside anything else on the node they would get a fraction of it.
     "RAY_worker_niceness": "0",
-    # An actor that is killed must not leave the engine's own child processes on the device.
-    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
     # Each line of output at once: the last words of a process that dies are what explains it.
     "PYTHONUNBUFFERED": "1",
 }
-_LEAVE_SECONDS = 10
+_RAY_WORKER = {
+    # An actor that is killed must not leave the engine's own child processes on the device. Not on the head: it makes
+    # Ray's processes ignore SIGCHLD, and then a driver that failed is reported as succeeded with exit code 0.
+    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
+}
+_LEAVE_SECONDS = 15
 _RESTRICTED = {
     # The user has no entry in the image's list of users, hence no home and no name, which torch's caches ask for.
     "HOME": "/tmp",
@@ -87,9 +90,11 @@ def pod_environment(spec: RLJobSpec, profile: HardwareProfile, *, head: bool) ->
         # Ray would end a stopped driver after 3 s; it has graceSeconds to save in, and some more to leave.
         env += _list({"RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(spec.checkpoint.grace_seconds) + _LEAVE_SECONDS)})
         env += _list(profile.head_environment)
-    elif profile.kind == "npu" and profile.visible_devices_annotation is not None:
-        path = f"metadata.annotations['{profile.visible_devices_annotation}']"
-        env.append({"name": "ASCEND_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": path}}})
+    else:
+        env += _list(_RAY_WORKER)
+        if profile.kind == "npu" and profile.visible_devices_annotation is not None:
+            path = f"metadata.annotations['{profile.visible_devices_annotation}']"
+            env.append({"name": "ASCEND_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": path}}})
     return _over(_over(env, spec.resources.overrides.environment), spec.environment.variables)
 
 

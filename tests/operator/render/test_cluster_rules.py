@@ -336,3 +336,12 @@ def test_example_renders() -> None:
     assert check_renderable(view(EXAMPLE), SETTINGS) == ""
     text = str(render_cluster(view(EXAMPLE), SETTINGS))
     assert not re.search(r"None|privileged'", text)
+
+
+def test_ray_waits_for_a_stopped_driver_to_save_and_sees_how_it_ended() -> None:
+    cluster = rendered("checkpoint.graceSeconds=60.5")
+    head, worker = variables(head_pod(cluster)), variables(worker_pod(cluster))
+    assert head["RAY_JOB_STOP_WAIT_TIME_S"] == "76"
+    subreaper = "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"
+    assert subreaper not in head
+    assert worker[subreaper] == "true"
