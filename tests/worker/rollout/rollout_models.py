@@ -51,8 +51,8 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
-def spec_json(model: Path, *, tensor_parallel: int = 1, **rollout: Any) -> dict[str, Any]:
-    """A job's spec as the driver hands it to an engine."""
+def spec_json(model: Path, *, tensor_parallel: int = 1, engines: int = 1, **rollout: Any) -> dict[str, Any]:
+    """A job's spec as the driver hands it to one of the engines of its only node."""
     return {
         "steps": 1,
         "model": {"path": str(model)},
@@ -64,10 +64,11 @@ def spec_json(model: Path, *, tensor_parallel: int = 1, **rollout: Any) -> dict[
             "maxResponseTokens": MAX_RESPONSE,
             "tensorParallel": tensor_parallel,
             "kvCacheBytes": 2**26,
+            "maxNumSeqs": 32,
             **rollout,
         },
         "training": {"precision": "fp32"},
-        "resources": {"profile": "cpu", "devicesPerNode": tensor_parallel, "threadsPerDevice": 1},
+        "resources": {"profile": "cpu", "devicesPerNode": tensor_parallel * engines, "threadsPerDevice": 1},
     }
 
 
