@@ -19,7 +19,7 @@ def engines(model: Path) -> Iterator[list[RemoteEngine]]:
     sync_folder = model.parent / "sync"
     sync_folder.mkdir()
     logs = [model.parent / f"engine-{i}.log" for i in range(2)]
-    spec = spec_json(model, engines=2)
+    spec = spec_json(model, engines=2, maxNumSeqs=32)
     pair = [RemoteEngine(spec, model, log, index=i, sync_folder=sync_folder) for i, log in enumerate(logs)]
     for engine in pair:
         engine.send("start")

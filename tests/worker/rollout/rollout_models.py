@@ -64,7 +64,6 @@ def spec_json(model: Path, *, tensor_parallel: int = 1, engines: int = 1, **roll
             "maxResponseTokens": MAX_RESPONSE,
             "tensorParallel": tensor_parallel,
             "kvCacheBytes": 2**26,
-            "maxNumSeqs": 32,
             **rollout,
         },
         "training": {"precision": "fp32"},
