@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rljob_api.text import visible
 from rljob_api.validation import ManifestError, load_manifest
 from rljob_operator.plugin.bars import Step
 from rljob_operator.plugin.cluster import Cluster
@@ -21,7 +22,7 @@ from rljob_operator.plugin.observe import look, parse_job
 from rljob_operator.plugin.problems import CommandError
 from rljob_operator.plugin.rendering import PARTS, as_yaml, of_manifest, rendered, to_yaml
 from rljob_operator.plugin.status import show_list, show_status
-from rljob_operator.plugin.text import Style, columns, visible, wrapped
+from rljob_operator.plugin.text import Style, columns, wrapped
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.render import RenderSettings
 from rljob_operator.shell.resources import RAY_CLUSTERS, RLJOBS, JobKey

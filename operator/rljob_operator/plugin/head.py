@@ -16,9 +16,10 @@ from rljob_operator.plugin.problems import from_api
 from rljob_operator.ray.driver import Driver
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.ray.jobs import RayJobs
+from rljob_operator.render import TOKEN_KEY, secret_name
 from rljob_operator.shell.resources import JobKey
 from rljob_operator.shell.rest import ApiError
-from rljob_operator.shell.tokens import DRIVER_KEY, RAY_KEY, Tokens, driver_secret
+from rljob_operator.shell.tokens import RAY_KEY, Tokens
 from rljob_operator.shell.views import ClusterState
 
 DRIVER_PORT = 8300
@@ -59,7 +60,7 @@ class Head:
         Raises:
             NoAnswer: it cannot be reached, or its token cannot be read.
         """
-        token = await self._token(self._uid, driver_secret(self._job.name), DRIVER_KEY)
+        token = await self._token(self._uid, secret_name(self._job.name), TOKEN_KEY)
         return Driver(*await self.address(DRIVER_PORT), token)
 
     async def jobs(self) -> RayJobs:

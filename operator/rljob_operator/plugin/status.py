@@ -8,8 +8,9 @@ from typing import Any
 
 from rljob_api import derived
 from rljob_api.status import AttemptStatus, Goodput, JobPhase, Progress
+from rljob_api.text import visible
 from rljob_operator.plugin.bars import Step, draw_phases, draw_steps, progress_bar
-from rljob_operator.plugin.text import Style, columns, number, seconds, visible, wrapped
+from rljob_operator.plugin.text import Style, columns, number, seconds, wrapped
 from rljob_operator.state.goodput import settled
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.timing import duration_text, seconds_of, seconds_since

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import textwrap
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+from rljob_api.text import visible
+
 _NARROWEST = 40
 
 
@@ -39,13 +39,6 @@ class Style:
             return text
         codes = ["1"] * bold + ([f"38;5;{colour}"] if colour is not None else [])
         return f"\x1b[{';'.join(codes)}m{text}\x1b[0m"
-
-
-def visible(text: str) -> str:
-    """Escape what a terminal would obey instead of show; line breaks and tabs stay. Logs and messages hold anything."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(c if c in "\n\t" or unicodedata.category(c) not in _HIDDEN else ascii(c)[1:-1] for c in text)
 
 
 def wrapped(text: str, style: Style, indent: str = "") -> list[str]:

@@ -6,7 +6,7 @@ from rljob_operator.render.access import TOKEN_KEY, policy_name, render_policy, 
 from rljob_operator.render.cluster import WORKER_GROUP, render_cluster, secret_name, uses_token
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.settings import RenderSettings
-from rljob_operator.render.submission import driver_manifest, run_folder, submission, submission_id
+from rljob_operator.render.submission import driver_manifest, run_folder, submission
 from rljob_operator.render.variables import role_environment
 from rljob_operator.state.observed import JobView
 
@@ -25,7 +25,6 @@ __all__ = [
     "run_folder",
     "secret_name",
     "submission",
-    "submission_id",
     "uses_token",
 ]
 

@@ -19,17 +19,13 @@ from rljob_operator.render.profiles import resolve
 from rljob_operator.render.quantities import to_cores
 from rljob_operator.render.settings import RenderSettings
 from rljob_operator.render.volumes import RUN_ROOT
+from rljob_operator.state.attempts import submission_id
 from rljob_operator.state.observed import JobView
 
 MANIFEST_VARIABLE = "RLJOB_MANIFEST"
 MAX_MANIFEST_BYTES = 96 * 1024
 """Linux allows 128 KiB for one variable."""
 _LINGER_SECONDS = 60.0
-
-
-def submission_id(uid: str, attempt: int) -> str:
-    """Id of an attempt's Ray job: submitting it again is harmless."""
-    return f"rljob-{uid}-{attempt}"
 
 
 def run_folder(job: JobView) -> str:

@@ -11,11 +11,13 @@ from rljob_api.job import GROUP, KIND, VERSION
 from rljob_api.status import RLJobStatus
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.render import (
+    TOKEN_KEY,
     RenderError,
     policy_name,
     render_cluster,
     render_policy,
     render_secret,
+    secret_name,
     submission,
 )
 from rljob_operator.settings import Settings
@@ -24,7 +26,7 @@ from rljob_operator.shell.metrics import OperatorMetrics
 from rljob_operator.shell.observe import Look, Observer
 from rljob_operator.shell.resources import NETWORK_POLICIES, RAY_CLUSTERS, RLJOBS, SECRETS, JobKey, Resource
 from rljob_operator.shell.rest import ApiClient, ApiError
-from rljob_operator.shell.tokens import DRIVER_KEY, Tokens, driver_secret
+from rljob_operator.shell.tokens import Tokens
 from rljob_operator.shell.world import World
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.plan import (
@@ -194,7 +196,7 @@ class Executor:
         return item
 
     async def _make_secret(self, job: JobView) -> None:
-        key, name = JobKey(job.namespace, job.name), driver_secret(job.name)
+        key, name = JobKey(job.namespace, job.name), secret_name(job.name)
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         try:
             await self._client.create(SECRETS, job.namespace, render_secret(job, token))
@@ -203,16 +205,16 @@ class Executor:
                 raise
             # Created, not applied: pods that run have the token that is there, so that it is never replaced.
             self._tokens.forget(key)
-            if await self._tokens.read(key, job.uid, name, DRIVER_KEY) is None:
+            if await self._tokens.read(key, job.uid, name, TOKEN_KEY) is None:
                 raise ActionFailed(
                     "SecretInTheWay",
-                    f"Secret {name} exists and is not this job's, or has no key {DRIVER_KEY}; delete it, or give the "
+                    f"Secret {name} exists and is not this job's, or has no key {TOKEN_KEY}; delete it, or give the "
                     "job another name. (That of a deleted job of this name goes by itself.)",
                     told=True,
                 ) from None
             return
         self._metrics.writes.labels("secrets").inc()
-        self._tokens.learn(key, job.uid, name, DRIVER_KEY, token)
+        self._tokens.learn(key, job.uid, name, TOKEN_KEY, token)
 
     async def _delete_cluster(self, job: JobView, uid: str) -> None:
         try:

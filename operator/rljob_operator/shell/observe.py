@@ -19,11 +19,11 @@ from rljob_operator.metrics import JobMetricsStore, RecordError
 from rljob_operator.ray.driver import Driver
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.ray.jobs import RayJobs
-from rljob_operator.render import check_renderable
+from rljob_operator.render import TOKEN_KEY, check_renderable, secret_name
 from rljob_operator.settings import Settings
 from rljob_operator.shell.resources import JobKey
 from rljob_operator.shell.rest import ApiError
-from rljob_operator.shell.tokens import DRIVER_KEY, RAY_KEY, Tokens, driver_secret
+from rljob_operator.shell.tokens import RAY_KEY, Tokens
 from rljob_operator.shell.views import ClusterState, job_view
 from rljob_operator.shell.world import World
 from rljob_operator.state.observed import ClusterView, DriverView, JobView, Observed, QueueView, SubmissionView
@@ -167,10 +167,10 @@ class Observer:
     async def _secret_exists(self, key: JobKey, job: JobView) -> bool:
         if dormant(job) or job.deleting:
             return True  # Nothing is asked of it, and asking the API server about it would be a request for nothing.
-        secret = driver_secret(key.name)
+        secret = secret_name(key.name)
         if job.status.cluster is None:
-            return self._tokens.known(key, job.uid, secret, DRIVER_KEY) is not None
-        return await self._tokens.read(key, job.uid, secret, DRIVER_KEY) is not None
+            return self._tokens.known(key, job.uid, secret, TOKEN_KEY) is not None
+        return await self._tokens.read(key, job.uid, secret, TOKEN_KEY) is not None
 
     def _policy_exists(self, key: JobKey, job: JobView) -> bool:
         wanted = job.spec is not None and job.spec.network.network_policy
@@ -276,7 +276,7 @@ class Observer:
         Raises:
             NoAnswer: there is no address or no token to ask it with.
         """
-        token = await self._token(key, job.uid, driver_secret(key.name), DRIVER_KEY)
+        token = await self._token(key, job.uid, secret_name(key.name), TOKEN_KEY)
         address = self._address(self._settings.driver_address, key, state.view)
         return Driver(self._session, address, token, self._settings.ask_seconds)
 

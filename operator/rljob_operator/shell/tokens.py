@@ -7,11 +7,11 @@ import binascii
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from rljob_operator.render import TOKEN_KEY
 from rljob_operator.shell.resources import SECRETS, JobKey
 from rljob_operator.shell.rest import ApiClient, ApiError
 from rljob_operator.shell.views import controller_uid
 
-DRIVER_KEY = "token"
 RAY_KEY = "auth_token"
 """KubeRay's `RAY_AUTH_TOKEN_SECRET_KEY`."""
 
@@ -20,11 +20,6 @@ class _Slot(NamedTuple):
     owner_uid: str
     secret: str
     key: str
-
-
-def driver_secret(name: str) -> str:
-    """Name of the Secret with the driver's token."""
-    return f"{name}-driver"
 
 
 class Tokens:
@@ -64,7 +59,7 @@ class Tokens:
             if error.code == 404:
                 return None
             raise
-        if key == DRIVER_KEY and controller_uid(item) != owner_uid:
+        if key == TOKEN_KEY and controller_uid(item) != owner_uid:
             return None
         token = _decoded(item, key)
         if token is not None:

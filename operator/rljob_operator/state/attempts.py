@@ -46,7 +46,7 @@ class Verdict(Enum):
 
 
 def submission_id(uid: str, attempt: int) -> str:
-    """Id of the Ray job of an attempt."""
+    """Id of an attempt's Ray job: submitting it again is harmless."""
     return f"rljob-{uid}-{attempt}"
 
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from record_cases import run_folder, write_run, write_samples
 
+from rljob_api.text import visible
 from rljob_worker.errors import UserError
 from rljob_worker.phases import StepTiming
 from rljob_worker.records.steps import StepLog
@@ -20,7 +21,6 @@ from rljob_worker.report import plot
 from rljob_worker.report.build import build_report
 from rljob_worker.report.plot import plot_run, running_mean
 from rljob_worker.report.table import phase_table_text
-from rljob_worker.report.text import visible
 
 HOSTILE = '</td></table><script>alert("x")</script><img src=x onerror=alert(1)>&amp; \x1b[31m \u202egnp \ud800 日本'
 

@@ -7,8 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
+from rljob_api.text import visible
 from rljob_worker.errors import UserError
-from rljob_worker.report.text import number, visible
+from rljob_worker.report.text import number
 
 
 def add_command(commands: Any) -> None:

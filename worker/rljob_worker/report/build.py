@@ -10,13 +10,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rljob_api.text import visible
 from rljob_worker.errors import UserError
 from rljob_worker.records.run_files import require_run_folder, write_whole
 from rljob_worker.records.steps import effective_steps, read_steps
 from rljob_worker.records.summary import phase_table
 from rljob_worker.records.trajectories import read_trajectories, trajectory_files
 from rljob_worker.report.plot import plot_run
-from rljob_worker.report.text import number, visible
+from rljob_worker.report.text import number
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; color: #222; }
