@@ -14,4 +14,5 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    """Fast tests, then those that start Ray or vLLM, then those on a Kubernetes control plane."""
+    items.sort(key=lambda item: [item.get_closest_marker(marker) is not None for marker in ("cluster", "slow")])

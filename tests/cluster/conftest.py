@@ -21,18 +21,13 @@ from kube import ApiError, Kube  # noqa: E402
 from processes import Process  # noqa: E402
 from programs import missing  # noqa: E402
 from ray_standin import RayStandIn  # noqa: E402
+from scenarios import Running, Scenarios, selected  # noqa: E402
 
 CRD = HERE.parents[1] / "crds" / "rljob.dev_rljobs.yaml"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """The marker is known even when only these tests are run."""
-    config.addinivalue_line("markers", "cluster: needs the Kubernetes programs (make cluster-programs)")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need the programs come after the fast ones; where something is missing they are skipped."""
-    items.sort(key=lambda item: item.get_closest_marker("cluster") is not None)
+    """Where something is missing, the tests that need the programs are skipped and say what it is."""
     mine = [item for item in items if item.get_closest_marker("cluster")]
     if mine and (reason := missing()):
         for item in mine:
@@ -112,3 +107,12 @@ def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
     proxy.start()
     yield proxy
     proxy.stop()
+
+
+@pytest.fixture(scope="module")
+def running(request: pytest.FixtureRequest, control_plane: ControlPlane, ray: RayStandIn) -> Iterator[Running]:
+    """The requesting module's scenarios, as many as this run of the tests selected."""
+    control_plane.use_kuberay("1.6.2")
+    scenarios: Scenarios = request.module.scenario
+    with scenarios.started(selected(request), control_plane, ray) as running:
+        yield running

@@ -112,30 +112,38 @@ def files(name: str, what: str) -> Path:
 
 @cache
 def missing() -> str:
-    """Return what this machine lacks to run the programs, as a sentence, or an empty string."""
-    if sys.platform != "linux":
-        return "The cluster tests need Linux."
-    lacks = []
-    if os.geteuid() != 0:
-        lacks.append("root (to make a network namespace)")
-    lacks += [f"the command `{command}`" for command in ("ip", "nsenter") if shutil.which(command) is None]
+    """Return what this machine lacks to run the tests, the programs included, as a sentence, or an empty string."""
+    if problem := missing_to_run():
+        return problem
     unbuilt = [wanted.name for wanted in PROGRAMS.values() if not _path(wanted).exists()]
     if unbuilt:
-        lacks.append(
-            f"{', '.join(unbuilt)} (`make cluster-programs` builds them once; {missing_to_build() or 'Go is here'})"
-        )
-    return f"The cluster tests need {'; '.join(lacks)}." if lacks else _namespace_problem()
+        how = f"The cluster tests need {', '.join(unbuilt)}, which `make cluster-programs` builds once."
+        return f"{how} {missing_to_build()}".strip()
+    return ""
+
+
+@cache
+def missing_to_run() -> str:
+    """Return what this machine lacks to run the programs once they are built, as a sentence, or an empty string."""
+    if sys.platform != "linux":
+        return "The cluster tests need Linux."
+    if os.geteuid() != 0:
+        return "The cluster tests need root (to make a network namespace)."
+    commands = [command for command in ("ip", "nsenter", "unshare") if shutil.which(command) is None]
+    if commands:
+        return f"The cluster tests need the commands {', '.join(commands)} (packages iproute2 and util-linux)."
+    return _namespace_problem()
 
 
 def missing_to_build() -> str:
-    """Return what this machine lacks to build the programs, or an empty string."""
+    """Return what this machine lacks to build the programs, as a sentence, or an empty string."""
     wanted = ".".join(map(str, GO_LANGUAGE))
     if shutil.which("go") is None:
-        return f"for that Go {wanted} or newer is missing"
+        return f"To build them Go {wanted} or newer is missing."
     said = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, timeout=30).stdout.strip()
     found = re.match(r"go(\d+)\.(\d+)", said)
     if found is None or tuple(map(int, found.groups())) < GO_LANGUAGE:
-        return f"for that Go {wanted} or newer is missing: `go env GOVERSION` says {said!r}"
+        return f"To build them Go {wanted} or newer is missing: `go env GOVERSION` says {said!r}."
     return ""
 
 
@@ -235,8 +243,8 @@ def main() -> None:
     """Build the programs named on the command line, or all of them where this machine can."""
     if not sys.argv[1:] and all(_path(wanted).exists() for wanted in PROGRAMS.values()):
         return
-    if problem := missing_to_build():
-        print(f"The Kubernetes programs of the cluster tests are not built: {problem}.")
+    if problem := missing_to_run() or missing_to_build():
+        print(f"The Kubernetes programs of the cluster tests are not built. {problem}")
         return
     for name in sys.argv[1:] or PROGRAMS:
         print(program(name), flush=True)

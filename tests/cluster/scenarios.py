@@ -5,18 +5,19 @@ A module says which functions are scenarios; all that were selected start togeth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from control_plane import ControlPlane, unique
 from fault_proxy import FaultProxy
-from jobs import phase, small_job
 from kube import Kube, Object, wait_until
 from operator_process import OperatorProcess
 from ray_driver import Script
 from ray_standin import RayStandIn
+from small_jobs import phase, small_job
 
 PHASE_SECONDS = 90.0
 FINAL = ("Succeeded", "Failed")
@@ -123,26 +124,31 @@ Scenario = Callable[[Case], None]
 
 
 class Scenarios:
-    """The scenarios of one module."""
+    """The scenarios of one module, which run `together` at a time, under one operator or each under its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, together: int = 8, one_operator: bool = True) -> None:
         self.functions: dict[str, Scenario] = {}
+        self.together = together
+        self.one_operator = one_operator
 
     def __call__(self, function: Scenario) -> Scenario:
         """Register a function under its name."""
         self.functions[function.__name__] = function
         return function
 
-    def start(
-        self,
-        names: list[str],
-        control_plane: ControlPlane,
-        ray: RayStandIn,
-        operator: OperatorProcess | None,
-        together: int,
-    ) -> Running:
-        """Start the named ones, so many together."""
-        return Running({name: self.functions[name] for name in names}, control_plane, ray, operator, together)
+    @contextmanager
+    def started(self, names: list[str], control_plane: ControlPlane, ray: RayStandIn) -> Iterator[Running]:
+        """Start the named ones; at the end no more are begun and their operator is ended."""
+        operator = OperatorProcess(control_plane, ray, None) if self.one_operator else None
+        if operator:
+            operator.start()
+        running = Running({name: self.functions[name] for name in names}, control_plane, ray, operator, self.together)
+        try:
+            yield running
+        finally:
+            running.stop()
+            if operator:
+                operator.kill()
 
 
 class Running:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from control_plane import ControlPlane, unique
-from jobs import small_job
 from kube import Kube
 from operator_process import OperatorProcess
 from programs import program
 from ray_driver import Attempt
 from ray_standin import RayStandIn
 from scenarios import Case
+from small_jobs import small_job
 
 TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS / "operator/chart"))

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
-from control_plane import LOST, ControlPlane, unique
+from control_plane import LOST, unique
 from kube import Object, conditions, wait_until
-from operator_process import OperatorProcess
 from ray_driver import Attempt
-from ray_standin import RayStandIn
-from scenarios import Case, Running, Scenarios, selected
+from scenarios import Case, Running, Scenarios
 
 pytestmark = pytest.mark.cluster
 scenario = Scenarios()
-TOGETHER = 8
 FAILS = Attempt(exit_code=1, fail_at_step=2, log=("Traceback ...", "RuntimeError: out of luck"))
 WORKS = Attempt()
 LONG = Attempt(step_seconds=0.5)
-
-
-@pytest.fixture(scope="module")
-def running(request: pytest.FixtureRequest, control_plane: ControlPlane, ray: RayStandIn) -> Iterator[Running]:
-    control_plane.use_kuberay("1.6.2")
-    operator = OperatorProcess(control_plane, ray, None)
-    operator.start()
-    started = scenario.start(selected(request), control_plane, ray, operator, TOGETHER)
-    yield started
-    started.stop()
-    operator.kill()
 
 
 def attempts(job: Object) -> list[Object]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from control_plane import ControlPlane
-from jobs import small_job
 from kube import ApiError
 from operator_process import OperatorProcess
 from ray_standin import RayStandIn
 from scenarios import Case
+from small_jobs import small_job
 
 pytestmark = pytest.mark.cluster
 

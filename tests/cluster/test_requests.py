@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from control_plane import ControlPlane
 from fault_proxy import FaultProxy
 from ray_driver import Attempt
-from ray_standin import RayStandIn
-from scenarios import Case, Running, Scenarios, selected
+from scenarios import Case, Running, Scenarios
 
 pytestmark = pytest.mark.cluster
-scenario = Scenarios()
+scenario = Scenarios(one_operator=False)
 MOST_WRITES_TO_RUNNING = 8
 QUIET_SECONDS = 12.0
-
-
-@pytest.fixture(scope="module")
-def running(request: pytest.FixtureRequest, control_plane: ControlPlane, ray: RayStandIn) -> Iterator[Running]:
-    control_plane.use_kuberay("1.6.2")
-    started = scenario.start(selected(request), control_plane, ray, None, len(scenario.functions))
-    yield started
-    started.stop()
 
 
 def counted(body: Callable[[Case, FaultProxy], None]) -> Callable[[Case], None]:

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 from control_plane import HOLD, ControlPlane, unique
-from jobs import small_job
 from kube import Kube, conditions, wait_until
 from network import Network
+from small_jobs import small_job
 
 from rljob_operator.plugin.main import main
 from rljob_operator.plugin.observe import parse_job

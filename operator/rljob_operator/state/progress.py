@@ -41,8 +41,8 @@ def _read(driver: DriverView, old: Progress, draft: Draft) -> Progress:
     return old.model_copy(
         update={
             "steps": draft.spec.steps,
-            "step_seconds": _seconds(driver.median_step_seconds),
-            "reward_mean": _finite(last.reward) if last else old.reward_mean,
+            "step_seconds": _shown(_seconds(driver.median_step_seconds)),
+            "reward_mean": _shown(_finite(last.reward)) if last else old.reward_mean,
             "weight_version": _version(last) if last else old.weight_version,
             "last_step": _last_step(last) if last else old.last_step,
             "last_checkpoint": checkpoint,
@@ -81,6 +81,11 @@ def _count(value: int) -> int:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def _shown(value: float | None) -> float | None:
+    """Four significant digits: these two are columns of `kubectl get`, which prints a number as it is."""
+    return None if value is None else float(f"{value:.4g}")
 
 
 def _seconds(value: float | None) -> float | None:

@@ -27,6 +27,7 @@ from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.driver.sync_report import sync_report
 from rljob_worker.errors import JobError
 from rljob_worker.types import FloatArray, Generation, Prompt
+from rljob_worker.weightsync.errors import WeightSyncError
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 12))
@@ -196,7 +197,8 @@ def test_a_sync_report_counts_bytes_once_and_the_slowest_process() -> None:
         "receive": {"seconds": 3.0},
     }
     for wrong in ({"verified": False}, {"version": 3}):
-        assert not sync_report(4, sent, [received[0], {**received[1], **wrong}])["verified"]
+        with pytest.raises(WeightSyncError, match=r"engine 1 reports version .* after version 4"):
+            sync_report(4, sent, [received[0], {**received[1], **wrong}])
 
 
 def run_python(code: str, *args: str) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rljob_worker.weightsync.errors import WeightSyncError
+
 
 def sync_report(
     version: int, sent: Sequence[Mapping[str, Any]], received: Sequence[Mapping[str, Any]], nodes: int = 1
@@ -12,12 +14,19 @@ def sync_report(
     """One block for all processes: bytes are those of the model once, seconds those of the slowest process.
 
     Each of the `nodes` hands the whole model over, to its own engines.
+
+    Raises:
+        WeightSyncError: an engine says that it holds another version, or did not verify this one.
     """
+    for number, r in enumerate(received):
+        if not r["verified"] or r["version"] != version:
+            found = f"version {r['version']}, {'verified' if r['verified'] else 'not verified'}"
+            raise WeightSyncError(f"engine {number} reports {found}, after version {version} was handed over")
     report: dict[str, Any] = {
         "version": version,
         "bytes": sum(r["bytes"] for r in sent) // nodes,
         "tensors": received[0]["tensors"],
-        "verified": all(r["verified"] and r["version"] == version for r in received),
+        "verified": True,
         "mode": received[0]["mode"],
     }
     for side, reports in (("send", sent), ("receive", received)):

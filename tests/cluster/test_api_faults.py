@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from control_plane import ControlPlane
 from fault_proxy import WRITES, Fault, FaultProxy
 from kube import wait_until
 from operator_process import OperatorProcess
 from ray_driver import Attempt
-from ray_standin import RayStandIn
-from scenarios import Case, Running, Scenarios, selected
+from scenarios import Case, Running, Scenarios
 
 pytestmark = pytest.mark.cluster
-scenario = Scenarios()
-TOGETHER = 4
+scenario = Scenarios(together=4, one_operator=False)
 READS = frozenset({"get", "list", "watch"})
 WATCHES = frozenset({"watch"})
 FAULTS = {
@@ -29,14 +26,6 @@ FAULTS = {
     "slow": [Fault("slow", seconds=2.0, probability=0.4)],
     "watch_cut": [Fault("cut", verbs=WATCHES, seconds=0.5)],
 }
-
-
-@pytest.fixture(scope="module")
-def running(request: pytest.FixtureRequest, control_plane: ControlPlane, ray: RayStandIn) -> Iterator[Running]:
-    control_plane.use_kuberay("1.6.2")
-    started = scenario.start(selected(request), control_plane, ray, None, TOGETHER)
-    yield started
-    started.stop()
 
 
 def behind_proxy(body: Callable[[Case, FaultProxy, OperatorProcess], None]) -> Callable[[Case], None]:

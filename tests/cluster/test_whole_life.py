@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from control_plane import HOLD, ControlPlane
 from kube import Object, conditions, wait_until
-from operator_process import OperatorProcess
 from ray_driver import Attempt
 from ray_standin import RayStandIn
-from scenarios import Case, Running, Scenarios, selected
+from scenarios import Case, Running, Scenarios
 
 pytestmark = pytest.mark.cluster
 scenario = Scenarios()
-TOGETHER = 8
 SLOW = Attempt(step_seconds=0.5)
 ENDLESS = Attempt(hang_at_step=1)
-
-
-@pytest.fixture(scope="module")
-def running(request: pytest.FixtureRequest, control_plane: ControlPlane, ray: RayStandIn) -> Iterator[Running]:
-    control_plane.use_kuberay("1.6.2")
-    operator = OperatorProcess(control_plane, ray, None)
-    operator.start()
-    started = scenario.start(selected(request), control_plane, ray, operator, TOGETHER)
-    yield started
-    started.stop()
-    operator.kill()
 
 
 def owners(manifest: Object) -> list[tuple[str, str]]:
