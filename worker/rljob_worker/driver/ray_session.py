@@ -6,8 +6,9 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import ray
@@ -21,9 +22,19 @@ from rljob_worker.rollout.processes import Guardian
 _RAY_FOLDER = "rljob-ray-"
 
 
+@dataclass(frozen=True)
+class RaySession:
+    """A Ray that can be used."""
+
+    scratch: Path | None = None
+    """Folder for scratch files that goes with a Ray of this job alone."""
+    settled: Callable[[], None] = lambda: None
+    """To be called once the job's processes have all started."""
+
+
 @contextmanager
-def embedded(spec: RLJobSpec) -> Iterator[Path]:
-    """A Ray on this machine for this job alone; yields a folder for scratch files that goes with it."""
+def embedded(spec: RLJobSpec) -> Iterator[RaySession]:
+    """A Ray on this machine for this job alone."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Ray makes its workers nice by default: beside anything else on the machine they would get a fraction of it.
     os.environ["RAY_worker_niceness"] = "0"
@@ -43,7 +54,7 @@ def embedded(spec: RLJobSpec) -> Iterator[Path]:
             logging_level=logging.WARNING,
             _temp_dir=str(folder),
         )
-        yield folder
+        yield RaySession(folder, guardian.settled)
     finally:
         ray.shutdown()
         guardian.close()
@@ -51,7 +62,7 @@ def embedded(spec: RLJobSpec) -> Iterator[Path]:
 
 
 @contextmanager
-def connected(address: str) -> Iterator[None]:
+def connected(address: str) -> Iterator[RaySession]:
     """A Ray cluster of somebody else: left as it was found.
 
     Raises:
@@ -68,7 +79,7 @@ def connected(address: str) -> Iterator[None]:
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         raise JobError(f"no Ray cluster answers at {address}: {error}") from error
     try:
-        yield
+        yield RaySession()
     finally:
         ray.shutdown()
 

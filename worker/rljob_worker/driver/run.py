@@ -21,7 +21,7 @@ from rljob_worker.driver.inputs import Inputs, read_inputs
 from rljob_worker.driver.job import Job
 from rljob_worker.driver.loop import train
 from rljob_worker.driver.placement import check_layout
-from rljob_worker.driver.ray_session import connected, embedded
+from rljob_worker.driver.ray_session import RaySession, connected, embedded
 from rljob_worker.driver.run_folder import Resume, RunFolder
 from rljob_worker.driver.stop import StopSignal
 from rljob_worker.errors import EXIT_OK, EXIT_STOPPED, JobError, StopRequested, UserError
@@ -136,12 +136,12 @@ def _run(
             stack.callback(server.close)
         on_event("starting Ray" if address is None else f"connecting to the Ray cluster at {address}")
         events.write("start")
-        scratch = stack.enter_context(embedded(spec)) if address is None else stack.enter_context(connected(address))
+        session = stack.enter_context(embedded(spec) if address is None else connected(address))
         stop.install()
         try:
             inputs.rewards.start()
             on_event(f"starting {derived.devices(spec)} trainer(s) and {derived.engines(spec)} engine(s)")
-            outcome = _train(job, cluster, scratch, calls, stop, events, on_event)
+            outcome = _train(job, cluster, session, calls, stop, events, on_event)
             # What was asked for is on disk: a request that arrives from here on has nothing to wait for.
             stop.finished()
             cluster.shutdown(calls)
@@ -161,7 +161,7 @@ def _run(
 def _train(
     job: Job,
     cluster: Cluster,
-    scratch: Path | None,
+    session: RaySession,
     calls: Calls,
     stop: StopSignal,
     events: EventLog,
@@ -171,8 +171,9 @@ def _train(
     ready = False
     try:
         started = time.monotonic()
-        cluster.create(job.spec.steps * derived.updates_per_step(job.spec), stop.requested, scratch)
+        cluster.create(job.spec.steps * derived.updates_per_step(job.spec), stop.requested, session.scratch)
         cluster.start(calls)
+        session.settled()
         restored = job.restore_latest()
         job.first_hand_over()
         ready = job.ready = True

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
+from rljob_worker.devices.gloo import share_gloo_loop
 from rljob_worker.rollout.cpu_sampler import SeededSampler
 from rljob_worker.rollout.environment import TORCH_LINEAR
 from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
 
 _MADV_DONTNEED = 4
+_PACKED_FOR_ROWS = 64
 
 
 class RolloutWorkerExtension(WeightLandingExtension):
@@ -41,15 +43,20 @@ class RolloutWorkerExtension(WeightLandingExtension):
 
 
 def _use_torch_linear() -> None:
-    """Have linear layers call torch instead of oneDNN, for which vLLM has no setting.
-
-    At import, because each worker process imports its extension before it builds the model.
-    """
+    """Have vLLM pack and multiply with torch's oneDNN operators in the place of its own ones."""
     import vllm._custom_ops as ops
 
-    ops._supports_onednn = False
+    def pack(weight: torch.Tensor, primitive_cache_size: int = 0) -> torch.Tensor:
+        return torch.ops.mkldnn._reorder_linear_weight(weight.t(), _PACKED_FOR_ROWS)
+
+    def multiply(packed: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+    ops.create_onednn_mm, ops.onednn_mm = pack, multiply
 
 
+# At import, because each worker process imports its extension before it makes groups and builds the model.
+share_gloo_loop()
 if os.environ.get(TORCH_LINEAR) == "1":
     _use_torch_linear()
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from rljob_api.spec import TrainingSpec
+from rljob_worker.devices.gloo import share_gloo_loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ def initialize(
     from megatron.core import parallel_state
 
     check_sizes(training, world_size)
+    share_gloo_loop()
     dist.init_process_group(
         backend, init_method=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_seconds)
     )
