@@ -41,6 +41,40 @@ class CausalAttention(torch.nn.Module):
         return context.permute(2, 0, 1, 3).flatten(2).to(query.dtype)
 
 
+class SwiGLU(torch.nn.Module):
+    """Megatron's gated activation, silu(gate) * up of [..., 2 F] = gate beside up, in as few passes as torch allows.
+
+    Megatron's own expression adds an offset of zero and joins the gradients of the two halves by a copy: on CPU that is
+    2 % of a training step.
+    """
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+
+    def forward(self, gate_and_up: torch.Tensor) -> torch.Tensor:
+        """[..., F] of [..., 2 F]."""
+        out: torch.Tensor = _SwiGLUFunction.apply(gate_and_up)
+        return out
+
+
+class _SwiGLUFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_and_up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate_and_up)
+        gate, up = gate_and_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (gate_and_up,) = ctx.saved_tensors
+        gate, up = gate_and_up.chunk(2, dim=-1)
+        result = torch.empty_like(gate_and_up)
+        grad_gate, grad_up = result.chunk(2, dim=-1)
+        torch.mul(grad, F.silu(gate), out=grad_up)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
+        return result
+
+
 def _heads_first(tensor: torch.Tensor) -> torch.Tensor:
     """[S, B, H, D] -> contiguous float32 [B, H, S, D].
 
@@ -127,6 +161,8 @@ def _transformer_config(cfg: ModelConfig, tp: int, pp: int, ep: int, dtype: torc
         add_qkv_bias=cfg.qkv_bias,
         gated_linear_unit=True,
         activation_func=F.silu,
+        # Not Transformer Engine's: the module that the layer specification names.
+        use_te_activation_func=True,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         bf16=dtype == torch.bfloat16,
@@ -167,6 +203,8 @@ def _block_spec(transformer_config: Any) -> Any:
     spec = get_gpt_decoder_block_spec(transformer_config, use_transformer_engine=False, normalization="RMSNorm")
     for layer in spec.layer_specs:
         layer.submodules.self_attention.submodules.core_attention = CausalAttention
+        mlp = layer.submodules.mlp.submodules
+        getattr(mlp, "experts", layer.submodules.mlp).submodules.activation_func = SwiGLU
     return spec
 
 

@@ -9,6 +9,8 @@ from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig
 
+CPU_KERNELS = "rljob_cpu"
+"""Provider under which `cpu_norms` registers its kernels with vLLM."""
 WORKER_EXTENSION = "rljob_worker.rollout.worker_extension.RolloutWorkerExtension"
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes that vLLM 0.23's CPU attention has kernels for; repeated here because importing vLLM takes seconds."""
@@ -64,6 +66,7 @@ def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, Any]:
         "kv_cache_memory_bytes": rollout.kv_cache_bytes or _CPU_KV_CACHE_BYTES,
         "worker_extension_cls": WORKER_EXTENSION,
         "disable_log_stats": True,
+        "ir_op_priority": {op: [CPU_KERNELS, "native"] for op in ("rms_norm", "fused_add_rms_norm")},
         # Inside a Ray actor vLLM would choose its Ray executor; an engine runs its own processes.
         "distributed_executor_backend": "mp" if rollout.tensor_parallel > 1 else None,
     }

@@ -293,6 +293,8 @@ def _build(arguments: dict[str, Any]) -> LLMEngine:
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    import rljob_worker.rollout.cpu_norms  # noqa: F401  (vLLM checks that the kernels of its arguments are registered)
+
     try:
         parsed = EngineArgs(**arguments)
     except TypeError as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+import rljob_worker.rollout.cpu_norms  # noqa: F401  (registers its kernels)
 from rljob_worker.devices.gloo import share_gloo_loop
 from rljob_worker.rollout.cpu_sampler import SeededSampler
 from rljob_worker.rollout.environment import TORCH_LINEAR
@@ -52,7 +53,7 @@ def _use_torch_linear() -> None:
     def multiply(packed: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
-    ops.create_onednn_mm, ops.onednn_mm = pack, multiply
+    ops.create_onednn_mm, ops.onednn_mm = pack, multiply  # type: ignore[assignment]
 
 
 # At import, because each worker process imports its extension before it makes groups and builds the model.
