@@ -174,7 +174,8 @@ class Executor:
                         item = await self._apply(NETWORK_POLICIES, job, policy_name(job.name), policy)
                         self._world.policies.learn(item)
                 case ApplyCluster():
-                    await self._make_cluster(job)
+                    cluster = render_cluster(job, self._settings.render)
+                    self._world.clusters.learn(await self._apply(RAY_CLUSTERS, job, job.name, cluster))
                 case DeleteCluster(uid=uid):
                     await self._delete_cluster(job, uid)
                 case DeleteJob():
@@ -214,19 +215,6 @@ class Executor:
             return
         self._metrics.writes.labels("secrets").inc()
         self._tokens.learn(key, job.uid, name, TOKEN_KEY, token)
-
-    async def _make_cluster(self, job: JobView) -> None:
-        """Create it: it is never applied again, and on so large a type apply takes the API server ten times as long."""
-        cluster = render_cluster(job, self._settings.render)
-        try:
-            item = await self._client.create(RAY_CLUSTERS, job.namespace, cluster)
-        except ApiError as error:
-            if error.reason != "AlreadyExists":
-                raise
-            self._world.clusters.learn(await self._client.get(RAY_CLUSTERS, job.namespace, job.name))
-            raise Conflict(f"RayCluster {job.name} is there already") from None
-        self._metrics.writes.labels(RAY_CLUSTERS.plural).inc()
-        self._world.clusters.learn(item)
 
     async def _delete_cluster(self, job: JobView, uid: str) -> None:
         try:
