@@ -222,3 +222,12 @@ def _get(url: str, token: str | None = None) -> Any:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
         return json.loads(answer.read())
+
+
+def test_graph_mode_gives_the_log_probs_of_the_trainer(tmp_path: Path) -> None:
+    rollout = {"promptsPerStep": 4, "samplesPerPrompt": 4, "maxResponseTokens": 4, "ignoreEos": True, "graphMode": True}
+    code, output = run("run", manifest(tmp_path, steps=2, rollout=rollout), "--output", tmp_path / "run")
+    assert code == 0, output
+    differences = [record["metrics"]["train/train_rollout_logprob_abs_diff"] for record in read_steps(tmp_path / "run")]
+    assert len(differences) == 2
+    assert max(differences) < 1e-4
