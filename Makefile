@@ -37,10 +37,10 @@ quickstart: $(STAMP) ## Train a small model with GRPO on this machine and draw i
 cluster-programs: $(STAMP) ## Build etcd, Kubernetes, KubeRay, kwok and helm for the cluster tests, once (about 20 minutes)
 	@$(BIN)/python tests/cluster/programs.py
 
-test: $(STAMP) cluster-programs ## All tests, the fast ones first; those on a Kubernetes control plane need Go and root
+test: $(STAMP) ## All tests but those on a Kubernetes control plane, the fast ones first
 	@$(BIN)/python -m pytest $(TEST_ARGS)
 
-test-cluster: $(STAMP) cluster-programs ## Only those: the operator on a real API server with KubeRay
+test-cluster: $(STAMP) cluster-programs ## The operator on a real API server with KubeRay (root, Go; builds both first)
 	@$(BIN)/python -m pytest tests/cluster $(TEST_ARGS)
 
 test-faults: $(STAMP) ## Every process killed in every phase; each run resumed and compared bit for bit

@@ -31,12 +31,12 @@ sys.path[:0] = [str(REPOSITORY / part) for part in ("crds", "operator", "tests/c
 
 from control_plane import ControlPlane  # noqa: E402
 from fault_proxy import FaultProxy  # noqa: E402
-from small_jobs import small_job  # noqa: E402
 from kube import Kube, Object, wait_until  # noqa: E402
 from operator_process import OperatorProcess  # noqa: E402
 from programs import missing  # noqa: E402
 from ray_driver import Attempt, Script  # noqa: E402
 from ray_standin import RayStandIn  # noqa: E402
+from small_jobs import small_job  # noqa: E402
 
 CLIENTS = 16
 NAMESPACE = "scale"

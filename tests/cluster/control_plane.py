@@ -29,6 +29,7 @@ LOST = "test.rljob.dev/lost"
 NODE_RESOURCES = {
     "cpu": "1000", "memory": "8Ti", "pods": "1000", "ephemeral-storage": "8Ti",
     "huawei.com/Ascend910": "2000", "huawei.com/npu": "2000", "nvidia.com/gpu": "2000",
+    "test.rljob.dev/pair": "2",
 }  # fmt: skip
 _API_PORT = 6443
 _ETCD = "http://127.0.0.1:2379"

@@ -87,6 +87,7 @@ class Head:
     """One head pod: its submissions go with it."""
 
     uid: str
+    cluster_uid: str
     environment: dict[str, str]
     submissions: dict[str, Submission] = field(default_factory=dict)
     sessions: int = 0
@@ -212,18 +213,20 @@ class RayStandIn(Server):
             if gone and head is not None and head.uid == metadata["uid"]:
                 _kill(self._heads.pop(key))
             elif not gone and (head is None or head.uid != metadata["uid"]):
-                self._heads[key] = Head(metadata["uid"], await self._environment(key[0], pod))
+                environment = await self._environment(key[0], pod)
+                self._heads[key] = Head(metadata["uid"], _cluster_uid(metadata), environment)
         elif not gone:
             self._workers.setdefault(key, set()).add(metadata["uid"])
         elif metadata["uid"] in self._workers.get(key, set()):
             self._workers[key].discard(metadata["uid"])
-            asyncio.get_running_loop().call_later(NOTICE_SECONDS, self._worker_lost, key, metadata["name"])
+            asyncio.get_running_loop().call_later(NOTICE_SECONDS, self._worker_lost, key, metadata)
 
-    def _worker_lost(self, key: Key, pod: str) -> None:
-        """The driver finds that its actors are gone."""
-        if key in self._heads:
-            for submission in self._heads[key].submissions.values():
-                _fail(submission, 1, (f"ProcessDiedError: pod {pod} is gone",))
+    def _worker_lost(self, key: Key, worker: dict[str, Any]) -> None:
+        """The driver finds that its actors are gone; that of a cluster made anew under the name never had them."""
+        head = self._heads.get(key)
+        if head is not None and head.cluster_uid == _cluster_uid(worker):
+            for submission in head.submissions.values():
+                _fail(submission, 1, (f"ProcessDiedError: pod {worker['name']} is gone",))
 
     async def _environment(self, namespace: str, pod: dict[str, Any]) -> dict[str, str]:
         """Variables of the head container, secrets looked up as kubelet would."""
@@ -382,6 +385,11 @@ def _kill(head: Head) -> None:
     for submission in head.submissions.values():
         if submission.task is not None:
             submission.task.cancel()
+
+
+def _cluster_uid(pod: dict[str, Any]) -> str:
+    """UID of the RayCluster that a pod, whose metadata this is, belongs to."""
+    return next(owner["uid"] for owner in pod["ownerReferences"] if owner["kind"] == "RayCluster")
 
 
 def _ray_refusal(request: web.Request, head: Head) -> web.Response | None:

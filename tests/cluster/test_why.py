@@ -85,7 +85,7 @@ def reached(why: Why, reason: str, *parts: str) -> None:
 
     assert wait_until(says, SECONDS), f"{reason} was expected and not said: {said[0]}"
     for part in parts:
-        assert part in said[0]["message"], said[0]
+        assert part in said[0]["message"], said[0]["message"]
 
 
 def ascend(*settings: str) -> tuple[str, ...]:
@@ -100,11 +100,15 @@ def ascend(*settings: str) -> tuple[str, ...]:
             "NoSuchResource",
             ("huawei.com/Ascend910",),
         ),
-        (ascend("resources.devicesPerNode=2001"), "NodeTooSmall", ("asks for 2001", "has 2000")),
+        (
+            ascend("resources.devicesPerNode=4", "resources.overrides.resourceName=test.rljob.dev/pair"),
+            "NodeTooSmall",
+            ("asks for 4", "has 2"),
+        ),
         (("resources.worker.cpu='2000'",), "InsufficientResources", ("spec.resources.worker.cpu",)),
         (("scheduling.nodeSelector={zone: nowhere}",), "NodeSelector", ("spec.scheduling.nodeSelector",)),
         (
-            ("storage.volumes=[{name: models, mountPath: /models, claim: models}]",),
+            ("storage.volumes=[{name: shared, mountPath: /shared, claim: models}]",),
             "VolumeClaimMissing",
             ("make the claim models",),
         ),

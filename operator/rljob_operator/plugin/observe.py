@@ -12,6 +12,7 @@ from rljob_operator.plugin.cluster import NODES, Cluster
 from rljob_operator.plugin.head import NoWay, open_head
 from rljob_operator.plugin.problems import CommandError
 from rljob_operator.ray.http import NoAnswer
+from rljob_operator.render.quantities import to_number
 from rljob_operator.shell.resources import EVENTS, PODS, RAY_CLUSTERS, JobKey, Resource
 from rljob_operator.shell.rest import ApiError
 from rljob_operator.shell.views import (
@@ -177,8 +178,8 @@ async def _devices(cluster: Cluster) -> dict[str, int] | None:
     largest: dict[str, int] = {}
     for node in nodes:
         for resource, amount in ((node.get("status") or {}).get("allocatable") or {}).items():
-            if not resource.startswith(_ORDINARY) and str(amount).isdigit():
-                largest[resource] = max(largest.get(resource, 0), int(amount))
+            if not resource.startswith(_ORDINARY):
+                largest[resource] = max(largest.get(resource, 0), to_number(str(amount)))
     return largest
 
 

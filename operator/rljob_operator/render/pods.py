@@ -16,7 +16,7 @@ from rljob_operator.render import names
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.merge import merge
 from rljob_operator.render.profiles import DRIVER, HardwareProfile
-from rljob_operator.render.quantities import mebibytes, to_bytes
+from rljob_operator.render.quantities import mebibytes, to_number
 from rljob_operator.render.scheduling import placement, pod_annotations, pod_labels
 from rljob_operator.render.settings import RenderSettings, short
 from rljob_operator.render.variables import pod_environment, secret_environment
@@ -50,14 +50,14 @@ class PodSize:
 
     def object_store_bytes(self) -> str:
         """Half of /dev/shm for Ray's object store; the rest is the weight hand-over's and vLLM's."""
-        return str(to_bytes(self.shared_memory) // 2)
+        return str(to_number(self.shared_memory) // 2)
 
 
 def head_size(spec: RLJobSpec, profile: HardwareProfile) -> PodSize:
     """The head's size."""
     memory = spec.resources.head.memory or profile.head_memory
     _positive("spec.resources.head.memory", memory)
-    return PodSize(spec.resources.head.cpu or profile.head_cpu, memory, mebibytes(max(to_bytes(memory) // 4, 2**28)))
+    return PodSize(spec.resources.head.cpu or profile.head_cpu, memory, mebibytes(max(to_number(memory) // 4, 2**28)))
 
 
 def worker_size(spec: RLJobSpec, profile: HardwareProfile) -> PodSize:
@@ -69,8 +69,8 @@ def worker_size(spec: RLJobSpec, profile: HardwareProfile) -> PodSize:
     shared = spec.storage.shared_memory
     if shared is None:
         usual = profile.shared_memory_per_device_gib * devices * 2**30
-        shared = mebibytes(min(usual, to_bytes(memory) // 2))
-    elif not 0 < to_bytes(shared) <= to_bytes(memory):
+        shared = mebibytes(min(usual, to_number(memory) // 2))
+    elif not 0 < to_number(shared) <= to_number(memory):
         raise RenderError(
             "spec.storage.sharedMemory",
             f"{shared}: /dev/shm is part of the worker's memory ({memory}): above 0 and at most that",
@@ -79,7 +79,7 @@ def worker_size(spec: RLJobSpec, profile: HardwareProfile) -> PodSize:
 
 
 def _positive(field: str, quantity: str) -> None:
-    if to_bytes(quantity) < 2**28:
+    if to_number(quantity) < 2**28:
         raise RenderError(field, f"{quantity}: a Ray pod needs more; at least 256Mi")
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 
-_UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY = {unit: 2 ** (10 * power) for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)}
+_DECIMAL = {unit: 10 ** (3 * power) for power, unit in enumerate("kMGTPE", 1)}
+_UNITS = _BINARY | _DECIMAL
 
 
-def to_bytes(quantity: str) -> int:
-    """Bytes of a quantity like `64Gi`; a fraction of a byte counts as one."""
+def to_number(quantity: str) -> int:
+    """Bytes of a quantity like `64Gi`, or a count like `8` or `2k`; a fraction counts as one."""
     for unit, factor in _UNITS.items():
         if quantity.endswith(unit):
             return math.ceil(Decimal(quantity[: -len(unit)]) * factor)

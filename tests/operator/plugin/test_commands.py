@@ -266,11 +266,12 @@ def test_why_reads_the_nodes(run: Run, api: FakeApi) -> None:
     api.add("pods", pod(HEAD))
     api.add("pods", pod(WORKER, **unschedulable("0/1 nodes are available: 1 Insufficient huawei.com/Ascend910.")))
     api.add("nodes", node("n1", **{"huawei.com/ascend-1980": "8", "hugepages-1Gi": "0"}))
+    api.add("nodes", node("n2", **{"huawei.com/memory": "64k"}))
     code, out, err = run("why", NAME)
     text = " ".join(out.split())
     assert (code, err) == (0, "")
     assert text.startswith("NoSuchResource: Pod qwen3-4b-grpo-workers-worker-7qv8d has no node:")
-    assert "the nodes offer huawei.com/ascend-1980" in text
+    assert "the nodes offer huawei.com/ascend-1980, huawei.com/memory)" in text
     assert all(len(line) <= 80 for line in out.splitlines())
     api.forbidden.add(("list", "nodes"))
     document = json.loads(run("why", NAME, "-o", "json")[1])
