@@ -42,8 +42,8 @@ def engine_environment(spec: RLJobSpec, *, cache_folder: str | None = None) -> d
     environment["TORCHDYNAMO_DISABLE"] = "0" if spec.rollout.graph_mode else "1"
     fp32_on_x86 = spec.training.precision is Precision.FP32 and platform.machine() == "x86_64"
     if fp32_on_x86 and not spec.rollout.graph_mode:
-        # For a decoding step of 64 rows of fp32, torch's packed products take half the time of vLLM's own. The compiler
-        # cannot read the packed weights.
+        # For a decoding step of 64 rows of fp32, torch's packed products take two thirds of the time of vLLM's own, and
+        # as long for a few. The compiler cannot read the packed weights.
         environment[TORCH_LINEAR] = "1"
     if cache_folder is not None:
         environment["VLLM_CACHE_ROOT"] = str(Path(cache_folder) / "vllm")

@@ -44,13 +44,17 @@ class RolloutWorkerExtension(WeightLandingExtension):
 
 
 def _use_torch_linear() -> None:
-    """Have vLLM pack and multiply with torch's oneDNN operators in the place of its own ones."""
+    """Have vLLM pack and multiply with torch's oneDNN operators in the place of its own ones from now on."""
     import vllm._custom_ops as ops
+
+    of_earlier_models = ops.onednn_mm
 
     def pack(weight: torch.Tensor, primitive_cache_size: int = 0) -> torch.Tensor:
         return torch.ops.mkldnn._reorder_linear_weight(weight.t(), _PACKED_FOR_ROWS)
 
-    def multiply(packed: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply(packed: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if not isinstance(packed, torch.Tensor):
+            return of_earlier_models(packed, x, bias)
         return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
     ops.create_onednn_mm, ops.onednn_mm = pack, multiply  # type: ignore[assignment]
