@@ -56,15 +56,19 @@ def transition_rules() -> list[tuple[str, str, str]]:
         if name in MUTABLE_FIELDS:
             continue
         resumable = name in RESUMABLE_FIELDS
-        cel = f"{_unchanged(f'spec.{name}')} || {_IDLE if resumable else _FRESH}"
+        present = info.is_required() or info.get_default(call_default_factory=True) is not None
+        cel = f"{_unchanged(f'spec.{name}', present)} || {_IDLE if resumable else _FRESH}"
         rules.append((f"spec.{name}", cel, _message(name, resumable)))
     path = "spec.checkpoint.path"
-    rules.append((path, f"{_unchanged(path)} || {_FRESH}", _message("checkpoint.path", False)))
+    rules.append((path, f"{_unchanged(path, False)} || {_FRESH}", _message("checkpoint.path", False)))
     return rules
 
 
-def _unchanged(path: str) -> str:
-    return f"(has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || self.{path} == oldSelf.{path}))"
+def _unchanged(path: str, present: bool) -> str:
+    # As few selections as can be: for each one the API server walks all fields of the block, at every write of the
+    # status. A field that is required or has a default is always there.
+    same = f"self.{path} == oldSelf.{path}"
+    return same if present else f"(has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || {same}))"
 
 
 def _message(field: str, resumable: bool) -> str:
