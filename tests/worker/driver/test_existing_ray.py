@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,12 +105,17 @@ def test_stopped_killed_and_finished_on_two_nodes_like_one_run_on_this_machine(
     assert f"({NODES[1]}), which does not answer any more" in logs, logs
     assert _steps(folder) < STEPS
 
-    # Until the head has noticed, Ray may hand a new job's supervisor to the lost node, with which it fails.
     cluster.wait_for_loss(NODES[1])
     cluster.add_node(NEW_NODE, cpus=1)
-    cluster.submit(job, folder, "job-2")
-    info = cluster.end_of("job-2", 200)
-    assert (info["status"], info["driver_exit_code"]) == ("SUCCEEDED", 0), f"{info}\n{cluster.logs('job-2')}"
+    # For a while Ray may hand a new job's supervisor to the lost node, with which it fails: the next attempt's turn.
+    for number in range(2, 6):
+        name = f"job-{number}"
+        cluster.submit(job, folder, name)
+        info = cluster.end_of(name, 200)
+        if info["error_type"] != "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE":
+            break
+        time.sleep(3)
+    assert (info["status"], info["driver_exit_code"]) == ("SUCCEEDED", 0), f"{info}\n{cluster.logs(name)}"
     assert {row["node_ip"] for row in cluster.alive("nodes")} > {NODES[0], NEW_NODE}, "the cluster is left as it was"
     wait_for(lambda: not cluster.alive("actors"), "end of the job's actors", 30)
 
