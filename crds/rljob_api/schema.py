@@ -7,7 +7,6 @@ The rules followed: https://kubernetes.io/docs/tasks/extend-kubernetes/custom-re
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.base import INT64_MAX, ApiModel
@@ -77,8 +76,8 @@ class _Converter:
         if required := source.get("required"):
             node["required"] = list(required)
         node["properties"] = {name: self.convert(field) for name, field in source["properties"].items()}
-        if rules := list(_validations(model)):
-            node["x-kubernetes-validations"] = rules
+        for rule in rules_on(model):
+            _add_rule(node, rule)
         return node
 
     def convert(self, source: Node) -> Node:
@@ -121,7 +120,7 @@ class _Converter:
             return
         node["x-kubernetes-preserve-unknown-fields"] = True
         if "properties" in source:
-            node["properties"] = dict(source["properties"])
+            node["properties"] = {name: dict(field) for name, field in source["properties"].items()}
 
 
 def _block_default(node: Node, default: Node) -> Node:
@@ -154,10 +153,15 @@ def _without_null(source: Node) -> tuple[Node, bool]:
     return {**kept[0], **beside}, len(kept) < len(options)
 
 
-def _validations(model: type[ApiModel]) -> Iterator[Node]:
-    for rule in rules_on(model):
-        if rule.cel is not None:
-            yield rule_entry(rule)
+def _add_rule(block: Node, rule: Rule) -> None:
+    if rule.cel is None:
+        return
+    node, entry = block, rule_entry(rule)
+    if rule.at_field:
+        found = subschema(block, tuple(rule.field.split(".")))
+        assert found is not None, f"no field {rule.field}"
+        node, entry = found, {"rule": rule.cel, "message": rule.message}
+    node.setdefault("x-kubernetes-validations", []).append(entry)
 
 
 def transition_entries() -> list[Node]:

@@ -254,3 +254,5 @@ class RLJobStatus(StatusModel):
     """The Ray cluster."""
     goodput: Goodput | None = None
     """Where the time went."""
+    writes: NonNegativeInt = 0
+    """How often the operator has written this status; the rules about changes of the spec pass over such writes."""

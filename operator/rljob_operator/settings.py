@@ -45,6 +45,9 @@ class Settings:
     """Every job is looked at again after so long, without any event."""
     status_seconds: float = 10.0
     """Least time between two status writes of a job when only its progress changed."""
+    looks_per_second: float = 40.0
+    """Running jobs that are looked at in a second, all together; more than 200 are each looked at less often than every
+    5 seconds. At 4 ms of processor time a look this is a sixth of a core, and limits the status writes too."""
     ask_seconds: float = 5.0
     """Deadline of one request to a job's head or driver."""
     request_seconds: float = 10.0
@@ -76,7 +79,7 @@ class Settings:
                 f"{self.lease_seconds:g} must grow in this order: a leader stops acting before another one may begin"
             )
         seconds = ("reconcile_seconds", "resync_seconds", "ask_seconds", "request_seconds")
-        for flag in ("concurrency", "requests", *seconds):
+        for flag in ("concurrency", "requests", "looks_per_second", *seconds):
             if getattr(self, flag) <= 0:
                 raise SettingsProblem(f"{_flag(flag)} {getattr(self, flag):g} must be above 0")
         for flag in ("ray_address", "driver_address"):
@@ -107,6 +110,7 @@ _NUMBERS = {
     "reconcile_seconds": "deadline of looking at one job",
     "resync_seconds": "each job is looked at again after so long",
     "status_seconds": "least time between two writes of progress",
+    "looks_per_second": "running jobs that are looked at in a second, all together",
     "ask_seconds": "deadline of a request to a job",
     "request_seconds": "deadline of a request to the API server",
     "rebuild_seconds": "deadline of reading one job's records after a start",

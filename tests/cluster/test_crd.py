@@ -147,6 +147,17 @@ def test_what_may_change(
         assert f"spec.{field}" in error.value.message
 
 
+def test_the_count_of_status_writes_opens_no_way_round_the_rules(kube: Kube, namespace: str) -> None:
+    made = kube.create(in_namespace(manifest(), namespace))
+    name = made["metadata"]["name"]
+    kube.patch("RLJob", namespace, name, {"status": {"phase": "Running", "attempts": HAS_RUN, "writes": 3}}, "status")
+    forged = {"spec": {"seed": 77}, "status": {"phase": "Pending", "writes": 4}}
+    with pytest.raises(ApiError, match="seed cannot change"):
+        kube.patch("RLJob", namespace, name, forged)
+    changed = kube.patch("RLJob", namespace, name, forged, "status")
+    assert (changed["spec"]["seed"], changed["status"]["phase"]) == (made["spec"]["seed"], "Pending")
+
+
 def test_status_is_written_only_through_its_subresource(kube: Kube, namespace: str) -> None:
     document = in_namespace(manifest(), namespace)
     made = kube.create({**document, "status": {"phase": "Failed"}})

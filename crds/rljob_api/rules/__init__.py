@@ -36,6 +36,7 @@ RESUMABLE_FIELDS = (
 
 _IDLE = "(!has(oldSelf.status) || !has(oldSelf.status.phase) || oldSelf.status.phase in ['Pending', 'Suspended'])"
 _FRESH = f"({_IDLE} && (!has(oldSelf.status) || !has(oldSelf.status.attempts) || size(oldSelf.status.attempts) == 0))"
+_STATUS_WRITE = "(has(self.status) && (!has(oldSelf.status) || self.status.writes != oldSelf.status.writes))"
 _ANY_TIME = f"at any time: {', '.join(MUTABLE_FIELDS)}"
 
 
@@ -49,6 +50,9 @@ def transition_rules() -> list[tuple[str, str, str]]:
 
     The status says what the job has: without devices (`Pending`, `Suspended`) more may change than with them, and
     before its first attempt everything may. The operator stores the phase before it asks for devices.
+
+    The API server evaluates all of them at every write of the status too, where the spec cannot change: to compare the
+    blocks took a third of such a write. So each first looks whether it is one.
     """
     rules = []
     for attribute, info in RLJobSpec.model_fields.items():
@@ -57,16 +61,18 @@ def transition_rules() -> list[tuple[str, str, str]]:
             continue
         resumable = name in RESUMABLE_FIELDS
         present = info.is_required() or info.get_default(call_default_factory=True) is not None
-        cel = f"{_unchanged(f'spec.{name}', present)} || {_IDLE if resumable else _FRESH}"
+        limit = _IDLE if resumable else _FRESH
+        cel = f"{_STATUS_WRITE} || {_unchanged(f'spec.{name}', present)} || {limit}"
         rules.append((f"spec.{name}", cel, _message(name, resumable)))
     path = "spec.checkpoint.path"
-    rules.append((path, f"{_unchanged(path, False)} || {_FRESH}", _message("checkpoint.path", False)))
+    cel = f"{_STATUS_WRITE} || {_unchanged(path, False)} || {_FRESH}"
+    rules.append((path, cel, _message("checkpoint.path", False)))
     return rules
 
 
 def _unchanged(path: str, present: bool) -> str:
-    # As few selections as can be: for each one the API server walks all fields of the block, at every write of the
-    # status. A field that is required or has a default is always there.
+    # As few selections as can be: for each one the API server walks all fields of the block. A field that is required
+    # or has a default is always there.
     same = f"self.{path} == oldSelf.{path}"
     return same if present else f"(has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || {same}))"
 

@@ -26,6 +26,8 @@ class Rule:
     check: Callable[[Any], bool]
     cel: str | None
     """The same condition over `self`; None where CEL cannot see the fields (free-form mappings)."""
+    at_field: bool = False
+    """`self` is the field, not the block: the API server evaluates the rule only where the field is given."""
 
     @property
     def message(self) -> str:

@@ -154,7 +154,8 @@ def _engine_arg(name: str, instead: str) -> Rule:
         wrong="RLJob sets this engine argument itself",
         allowed=instead if instead.startswith("leave it out") else f"spec.{instead} instead",
         check=lambda r: name not in r.engine_args,
-        cel=f"!has(self.engineArgs.{name})",
+        cel="false",
+        at_field=True,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -12,6 +13,7 @@ from rljob_operator.shell.resources import JobKey
 Value = TypeVar("Value")
 _REMEMBERED_DELETIONS = 2_000
 _FOR_GOOD = 2**63
+_LATELY_SECONDS = 30.0
 
 
 class ObjectKey(NamedTuple):
@@ -40,6 +42,7 @@ class Cache(Generic[Value]):
         job_of: the job that an object belongs to; None: not ours, not kept.
         value_of: the part of an object that is kept.
         changed: called with the job when an object of it appeared, went, or has another value than before.
+        telling: which values stay known for half a minute after their object went; None: none.
     """
 
     def __init__(
@@ -47,13 +50,16 @@ class Cache(Generic[Value]):
         job_of: Callable[[Mapping[str, Any]], JobKey | None],
         value_of: Callable[[Mapping[str, Any]], Value],
         changed: Callable[[JobKey], None],
+        telling: Callable[[Value], bool] | None = None,
     ) -> None:
         self._job_of = job_of
         self._value_of = value_of
         self._changed = changed
+        self._telling = telling
         self._entries: dict[ObjectKey, _Entry[Value]] = {}
         self._by_job: dict[JobKey, set[ObjectKey]] = {}
         self._deleted: OrderedDict[str, int] = OrderedDict()
+        self._lately: deque[tuple[float, JobKey, Value]] = deque()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -71,6 +77,11 @@ class Cache(Generic[Value]):
     def of_job(self, job: JobKey) -> list[Value]:
         """The values of the objects of a job, by name."""
         return [self._entries[key].value for key in sorted(self._by_job.get(job, ()))]
+
+    def gone_of_job(self, job: JobKey) -> list[tuple[float, Value]]:
+        """Telling values of objects of a job that went in the last half minute, with when (Unix seconds)."""
+        self._forget_old()
+        return [(at, value) for at, of, value in self._lately if of == job]
 
     def jobs(self) -> Iterator[JobKey]:
         """The jobs that have objects here."""
@@ -138,7 +149,14 @@ class Cache(Generic[Value]):
         keys.discard(key)
         if not keys:
             del self._by_job[entry.job]
+        if self._telling is not None and self._telling(entry.value):
+            self._forget_old()
+            self._lately.append((time.time(), entry.job, entry.value))
         self._changed(entry.job)
+
+    def _forget_old(self) -> None:
+        while self._lately and self._lately[0][0] < time.time() - _LATELY_SECONDS:
+            self._lately.popleft()
 
 
 def _key(meta: Mapping[str, Any]) -> ObjectKey:

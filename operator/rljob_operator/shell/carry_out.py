@@ -117,7 +117,8 @@ class Executor:
             await self._act(look, action)
         if not plan.status_first and not any(isinstance(action, DeleteJob) for action in plan.actions):
             held = await self._write_status(look, plan)
-        for event in plan.events:
+        # What an Event tells is stored first: else the next plan would tell it again.
+        for event in plan.events if held is None else ():
             self._events.record(look.observed.job, event)
         return held
 
@@ -129,13 +130,14 @@ class Executor:
 
     async def _write_status(self, look: Look, plan: Plan) -> float | None:
         job = look.observed.job
-        key, new = JobKey(job.namespace, job.name), _dumped(plan.status)
-        if new == _dumped(job.status):
+        key, old, new = JobKey(job.namespace, job.name), _dumped(job.status), _dumped(plan.status)
+        if new == {**old, "writes": new["writes"]}:
             return None
         wait = self._written.get(key, -1e9) + self._settings.status_seconds - time.monotonic()
         if not plan.urgent and wait > 0:
             return wait
         self._check()
+        new["writes"] = job.status.writes + 1
         meta = {"name": job.name, "namespace": job.namespace, "resourceVersion": str(look.version)}
         body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": meta, "status": new}
         try:

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 from prometheus_client import CollectorRegistry
 
+from rljob_api.status import JobPhase
 from rljob_operator.metrics import JobMetricsStore
 from rljob_operator.settings import Settings
 from rljob_operator.shell.carry_out import ActionFailed, Conflict, Executor
@@ -54,7 +55,8 @@ class Controller:
         self.settings = settings
         self.metrics = OperatorMetrics(CollectorRegistry())
         self.store = JobMetricsStore(self.metrics.registry)
-        self.queue = WorkQueue()
+        # A job without a RayCluster comes first: it needs little of us, and everything else of it waits for that.
+        self.queue = WorkQueue(first=lambda key: self.world.clusters.get(*key) is None)
         self.client = ApiClient(connection, self.metrics, settings.request_seconds, places=settings.requests)
         # Its own, so that the Lease never waits behind the jobs.
         self._lease_client = ApiClient(connection, self.metrics, settings.renew_seconds / 2, settings.renew_seconds)
@@ -82,6 +84,7 @@ class Controller:
         self._acting = False
         self._rebuilt = False
         self._port = 0
+        self._running: set[JobKey] = set()
 
     @property
     def port(self) -> int:
@@ -286,14 +289,24 @@ class Controller:
         job = look.observed.job
         # What is stored, not what is held back: after a restart the metrics must follow from it again.
         self.store.observe_status(job if held is not None else replace(job, status=plan.status))
-        waits = [seconds for seconds in (plan.requeue_after, held) if seconds is not None]
+        waits = [seconds for seconds in (self._next_look(key, plan), held) if seconds is not None]
         self.queue.add_after(key, min(waits, default=None))
+
+    def _next_look(self, key: JobKey, plan: Plan) -> float | None:
+        """Seconds until the job is looked at anyhow: with many running jobs more than the plan says, so that their
+        number times their rate stays within `looks_per_second`."""
+        if plan.status.phase is not JobPhase.RUNNING:
+            self._running.discard(key)
+            return plan.requeue_after
+        self._running.add(key)
+        return max(plan.requeue_after or 0.0, len(self._running) / self.settings.looks_per_second)
 
     def _failed(self, key: JobKey, message: str, retry_after: float | None = None) -> None:
         seconds = self.queue.failed(key, retry_after or 0.0)
         logger.warning("%s: %s; again in %.1f s", key, message[:2000], seconds)
 
     def _forget(self, key: JobKey) -> None:
+        self._running.discard(key)
         self.queue.forget(key)
         self._executor.forget(key)
         self._observer.forget(key)

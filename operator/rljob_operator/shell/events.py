@@ -50,6 +50,8 @@ class EventRecorder:
         refill_seconds: see `burst`.
         repeat_seconds: an Event that was sent already is written again (with its count) no sooner than this.
         backlog: Events that wait at most, in each of four lines.
+        per_second: Events sent in a second, all together: nothing waits for them, and a write of something that counts
+            may wait behind them.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class EventRecorder:
         refill_seconds: float = 30.0,
         repeat_seconds: float = 60.0,
         backlog: int = 1000,
+        per_second: float = 20.0,
     ) -> None:
         self._client = client
         self._metrics = metrics
@@ -68,6 +71,7 @@ class EventRecorder:
         self._burst = burst
         self._refill_seconds = refill_seconds
         self._repeat_seconds = repeat_seconds
+        self._pause = _SENDERS / per_second
         self._lines: list[asyncio.Queue[tuple[JobView, Event]]] = [asyncio.Queue(backlog) for _ in range(_SENDERS)]
         self._sent: OrderedDict[tuple[str, Event], _Sent] = OrderedDict()
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
@@ -88,16 +92,20 @@ class EventRecorder:
     async def _send_all(self, line: asyncio.Queue[tuple[JobView, Event]]) -> None:
         while True:
             job, event = await line.get()
+            sent = False
             try:
-                await self._send(job, event)
+                sent = await self._send(job, event)
             except ApiError as error:
                 self._metrics.events_dropped.labels("error").inc()
                 logger.warning("%s/%s: the event %s was not sent: %s", job.namespace, job.name, event.reason, error)
             finally:
                 line.task_done()
+            if sent:
+                await asyncio.sleep(self._pause)
 
     async def drain(self, seconds: float) -> None:
-        """Wait until everything recorded was sent, at most so long; `run` must be running."""
+        """Send everything recorded as fast as it goes, at most so long; `run` must be running."""
+        self._pause = 0.0
         try:
             async with asyncio.timeout(seconds):
                 for line in self._lines:
@@ -105,25 +113,27 @@ class EventRecorder:
         except TimeoutError:
             logger.warning("%d events were not sent in time", sum(line.qsize() for line in self._lines))
 
-    async def _send(self, job: JobView, event: Event) -> None:
+    async def _send(self, job: JobView, event: Event) -> bool:
+        """Write an Event, or count it up; tells whether the API server was asked."""
         key, now = (job.uid, event), time.monotonic()
         sent = self._sent.get(key)
         if sent is not None:
             self._sent.move_to_end(key)
             sent.count += 1
             if now - sent.written < self._repeat_seconds or not self._allowed(job.uid, now):
-                return
+                return False
             sent.written = now
             if await self._count_up(job, sent):
-                return
+                return True
         elif not self._allowed(job.uid, now):
             self._metrics.events_dropped.labels("rate").inc()
-            return
+            return False
         body = _event(job, event, self._identity)
         await self._client.create(EVENTS, job.namespace, body)
         self._sent[key] = _Sent(body["metadata"]["name"], body["firstTimestamp"], 1, now)
         while len(self._sent) > _REMEMBERED:
             self._sent.popitem(last=False)
+        return True
 
     async def _count_up(self, job: JobView, sent: _Sent) -> bool:
         body = {"count": sent.count, "lastTimestamp": _now()}

@@ -26,7 +26,7 @@ from rljob_operator.shell.rest import ApiError
 from rljob_operator.shell.tokens import RAY_KEY, Tokens
 from rljob_operator.shell.views import ClusterState, job_view
 from rljob_operator.shell.world import World
-from rljob_operator.state.observed import ClusterView, DriverView, JobView, Observed, QueueView, SubmissionView
+from rljob_operator.state.observed import ClusterView, DriverView, GonePod, JobView, Observed, QueueView, SubmissionView
 
 _KEPT_SPECS = 1500
 """Eleven kB each; to validate one again takes a millisecond."""
@@ -99,6 +99,7 @@ class Observer:
             job=job,
             cluster=cluster,
             pods=pods,
+            gone_pods=tuple(GonePod(pod, at) for at, pod in self._world.pods.gone_of_job(key)),
             queue=self._queue(key, cluster),
             secret_exists=await self._secret_exists(key, job),
             policy_exists=self._policy_exists(key, job),

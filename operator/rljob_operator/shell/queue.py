@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
+from collections.abc import Callable
 
 from rljob_operator.shell.resources import JobKey
 
@@ -13,25 +14,35 @@ class Stopped(Exception):
     """The queue gives out nothing more."""
 
 
-_ROUTINE_EVERY = 4
+_TURNS = 8
 
 
 class WorkQueue:
     """Deduplicating queue. A key that is added while it is worked on is given out again after that, once.
 
-    Keys that something happened to come before those whose time has come (running jobs are looked at every few
-    seconds): of four keys at least one is of the latter kind, if there are any.
+    There are three lines: keys that wait for what others wait behind (`first`), keys that something happened to, and
+    keys whose time has come (running jobs are looked at every few seconds). The earlier line goes first, but of eight
+    keys at least one is of each line that has any.
 
     Args:
+        first: whether a key that something happened to belongs into the first line.
         first_backoff: seconds to wait after the first failure of a key; doubles with each further one.
         longest_backoff: upper limit of that.
     """
 
-    def __init__(self, first_backoff: float = 0.5, longest_backoff: float = 60.0) -> None:
+    def __init__(
+        self,
+        first: Callable[[JobKey], bool] = lambda _: False,
+        first_backoff: float = 0.5,
+        longest_backoff: float = 60.0,
+    ) -> None:
+        self._is_first = first
         self._first_backoff = first_backoff
         self._longest_backoff = longest_backoff
+        self._first: deque[JobKey] = deque()
         self._news: deque[JobKey] = deque()
         self._routine: deque[JobKey] = deque()
+        self._lines = (self._first, self._news, self._routine)
         self._turn = 0
         self._wanted: dict[JobKey, deque[JobKey]] = {}
         self._working: set[JobKey] = set()
@@ -41,11 +52,11 @@ class WorkQueue:
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     def __len__(self) -> int:
-        return len(self._news) + len(self._routine)
+        return sum(map(len, self._lines))
 
     def add(self, key: JobKey) -> None:
         """Something happened to the key."""
-        self._want(key, self._news)
+        self._want(key, self._first if self._is_first(key) else self._news)
 
     def add_after(self, key: JobKey, seconds: float | None) -> None:
         """The key should be looked at after so many seconds; replaces an earlier wish of this kind (None: by none)."""
@@ -59,7 +70,7 @@ class WorkQueue:
         Raises:
             Stopped: `stop` was called.
         """
-        while not self._news and not self._routine and not self._stopped:
+        while not any(self._lines) and not self._stopped:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             try:
@@ -76,9 +87,9 @@ class WorkQueue:
         return key
 
     def _next(self) -> JobKey:
-        self._turn = (self._turn + 1) % _ROUTINE_EVERY
-        first, second = (self._news, self._routine) if self._turn else (self._routine, self._news)
-        return (first or second).popleft()
+        self._turn = (self._turn + 1) % _TURNS
+        preferred = {0: self._routine, _TURNS // 2: self._news}.get(self._turn, self._first)
+        return next(line for line in (preferred, *self._lines) if line).popleft()
 
     def done(self, key: JobKey) -> None:
         """The work on the key has ended."""
@@ -88,7 +99,7 @@ class WorkQueue:
 
     def _want(self, key: JobKey, line: deque[JobKey]) -> None:
         before = self._wanted.get(key)
-        if self._stopped or before is line or before is self._news:
+        if self._stopped or (before is not None and self._rank(before) <= self._rank(line)):
             return
         self._wanted[key] = line
         if key in self._working:
@@ -96,6 +107,9 @@ class WorkQueue:
         if before is not None:
             before.remove(key)
         self._offer(key)
+
+    def _rank(self, line: deque[JobKey]) -> int:
+        return next(rank for rank, one in enumerate(self._lines) if one is line)
 
     def failed(self, key: JobKey, at_least: float = 0.0) -> float:
         """Have the key looked at again after its back-off; returns that in seconds."""

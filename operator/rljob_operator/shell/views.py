@@ -164,8 +164,9 @@ def pod_view(item: Manifest) -> PodView:
     reason, message = str(status.get("reason") or ended.get("reason") or ""), status.get("message")
     if not status.get("reason") and cause in _DISRUPTED:
         reason, message = "Evicted", disrupted.get("message")
-    unscheduled = conditions.get("PodScheduled") or {}
-    held = unscheduled.get("reason") if unscheduled.get("status") == "False" else ""
+    scheduled = conditions.get("PodScheduled") or {}
+    held = scheduled.get("reason") if scheduled.get("status") == "False" else ""
+    since = scheduled.get("lastTransitionTime") if scheduled.get("status") == "True" else None
     return PodView(
         name=str(meta["name"]),
         uid=str(meta["uid"]),
@@ -174,15 +175,21 @@ def pod_view(item: Manifest) -> PodView:
         ready=_holds(conditions, "Ready"),
         deleting="deletionTimestamp" in meta,
         node=spec.get("nodeName") or None,
+        scheduled=unix_seconds(since) if since else None,
         node_lost=status.get("phase") == "Unknown" or status.get("reason") in _NODE_LOST or cause in _NODE_LOST,
         waiting_reason=str(waiting.get("reason") or ""),
         waiting_message=_cut(waiting.get("message")),
         terminated_reason=reason,
         terminated_message=_cut(message or ended.get("message")),
         exit_code=ended.get("exitCode"),
-        unschedulable=_cut(unscheduled.get("message")) if held == "Unschedulable" else "",
+        unschedulable=_cut(scheduled.get("message")) if held == "Unschedulable" else "",
         gated=held == "SchedulingGated",
     )
+
+
+def died(pod: PodView) -> bool:
+    """Whether a worker pod ended by itself or with its node: KubeRay deletes such a pod at once, and the evidence."""
+    return pod.role is PodRole.WORKER and (pod.node_lost or pod.phase == "Failed")
 
 
 def _containers(status: Manifest) -> list[Manifest]:

@@ -30,23 +30,27 @@ def request_checkpoint(draft: Draft) -> None:
     request = draft.status.checkpoint_request
     if request is not None and request.value == short_value(value):
         return
-    asked = CheckpointRequest(value=short_value(value), time=time_text(draft.now), step=draft.step)
+    # Of the driver's step and its last checkpoint either may have been read first: an older one fulfils nothing.
+    step = max(draft.step, _saved_step(draft))
+    asked = CheckpointRequest(value=short_value(value), time=time_text(draft.now), step=step)
     draft.set(checkpoint_request=asked)
     draft.act(RequestCheckpoint(value))
-    _say(draft, "True", "Requested", f"A checkpoint was asked for at step {draft.step}.")
-    draft.note(
-        "Normal", "CheckpointRequested", f"The driver saves a checkpoint after the step that follows {draft.step}."
-    )
+    _say(draft, "True", "Requested", f"A checkpoint was asked for at step {step}.")
+    draft.note("Normal", "CheckpointRequested", f"The driver saves a checkpoint after the step that follows {step}.")
 
 
 def _fulfilled(draft: Draft, request: CheckpointRequest) -> bool:
-    progress = draft.status.progress
-    saved = progress.last_checkpoint.step if progress is not None and progress.last_checkpoint is not None else None
-    if saved is None or saved <= request.step:
+    saved = _saved_step(draft)
+    if saved <= request.step:
         return False
     _say(draft, "False", "Saved", f"The checkpoint of step {saved} is complete.")
     draft.note("Normal", "CheckpointSaved", f"The checkpoint of step {saved} is complete.")
     return True
+
+
+def _saved_step(draft: Draft) -> int:
+    progress = draft.status.progress
+    return progress.last_checkpoint.step if progress is not None and progress.last_checkpoint is not None else -1
 
 
 def _say(draft: Draft, status: str, reason: str, message: str) -> None:

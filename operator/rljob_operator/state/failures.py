@@ -9,6 +9,7 @@ from rljob_api.spec import FailureAction, FailurePolicy, FailureReason
 from rljob_api.status import AttemptStatus
 from rljob_operator.state.causes import cut, sentence
 from rljob_operator.state.observed import Observed, PodRole, PodView, SubmissionState, SubmissionView
+from rljob_operator.state.timing import seconds_of
 
 EXIT_USER_ERROR = 2
 EXIT_DEADLINE = 4
@@ -48,7 +49,8 @@ class Decision:
 def pod_trouble(observed: Observed, attempt: AttemptStatus) -> Trouble | None:
     """The worst thing that is seen on the attempt's pods and kills what ran in them; None when all look well.
 
-    Pods that were replaced may still be on their way out (on a lost node for ever): they are none of it.
+    Pods that were replaced may still be on their way out (on a lost node for ever): they are none of it. A worker that
+    died while the attempt ran is, even where its pod was replaced at once.
     """
     cluster = observed.cluster
     if cluster is not None and cluster.suspended:
@@ -59,7 +61,8 @@ def pod_trouble(observed: Observed, attempt: AttemptStatus) -> Trouble | None:
     workers = [pod for pod in observed.pods if pod.role is PodRole.WORKER]
     well = [pod for pod in workers if pod.ready and not pod.deleting and not pod.node_lost]
     complete = cluster is not None and len(well) >= cluster.desired_workers
-    concerned = [pod for pod in heads if pod.uid == attempt.head_uid] + ([] if complete else workers)
+    died = [gone.pod for gone in observed.gone_pods if gone.time >= seconds_of(attempt.start_time)]
+    concerned = [pod for pod in heads if pod.uid == attempt.head_uid] + died + ([] if complete else workers)
     found = [trouble for pod in concerned if (trouble := _trouble_of(pod))]
     return min(found, key=lambda trouble: _SEVERITY.index(trouble.reason), default=None)
 

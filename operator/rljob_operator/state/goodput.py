@@ -69,10 +69,23 @@ def settle(draft: Draft, phase: JobPhase) -> None:
     """Change the phase, and count the time in the one before."""
     if draft.status.phase is phase:
         return
+    if draft.status.phase is JobPhase.QUEUED and phase in _HOLDS_DEVICES:
+        draft.set(goodput=settled(draft.status, _placed(draft)))
+        draft.set(phase=JobPhase.STARTING)
     draft.set(goodput=settled(draft.status, draft.now))
     draft.set(phase=phase)
     if phase is JobPhase.RUNNING and draft.status.running_time is None:
         draft.set(running_time=time_text(draft.now))
+
+
+def _placed(draft: Draft) -> float:
+    """When the last pod got its node: the operator may come to see it late, and that is no time in the queue."""
+    since = draft.status.goodput.since if draft.status.goodput is not None else None
+    times = [pod.scheduled for pod in draft.observed.pods if not pod.deleting]
+    known = [time for time in times if time is not None]
+    if since is None or not known or len(known) < len(times):
+        return draft.now
+    return min(draft.now, max([seconds_of(since), *known]))
 
 
 def _folder_is_new(draft: Draft, run_attempt: int) -> bool:

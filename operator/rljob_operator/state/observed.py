@@ -53,6 +53,8 @@ class PodView:
     ready: bool
     deleting: bool = False
     node: str | None = None
+    scheduled: float | None = None
+    """When it got its node."""
     node_lost: bool = False
     """The node is not ready or gone, as far as the pod's conditions say."""
     waiting_reason: str = ""
@@ -68,6 +70,15 @@ class PodView:
     """A scheduling gate holds it (Kueue)."""
     warning: str = ""
     """Newest Warning event about it, as `Reason: message`; empty where events were not read (the operator does not)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GonePod:
+    """A worker pod that died and was deleted a moment ago, as it last was."""
+
+    pod: PodView
+    time: float
+    """When it was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +196,7 @@ class Observed:
     job: JobView
     cluster: ClusterView | None = None
     pods: tuple[PodView, ...] = ()
+    gone_pods: tuple[GonePod, ...] = ()
     queue: QueueView | None = None
     secret_exists: bool = False
     policy_exists: bool = False

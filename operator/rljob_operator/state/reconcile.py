@@ -120,13 +120,20 @@ def _plan(draft: Draft, requeue_after: float | None) -> Plan:
 
 
 def _outline(status: RLJobStatus) -> RLJobStatus:
-    """The status without what may wait for the next write: how far something is, and in which words it is told."""
+    """The status without what may wait for the next write: how far something is, and in which words it is told.
+
+    That the pods have their nodes may wait too: often they are ready a moment later, which is written at once.
+    """
+    placed = status.phase is JobPhase.STARTING and all(a.end_time is not None for a in status.attempts)
     attempts = [
         a.model_copy(update={"accepted": False, "start_step": None, "run_attempt": None}) for a in status.attempts
     ]
-    conditions = [c.model_copy(update={"reason": "", "message": ""}) for c in status.conditions]
+    conditions = [
+        c.model_copy(update={"reason": "", "message": ""}) for c in status.conditions if c.type != ConditionType.QUEUED
+    ]
     return status.model_copy(
         update={
+            "phase": JobPhase.QUEUED if placed else status.phase,
             "progress": None,
             "goodput": None,
             "message": None,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from operator_cases import Case, a_case, fetched, make_ready, manifest, until
 
-from rljob_api.status import RLJobStatus
+from rljob_api.status import JobPhase, RLJobStatus
 from rljob_operator.shell.resources import JobKey
 from rljob_operator.state.observed import Observed
 from rljob_operator.state.plan import ApplyCluster, ApplyPolicy, ApplySecret, DeleteCluster, DeleteJob, Event, Plan
@@ -105,6 +105,24 @@ def test_an_equal_status_is_not_written_again() -> None:
                 controller.queue.add(A)
                 await until(lambda: looks > before)  # noqa: B023  (waited for at once)
         assert case.api.count("PATCH", "/status") == 1
+        assert case.status("a")["writes"] == 1
+
+    play(test)
+
+
+def test_many_running_jobs_are_each_looked_at_less_often() -> None:
+    looks: list[float] = []
+
+    def reconcile(observed: Observed, now: float) -> Plan:
+        looks.append(now)
+        return Plan(RLJobStatus(phase=JobPhase.RUNNING), requeue_after=0.05)
+
+    async def test(case: Case) -> None:
+        for name in "abcd":
+            await case.api.put("rljobs", manifest(name))
+        async with case.operator(reconcile, looks_per_second=8.0):
+            await until(lambda: len(looks) >= 20)
+        assert looks[19] - looks[3] >= 1.5, "16 looks at 8 in a second, less what began early"
 
     play(test)
 

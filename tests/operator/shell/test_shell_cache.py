@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,6 +67,21 @@ def test_an_object_that_left_the_selection_may_come_back() -> None:
     assert kept.get("n", "o") is None
     kept.learn(item(7, "back"))
     assert kept.get("n", "o") == "back"
+
+
+def test_telling_values_stay_known_for_half_a_minute_after_their_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: Cache[str] = Cache(lambda _: A, lambda one: one["value"], lambda _: None, lambda value: value == "died")
+    kept.learn(item(5, "died", uid="1", name="x"))
+    kept.learn(item(6, "well", uid="2", name="y"))
+    before = time.time()
+    kept.forget("n", "x", "1")
+    kept.forget("n", "y", "2")
+    ((at, value),) = kept.gone_of_job(A)
+    assert value == "died"
+    assert before <= at <= time.time()
+    assert kept.gone_of_job(JobKey("n", "b")) == []
+    monkeypatch.setattr(time, "time", lambda: at + 31)
+    assert kept.gone_of_job(A) == []
 
 
 def test_after_a_list_only_what_it_showed_and_what_is_newer_stays() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -72,6 +73,25 @@ def test_one_job_cannot_flood() -> None:
         assert dropped(metrics, "rate") == 15
 
     play(test, burst=5, refill_seconds=3600.0)
+
+
+def test_events_are_sent_no_faster_than_they_may_be() -> None:
+    async def test(api: FakeApi, recorder: EventRecorder, metrics: OperatorMetrics) -> None:
+        began = time.monotonic()
+        for number in range(3):
+            recorder.record(JOB, Event("Normal", "Slow", str(number)))
+            recorder.record(JOB, Event("Normal", "Slow", str(number)))
+        await until(lambda: len(api.objects.get("events", {})) == 3)
+        assert time.monotonic() - began >= 0.4
+        recorder.record(JOB, Event("Normal", "Slow", "at the end"))
+        began = time.monotonic()
+        await recorder.drain(2)
+        assert len(api.objects["events"]) == 4
+        recorder.record(JOB, Event("Normal", "Slow", "after"))
+        await recorder.drain(2)
+        assert time.monotonic() - began < 0.4
+
+    play(test, per_second=20.0)
 
 
 def test_a_full_backlog_drops_and_says_so() -> None:

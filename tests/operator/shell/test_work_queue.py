@@ -101,18 +101,21 @@ def test_a_cancelled_waiter_loses_no_key() -> None:
     asyncio.run(run())
 
 
-def test_news_come_before_routine_but_do_not_starve_it() -> None:
+def test_each_line_comes_before_the_next_and_starves_none() -> None:
     async def run() -> None:
-        queue = WorkQueue()
-        for number in range(6):
+        queue = WorkQueue(first=lambda key: key.name.startswith("new"))
+        for number in range(20):
             queue.add_after(JobKey("n", f"routine{number}"), 0.0)
         await asyncio.sleep(0.02)
-        for number in range(8):
-            queue.add(JobKey("n", f"news{number}"))
-        order = [key.name for key in await taken(queue)]
-        assert len(order) == 14
-        assert [name.startswith("routine") for name in order[:12]].count(True) in (3, 4)
-        assert [name for name in order if "news" in name] == [f"news{n}" for n in range(8)]
+        for number in range(20):
+            queue.add(JobKey("n", f"changed{number}"))
+            queue.add(JobKey("n", f"new{number}"))
+        kinds = [key.name.rstrip("0123456789") for key in await taken(queue)]
+        assert len(kinds) == 60
+        for turn in range(0, 24, 8):
+            assert sorted(kinds[turn : turn + 8]) == ["changed", *["new"] * 6, "routine"]
+        rest = kinds[kinds.index("new", 24) + 2 :]
+        assert rest[:16].count("changed") == 14
 
     asyncio.run(run())
 
@@ -123,6 +126,7 @@ def test_news_about_a_routine_key_move_it_up_and_it_stays_once() -> None:
         for key in (B, A):
             queue.add_after(key, 0.0)
             await asyncio.sleep(0.01)
+        queue.add(A)
         queue.add(A)
         assert len(queue) == 2
         assert await taken(queue) == [A, B]

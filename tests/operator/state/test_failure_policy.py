@@ -11,9 +11,10 @@ from simulation import UID, Cluster, World, make_spec
 
 from rljob_api.spec import FailurePolicy, FailureReason
 from rljob_api.status import AttemptStatus, JobPhase
-from rljob_operator.state.failures import Trouble, backoff_seconds, decide
-from rljob_operator.state.observed import PodRole, SubmissionState
+from rljob_operator.state.failures import Trouble, backoff_seconds, decide, pod_trouble
+from rljob_operator.state.observed import GonePod, PodRole, SubmissionState
 from rljob_operator.state.plan import DeleteCluster, Stop
+from rljob_operator.state.timing import seconds_of
 
 Running = Callable[..., World]
 
@@ -224,6 +225,18 @@ def test_worker_that_was_lost_and_deleted_before_anyone_looked(running: Running)
     world.look()
     assert first(world).reason == "PodLost"
     assert "1 of 2 worker pods" in (first(world).message or "")
+
+
+@pytest.mark.parametrize(("died", "reason"), [(1.0, "OutOfMemory"), (-60.0, "DriverExited")])
+def test_worker_that_died_in_the_attempt_explains_its_end_after_it_was_replaced(
+    running: Running, died: float, reason: str
+) -> None:
+    world = running()
+    began = seconds_of(str(first(world).start_time))
+    worker = next(pod for pod in world.observed().pods if pod.role is PodRole.WORKER)
+    gone = replace(worker, name="gone", phase="Failed", ready=False, terminated_reason="OOMKilled", exit_code=137)
+    trouble = pod_trouble(replace(world.observed(), gone_pods=(GonePod(gone, began + died),)), first(world))
+    assert (trouble.reason if trouble else "DriverExited") == reason
 
 
 def test_signal_is_named(running: Running) -> None:

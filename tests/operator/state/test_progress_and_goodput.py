@@ -10,8 +10,9 @@ import pytest
 from simulation import World
 
 from rljob_api.status import Goodput, JobPhase, RLJobStatus
-from rljob_operator.state.goodput import settled
-from rljob_operator.state.observed import Observed, StepView
+from rljob_operator.state.draft import Draft
+from rljob_operator.state.goodput import settle, settled
+from rljob_operator.state.observed import Observed, PodRole, PodView, StepView
 from rljob_operator.state.reconcile import reconcile
 from rljob_operator.state.texts import clean, reason_word, short_value
 from rljob_operator.state.timing import duration_text, seconds_of, time_text
@@ -105,6 +106,34 @@ def test_time_is_counted_for_the_phase_that_it_was_spent_in(world: World) -> Non
     assert sums.running_seconds == pytest.approx(400, abs=10)
     assert sums.queued_seconds + sums.starting_seconds + sums.running_seconds == world.now - began
     assert sums.active_seconds == sums.running_seconds
+
+
+@pytest.mark.parametrize(
+    ("placed", "queued", "starting"),
+    [((1010.0, 1040.0), 40, 60), ((1010.0, None), 100, 0), ((), 100, 0), ((900.0,), 0, 100), ((2000.0,), 100, 0)],
+    ids=["when the last got its node", "one has none", "no pods", "before it was queued", "a clock ahead"],
+)
+def test_time_in_the_queue_ends_with_the_last_pods_placement(
+    running: Running, placed: tuple[float | None, ...], queued: int, starting: int
+) -> None:
+    """However late the operator comes to see it."""
+    pods = tuple(PodView(str(i), str(i), PodRole.WORKER, "Running", True, scheduled=at) for i, at in enumerate(placed))
+    observed = replace(running().observed(), pods=pods)
+    status = RLJobStatus(phase=JobPhase.QUEUED, goodput=Goodput(since=time_text(1000.0)))
+    draft = Draft(replace(observed, job=replace(observed.job, status=status)), 1100.0)
+    settle(draft, JobPhase.RUNNING)
+    assert draft.status.goodput is not None
+    assert (draft.status.goodput.queued_seconds, draft.status.goodput.starting_seconds) == (queued, starting)
+
+
+def test_that_pods_have_nodes_is_written_with_what_comes_next_or_after_a_while(world: World) -> None:
+    while world.status.phase is not JobPhase.QUEUED:
+        world.look()
+    queued = world.observed()
+    pods = tuple(replace(pod, node="n", phase="Pending", ready=False) for pod in queued.pods)
+    cluster = replace(queued.cluster, ready=False, desired_workers=len(pods) - 1) if queued.cluster else None
+    plan = reconcile(replace(queued, pods=pods, cluster=cluster), world.now)
+    assert (plan.status.phase, plan.urgent) == (JobPhase.STARTING, False)
 
 
 def test_looking_often_seldom_or_not_at_all_gives_the_same_sums(world: World) -> None:
