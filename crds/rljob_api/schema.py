@@ -167,8 +167,14 @@ def _add_rule(block: Node, rule: Rule) -> None:
 def transition_entries() -> list[Node]:
     """Return the `x-kubernetes-validations` entries about what may change; they belong to the whole object."""
     return [
-        {"rule": cel, "message": message, "fieldPath": f".{path}", "reason": "FieldValueForbidden"}
-        for path, cel, message in transition_rules()
+        {
+            "rule": cel,
+            "message": message,
+            "messageExpression": naming,
+            "fieldPath": ".spec",
+            "reason": "FieldValueForbidden",
+        }
+        for cel, message, naming in transition_rules()
     ]
 
 

@@ -57,7 +57,10 @@ def _evaluate(node: Node, value: Any, old: Any, at: tuple[str | int, ...]) -> It
         result = compile_rule(entry["rule"]).eval(data={"self": value, "oldSelf": old})
         assert result.type() == cel.Type.BOOL, f"{at} {entry['rule']}: {result.value()}"
         if not result.value():
-            yield (*at, *filter(None, entry.get("fieldPath", "").split("."))), entry["message"]
+            message = entry["message"]
+            if "messageExpression" in entry:
+                message = compile_rule(entry["messageExpression"]).eval(data={"self": value, "oldSelf": old}).value()
+            yield (*at, *filter(None, entry.get("fieldPath", "").split("."))), message
     if isinstance(value, list):
         for i, item in enumerate(value):
             yield from _evaluate(node.get("items", {}), item, None, (*at, i))

@@ -76,8 +76,10 @@ def test_may_change_while_the_job_holds_no_devices(change: str, undo: bool) -> N
         assert update(change, status, undo) == []
     for phase in ("Queued", "Starting", "Running", "Succeeded", "Failed"):
         ((path, message),) = update(change, {"phase": phase}, undo)
-        assert path == f"spec.{field}"
-        assert message.startswith(f"{field} cannot change while the job holds devices: set suspend to true first; ")
+        assert path == "spec"
+        assert message.startswith(
+            f"spec.{field} cannot change while the job holds devices: set suspend to true first; "
+        )
     assert immutable_changes(load_manifest(manifest()).spec, load_manifest(manifest(change)).spec) == []
 
 
@@ -89,10 +91,18 @@ def test_may_not_change_once_the_job_has_begun(change: str, undo: bool) -> None:
         assert update(change, status, undo) == []
     for status in ({"phase": "Queued"}, {"phase": "Running"}, {"phase": "Suspended", "attempts": HAS_RUN}):
         ((path, message),) = update(change, status, undo)
-        assert path == f"spec.{field}"
-        assert message.startswith(f"{field} cannot change after the job has begun: create another job; ")
+        assert path == "spec"
+        assert message.startswith(f"spec.{field} cannot change after the job has begun: create another job; ")
         assert message.endswith("allowed at any time: " + ", ".join(MUTABLE_FIELDS))
     assert immutable_changes(load_manifest(manifest()).spec, load_manifest(manifest(change)).spec) == [field]
+
+
+def test_all_changed_fields_are_named() -> None:
+    running = {"phase": "Running", "attempts": HAS_RUN}
+    changed = manifest("seed=1", "reward.name=exact", "image=b")
+    old, new = (admit({**document, "status": running}) for document in (manifest(), changed))
+    messages = [message for _, message in broken_rules(new, old)]
+    assert [message.split(" cannot")[0] for message in messages] == ["spec.seed spec.reward", "spec.image"]
 
 
 def test_a_status_write_breaks_no_rule() -> None:

@@ -46,41 +46,38 @@ def rules_on(block: type[ApiModel]) -> list[Rule]:
 
 
 def transition_rules() -> list[tuple[str, str, str]]:
-    """Return (path, CEL, message) over `self` and `oldSelf` of the whole object for each field with a limit to change.
+    """Return (CEL, message, CEL of a message that names the changed fields) over `self` and `oldSelf`, the whole object.
 
     The status says what the job has: without devices (`Pending`, `Suspended`) more may change than with them, and
     before its first attempt everything may. The operator stores the phase before it asks for devices.
 
-    The API server evaluates all of them at every write of the status too, where the spec cannot change: to compare the
-    blocks took a third of such a write. So each first looks whether it is one.
+    The API server evaluates them at every write of the status too, where the spec cannot change; to compare the blocks
+    took a third of such a write. So there are only two, and each first looks whether it is one.
     """
-    rules = []
+    fixed, resumable = [("spec.checkpoint.path", False)], []
     for attribute, info in RLJobSpec.model_fields.items():
         name = info.alias or attribute
-        if name in MUTABLE_FIELDS:
-            continue
-        resumable = name in RESUMABLE_FIELDS
         present = info.is_required() or info.get_default(call_default_factory=True) is not None
-        limit = _IDLE if resumable else _FRESH
-        cel = f"{_STATUS_WRITE} || {_unchanged(f'spec.{name}', present)} || {limit}"
-        rules.append((f"spec.{name}", cel, _message(name, resumable)))
-    path = "spec.checkpoint.path"
-    cel = f"{_STATUS_WRITE} || {_unchanged(path, False)} || {_FRESH}"
-    rules.append((path, cel, _message("checkpoint.path", False)))
-    return rules
+        if name not in MUTABLE_FIELDS:
+            (resumable if name in RESUMABLE_FIELDS else fixed).append((f"spec.{name}", present))
+    return [
+        _transition_rule(fixed, _FRESH, "cannot change after the job has begun: create another job"),
+        _transition_rule(resumable, _IDLE, "cannot change while the job holds devices: set suspend to true first"),
+    ]
+
+
+def _transition_rule(fields: list[tuple[str, bool]], limit: str, wrong: str) -> tuple[str, str, str]:
+    same = {path: _unchanged(path, present) for path, present in fields}
+    changed = " + ".join(f"({unchanged} ? '' : '{path} ')" for path, unchanged in same.items())
+    text = f"{wrong}; allowed {_ANY_TIME}"
+    cel = f"{_STATUS_WRITE} || {limit} || ({' && '.join(same.values())})"
+    return cel, f"a field {text}", f"{changed} + '{text}'"
 
 
 def _unchanged(path: str, present: bool) -> str:
-    # As few selections as can be: for each one the API server walks all fields of the block. A field that is required
-    # or has a default is always there.
+    # A field that is required or has a default is always there.
     same = f"self.{path} == oldSelf.{path}"
     return same if present else f"(has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || {same}))"
-
-
-def _message(field: str, resumable: bool) -> str:
-    if resumable:
-        return f"{field} cannot change while the job holds devices: set suspend to true first; allowed {_ANY_TIME}"
-    return f"{field} cannot change after the job has begun: create another job; allowed {_ANY_TIME}"
 
 
 def immutable_changes(old: RLJobSpec, new: RLJobSpec) -> list[str]:

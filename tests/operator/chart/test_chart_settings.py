@@ -17,6 +17,8 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))[
 CHANGED = {
     "logLevel": "DEBUG",
     "concurrency": 3,
+    "requests": 2,
+    "looksPerSecond": 12.5,
     "resyncSeconds": 450,
     "reconcileSeconds": 45.5,
     "statusSeconds": 11,
