@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator
-from types import NoneType, SimpleNamespace, UnionType
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType, NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
 
 from rljob_api.base import ApiModel
 
@@ -23,27 +27,44 @@ def path_text(path: Path) -> str:
     return text
 
 
-def camel_fields(model: type[ApiModel]) -> dict[str, str]:
-    """Return camelCase name -> attribute of a block."""
-    return {info.alias or name: name for name, info in model.model_fields.items()}
+@dataclass(frozen=True, slots=True)
+class BlockField:
+    """A field of a block, as its type says."""
+
+    name: str
+    """The attribute; the manifest has it in camelCase."""
+    info: FieldInfo
+    block: type[ApiModel] | None
+    """The block type that it holds, if any."""
+    many: bool
+    """It holds a list."""
+    nullable: bool
 
 
-def accepts_null(annotation: Any) -> bool:
-    """Tell whether a field may be null."""
+@functools.cache
+def fields_of(model: type[ApiModel]) -> Mapping[str, BlockField]:
+    """Return the fields of a block by their camelCase names."""
+    table = {}
+    for name, info in model.model_fields.items():
+        block, many = _block_in(info.annotation)
+        table[info.alias or name] = BlockField(name, info, block, many, _accepts_null(info.annotation))
+    return MappingProxyType(table)
+
+
+def _accepts_null(annotation: Any) -> bool:
     if get_origin(annotation) is Annotated:
-        return accepts_null(get_args(annotation)[0])
+        return _accepts_null(get_args(annotation)[0])
     return get_origin(annotation) in (Union, UnionType) and NoneType in get_args(annotation)
 
 
-def block_in(annotation: Any) -> tuple[type[ApiModel] | None, bool]:
-    """Return the block type that a field holds, if any, and whether it holds a list of them."""
+def _block_in(annotation: Any) -> tuple[type[ApiModel] | None, bool]:
     origin = get_origin(annotation)
     if origin is Annotated:
-        return block_in(get_args(annotation)[0])
+        return _block_in(get_args(annotation)[0])
     if origin in (Union, UnionType):
-        return block_in(next(option for option in get_args(annotation) if option is not NoneType))
+        return _block_in(next(option for option in get_args(annotation) if option is not NoneType))
     if origin is list:
-        return block_in(get_args(annotation)[0])[0], True
+        return _block_in(get_args(annotation)[0])[0], True
     return (annotation, False) if isinstance(annotation, type) and issubclass(annotation, ApiModel) else (None, False)
 
 
@@ -52,19 +73,16 @@ def without_nulls(model: type[ApiModel], raw: Any) -> Any:
     if not isinstance(raw, dict):
         return raw
     kept = {}
-    names = camel_fields(model)
+    fields = fields_of(model)
     for key, value in raw.items():
-        info = model.model_fields.get(names.get(key, ""))
-        if info is None:
-            kept[key] = value
-            continue
-        block, many = block_in(info.annotation)
-        if value is None and not accepts_null(info.annotation):
-            continue
-        if block is not None and many and isinstance(value, list):
-            value = [without_nulls(block, item) for item in value]
-        elif block is not None:
-            value = without_nulls(block, value)
+        field = fields.get(key)
+        if field is not None:
+            if value is None and not field.nullable:
+                continue
+            if field.block is not None and field.many and isinstance(value, list):
+                value = [without_nulls(field.block, item) for item in value]
+            elif field.block is not None:
+                value = without_nulls(field.block, value)
         kept[key] = value
     return kept
 
@@ -79,27 +97,27 @@ class Views:
     def view(self, model: type[ApiModel], raw: dict[str, Any], at: Path) -> SimpleNamespace:
         """Return the view of one block and note it, after those inside it, in `found`."""
         view = SimpleNamespace()
-        for alias, name in camel_fields(model).items():
-            info = model.model_fields[name]
+        for alias, field in fields_of(model).items():
             path = (*at, alias)
             if path in self.bad:
                 continue
             if alias in raw:
-                self._set(view, name, info.annotation, raw[alias], path)
-            elif not info.is_required():
-                setattr(view, name, info.get_default(call_default_factory=True))
+                self._set(view, field, raw[alias], path)
+            elif not field.info.is_required():
+                setattr(view, field.name, field.info.get_default(call_default_factory=True))
         self.found.append((model, at, view))
         return view
 
-    def _set(self, view: SimpleNamespace, name: str, annotation: Any, value: Any, path: Path) -> None:
-        block, many = block_in(annotation)
-        if block is None or value is None:
+    def _set(self, view: SimpleNamespace, field: BlockField, value: Any, path: Path) -> None:
+        if field.block is None or value is None:
             if not any(other[: len(path)] == path for other in self.bad):
-                setattr(view, name, value)
-        elif many:
-            setattr(view, name, [self.view(block, item, (*path, i)) for i, item in self._blocks(value, path)])
+                setattr(view, field.name, value)
+        elif field.many:
+            setattr(
+                view, field.name, [self.view(field.block, item, (*path, i)) for i, item in self._blocks(value, path)]
+            )
         else:
-            setattr(view, name, self.view(block, value, path))
+            setattr(view, field.name, self.view(field.block, value, path))
 
     def _blocks(self, values: list[Any], path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         return ((i, item) for i, item in enumerate(values) if (*path, i) not in self.bad)

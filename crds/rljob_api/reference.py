@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from rljob_api.base import ApiModel
-from rljob_api.blocks import block_in, camel_fields
+from rljob_api.blocks import fields_of
 from rljob_api.job import GROUP, KIND, VERSION
 from rljob_api.rules import MUTABLE_FIELDS, rules_on
 from rljob_api.schema import Node, describe, structural_schema
@@ -38,13 +38,13 @@ def _blocks(model: type[ApiModel], path: str, node: Node) -> list[tuple[type[Api
     """Each block type once, where it is nearest to the root."""
     found = [(model, path, node)]
     for parent, parent_path, parent_node in found:
-        for alias, name in camel_fields(parent).items():
-            block, many = block_in(parent.model_fields[name].annotation)
+        for alias, field in fields_of(parent).items():
+            block = field.block
             if block is None or any(block is other for other, _, _ in found):
                 continue
             child = parent_node["properties"][alias]
             child_path = f"{parent_path}.{alias}"
-            found.append((block, f"{child_path}[]", child["items"]) if many else (block, child_path, child))
+            found.append((block, f"{child_path}[]", child["items"]) if field.many else (block, child_path, child))
     order = {path: i for i, (_, path, _) in enumerate(found)}
     return sorted(found, key=lambda item: _depth_first(item[1], order))
 
@@ -63,10 +63,9 @@ def _section(model: type[ApiModel], path: str, node: Node, paths: dict[type[ApiM
         "| field | type | default | meaning |",
         "|---|---|---|---|",
     ]
-    for alias, name in camel_fields(model).items():
+    for alias, of_type in fields_of(model).items():
         field = node["properties"][alias]
-        block, many = block_in(model.model_fields[name].annotation)
-        kind = describe(field) if block is None else _link(paths[block], many)
+        kind = describe(field) if of_type.block is None else _link(paths[of_type.block], of_type.many)
         lines.append(
             f"| `{alias}` | {_cell(kind)} | {_default(field, node, alias)} | {_cell(field.get('description', ''))} |"
         )

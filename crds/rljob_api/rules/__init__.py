@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from rljob_api.base import ApiModel
 from rljob_api.rules.core import Rule
 from rljob_api.rules.learning import ENGINE_ARGS, LEARNING, MODEL_AND_DATA
@@ -40,13 +42,14 @@ _STATUS_WRITE = "(has(self.status) && (!has(oldSelf.status) || self.status.write
 _ANY_TIME = f"at any time: {', '.join(MUTABLE_FIELDS)}"
 
 
-def rules_on(block: type[ApiModel]) -> list[Rule]:
+@functools.cache
+def rules_on(block: type[ApiModel]) -> tuple[Rule, ...]:
     """Return the rules between the fields of one block."""
-    return [rule for rule in RULES if rule.on is block]
+    return tuple(rule for rule in RULES if rule.on is block)
 
 
 def transition_rules() -> list[tuple[str, str, str]]:
-    """Return (CEL, message, CEL of a message that names the changed fields) over `self` and `oldSelf`, the whole object.
+    """Return (CEL, message, CEL of a message that names the changed fields); `self` and `oldSelf` are whole objects.
 
     The status says what the job has: without devices (`Pending`, `Suspended`) more may change than with them, and
     before its first attempt everything may. The operator stores the phase before it asks for devices.
@@ -54,7 +57,7 @@ def transition_rules() -> list[tuple[str, str, str]]:
     The API server evaluates them at every write of the status too, where the spec cannot change; to compare the blocks
     took a third of such a write. So there are only two, and each first looks whether it is one.
     """
-    fixed, resumable = [("spec.checkpoint.path", False)], []
+    fixed, resumable = [("spec.checkpoint.path", False)], list[tuple[str, bool]]()
     for attribute, info in RLJobSpec.model_fields.items():
         name = info.alias or attribute
         present = info.is_required() or info.get_default(call_default_factory=True) is not None

@@ -61,7 +61,8 @@ def pod_trouble(observed: Observed, attempt: AttemptStatus) -> Trouble | None:
     workers = [pod for pod in observed.pods if pod.role is PodRole.WORKER]
     well = [pod for pod in workers if pod.ready and not pod.deleting and not pod.node_lost]
     complete = cluster is not None and len(well) >= cluster.desired_workers
-    died = [gone.pod for gone in observed.gone_pods if gone.time >= seconds_of(attempt.start_time)]
+    began = seconds_of(attempt.start_time) if attempt.start_time is not None else 0.0
+    died = [gone.pod for gone in observed.gone_pods if gone.time >= began]
     concerned = [pod for pod in heads if pod.uid == attempt.head_uid] + died + ([] if complete else workers)
     found = [trouble for pod in concerned if (trouble := _trouble_of(pod))]
     return min(found, key=lambda trouble: _SEVERITY.index(trouble.reason), default=None)
