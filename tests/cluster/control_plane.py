@@ -129,11 +129,13 @@ class ControlPlane:
 
     # --- nodes ---------------------------------------------------------------------------------
 
-    def add_node(self, name: str, resources: Mapping[str, str] | None = None, **labels: str) -> None:
-        """Let kwok play one more node."""
-        sizes = dict(NODE_RESOURCES if resources is None else resources)
-        metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **labels}}
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+    def add_node(self, name: str, pool: str | None = None) -> None:
+        """Let kwok play one more node; that of a pool takes only pods that tolerate its taint `pool`."""
+        sizes, labels = dict(NODE_RESOURCES), {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
+        node: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        if pool is not None:
+            labels["pool"] = pool
+            node["spec"] = {"taints": [{"key": "pool", "value": pool, "effect": "NoSchedule"}]}
         self.kube.create({**node, "status": {"capacity": sizes, "allocatable": sizes}})
 
     def wait_nodes(self) -> None:

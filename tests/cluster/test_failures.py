@@ -235,7 +235,12 @@ def a_lost_node(case: Case) -> None:
     node = unique("node")
     case.control_plane.add_node(node, pool=node)
     case.control_plane.add_node(f"{node}-b", pool=node)
-    two_workers(case, f"scheduling.nodeSelector={{pool: {node}}}", "pods.worker={spec: {affinity: null}}")
+    two_workers(
+        case,
+        f"scheduling.nodeSelector={{pool: {node}}}",
+        f"scheduling.tolerations=[{{key: pool, value: {node}}}]",
+        "pods.worker={spec: {affinity: null}}",
+    )
     lost = case.pods("worker")[0]["spec"]["nodeName"]
     case.kube.patch("Node", None, lost, {"metadata": {"annotations": {LOST: "yes"}}})
     unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "Kubelet stopped."}

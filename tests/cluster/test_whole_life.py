@@ -64,7 +64,8 @@ def what_is_made_belongs_to_the_job(case: Case) -> None:
 @scenario
 def phases_come_in_order(case: Case) -> None:
     seen: list[str] = []
-    case.create("steps=3", f"pods.annotations={{{HOLD}: 'yes'}}", attempts=[SLOW])
+    # Longer than the operator's pause between two looks at a driver that starts.
+    case.create("steps=12", f"pods.annotations={{{HOLD}: 'yes'}}", attempts=[SLOW])
     case.wait("Starting", "Queued")
     for _ in case.pods():
         assert case.status()["phase"] in ("Queued", "Starting")

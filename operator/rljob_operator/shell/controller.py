@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 Reconcile = Callable[[Observed, float], Plan]
 _REBUILT_AT_ONCE = 64
 _EVENT_SECONDS = 2.0
+_CONFLICT_SECONDS = 5.0
 
 
 class Controller:
@@ -267,7 +268,8 @@ class Controller:
             result = "not leading"
         except Conflict as conflict:
             result = "conflict"
-            self.queue.failed(key)
+            # Somebody wrote meanwhile, and what they wrote is known by now.
+            self.queue.failed(key, at_most=_CONFLICT_SECONDS)
             logger.debug("%s: looked at again: %s", key, conflict)
         except ActionFailed as failed:
             self._failed(key, str(failed), failed.retry_after)

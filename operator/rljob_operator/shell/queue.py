@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -111,12 +112,12 @@ class WorkQueue:
     def _rank(self, line: deque[JobKey]) -> int:
         return next(rank for rank, one in enumerate(self._lines) if one is line)
 
-    def failed(self, key: JobKey, at_least: float = 0.0) -> float:
+    def failed(self, key: JobKey, at_least: float = 0.0, at_most: float = math.inf) -> float:
         """Have the key looked at again after its back-off; returns that in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         seconds = min(self._first_backoff * 2.0 ** min(failures, 30), self._longest_backoff)
-        seconds = max(seconds * random.uniform(0.8, 1.2), at_least)
+        seconds = max(min(seconds * random.uniform(0.8, 1.2), at_most), at_least)
         self.add_after(key, seconds)
         return seconds
 

@@ -50,6 +50,7 @@ def test_backoff_grows_per_key_and_ends_with_success() -> None:
             assert 0.8 * wanted <= found <= 1.2 * wanted
         assert queue.failed(B) <= 1.2
         assert queue.failed(A, at_least=30) == 30
+        assert queue.failed(A, at_most=2) == 2
         queue.succeeded(A)
         assert queue.failed(A) <= 1.2
         queue.stop()
