@@ -37,7 +37,7 @@ class Settings:
     """Between two looks at the Lease."""
     concurrency: int = 64
     """Jobs that are worked on at the same time; most of them wait for a head or a driver."""
-    requests: int = 4
+    requests: int = 8
     """Requests to the API server at the same time: with 16 KubeRay, which sends one after the other, had to wait behind
     our status writes when many jobs came at once, and the jobs waited for KubeRay."""
     reconcile_seconds: float = 60.0

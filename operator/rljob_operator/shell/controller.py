@@ -23,7 +23,7 @@ from rljob_operator.shell.events import EventRecorder
 from rljob_operator.shell.health import serve
 from rljob_operator.shell.leader import LeaderElection, LeadershipLost
 from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.observe import Look, Observer
+from rljob_operator.shell.observe import Look, Observer, dormant
 from rljob_operator.shell.queue import Stopped, WorkQueue
 from rljob_operator.shell.reflector import Reflector, WatchTimes
 from rljob_operator.shell.resources import JobKey
@@ -56,8 +56,7 @@ class Controller:
         self.settings = settings
         self.metrics = OperatorMetrics(CollectorRegistry())
         self.store = JobMetricsStore(self.metrics.registry)
-        # A job without a RayCluster comes first: it needs little of us, and everything else of it waits for that.
-        self.queue = WorkQueue(first=lambda key: self.world.clusters.get(*key) is None)
+        self.queue = WorkQueue(first=self._wants_cluster)
         self.client = ApiClient(connection, self.metrics, settings.request_seconds, places=settings.requests)
         # Its own, so that the Lease never waits behind the jobs.
         self._lease_client = ApiClient(connection, self.metrics, settings.renew_seconds / 2, settings.renew_seconds)
@@ -86,6 +85,7 @@ class Controller:
         self._rebuilt = False
         self._port = 0
         self._running: set[JobKey] = set()
+        self._dormant: set[JobKey] = set()
 
     @property
     def port(self) -> int:
@@ -289,19 +289,26 @@ class Controller:
         plan = self._reconcile(look.observed, time.time())
         held = await self._executor.carry_out(look, plan)
         job = look.observed.job
+        (self._dormant.add if dormant(replace(job, status=plan.status)) else self._dormant.discard)(key)
         # What is stored, not what is held back: after a restart the metrics must follow from it again.
         self.store.observe_status(job if held is not None else replace(job, status=plan.status))
-        waits = [seconds for seconds in (self._next_look(key, plan), held) if seconds is not None]
-        self.queue.add_after(key, min(waits, default=None))
+        self.queue.add_after(key, self._next_look(key, plan, held))
 
-    def _next_look(self, key: JobKey, plan: Plan) -> float | None:
-        """Seconds until the job is looked at anyhow: with many running jobs more than the plan says, so that their
-        number times their rate stays within `looks_per_second`."""
+    def _wants_cluster(self, key: JobKey) -> bool:
+        """Such a job needs little of us, and everything else of it waits for that."""
+        return self.world.clusters.get(*key) is None and key not in self._dormant
+
+    def _next_look(self, key: JobKey, plan: Plan, held: float | None) -> float | None:
+        """Seconds until the job is looked at anyhow, or its status that was `held` back is written; None: neither.
+
+        With many running jobs that is later than their plans say, so that all together stay within `looks_per_second`.
+        """
         if plan.status.phase is not JobPhase.RUNNING:
             self._running.discard(key)
-            return plan.requeue_after
+            return min([seconds for seconds in (plan.requeue_after, held) if seconds is not None], default=None)
         self._running.add(key)
-        return max(plan.requeue_after or 0.0, len(self._running) / self.settings.looks_per_second)
+        seconds = plan.requeue_after if held is None else min(held, plan.requeue_after or held)
+        return None if seconds is None else max(seconds, len(self._running) / self.settings.looks_per_second)
 
     def _failed(self, key: JobKey, message: str, retry_after: float | None = None) -> None:
         seconds = self.queue.failed(key, retry_after or 0.0)
@@ -309,6 +316,7 @@ class Controller:
 
     def _forget(self, key: JobKey) -> None:
         self._running.discard(key)
+        self._dormant.discard(key)
         self.queue.forget(key)
         self._executor.forget(key)
         self._observer.forget(key)

@@ -72,14 +72,14 @@ class EventRecorder:
         self._refill_seconds = refill_seconds
         self._repeat_seconds = repeat_seconds
         self._pause = _SENDERS / per_second
-        self._lines: list[asyncio.Queue[tuple[JobView, Event]]] = [asyncio.Queue(backlog) for _ in range(_SENDERS)]
+        self._lines: list[asyncio.Queue[tuple[JobView, Event, str]]] = [asyncio.Queue(backlog) for _ in range(_SENDERS)]
         self._sent: OrderedDict[tuple[str, Event], _Sent] = OrderedDict()
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def record(self, job: JobView, event: Event) -> None:
         """Have an Event sent."""
         try:
-            self._lines[hash(job.uid) % _SENDERS].put_nowait((job, event))
+            self._lines[hash(job.uid) % _SENDERS].put_nowait((job, event, _now()))
         except asyncio.QueueFull:
             self._metrics.events_dropped.labels("queue").inc()
 
@@ -89,18 +89,18 @@ class EventRecorder:
             for line in self._lines:
                 senders.create_task(self._send_all(line))
 
-    async def _send_all(self, line: asyncio.Queue[tuple[JobView, Event]]) -> None:
+    async def _send_all(self, line: asyncio.Queue[tuple[JobView, Event, str]]) -> None:
         while True:
-            job, event = await line.get()
-            sent = False
+            job, event, at = await line.get()
+            asked = True
             try:
-                sent = await self._send(job, event)
+                asked = await self._send(job, event, at)
             except ApiError as error:
                 self._metrics.events_dropped.labels("error").inc()
                 logger.warning("%s/%s: the event %s was not sent: %s", job.namespace, job.name, event.reason, error)
             finally:
                 line.task_done()
-            if sent:
+            if asked:
                 await asyncio.sleep(self._pause)
 
     async def drain(self, seconds: float) -> None:
@@ -113,7 +113,7 @@ class EventRecorder:
         except TimeoutError:
             logger.warning("%d events were not sent in time", sum(line.qsize() for line in self._lines))
 
-    async def _send(self, job: JobView, event: Event) -> bool:
+    async def _send(self, job: JobView, event: Event, at: str) -> bool:
         """Write an Event, or count it up; tells whether the API server was asked."""
         key, now = (job.uid, event), time.monotonic()
         sent = self._sent.get(key)
@@ -123,20 +123,20 @@ class EventRecorder:
             if now - sent.written < self._repeat_seconds or not self._allowed(job.uid, now):
                 return False
             sent.written = now
-            if await self._count_up(job, sent):
+            if await self._count_up(job, sent, at):
                 return True
         elif not self._allowed(job.uid, now):
             self._metrics.events_dropped.labels("rate").inc()
             return False
-        body = _event(job, event, self._identity)
+        body = _event(job, event, at, self._identity)
         await self._client.create(EVENTS, job.namespace, body)
         self._sent[key] = _Sent(body["metadata"]["name"], body["firstTimestamp"], 1, now)
         while len(self._sent) > _REMEMBERED:
             self._sent.popitem(last=False)
         return True
 
-    async def _count_up(self, job: JobView, sent: _Sent) -> bool:
-        body = {"count": sent.count, "lastTimestamp": _now()}
+    async def _count_up(self, job: JobView, sent: _Sent, at: str) -> bool:
+        body = {"count": sent.count, "lastTimestamp": at}
         try:
             path = EVENTS.path(job.namespace, sent.name)
             await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
@@ -159,8 +159,7 @@ class EventRecorder:
         return True
 
 
-def _event(job: JobView, event: Event, identity: str) -> dict[str, Any]:
-    now = _now()
+def _event(job: JobView, event: Event, at: str, identity: str) -> dict[str, Any]:
     mark = hashlib.sha256(f"{job.uid} {event} {time.time_ns()}".encode()).hexdigest()[:16]
     return {
         "apiVersion": "v1",
@@ -178,8 +177,8 @@ def _event(job: JobView, event: Event, identity: str) -> dict[str, Any]:
         "reason": event.reason[:_REASON],
         "message": event.message if len(event.message) <= _MESSAGE else event.message[: _MESSAGE - 1] + "…",
         "count": 1,
-        "firstTimestamp": now,
-        "lastTimestamp": now,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
         "source": {"component": "rljob-operator"},
         "reportingComponent": "rljob-operator",
         "reportingInstance": identity,

@@ -23,7 +23,7 @@ class WorkQueue:
 
     There are three lines: keys that wait for what others wait behind (`first`), keys that something happened to, and
     keys whose time has come (running jobs are looked at every few seconds). The earlier line goes first, but of eight
-    keys at least one is of each line that has any.
+    keys at least one is of the second and two are of the third, if there are any.
 
     Args:
         first: whether a key that something happened to belongs into the first line.
@@ -89,8 +89,15 @@ class WorkQueue:
 
     def _next(self) -> JobKey:
         self._turn = (self._turn + 1) % _TURNS
-        preferred = {0: self._routine, _TURNS // 2: self._news}.get(self._turn, self._first)
-        return next(line for line in (preferred, *self._lines) if line).popleft()
+        preferred = {0: self._routine, 2: self._news, 4: self._routine}.get(self._turn, self._first)
+        while True:
+            line = next(line for line in (preferred, *self._lines) if line)
+            key = line.popleft()
+            if line is not self._first or self._is_first(key):
+                return key
+            # What it waited for was done meanwhile.
+            self._wanted[key] = self._news
+            self._news.append(key)
 
     def done(self, key: JobKey) -> None:
         """The work on the key has ended."""

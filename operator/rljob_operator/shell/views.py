@@ -188,8 +188,11 @@ def pod_view(item: Manifest) -> PodView:
 
 
 def died(pod: PodView) -> bool:
-    """Whether a worker pod ended by itself or with its node: KubeRay deletes such a pod at once, and the evidence."""
-    return pod.role is PodRole.WORKER and (pod.node_lost or pod.phase == "Failed")
+    """Whether a worker pod ended by itself: KubeRay deletes such a pod at once, and the evidence with it.
+
+    One that was asked to end fails too, by the signal; it belongs to nothing that still runs.
+    """
+    return pod.role is PodRole.WORKER and pod.phase == "Failed" and not pod.deleting
 
 
 def _containers(status: Manifest) -> list[Manifest]:

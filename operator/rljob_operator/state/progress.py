@@ -33,10 +33,11 @@ def read_progress(draft: Draft) -> None:
 
 
 def _read(driver: DriverView, old: Progress, draft: Draft) -> Progress:
-    checkpoint = old.last_checkpoint
-    saved = driver.last_checkpoint_step
+    checkpoint, saved = old.last_checkpoint, driver.last_checkpoint_step
     if saved is not None and (checkpoint is None or checkpoint.step != saved):
         checkpoint = CheckpointStatus(step=_count(saved), time=time_text(draft.now))
+    elif saved is None and driver.ready:
+        checkpoint = None  # The run folder was lost, and with it what was saved there.
     last = driver.last
     return old.model_copy(
         update={

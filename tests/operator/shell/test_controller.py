@@ -127,6 +127,24 @@ def test_many_running_jobs_are_each_looked_at_less_often() -> None:
     play(test)
 
 
+def test_a_running_job_whose_plan_wants_no_look_gets_none() -> None:
+    looks = 0
+
+    def reconcile(observed: Observed, now: float) -> Plan:
+        nonlocal looks
+        looks += 1
+        return Plan(RLJobStatus(phase=JobPhase.RUNNING))
+
+    async def test(case: Case) -> None:
+        await case.api.put("rljobs", manifest())
+        async with case.operator(reconcile):
+            await until(lambda: looks > 0)
+            await asyncio.sleep(0.5)
+        assert looks <= 2
+
+    play(test)
+
+
 def test_a_status_made_of_an_older_job_is_not_written() -> None:
     """The user edits the job after it was looked at and before the status is written."""
     seen: list[bool] = []

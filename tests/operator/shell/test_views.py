@@ -8,6 +8,7 @@ import pytest
 
 from rljob_operator.shell.views import (
     cluster_state,
+    died,
     job_text,
     pod_group_state,
     pod_view,
@@ -43,6 +44,20 @@ def test_a_pod_that_waits_says_why() -> None:
         }
     )
     assert (view.waiting_reason, len(view.waiting_message), view.ready) == ("ImagePullBackOff", 1024, False)
+
+
+def test_a_worker_that_failed_by_itself_died_and_one_that_was_asked_to_end_did_not() -> None:
+    ended = {"terminated": {"reason": "Error", "exitCode": 143}}
+    status = {"phase": "Failed", "containerStatuses": [{"name": "c", "state": ended}]}
+    assert died(pod(status))
+    assert not died(pod(status, deletionTimestamp=TIME))
+    assert not died(pod({"phase": "Running"}))
+
+
+def test_when_a_pod_got_its_node() -> None:
+    placed = {**condition("PodScheduled"), "lastTransitionTime": "2026-01-01T00:00:07Z"}
+    assert pod({"conditions": [placed]}).scheduled == 1767225607.0
+    assert pod({"conditions": [{**placed, "status": "False"}]}).scheduled is None
 
 
 def test_a_container_that_ended_before_it_was_started_again() -> None:

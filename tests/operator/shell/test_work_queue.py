@@ -114,9 +114,20 @@ def test_each_line_comes_before_the_next_and_starves_none() -> None:
         kinds = [key.name.rstrip("0123456789") for key in await taken(queue)]
         assert len(kinds) == 60
         for turn in range(0, 24, 8):
-            assert sorted(kinds[turn : turn + 8]) == ["changed", *["new"] * 6, "routine"]
-        rest = kinds[kinds.index("new", 24) + 2 :]
-        assert rest[:16].count("changed") == 14
+            assert sorted(kinds[turn : turn + 8]) == ["changed", *["new"] * 5, "routine", "routine"]
+
+    asyncio.run(run())
+
+
+def test_a_key_that_no_longer_comes_first_goes_to_the_end_of_the_second_line() -> None:
+    async def run() -> None:
+        first = {A, B}
+        queue = WorkQueue(first=first.__contains__)
+        queue.add(A)
+        queue.add(JobKey("n", "changed"))
+        queue.add(B)
+        first.discard(A)
+        assert await taken(queue) == [B, JobKey("n", "changed"), A]
 
     asyncio.run(run())
 
