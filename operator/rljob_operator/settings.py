@@ -46,9 +46,9 @@ class Settings:
     """Every job is looked at again after so long, without any event."""
     status_seconds: float = 10.0
     """Least time between two status writes of a job when only its progress changed."""
-    looks_per_second: float = 40.0
-    """Running jobs that are looked at in a second, all together; more than 200 are each looked at less often than every
-    5 seconds. At 4 ms of processor time a look this is a sixth of a core, and limits the status writes too."""
+    looks_per_second: float = 20.0
+    """Running jobs that are looked at in a second, all together; more than 100 are each looked at less often than every
+    5 seconds. At some 5 ms of processor time a look this is a tenth of a core, and limits the status writes too."""
     ask_seconds: float = 5.0
     """Deadline of one request to a job's head or driver."""
     request_seconds: float = 10.0

@@ -31,6 +31,16 @@ def admit(manifest: dict[str, Any]) -> dict[str, Any]:
     return _fill(root_schema(), copy.deepcopy(manifest))
 
 
+def filled_alike(stored: Any, typed: Any) -> bool:
+    """Whether a stored spec has the defaults of the types: but for blocks that were not given, which stay away."""
+    if not isinstance(stored, dict) or not isinstance(typed, dict):
+        return bool(stored == typed)
+    away = [name for name in typed if name not in stored]
+    return all(isinstance(typed[name], dict) for name in away) and all(
+        name in typed and filled_alike(value, typed[name]) for name, value in stored.items()
+    )
+
+
 def broken_rules(manifest: dict[str, Any], old: dict[str, Any] | None = None) -> list[Broken]:
     """Return (path, message) of each rule that an admitted manifest breaks, or an update of `old` does."""
     return list(_evaluate(root_schema(), manifest, old, ()))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from manifests import DESIGN_EXAMPLE, manifest
-from schema_evaluator import admit
+from schema_evaluator import admit, filled_alike
 
 from rljob_api import RLJob, RLJobSpec, RLJobStatus
 from rljob_api import spec as spec_module
@@ -29,7 +29,12 @@ def test_round_trip_of_the_design_example() -> None:
 
 def test_types_and_api_server_fill_in_the_same_defaults() -> None:
     stored = admit(manifest())["spec"]
-    assert load_manifest(DESIGN_EXAMPLE).spec.model_dump(mode="json", by_alias=True, exclude_none=True) == stored
+    typed = load_manifest(DESIGN_EXAMPLE).spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert filled_alike(stored, typed)
+    assert not filled_alike({**stored, "seed": 1}, typed)
+    assert not filled_alike({name: value for name, value in stored.items() if name != "seed"}, typed)
+    assert "pods" not in stored
+    assert load_manifest({**manifest(), "spec": stored}).spec == load_manifest(DESIGN_EXAMPLE).spec
 
 
 def test_file_text_and_document_are_read_alike(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from rljob_api.base import ApiModel
+from rljob_api.blocks import BlockField, fields_of
 from rljob_api.rules.core import Rule
 from rljob_api.rules.learning import ENGINE_ARGS, LEARNING, MODEL_AND_DATA
 from rljob_api.rules.placement import CLUSTER, NETWORK, NOT_BUILT, PARALLELISM
@@ -39,6 +40,8 @@ RESUMABLE_FIELDS = (
 _IDLE = "(!has(oldSelf.status) || !has(oldSelf.status.phase) || oldSelf.status.phase in ['Pending', 'Suspended'])"
 _FRESH = f"({_IDLE} && (!has(oldSelf.status) || !has(oldSelf.status.attempts) || size(oldSelf.status.attempts) == 0))"
 _STATUS_WRITE = "(has(self.status) && (!has(oldSelf.status) || self.status.writes != oldSelf.status.writes))"
+_PATH = "(has({0}.spec.checkpoint) && has({0}.spec.checkpoint.path) ? {0}.spec.checkpoint.path : '')"
+_SAME_PATH = f"{_PATH.format('self')} == {_PATH.format('oldSelf')}"
 _ANY_TIME = f"at any time: {', '.join(MUTABLE_FIELDS)}"
 
 
@@ -57,30 +60,31 @@ def transition_rules() -> list[tuple[str, str, str]]:
     The API server evaluates them at every write of the status too, where the spec cannot change; to compare the blocks
     took a third of such a write. So there are only two, and each first looks whether it is one.
     """
-    fixed, resumable = [("spec.checkpoint.path", False)], list[tuple[str, bool]]()
-    for attribute, info in RLJobSpec.model_fields.items():
-        name = info.alias or attribute
-        present = info.is_required() or info.get_default(call_default_factory=True) is not None
+    fixed, resumable = {"spec.checkpoint.path": _SAME_PATH}, dict[str, str]()
+    for name, field in fields_of(RLJobSpec).items():
         if name not in MUTABLE_FIELDS:
-            (resumable if name in RESUMABLE_FIELDS else fixed).append((f"spec.{name}", present))
+            (resumable if name in RESUMABLE_FIELDS else fixed)[f"spec.{name}"] = _unchanged(f"spec.{name}", field)
     return [
         _transition_rule(fixed, _FRESH, "cannot change after the job has begun: create another job"),
         _transition_rule(resumable, _IDLE, "cannot change while the job holds devices: set suspend to true first"),
     ]
 
 
-def _transition_rule(fields: list[tuple[str, bool]], limit: str, wrong: str) -> tuple[str, str, str]:
-    same = {path: _unchanged(path, present) for path, present in fields}
+def _transition_rule(same: dict[str, str], limit: str, wrong: str) -> tuple[str, str, str]:
     changed = " + ".join(f"({unchanged} ? '' : '{path} ')" for path, unchanged in same.items())
     text = f"{wrong}; allowed {_ANY_TIME}"
     cel = f"{_STATUS_WRITE} || {limit} || ({' && '.join(same.values())})"
     return cel, f"a field {text}", f"{changed} + '{text}'"
 
 
-def _unchanged(path: str, present: bool) -> str:
-    # A field that is required or has a default is always there.
+def _unchanged(path: str, field: BlockField) -> str:
     same = f"self.{path} == oldSelf.{path}"
-    return same if present else f"(has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || {same}))"
+    # A field that is required or has a default is always there; a block has none (see schema.py).
+    if field.info.is_required() or (
+        field.block is None and field.info.get_default(call_default_factory=True) is not None
+    ):
+        return same
+    return f"(has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || {same}))"
 
 
 def immutable_changes(old: RLJobSpec, new: RLJobSpec) -> list[str]:

@@ -110,7 +110,7 @@ LEARNING = (
         wrong="the advantages of a group of one are all zero",
         allowed="2 or more with algorithm grpo",
         check=lambda s: s.algorithm.name != "grpo" or s.rollout.samples_per_prompt >= 2,
-        cel="self.algorithm.name != 'grpo' || self.rollout.samplesPerPrompt >= 2",
+        cel="(has(self.algorithm) && self.algorithm.name != 'grpo') || self.rollout.samplesPerPrompt >= 2",
     ),
     Rule(
         on=TisSpec,

@@ -47,7 +47,8 @@ NOT_BUILT = (
         wrong="Direct weight sync is not built on the cpu profile",
         allowed="Auto or Load with resources.profile cpu",
         check=lambda s: not (s.weight_sync.mode == "Direct" and s.resources.profile == "cpu"),
-        cel="!(self.weightSync.mode == 'Direct' && self.resources.profile == 'cpu')",
+        cel="!has(self.weightSync) || self.weightSync.mode != 'Direct'"
+        " || !has(self.resources) || self.resources.profile != 'cpu'",
     ),
 )
 """Values that are in the schema so that manifests keep their shape, but that this version cannot run."""
@@ -63,18 +64,19 @@ def _devices_fit_model(spec: Any) -> bool:
     return derived.devices(spec) % (spec.training.tensor_parallel * spec.training.pipeline_parallel) == 0
 
 
-def _with(cel: str, *blocks: str) -> str:
-    """Give blocks of the spec names in a condition: for each `self.block.field` the API server walks all fields of the
-    spec, and a rule with ten of them took it a millisecond at every write."""
-    for block in reversed(blocks):
-        cel = f"[self.{block}].all({block}, {cel})"
+def _let(cel: str, **values: str) -> str:
+    """Give values names in a condition: for each `self.block.field` the API server walks all fields of the spec, and a
+    rule with ten of them took it a millisecond at every write."""
+    for name, value in reversed(values.items()):
+        cel = f"[{value}].all({name}, {cel})"
     return cel
 
 
-_NOT_GIVEN = "!has(resources.devicesPerNode)"
-_DEVICES = "resources.nodes * resources.devicesPerNode"
-_MODEL_SIZE = "(training.tensorParallel * training.pipelineParallel)"
-_SAMPLES = "rollout.promptsPerStep * rollout.samplesPerPrompt"
+_NOT_GIVEN = "!has(self.resources) || !has(self.resources.devicesPerNode)"
+_DEVICES = "self.resources.nodes * self.resources.devicesPerNode"
+_MODEL_SIZE = "has(self.training) ? self.training.tensorParallel * self.training.pipelineParallel : 1"
+_SAMPLES = "self.rollout.promptsPerStep * self.rollout.samplesPerPrompt"
+_BATCH_GIVEN = "has(self.training) && has(self.training.globalBatchSize)"
 
 # Without devicesPerNode CEL lets these pass: the least common multiple that it defaults to is out of CEL's reach.
 PARALLELISM = (
@@ -84,7 +86,7 @@ PARALLELISM = (
         wrong="the job's devices cannot be divided into model replicas",
         allowed="training.tensorParallel x training.pipelineParallel divides nodes x devicesPerNode of resources",
         check=_devices_fit_model,
-        cel=_with(f"{_NOT_GIVEN} || {_DEVICES} % {_MODEL_SIZE} == 0", "resources", "training"),
+        cel=f"{_NOT_GIVEN} || ({_DEVICES}) % ({_MODEL_SIZE}) == 0",
     ),
     Rule(
         on=RLJobSpec,
@@ -92,7 +94,7 @@ PARALLELISM = (
         wrong="a node's devices cannot be divided into engines",
         allowed="rollout.tensorParallel divides resources.devicesPerNode",
         check=lambda s: derived.devices_per_node(s) % s.rollout.tensor_parallel == 0,
-        cel=_with(f"{_NOT_GIVEN} || resources.devicesPerNode % self.rollout.tensorParallel == 0", "resources"),
+        cel=f"{_NOT_GIVEN} || self.resources.devicesPerNode % self.rollout.tensorParallel == 0",
     ),
     Rule(
         on=RLJobSpec,
@@ -102,9 +104,7 @@ PARALLELISM = (
         check=lambda s: (
             s.training.global_batch_size is None or derived.samples_per_step(s) % s.training.global_batch_size == 0
         ),
-        cel=_with(
-            f"!has(training.globalBatchSize) || {_SAMPLES} % training.globalBatchSize == 0", "training", "rollout"
-        ),
+        cel=f"!({_BATCH_GIVEN}) || {_SAMPLES} % self.training.globalBatchSize == 0",
     ),
     Rule(
         on=RLJobSpec,
@@ -113,13 +113,12 @@ PARALLELISM = (
         allowed="a multiple of the data parallel size: devices / (training.tensorParallel x training.pipelineParallel)"
         " (without globalBatchSize: rollout.promptsPerStep x rollout.samplesPerPrompt is such a multiple)",
         check=lambda s: not _devices_fit_model(s) or _batch_fits_data_parallel(s),
-        cel=_with(
-            f"{_NOT_GIVEN} || {_DEVICES} % {_MODEL_SIZE} != 0"
-            f" || (has(training.globalBatchSize) ? training.globalBatchSize : {_SAMPLES})"
-            f" % ({_DEVICES} / {_MODEL_SIZE}) == 0",
-            "resources",
-            "training",
-            "rollout",
+        cel=f"{_NOT_GIVEN} || "
+        + _let(
+            "devices % model_size != 0 || batch % (devices / model_size) == 0",
+            devices=_DEVICES,
+            model_size=_MODEL_SIZE,
+            batch=f"{_BATCH_GIVEN} ? self.training.globalBatchSize : {_SAMPLES}",
         ),
     ),
     Rule(
@@ -131,11 +130,12 @@ PARALLELISM = (
             not _devices_fit_model(s)
             or derived.devices(s) // s.training.pipeline_parallel % s.training.expert_parallel == 0
         ),
-        cel=_with(
-            f"{_NOT_GIVEN} || {_DEVICES} % {_MODEL_SIZE} != 0"
-            f" || {_DEVICES} / training.pipelineParallel % training.expertParallel == 0",
-            "resources",
-            "training",
+        cel=f"{_NOT_GIVEN} || !has(self.training) || "
+        + _let(
+            "devices % (training.tensorParallel * training.pipelineParallel) != 0"
+            " || devices / training.pipelineParallel % training.expertParallel == 0",
+            devices=_DEVICES,
+            training="self.training",
         ),
     ),
 )
@@ -153,7 +153,7 @@ def _ports_rule(kind: str) -> Rule:
         wrong="meets the trainers' ports on the same device",
         allowed=f"a range apart from trainerPorts.{kind}",
         check=lambda h: _disjoint(getattr(h.trainer_ports, kind), getattr(h.rollout_ports, kind)),
-        cel=f"!has({trainer}) || !has({rollout})"
+        cel=f"!has(self.trainerPorts) || !has(self.rolloutPorts) || !has({trainer}) || !has({rollout})"
         f" || {trainer}.last < {rollout}.first || {rollout}.last < {trainer}.first",
     )
 
@@ -190,7 +190,8 @@ NETWORK = (
         wrong="a pod without the node's network cannot bind the node's address",
         allowed="true only with network.hostNetwork true",
         check=lambda s: s.hccl.use_host_ip is not True or s.network.host_network,
-        cel="!has(self.hccl.useHostIp) || !self.hccl.useHostIp || self.network.hostNetwork",
+        cel="!has(self.hccl) || !has(self.hccl.useHostIp) || !self.hccl.useHostIp"
+        " || (has(self.network) && self.network.hostNetwork)",
     ),
     Rule(
         on=HcclSpec,

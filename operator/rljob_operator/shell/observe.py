@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ from rljob_operator.state.observed import ClusterView, DriverView, GonePod, JobV
 _KEPT_SPECS = 1500
 """Eleven kB each; to validate one again takes a millisecond."""
 _REFUSED = (401, 403)
+_VOUCHED_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class _Checked:
 class Observer:
     """Makes `Observed` of the caches, of Ray's job API and of the driver's endpoint.
 
-    The last two are asked only while the status says that an attempt is under way.
+    The last two are asked only while the status says that an attempt is under way, and Ray only once a minute while
+    the driver answers.
 
     Args:
         world: the caches.
@@ -73,6 +76,7 @@ class Observer:
         self._settings = settings
         self._specs: OrderedDict[tuple[str, int], RLJobSpec] = OrderedDict()
         self._checked: dict[JobKey, _Checked] = {}
+        self._asked: dict[JobKey, tuple[str, float]] = {}
         # A page of records takes up to some ten MB while it is read: a few at a time.
         self._catching_up = asyncio.Semaphore(4)
         self._reading: WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = WeakValueDictionary()
@@ -116,6 +120,7 @@ class Observer:
         if checked is not None:
             self._specs.pop((checked.uid, checked.generation), None)
             self._store.forget((*key, checked.uid))
+        self._asked.pop(key, None)
         self._tokens.forget(key)
 
     # --- the job itself ---------------------------------------------------------------------
@@ -185,10 +190,25 @@ class Observer:
         attempt = running_attempt(job.status)
         if attempt is None or attempt.submission_id is None or state is None or state.owner_uid != job.uid:
             return None, "", None, ""
-        submission, driver = await asyncio.gather(
-            self._submission(key, state, attempt.submission_id), self._driver(key, job, state)
-        )
-        return *submission, *driver
+        if not self._vouched_for(key, job, attempt):
+            submission, driver = await asyncio.gather(
+                self._submission(key, state, attempt.submission_id), self._driver(key, job, state)
+            )
+            if submission[0] is not None:
+                self._asked[key] = (attempt.submission_id, time.monotonic())
+            return *submission, *driver
+        driver = await self._driver(key, job, state)
+        if driver[0] is not None:
+            return None, "", *driver
+        self._asked.pop(key, None)
+        return *await self._submission(key, state, attempt.submission_id), *driver
+
+    def _vouched_for(self, key: JobKey, job: JobView, attempt: AttemptStatus) -> bool:
+        """Whether an answer of the driver says enough: Ray has told of the attempt a moment ago, and nothing is new."""
+        name, at = self._asked.get(key, ("", 0.0))
+        running = attempt.accepted and attempt.start_step is not None and attempt.stop_time is None
+        unchanged = job.status.observed_generation == job.generation
+        return running and unchanged and name == attempt.submission_id and time.monotonic() - at < _VOUCHED_SECONDS
 
     async def _submission(self, key: JobKey, state: ClusterState, name: str) -> tuple[SubmissionView | None, str]:
         try:

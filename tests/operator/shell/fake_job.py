@@ -23,6 +23,7 @@ class FakeJob:
         self.ready = True
         self.dead_driver = False
         self.asks = 0
+        self.asks_of_ray = 0
         self.log = "line 1\nline 2\n"
         self.session = "session_1"
         self.url = ""
@@ -56,6 +57,7 @@ class FakeJob:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.asks += 1
+        self.asks_of_ray += request.path.startswith("/api/jobs/")
         path, name = request.path, request.path.split("/")[3] if request.path.startswith("/api/jobs/") else ""
         if path.startswith("/v1/") and self.dead_driver:
             await asyncio.sleep(30)

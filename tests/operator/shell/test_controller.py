@@ -268,6 +268,46 @@ def test_a_running_attempt_is_asked_about_and_others_are_not() -> None:
     play(test)
 
 
+def test_ray_is_not_asked_while_the_driver_of_a_running_attempt_answers() -> None:
+    seen: list[Observed] = []
+    change: dict[str, Any] = {}
+
+    def reconcile(observed: Observed, now: float) -> Plan:
+        seen.append(observed)
+        if observed.cluster is None:
+            return say("x", actions=(ApplySecret(), ApplyCluster()))
+        attempt = {"number": 0, "submissionId": "rljob-u-0", "accepted": True, "startStep": 0, **change}
+        status = {"attempt": 0, "attempts": [attempt], "observedGeneration": observed.job.generation}
+        return Plan(RLJobStatus.model_validate(status), requeue_after=0.02)
+
+    async def looks(number: int) -> None:
+        before = len(seen)
+        await until(lambda: len(seen) >= before + number)
+
+    async def test(case: Case) -> None:
+        case.job.step()
+        await case.api.put("rljobs", manifest())
+        async with case.operator(reconcile, ask_seconds=0.5):
+            await until(lambda: ("default", "a") in case.api.objects.get("rayclusters", {}))
+            await make_ready(case.api)
+            await until(lambda: bool(seen) and seen[-1].driver is not None)
+            await looks(3)
+            asked = case.job.asks_of_ray
+            await looks(5)
+            assert case.job.asks_of_ray == asked
+            assert (seen[-1].submission, seen[-1].submission_error) == (None, "")
+            assert seen[-1].driver is not None
+            change["stopTime"] = "2026-01-01T00:00:00Z"
+            await until(lambda: seen[-1].submission is not None)
+            del change["stopTime"]
+            await until(lambda: seen[-1].submission is None)
+            case.job.dead_driver = True
+            await until(lambda: seen[-1].submission is not None)
+            assert seen[-1].driver is None
+
+    play(test)
+
+
 def test_a_deleted_job_is_forgotten() -> None:
     async def test(case: Case) -> None:
         await case.api.put("rljobs", manifest())
