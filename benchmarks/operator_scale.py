@@ -2,10 +2,11 @@
 
     python benchmarks/operator_scale.py [--jobs 1000] [--repeats 1]
 
-etcd, API server, scheduler and KubeRay are real, kwok plays the nodes, and a stand-in answers for Ray in the head pods.
-The bare clusters are those that the operator renders, so that both sides have the same pods. Sixteen clients create as
-fast as the API server takes them; a side's time runs from its first creation to its last ready RayCluster. Each side
-has a control plane of its own, new each time. Exits with 1 when a figure misses its limit.
+etcd, API server, scheduler and KubeRay are real, kwok plays the nodes, and on both sides a stand-in answers for Ray in
+the head pods and reads their Secrets as a kubelet would. The bare clusters are those that the operator renders, so that
+both sides have the same pods. Sixteen clients create as fast as the API server takes them; a side's time runs from its
+first creation to its last ready RayCluster. Each side has a control plane of its own, new each time. Exits with 1 when a
+figure misses its limit.
 """
 
 from __future__ import annotations
@@ -85,6 +86,30 @@ def control_plane() -> Iterator[ControlPlane]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextmanager
+def heads_of(plane: ControlPlane) -> Iterator[RayStandIn]:
+    """The stand-in for Ray."""
+    ray = RayStandIn(plane)
+    ray.default_script = Script([Attempt(step_seconds=30.0)])
+    ray.start()
+    try:
+        yield ray
+    finally:
+        ray.stop()
+
+
+@contextmanager
+def operator_of(plane: ControlPlane, proxy: FaultProxy | None = None) -> Iterator[tuple[OperatorProcess, RayStandIn]]:
+    """An operator for all namespaces, and the stand-in for Ray."""
+    with heads_of(plane) as ray:
+        operator = OperatorProcess(plane, ray, None, proxy.url if proxy is not None else None)
+        operator.start()
+        try:
+            yield operator, ray
+        finally:
+            operator.kill()
+
+
 def create_all(kube: Kube, make: Callable[[int], Object], count: int) -> float:
     """Create so many objects with 16 clients; return when the first request went out."""
     with ThreadPoolExecutor(CLIENTS) as clients:
@@ -128,28 +153,13 @@ def rendered_cluster() -> Object:
 def bare_side(template: Object, count: int) -> float:
     """KubeRay alone."""
     print(f"{count} bare RayClusters", flush=True)
-    with control_plane() as plane:
+    with control_plane() as plane, heads_of(plane):
         began = create_all(
             plane.kube,
             lambda number: {**template, "metadata": {"name": f"job-{number:04d}", "namespace": NAMESPACE}},
             count,
         )
         return wait_ready(plane.kube, count, began)
-
-
-@contextmanager
-def operator_of(plane: ControlPlane, proxy: FaultProxy | None = None) -> Iterator[tuple[OperatorProcess, RayStandIn]]:
-    """An operator for all namespaces, and the stand-in for Ray."""
-    ray = RayStandIn(plane)
-    ray.default_script = Script([Attempt(step_seconds=30.0)])
-    ray.start()
-    operator = OperatorProcess(plane, ray, None, proxy.url if proxy is not None else None)
-    operator.start()
-    try:
-        yield operator, ray
-    finally:
-        operator.kill()
-        ray.stop()
 
 
 class MemoryPeak:

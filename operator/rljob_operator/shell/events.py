@@ -63,7 +63,7 @@ class EventRecorder:
         refill_seconds: float = 30.0,
         repeat_seconds: float = 60.0,
         backlog: int = 1000,
-        per_second: float = 20.0,
+        per_second: float = 10.0,
     ) -> None:
         self._client = client
         self._metrics = metrics
