@@ -5,8 +5,8 @@
 etcd, API server, scheduler and KubeRay are real, kwok plays the nodes, and on both sides a stand-in answers for Ray in
 the head pods and reads their Secrets as a kubelet would. The bare clusters are those that the operator renders, so that
 both sides have the same pods. Sixteen clients create as fast as the API server takes them; a side's time runs from its
-first creation to its last ready RayCluster. Each side has a control plane of its own, new each time. Exits with 1 when a
-figure misses its limit.
+first creation to its last ready RayCluster. Each side has a control plane of its own, new each time. Exits with 1 when
+a figure misses its limit.
 """
 
 from __future__ import annotations
