@@ -59,6 +59,7 @@ format: $(STAMP) ## Let ruff put the code into shape
 generate: $(STAMP) ## Write the CRD, the chart's copy and docs/reference.md from the API types, the chart's README from its values
 	@$(BIN)/python -m rljob_api.generate
 	@$(BIN)/python helm/chart_readme.py
+	@$(BIN)/python helm/dashboards.py
 
 lock: $(STAMP) ## Resolve the lock files anew
 	@$(BIN)/uv pip compile pyproject.toml --extra cpu --extra operator --extra dev --universal --python-version 3.11 \

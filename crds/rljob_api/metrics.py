@@ -63,6 +63,9 @@ STEP_SECONDS = Metric("rljob_step_seconds", Kind.HISTOGRAM, "Wall-clock seconds 
 STEP = Metric("rljob_step", Kind.GAUGE, "Last completed step.", unit="steps")
 TARGET_STEPS = Metric("rljob_target_steps", Kind.GAUGE, "Steps that the job will run.", unit="steps")
 REWARD_MEAN = Metric("rljob_reward_mean", Kind.GAUGE, "Mean raw reward of the last step.")
+RESPONSE_LENGTH = Metric(
+    "rljob_response_length_mean", Kind.GAUGE, "Mean length of the last step's responses.", unit="tokens"
+)
 SYNC_BYTES = Metric("rljob_weights_sync_bytes", Kind.GAUGE, "Bytes handed over by the last weight sync.", unit="bytes")
 LOGPROB_ABS_DIFF = Metric(
     "rljob_logprob_abs_diff",
@@ -87,6 +90,7 @@ JOB_METRICS = (
     STEP,
     TARGET_STEPS,
     REWARD_MEAN,
+    RESPONSE_LENGTH,
     SYNC_BYTES,
     LOGPROB_ABS_DIFF,
     MEMORY_BYTES,
@@ -186,6 +190,7 @@ OPERATOR_METRICS = (
 ALL_METRICS = (*JOB_METRICS, *LIFECYCLE_METRICS, *OPERATOR_METRICS)
 
 REWARD_KEY = "rollout/raw_reward"
+RESPONSE_LENGTH_KEY = "rollout/response_len/mean"
 LOGPROB_KEY = "train/train_rollout_logprob_abs_diff"
 """Entries of a step record's `metrics` block."""
 

@@ -140,6 +140,7 @@ class Driver:
         phases = {name: seconds * share for name, share in PHASE_SHARES.items()}
         metrics = {
             "rollout/raw_reward": self.script.reward,
+            "rollout/response_len/mean": 64.0,
             "train/train_rollout_logprob_abs_diff": 0.01,
             "perf/step_time": seconds,
         }

@@ -67,6 +67,7 @@ class RunCounts:
         "lost_seconds",
         "lost_steps",
         "memory",
+        "response_length",
         "step",
         "sync_bytes",
         "unverified",
@@ -84,6 +85,7 @@ class RunCounts:
         self.step = 0
         """Last completed step."""
         self.sync_bytes = math.nan
+        self.response_length = math.nan
         self.memory: Mapping[str, float] = {}
         """Bytes by rendered labels, of the newest record."""
         self.unverified = 0
@@ -126,6 +128,7 @@ class RunCounts:
             self.step = record.view.step
         self.unverified += not record.verified
         self.sync_bytes = record.sync_bytes
+        self.response_length = record.response_length
         self.last = record.view
         self._last = record.fingerprint
         if self._first is None:

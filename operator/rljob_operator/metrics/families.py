@@ -143,6 +143,7 @@ FAMILIES: tuple[tuple[m.Metric, Lines], ...] = (
     _single(m.STEP, _step),
     _single(m.TARGET_STEPS, lambda job: None if job.status is None else job.status.target_steps),
     _single(m.REWARD_MEAN, _reward),
+    _single(m.RESPONSE_LENGTH, lambda job: None if job.records is None else job.records.response_length),
     _single(m.SYNC_BYTES, lambda job: None if job.records is None else job.records.sync_bytes),
     _single(m.LOGPROB_ABS_DIFF, _logprob_abs_diff),
     (m.MEMORY_BYTES, _memory),

@@ -45,6 +45,7 @@ class StepRecord:
     """False when the record says that its weight sync was not verified."""
     sync_bytes: float
     """NaN without a sync, as all gauges without a value."""
+    response_length: float
     memory_block: Mapping[str, Any]
     """As it stands in the record: only the newest record's is looked into, with `memory`."""
 
@@ -75,6 +76,7 @@ def parse(record: Any) -> StepRecord:
         weight_version=None if version is None else _whole(weights, "version", f"{where}: weights"),
     )
     size = _optional(weights.get("bytes"), f"{where}: weights.bytes")
+    length = _optional(metrics.get(m.RESPONSE_LENGTH_KEY), f"{where}: metrics.{m.RESPONSE_LENGTH_KEY}")
     return StepRecord(
         index=index,
         attempt=_whole(record, "attempt", where),
@@ -84,6 +86,7 @@ def parse(record: Any) -> StepRecord:
         rerun=record.get("rerun", False) is True,
         verified=weights.get("verified", True) is not False,
         sync_bytes=math.nan if size is None else size,
+        response_length=math.nan if length is None else length,
         memory_block=_block(record, "memory", where),
     )
 

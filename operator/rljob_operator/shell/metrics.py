@@ -34,4 +34,6 @@ class OperatorMetrics:
         self.watch_restarts = counter(metrics.WATCH_RESTARTS)
         self.cached = gauge(metrics.CACHED_OBJECTS)
         self.events_dropped = counter(metrics.EVENTS_DROPPED)
+        for cause in ("rate", "queue", "error"):
+            self.events_dropped.labels(cause)
         self.leader = gauge(metrics.LEADER)

@@ -80,6 +80,8 @@ class Reflector:
         self._client = client
         self._cache = cache
         self._metrics = metrics
+        for cause in ("ended", "expired"):  # Prometheus sees no increase in a series that begins at 1.
+            metrics.watch_restarts.labels(str(resource), cause)
         self._selector = {} if selector is None else {"labelSelector": selector}
         self._times = times or WatchTimes()
         self._page = page

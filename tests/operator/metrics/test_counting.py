@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metric_cases import KEY, record, run_of, samples, view
 
+from rljob_api import metrics as m
 from rljob_operator.metrics import DriverTotals, JobMetricsStore, RecordError
 from rljob_worker.records.metrics import JobMetrics
 
@@ -185,7 +186,8 @@ def test_values_that_a_step_lacks_are_not_those_of_the_step_before() -> None:
     bare = record(1, metrics={}, weights={}, memory={})
     text = fed([record(0), bare]).exposition()
     values = samples(text)
-    for name in ("rljob_reward_mean", "rljob_logprob_abs_diff", "rljob_weights_sync_bytes"):
+    for metric in (m.REWARD_MEAN, m.RESPONSE_LENGTH, m.LOGPROB_ABS_DIFF, m.SYNC_BYTES):
+        name = metric.name
         assert math.isnan(values[f"{name}{{{LABELS}}}"])
     assert b"rljob_device_memory_bytes{" not in text
 

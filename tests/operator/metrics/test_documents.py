@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +80,63 @@ def test_queries_and_alerts_use_series_that_there_are() -> None:
     assert names_in(RUNBOOK.read_text(encoding="utf-8")) <= SERIES | {m.MEMORY_BYTES.name}
 
 
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "helm").rglob("*.json")), ids=lambda path: path.name)
-def test_dashboards_use_series_that_there_are(path: Path) -> None:
-    recorded = {"rljob_operator"}  # The package's name is no metric.
-    assert names_in(path.read_text(encoding="utf-8")) - recorded <= SERIES
+def dashboards() -> dict[str, dict[str, Any]]:
+    folder = REPOSITORY / "helm/rljob/files/dashboards"
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+
+
+def dashboard_queries() -> list[str]:
+    """The queries with values for what a person chooses."""
+    chosen = {"$namespace": "team", "$rljob": "job", "$window": "15m", "$target": "5"}
+    queries = []
+    for board in dashboards().values():
+        for query in (target["expr"] for panel in board["panels"] for target in panel["targets"]):
+            for name, value in chosen.items():
+                query = query.replace(name, value)
+            queries.append(query)
+    return queries
+
+
+def test_dashboards_are_those_of_the_generator() -> None:
+    command = [sys.executable, str(REPOSITORY / "helm/dashboards.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert [*dashboards()] == ["rljob-fleet", "rljob-job", "rljob-operator"]
+
+
+def test_dashboards_use_series_that_there_are_and_leave_none_out() -> None:
+    queries = "\n".join(dashboard_queries())
+    assert names_in(queries) <= SERIES
+    recorded = {rule["record"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
+                if "record" in rule}  # fmt: skip
+    assert set(re.findall(r"rljob:[a-z0-9_:]+", queries)) <= recorded
+    assert "vector(0)" not in queries, "a panel without data must be seen to have none"
+    shown = {metric.name for metric in m.ALL_METRICS if metric.name in queries}
+    assert {metric.name for metric in m.ALL_METRICS} - shown == {m.VERIFICATION_FAILURES.name, m.CONDITION.name}
+
+
+def test_every_panel_says_what_it_shows_and_in_which_unit() -> None:
+    for board in dashboards().values():
+        assert board["description"]
+        names = [panel["title"] for panel in board["panels"]]
+        assert len(names) >= 8
+        for panel in board["panels"]:
+            assert panel["description"].endswith("."), panel["title"]
+            assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+            assert panel["targets"], panel["title"]
+        asked = {"$" + name for panel in board["panels"] for target in panel["targets"]
+                 for name in re.findall(r"\$(\w+)", target["expr"])}  # fmt: skip
+        assert asked <= {"$" + variable["name"] for variable in board["templating"]["list"]}
+
+
+def test_panels_do_not_overlap() -> None:
+    for board in dashboards().values():
+        taken: set[tuple[int, int]] = set()
+        for place in (panel["gridPos"] for panel in board["panels"]):
+            assert place["x"] + place["w"] <= 24
+            cells = {(place["x"] + i, place["y"] + j) for i in range(place["w"]) for j in range(place["h"])}
+            assert not cells & taken
+            taken |= cells
 
 
 def test_every_alert_is_explained_where_it_points_to_and_tested() -> None:
@@ -111,8 +166,9 @@ def test_alerts_fire_when_they_should_and_not_otherwise(path: Path) -> None:
 
 @promtool
 def test_documented_queries_and_alerts_are_valid(tmp_path: Path) -> None:
-    rules = [{"record": f"query:{number}", "expr": query} for number, query in documented_queries()]
-    assert len(rules) > 8
+    wanted = [*(query for _, query in documented_queries()), *dashboard_queries()]
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(wanted)]
+    assert len(rules) > 40
     queries = tmp_path / "queries.yaml"
     queries.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
     for path in (queries, ALERTS):

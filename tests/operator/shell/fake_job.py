@@ -39,12 +39,21 @@ class FakeJob:
                 "rerun": False,
                 "time": 1.8e9 + index,
                 "step_seconds": seconds,
-                "phases": {"rollout": seconds * 0.6, "actor_train": seconds * 0.4},
+                "phases": {
+                    "rollout": seconds * 0.6,
+                    "actor_train": seconds * 0.3,
+                    "checkpoint": seconds * 0.05,
+                    "sleep": seconds * 0.05,
+                },
                 "other": 0.0,
                 "switch_seconds": 0.0,
-                "metrics": {"rollout/raw_reward": 0.5},
+                "metrics": {
+                    "rollout/raw_reward": 0.5,
+                    "rollout/response_len/mean": 6.5,
+                    "train/train_rollout_logprob_abs_diff": 0.001,
+                },
                 "weights": {"version": index + 1, "bytes": 100},
-                "memory": {},
+                "memory": {"trainer-0": {"sleep": {"used": 100}}, "engine-0": {"wake": {"used": 50}}},
             }
         )
 

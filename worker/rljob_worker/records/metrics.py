@@ -45,6 +45,7 @@ class JobMetrics:
             self._get(m.LOST_STEPS).inc()
         for metric, value in (
             (m.REWARD_MEAN, record["metrics"].get(m.REWARD_KEY)),
+            (m.RESPONSE_LENGTH, record["metrics"].get(m.RESPONSE_LENGTH_KEY)),
             (m.LOGPROB_ABS_DIFF, record["metrics"].get(m.LOGPROB_KEY)),
             (m.SYNC_BYTES, record["weights"].get("bytes")),
         ):

@@ -1,0 +1,110 @@
+"""Every query of the chart's dashboards on a real Prometheus that scrapes a whole operator: each returns data."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+from operator_cases import Case, a_case, hurried, make_ready, manifest, until
+
+from rljob_operator.shell.controller import Controller
+from rljob_operator.state.reconcile import reconcile
+
+DASHBOARDS = Path(__file__).parents[3] / "helm/rljob/files/dashboards"
+CHOSEN = {"$namespace": "default", "$rljob": "a", "$window": "30s", "$target": "5"}
+HOURS = "rljob:phase_seconds:"
+"""Recorded series look hours back; the rules' own tests are in tests/operator/metrics/rules."""
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="needs Prometheus (Debian package prometheus)"
+)
+
+
+def queries() -> dict[str, str]:
+    """Query by the panel that shows it."""
+    found = {}
+    for path in DASHBOARDS.glob("*.json"):
+        for panel in json.loads(path.read_text(encoding="utf-8"))["panels"]:
+            for target in panel["targets"]:
+                query = target["expr"]
+                for name, value in CHOSEN.items():
+                    query = query.replace(name, value)
+                found[f"{path.stem}: {panel['title']} {target['refId']}"] = query
+    return {where: query for where, query in found.items() if HOURS not in query}
+
+
+@asynccontextmanager
+async def prometheus(folder: Path, target: int) -> AsyncIterator[str]:
+    """A real one that scrapes a port of this host every second; yields its address."""
+    scrape = {"job_name": "rljob", "honor_labels": True, "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}
+    times = {"scrape_interval": "1s", "scrape_timeout": "1s"}
+    (folder / "prometheus.yml").write_text(yaml.safe_dump({"global": times, "scrape_configs": [scrape]}))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        "prometheus",
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        stderr=(folder / "prometheus.log").open("wb"),
+    )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.wait(), 20)
+
+
+async def empty(session: aiohttp.ClientSession, address: str, asked: dict[str, str]) -> dict[str, str]:
+    """Those of the queries that return nothing, or nothing but NaN."""
+    without = {}
+    for where, query in asked.items():
+        async with session.get(f"{address}/api/v1/query", params={"query": query}) as response:
+            answer = await response.json()
+        assert answer["status"] == "success", f"{where}: {query}: {answer}"
+        if not any(series["value"][1] != "NaN" for series in answer["data"]["result"]):
+            without[where] = query
+    return without
+
+
+async def to_running(case: Case) -> None:
+    await case.api.put("rljobs", manifest(failurePolicy={"backoffSeconds": 1}))
+    await until(lambda: ("default", "a") in case.api.objects.get("rayclusters", {}), case.status)
+    await make_ready(case.api)
+    await case.reaches("Running")
+
+
+def test_every_query_returns_data(tmp_path: Path) -> None:
+    async def steps(case: Case, controller: Controller, session: aiohttp.ClientSession) -> None:
+        async with prometheus(tmp_path, controller.port) as address:
+            left, restarts = queries(), {"rljob-fleet: Restarts A", "rljob-job: Restarts and lost work A"}
+            async with asyncio.timeout(60):
+                while left.keys() - restarts:
+                    case.job.step()
+                    controller.queue.add(next(controller.world.jobs.jobs()))
+                    await asyncio.sleep(0.5)
+                    left = await empty(session, address, left)
+            # Where nothing was restarted those two are empty.
+            assert left.keys() == restarts
+            case.job.end("FAILED", 1)
+            await hurried(controller, lambda: case.status().get("restarts") == 1, case.status)
+            async with asyncio.timeout(40):
+                while left := await empty(session, address, left):
+                    await asyncio.sleep(0.5)
+
+    async def run() -> None:
+        async with a_case() as case, case.operator(reconcile) as controller, aiohttp.ClientSession() as session:
+            await to_running(case)
+            await steps(case, controller, session)
+
+    asyncio.run(run())
