@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
@@ -59,10 +59,21 @@ async def prometheus(folder: Path, target: int) -> AsyncIterator[str]:
         stderr=(folder / "prometheus.log").open("wb"),
     )
     try:
+        await _answers(f"http://127.0.0.1:{port}/-/ready")
         yield f"http://127.0.0.1:{port}"
     finally:
         process.send_signal(signal.SIGTERM)
         await asyncio.wait_for(process.wait(), 20)
+
+
+async def _answers(address: str) -> None:
+    async with asyncio.timeout(30), aiohttp.ClientSession() as session:
+        while True:
+            with suppress(aiohttp.ClientConnectionError):
+                async with session.get(address) as response:
+                    if response.status == 200:
+                        return
+            await asyncio.sleep(0.1)
 
 
 async def empty(session: aiohttp.ClientSession, address: str, asked: dict[str, str]) -> dict[str, str]:
