@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart cluster-programs test test-cluster test-faults lint format generate lock benchmarks clean
+.PHONY: help install quickstart cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
 
 UV_VERSION := 0.13.9
 LOCK := requirements/cpu.txt
@@ -17,8 +17,18 @@ STAMP := $(VENV)/installed-$(LOCK_HASH)
 PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo $$p; exit; }; done)
 
+# A worker image's lock file has what its base lacks: what the base holds (requirements/worker-*-base.txt) bounds the versions and
+# is not written down. The versions of the CPU worker, which is what is tested, are taken where the base allows them.
+define lock_over_base
+cp requirements/worker-cpu.txt requirements/worker-$(1).txt; \
+$(BIN)/uv pip compile pyproject.toml --extra $(2) --universal --python-version 3.12 --excludes <(echo torch) \
+	--constraints requirements/worker-$(1)-base.txt \
+	$$(sed -nE 's/^([A-Za-z0-9._-]+)==.*/--no-emit-package \1/p' requirements/worker-$(1)-base.txt) \
+	--generate-hashes --no-header --no-annotate --quiet -o requirements/worker-$(1).txt
+endef
+
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-20s %s\n", $$1, $$2}'
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "RLJob needs Python 3.11 or 3.12; none was found. Install one, or set PYTHON=/path/to/python3.12"; exit 1; }
@@ -34,8 +44,17 @@ install: $(STAMP) ## Make the environment in .venv from the lock file
 quickstart: $(STAMP) ## Train a small model with GRPO on this machine and draw its report
 	@$(BIN)/rljob run examples/quickstart.yaml --output $(RUNS)/quickstart-$$(date +%Y%m%d-%H%M%S) $(QUICKSTART_ARGS)
 
-cluster-programs: $(STAMP) ## Build etcd, Kubernetes, KubeRay, kwok and helm for the cluster tests, once (about 20 minutes)
+cluster-programs: $(STAMP) ## Build etcd, Kubernetes, KubeRay, CoreDNS, kwok and helm for the cluster tests, once (about 25 minutes)
 	@$(BIN)/python tests/cluster/programs.py
+
+cluster-up: $(STAMP) ## A Kubernetes cluster of one real node on this machine, with RLJob and Prometheus (root, Go)
+	@$(BIN)/python tests/cluster/local_cluster.py up
+
+cluster-down: $(STAMP) ## End it
+	@$(BIN)/python tests/cluster/local_cluster.py down
+
+demo-cluster: $(STAMP) ## Bring it up, apply the quickstart there and follow it to its end
+	@$(BIN)/python tests/cluster/local_cluster.py demo
 
 test: $(STAMP) ## All tests, the fast ones first; those on a Kubernetes control plane need root and Go, and say so
 	-@$(BIN)/python tests/cluster/programs.py
@@ -44,13 +63,20 @@ test: $(STAMP) ## All tests, the fast ones first; those on a Kubernetes control 
 test-cluster: $(STAMP) cluster-programs ## Only those on a Kubernetes control plane
 	@$(BIN)/python -m pytest tests/cluster $(TEST_ARGS)
 
-test-faults: $(STAMP) ## Every process killed in every phase; each run resumed and compared bit for bit
-	@RLJOB_FAULTS=all $(BIN)/python -m pytest tests/worker/driver/test_kills.py $(TEST_ARGS)
+test-faults: $(STAMP) cluster-programs ## Every process killed in every phase, every fault on a real node; compared bit for bit
+	@RLJOB_FAULTS=all $(BIN)/python -m pytest tests/worker/driver/test_kills.py tests/cluster/test_node_faults.py $(TEST_ARGS)
 
-lint: $(STAMP) ## ruff and mypy
+image-worker-ascend: ## Build the worker's image for NPUs (docker; A3: IMAGE_ARGS="--build-arg BASE_IMAGE=...-a3"; see its Dockerfile)
+	docker build -f images/worker-ascend/Dockerfile -t rljob-worker-ascend:0.1.0 $(IMAGE_ARGS) .
+
+image-worker-cuda: ## Build the worker's image for GPUs (docker)
+	docker build -f images/worker-cuda/Dockerfile -t rljob-worker-cuda:0.1.0 $(IMAGE_ARGS) .
+
+lint: $(STAMP) ## ruff, mypy and hadolint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/hadolint --no-color images/*/Dockerfile
 
 format: $(STAMP) ## Let ruff put the code into shape
 	@$(BIN)/ruff check --fix .
@@ -66,11 +92,17 @@ lock: $(STAMP) ## Resolve the lock files anew
 		--override requirements/overrides.txt --generate-hashes --no-header --no-annotate --upgrade --quiet -o $(LOCK)
 	@$(BIN)/uv pip compile pyproject.toml --extra operator --universal --python-version 3.11 --constraints $(LOCK) \
 		--generate-hashes --no-header --no-annotate --upgrade --quiet -o requirements/operator.txt
+	@$(BIN)/uv pip compile pyproject.toml --extra cpu --universal --python-version 3.11 --constraints $(LOCK) \
+		--override requirements/overrides.txt --generate-hashes --no-header --no-annotate --upgrade --quiet \
+		-o requirements/worker-cpu.txt
+	@$(call lock_over_base,ascend,worker)
+	@$(call lock_over_base,cuda,cuda)
 	@printf 'trl==1.16.0\ntorch==2.11.0\ntransformers==5.23.0\n' | $(BIN)/uv pip compile - --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --upgrade --quiet -o requirements/peer-trl.txt
 
 benchmarks: $(STAMP) ## Each prints a ratio against its limit or its peer (peer_trl makes an environment of its own)
 	@for file in arena weight_sync rollout_vs_vllm train_vs_megatron peer_trl; do $(BIN)/python benchmarks/$$file.py; done
+	@$(BIN)/python benchmarks/device_switch.py --device cpu
 
 clean: ## Remove the environment and all runs
 	rm -rf $(VENV) $(RUNS)

@@ -30,9 +30,9 @@ import yaml
 REPOSITORY = Path(__file__).parents[1]
 sys.path[:0] = [str(REPOSITORY / part) for part in ("crds", "operator", "tests/cluster")]
 
-from control_plane import ControlPlane  # noqa: E402
 from fault_proxy import FaultProxy  # noqa: E402
 from kube import Kube, Object, wait_until  # noqa: E402
+from kwok_cluster import KwokCluster  # noqa: E402
 from operator_process import OperatorProcess  # noqa: E402
 from programs import missing  # noqa: E402
 from ray_driver import Attempt, Script  # noqa: E402
@@ -71,10 +71,10 @@ class Figure:
 
 
 @contextmanager
-def control_plane() -> Iterator[ControlPlane]:
+def control_plane() -> Iterator[KwokCluster]:
     """A new one, with KubeRay and the benchmark's namespace."""
     folder = Path(tempfile.mkdtemp(prefix="rljob-scale-"))
-    plane = ControlPlane(folder, [yaml.safe_load((REPOSITORY / "crds" / "rljob.dev_rljobs.yaml").read_text())])
+    plane = KwokCluster(folder, [yaml.safe_load((REPOSITORY / "crds" / "rljob.dev_rljobs.yaml").read_text())])
     try:
         plane.start()
         plane.use_kuberay("1.6.2")
@@ -87,7 +87,7 @@ def control_plane() -> Iterator[ControlPlane]:
 
 
 @contextmanager
-def heads_of(plane: ControlPlane) -> Iterator[RayStandIn]:
+def heads_of(plane: KwokCluster) -> Iterator[RayStandIn]:
     """The stand-in for Ray."""
     ray = RayStandIn(plane)
     ray.default_script = Script([Attempt(step_seconds=30.0)])
@@ -99,7 +99,7 @@ def heads_of(plane: ControlPlane) -> Iterator[RayStandIn]:
 
 
 @contextmanager
-def operator_of(plane: ControlPlane, proxy: FaultProxy | None = None) -> Iterator[tuple[OperatorProcess, RayStandIn]]:
+def operator_of(plane: KwokCluster, proxy: FaultProxy | None = None) -> Iterator[tuple[OperatorProcess, RayStandIn]]:
     """An operator for all namespaces, and the stand-in for Ray."""
     with heads_of(plane) as ray:
         operator = OperatorProcess(plane, ray, None, proxy.url if proxy is not None else None)

@@ -6,14 +6,15 @@ only: the series of a new leader have another `pod` label, and a graph must not 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent / "rljob" / "files" / "dashboards"
+from rljob_api.generate import write_or_check
+from rljob_api.phases import SWITCH_PHASES
+
+FOLDER = "helm/rljob/files/dashboards"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH = 24
 JOB = 'namespace="$namespace", rljob="$rljob"'
@@ -98,7 +99,20 @@ def variable(name: str, query: str, *, many: bool = False) -> dict[str, Any]:
     }
 
 
-def dashboard(uid: str, title: str, description: str, variables: list[dict[str, Any]], panels: list[Panel]) -> Panel:
+def choice(name: str, label: str, kind: str, options: str, first: str) -> dict[str, Any]:
+    """A value that the reader picks from a list (`custom`), or types (`textbox`)."""
+    return {
+        "name": name,
+        "label": label,
+        "type": kind,
+        "query": options,
+        "current": {"text": first, "value": first},
+    }
+
+
+def dashboard(
+    uid: str, title: str, description: str, variables: list[dict[str, Any]], panels: list[Panel]
+) -> dict[str, Any]:
     """Lay the panels out from left to right, in rows."""
     x = y = height = 0
     for number_, panel in enumerate(panels, 1):
@@ -124,33 +138,27 @@ def dashboard(uid: str, title: str, description: str, variables: list[dict[str, 
     }
 
 
-def _per_step(selector: str, by: str = "phase") -> str:
+def _per_step(selector: str) -> str:
     """Mean seconds a step over the graph's interval: what was spent, divided by the steps that were executed."""
     return (
-        f"sum by ({by}) (increase(rljob_phase_seconds_sum{{{JOB}{selector}}}[$window])) / on () group_left () "
+        f"sum by (phase) (increase(rljob_phase_seconds_sum{{{JOB}{selector}}}[$window])) / on () group_left () "
         f"(sum(increase(rljob_step_seconds_count{{{JOB}}}[$window])) > 0)"
     )
 
 
-SWITCH = "rollout_sleep|wake_up|rollout_wake_weights|update_weights|sleep|rollout_wake_kv"
-TRAINING = "actor_train|log_probs|ref_log_probs"
-WINDOW = {
-    "name": "window",
-    "label": "Mean over",
-    "type": "custom",
-    "query": "5m,15m,1h,6h",
-    "current": {"text": "15m", "value": "15m"},
-}
-TARGET = {
-    "name": "target",
-    "label": "Switch target (s)",
-    "type": "textbox",
-    "query": "5",
-    "current": {"text": "5", "value": "5"},
-}
+def _share(phases: str) -> str:
+    """What part of the steps' seconds these phases took."""
+    return (
+        f'sum(increase(rljob_phase_seconds_sum{{{JOB}, phase=~"{phases}"}}[$window]))'
+        f" / sum(increase(rljob_step_seconds_sum{{{JOB}}}[$window]))"
+    )
 
 
-def job_dashboard() -> Panel:
+WINDOW = choice("window", "Mean over", "custom", "5m,15m,1h,6h", "15m")
+TARGET = choice("target", "Switch target (s)", "textbox", "5", "5")
+
+
+def job_dashboard() -> dict[str, Any]:
     """One job: where each step's seconds go, and what the training does."""
     panels = [
         number(
@@ -195,23 +203,15 @@ def job_dashboard() -> Panel:
             "Switch",
             "Seconds of a step that sharing the devices takes: what sleeps, wakes and hands the weights over. The line "
             "is the target set above.",
-            (_per_step(f', phase=~"{SWITCH}"'), "{{phase}}"),
+            (_per_step(f', phase=~"{"|".join(SWITCH_PHASES)}"'), "{{phase}}"),
             ("vector($target)", "target"),
             unit="s",
         ),
         graph(
             "Rollout and training",
             "Shares of the step's seconds: which of the two a faster step has to come from.",
-            (
-                f'sum(increase(rljob_phase_seconds_sum{{{JOB}, phase="rollout"}}[$window]))'
-                f" / sum(increase(rljob_step_seconds_sum{{{JOB}}}[$window]))",
-                "rollout",
-            ),
-            (
-                f'sum(increase(rljob_phase_seconds_sum{{{JOB}, phase=~"{TRAINING}"}}[$window]))'
-                f" / sum(increase(rljob_step_seconds_sum{{{JOB}}}[$window]))",
-                "training",
-            ),
+            (_share("rollout"), "rollout"),
+            (_share("actor_train|log_probs|ref_log_probs"), "training"),
             unit="percentunit",
         ),
         signed(graph("Reward", "Mean raw reward of each step.", (f"max(rljob_reward_mean{{{JOB}}})", "reward"))),
@@ -266,7 +266,7 @@ def job_dashboard() -> Panel:
     return dashboard("rljob-job", "RLJob / job", "Where one job's seconds go.", variables, panels)
 
 
-def fleet_dashboard() -> Panel:
+def fleet_dashboard() -> dict[str, Any]:
     """All jobs: what waits, what is slow, what became slow."""
     jobs = "by (namespace, rljob)"
     panels = [
@@ -333,7 +333,7 @@ def fleet_dashboard() -> Panel:
     return dashboard("rljob-fleet", "RLJob / fleet", "All jobs of the chosen namespaces.", variables, panels)
 
 
-def operator_dashboard() -> Panel:
+def operator_dashboard() -> dict[str, Any]:
     """The operator itself."""
     panels = [
         number("Leader", "Replicas that act: one.", ("sum(rljob_operator_leader)", "leaders"), width=6),
@@ -385,25 +385,11 @@ def operator_dashboard() -> Panel:
     return dashboard("rljob-operator", "RLJob / operator", "What the operator does, and how fast.", [WINDOW], panels)
 
 
-def files() -> dict[Path, str]:
-    """Return each file's text by its path."""
+def files() -> dict[str, str]:
+    """Return path below the repository -> text."""
     made = (job_dashboard(), fleet_dashboard(), operator_dashboard())
-    return {FOLDER / f"{one['uid']}.json": json.dumps(one, indent=1, ensure_ascii=False) + "\n" for one in made}
-
-
-def main() -> int:
-    """Write the files that differ, or with --check say which do."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when a file is out of date")
-    check = parser.parse_args().check
-    stale = [(path, text) for path, text in files().items() if not path.exists() or path.read_text("utf-8") != text]
-    for path, text in stale:
-        if not check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        print(f"{path.name}: {'out of date' if check else 'written'}")
-    return int(check and bool(stale))
+    return {f"{FOLDER}/{one['uid']}.json": json.dumps(one, indent=1, ensure_ascii=False) + "\n" for one in made}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(files, __doc__))

@@ -14,5 +14,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests, then those that start Ray or vLLM, then those on a Kubernetes control plane."""
-    items.sort(key=lambda item: [item.get_closest_marker(marker) is not None for marker in ("cluster", "slow")])
+    """Fast tests, then those that start Ray or vLLM, those on a Kubernetes control plane, and those on a real node."""
+    markers = ("node", "cluster", "slow")
+    items.sort(key=lambda item: [item.get_closest_marker(marker) is not None for marker in markers])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from rljob_api.roles import ASCEND_PROFILES
 from rljob_api.spec import RLJobSpec
 
 
@@ -44,3 +45,10 @@ def samples_per_step(spec: RLJobSpec) -> int:
 def updates_per_step(spec: RLJobSpec) -> int:
     """Optimizer updates in one step."""
     return samples_per_step(spec) // (spec.training.global_batch_size or samples_per_step(spec))
+
+
+def release_process_groups(spec: RLJobSpec) -> bool:
+    """Whether sleeping trainers give up their communicators."""
+    if spec.memory_saver.release_process_groups is not None:
+        return spec.memory_saver.release_process_groups
+    return spec.resources.profile in ASCEND_PROFILES

@@ -1,9 +1,10 @@
-"""Write the CRD and the reference from the types: `python -m rljob_api.generate [--check] [--root FOLDER]`."""
+"""Write the CRD and the reference from the types: `python -m rljob_api.generate [--check]`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 from rljob_api.crd import custom_resource_definition
 from rljob_api.reference import reference
 
+_REPOSITORY = Path(__file__).parents[2]
 _HEADER = "# Generated from crds/rljob_api by `python -m rljob_api.generate`. Do not edit.\n"
 _CHART_TEMPLATE = """{{{{- if .Values.crd.install }}}}
 {header}{kind}metadata:
@@ -56,25 +58,37 @@ def _chart_template(crd: dict[str, Any]) -> str:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write the files, or with `--check` tell which differ; the exit status is 1 when one does."""
-    parser = argparse.ArgumentParser(prog="python -m rljob_api.generate", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail when a file differs")
-    parser.add_argument("--root", type=Path, default=Path(__file__).parents[2], help="the repository")
-    options = parser.parse_args(argv)
-    stale = []
-    for name, content in generated_files().items():
-        path = options.root / name
+def write_or_check(
+    files: Callable[[], Mapping[str, str]],
+    description: str | None,
+    arguments: Sequence[str] | None = None,
+    root: Path = _REPOSITORY,
+) -> int:
+    """The command line of whatever writes files of the repository from a source: write those that differ, name them.
+
+    With `--check` nothing is written; the exit status is 1 when a file differs.
+
+    Args:
+        files: returns path below the repository -> content.
+        description: what `--help` says.
+        arguments: command line; default: this process's.
+        root: the repository.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when a file is out of date")
+    check = parser.parse_args(arguments).check
+    stale = False
+    for name, content in files().items():
+        path = root / name
         if path.exists() and path.read_text(encoding="utf-8") == content:
             continue
-        stale.append(name)
-        if not options.check:
+        stale = True
+        if not check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
-    for name in stale:
-        print(f"{name}: {'differs from the types; run python -m rljob_api.generate' if options.check else 'written'}")
-    return 1 if stale and options.check else 0
+        print(f"{name}: {'out of date; `make generate` writes it anew' if check else 'written'}")
+    return int(check and stale)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(generated_files, __doc__))

@@ -2,18 +2,25 @@
 
 Trainer and engine share pods and devices and need different variables: the memory saver is preloaded into trainers
 alone, and two HCCL processes on one device must not bind the same ports. The driver hands these variables to Ray in
-each actor's `runtime_env`; the operator only prints them. What holds for all processes of a pod is rendered into the
-pod by the operator, since it must be set before `ray start`.
+each actor's `runtime_env`, in a pod and on a machine alike; the operator only prints them. What depends on the pod's
+network, or must be set before `ray start`, is rendered into the pod by the operator.
 """
 
 from __future__ import annotations
 
-from rljob_api.spec import HcclPorts, MemorySaverMode, PortRange, Profile, RLJobSpec
+from rljob_api.spec import HcclPorts, HcclSpec, MemorySaverMode, PortRange, Profile, RLJobSpec
+
+COMPUTE_VARIABLE = "RLJOB_COMPUTE_DEVICE"
+"""Variable (`cpu`, nothing else) that has a job of any profile compute on the CPU: to try out a manifest, its pods and
+its environment without the devices that it names. The driver says so in its log."""
 
 MEMORY_SAVER_LIBRARY = "/opt/rljob/lib/torch_memory_saver_hook_mode_preload.abi3.so"
 """Where the worker images link the preload hook of torch_memory_saver to. It is a link, and outside of the package's
 folder, because the package refuses to start when it finds two of its libraries there. A wrong path is ignored by the
 loader in silence, so trainers check at their start that the hook is in."""
+
+MEMORY_SAVER_DIGESTS = "/opt/rljob/memory-saver.sha256"
+"""Where the worker images record the SHA-256 of the memory saver's libraries, one a line as `sha256sum` prints them."""
 
 ASCEND_PROFILES = (Profile.ASCEND_A2, Profile.ASCEND_A3, Profile.ASCEND_950, Profile.CCE, Profile.HAMI)
 """Profiles whose devices are Ascend NPUs."""
@@ -30,7 +37,7 @@ def trainer_variables(spec: RLJobSpec) -> dict[str, str]:
     """
     if spec.resources.profile is Profile.CPU:
         return {}
-    return _allocator(spec) | _memory_saver(spec) | _ports(spec, spec.hccl.trainer_ports)
+    return _allocator(spec) | _memory_saver(spec) | _hccl(spec, spec.hccl.trainer_ports)
 
 
 def engine_variables(spec: RLJobSpec) -> dict[str, str]:
@@ -49,7 +56,7 @@ def engine_variables(spec: RLJobSpec) -> dict[str, str]:
         # Ray would show the actor the one device of its own bundle.
         device = "ASCEND_RT" if spec.resources.profile in ASCEND_PROFILES else "CUDA"
         variables[f"RAY_EXPERIMENTAL_NOSET_{device}_VISIBLE_DEVICES"] = "1"
-    return variables | _ports(spec, spec.hccl.rollout_ports)
+    return variables | _hccl(spec, spec.hccl.rollout_ports)
 
 
 def allocator_variable(profile: Profile) -> str:
@@ -77,13 +84,32 @@ def _memory_saver(spec: RLJobSpec) -> dict[str, str]:
             return {}
 
 
-def _ports(spec: RLJobSpec, ports: HcclPorts) -> dict[str, str]:
+def interface_variables(interface: str) -> dict[str, str]:
+    """Variables of a network interface in HCCL's notation (`eth`, `=eth0`, `^eth`)."""
+    variables = {"HCCL_SOCKET_IFNAME": interface}
+    exact = interface.removeprefix("=")
+    if interface.startswith("=") and "," not in exact:
+        # Gloo and torch's TensorPipe take exact names alone, no prefixes and no exclusions.
+        variables |= {"GLOO_SOCKET_IFNAME": exact, "TP_SOCKET_IFNAME": exact}
+    return variables
+
+
+def _hccl(spec: RLJobSpec, ports: HcclPorts) -> dict[str, str]:
+    """Sources: CANN environment variable reference (8.5, 9.0)."""
     if spec.resources.profile not in ASCEND_PROFILES:
         return {}
-    return {
+    hccl: HcclSpec = spec.hccl
+    given = {
+        "HCCL_CONNECT_TIMEOUT": hccl.connect_timeout_seconds,
+        "HCCL_EXEC_TIMEOUT": hccl.exec_timeout_seconds,
+        "HCCL_DETERMINISTIC": str(hccl.deterministic).lower(),
+        "HCCL_BUFFSIZE": hccl.buffer_size_mb,
+        "HCCL_OP_EXPANSION_MODE": hccl.op_expansion_mode,
         "HCCL_HOST_SOCKET_PORT_RANGE": _range(ports.host),
         "HCCL_NPU_SOCKET_PORT_RANGE": _range(ports.device),
     }
+    variables = {name: str(value) for name, value in given.items() if value is not None}
+    return variables | (interface_variables(hccl.interface) if hccl.interface is not None else {})
 
 
 def _range(ports: PortRange | None) -> str:

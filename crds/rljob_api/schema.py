@@ -142,12 +142,9 @@ def _without_null(source: Node) -> tuple[Node, bool]:
 def _add_rule(block: Node, rule: Rule) -> None:
     if rule.cel is None:
         return
-    node, entry = block, rule_entry(rule)
-    if rule.at_field:
-        found = subschema(block, tuple(rule.field.split(".")))
-        assert found is not None, f"no field {rule.field}"
-        node, entry = found, {"rule": rule.cel, "message": rule.message}
-    node.setdefault("x-kubernetes-validations", []).append(entry)
+    node = subschema(block, tuple(rule.field.split("."))) if rule.at_field else block
+    assert node is not None, f"no field {rule.field}"
+    node.setdefault("x-kubernetes-validations", []).append(rule_entry(rule))
 
 
 def transition_entries() -> list[Node]:
@@ -168,7 +165,8 @@ def rule_entry(rule: Rule) -> Node:
     """Return the `x-kubernetes-validations` entry of a rule that has CEL."""
     if rule.field.startswith("metadata."):  # the schema of metadata is closed to us, so a fieldPath would lead nowhere
         return {"rule": rule.cel, "message": f"{rule.field}: {rule.message}"}
-    return {"rule": rule.cel, "message": rule.message, **({"fieldPath": f".{rule.field}"} if rule.field else {})}
+    path = {"fieldPath": f".{rule.field}"} if rule.field and not rule.at_field else {}
+    return {"rule": rule.cel, "message": rule.message, **path}
 
 
 def describe(node: Node) -> str:

@@ -39,7 +39,14 @@ def problems(document: object) -> list[str]:
             ["algorithm.kl.estimator=k4"],
             'spec.algorithm.kl.estimator: "k4": is not one of the allowed values; allowed: one of k1, k2, k3, low_var',
         ),
-        (["mode=Async"], 'spec.mode: "Async": this mode is not built yet; allowed: Colocated'),
+        *(
+            (
+                [f"mode={mode}"],
+                f'spec.mode: "{mode}": this mode is not built yet; allowed: Colocated, in which all devices of the job '
+                "train and generate in turn: give it all the devices that the other mode would divide",
+            )
+            for mode in ("Disaggregated", "Async")
+        ),
         (
             ["training.backend=FSDP"],
             'spec.training.backend: "FSDP": this training backend is not built yet; allowed: Megatron',

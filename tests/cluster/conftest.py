@@ -6,50 +6,76 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import yaml
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "api"))
+sys.path[:0] = [str(HERE.parent / part) for part in ("api", "operator/metrics", "worker/driver")]
 
-from control_plane import ControlPlane, unique  # noqa: E402
+from control_plane import unique  # noqa: E402
 from fault_proxy import FaultProxy  # noqa: E402
 from kube import ApiError, Kube  # noqa: E402
+from kwok_cluster import KwokCluster  # noqa: E402
+from node_cluster import missing_for_nodes  # noqa: E402
 from processes import Process  # noqa: E402
 from programs import missing  # noqa: E402
 from ray_standin import RayStandIn  # noqa: E402
 from scenarios import Running, Scenarios, selected  # noqa: E402
+from whole_system import WholeSystem  # noqa: E402
 
 CRD = HERE.parents[1] / "crds" / "rljob.dev_rljobs.yaml"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where something is missing, the tests that need the programs are skipped and say what it is."""
-    mine = [item for item in items if item.get_closest_marker("cluster")]
-    if mine and (reason := missing()):
-        for item in mine:
-            item.add_marker(pytest.mark.skip(reason=reason))
+    for marker, lack in (("cluster", missing), ("node", missing_for_nodes)):
+        mine = [item for item in items if item.get_closest_marker(marker)]
+        if mine and (reason := lack()):
+            for item in mine:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@contextmanager
+def kept_when_failed(prefix: str) -> Iterator[Path]:
+    """A folder for data and logs, which stays when a test failed."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    except BaseException:
+        _failed.append(prefix)
+        raise
+    finally:
+        if not _failed:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
-def control_plane() -> Iterator[ControlPlane]:
-    """A running control plane with the RLJob CRD, without KubeRay; its folder stays when a test failed."""
-    folder = Path(tempfile.mkdtemp(prefix="rljob-cluster-"))
-    plane = ControlPlane(folder, [yaml.safe_load(CRD.read_text())])
-    try:
-        plane.start()
-        yield plane
-        plane.check()
-    except BaseException:
-        _failed.append("control plane")
-        raise
-    finally:
-        plane.stop()
-        if not _failed:
-            shutil.rmtree(folder, ignore_errors=True)
+def control_plane() -> Iterator[KwokCluster]:
+    """A running control plane with the RLJob CRD, without KubeRay."""
+    with kept_when_failed("rljob-cluster-") as folder:
+        plane = KwokCluster(folder, [yaml.safe_load(CRD.read_text())])
+        try:
+            plane.start()
+            yield plane
+            plane.check()
+        finally:
+            plane.stop()
+
+
+@pytest.fixture(scope="session")
+def system() -> Iterator[WholeSystem]:
+    """A real node with KubeRay, the chart and Prometheus."""
+    with kept_when_failed("rljob-node-") as folder:
+        system = WholeSystem(folder)
+        try:
+            system.start()
+            yield system
+            system.cluster.check()
+        finally:
+            system.stop()
 
 
 _failed: list[str] = []
@@ -60,14 +86,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Name the folder with the logs in each failure."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
-    plane = getattr(item, "funcargs", {}).get("control_plane")
+    given = getattr(item, "funcargs", {})
+    plane = given.get("control_plane") or given.get("system")
     if report.failed and plane is not None:
         _failed.append(item.nodeid)
         report.sections.append(("cluster", f"The programs' logs are in {plane.folder}"))
 
 
 @pytest.fixture
-def kube(control_plane: ControlPlane) -> Kube:
+def kube(control_plane: KwokCluster) -> Kube:
     """A client that may do everything."""
     control_plane.check()
     return control_plane.kube
@@ -86,13 +113,13 @@ def namespace(kube: Kube) -> Iterator[str]:
 
 
 @pytest.fixture
-def kuberay(control_plane: ControlPlane) -> Callable[..., Process]:
+def kuberay(control_plane: KwokCluster) -> Callable[..., Process]:
     """Run a version of KubeRay: `kuberay("1.5.1")`."""
     return control_plane.use_kuberay
 
 
 @pytest.fixture(scope="session")
-def ray(control_plane: ControlPlane) -> Iterator[RayStandIn]:
+def ray(control_plane: KwokCluster) -> Iterator[RayStandIn]:
     """What answers for the pods that kwok only pretends to run."""
     stand_in = RayStandIn(control_plane)
     stand_in.start()
@@ -101,7 +128,7 @@ def ray(control_plane: ControlPlane) -> Iterator[RayStandIn]:
 
 
 @pytest.fixture
-def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
+def proxy(control_plane: KwokCluster) -> Iterator[FaultProxy]:
     """A proxy to the API server that breaks nothing yet."""
     proxy = FaultProxy(control_plane)
     proxy.start()
@@ -110,7 +137,7 @@ def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture(scope="module")
-def running(request: pytest.FixtureRequest, control_plane: ControlPlane, ray: RayStandIn) -> Iterator[Running]:
+def running(request: pytest.FixtureRequest, control_plane: KwokCluster, ray: RayStandIn) -> Iterator[Running]:
     """The requesting module's scenarios, as many as this run of the tests selected."""
     control_plane.use_kuberay("1.6.2")
     scenarios: Scenarios = request.module.scenario

@@ -1,4 +1,4 @@
-"""A real Kubernetes control plane in a network namespace of its own; kwok plays the nodes."""
+"""A real Kubernetes control plane in a network namespace of its own."""
 
 from __future__ import annotations
 
@@ -6,58 +6,51 @@ import json
 import os
 import secrets
 import ssl
+import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from kube import ApiError, Kube, conditions, wait_until
+from kube import ApiError, Kube, conditions
 from network import Network
 from processes import Process
 from programs import files, program
 
 READY_SECONDS = 60.0
 KUBERAY_VERSIONS = ("1.6.2", "1.5.1")
-HOLD = "test.rljob.dev/hold"
-"""Pods with this annotation stay Pending after they were bound, as with an image that takes its time."""
-LOST = "test.rljob.dev/lost"
-"""Nodes with this annotation are left alone by kwok, so that a test can break them."""
-NODE_RESOURCES = {
-    "cpu": "1000", "memory": "8Ti", "pods": "1000", "ephemeral-storage": "8Ti",
-    "huawei.com/Ascend910": "2000", "huawei.com/npu": "2000", "nvidia.com/gpu": "2000",
-    "test.rljob.dev/pair": "2",
-}  # fmt: skip
 _API_PORT = 6443
 _ETCD = "http://127.0.0.1:2379"
-_CONTROLLERS = (
-    "garbage-collector-controller", "namespace-controller", "serviceaccount-controller", "resourcequota-controller",
-    "node-lifecycle-controller", "taint-eviction-controller", "pod-garbage-collector-controller",
-    "clusterrole-aggregation-controller",
-)  # fmt: skip
 
 
 class ControlPlane:
-    """etcd, API server, controller manager, scheduler, kwok and one KubeRay; `start` to `stop`.
+    """etcd, API server, controller manager, scheduler and one KubeRay; `start` to `stop`. Subclasses bring the nodes.
 
     Args:
         folder: for data, keys and logs; it must be empty.
         crds: manifests of the custom resource definitions to install before the controllers start: the garbage
             collector looks for new kinds only every half minute.
-        nodes: how many nodes kwok plays.
+        network: where everything runs; it is closed at the end.
     """
 
-    def __init__(self, folder: Path, crds: list[Mapping[str, Any]], nodes: int = 8) -> None:
+    CONTROLLERS: Sequence[str] = ("*",)
+    """Those of the controller manager."""
+    NODE_GRACE_SECONDS = 40
+    """How long a node may be silent."""
+    EVICTION_SECONDS = 300
+    """How long pods stay on a node that is silent."""
+
+    def __init__(self, folder: Path, crds: Sequence[Mapping[str, Any]], network: Network) -> None:
         self.folder = folder
-        self.network = Network()
+        self.network = network
         self.server = f"https://{Network.ADDRESS}:{_API_PORT}"
         self._crds = crds
-        self._nodes = nodes
         self.admin_token = secrets.token_urlsafe()
-        self._running: list[Process] = []
+        self.programs: dict[str, Process] = {}
         self._kuberay: tuple[str, Process] | None = None
         self._crds_version = ""
         self.kube: Kube
@@ -67,37 +60,36 @@ class ControlPlane:
     def start(self) -> None:
         """Start everything but KubeRay. Raises RuntimeError with the log of what did not start."""
         self._write_keys()
-        etcd = self._run_etcd()
-        api_server = self._run_api_server()
-        self.kube = self._client(api_server)
-        self._running = [etcd, api_server]
-        for crd in [*self._crds, *_crds(files("kwok", "kustomize") / "crd" / "bases", "stages")]:
-            self._install(crd)
+        self._run_etcd()
+        self.start_api_server()
+        for crd in self._crds:
+            self._install(dict(crd))
         self._install_kuberay_crds(KUBERAY_VERSIONS[0])
         for crd in self.kube.list("CustomResourceDefinition"):
             self._wait_established(crd["metadata"]["name"])
-        self._running += [self._run_controller_manager(), self._run_scheduler()]
-        for stage in _stages():
-            self.kube.apply(stage)
-        self._running.append(self._run_kwok())
-        for number in range(self._nodes):
-            self.add_node(f"node-{number}")
-        self.wait_nodes()
+        self._run_controller_manager()
+        self._run_scheduler()
+        self.start_nodes()
+
+    def start_nodes(self) -> None:
+        """Bring the nodes, once the rest runs."""
+        raise NotImplementedError
 
     def stop(self) -> None:
         """End everything, the API server before etcd: without its etcd it hangs in its graceful shutdown for good."""
         if self._kuberay is not None:
             self._kuberay[1].kill()
-        for process in reversed(self._running[2:]):
+        store = [self.programs.pop(name) for name in ("kube-apiserver", "etcd") if name in self.programs]
+        for process in reversed(self.programs.values()):
             process.kill()
-        for process in reversed(self._running[:2]):
+        for process in store:
             process.stop(3)
-        self._running, self._kuberay = [], None
+        self.programs, self._kuberay = {}, None
         self.network.close()
 
     def check(self) -> None:
         """Raise RuntimeError when a program has ended by itself."""
-        for process in [*self._running, *([self._kuberay[1]] if self._kuberay else [])]:
+        for process in [*self.programs.values(), *([self._kuberay[1]] if self._kuberay else [])]:
             if not process.running:
                 raise RuntimeError(f"{process.name} has ended:\n{process.tail()}")
 
@@ -119,7 +111,7 @@ class ControlPlane:
         ]
         process = self.run(f"kuberay-{version}", command, {"KUBECONFIG": str(self.kubeconfig())})
         self._kuberay = (f"{version} {flags}", process)
-        process.wait_for(lambda: self._http_ok(probe, "/readyz"), READY_SECONDS)
+        process.wait_for(lambda: self.http_ok(probe, "/readyz"), READY_SECONDS)
         return process
 
     @property
@@ -127,35 +119,41 @@ class ControlPlane:
         """Version of the KubeRay that runs, or of the one that would be first."""
         return self._kuberay[0].split()[0] if self._kuberay is not None else KUBERAY_VERSIONS[0]
 
-    # --- nodes ---------------------------------------------------------------------------------
-
-    def add_node(self, name: str, pool: str | None = None) -> None:
-        """Let kwok play one more node; that of a pool takes only pods that tolerate its taint `pool`."""
-        sizes, labels = dict(NODE_RESOURCES), {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
-        node: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
-        if pool is not None:
-            labels["pool"] = pool
-            node["spec"] = {"taints": [{"key": "pool", "value": pool, "effect": "NoSchedule"}]}
-        self.kube.create({**node, "status": {"capacity": sizes, "allocatable": sizes}})
-
-    def wait_nodes(self) -> None:
-        """Wait until all nodes take pods."""
-
-        def usable() -> bool:
-            nodes = self.kube.list("Node")
-            return all(
-                conditions(node).get("Ready", {}).get("status") == "True" and not node["spec"].get("taints")
-                for node in nodes
-            )
-
-        if not wait_until(usable, READY_SECONDS):
-            raise RuntimeError(f"kwok's nodes were not ready after {READY_SECONDS:.0f} s (logs: {self.folder})")
-
     # --- programs ------------------------------------------------------------------------------
 
     def run(self, name: str, command: list[str], environment: Mapping[str, str] | None = None) -> Process:
         """Start a program inside the namespace."""
         return Process(self.network, self.folder, name, command, environment)
+
+    def keep(
+        self, name: str, command: list[str], ready: Callable[[], bool], environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start one of the cluster's own programs, which must then run to the end, and wait until it is ready."""
+        self.programs[name] = self.run(name, command, environment)
+        self.programs[name].wait_for(ready, READY_SECONDS)
+
+    def execute(self, *command: str, seconds: float = 120.0, environment: Mapping[str, str] | None = None) -> str:
+        """Run a command inside the namespace and return what it printed. Raises RuntimeError when it fails."""
+        process = self.network.spawn(command, subprocess.PIPE, {**os.environ, **(environment or {})})
+        said, _ = process.communicate(timeout=seconds)
+        text = said.decode(errors="replace")
+        if process.returncode:
+            raise RuntimeError(f"`{' '.join(command)}` ended with {process.returncode}: {text[-10000:]}")
+        return text
+
+    def helm(self, *arguments: str, seconds: float = 120.0) -> str:
+        """Run helm as the administrator."""
+        homes = {f"HELM_{name}_HOME": str(self.folder / "helm" / name.lower()) for name in ("CACHE", "CONFIG", "DATA")}
+        command = [str(program("helm")), *arguments, f"--kubeconfig={self.admin}"]
+        return self.execute(*command, seconds=seconds, environment=homes)
+
+    @property
+    def admin(self) -> Path:
+        """Kubeconfig of the administrator."""
+        path = self.folder / "kubeconfig"
+        if not path.exists():
+            self.kubeconfig().rename(path)
+        return path
 
     def kubeconfig(self, token: str | None = None, server: str | None = None) -> Path:
         """Write a kubeconfig for the administrator, or for whoever has the token; `server` may be a proxy's address."""
@@ -198,7 +196,7 @@ class ControlPlane:
         (self.folder / "accounts.pub").write_bytes(public)
         (self.folder / "tokens.csv").write_text(f'{self.admin_token},admin,admin,"system:masters"\n')
 
-    def _run_etcd(self) -> Process:
+    def _run_etcd(self) -> None:
         command = [
             str(program("etcd")),
             f"--data-dir={self.folder / 'etcd'}",
@@ -209,11 +207,10 @@ class ControlPlane:
             "--quota-backend-bytes=4294967296",
             "--log-level=warn",
         ]
-        etcd = self.run("etcd", command)
-        etcd.wait_for(lambda: self._http_ok(2379, "/health"), READY_SECONDS)
-        return etcd
+        self.keep("etcd", command, lambda: self.http_ok(2379, "/health"))
 
-    def _run_api_server(self) -> Process:
+    def start_api_server(self) -> None:
+        """Start it, for the first time or again, and wait until it answers."""
         command = [
             str(program("kube-apiserver")),
             f"--etcd-servers={_ETCD}",
@@ -228,32 +225,28 @@ class ControlPlane:
             f"--token-auth-file={self.folder / 'tokens.csv'}",
             "--authorization-mode=RBAC",
             "--allow-privileged=true",
-            "--default-unreachable-toleration-seconds=1",
-            "--default-not-ready-toleration-seconds=1",
+            f"--default-unreachable-toleration-seconds={self.EVICTION_SECONDS}",
+            f"--default-not-ready-toleration-seconds={self.EVICTION_SECONDS}",
+            "--kubelet-preferred-address-types=InternalIP",
             "--watch-cache=true",
             "--profiling=false",
         ]
-        return self.run("kube-apiserver", command)
+        self.keep("kube-apiserver", command, self._api_server_ready)
 
-    def _client(self, api_server: Process) -> Kube:
-        api_server.wait_for(self.authority.exists, READY_SECONDS)
-        made: list[Kube] = []
+    def _api_server_ready(self) -> bool:
+        if not self.authority.exists():
+            return False
+        try:
+            tls = ssl.create_default_context(cafile=str(self.authority))
+            kube = Kube(self.network, Network.ADDRESS, _API_PORT, tls, self.admin_token)
+            kube.request("GET", "/readyz")
+            kube.get("Namespace", None, "default")
+        except (OSError, ApiError):
+            return False
+        self.kube = kube
+        return True
 
-        def ready() -> bool:
-            try:
-                tls = ssl.create_default_context(cafile=str(self.authority))
-                kube = Kube(self.network, Network.ADDRESS, _API_PORT, tls, self.admin_token)
-                kube.request("GET", "/readyz")
-                kube.get("Namespace", None, "default")
-            except (OSError, ApiError):
-                return False
-            made.append(kube)
-            return True
-
-        api_server.wait_for(ready, READY_SECONDS)
-        return made[0]
-
-    def _run_controller_manager(self) -> Process:
+    def _run_controller_manager(self) -> None:
         command = [
             str(program("kube-controller-manager")),
             f"--kubeconfig={self.kubeconfig()}",
@@ -261,17 +254,17 @@ class ControlPlane:
             f"--root-ca-file={self.authority}",
             "--use-service-account-credentials=false",
             "--leader-elect=false",
-            f"--controllers={','.join(_CONTROLLERS)}",
+            f"--controllers={','.join(self.CONTROLLERS)}",
             "--node-monitor-period=1s",
-            "--node-monitor-grace-period=24h",  # nobody sends heartbeats: a test breaks a node by writing its status
+            f"--node-monitor-grace-period={self.NODE_GRACE_SECONDS}s",
             "--kube-api-qps=1000",
             "--kube-api-burst=2000",
             "--secure-port=0",
             "--profiling=false",
         ]
-        return self.run("kube-controller-manager", command)
+        self.keep("kube-controller-manager", command, lambda: True)
 
-    def _run_scheduler(self) -> Process:
+    def _run_scheduler(self) -> None:
         config = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
@@ -282,25 +275,13 @@ class ControlPlane:
         }
         path = self.folder / "scheduler.yaml"
         path.write_text(json.dumps(config))
-        return self.run("kube-scheduler", [str(program("kube-scheduler")), f"--config={path}", "--secure-port=0"])
-
-    def _run_kwok(self) -> Process:
-        command = [
-            str(program("kwok")),
-            f"--kubeconfig={self.kubeconfig()}",
-            "--manage-all-nodes=true",
-            "--enable-crds=Stage",
-            "--node-lease-duration-seconds=0",
-            f"--node-ip={Network.ADDRESS}",
-            "--cidr=10.88.0.0/16",
-            "--server-address=127.0.0.1:10247",
-        ]
-        return self.run("kwok", command)
+        command = [str(program("kube-scheduler")), f"--config={path}", "--secure-port=0"]
+        self.keep("kube-scheduler", command, lambda: True)
 
     def _install_kuberay_crds(self, version: str) -> None:
         if version == self._crds_version:
             return
-        crds = _crds(files(f"ray-operator-{version}", "crds"), "")
+        crds = crds_in(files(f"ray-operator-{version}", "crds"))
         for crd in crds:
             self._install(crd)
         for crd in crds:
@@ -326,7 +307,8 @@ class ControlPlane:
             lambda crd: conditions(crd).get("Established", {}).get("status") == "True",
         )
 
-    def _http_ok(self, port: int, path: str) -> bool:
+    def http_ok(self, port: int, path: str) -> bool:
+        """Whether a program on the loopback address answers this with success."""
         client = Kube(self.network, "127.0.0.1", port, None, "")
         try:
             client.request("GET", path)
@@ -335,8 +317,9 @@ class ControlPlane:
         return True
 
 
-def _crds(folder: Path, plural: str) -> list[dict[str, Any]]:
-    return [_read_yaml(path) for path in sorted(folder.glob(f"*{plural}.yaml"))]
+def crds_in(folder: Path, name: str = "") -> list[dict[str, Any]]:
+    """Return the manifests in a folder of the programs' cache whose file names end with `name`."""
+    return [_read_yaml(path) for path in sorted(folder.glob(f"*{name}.yaml"))]
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -348,19 +331,6 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         new.rename(kept)
     content: dict[str, Any] = json.loads(kept.read_text())
     return content
-
-
-def _stages() -> list[dict[str, Any]]:
-    """kwok's own stages, changed so that tests can hold a pod back and break a node."""
-    folder = files("kwok", "kustomize") / "stage"
-    stages = [
-        yaml.safe_load((folder / name).read_text())
-        for name in ("node/fast/node-initialize.yaml", "pod/fast/pod-ready.yaml", "pod/fast/pod-delete.yaml")
-    ]
-    for stage, annotation in zip(stages, (LOST, HOLD)):
-        unless = {"key": f'.metadata.annotations["{annotation}"]', "operator": "DoesNotExist"}
-        stage["spec"]["selector"]["matchExpressions"].append(unless)
-    return stages
 
 
 def unique(prefix: str) -> str:

@@ -36,7 +36,7 @@ class Network:
 
     def enter(self) -> None:
         """Move the calling thread into the namespace for good."""
-        _check(_libc.setns(self._descriptor, _CLONE_NEWNET), "enter the network namespace")
+        enter_namespace(self._descriptor)
 
     def run(self, function: Callable[[], _T]) -> _T:
         """Run a function in a thread inside the namespace; sockets that it makes stay inside."""
@@ -72,7 +72,7 @@ class Network:
             stderr=subprocess.STDOUT,
             env=environment,
             pass_fds=(self._descriptor,),
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
 
     def close(self) -> None:
@@ -81,15 +81,22 @@ class Network:
 
 
 def _new_namespace() -> int:
-    _check(_libc.unshare(_CLONE_NEWNET), "make a network namespace")
+    check(_libc.unshare(_CLONE_NEWNET), "make a network namespace")
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _die_with_parent() -> None:
+def enter_namespace(descriptor: int) -> None:
+    """Move the calling thread into a namespace for good."""
+    check(_libc.setns(descriptor, 0), "enter a namespace")
+
+
+def die_with_parent() -> None:
+    """Have the calling process killed when the thread that started it ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL)
 
 
-def _check(result: int, what: str) -> None:
+def check(result: int, what: str) -> None:
+    """Raise the OSError of a C function that has just failed."""
     if result:
         error = ctypes.get_errno()
         raise OSError(error, f"Cannot {what}: {os.strerror(error)}")

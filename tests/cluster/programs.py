@@ -45,11 +45,15 @@ class Program:
         ""  # version of the k8s.io/* staging libraries that k8s.io/kubernetes replaces by folders of its own
     )
     files: Mapping[str, str] = field(default_factory=dict, hash=False)  # folder in the cache -> folder in the module
+    source: str = ""  # a program of our own instead: its text; the module is what it needs
 
     @property
     def file_name(self) -> str:
         """Name in the cache folder: another version or another recipe is another file."""
-        recipe = (self.module, self.version, self.package, self.ldflags, self.libraries, sorted(self.files.items()))
+        recipe: tuple[object, ...] = (
+            self.module, self.version, self.package, self.ldflags, self.libraries, sorted(self.files.items()),
+            *([self.source] if self.source else []),
+        )  # fmt: skip
         return f"{self.name}-{self.version}-{hashlib.sha256(repr(recipe).encode()).hexdigest()[:8]}"
 
 
@@ -73,6 +77,11 @@ def _kuberay(version: str) -> Program:
     return Program(f"ray-operator-{version}", module, f"v{version}", module, files={"crds": "config/crd/bases"})
 
 
+def _own(name: str, module: str, version: str) -> Program:
+    source = (Path(__file__).parent / "go" / name.replace("-", "_") / "main.go").read_text()
+    return Program(name, module, version, ".", source=source)
+
+
 PROGRAMS = {
     program.name: program
     for program in (
@@ -85,6 +94,11 @@ PROGRAMS = {
         Program("helm", "helm.sh/helm/v3", "v3.20.2", "helm.sh/helm/v3/cmd/helm"),
         _kuberay("1.5.1"),
         _kubernetes("kubectl"),
+        _kubernetes("kubelet"),
+        _kubernetes("kube-proxy"),
+        Program("coredns", "github.com/coredns/coredns", "v1.14.7", "github.com/coredns/coredns"),
+        _own("device-plugin", "k8s.io/kubelet", KUBERNETES_LIBRARIES),
+        _own("pause", "k8s.io/kubelet", KUBERNETES_LIBRARIES),
     )
 }
 
@@ -115,11 +129,14 @@ def missing() -> str:
     """Return what this machine lacks to run the tests, the programs included, as a sentence, or an empty string."""
     if problem := missing_to_run():
         return problem
-    unbuilt = [wanted.name for wanted in PROGRAMS.values() if not _path(wanted).exists()]
-    if unbuilt:
+    if unbuilt := _unbuilt():
         how = f"The cluster tests need {', '.join(unbuilt)}, which `make cluster-programs` builds once."
         return f"{how} {missing_to_build()}".strip()
     return ""
+
+
+def _unbuilt() -> list[str]:
+    return [wanted.name for wanted in PROGRAMS.values() if not _path(wanted).exists()]
 
 
 @cache
@@ -136,7 +153,9 @@ def missing_to_run() -> str:
 
 
 def missing_to_build() -> str:
-    """Return what this machine lacks to build the programs, as a sentence, or an empty string."""
+    """Return what this machine lacks to build those programs that are not built, as a sentence, or an empty string."""
+    if not _unbuilt():
+        return ""
     wanted = ".".join(map(str, GO_LANGUAGE))
     if shutil.which("go") is None:
         return f"To build them Go {wanted} or newer is missing."
@@ -156,7 +175,7 @@ def _namespace_problem() -> str:
 
 def _build(wanted: Program) -> Path:
     target = folder() / wanted.file_name
-    with _locked(folder() / f"{wanted.name}.lock"):
+    with locked(folder() / f"{wanted.name}.lock"):
         if (target / wanted.name).exists():
             return target / wanted.name
         for left_over in folder().glob(f".{wanted.name}-tmp-*"):
@@ -178,6 +197,8 @@ def _compile(wanted: Program, scratch: Path, output: Path) -> None:
     """Build inside a module that only requires the program's: `go install` refuses modules with replace directives."""
     requirement = f"module rljob.dev/programs\n\ngo 1.26.0\n\nrequire {wanted.module} {wanted.version}\n"
     (scratch / "go.mod").write_text(requirement + _library_replacements(wanted, scratch))
+    if wanted.source:
+        (scratch / "main.go").write_text(wanted.source)
     _go(scratch, "build", "-trimpath", "-ldflags", wanted.ldflags, "-o", str(output), wanted.package)
 
 
@@ -224,7 +245,8 @@ def _die_with_parent() -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file, which other builders wait for."""
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + BUILD_DEADLINE_SECONDS
     with path.open("w") as lock:
@@ -241,7 +263,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def main() -> None:
     """Build the programs named on the command line, or all of them where this machine can."""
-    if not sys.argv[1:] and all(_path(wanted).exists() for wanted in PROGRAMS.values()):
+    if not sys.argv[1:] and not _unbuilt():
         return
     if problem := missing_to_run() or missing_to_build():
         print(f"The Kubernetes programs of the cluster tests are not built. {problem}")

@@ -11,22 +11,22 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from control_plane import ControlPlane, unique
+from control_plane import unique
 from fault_proxy import FaultProxy
 from kube import Kube, Object, wait_until
+from kwok_cluster import KwokCluster
 from operator_process import OperatorProcess
 from ray_driver import Script
 from ray_standin import RayStandIn
-from small_jobs import phase, small_job
+from small_jobs import small_job, wait_phase
 
 PHASE_SECONDS = 90.0
-FINAL = ("Succeeded", "Failed")
 
 
 class Case:
     """One scenario's namespace, and what is asked about the job in it."""
 
-    def __init__(self, control_plane: ControlPlane, ray: RayStandIn, operator: OperatorProcess | None) -> None:
+    def __init__(self, control_plane: KwokCluster, ray: RayStandIn, operator: OperatorProcess | None) -> None:
         self.control_plane = control_plane
         self.ray = ray
         self.operator = operator
@@ -58,14 +58,8 @@ class Case:
         return status
 
     def wait(self, *phases: str, name: str = "job", seconds: float = PHASE_SECONDS) -> Object:
-        """Wait for one of the phases; another end than the one that is waited for is an error at once."""
-
-        def there(job: Object) -> bool:
-            now = phase(job)
-            assert now in phases or now not in FINAL, f"{now}: {job['status'].get('message')} {job['status']}"
-            return now in phases
-
-        return self.kube.wait_for("RLJob", self.namespace, name, there, seconds)
+        """Wait for one of the phases; another end is an error at once."""
+        return wait_phase(self.kube, self.namespace, name, phases, seconds)
 
     def wait_status(self, holds: Callable[[Object], Any], name: str = "job", seconds: float = PHASE_SECONDS) -> Object:
         """Wait until something holds of the status."""
@@ -137,7 +131,7 @@ class Scenarios:
         return function
 
     @contextmanager
-    def started(self, names: list[str], control_plane: ControlPlane, ray: RayStandIn) -> Iterator[Running]:
+    def started(self, names: list[str], control_plane: KwokCluster, ray: RayStandIn) -> Iterator[Running]:
         """Start the named ones; at the end no more are begun and their operator is ended."""
         operator = OperatorProcess(control_plane, ray, None) if self.one_operator else None
         if operator:
@@ -157,7 +151,7 @@ class Running:
     def __init__(
         self,
         functions: dict[str, Scenario],
-        control_plane: ControlPlane,
+        control_plane: KwokCluster,
         ray: RayStandIn,
         operator: OperatorProcess | None,
         together: int,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
 from typing import Any
+
+from kube import Kube
 
 from rljob_api.overrides import apply_overrides
 
+FINAL = ("Succeeded", "Failed")
 SMALL_JOB: dict[str, Any] = {
     "apiVersion": "rljob.dev/v1alpha1",
     "kind": "RLJob",
@@ -37,3 +42,14 @@ def small_job(namespace: str, name: str = "job", *settings: str) -> dict[str, An
 def phase(job: dict[str, Any]) -> str:
     """The phase in a job's status, or an empty string."""
     return str(job.get("status", {}).get("phase", ""))
+
+
+def wait_phase(kube: Kube, namespace: str, name: str, phases: Collection[str], seconds: float) -> dict[str, Any]:
+    """Wait for one of the phases; another end than the one that is waited for is an error at once."""
+
+    def there(job: dict[str, Any]) -> bool:
+        now = phase(job)
+        assert now in phases or now not in FINAL, f"{now}: {json.dumps(job['status'])[:3000]}"
+        return now in phases
+
+    return kube.wait_for("RLJob", namespace, name, there, seconds)

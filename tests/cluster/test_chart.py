@@ -10,7 +10,6 @@ import pytest
 from control_plane import ControlPlane, unique
 from kube import Kube
 from operator_process import OperatorProcess
-from programs import program
 from ray_driver import Attempt
 from ray_standin import RayStandIn
 from scenarios import Case
@@ -24,7 +23,6 @@ from helm_chart import CHART, MODES, of_kind, render  # noqa: E402
 pytestmark = pytest.mark.cluster
 NOT_INSTALLED = ("ServiceMonitor", "PrometheusRule")
 RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
-HELM_SECONDS = 60.0
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -38,19 +36,11 @@ def test_the_api_server_accepts_every_object(kube: Kube, namespace: str, mode: s
     assert {"Deployment", "Service"} <= accepted
 
 
-def run_helm(control_plane: ControlPlane, *arguments: str) -> None:
-    folder = control_plane.folder / "helm"
-    environment = {f"HELM_{name}_HOME": str(folder / name.lower()) for name in ("CACHE", "CONFIG", "DATA")}
-    command = [str(program("helm")), *arguments, f"--kubeconfig={control_plane.kubeconfig()}"]
-    process = control_plane.run(unique("helm"), command, environment)
-    assert process.wait(HELM_SECONDS) == 0, process.tail()
-
-
 def test_installed_upgraded_and_uninstalled_without_losing_a_job(
     control_plane: ControlPlane, kube: Kube, namespace: str
 ) -> None:
     release = ("rljob", f"--namespace={namespace}")
-    run_helm(control_plane, "install", *release, str(CHART), "--take-ownership")
+    control_plane.helm("install", *release, str(CHART), "--take-ownership")
     crd = kube.get("CustomResourceDefinition", None, "rljobs.rljob.dev")
     assert crd["metadata"]["annotations"]["meta.helm.sh/release-namespace"] == namespace
     kube.create(small_job(namespace))
@@ -58,10 +48,10 @@ def test_installed_upgraded_and_uninstalled_without_losing_a_job(
     budget = kube.path("policy/v1/PodDisruptionBudget", namespace)
     assert [item["spec"]["replicas"] for item in kube.request("GET", deployment)["items"]] == [1]
     assert kube.request("GET", budget)["items"] == []
-    run_helm(control_plane, "upgrade", *release, str(CHART), "--set=replicas=2")
+    control_plane.helm("upgrade", *release, str(CHART), "--set=replicas=2")
     assert [item["spec"]["replicas"] for item in kube.request("GET", deployment)["items"]] == [2]
     assert len(kube.request("GET", budget)["items"]) == 1
-    run_helm(control_plane, "uninstall", *release)
+    control_plane.helm("uninstall", *release)
     assert kube.request("GET", deployment)["items"] == []
     left = kube.get("CustomResourceDefinition", None, "rljobs.rljob.dev")
     assert "deletionTimestamp" not in left["metadata"]

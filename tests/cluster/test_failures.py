@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from control_plane import LOST, unique
+from control_plane import unique
 from kube import Object, conditions, wait_until
+from kwok_cluster import LOST
 from ray_driver import Attempt
 from scenarios import Case, Running, Scenarios
 
@@ -199,7 +200,7 @@ def a_lost_worker_pod(case: Case) -> None:
     worker = case.pods("worker")[0]
     case.kube.delete("Pod", case.namespace, worker["metadata"]["name"], gracePeriodSeconds=0)
     done = case.wait("Succeeded", seconds=180)
-    assert attempts(done)[0]["reason"] == "PodLost"
+    assert attempts(done)[0]["reason"] == "PodLost", attempts(done)[0]["message"]
     assert done["status"]["cluster"]["uid"] == before["metadata"]["uid"], "new pods, not a new cluster"
 
 
@@ -210,7 +211,7 @@ def a_worker_that_ran_out_of_memory(case: Case) -> None:
     terminated = {"exitCode": 137, "reason": "OOMKilled"}
     set_container_state(case, worker, {"terminated": terminated}, phase="Failed")
     done = case.wait("Succeeded", seconds=180)
-    assert attempts(done)[0]["reason"] == "OutOfMemory"
+    assert attempts(done)[0]["reason"] == "OutOfMemory", attempts(done)[0]["message"]
     assert "memory" in attempts(done)[0]["message"]
 
 
@@ -221,7 +222,7 @@ def an_evicted_worker(case: Case) -> None:
     status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
     case.kube.patch("Pod", case.namespace, name, {"status": status}, "status")
     done = case.wait("Succeeded", seconds=180)
-    assert attempts(done)[0]["reason"] == "Evicted"
+    assert attempts(done)[0]["reason"] == "Evicted", attempts(done)[0]["message"]
 
 
 def set_container_state(case: Case, pod: Object, state: Object, phase: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from control_plane import HOLD, ControlPlane
+from control_plane import ControlPlane
 from kube import Object, conditions, wait_until
+from kwok_cluster import HOLD
 from ray_driver import Attempt
 from ray_standin import RayStandIn
 from scenarios import Case, Running, Scenarios

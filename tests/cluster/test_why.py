@@ -16,8 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from control_plane import HOLD, ControlPlane, unique
+from control_plane import ControlPlane, unique
 from kube import Kube, conditions, wait_until
+from kwok_cluster import HOLD
 from network import Network
 from small_jobs import small_job
 

@@ -24,13 +24,13 @@ from rljob_api.spec import (
 )
 
 
-def _built(on: type[ApiModel], field: str, what: str, *built: str) -> Rule:
+def _built(on: type[ApiModel], field: str, what: str, *built: str, which: str = "") -> Rule:
     listed = ", ".join(f"'{value}'" for value in built)
     return Rule(
         on=on,
         field=field,
         wrong=f"this {what} is not built yet",
-        allowed=", ".join(built),
+        allowed=", ".join(built) + which,
         check=lambda block: getattr(block, field) in built,
         cel=f"self in [{listed}]",
         at_field=True,
@@ -38,18 +38,16 @@ def _built(on: type[ApiModel], field: str, what: str, *built: str) -> Rule:
 
 
 NOT_BUILT = (
-    _built(RLJobSpec, "mode", "mode", "Colocated"),
+    _built(
+        RLJobSpec,
+        "mode",
+        "mode",
+        "Colocated",
+        which=", in which all devices of the job train and generate in turn: give it all the devices that the other "
+        "mode would divide",
+    ),
     _built(TrainingSpec, "backend", "training backend", "Megatron"),
     _built(AlgorithmSpec, "name", "algorithm", "grpo"),
-    Rule(
-        on=RLJobSpec,
-        field="weightSync.mode",
-        wrong="Direct weight sync is not built on the cpu profile",
-        allowed="Auto or Load with resources.profile cpu",
-        check=lambda s: not (s.weight_sync.mode == "Direct" and s.resources.profile == "cpu"),
-        cel="!has(self.weightSync) || self.weightSync.mode != 'Direct'"
-        " || !has(self.resources) || self.resources.profile != 'cpu'",
-    ),
 )
 """Values that are in the schema so that manifests keep their shape, but that this version cannot run."""
 

@@ -23,7 +23,6 @@ from rljob_api.spec.colocation import (
     MemorySaverMode,
     MemorySaverSpec,
     PortRange,
-    WeightSyncMode,
     WeightSyncSpec,
 )
 from rljob_api.spec.data import DataSource, DataSpec, EvaluationSpec, RewardSpec, SyntheticData
@@ -96,6 +95,5 @@ __all__ = [
     "TrainingSpec",
     "TuningSpec",
     "VolumeSpec",
-    "WeightSyncMode",
     "WeightSyncSpec",
 ]

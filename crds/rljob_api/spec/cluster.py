@@ -173,6 +173,9 @@ class PodsSpec(ApiModel):
     """Annotations added to all pods."""
     termination_grace_seconds: PositiveInt | None = None
     """Time between SIGTERM and SIGKILL; default: `checkpoint.graceSeconds` and some more."""
+    doctor: Literal["Auto", "Skip"] = "Auto"
+    """`Auto`: on profiles with devices an init container of each worker pod runs `rljob doctor`, and a pod with
+    problems does not start; `kubectl rljob why` has them. `Skip`: no pod is examined."""
     head: FreeForm = {}
     """Pod template merged into the head's, strategically, last."""
     worker: FreeForm = {}

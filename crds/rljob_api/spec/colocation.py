@@ -10,19 +10,9 @@ from pydantic import Field
 from rljob_api.base import INT64_MAX, ApiModel, NonNegativeInt, Port, PositiveFloat, PositiveInt, Quantity
 
 
-class WeightSyncMode(StrEnum):
-    """Ways to land weights in an engine."""
-
-    AUTO = "Auto"
-    DIRECT = "Direct"
-    LOAD = "Load"
-
-
 class WeightSyncSpec(ApiModel):
     """Handing new weights from trainer to engine."""
 
-    mode: WeightSyncMode = WeightSyncMode.AUTO
-    """`Load`: named tensors through vLLM's layerwise reload; `Direct`: in-place copies (npu, cuda); `Auto` picks."""
     bucket_bytes: Annotated[int, Field(ge=4096, le=INT64_MAX, json_schema_extra={"format": "int64"})] = 268435456
     """Size of one of the two staging slots in bytes; at least the largest indivisible group of tensors."""
     probe_every_steps: NonNegativeInt = 10
@@ -47,6 +37,9 @@ class MemorySaverSpec(ApiModel):
     """Hook of torch_memory_saver (npu, cuda). The cpu device has an arena of its own, used unless `off`."""
     train_memory_margin: Quantity = "2Gi"
     """Free device memory that must remain when the trainer wakes."""
+    release_process_groups: bool | None = None
+    """Destroy the trainers' communicators while they sleep and make them again when they wake: each of HCCL's holds
+    twice `hccl.bufferSizeMb` that the memory saver cannot give back. Default: on Ascend profiles."""
 
 
 class PortRange(ApiModel):

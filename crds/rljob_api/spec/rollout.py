@@ -63,7 +63,7 @@ class RolloutSpec(ApiModel):
     memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Share of device memory the engine may use while awake (npu, cuda)."""
     kv_cache_bytes: ByteCount | None = None
-    """KV cache of one engine in bytes; default: 1 GiB on `cpu`, elsewhere what `memoryFraction` leaves."""
+    """KV cache on each device of an engine, in bytes; default: 1 GiB on `cpu`, else what `memoryFraction` leaves."""
     max_num_seqs: PositiveInt | None = None
     """Sequences that an engine runs at once; default: all of its share of a step, at most 1024."""
     max_batched_tokens: PositiveInt | None = None

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rljob_api.text import visible
 from rljob_api.validation import ManifestError, load_manifest
 from rljob_operator.plugin.bars import Step
 from rljob_operator.plugin.cluster import Cluster
+from rljob_operator.plugin.doctor import Examination, examinations, examine_now
 from rljob_operator.plugin.head import open_head
 from rljob_operator.plugin.logs import show_logs
 from rljob_operator.plugin.observe import look, parse_job
@@ -92,6 +94,32 @@ async def logs(cluster: Cluster, options: argparse.Namespace) -> None:
         async for piece in pieces:
             sys.stdout.write(visible(piece.replace("\r\n", "\n")))
             sys.stdout.flush()
+
+
+async def doctor(cluster: Cluster, options: argparse.Namespace) -> None:
+    """Show what the doctor found in a job's worker pods, or have it look again."""
+    found, unseen = ([], "") if options.now else await examinations(cluster, options.job)
+    if not found:
+        passed, report = await examine_now(cluster, options.job)
+        _show_examinations([Examination("", None, "passed" if passed else "problems", "", report)], "", options)
+        return
+    _show_examinations(found, unseen, options)
+
+
+def _show_examinations(found: Sequence[Examination], unseen: str, options: argparse.Namespace) -> None:
+    if options.output:
+        _print_document([asdict(one) for one in found], options.output)
+    else:
+        for one in found:
+            where = f"Pod {one.pod} on {one.node or 'no node yet'}" if one.pod else "All nodes"
+            _print([f"{where}: {one.state}"])
+            text = one.report or one.message
+            _print([f"  {visible(line)}" for line in text.strip().splitlines()] if text.strip() else [])
+    if unseen:
+        _say(unseen)
+    failed = [one.pod or "the cluster" for one in found if one.state == "problems"]
+    if failed:
+        raise CommandError(f"the doctor found problems: {', '.join(failed)}")
 
 
 async def suspend(cluster: Cluster, options: argparse.Namespace) -> None:
@@ -194,7 +222,7 @@ def _print_document(content: Any, form: str) -> None:
 
 
 def _print(lines: Sequence[str]) -> None:
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def _say(sentence: str) -> None:
@@ -207,6 +235,7 @@ COMMANDS: dict[str, Command] = {
     "status": status,
     "why": why,
     "logs": logs,
+    "doctor": doctor,
     "suspend": suspend,
     "resume": resume,
     "checkpoint": checkpoint,

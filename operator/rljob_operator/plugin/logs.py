@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from urllib.parse import quote
 
 import aiohttp
 
 from rljob_api.status import AttemptStatus
 from rljob_operator.plugin.cluster import Cluster
-from rljob_operator.plugin.head import RAY_PORT, Head, open_head
+from rljob_operator.plugin.head import Head, open_head
 from rljob_operator.plugin.observe import parse_job
 from rljob_operator.plugin.problems import CommandError
+from rljob_operator.plugin.ray_log import open_log
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.ray.jobs import RayJobs
 from rljob_operator.shell.resources import RAY_CLUSTERS, JobKey
@@ -21,7 +21,6 @@ from rljob_operator.shell.views import cluster_state
 from rljob_operator.state.observed import JobView, SubmissionState
 
 _LOOK_SECONDS = 3.0
-_ANSWER_SECONDS = 30.0
 _ALIVE = (SubmissionState.PENDING, SubmissionState.RUNNING)
 
 
@@ -83,36 +82,24 @@ def _kept(attempt: AttemptStatus, why: str, tail: int, say: Callable[[str], None
 
 
 async def _from_ray(head: Head, attempt: AttemptStatus, tail: int, follow: bool) -> AsyncGenerator[str, None]:
-    """Ray reads the file from its end (`dashboard/modules/state`); following it never ends by itself."""
     if attempt.submission_id is None:
         raise NoAnswer("it was never submitted")
-    session, address = await head.address(RAY_PORT)
-    token = await head.ray_token()
-    jobs = RayJobs(session, address, token)
-    state = (await jobs.get(attempt.submission_id)).state
-    if state is SubmissionState.MISSING:
+    jobs = await head.jobs()
+    submission = await jobs.get(attempt.submission_id)
+    if submission.state is SubmissionState.MISSING:
         raise NoAnswer("this head has not run it")
-    live = follow and state in _ALIVE
-    name = quote(attempt.submission_id, safe="")
-    path = f"/api/v0/logs/{'stream' if live else 'file'}?submission_id={name}&lines={tail}"
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    patience = aiohttp.ClientTimeout(
-        total=None, sock_connect=_ANSWER_SECONDS, sock_read=None if live else _ANSWER_SECONDS
-    )
-    try:
-        async with session.get(address + path, headers=headers, timeout=patience) as response:
-            if response.status >= 300:
-                raise NoAnswer(f"Ray's log API answered {response.status}: {(await response.text())[-300:].strip()}")
-            ended = asyncio.create_task(_ended(jobs, attempt.submission_id)) if live else None
-            try:
-                async with aclosing(_pieces(response.content, ended)) as pieces:
-                    async for piece in pieces:
-                        yield piece
-            finally:
-                if ended is not None:
-                    ended.cancel()
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise NoAnswer(f"Ray's log API: {error or type(error).__name__}") from None
+    if not submission.log_file:
+        raise NoAnswer("it has not run on a node")
+    live = follow and submission.state in _ALIVE
+    async with open_log(head, submission.log_file, tail, follow=live) as content:
+        ended = asyncio.create_task(_ended(jobs, attempt.submission_id)) if live else None
+        try:
+            async with aclosing(_pieces(content, ended)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            if ended is not None:
+                ended.cancel()
 
 
 async def _pieces(content: aiohttp.StreamReader, ended: asyncio.Task[None] | None) -> AsyncGenerator[str, None]:

@@ -19,6 +19,7 @@ _EPILOG = """examples:
   kubectl rljob list -A
   kubectl rljob status qwen3-4b-grpo
   kubectl rljob why qwen3-4b-grpo
+  kubectl rljob doctor qwen3-4b-grpo
   kubectl rljob logs -f --tail 20 qwen3-4b-grpo
   kubectl rljob render job.yaml --only trainer
 """
@@ -96,6 +97,14 @@ def parser() -> argparse.ArgumentParser:
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the driver ends")
     logs.add_argument("--attempt", type=_natural, metavar="N", help="attempt to show (default: the newest)")
     logs.add_argument("--tail", type=_tail, default=-1, metavar="N", help="only the last N lines (default: all)")
+    examined = add(
+        "doctor",
+        "Show what `rljob doctor` found in the job's worker pods.",
+        "Where the pods were not examined at their start (spec.pods.doctor, profile cpu), or with --now, it looks at "
+        "all nodes through the job's Ray cluster. Exit status 1 when there are problems.",
+    )
+    examined.add_argument("--now", action="store_true", help="look again, through the running cluster")
+    _output(examined)
     add("suspend", "Save the last completed step, then give the devices back.")
     add("resume", "Let a suspended job go on from its last checkpoint.")
     add("checkpoint", "Ask a running job for a checkpoint after the running step.")

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from rljob_api.job import GROUP, KIND, VERSION
+from rljob_api.quantities import to_number
 from rljob_api.validation import ManifestError, load_manifest
 from rljob_operator.plugin.cluster import NODES, Cluster
 from rljob_operator.plugin.head import NoWay, open_head
 from rljob_operator.plugin.problems import CommandError
 from rljob_operator.ray.http import NoAnswer
-from rljob_operator.render.quantities import to_number
 from rljob_operator.shell.resources import EVENTS, PODS, RAY_CLUSTERS, JobKey, Resource
 from rljob_operator.shell.rest import ApiError
 from rljob_operator.shell.views import (

@@ -65,7 +65,7 @@ class RayJobs:
         view = _view(submission_id, info)
         if view.state not in _ENDED:
             return view
-        lines = await self._log_tail(submission_id, info.get("driver_node_id"))
+        lines = await self._log_tail(view)
         return replace(view, last_log_lines=lines, session=await self._session())
 
     async def stop(self, submission_id: str) -> None:
@@ -87,19 +87,25 @@ class RayJobs:
         except (KeyError, TypeError) as error:
             raise NoAnswer(f"Ray's dashboard answered what is no version: {error!r}") from None
 
-    async def _log_tail(self, submission_id: str, node: str | None) -> tuple[str, ...]:
-        name = quote(submission_id, safe="")
+    async def _log_tail(self, view: SubmissionView) -> tuple[str, ...]:
+        name = quote(view.id, safe="")
         try:
-            if node is None:  # It never ran on a node: there is no file, at most a short text of the job's manager.
+            if not view.log_file:  # It never ran on a node: there is at most a short text of the job's manager.
                 text = str((await self._endpoint.json("GET", f"/api/jobs/{name}/logs")).get("logs") or "")
             else:
                 # Read from the end of the file; /api/jobs/<id>/logs would load all of a log of any size.
-                query = f"node_id={quote(str(node), safe='')}&filename=job-driver-{name}.log&lines={LOG_LINES}"
-                content = await self._endpoint.content("GET", f"/api/v0/logs/file?{query}")
+                content = await self._endpoint.content("GET", f"/api/v0/logs/file?{view.log_file}&lines={LOG_LINES}")
                 text = content.decode(errors="replace")
         except (NoAnswer, AttributeError) as error:
             return (f"(the driver's log could not be read: {error})"[:LOG_LINE_CHARACTERS],)
         return last_lines(text)
+
+
+def _log_file(submission_id: str, node: str | None) -> str:
+    if node is None:
+        return ""
+    # Ray's API takes a `submission_id` too, and then answers 500: it wants the node and does not look it up.
+    return f"node_id={quote(node, safe='')}&filename=job-driver-{quote(submission_id, safe='')}.log"
 
 
 def last_lines(text: str) -> tuple[str, ...]:
@@ -118,6 +124,7 @@ def _view(submission_id: str, info: Any) -> SubmissionView:
             exit_code=info.get("driver_exit_code"),
             start_time=_seconds(info.get("start_time")),
             end_time=_seconds(info.get("end_time")),
+            log_file=_log_file(submission_id, info.get("driver_node_id")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NoAnswer(f"Ray's job API answered what is no job: {error!r}") from None

@@ -7,11 +7,11 @@ from typing import Any
 
 from rljob_api import derived
 from rljob_api.job import GROUP, KIND, VERSION
+from rljob_api.quantities import to_cores
 from rljob_api.spec import RLJobSpec
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.pods import JOB_LABEL, head_size, head_template, worker_size, worker_template
 from rljob_operator.render.profiles import HardwareProfile, resolve
-from rljob_operator.render.quantities import to_cores
 from rljob_operator.render.scheduling import cluster_annotations, cluster_labels
 from rljob_operator.render.settings import RenderSettings, short
 from rljob_operator.render.volumes import check_run_folder

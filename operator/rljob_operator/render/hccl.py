@@ -1,14 +1,15 @@
-"""HCCL's pod-wide variables, and the contradictions that would make it hang or fail.
+"""What HCCL must be told about a pod's network, and the contradictions that would make it hang or fail.
 
-Two HCCL processes share each device: their port ranges belong to the roles (`rljob_api.roles`), all else to the pod,
-since it must be the same on every node before `ray start`. Sources: CANN environment variable reference (8.5, 9.0);
-MindCluster's training guides (interface and address by hostNetwork).
+What the manifest itself says goes to the processes of each role (`rljob_api.roles`), which need it without pods too.
+Sources: CANN environment variable reference (8.5, 9.0); MindCluster's training guides (interface and address by
+hostNetwork).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from rljob_api.roles import interface_variables
 from rljob_api.spec import HcclPorts, RLJobSpec
 from rljob_operator.render.errors import RenderError
 
@@ -19,52 +20,25 @@ _SYSTEM_PORTS = 1023
 
 
 def hccl_environment(spec: RLJobSpec, *, head: bool) -> list[dict[str, Any]]:
-    """HCCL's variables of all pods with NPUs, as a container's `env`.
+    """HCCL's variables that follow from the network of pods with NPUs, as a container's `env`.
 
     Raises:
         RenderError: for settings that contradict each other.
     """
     _check(spec)
-    hccl = spec.hccl
-    # With the node's network the head has another one than the workers, and no HCCL process.
-    elsewhere = head and spec.network.host_network
-    values = {
-        "HCCL_CONNECT_TIMEOUT": str(hccl.connect_timeout_seconds),
-        "HCCL_DETERMINISTIC": str(hccl.deterministic).lower(),
-        "HCCL_EXEC_TIMEOUT": _text(hccl.exec_timeout_seconds),
-        "HCCL_BUFFSIZE": _text(hccl.buffer_size_mb),
-        "HCCL_OP_EXPANSION_MODE": hccl.op_expansion_mode,
-        **({} if elsewhere else _interface(spec)),
-    }
-    env: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items() if value is not None]
-    if _uses_host_ip(spec) and not elsewhere:
+    if spec.network.host_network:
+        # The head may have another interface than the workers, and has no HCCL process.
+        if head or not _uses_host_ip(spec):
+            return []
         # A pod in the node's network has the node's address.
-        env.append({"name": "HCCL_IF_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}})
-    return env
-
-
-def _text(value: int | None) -> str | None:
-    return None if value is None else str(value)
+        return [{"name": "HCCL_IF_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}]
+    if spec.hccl.interface is not None:
+        return []
+    return [{"name": name, "value": value} for name, value in interface_variables(_POD_INTERFACE).items()]
 
 
 def _uses_host_ip(spec: RLJobSpec) -> bool:
-    if not spec.network.host_network or spec.hccl.interface is not None:
-        return False
-    return spec.hccl.use_host_ip is not False
-
-
-def _interface(spec: RLJobSpec) -> dict[str, str]:
-    interface = spec.hccl.interface
-    if interface is None:
-        if spec.network.host_network:
-            return {}
-        interface = _POD_INTERFACE
-    variables = {"HCCL_SOCKET_IFNAME": interface}
-    exact = interface.removeprefix("=")
-    if interface.startswith("=") and "," not in exact:
-        # Gloo and torch's TensorPipe take exact names alone, no prefixes and no exclusions.
-        variables |= {"GLOO_SOCKET_IFNAME": exact, "TP_SOCKET_IFNAME": exact}
-    return variables
+    return spec.hccl.interface is None and spec.hccl.use_host_ip is not False
 
 
 def _check(spec: RLJobSpec) -> None:

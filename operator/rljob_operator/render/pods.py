@@ -7,16 +7,19 @@ environment and mounts into an init container, adds service addresses, and leave
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rljob_api import derived
+from rljob_api.quantities import mebibytes, to_number
 from rljob_api.spec import RLJobSpec
 from rljob_operator.render import names
+from rljob_operator.render.cann import cann_environment
+from rljob_operator.render.doctor import init_containers
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.merge import merge
-from rljob_operator.render.profiles import DRIVER, HardwareProfile
-from rljob_operator.render.quantities import mebibytes, to_number
+from rljob_operator.render.profiles import HardwareProfile
 from rljob_operator.render.scheduling import placement, pod_annotations, pod_labels
 from rljob_operator.render.settings import RenderSettings, short
 from rljob_operator.render.variables import pod_environment, secret_environment
@@ -26,9 +29,6 @@ DRIVER_TOKEN_VARIABLE = "RLJOB_DRIVER_TOKEN"
 JOB_LABEL = "rljob.dev/job"
 _EXTRA_GRACE_SECONDS = 30
 _USER = 1000
-
-_TOOLKITS = ("/usr/local/Ascend/ascend-toolkit/set_env.sh", "/usr/local/Ascend/cann/set_env.sh")
-_ATB = "/usr/local/Ascend/nnal/atb/set_env.sh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,9 @@ def worker_template(job: str, spec: RLJobSpec, profile: HardwareProfile, setting
     container["resources"] = size.resources(profile.resource_name)
     container["env"] = pod_environment(spec, profile, head=False)
     container |= _probes("/api/local_raylet_healthz", settings.agent_port)
-    return _template(job, spec, profile, container, worker_volumes(spec, profile, size.shared_memory), head=False)
+    volumes = worker_volumes(spec, profile, size.shared_memory)
+    examination = init_containers(spec, profile, {**container, "volumeMounts": volumes.mounts})
+    return _template(job, spec, profile, container, volumes, head=False, init_containers=examination)
 
 
 def _container(
@@ -131,26 +133,6 @@ def _container(
     return container
 
 
-def cann_environment() -> str:
-    """What the shell runs before `ray start` so that CANN is found.
-
-    Ascend images set it up in ~/.bashrc, which KubeRay's shell does not read: it is no login shell (KubeRay 1.4 and
-    later). KubeRay goes on after a failed command, hence the `exit`.
-    """
-    libraries = f"{DRIVER}/lib64/common:{DRIVER}/lib64/driver"
-    toolkits = " ".join(_TOOLKITS)
-    return (
-        f"export LD_LIBRARY_PATH={libraries}:${{LD_LIBRARY_PATH:-}}; "
-        # Newer torch_npu refuses to start with both this and PYTORCH_NPU_ALLOC_CONF, which the roles set.
-        "unset PYTORCH_ALLOC_CONF; "
-        'if [ -z "${ASCEND_TOOLKIT_HOME:-}" ]; then '
-        f'for f in {toolkits}; do if [ -r "$f" ]; then . "$f"; break; fi; done; '
-        'if [ -z "${ASCEND_TOOLKIT_HOME:-}" ]; then '
-        f'echo "rljob: the image has no CANN: none of {toolkits}" >&2; exit 1; fi; '
-        f"if [ -r {_ATB} ]; then . {_ATB}; fi; fi; true"
-    )
-
-
 def _probes(path: str, port: int) -> dict[str, Any]:
     # KubeRay's own need wget in the image before Ray 2.53. These two paths answer without a token.
     # The start and the liveness are as patient as KubeRay's, ten minutes: a busy node must not cost a training run.
@@ -161,7 +143,14 @@ def _probes(path: str, port: int) -> dict[str, Any]:
 
 
 def _template(
-    job: str, spec: RLJobSpec, profile: HardwareProfile, container: dict[str, Any], volumes: Volumes, *, head: bool
+    job: str,
+    spec: RLJobSpec,
+    profile: HardwareProfile,
+    container: dict[str, Any],
+    volumes: Volumes,
+    *,
+    head: bool,
+    init_containers: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     _check_given(spec, profile)
     container["volumeMounts"] = volumes.mounts
@@ -180,6 +169,8 @@ def _template(
         "containers": [container],
         "volumes": volumes.volumes,
     }
+    if init_containers:
+        pod["initContainers"] = list(init_containers)
     if spec.pods.service_account is not None:
         pod["serviceAccountName"] = spec.pods.service_account
     if spec.pods.image_pull_secrets:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from rljob_api.hardware import HOST_MEMORY
 from rljob_api.spec import Profile, ProfileOverrides, RLJobSpec, TuningSpec
 
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
@@ -63,6 +64,7 @@ class HardwareProfile:
     """Devices of the largest server of this kind; more on one node is refused. None: not known."""
     cpu_per_device: int
     memory_per_device_gib: int
+    """This and the next: from `rljob_api.hardware`, which `rljob plan` reads too."""
     shared_memory_per_device_gib: int
     head_cpu: str
     head_memory: str
@@ -132,10 +134,8 @@ _A2 = HardwareProfile(
     devices_per_node=16,
     # chosen: 128 of the 192 cores of an 800T A2.
     cpu_per_device=16,
-    # chosen: trainer weights, their pinned backup while asleep (31 GiB a device in vime 255), optimizer in host memory.
-    memory_per_device_gib=96,
-    # chosen; vllm-ascend CI takes 512 GiB a pod, of which it uses a fraction.
-    shared_memory_per_device_gib=8,
+    memory_per_device_gib=HOST_MEMORY[Profile.ASCEND_A2].per_device,
+    shared_memory_per_device_gib=HOST_MEMORY[Profile.ASCEND_A2].shared_per_device,
     head_cpu="8",
     head_memory="32Gi",
     # MindCluster, node labels: 8-device A2 servers. Without MindCluster's labels: `overrides.nodeSelector: {}`.
@@ -208,8 +208,8 @@ PROFILES: Mapping[Profile, HardwareProfile] = {
         ray_resource="GPU",
         devices_per_node=16,
         cpu_per_device=12,
-        memory_per_device_gib=96,
-        shared_memory_per_device_gib=8,
+        memory_per_device_gib=HOST_MEMORY[Profile.CUDA].per_device,
+        shared_memory_per_device_gib=HOST_MEMORY[Profile.CUDA].shared_per_device,
         head_cpu="8",
         head_memory="32Gi",
         # NVIDIA's runtime shows a container without the variable every device of the node where it is the default.
@@ -221,10 +221,10 @@ PROFILES: Mapping[Profile, HardwareProfile] = {
         resource_name=None,
         ray_resource=None,
         devices_per_node=None,
-        # chosen for small models: two Python processes with torch a device, and vLLM's KV cache of 1 GiB.
+        # chosen: two processes a device.
         cpu_per_device=2,
-        memory_per_device_gib=8,
-        shared_memory_per_device_gib=2,
+        memory_per_device_gib=HOST_MEMORY[Profile.CPU].per_device,
+        shared_memory_per_device_gib=HOST_MEMORY[Profile.CPU].shared_per_device,
         head_cpu="2",
         head_memory="6Gi",
         restricted=True,

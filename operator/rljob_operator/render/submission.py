@@ -11,12 +11,12 @@ from typing import Any
 
 from rljob_api import derived
 from rljob_api.job import GROUP, KIND, VERSION
+from rljob_api.quantities import to_cores
 from rljob_api.spec import RLJobSpec
 from rljob_operator.render.cluster import valid_spec
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.pods import worker_size
 from rljob_operator.render.profiles import resolve
-from rljob_operator.render.quantities import to_cores
 from rljob_operator.render.settings import RenderSettings
 from rljob_operator.render.volumes import RUN_ROOT
 from rljob_operator.state.attempts import submission_id
@@ -25,7 +25,8 @@ from rljob_operator.state.observed import JobView
 MANIFEST_VARIABLE = "RLJOB_MANIFEST"
 MAX_MANIFEST_BYTES = 96 * 1024
 """Linux allows 128 KiB for one variable."""
-_LINGER_SECONDS = 60.0
+_LINGER_SECONDS = 300.0
+"""The pods are held until the operator is back in any case: so long an absence costs no record of a step."""
 
 
 def run_folder(job: JobView) -> str:

@@ -42,7 +42,7 @@ class Cache(Generic[Value]):
         job_of: the job that an object belongs to; None: not ours, not kept.
         value_of: the part of an object that is kept.
         changed: called with the job when an object of it appeared, went, or has another value than before.
-        telling: which values stay known for half a minute after their object went; None: none.
+        telling: whether a value stays known for half a minute after another one (None: the object went) took its place.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Cache(Generic[Value]):
         job_of: Callable[[Mapping[str, Any]], JobKey | None],
         value_of: Callable[[Mapping[str, Any]], Value],
         changed: Callable[[JobKey], None],
-        telling: Callable[[Value], bool] | None = None,
+        telling: Callable[[Value, Value | None], bool] | None = None,
     ) -> None:
         self._job_of = job_of
         self._value_of = value_of
@@ -78,9 +78,10 @@ class Cache(Generic[Value]):
         """The values of the objects of a job, by name."""
         return [self._entries[key].value for key in sorted(self._by_job.get(job, ()))]
 
-    def gone_of_job(self, job: JobKey) -> list[tuple[float, Value]]:
-        """Telling values of objects of a job that went in the last half minute, with when (Unix seconds)."""
-        self._forget_old()
+    def lately_of_job(self, job: JobKey) -> list[tuple[float, Value]]:
+        """Telling values of a job's objects that were replaced in the last half minute, with when (Unix seconds)."""
+        while self._lately and self._lately[0][0] < time.time() - _LATELY_SECONDS:
+            self._lately.popleft()
         return [(at, value) for at, of, value in self._lately if of == job]
 
     def jobs(self) -> Iterator[JobKey]:
@@ -104,8 +105,10 @@ class Cache(Generic[Value]):
         if version <= self._deleted.get(uid, -1) or (old is not None and version <= old.version):
             return
         value = self._value_of(item)
-        if old is not None and old.job != job:
+        if old is not None and (old.job != job or old.uid != uid):
             self._drop(key)
+        elif old is not None:
+            self._remember(old, value)
         self._entries[key] = _Entry(uid, version, job, value)
         self._by_job.setdefault(job, set()).add(key)
         if tell and (old is None or (old.uid, old.job, old.value) != (uid, job, value)):
@@ -149,14 +152,12 @@ class Cache(Generic[Value]):
         keys.discard(key)
         if not keys:
             del self._by_job[entry.job]
-        if self._telling is not None and self._telling(entry.value):
-            self._forget_old()
-            self._lately.append((time.time(), entry.job, entry.value))
+        self._remember(entry, None)
         self._changed(entry.job)
 
-    def _forget_old(self) -> None:
-        while self._lately and self._lately[0][0] < time.time() - _LATELY_SECONDS:
-            self._lately.popleft()
+    def _remember(self, entry: _Entry[Value], following: Value | None) -> None:
+        if self._telling is not None and self._telling(entry.value, following):
+            self._lately.append((time.time(), entry.job, entry.value))
 
 
 def _key(meta: Mapping[str, Any]) -> ObjectKey:

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 Reconcile = Callable[[Observed, float], Plan]
 _REBUILT_AT_ONCE = 64
 _EVENT_SECONDS = 2.0
+_OLD_CRD = "the CRD in the cluster is older than this operator (upgrade it: crds/rljob.dev_rljobs.yaml): "
 _CONFLICT_SECONDS = 5.0
 
 
@@ -276,7 +277,8 @@ class Controller:
             if failed.told and look is not None:
                 self._events.record(look.observed.job, Event("Warning", failed.reason, str(failed)))
         except ApiError as error:
-            self._failed(key, str(error), error.retry_after)
+            old = _OLD_CRD if "field not declared in schema" in str(error) else ""
+            self._failed(key, f"{old}{error}", error.retry_after)
         except TimeoutError:
             self._failed(key, f"not done within {self.settings.reconcile_seconds:g} s")
         except Exception as error:
@@ -288,10 +290,13 @@ class Controller:
     async def _carry_out(self, key: JobKey, look: Look) -> None:
         plan = self._reconcile(look.observed, time.time())
         held = await self._executor.carry_out(look, plan)
-        job = look.observed.job
-        (self._dormant.add if dormant(replace(job, status=plan.status)) else self._dormant.discard)(key)
+        before, after = look.observed.job, replace(look.observed.job, status=plan.status)
+        if dormant(after):
+            self._dormant.add(key)
+        else:
+            self._dormant.discard(key)
         # What is stored, not what is held back: after a restart the metrics must follow from it again.
-        self.store.observe_status(job if held is not None else replace(job, status=plan.status))
+        self.store.observe_status(before if held is not None else after)
         self.queue.add_after(key, self._next_look(key, plan, held))
 
     def _wants_cluster(self, key: JobKey) -> bool:

@@ -93,19 +93,20 @@ class Observer:
         if text is None or version is None:
             return None
         job = self._job(key, json.loads(text))
+        if any(pod.waiting_reason == "CreateContainerConfigError" for pod in self._world.pods.of_job(key)):
+            self._tokens.forget(key)
+        submission, submission_error, driver, driver_error = await self._ask(key, job, self._world.clusters.get(*key))
+        secret_exists = await self._secret_exists(key, job)
+        # The caches after the answers, which take their time: what ended a driver must not be older news than its end.
         state = self._world.clusters.get(*key)
         cluster = None if state is None else state.for_job(job.uid)
-        pods = tuple(self._world.pods.of_job(key))
-        if any(pod.waiting_reason == "CreateContainerConfigError" for pod in pods):
-            self._tokens.forget(key)
-        submission, submission_error, driver, driver_error = await self._ask(key, job, state)
         observed = Observed(
             job=job,
             cluster=cluster,
-            pods=pods,
-            gone_pods=tuple(GonePod(pod, at) for at, pod in self._world.pods.gone_of_job(key)),
+            pods=tuple(self._world.pods.of_job(key)),
+            gone_pods=tuple(GonePod(pod, at) for at, pod in self._world.pods.lately_of_job(key)),
             queue=self._queue(key, cluster),
-            secret_exists=await self._secret_exists(key, job),
+            secret_exists=secret_exists,
             policy_exists=self._policy_exists(key, job),
             submission=submission,
             submission_error=submission_error,

@@ -16,6 +16,7 @@ class Stopped(Exception):
 
 
 _TURNS = 8
+_FIRST, _NEWS, _ROUTINE = range(3)
 
 
 class WorkQueue:
@@ -40,12 +41,9 @@ class WorkQueue:
         self._is_first = first
         self._first_backoff = first_backoff
         self._longest_backoff = longest_backoff
-        self._first: deque[JobKey] = deque()
-        self._news: deque[JobKey] = deque()
-        self._routine: deque[JobKey] = deque()
-        self._lines = (self._first, self._news, self._routine)
+        self._lines: tuple[deque[JobKey], ...] = (deque(), deque(), deque())
         self._turn = 0
-        self._wanted: dict[JobKey, deque[JobKey]] = {}
+        self._wanted: dict[JobKey, int] = {}
         self._working: set[JobKey] = set()
         self._failures: dict[JobKey, int] = {}
         self._timers: dict[JobKey, asyncio.TimerHandle] = {}
@@ -57,7 +55,7 @@ class WorkQueue:
 
     def add(self, key: JobKey) -> None:
         """Something happened to the key."""
-        self._want(key, self._first if self._is_first(key) else self._news)
+        self._want(key, _FIRST if self._is_first(key) else _NEWS)
 
     def add_after(self, key: JobKey, seconds: float | None) -> None:
         """The key should be looked at after so many seconds; replaces an earlier wish of this kind (None: by none)."""
@@ -89,15 +87,15 @@ class WorkQueue:
 
     def _next(self) -> JobKey:
         self._turn = (self._turn + 1) % _TURNS
-        preferred = {0: self._routine, 2: self._news, 4: self._routine}.get(self._turn, self._first)
+        preferred = {0: _ROUTINE, 2: _NEWS, 4: _ROUTINE}.get(self._turn, _FIRST)
         while True:
-            line = next(line for line in (preferred, *self._lines) if line)
-            key = line.popleft()
-            if line is not self._first or self._is_first(key):
+            line = next(line for line in (preferred, _FIRST, _NEWS, _ROUTINE) if self._lines[line])
+            key = self._lines[line].popleft()
+            if line != _FIRST or self._is_first(key):
                 return key
             # What it waited for was done meanwhile.
-            self._wanted[key] = self._news
-            self._news.append(key)
+            self._wanted[key] = _NEWS
+            self._lines[_NEWS].append(key)
 
     def done(self, key: JobKey) -> None:
         """The work on the key has ended."""
@@ -105,19 +103,16 @@ class WorkQueue:
         if key in self._wanted:
             self._offer(key)
 
-    def _want(self, key: JobKey, line: deque[JobKey]) -> None:
+    def _want(self, key: JobKey, line: int) -> None:
         before = self._wanted.get(key)
-        if self._stopped or (before is not None and self._rank(before) <= self._rank(line)):
+        if self._stopped or (before is not None and before <= line):
             return
         self._wanted[key] = line
         if key in self._working:
             return
         if before is not None:
-            before.remove(key)
+            self._lines[before].remove(key)
         self._offer(key)
-
-    def _rank(self, line: deque[JobKey]) -> int:
-        return next(rank for rank, one in enumerate(self._lines) if one is line)
 
     def failed(self, key: JobKey, at_least: float = 0.0, at_most: float = math.inf) -> float:
         """Have the key looked at again after its back-off; returns that in seconds."""
@@ -148,7 +143,7 @@ class WorkQueue:
 
     def _due(self, key: JobKey) -> None:
         self._timers.pop(key, None)
-        self._want(key, self._routine)
+        self._want(key, _ROUTINE)
 
     def _cancel_timer(self, key: JobKey) -> None:
         timer = self._timers.pop(key, None)
@@ -156,7 +151,7 @@ class WorkQueue:
             timer.cancel()
 
     def _offer(self, key: JobKey) -> None:
-        self._wanted[key].append(key)
+        self._lines[self._wanted[key]].append(key)
         self._wake()
 
     def _wake(self) -> None:

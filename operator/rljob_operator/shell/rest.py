@@ -126,6 +126,20 @@ class ApiClient:
                 reconnected = reconnected or error.code == 0
             await asyncio.sleep(pause)
 
+    async def text(self, path: str, params: Mapping[str, str]) -> str:
+        """What is no JSON: a container's log.
+
+        Raises:
+            ApiError: refused, or not answered by the deadline of one try.
+        """
+        try:
+            async with asyncio.timeout(self._try_seconds), self._open("GET", path, params, None, JSON) as response:
+                return await response.text(errors="replace")
+        except TimeoutError:
+            raise ApiError(0, "NoAnswer", f"GET {path}: no answer within {self._try_seconds:.0f} s") from None
+        except aiohttp.ClientError as error:
+            raise ApiError(0, "Disconnected", f"GET {path}: {error or type(error).__name__}") from None
+
     @staticmethod
     def _pause(error: ApiError, reconnected: bool) -> float | None:
         if error.code == 429 or (error.code == 503 and error.retry_after is not None):

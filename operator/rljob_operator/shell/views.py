@@ -172,7 +172,7 @@ def pod_view(item: Manifest) -> PodView:
         uid=str(meta["uid"]),
         role=PodRole(_labels(item)["ray.io/node-type"]),
         phase=str(status.get("phase") or "Pending"),
-        ready=_holds(conditions, "Ready"),
+        ready=_holds(conditions, "Ready") and status.get("phase") == "Running",
         deleting="deletionTimestamp" in meta,
         node=spec.get("nodeName") or None,
         scheduled=unix_seconds(since) if since else None,
@@ -182,17 +182,25 @@ def pod_view(item: Manifest) -> PodView:
         terminated_reason=reason,
         terminated_message=_cut(message or ended.get("message")),
         exit_code=ended.get("exitCode"),
+        ended_container=str(ended.get("container") or ""),
         unschedulable=_cut(scheduled.get("message")) if held == "Unschedulable" else "",
         gated=held == "SchedulingGated",
     )
 
 
-def died(pod: PodView) -> bool:
-    """Whether a worker pod ended by itself: KubeRay deletes such a pod at once, and the evidence with it.
+def telling(pod: PodView, now: PodView | None) -> bool:
+    """Whether the state of a pod before it was deleted may explain what became of its job.
 
-    One that was asked to end fails too, by the signal; it belongs to nothing that still runs.
+    That of a worker that ran or had failed does: KubeRay deletes a failed pod at once, and the evidence with it, and a
+    pod that is deleted without grace is replaced within a moment. What a pod shows while it ends explains nothing: it
+    fails too, by the signal.
+
+    Args:
+        pod: the state before.
+        now: the state after; None: it is gone.
     """
-    return pod.role is PodRole.WORKER and pod.phase == "Failed" and not pod.deleting
+    deleted = not pod.deleting and (now is None or now.deleting)
+    return deleted and pod.role is PodRole.WORKER and (pod.ready or pod.phase == "Failed")
 
 
 def _containers(status: Manifest) -> list[Manifest]:
@@ -212,7 +220,7 @@ def _ended(status: Manifest) -> Manifest:
         for one in _containers(status):
             ended = (one.get(state) or {}).get("terminated")
             if ended and not (one["name"] in init and ended.get("exitCode") == 0):
-                return dict(ended)
+                return {**ended, "container": one["name"]}
     return {}
 
 

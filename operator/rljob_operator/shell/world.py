@@ -25,7 +25,6 @@ from rljob_operator.shell.views import (
     QueueState,
     cluster_state,
     controller_uid,
-    died,
     job_text,
     labelled_key,
     own_key,
@@ -33,6 +32,7 @@ from rljob_operator.shell.views import (
     pod_view,
     queue_key,
     ray_pod_key,
+    telling,
     workload_state,
 )
 from rljob_operator.state.observed import PodView
@@ -68,7 +68,7 @@ class World:
     ) -> None:
         self.jobs: Cache[bytes] = Cache(own_key, job_text, changed)
         self.clusters: Cache[ClusterState] = Cache(own_key, cluster_state, changed)
-        self.pods: Cache[PodView] = Cache(ray_pod_key, pod_view, changed, died)
+        self.pods: Cache[PodView] = Cache(ray_pod_key, pod_view, changed, telling)
         self.policies: Cache[str] = Cache(labelled_key, controller_uid, changed)
         self.queues: dict[str, Cache[QueueState]] = {
             plural: Cache(queue_key, state_of, changed) for _, plural, state_of in OPTIONAL_KINDS

@@ -16,13 +16,15 @@ from datetime import UTC, datetime
 from rljob_api.spec import QueueSystem, RLJobSpec
 from rljob_api.status import AttemptStatus, JobPhase
 from rljob_operator.state.causes import cut, sentence
-from rljob_operator.state.observed import ClusterView, Observed, PodRole, SubmissionState
+from rljob_operator.state.observed import ClusterView, Observed, PodRole, SubmissionState, SubmissionView
 from rljob_operator.state.placement import not_admitted
 from rljob_operator.state.pod_causes import pod_problem
 from rljob_operator.state.timing import seconds_of
 
 KUBERAY_SECONDS = 60.0
 """KubeRay writes a status within a second or two; after this long it is taken for absent."""
+_SILENT_SECONDS = 120.0
+"""A driver imports its libraries for some seconds before it listens; on a busy machine that is a minute."""
 _EXIT_CODES = {
     0: "the driver was done",
     1: "the job failed",
@@ -228,7 +230,7 @@ def _driver(observed: Observed, now: float | None) -> Explanation | None:
     if submission.state is SubmissionState.PENDING:
         return Explanation("DriverPending", f"Ray has accepted driver {submission.id} and not started it yet.")
     if submission.state is SubmissionState.RUNNING:
-        if observed.driver is None and observed.driver_error:
+        if observed.driver is None and observed.driver_error and not _just_started(submission, now):
             text = f"Driver {submission.id} runs and its endpoint does not answer: {cut(observed.driver_error)}"
             return Explanation("DriverNotAnswering", sentence(text))
         return Explanation(
@@ -238,6 +240,12 @@ def _driver(observed: Observed, now: float | None) -> Explanation | None:
     code, lines = submission.exit_code, submission.last_log_lines
     how = _how(job.status.attempt or 0, None, code, submission.message, lines)
     return Explanation("DriverExited", sentence(f"In RLJob {job.name}, {how}"), lines)
+
+
+def _just_started(submission: SubmissionView, now: float | None) -> bool:
+    """Whether the driver may still be importing its libraries, before it listens."""
+    began = submission.start_time
+    return began is not None and now is not None and now - began < _SILENT_SECONDS
 
 
 _CHECKS: tuple[Check, ...] = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rljob_api.spec import FailureAction, FailurePolicy, FailureReason
 from rljob_api.status import AttemptStatus
@@ -50,7 +50,7 @@ def pod_trouble(observed: Observed, attempt: AttemptStatus) -> Trouble | None:
     """The worst thing that is seen on the attempt's pods and kills what ran in them; None when all look well.
 
     Pods that were replaced may still be on their way out (on a lost node for ever): they are none of it. A worker that
-    died while the attempt ran is, even where its pod was replaced at once.
+    died or was deleted while the attempt ran is, even where its pod was replaced at once.
     """
     cluster = observed.cluster
     if cluster is not None and cluster.suspended:
@@ -62,8 +62,8 @@ def pod_trouble(observed: Observed, attempt: AttemptStatus) -> Trouble | None:
     well = [pod for pod in workers if pod.ready and not pod.deleting and not pod.node_lost]
     complete = cluster is not None and len(well) >= cluster.desired_workers
     began = seconds_of(attempt.start_time) if attempt.start_time is not None else 0.0
-    died = [gone.pod for gone in observed.gone_pods if gone.time >= began]
-    concerned = [pod for pod in heads if pod.uid == attempt.head_uid] + died + ([] if complete else workers)
+    gone = [replace(gone.pod, deleting=True) for gone in observed.gone_pods if gone.time >= began]
+    concerned = [pod for pod in heads if pod.uid == attempt.head_uid] + gone + ([] if complete else workers)
     found = [trouble for pod in concerned if (trouble := _trouble_of(pod))]
     return min(found, key=lambda trouble: _SEVERITY.index(trouble.reason), default=None)
 

@@ -64,6 +64,8 @@ class PodView:
     """Of the first container that ended: OOMKilled, Error, ...; or the pod's own reason: Evicted, NodeLost."""
     terminated_message: str = ""
     exit_code: int | None = None
+    ended_container: str = ""
+    """Name of that first container that ended."""
     unschedulable: str = ""
     """The scheduler's message while it finds no node."""
     gated: bool = False
@@ -74,7 +76,7 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class GonePod:
-    """A worker pod that died and was deleted a moment ago, as it last was."""
+    """A worker pod that was deleted a moment ago, as it was before that."""
 
     pod: PodView
     time: float
@@ -147,6 +149,8 @@ class SubmissionView:
     end_time: float | None = None
     last_log_lines: tuple[str, ...] = ()
     """At most 50; only asked for once the job has ended."""
+    log_file: str = ""
+    """Query of Ray's log API that names the driver's log file; empty: it has not run on a node."""
     session: str = ""
     """`session_name` of the head's /api/version: every start of a head has another one. Asked for unless the state is
     PENDING or RUNNING; empty: not asked."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rljob_api.doctor import DOCTOR
 from rljob_api.spec import QueueSystem, RLJobSpec
 from rljob_operator.state.causes import Cause, cut, sentence
 from rljob_operator.state.observed import Observed, PodView
@@ -58,6 +59,13 @@ def _ended_container(pod: PodView, spec: RLJobSpec, observed: Observed) -> Cause
     if pod.terminated_reason == "Evicted":
         return Cause("Evicted", sentence(f"was evicted{says}", "KubeRay makes another one"))
     cause = f" ({pod.terminated_reason})" if pod.terminated_reason not in ("", "Error") else ""
+    if pod.ended_container == DOCTOR:
+        text = f"does not pass its examination{says}"
+        help_text = (
+            f"`kubectl rljob doctor -n {observed.job.namespace} {observed.job.name}` has every line, and "
+            "spec.pods.doctor: Skip starts the pods without it"
+        )
+        return Cause("DoctorFoundProblems", sentence(text, help_text))
     text = f"ended{code}{cause}{says}"
     help_text = f"`kubectl logs -n {observed.job.namespace} {pod.name} --previous` has its last words"
     return Cause("ContainerExited", sentence(text, help_text))

@@ -61,13 +61,15 @@ def with_estimate(progress: Progress, step: int) -> Progress:
 
 
 def _last_step(last: StepView) -> LastStep:
-    seconds = {clean(name, 100): value for name, value in last.phases.items() if _seconds(value) is not None}
+    seconds = {
+        clean(name, 100): known for name, value in last.phases.items() if (known := _shown(_seconds(value))) is not None
+    }
     return LastStep(
         step=_count(last.step),
-        seconds=_seconds(last.seconds),
+        seconds=_shown(_seconds(last.seconds)),
         phase_seconds=dict(list(seconds.items())[:_PHASES_KEPT]),
-        switch_seconds=_seconds(last.switch_seconds),
-        log_prob_abs_diff=_seconds(last.log_prob_abs_diff),
+        switch_seconds=_shown(_seconds(last.switch_seconds)),
+        log_prob_abs_diff=_shown(_seconds(last.log_prob_abs_diff)),
         time=time_text(last.time) if 0 <= last.time < _YEAR_9999 else None,
     )
 
@@ -85,7 +87,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _shown(value: float | None) -> float | None:
-    """Four significant digits: these two are columns of `kubectl get`, which prints a number as it is."""
+    """Four significant digits: `kubectl get` prints a number as it is. The whole value is in the step's record."""
     return None if value is None else float(f"{value:.4g}")
 
 

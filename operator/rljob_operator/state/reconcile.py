@@ -16,7 +16,7 @@ is stored there before it is done (`Plan.status_first`).
 
 from __future__ import annotations
 
-from rljob_api.status import ConditionType, JobPhase, RLJobStatus
+from rljob_api.status import ConditionType, JobPhase, Progress, RLJobStatus
 from rljob_operator.state.attempts import Verdict, follow_attempt, give_up_unsubmitted, note_acceptance
 from rljob_operator.state.checkpoints import request_checkpoint
 from rljob_operator.state.conditions import record_cluster, set_conditions
@@ -122,8 +122,10 @@ def _plan(draft: Draft, requeue_after: float | None) -> Plan:
 def _outline(status: RLJobStatus) -> RLJobStatus:
     """The status without what may wait for the next write: how far something is, and in which words it is told.
 
-    That the pods have their nodes may wait too: often they are ready a moment later, which is written at once.
+    That the pods have their nodes may wait too: often they are ready a moment later, which is written at once. The last
+    step's numbers may not: the driver is gone when the next write would come.
     """
+    progress = status.progress
     placed = status.phase is JobPhase.STARTING and all(a.end_time is not None for a in status.attempts)
     attempts = [
         a.model_copy(update={"accepted": False, "start_step": None, "run_attempt": None}) for a in status.attempts
@@ -134,7 +136,7 @@ def _outline(status: RLJobStatus) -> RLJobStatus:
     return status.model_copy(
         update={
             "phase": JobPhase.QUEUED if placed else status.phase,
-            "progress": None,
+            "progress": Progress(step=progress.step) if progress and 0 < progress.steps <= progress.step else None,
             "goodput": None,
             "message": None,
             "cluster": None,

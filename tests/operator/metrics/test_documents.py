@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from dashboard_queries import dashboard_queries, dashboards
 
 from rljob_api import metrics as m
 from rljob_api.phases import PHASES
@@ -80,21 +80,7 @@ def test_queries_and_alerts_use_series_that_there_are() -> None:
     assert names_in(RUNBOOK.read_text(encoding="utf-8")) <= SERIES | {m.MEMORY_BYTES.name}
 
 
-def dashboards() -> dict[str, dict[str, Any]]:
-    folder = REPOSITORY / "helm/rljob/files/dashboards"
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
-
-
-def dashboard_queries() -> list[str]:
-    """The queries with values for what a person chooses."""
-    chosen = {"$namespace": "team", "$rljob": "job", "$window": "15m", "$target": "5"}
-    queries = []
-    for board in dashboards().values():
-        for query in (target["expr"] for panel in board["panels"] for target in panel["targets"]):
-            for name, value in chosen.items():
-                query = query.replace(name, value)
-            queries.append(query)
-    return queries
+QUERIES = dashboard_queries("team", "job")
 
 
 def test_dashboards_are_those_of_the_generator() -> None:
@@ -105,7 +91,7 @@ def test_dashboards_are_those_of_the_generator() -> None:
 
 
 def test_dashboards_use_series_that_there_are_and_leave_none_out() -> None:
-    queries = "\n".join(dashboard_queries())
+    queries = "\n".join(QUERIES.values())
     assert names_in(queries) <= SERIES
     recorded = {rule["record"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
                 if "record" in rule}  # fmt: skip
@@ -166,7 +152,7 @@ def test_alerts_fire_when_they_should_and_not_otherwise(path: Path) -> None:
 
 @promtool
 def test_documented_queries_and_alerts_are_valid(tmp_path: Path) -> None:
-    wanted = [*(query for _, query in documented_queries()), *dashboard_queries()]
+    wanted = [*(query for _, query in documented_queries()), *QUERIES.values()]
     rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(wanted)]
     assert len(rules) > 40
     queries = tmp_path / "queries.yaml"

@@ -18,6 +18,7 @@ RAY_TOKEN = "ray-token"
 PLURALS = {"RLJob": "rljobs", "RayCluster": "rayclusters", "Pod": "pods", "Secret": "secrets", "Event": "events"}
 _PROXY = re.compile(r"/api/v1/namespaces/([^/]+)/pods/([^/:]+):(\d+)/proxy(/.*)")
 _LIST = re.compile(r"/(?:api|apis/[^/]+)/[^/]+(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)")
+_LOG = re.compile(r"/api/v1/namespaces/([^/]+)/pods/([^/]+)/log")
 _ONE = re.compile(r"/(?:api|apis/[^/]+)/[^/]+/namespaces/(?P<namespace>[^/]+)/(?P<plural>[^/]+)/(?P<name>[^/]+)")
 
 Answer = tuple[int, Any]
@@ -41,6 +42,8 @@ class FakeApi:
         self.ports: dict[int, int | Callable[[str, dict[str, str]], Answer | list[bytes]]] = {}
         """Behind the pods' proxy: a port of this machine, or a function of path and headers."""
         self.seen: list[str] = []
+        self.logs: dict[tuple[str, str], str] = {}
+        """Output by pod and container; `container~` has that of the run before."""
         self.page = 500
         server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         server.daemon_threads = True
@@ -80,6 +83,10 @@ class FakeApi:
             return (200, {"preferredVersion": {"version": version}}) if version else (404, "404 page not found\n")
         if "/rljobs" in url.path and not self.has_crd:
             return 404, "404 page not found\n"
+        if found := _LOG.fullmatch(url.path):
+            asked = parse_qs(url.query)
+            container = asked["container"][0] + ("~" if asked["previous"] == ["true"] else "")
+            return self._refused("get", "pods/log", found[1]) or (200, self.logs[found[2], container])
         if found := _ONE.fullmatch(url.path):
             return self._one(method, found, headers, body)
         if found := _LIST.fullmatch(url.path):
@@ -156,8 +163,10 @@ class FakeRay:
         url = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         if url.path == f"/api/jobs/{self.submission}":
-            return 200, {"status": self.status, "message": "", "driver_exit_code": None}
-        if url.path.startswith("/api/v0/logs/") and query["submission_id"] == self.submission:
+            return 200, {"status": self.status, "message": "", "driver_exit_code": None, "driver_node_id": "ab"}
+        if url.path.startswith("/api/v0/logs/"):
+            if (query.get("node_id"), query.get("filename")) != ("ab", f"job-driver-{self.submission}.log"):
+                return 500, "Server got itself in trouble"
             lines = self.text.splitlines(keepends=True)
             tail = int(query["lines"])
             text = "".join(lines if tail < 0 else lines[-tail:])

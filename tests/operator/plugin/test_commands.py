@@ -357,6 +357,99 @@ def test_why_repeats_what_the_operator_refused(run: Run, api: FakeApi) -> None:
     assert "ClusterMissing" in run("why", NAME)[1], "the spec was changed since"
 
 
+# --- doctor ------------------------------------------------------------------------------------
+
+PROBLEMS = "the doctor found 1 problem: driver: 24.1.rc1, wanted 26.0.rc1 or later; upgrade"
+REPORT = "ok       python: 3.12.11\nproblem  driver: 24.1.rc1; wanted: 26.0.rc1 or later; fix: upgrade\n"
+
+
+def examined(state: dict[str, Any], last: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A worker pod with the doctor's init container."""
+    ready = {"type": "Ready", "status": "False"}
+    status = {"name": "rljob-doctor", "state": state, **({"lastState": last} if last else {})}
+    item = pod(WORKER, phase="Pending", conditions=[ready], initContainerStatuses=[status])
+    return {**item, "spec": {**item["spec"], "initContainers": [{"name": "rljob-doctor"}]}}
+
+
+def test_doctor_shows_what_a_pod_found(run: Run, world: FakeApi) -> None:
+    ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": PROBLEMS}}
+    world.add("pods", examined({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}, ended))
+    world.logs[WORKER, "rljob-doctor"] = REPORT
+    code, out, err = run("doctor", NAME)
+    assert code == 1
+    assert err == f"kubectl rljob: the doctor found problems: {WORKER}\n"
+    assert out.splitlines() == [f"Pod {WORKER} on n1: problems", *(f"  {line}" for line in REPORT.splitlines())]
+    document = json.loads(run("doctor", NAME, "-o", "json")[1])
+    assert document == [{"pod": WORKER, "node": "n1", "state": "problems", "message": PROBLEMS, "report": REPORT}]
+
+    world.forbidden.add(("get", "pods/log"))
+    code, out, err = run("doctor", NAME)
+    assert (code, out.splitlines()) == (1, [f"Pod {WORKER} on n1: problems", f"  {PROBLEMS}"])
+    assert "cannot be read" in err
+    assert 'cannot get resource "pods/log"' in err
+
+
+def test_doctor_shows_what_a_pod_found_that_is_examined_again(run: Run, world: FakeApi) -> None:
+    ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": PROBLEMS}}
+    world.add("pods", examined({"running": {}}, ended))
+    world.logs |= {(WORKER, "rljob-doctor"): "", (WORKER, "rljob-doctor~"): REPORT}
+    code, out, _ = run("doctor", NAME)
+    assert (code, out.splitlines()[:2]) == (1, [f"Pod {WORKER} on n1: problems", "  ok       python: 3.12.11"])
+    world.add("pods", examined({"running": {}}))
+    assert run("doctor", NAME) == (0, f"Pod {WORKER} on n1: running\n", "")
+
+
+def test_doctor_of_pods_that_pass_or_wait(run: Run, world: FakeApi) -> None:
+    world.add("pods", examined({"terminated": {"exitCode": 0, "reason": "Completed", "message": "0 problems"}}))
+    world.logs[WORKER, "rljob-doctor"] = "ok       python: 3.12.11\n"
+    assert run("doctor", NAME) == (0, f"Pod {WORKER} on n1: passed\n  ok       python: 3.12.11\n", "")
+    world.add("pods", examined({"waiting": {"reason": "PodInitializing"}}))
+    assert run("doctor", NAME) == (0, f"Pod {WORKER} on n1: waiting\n", "")
+
+
+def test_why_says_what_the_doctor_found(run: Run, world: FakeApi) -> None:
+    world.add("rljobs", rljob({"phase": "Starting"}))
+    world.add("rayclusters", ray_cluster(readyWorkerReplicas=0))
+    ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": PROBLEMS}}
+    world.add("pods", examined({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}, ended))
+    code, out, _ = run("why", NAME, "-o", "json")
+    said = json.loads(out)
+    assert (code, said["reason"]) == (0, "DoctorFoundProblems")
+    assert "does not pass its examination: the doctor found 1 problem: driver: 24.1.rc1" in said["message"]
+    assert f"`kubectl rljob doctor -n rl {NAME}`" in said["message"]
+    assert "spec.pods.doctor: Skip" in said["message"]
+
+
+@pytest.mark.parametrize(("status", "code"), [("SUCCEEDED", 0), ("FAILED", 1)])
+def test_doctor_looks_through_the_running_cluster(run: Run, world: FakeApi, status: str, code: int) -> None:
+    submitted: list[str] = []
+
+    def ray(target: str, headers: dict[str, str]) -> Any:
+        if target == "/api/version":
+            return 200, {"version": "4", "session_name": "session_1"}
+        assert headers["x-ray-authorization"] == f"Bearer {RAY_TOKEN}"
+        if target == "/api/jobs/":
+            submitted.append(target)
+            return 200, {"submission_id": "x"}
+        if target.startswith("/api/jobs/rljob-doctor-"):
+            return 200, {"status": status, "message": "", "driver_exit_code": code, "driver_node_id": "ab"}
+        return 200, REPORT
+
+    world.ports[head.RAY_PORT] = ray
+    answer, out, err = run("doctor", NAME)
+    assert submitted
+    assert answer == code
+    assert out.startswith(f"All nodes: {'problems' if code else 'passed'}\n  ok       python: 3.12.11\n")
+    assert ("the doctor found problems: the cluster" in err) is bool(code)
+
+
+def test_doctor_of_a_job_without_a_cluster(run: Run, api: FakeApi) -> None:
+    api.add("rljobs", rljob({"phase": "Suspended"}))
+    code, out, err = run("doctor", NAME)
+    assert (code, out) == (1, "")
+    assert f"RLJob {NAME} has no running cluster to be examined" in err
+
+
 # --- logs --------------------------------------------------------------------------------------
 
 LOG = "".join(f"step {step}/300  reward 0.4\n" for step in range(1, 101)) + "the last line\x1b[2J without a break"

@@ -387,6 +387,9 @@ def test_the_stages_of_a_submission() -> None:
     running = SubmissionView("rljob-0f3c-0", SubmissionState.RUNNING)
     said(up(submission=running), "DriverStarting", f"kubectl rljob logs {NAME}")
     said(up(submission=running, driver_error="401"), "DriverNotAnswering", "rljob-0f3c-0", "401")
+    refused = "nothing listens on port 8300"
+    said(up(submission=replace(running, start_time=NOW - 50), driver_error=refused), "DriverStarting")
+    said(up(submission=replace(running, start_time=NOW - 200), driver_error=refused), "DriverNotAnswering", refused)
     said(up(submission=running, driver=DriverView(False, 0, 0)), "DriverStarting")
     said(
         up(submission=running, driver=DriverView(True, 12, 0, phase="rollout")), "Running", "12 of 300 steps", "rollout"

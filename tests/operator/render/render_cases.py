@@ -12,7 +12,17 @@ from rljob_operator.render import RenderSettings
 from rljob_operator.state.observed import JobView
 
 ROOT = Path(__file__).parents[3]
-EXAMPLE = ROOT / "examples" / "qwen3-4b-grpo-8x910b1.yaml"
+EXAMPLES = ROOT / "examples"
+EXAMPLE = EXAMPLES / "qwen3-4b-grpo-8x910b1.yaml"
+PUBLISHED = {
+    "example-8x910b1": EXAMPLE,
+    "example-8x910b-torch-mode": EXAMPLES / "qwen3-4b-grpo-8x910b-torch-mode.yaml",
+    "example-4xnpu": EXAMPLES / "qwen3-4b-grpo-4xnpu.yaml",
+    "example-qwen3.5-4xnpu": EXAMPLES / "qwen3.5-9b-grpo-4xnpu.yaml",
+    "example-16xa3": EXAMPLES / "qwen3-8b-rlvr-16xa3.yaml",
+    "example-2x8": EXAMPLES / "qwen2.5-7b-rlvr-2x8.yaml",
+}
+"""Published set-ups (docs/published-setups.md): name of the golden file -> manifest."""
 UID = "6d0f7a1e-31c5-4a8e-9b0d-000000000001"
 SETTINGS = RenderSettings(
     worker_image="registry.example/rljob-worker:0.1.0", kuberay_version=(1, 6, 2), operator_namespace="rljob-system"

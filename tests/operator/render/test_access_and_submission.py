@@ -87,7 +87,7 @@ def test_manifest_that_the_driver_gets() -> None:
     assert (found.metadata.name, found.metadata.namespace, found.metadata.uid) == ("base", "team", UID)
     spec = found.spec
     assert spec.checkpoint.path is None
-    assert (spec.records.http_port, spec.records.http_host, spec.records.linger_seconds) == (8300, "0.0.0.0", 60.0)
+    assert (spec.records.http_port, spec.records.http_host, spec.records.linger_seconds) == (8300, "0.0.0.0", 300.0)
     changed = {"records", "checkpoint", "resources"}
     assert spec.model_dump(exclude=changed) == job.spec.model_dump(exclude=changed)
     assert spec.data.label_key is None, "a null that replaces a default is handed on"

@@ -15,7 +15,7 @@ from render_cases import EXAMPLE, SETTINGS, base, head_pod, variables, view, wor
 
 from rljob_api.spec import Profile
 from rljob_operator.render import RenderError, RenderSettings, check_renderable, render_cluster
-from rljob_operator.render.pods import cann_environment
+from rljob_operator.render.cann import cann_environment
 from rljob_operator.render.profiles import PROFILES
 from rljob_operator.state.observed import JobView
 

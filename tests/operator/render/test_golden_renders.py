@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from render_cases import EXAMPLE, SETTINGS, base, view
+from render_cases import PUBLISHED, SETTINGS, base, view
 
 from rljob_api.spec import Profile
 from rljob_operator.render import (
@@ -23,7 +23,7 @@ from rljob_operator.state.observed import JobView
 GOLDEN = Path(__file__).parent / "golden"
 JOBS: dict[str, JobView] = {
     **{f"profile-{p.value}": base(f"resources.profile={p.value}", f"metadata.name={p.value}") for p in Profile},
-    "example-8x910b1": view(EXAMPLE),
+    **{name: view(path) for name, path in PUBLISHED.items()},
     "host-network": base("network.hostNetwork=true", "metadata.name=host-network"),
     "kueue": base("scheduling={system: Kueue, queue: research, priorityClass: high}", "metadata.name=kueue"),
     "volcano": base("scheduling={system: Volcano, queue: research, priorityClass: high}", "metadata.name=volcano"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from render_cases import SETTINGS, base, head_pod, variables, worker_pod
 
 from rljob_operator.render import RenderError, check_renderable, render_cluster
+from rljob_operator.render.variables import role_environment
 
 HOST_IP = {"fieldRef": {"fieldPath": "status.hostIP"}}
+ROLES: tuple[Literal["trainer"], Literal["rollout"]] = ("trainer", "rollout")
 NETWORK = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HCCL_IF_IP")
 
 
@@ -26,28 +30,31 @@ NETWORK = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HCCL
     ],
 )
 def test_interface_and_address(changes: list[str], expected: list[object]) -> None:
-    cluster = render_cluster(base(*changes), SETTINGS)
-    assert [variables(worker_pod(cluster)).get(name) for name in NETWORK] == expected
-    on_head = variables(head_pod(cluster))
+    job = base(*changes)
+    cluster = render_cluster(job, SETTINGS)
+    on_worker, on_head = variables(worker_pod(cluster)), variables(head_pod(cluster))
+    for role in ROLES:
+        seen = on_worker | role_environment(job.spec, role)
+        assert [seen.get(name) for name in NETWORK] == expected
     if "network.hostNetwork=true" in changes:
         assert not [name for name in NETWORK if name in on_head], "the head is in the pod network"
-    else:
-        assert [on_head.get(name) for name in NETWORK] == expected
 
 
-def test_the_same_on_head_and_workers_before_ray_starts() -> None:
-    cluster = render_cluster(base("hccl={execTimeoutSeconds: 60, bufferSizeMb: 120, opExpansionMode: HOST}"), SETTINGS)
-    for pod in (head_pod(cluster), worker_pod(cluster)):
-        found = variables(pod)
+def test_what_the_manifest_says_goes_to_both_roles_in_a_pod_and_without_one() -> None:
+    job = base("hccl={execTimeoutSeconds: 60, bufferSizeMb: 120, opExpansionMode: HOST}")
+    for role in ROLES:
+        found = role_environment(job.spec, role)
         assert found["HCCL_CONNECT_TIMEOUT"] == "7200"
         assert found["HCCL_EXEC_TIMEOUT"] == "60"
         assert found["HCCL_DETERMINISTIC"] == "true"
         assert found["HCCL_BUFFSIZE"] == "120"
         assert found["HCCL_OP_EXPANSION_MODE"] == "HOST"
-        # Ports belong to roles: one range for a pod would be the same for trainer and engine of a device.
-        assert "HCCL_HOST_SOCKET_PORT_RANGE" not in found
-        assert "HCCL_NPU_SOCKET_PORT_RANGE" not in found
+        assert found["HCCL_HOST_SOCKET_PORT_RANGE"] == "auto"
         assert "HCCL_IF_BASE_PORT" not in found
+    pods = render_cluster(job, SETTINGS)
+    # Ports belong to roles: one range for a pod would be the same for trainer and engine of a device.
+    for pod in (head_pod(pods), worker_pod(pods)):
+        assert {name for name in variables(pod) if name.startswith("HCCL_")} == {"HCCL_SOCKET_IFNAME"}
 
 
 @pytest.mark.parametrize("profile", ["cpu", "cuda"])

@@ -268,6 +268,32 @@ def test_a_running_attempt_is_asked_about_and_others_are_not() -> None:
     play(test)
 
 
+def test_what_became_of_the_pods_is_as_new_as_the_answers_about_the_driver() -> None:
+    seen: list[Observed] = []
+
+    def reconcile(observed: Observed, now: float) -> Plan:
+        seen.append(observed)
+        if observed.cluster is None:
+            return say("x", actions=(ApplySecret(), ApplyCluster()))
+        attempt: dict[str, Any] = {"number": 0, "submissionId": "rljob-u-0"}
+        attempts = [attempt] if observed.cluster.ready else []
+        return Plan(RLJobStatus.model_validate({"attempt": 0, "attempts": attempts}), requeue_after=0.02)
+
+    async def test(case: Case) -> None:
+        await case.api.put("rljobs", manifest())
+        async with case.operator(reconcile, ask_seconds=3.0):
+            await until(lambda: ("default", "a") in case.api.objects.get("rayclusters", {}))
+            case.job.dead_driver = True
+            await make_ready(case.api)
+            await until(lambda: case.job.asks > 0)
+            looks = len(seen)
+            await case.api.patch_status("pods", "a-worker", {"phase": "Failed"})
+            await until(lambda: len(seen) > looks)
+            assert [pod.phase for pod in seen[looks].pods] == ["Running", "Failed"]
+
+    play(test)
+
+
 def test_ray_is_not_asked_while_the_driver_of_a_running_attempt_answers() -> None:
     seen: list[Observed] = []
     change: dict[str, Any] = {}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -14,13 +14,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "metrics"))
+
+from dashboard_queries import dashboard_queries
 from operator_cases import Case, a_case, hurried, make_ready, manifest, until
 
 from rljob_operator.shell.controller import Controller
 from rljob_operator.state.reconcile import reconcile
 
-DASHBOARDS = Path(__file__).parents[3] / "helm/rljob/files/dashboards"
-CHOSEN = {"$namespace": "default", "$rljob": "a", "$window": "30s", "$target": "5"}
 HOURS = "rljob:phase_seconds:"
 """Recorded series look hours back; the rules' own tests are in tests/operator/metrics/rules."""
 
@@ -31,15 +33,8 @@ pytestmark = pytest.mark.skipif(
 
 def queries() -> dict[str, str]:
     """Query by the panel that shows it."""
-    found = {}
-    for path in DASHBOARDS.glob("*.json"):
-        for panel in json.loads(path.read_text(encoding="utf-8"))["panels"]:
-            for target in panel["targets"]:
-                query = target["expr"]
-                for name, value in CHOSEN.items():
-                    query = query.replace(name, value)
-                found[f"{path.stem}: {panel['title']} {target['refId']}"] = query
-    return {where: query for where, query in found.items() if HOURS not in query}
+    asked = dashboard_queries("default", "a", "30s")
+    return {where: query for where, query in asked.items() if HOURS not in query}
 
 
 @asynccontextmanager

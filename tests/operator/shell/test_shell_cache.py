@@ -69,19 +69,26 @@ def test_an_object_that_left_the_selection_may_come_back() -> None:
     assert kept.get("n", "o") == "back"
 
 
-def test_telling_values_stay_known_for_half_a_minute_after_their_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: Cache[str] = Cache(lambda _: A, lambda one: one["value"], lambda _: None, lambda value: value == "died")
-    kept.learn(item(5, "died", uid="1", name="x"))
-    kept.learn(item(6, "well", uid="2", name="y"))
+def test_telling_values_stay_known_for_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    def telling(value: str, following: str | None) -> bool:
+        return value == "well" and following in (None, "ends")
+
+    kept: Cache[str] = Cache(lambda _: A, lambda one: one["value"], lambda _: None, telling)
+    for uid, name in enumerate("xyz"):
+        kept.learn(item(5, "begins", uid=str(uid), name=name))
+        kept.learn(item(6, "well", uid=str(uid), name=name))
     before = time.time()
-    kept.forget("n", "x", "1")
-    kept.forget("n", "y", "2")
-    ((at, value),) = kept.gone_of_job(A)
-    assert value == "died"
-    assert before <= at <= time.time()
-    assert kept.gone_of_job(JobKey("n", "b")) == []
-    monkeypatch.setattr(time, "time", lambda: at + 31)
-    assert kept.gone_of_job(A) == []
+    kept.forget("n", "x", "0")
+    kept.learn(item(7, "ends", uid="1", name="y"))
+    kept.learn(item(8, "well", uid="3", name="z"))  # another object of that name
+    lately = kept.lately_of_job(A)
+    assert [value for _, value in lately] == ["well"] * 3
+    assert all(before <= at <= time.time() for at, _ in lately)
+    kept.forget("n", "y", "1")
+    assert len(kept.lately_of_job(A)) == 3
+    assert kept.lately_of_job(JobKey("n", "b")) == []
+    monkeypatch.setattr(time, "time", lambda: before + 32)
+    assert kept.lately_of_job(A) == []
 
 
 def test_after_a_list_only_what_it_showed_and_what_is_newer_stays() -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from rljob_operator.shell.views import (
     cluster_state,
-    died,
     job_text,
     pod_group_state,
     pod_view,
     queue_key,
     ray_pod_key,
+    telling,
     workload_state,
 )
 
@@ -46,12 +46,17 @@ def test_a_pod_that_waits_says_why() -> None:
     assert (view.waiting_reason, len(view.waiting_message), view.ready) == ("ImagePullBackOff", 1024, False)
 
 
-def test_a_worker_that_failed_by_itself_died_and_one_that_was_asked_to_end_did_not() -> None:
+def test_the_state_of_a_worker_before_it_was_deleted_is_telling() -> None:
     ended = {"terminated": {"reason": "Error", "exitCode": 143}}
-    status = {"phase": "Failed", "containerStatuses": [{"name": "c", "state": ended}]}
-    assert died(pod(status))
-    assert not died(pod(status, deletionTimestamp=TIME))
-    assert not died(pod({"phase": "Running"}))
+    failed = {"phase": "Failed", "containerStatuses": [{"name": "c", "state": ended}]}
+    well = {"phase": "Running", "conditions": [condition("Ready")]}
+    for status in (failed, well):
+        assert telling(pod(status), None)
+        assert telling(pod(status), pod(status, deletionTimestamp=TIME))
+        assert not telling(pod(status), pod(failed))
+        assert not telling(pod(status, deletionTimestamp=TIME), None)
+    assert not telling(pod({"phase": "Pending"}), None)
+    assert not pod({**well, "phase": "Failed"}).ready
 
 
 def test_when_a_pod_got_its_node() -> None:

@@ -239,6 +239,15 @@ def test_worker_that_died_in_the_attempt_explains_its_end_after_it_was_replaced(
     assert (trouble.reason if trouble else "DriverExited") == reason
 
 
+def test_worker_that_was_deleted_and_replaced_explains_the_end(running: Running) -> None:
+    world = running()
+    worker = next(pod for pod in world.observed().pods if pod.role is PodRole.WORKER)
+    gone = GonePod(replace(worker, name="gone"), seconds_of(str(first(world).start_time)) + 1)
+    trouble = pod_trouble(replace(world.observed(), gone_pods=(gone,)), first(world))
+    assert trouble is not None
+    assert (trouble.reason, trouble.message) == ("PodLost", "Worker pod gone was deleted.")
+
+
 def test_signal_is_named(running: Running) -> None:
     world = running()
     world.driver_exits(-11)

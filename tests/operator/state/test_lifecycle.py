@@ -105,6 +105,18 @@ def test_only_progress_waits_for_the_throttle(running: Running) -> None:
     assert world.look().urgent
 
 
+def test_the_last_steps_numbers_do_not_wait_for_the_throttle(running: Running) -> None:
+    world = running()
+    observed = world.observed()
+    assert observed.driver is not None
+    assert observed.job.spec is not None
+    last = replace(observed, driver=replace(observed.driver, step=observed.job.spec.steps))
+    plan = reconcile(last, world.now)
+    assert (plan.status.phase, plan.urgent) == (JobPhase.RUNNING, True)
+    stored = replace(last, job=replace(last.job, status=plan.status))
+    assert not reconcile(stored, world.now + 20).urgent
+
+
 @pytest.mark.parametrize(
     ("phase", "seconds"), [(JobPhase.RUNNING, 5.0), (JobPhase.SUCCEEDED, None), (JobPhase.SUSPENDED, None)]
 )

@@ -14,7 +14,8 @@ from record_cases import MANIFEST, run_folder, write_run, write_samples
 from rljob_worker.cli.main import main
 from rljob_worker.driver.checkpoints import CheckpointStore, DriverState
 
-COMMANDS = ("run", "validate", "report", "samples", "export")
+REPOSITORY = Path(__file__).parents[3]
+COMMANDS = ("run", "validate", "plan", "doctor", "report", "samples", "export")
 
 
 @pytest.fixture
@@ -66,6 +67,33 @@ def test_validate(capsys: pytest.CaptureFixture[str], manifest: str) -> None:
     assert "spec.steps: 0: is too small" in said
     assert "spec.rollout.topP: 7" in said
     assert "no such file" in refused(capsys, "validate", "missing.yaml")
+
+
+def test_plan_says_whether_a_job_fits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    example = str(REPOSITORY / "examples" / "qwen3-4b-grpo-8x910b1.yaml")
+    model = {"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728}
+    model |= {"num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    model |= {"max_position_embeddings": 40960, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    command = ["plan", example, "--model", str(tmp_path)]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "actor_train" in text
+    assert "of 61.00 GiB: fits, " in text
+    assert "assumed:" in text
+    assert main([*command, "--device-memory", "32Gi", "--json"]) == 1
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"] is False
+    assert plan["tables"][0]["limit"] == 32 * 2**30
+    assert plan["tables"][0]["peak_phase"] == "actor_train"
+    assert "spec.training.recompute=Full" in plan["remedies"]["alone"]
+
+
+def test_plan_refuses_what_it_cannot_read(capsys: pytest.CaptureFixture[str], manifest: str, tmp_path: Path) -> None:
+    example = str(REPOSITORY / "examples" / "qwen3-4b-grpo-8x910b1.yaml")
+    assert "give a copy of its config with --model" in refused(capsys, "plan", example)
+    assert "config.json: no such file" in refused(capsys, "plan", example, "--model", str(tmp_path))
+    assert "--device-memory: '64 GB' is no amount" in refused(capsys, "plan", manifest, "--device-memory", "64 GB")
 
 
 def test_run_refuses_before_it_starts(capsys: pytest.CaptureFixture[str], manifest: str, tmp_path: Path) -> None:

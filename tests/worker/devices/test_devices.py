@@ -8,7 +8,8 @@ import pytest
 import torch
 import xxhash
 
-from rljob_worker.devices import Device, get_device
+from rljob_worker.devices import COMPUTE_VARIABLE, Device, get_device
+from rljob_worker.errors import UserError
 
 
 def test_the_cpu_is_a_device() -> None:
@@ -19,14 +20,43 @@ def test_the_cpu_is_a_device() -> None:
     assert (device.process_group_backend, device.visible_devices_variable) == ("gloo", None)
     device.synchronize()
     device.empty_cache()
+    device.set_current()
+    device.release_host_cache()
+    assert not device.own_memory
+    with pytest.raises(ValueError, match="staging slots"):
+        device.share(torch.ones(1))
+    with pytest.raises(ValueError, match="staging slots"):
+        device.open_shared(b"{}")
     info = device.memory_info()
     assert 0 < info.free <= info.total
 
 
-@pytest.mark.parametrize("name", ["npu", "cuda", "ascend-a2", "hami"])
-def test_devices_to_come_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ValueError, match=f"resources.profile: '{name}' is not built yet; allowed now: cpu"):
+@pytest.mark.parametrize("name", ["npu", "ascend-a2", "hami"])
+def test_a_profile_whose_library_is_missing_is_refused_with_what_to_install(name: str) -> None:
+    with pytest.raises(
+        UserError, match=f"'{name}' cannot be used here: torch_npu is not installed; use the worker image"
+    ):
         get_device(name)
+
+
+def test_cuda_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(UserError, match=r"'cuda' cannot be used here: torch .* is built without CUDA; use the worker"):
+        get_device("cuda")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match=r"cuda device 0 is wanted, but torch finds 0 .*give the container its devices"):
+        get_device("cuda")
+
+
+def test_any_profile_computes_on_the_cpu_when_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COMPUTE_VARIABLE, "cpu")
+    assert get_device("ascend-a2", 1).identity() == f"{socket.gethostname()}:cpu:1"
+    with pytest.raises(ValueError, match="'gpu' is no known profile"):
+        get_device("gpu")
+    monkeypatch.setenv(COMPUTE_VARIABLE, "npu")
+    with pytest.raises(ValueError, match="RLJOB_COMPUTE_DEVICE: 'npu' is no device to compute on; allowed: cpu"):
+        get_device("ascend-a2")
 
 
 def test_wrong_names_and_indices() -> None:
@@ -36,14 +66,14 @@ def test_wrong_names_and_indices() -> None:
         get_device("cpu", -1)
 
 
-def test_profiles_of_the_api_are_all_known() -> None:
+def test_profiles_of_the_api_are_all_known(monkeypatch: pytest.MonkeyPatch) -> None:
     from rljob_api.spec import Profile
 
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert get_device(Profile.CPU).name == "cpu"
     for profile in Profile:
-        if profile == "cpu":
-            assert get_device(profile).name == "cpu"
-        else:
-            with pytest.raises(ValueError, match="is not built yet"):
+        if profile is not Profile.CPU:
+            with pytest.raises(UserError, match="cannot be used here"):
                 get_device(profile)
 
 

@@ -185,11 +185,15 @@ def test_a_torn_event_does_not_spoil_the_next_attempts_first(tmp_path: Path) -> 
 
 
 def test_a_sync_report_counts_bytes_once_and_the_slowest_process() -> None:
-    sent = [{"bytes": 10, "seconds": 1.0, "fill_seconds": 0.5}, {"bytes": 5, "seconds": 2.0}]
+    sent = [
+        {"bytes": 10, "staging_bytes": 8, "seconds": 1.0, "fill_seconds": 0.5},
+        {"bytes": 5, "staging_bytes": 0, "seconds": 2.0},
+    ]
     received = [{"tensors": 3, "verified": True, "version": 4, "mode": "load", "seconds": s} for s in (1.0, 3.0)]
     assert sync_report(4, sent, received) == {
         "version": 4,
         "bytes": 15,
+        "staging_bytes": 8,
         "tensors": 3,
         "verified": True,
         "mode": "load",

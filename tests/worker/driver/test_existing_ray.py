@@ -68,7 +68,7 @@ def test_a_device_that_is_not_built_is_refused(cluster: RayCluster, tmp_path: Pa
     cluster.submit(job, tmp_path / "run", "npu")
     code, logs = failed(cluster, "npu")
     assert code == EXIT_USER_ERROR
-    assert "rljob: spec.resources.profile: 'ascend-a2' is not built yet; allowed now: cpu" in logs
+    assert "rljob: spec.resources.profile: 'ascend-a2' cannot be used here: torch_npu is not installed" in logs
     assert not (tmp_path / "run").exists()
 
 

@@ -113,3 +113,15 @@ def test_folders_of_helpers_that_were_killed_are_removed(tmp_path: Path) -> None
     helper = NodeHelper(str(tmp_path))
     assert [str(entry) for entry in tmp_path.iterdir()] == [helper.folder()] != [str(left)]
     helper.close()
+
+
+def test_nodes_need_the_devices_that_ray_counts() -> None:
+    counted = {"a": {"NPU": 2.0}, "b": {"NPU": 1.0}, "c": {"GPU": 2.0}, "d": {}}
+    table = [row(name, 8) for name in counted]
+    for entry in table:
+        entry["Resources"] |= counted[entry["NodeManagerHostname"]]
+    table.append(row("e", 1) | {"Resources": {"CPU": 1.0, "NPU": 2.0}})
+    ascend: dict[str, Any] = {"profile": "ascend-a2", "nodes": 1, "devicesPerNode": 2}
+    assert [node.hostname for node in capable_nodes(job(resources=ascend).spec, table)] == ["a"]
+    renamed = ascend | {"overrides": {"rayResource": "GPU"}}
+    assert [node.hostname for node in capable_nodes(job(resources=renamed).spec, table)] == ["c"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from model_cases import CONFIGS
 
+from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, check_parallel
 
 
@@ -47,6 +48,21 @@ def test_unsupported_settings_are_named(change: dict[str, object], message: str)
         ModelConfig.from_hf(CONFIGS["qwen3"] | change)
 
 
+def test_qwen3_5_is_refused_with_what_is_missing() -> None:
+    """`examples/qwen3.5-9b-grpo-4xnpu.yaml` says that it cannot be trained; transformers' defaults are this model's."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model("qwen3_5").to_dict()
+    text = config["text_config"]
+    assert (text["hidden_size"], text["num_hidden_layers"], text["num_attention_heads"]) == (4096, 32, 16)
+    assert text["layer_types"].count("linear_attention") == 24
+    assert text["rope_parameters"]["partial_rotary_factor"] == 0.25
+    with pytest.raises(
+        UserError, match=r"'qwen3_5' is not supported: .*gated delta net.*; use qwen2, qwen3, qwen3_moe$"
+    ):
+        ModelConfig.from_hf(config)
+
+
 def test_folder_without_or_with_broken_config(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"config\.json: no such file"):
         ModelConfig.from_hf(tmp_path)
@@ -66,7 +82,7 @@ def test_folder_without_or_with_broken_config(tmp_path: Path) -> None:
         ("qwen3", (1, 3, 1), r"num_hidden_layers \(2\) is not divisible by pipelineParallel \(3\)"),
         ("qwen3", (1, 1, 2), r"expertParallel \(2\) needs a mixture-of-experts model"),
         ("qwen3_moe", (1, 1, 3), r"num_experts \(4\) is not divisible by expertParallel \(3\)"),
-        ("qwen3_moe", (2, 1, 1), "needs sequence parallelism, which Megatron's norm does not have on cpu"),
+        ("qwen3_moe", (2, 1, 1), "needs sequence parallelism, which is not built"),
     ],
 )
 def test_impossible_parallel_sizes(name: str, sizes: tuple[int, int, int], message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -105,30 +106,47 @@ def test_padding_rows_never_leak(hf_folders: dict[str, Path], megatron_results: 
         assert torch.equal(tensor, expected[name]), name
 
 
-def transformer_engine_name(name: str, moe: bool) -> str:
+def transformer_engine_name(name: str, cfg: ModelConfig, parallel: Parallel) -> str:
+    """What the same parameter is called in layers of Transformer Engine's classes, which MindSpeed stands in for."""
     name = name.replace("input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight")
-    if not moe:
-        return name.replace("pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight")
-    head, found, tail = name.partition("local_experts.")
-    return f"{head}{tail.partition('.')[2]}{tail.partition('.')[0]}" if found else name
+    match = re.search(r"layers\.(\d+)\.", name)
+    layer = int(match[1]) + cfg.num_layers // parallel.pp_size * parallel.pp_rank if match else None
+    if layer is not None and not cfg.is_moe(layer):
+        name = name.replace("pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight")
+    return re.sub(r"local_experts\.(\d+)\.(linear_fc\d\.weight)", r"\2\1", name)
 
 
-@pytest.mark.parametrize(("model", "layout"), [("qwen3", "tp2"), ("qwen3_moe", "ep2")])
+@every_case
 def test_transformer_engine_names(model: str, layout: str, hf_folders: dict[str, Path], megatron_results: Path) -> None:
     folder = hf_folders[model]
+    cfg = ModelConfig.from_hf(folder)
+    expected = load_file(folder / "model.safetensors")
     pieces: list[Piece] = []
     for rank in range(2):
         parameters, parallel = shard(megatron_results, model, layout, rank)
-        renamed = {
-            "module.module." + transformer_engine_name(name, model == "qwen3_moe"): tensor
-            for name, tensor in parameters.items()
-        }
-        renamed["module.module.decoder.layers.0.self_attention._extra_state"] = torch.empty(0)
+        renamed = {transformer_engine_name(name, cfg, parallel): tensor for name, tensor in parameters.items()}
+        assert len(renamed) == len(parameters)
+        assert any("linear_qkv.layer_norm_weight" in name for name in renamed)
         assert not any("input_layernorm" in name or "local_experts" in name for name in renamed)
-        pieces += local_pieces(renamed, ModelConfig.from_hf(folder), parallel)
-    expected = load_file(folder / "model.safetensors")
-    assembled = dict(assemble(pieces, ModelConfig.from_hf(folder)))
+        assert any("experts.linear_fc1.weight0" in name for name in renamed) == bool(cfg.num_experts)
+        wrapped = {f"module.module.{name}": tensor for name, tensor in renamed.items()}
+        wrapped["module.module.decoder.layers.0.self_attention._extra_state"] = torch.empty(0)
+        pieces += local_pieces(wrapped, cfg, parallel)
+        check_write(renamed, cfg, parallel, expected)
+    assembled = dict(assemble(pieces, cfg))
+    assert set(assembled) == set(expected)
     assert all(torch.equal(assembled[name], expected[name]) for name in expected)
+
+
+def check_write(
+    parameters: dict[str, torch.Tensor], cfg: ModelConfig, parallel: Parallel, expected: dict[str, torch.Tensor]
+) -> None:
+    """Empty parameters become the trained ones when the checkpoint is written into their pieces."""
+    empty = {name: torch.zeros_like(tensor) for name, tensor in parameters.items()}
+    for piece in local_pieces(empty, cfg, parallel):
+        tensor = expected[piece.hf_name]
+        piece.write(tensor if piece.dim is None else tensor.narrow(piece.dim, piece.start, piece.length))
+    assert all(torch.equal(empty[name], tensor) for name, tensor in parameters.items())
 
 
 def test_assemble_refuses_incomplete_and_contradicting_shards(

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rljob_worker.models.build import SwiGLU
+from rljob_worker.models.kernels import SwiGLU
 
 
 def test_gradients_are_those_of_the_values() -> None:

@@ -13,7 +13,7 @@ def test_they_are_chosen_for_float32_and_agree_with_the_definition() -> None:
     from vllm.platforms import current_platform
 
     import rljob_worker.rollout.cpu_norms  # noqa: F401
-    from rljob_worker.rollout.arguments import CPU_KERNELS
+    from rljob_worker.rollout.platforms import CPU_KERNELS
 
     current_platform.import_kernels()
     torch.manual_seed(0)

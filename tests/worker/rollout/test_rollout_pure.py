@@ -16,7 +16,7 @@ from rollout_models import spec_json
 from rljob_api import RLJobSpec
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.rollout import guardian, processes
+from rljob_worker.rollout import cpu_libraries, guardian, processes
 from rljob_worker.rollout.arguments import engine_arguments, max_model_length, max_sequences
 from rljob_worker.rollout.environment import engine_environment
 from rljob_worker.rollout.sampling import check_requests
@@ -169,3 +169,10 @@ def test_sweep_removes_what_a_dead_engine_left_and_nothing_else(
             child.wait(5)
         for name in names:
             Path("/dev/shm", name).unlink(missing_ok=True)
+
+
+def test_a_missing_library_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_libraries.check_cpu_libraries()
+    monkeypatch.setattr(cpu_libraries, "LIBRARIES", {"libnot-there.so.9": "package not-there"})
+    with pytest.raises(UserError, match=r"need libnot-there\.so\.9 \(package not-there\): libnot-there.*No such file"):
+        cpu_libraries.check_cpu_libraries()

@@ -13,12 +13,15 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 
 from rljob_worker.errors import StopRequested
 from rljob_worker.models.convert import Parallel, local_pieces
+from rljob_worker.trainer import rank as rank_module
+from rljob_worker.trainer.flat import OptimizerState, Region
 from rljob_worker.trainer.trainer import Trainer
 from rljob_worker.types import SamplingParams, StepMetrics, TrainBatch
 
@@ -121,6 +124,17 @@ def steps(process: Process, count: int = 3, model: str = "dense", **training: An
     }
     trainer.close()
     return result
+
+
+def offload_moved(process: Process, **training: Any) -> Result:
+    """As on a device with memory of its own: the state is brought there for each update."""
+    with mock.patch.object(rank_module, "OptimizerState", _state_on_host):
+        return steps(process, optimizer={"hostOffload": True}, **training)
+
+
+def _state_on_host(optimizer: Any, ddp: Any, region: Region, *, on_host: bool) -> OptimizerState:
+    assert not on_host, "on the CPU there is nowhere to move it"
+    return OptimizerState(optimizer, ddp, region, on_host=True)
 
 
 MANY_TERMS = {
@@ -290,6 +304,9 @@ CASES: dict[str, Callable[[Process], Result]] = {
     "one_moe": lambda p: steps(p, model="moe"),
     "recompute": lambda p: steps(p, recompute="Full"),
     "offload": lambda p: steps(p, optimizer={"hostOffload": True}),
+    "offload_moved": offload_moved,
+    "bf16": lambda p: steps(p, precision="bf16"),
+    "offload_moved_bf16": lambda p: offload_moved(p, precision="bf16"),
     "no_saver": lambda p: steps(p, memorySaver={"mode": "off"}),
     "tp": lambda p: steps(p, tensorParallel=2),
     "pp": lambda p: steps(p, pipelineParallel=2),

@@ -27,8 +27,8 @@ ROOT = Path(__file__).parents[3]
 TOGETHER = ["tp", "pp", "dp", "tp_terms", "pp_terms", "dp_terms", "ep_moe", "stop_tp", "stop_pp", "stop_dp", "save_dp"]
 """Cases of two ranks."""
 ALONE = (
-    ["one", "one_terms", "recompute", "offload", "no_saver", "save_fp32"],
-    ["one_moe", "non_finite", "reference", "stop_one", "stop_after_update", "save_bf16"],
+    ["one", "one_terms", "recompute", "offload", "no_saver", "save_fp32", "bf16", "offload_moved_bf16"],
+    ["one_moe", "offload_moved", "non_finite", "reference", "stop_one", "stop_after_update", "save_bf16"],
 )
 """Cases of one rank, run side by side by the two processes."""
 
@@ -139,8 +139,11 @@ def test_layouts_agree(results: Results, case: str, alone: str) -> None:
 
 def test_recompute_offload_and_memory_saver_change_no_bit(results: Results) -> None:
     expected = results.weights("one")
-    for case in ("recompute", "offload", "no_saver"):
+    for case in ("recompute", "offload", "offload_moved", "no_saver"):
         assert all(torch.equal(tensor, expected[name]) for name, tensor in results.weights(case).items()), case
+    expected = results.weights("bf16")
+    moved = results.weights("offload_moved_bf16")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in moved.items())
 
 
 def test_several_updates_use_old_log_probs_and_move_further(results: Results) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 
-from rljob_worker.weightsync.checksum import checksum
+from rljob_worker.devices import Device
+from rljob_worker.weightsync import rendezvous
+from rljob_worker.weightsync.device_slots import DeviceSlots
 from rljob_worker.weightsync.plan import PieceGeometry, PlacedPiece, SyncPlan, build_plan, dtype_named
 from rljob_worker.weightsync.slots import Slots
+from rljob_worker.weightsync.staging import Staging
 
 Weights = dict[str, torch.Tensor]
 
@@ -73,19 +76,22 @@ def plan_for(weights: Weights, *, producers: int = 1, consumers: int = 1, bucket
 class KeepingEngine:
     """Answers the calls that a vLLM worker answers, copying what it is given into `weights`."""
 
-    def __init__(self, before_landing: Callable[[dict[str, Any], Slots], None] | None = None) -> None:
+    def __init__(self, before_landing: Callable[[dict[str, Any], Any], None] | None = None) -> None:
         self.weights: Weights = {}
         self.finished_version: int | None = None
-        self._slots: Slots | None = None
+        self._slots: Staging | None = None
         self._before_landing = before_landing or (lambda message, slots: None)
 
     def __call__(self, method: str, message: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
         assert seconds > 0
         return [getattr(self, method)(message)]
 
+    def _attached(self, message: dict[str, Any]) -> Staging:
+        return Slots.attach(message["slots"], message["slot_bytes"])
+
     def rljob_begin_sync(self, message: dict[str, Any]) -> dict[str, Any]:
         if self._slots is None:
-            self._slots = Slots.attach(message["slots"], message["slot_bytes"])
+            self._slots = self._attached(message)
         self._dtype = dtype_named(message["dtype"])
         self._landing: Weights = {}
         return {"begin_seconds": 0.0}
@@ -96,7 +102,7 @@ class KeepingEngine:
         sums = []
         for tensor in message["tensors"]:
             weight = self._slots.tensor(message["slot"], tensor["offset"], self._dtype, tuple(tensor["shape"]))
-            sums.append([checksum(PlacedPiece(**piece).part_of(weight)) for piece in tensor["pieces"]])
+            sums.append([self._slots.checksum(PlacedPiece(**piece).part_of(weight)) for piece in tensor["pieces"]])
             self._landing[tensor["name"]] = weight.clone()
         names = [tensor["name"] for tensor in message["tensors"]]
         return {"names": names, "checksums": sums, "checksum_seconds": 0.0, "load_seconds": 0.0, "repack_seconds": 0.0}
@@ -108,6 +114,20 @@ class KeepingEngine:
     def close(self) -> None:
         if self._slots is not None:
             self._slots.close()
+
+
+class KeepingEngineOnDevice(KeepingEngine):
+    """One worker of an engine on a device that has slots of its own, which the trainer there shares."""
+
+    def __init__(
+        self, device: Device, seconds: float, before_landing: Callable[[dict[str, Any], Any], None] | None = None
+    ) -> None:
+        super().__init__(before_landing)
+        self.device, self._seconds = device, seconds
+
+    def _attached(self, message: dict[str, Any]) -> Staging:
+        handles = rendezvous.find_device(message["folder"], self.device.identity(), self._seconds)
+        return DeviceSlots.open(self.device, handles, message["slot_bytes"])
 
 
 def own_mappings(fragment: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Run as a program: real vLLM engines take weights from two senders; prints one JSON line per model.
 
-For each model: a fresh engine on the target folder generates; an engine on other weights takes part in a sync that is
-broken on purpose, then in a good one, and generates.
+For each model (`@devices`: with slots of one device, not of the host): a fresh engine on the target folder generates;
+an engine on other weights takes part in a sync that is broken on purpose, then in a good one, and generates.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ os.environ |= {
 
 import torch
 from safetensors.torch import load_file
+from separate_devices import SeparateDevice
 from sync_cases import pieces_for, plan_for
 
 from rljob_worker.weightsync.errors import WeightSyncError
+from rljob_worker.weightsync.exchange import Exchange
 from rljob_worker.weightsync.receiver import WeightReceiver
 from rljob_worker.weightsync.sender import WeightSender
 from rljob_worker.weightsync.slots import SHARED_MEMORY
 
 EXTENSION = "rljob_worker.weightsync.vllm_extension.WeightLandingExtension"
-PRODUCERS = 2
+EXTENSION_ON_DEVICES = "separate_extension.SeparateDeviceExtension"
 
 
-def make_engine(folder: Path, tensor_parallel: int, dtype: str) -> Any:
+def make_engine(folder: Path, tensor_parallel: int, dtype: str, extension: str) -> Any:
     from vllm import LLM
 
     return LLM(
@@ -48,7 +50,7 @@ def make_engine(folder: Path, tensor_parallel: int, dtype: str) -> Any:
         enforce_eager=True,
         max_num_seqs=8,
         tensor_parallel_size=tensor_parallel,
-        worker_extension_cls=EXTENSION,
+        worker_extension_cls=extension,
         disable_log_stats=True,
     )
 
@@ -86,27 +88,36 @@ def sync(senders: list[WeightSender], receiver: WeightReceiver, version: int, sy
         assert len(errors) in (0, len(senders))
 
 
-def run(models: Path, kind: str, tensor_parallel: int) -> dict[str, Any]:
+def run(models: Path, model: str, tensor_parallel: int) -> dict[str, Any]:
+    kind, _, where = model.partition("@")
+    device = SeparateDevice(0) if where == "devices" else None
+    producers = 2 if device is None else 1
     weights = load_file(models / f"{kind}-target" / "model.safetensors")
     dtype = "float32" if kind.endswith("float32") else "bfloat16"
     vocab_size = weights["model.embed_tokens.weight"].shape[0]
-    fresh = make_engine(models / f"{kind}-target", tensor_parallel, dtype)
+    extension = EXTENSION if device is None else EXTENSION_ON_DEVICES
+    fresh = make_engine(models / f"{kind}-target", tensor_parallel, dtype, extension)
     expected = generate(fresh, vocab_size)
     shut_down(fresh)
-    engine = make_engine(models / f"{kind}-start", tensor_parallel, dtype)
+    engine = make_engine(models / f"{kind}-start", tensor_parallel, dtype, extension)
     before = generate(engine, vocab_size)
-    plan = plan_for(weights, producers=PRODUCERS, bucket_bytes=96 * 1024)
-    wrong = wrong_plans(engine, weights)
+    plan = plan_for(weights, producers=producers, bucket_bytes=96 * 1024)
+    wrong = wrong_plans(engine, weights) if device is None else {}
     damaged: list[int] = []
 
     def land(method: str, message: dict[str, Any], seconds: float) -> Any:
         if method == "rljob_land_bucket" and message["bucket"] == 2 and not damaged:
-            damaged.append(flip_bit(slot_file(folder, message["slot"]), message["tensors"][-1]["offset"] + 5))
+            slot = device.files[message["slot"]] if device is not None else slot_file(folder, message["slot"])
+            damaged.append(flip_bit(slot, message["tensors"][-1]["offset"] + 5))
         return engine.collective_rpc(method, timeout=seconds, args=(message,))
 
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
-        pieces = pieces_for(weights, PRODUCERS)
-        senders = [WeightSender(pieces[rank], plan, producer=rank, folder=folder) for rank in range(PRODUCERS)]
+        pieces = pieces_for(weights, producers)
+        exchange = None if device is None else Exchange(device, [0], device.staging)
+        senders = [
+            WeightSender(pieces[rank], plan, producer=rank, folder=folder, exchange=exchange)
+            for rank in range(producers)
+        ]
         receiver = WeightReceiver(land, folder=folder, consumer=0)
         failure, _ = sync(senders, receiver, 1, sync_id=1)
         version_after_failure = receiver.version
@@ -119,8 +130,10 @@ def run(models: Path, kind: str, tensor_parallel: int) -> dict[str, Any]:
     engine.reset_prefix_cache()
     after = generate(engine, vocab_size)
     shut_down(engine)
+    if device is not None:
+        device.remove_files()
     return {
-        "kind": kind,
+        "kind": model,
         "buckets": len(plan.buckets),
         "wrong_plans": wrong,
         "failure": failure,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from rljob_worker.cli import export, report, run, samples, validate
+from rljob_worker.cli import doctor, export, plan, report, run, samples, validate
 from rljob_worker.errors import EXIT_OK, JobError, UserError
 
 _DESCRIPTION = """Colocated reinforcement-learning post-training: Megatron and vLLM take turns on the same devices.
@@ -20,7 +20,7 @@ _DESCRIPTION = """Colocated reinforcement-learning post-training: Megatron and v
 _EXIT_INTERRUPTED = 130
 _EXIT_CODES = """exit codes:
   0   the job succeeded
-  1   the job failed; the message says why
+  1   the job failed, and the message says why; `plan`: it does not fit; `doctor`: problems were found
   2   the manifest, its data or the command line is wrong; nothing was started
   4   a phase was past its deadline; the stacks of all processes are in the run folder's logs
   75  stopped as asked (SIGTERM, Ctrl-C) after saving; --resume continues
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=f"rljob {version('rljob')}")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (run, validate, report, samples, export):
+    for module in (run, validate, plan, doctor, report, samples, export):
         module.add_command(commands)
     return root
 

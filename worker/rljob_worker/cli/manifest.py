@@ -13,9 +13,14 @@ from rljob_api.validation import ManifestError, load_manifest
 from rljob_worker.errors import UserError
 
 
-def add_manifest_arguments(command: argparse.ArgumentParser) -> None:
+def add_manifest_arguments(command: argparse.ArgumentParser, *, required: bool = True) -> None:
     """The manifest and its overrides."""
-    command.add_argument("manifest", metavar="JOB.yaml", help="the RLJob manifest; - reads standard input")
+    command.add_argument(
+        "manifest",
+        nargs=None if required else "?",
+        metavar="JOB.yaml",
+        help="the RLJob manifest; - reads standard input",
+    )
     command.add_argument(
         "--set",
         dest="overrides",

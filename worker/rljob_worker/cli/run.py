@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rljob_api.validation import ManifestError, check_runnable_locally
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
-from rljob_worker.errors import UserError
+from rljob_worker.errors import EXIT_OK, UserError
 
 _DESCRIPTION = """Run a job on this machine: embedded Ray, CPU devices, real Megatron, real vLLM.
 With --address, or inside a Ray job, it runs on the nodes of that Ray cluster instead.
@@ -78,9 +78,13 @@ def run(arguments: argparse.Namespace) -> int:
             on_record=progress.record,
             on_event=progress.event,
         )
-    lines = [f"{outcome.outcome}: {outcome.message}"]
+    lines = []
     if (output / "steps.jsonl").stat().st_size:
         html, png = build_report(output)
         lines += [phase_table_text(output), f"report  {html}\n        {png}"]
-    console.print("\n".join([*lines, f"run     {output}"]), highlight=False, markup=False, soft_wrap=True)
+    said = [*lines, f"run     {output}"]
+    result = f"{outcome.outcome}: {outcome.message}"
+    # Of a job that failed on a cluster, people see the log's last line first.
+    said = [result, *said] if outcome.exit_code == EXIT_OK else [*said, result]
+    console.print("\n".join(said), highlight=False, markup=False, soft_wrap=True)
     return outcome.exit_code

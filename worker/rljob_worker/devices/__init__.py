@@ -1,7 +1,8 @@
 """Devices: what differs between npu, cuda and cpu, behind one interface."""
 
+from rljob_api.roles import COMPUTE_VARIABLE
 from rljob_worker.devices.base import Device
-from rljob_worker.devices.select import get_device
+from rljob_worker.devices.select import check_profile, get_device
 from rljob_worker.memory.host import MemoryInfo
 
-__all__ = ["Device", "MemoryInfo", "get_device"]
+__all__ = ["COMPUTE_VARIABLE", "Device", "MemoryInfo", "check_profile", "get_device"]

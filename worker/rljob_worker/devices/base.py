@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -24,6 +25,11 @@ class Device(Protocol):
         ...
 
     @property
+    def own_memory(self) -> bool:
+        """Whether it has memory apart from the host's; if so it is an `AcceleratorMemory`."""
+        ...
+
+    @property
     def torch_device(self) -> torch.device:
         """Where tensors are made."""
         ...
@@ -39,7 +45,11 @@ class Device(Protocol):
         ...
 
     def identity(self) -> str:
-        """`<hostname>:<kind>:<index>`: equal in two processes only when they use the same physical device."""
+        """`<hostname>:<kind>:<uuid or index>`: equal in two processes only when they use the same physical device."""
+        ...
+
+    def set_current(self) -> None:
+        """Make it the device on which this thread's torch works when none is named."""
         ...
 
     def memory_info(self) -> MemoryInfo:
@@ -51,9 +61,52 @@ class Device(Protocol):
         ...
 
     def empty_cache(self) -> None:
-        """Give cached, unused blocks of the allocator back."""
+        """Free unreachable tensors and give cached, unused blocks of the allocator back."""
+        ...
+
+    def release_host_cache(self) -> None:
+        """Give cached pinned host memory back."""
+        ...
+
+    def share(self, tensor: torch.Tensor) -> bytes:
+        """Message from which another process on this device opens the tensor's memory without a copy.
+
+        The tensor must live until all of them have closed it. RuntimeError when its memory cannot be exported,
+        ValueError on a device that shares memory in another way.
+        """
+        ...
+
+    def open_shared(self, message: bytes) -> torch.Tensor:
+        """The memory of a tensor that another process shared; ValueError when it is on another device."""
         ...
 
     def checksum(self, tensor: torch.Tensor) -> int:
         """64-bit checksum of the elements' bytes in row-major order; dtype and shape are not part of it."""
+        ...
+
+
+@runtime_checkable
+class AcceleratorMemory(Device, Protocol):
+    """What a device with memory of its own has besides, for the memory saver."""
+
+    @property
+    def allocator_variable(self) -> str:
+        """Environment variable that configures torch's allocator."""
+        ...
+
+    @property
+    def hooked_function(self) -> str:
+        """The runtime's function with which torch allocates device memory."""
+        ...
+
+    def reserved_bytes(self) -> int:
+        """Device memory that torch's allocator holds in this process, in use or cached."""
+        ...
+
+    def new_pool(self, allocator: tuple[str, str, str] | None = None) -> Any:
+        """A pool of torch's allocator, kept for the life of the process."""
+        ...
+
+    def use_pool(self, pool: Any) -> AbstractContextManager[Any]:
+        """Tensors that this thread makes inside take their memory from the pool."""
         ...

@@ -18,6 +18,7 @@ class CpuDevice:
     name = "cpu"
     process_group_backend = "gloo"
     visible_devices_variable = None
+    own_memory = False
 
     def __init__(self, index: int = 0, *, host: HostMemory | None = None) -> None:
         self._index = index
@@ -37,6 +38,9 @@ class CpuDevice:
         """`<hostname>:cpu:<index>`."""
         return f"{socket.gethostname()}:{self.name}:{self._index}"
 
+    def set_current(self) -> None:
+        """Nothing to choose."""
+
     def memory_info(self) -> MemoryInfo:
         """Host memory under the tightest limit, see `HostMemory.info`."""
         return self._host.info()
@@ -50,6 +54,19 @@ class CpuDevice:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+    def release_host_cache(self) -> None:
+        """Nothing is pinned."""
+
+    def share(self, tensor: torch.Tensor) -> bytes:
+        """ValueError: host memory is shared from its allocation on, by the weight sync's slots."""
+        raise ValueError(
+            "share: memory of the cpu device is shared as staging slots (weightsync/slots.py), not exported"
+        )
+
+    def open_shared(self, message: bytes) -> torch.Tensor:
+        """ValueError, as `share`."""
+        raise ValueError("open_shared: the cpu device opens staging slots (weightsync/slots.py), not exported memory")
 
     def checksum(self, tensor: torch.Tensor) -> int:
         """xxh3_64 over the contiguous bytes [tensor.numel() * itemsize]; ValueError when it is not on the CPU."""

@@ -56,6 +56,10 @@ class TrainerActor:
 
         self._trainer = Trainer(**arguments)
 
+    def variable(self, name: str) -> str:
+        """A variable of this process's environment; empty where it is not set."""
+        return os.environ.get(name, "")
+
     def setup(self) -> dict[str, Any]:
         """Build the rank; returns its pid, node, device identity and sizes."""
         return {"pid": self.pid, "node": _node(), **self._trainer.setup()}
@@ -70,15 +74,16 @@ class TrainerActor:
 
 
 class EngineActor:
-    """One vLLM engine, on devices that are given by their numbers on its node."""
+    """One vLLM engine, on devices that are given by their numbers on its node, or by what the process sees."""
 
-    def __init__(self, log_file: str, stacks_file: str, *, devices: list[int], **arguments: Any) -> None:
+    def __init__(self, log_file: str, stacks_file: str, *, devices: list[int] | None, **arguments: Any) -> None:
         self.pid = prepare_process(log_file, stacks_file)
         from rljob_worker.devices import get_device
         from rljob_worker.rollout.engine import Engine
 
         profile = arguments["spec"]["resources"]["profile"]
-        self._engine = Engine(devices=[get_device(profile, index).identity() for index in devices], **arguments)
+        known = None if devices is None else [get_device(profile, index).identity() for index in devices]
+        self._engine = Engine(devices=known, **arguments)
 
     def start(self) -> dict[str, Any]:
         """Load the model and answer a warm-up request; returns also its pid and node."""

@@ -18,6 +18,7 @@ from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rljob_api import RLJobSpec, derived, roles
+from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.actors import EngineActor, TrainerActor
 from rljob_worker.driver.calls import Call, Calls
 from rljob_worker.driver.nodes import Nodes
@@ -32,6 +33,7 @@ _LOG_TAIL_LINES = 20
 _VISIBLE_SECONDS = 10.0
 """How long a new file may take to show up on another node."""
 _SIGNAL_SECONDS = 5.0
+_SHARE = 0.4
 _ON_A_CLUSTER = {
     # Ray makes its workers nice by default: beside anything else on the machine they would get a fraction of it.
     "RAY_worker_niceness": "0",
@@ -72,6 +74,9 @@ class Cluster:
         self._embedded = True
         self._placement: Placement | None = None
         self._nodes: Nodes | None = None
+        self._kind = device_kind(spec.resources)
+        self.engines_sleep_first = self._kind.ray_resource is not None
+        """Whether engines are asleep after `start`."""
         self.trainers: list[Process] = []
         self.engines: list[Process] = []
 
@@ -109,14 +114,37 @@ class Cluster:
             )
             self.trainers.append(self._actor(TrainerActor, f"trainer-{rank}", rank, arguments))
         tp = self.spec.rollout.tensor_parallel
+        visible = self._visible_devices()
         for index in range(derived.engines(self.spec)):
             first = index * tp
             arguments = common | dict(
                 index=index,
-                devices=[bundle % placement.devices_per_node for bundle in range(first, first + tp)],
+                devices=None
+                if visible
+                else [device % placement.devices_per_node for device in range(first, first + tp)],
                 sync_folder=folders[placement.node_of(first)],
             )
-            self.engines.append(self._actor(EngineActor, f"engine-{index}", first, arguments))
+            self.engines.append(
+                self._actor(EngineActor, f"engine-{index}", first, arguments, visible[first : first + tp])
+            )
+
+    def _visible_devices(self) -> list[str]:
+        """What Ray shows each trainer of the devices of its node; empty where CPUs stand for devices.
+
+        Ray shows an actor the devices of its own bundle. An engine that spans bundles is told those of their trainers.
+        """
+        variable = self._kind.visible_variable
+        if variable is None:
+            return []
+        asked = [process.handle.variable.remote(variable) for process in self.trainers]
+        shown: list[str] = ray.get(asked, timeout=self.spec.timeouts.start_seconds)
+        for process, devices in zip(self.trainers, shown, strict=True):
+            if not devices or "," in devices:
+                raise JobError(
+                    f"start: Ray gave {process.name} {variable}={devices!r}, not one device: each node must offer Ray "
+                    f"its devices as {self._kind.ray_resource}"
+                )
+        return shown
 
     def _check_folders(self, nodes: Nodes) -> None:
         """Every node must see what the driver writes, and the model."""
@@ -139,19 +167,33 @@ class Cluster:
                         "volume that all pods mount at the same path (spec.storage.volumes)"
                     )
 
-    def _actor(self, kind: type, name: str, bundle: int, arguments: dict[str, Any]) -> Process:
+    def _actor(
+        self, kind: type, name: str, bundle: int, arguments: dict[str, Any], visible: Sequence[str] = ()
+    ) -> Process:
         assert self._placement is not None
         node = self._placement.node_of(bundle)
         # Ray's type hints do not know concurrency groups.
         remote: Any = ray.remote
         actor = remote(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 2})(kind)
+        variables = self._variables(kind, self._placement.nodes[node])
+        if len(visible) > 1:
+            assert self._kind.visible_variable is not None
+            variables[self._kind.visible_variable] = ",".join(visible)
         handle = actor.options(
-            runtime_env={"env_vars": self._variables(kind, self._placement.nodes[node])},
+            **self._share_of_device(),
+            runtime_env={"env_vars": variables},
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 self._placement.group, placement_group_bundle_index=bundle
             ),
         ).remote(str(self._log_file(name)), str(self._stacks_file(name)), **arguments)
         return Process(name, handle, node)
+
+    def _share_of_device(self) -> dict[str, Any]:
+        """Trainer and engine take less than half of their bundle's device each, so that both get that one."""
+        resource = self._kind.ray_resource
+        if resource is None:
+            return {}
+        return {"num_gpus": _SHARE} if resource == "GPU" else {"resources": {resource: _SHARE}}
 
     def _variables(self, kind: type, node: Node) -> dict[str, str]:
         given = self.spec.environment
@@ -167,11 +209,26 @@ class Cluster:
         return own | given.variables | users
 
     def start(self, calls: Calls) -> None:
-        """Build all processes side by side, and check that both sides sit on the same devices."""
+        """Build all processes, and check that both sides sit on the same devices.
+
+        Side by side on CPU. On devices the engines come first and sleep then: vLLM measures free memory while it
+        starts, and refuses one that grows or is too little because of a trainer.
+        """
         processes = [*self.trainers, *self.engines]
-        running = [Call(p.name, p.handle.setup.remote()) for p in self.trainers]
-        running += [Call(p.name, p.handle.start.remote()) for p in self.engines]
-        reports = calls.gather("start", running, self.spec.timeouts.start_seconds, stoppable=True)
+        seconds = self.spec.timeouts.start_seconds
+
+        def engines() -> list[Call]:
+            return [Call(p.name, p.handle.start.remote()) for p in self.engines]
+
+        def trainers() -> list[Call]:
+            return [Call(p.name, p.handle.setup.remote()) for p in self.trainers]
+
+        if self.engines_sleep_first:
+            serving = calls.gather("start", engines(), seconds, stoppable=True)
+            calls.gather("start", self.on_engines("sleep"), seconds, stoppable=True)
+            reports = [*calls.gather("start", trainers(), seconds, stoppable=True), *serving]
+        else:
+            reports = calls.gather("start", [*trainers(), *engines()], seconds, stoppable=True)
         assert self._placement is not None
         for process, report in zip(processes, reports):
             process.pid = report["pid"]

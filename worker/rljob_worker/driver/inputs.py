@@ -13,11 +13,12 @@ from rljob_api.spec import ModelSpec
 from rljob_worker.data.dataset import PromptSource, load_evaluation_prompts
 from rljob_worker.data.hub import snapshot
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
+from rljob_worker.devices.kinds import device_kind
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, check_parallel
 from rljob_worker.models.random_model import make_random_model
 from rljob_worker.rewards.runner import RewardRunner
-from rljob_worker.rollout.arguments import check_engine_supports
+from rljob_worker.rollout.platforms import engine_platform
 from rljob_worker.types import Prompt
 
 MODEL_FOLDER = "model"
@@ -51,7 +52,7 @@ def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
     model = ModelConfig.from_hf(model_folder)
     training = spec.training
     check_parallel(model, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
-    check_engine_supports(model)
+    engine_platform(device_kind(spec.resources).name).check_model(model)
     tokenizer = load_tokenizer(own)
     limit = _room_for_prompts(model, "spec.rollout.maxResponseTokens", spec.rollout.max_response_tokens)
     evaluation_limit = limit

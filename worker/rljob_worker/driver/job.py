@@ -315,7 +315,8 @@ class Job:
 
     def first_hand_over(self) -> None:
         """Bring engines to the trainers' weights through the same verified path as every later step."""
-        self.engines("sleep")
+        if not self._cluster.engines_sleep_first:
+            self.engines("sleep")
         self.engines("wake_weights")
         self.update_weights()
         self.trainers("sleep")

@@ -12,6 +12,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from rljob_api import RLJobSpec, derived
+from rljob_worker.devices.kinds import device_kind
 from rljob_worker.errors import JobError, StopRequested, UserError
 
 _NODE_LABEL = "ray.io/node-id"
@@ -27,6 +28,8 @@ class Node:
     hostname: str
     address: str
     cpus: float
+    devices: float = 0.0
+    """Of the job's kind; 0 where CPUs stand for devices."""
 
     def __str__(self) -> str:
         return f"{self.hostname} ({self.address})"
@@ -80,14 +83,25 @@ def capable_nodes(spec: RLJobSpec, table: Sequence[Mapping[str, Any]]) -> list[N
 
     A head that was started without CPUs is none of them.
     """
-    wanted = derived.devices_per_node(spec) * bundle_cpus(spec)
-    return [node for node in living_nodes(table) if node.cpus >= wanted]
+    per_node, resource = derived.devices_per_node(spec), device_kind(spec.resources).ray_resource
+    devices = per_node if resource else 0
+    return [
+        node
+        for node in living_nodes(table, resource)
+        if node.cpus >= per_node * bundle_cpus(spec) and node.devices >= devices
+    ]
 
 
-def living_nodes(table: Sequence[Mapping[str, Any]]) -> list[Node]:
-    """Nodes of `ray.nodes()` that are alive, ordered by name."""
+def living_nodes(table: Sequence[Mapping[str, Any]], resource: str | None = None) -> list[Node]:
+    """Nodes of `ray.nodes()` that are alive, ordered by name, with how much of `resource` they have."""
     nodes = [
-        Node(n["NodeID"], n["NodeManagerHostname"], n["NodeManagerAddress"], n["Resources"].get("CPU", 0.0))
+        Node(
+            n["NodeID"],
+            n["NodeManagerHostname"],
+            n["NodeManagerAddress"],
+            n["Resources"].get("CPU", 0.0),
+            n["Resources"].get(resource, 0.0) if resource else 0.0,
+        )
         for n in table
         if n["Alive"]
     ]
@@ -119,7 +133,8 @@ def place(spec: RLJobSpec, stop: threading.Event) -> Placement:
 def _group(spec: RLJobSpec, nodes: Sequence[Node]) -> PlacementGroup:
     """One bundle a device, each tied to its node: PACK alone would fill a large node before it takes the next."""
     selectors = [{_NODE_LABEL: node.id} for node in nodes for _ in range(derived.devices_per_node(spec))]
-    bundles = [{"CPU": float(bundle_cpus(spec))} for _ in selectors]
+    resource = device_kind(spec.resources).ray_resource
+    bundles = [{"CPU": float(bundle_cpus(spec))} | ({resource: 1.0} if resource else {}) for _ in selectors]
     return placement_group(bundles, strategy="PACK", bundle_label_selector=selectors)
 
 
@@ -134,9 +149,14 @@ def _reserved(group: PlacementGroup, nodes: Sequence[Node], stop: threading.Even
 
 
 def _shortage(spec: RLJobSpec, table: Sequence[Mapping[str, Any]]) -> str:
-    wanted = derived.devices_per_node(spec) * bundle_cpus(spec)
-    there = ", ".join(f"{node} with {node.cpus:g} CPUs" for node in living_nodes(table)) or "none"
+    per_node, resource = derived.devices_per_node(spec), device_kind(spec.resources).ray_resource
+    wanted = f"{per_node * bundle_cpus(spec)} free CPUs" + (f" and {per_node} free {resource}" if resource else "")
+    has = [
+        f"{node} with {node.cpus:g} CPUs" + (f" and {node.devices:g} {resource}" if resource else "")
+        for node in living_nodes(table, resource)
+    ]
     return (
-        f"start: {spec.resources.nodes} node(s) with {wanted} free CPUs each (spec.resources) were not to be had "
-        f"within {spec.timeouts.start_seconds:g} s (spec.timeouts.startSeconds); the Ray cluster's nodes: {there}"
+        f"start: {spec.resources.nodes} node(s) with {wanted} each (spec.resources) were not to be had within "
+        f"{spec.timeouts.start_seconds:g} s (spec.timeouts.startSeconds); the Ray cluster's nodes: "
+        f"{', '.join(has) or 'none'}"
     )

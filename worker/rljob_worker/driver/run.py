@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api import RLJob, RLJobSpec, derived
-from rljob_worker.devices import get_device
+from rljob_worker.devices import COMPUTE_VARIABLE, check_profile
 from rljob_worker.driver.calls import Calls
 from rljob_worker.driver.checkpoints import CheckpointStore
 from rljob_worker.driver.cluster import Cluster
@@ -70,9 +70,11 @@ def run_job(
         UserError: model, data, reward or run folder are not what the manifest says; nothing was started.
     """
     try:
-        get_device(job.spec.resources.profile.value)
+        check_profile(job.spec.resources.profile.value)
     except ValueError as error:
-        raise UserError(f"spec.{error}") from None
+        raise UserError(str(error)) from None
+    if os.environ.get(COMPUTE_VARIABLE):
+        on_event(f"computing on the CPU, whatever the profile is: {COMPUTE_VARIABLE} is set")
     check_layout(job.spec)
     with ExitStack() as stack:
         folder = RunFolder(output, job, resume)

@@ -11,7 +11,7 @@ from rljob_worker.weightsync.errors import WeightSyncError
 def sync_report(
     version: int, sent: Sequence[Mapping[str, Any]], received: Sequence[Mapping[str, Any]], nodes: int = 1
 ) -> dict[str, Any]:
-    """One block for all processes: bytes are those of the model once, seconds those of the slowest process.
+    """One block for all processes: bytes of the model and of a node's slots, seconds of the slowest process.
 
     Each of the `nodes` hands the whole model over, to its own engines.
 
@@ -25,6 +25,7 @@ def sync_report(
     report: dict[str, Any] = {
         "version": version,
         "bytes": sum(r["bytes"] for r in sent) // nodes,
+        "staging_bytes": sum(r["staging_bytes"] for r in sent) // nodes,
         "tensors": received[0]["tensors"],
         "verified": True,
         "mode": received[0]["mode"],

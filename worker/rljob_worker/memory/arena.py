@@ -120,6 +120,10 @@ class Arena:
             with self._lock:
                 self._open_regions -= 1
 
+    def staging(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing: outside of regions tensors stay awake anyway."""
+        return contextlib.nullcontext()
+
     def contains(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's memory lies in the arena."""
         return self.tag_of(tensor) is not None

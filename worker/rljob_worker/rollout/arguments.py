@@ -6,16 +6,12 @@ from typing import Any
 
 from rljob_api import derived
 from rljob_api.spec import Precision, RLJobSpec
+from rljob_worker.devices.kinds import device_kind
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.rollout.platforms import MERGED, engine_platform
 
-CPU_KERNELS = "rljob_cpu"
-"""Provider under which `cpu_norms` registers its kernels with vLLM."""
-WORKER_EXTENSION = "rljob_worker.rollout.worker_extension.RolloutWorkerExtension"
-CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Head sizes that vLLM 0.23's CPU attention has kernels for; repeated here because importing vLLM takes seconds."""
 _MOST_SEQUENCES = 1024
-_CPU_KV_CACHE_BYTES = 2**30
 
 
 def max_model_length(spec: RLJobSpec, model: ModelConfig) -> int:
@@ -24,15 +20,6 @@ def max_model_length(spec: RLJobSpec, model: ModelConfig) -> int:
     if data.max_prompt_tokens is None or spec.evaluation is not None:
         return model.max_position_embeddings
     return min(model.max_position_embeddings, data.max_prompt_tokens + rollout.max_response_tokens)
-
-
-def check_engine_supports(model: ModelConfig) -> None:
-    """Refuse a model that trains here but that the engine cannot generate with; UserError."""
-    if model.head_dim not in CPU_HEAD_SIZES:
-        allowed = ", ".join(map(str, CPU_HEAD_SIZES))
-        raise UserError(
-            f"spec.model: head_dim {model.head_dim} is not supported by vLLM's attention on CPU; allowed: {allowed}"
-        )
 
 
 def max_sequences(spec: RLJobSpec) -> int:
@@ -44,7 +31,7 @@ def max_sequences(spec: RLJobSpec) -> int:
 
 
 def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, Any]:
-    """Keyword arguments of vLLM's EngineArgs.
+    """Keyword arguments of vLLM's EngineArgs on the job's kind of device.
 
     Raises:
         UserError: `spec.rollout.engineArgs` names something that RLJob sets itself.
@@ -63,19 +50,18 @@ def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, Any]:
         "enforce_eager": not rollout.graph_mode,
         "enable_prefix_caching": rollout.prefix_caching,
         "max_num_seqs": max_sequences(spec),
-        "kv_cache_memory_bytes": rollout.kv_cache_bytes or _CPU_KV_CACHE_BYTES,
-        "worker_extension_cls": WORKER_EXTENSION,
         "disable_log_stats": True,
-        "ir_op_priority": {op: [CPU_KERNELS, "native"] for op in ("rms_norm", "fused_add_rms_norm")},
         # Inside a Ray actor vLLM would choose its Ray executor; an engine runs its own processes.
         "distributed_executor_backend": "mp" if rollout.tensor_parallel > 1 else None,
     }
     if rollout.max_batched_tokens is not None:
         own["max_num_batched_tokens"] = rollout.max_batched_tokens
-    clashes = sorted(own.keys() & rollout.engine_args.keys())
+    own |= engine_platform(device_kind(spec.resources).name).arguments(spec)
+    clashes = sorted((own.keys() - MERGED) & rollout.engine_args.keys())
     if clashes:
         raise UserError(
             f"spec.rollout.engineArgs: {', '.join(clashes)}: set by RLJob from other fields; remove from engineArgs"
         )
     # A default of RLJob's that the spec has no field for may be narrowed.
-    return own | {"max_model_len": max_model_length(spec, model)} | rollout.engine_args
+    given = {name: value for name, value in rollout.engine_args.items() if name not in own}
+    return own | {"max_model_len": max_model_length(spec, model)} | given

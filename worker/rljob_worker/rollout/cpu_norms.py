@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from vllm import ir
 
-from rljob_worker.rollout.arguments import CPU_KERNELS
+from rljob_worker.rollout.platforms import CPU_KERNELS
 
 _LANES = 16
 

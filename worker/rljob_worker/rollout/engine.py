@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import time
@@ -11,10 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api import derived
-from rljob_api.spec import Profile, RLJobSpec
+from rljob_api.spec import RLJobSpec
+from rljob_worker.devices import check_profile
+from rljob_worker.devices.kinds import device_kind
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.rollout.arguments import engine_arguments
 from rljob_worker.rollout.generation import GenerationStatistics, OnFinished, StepLoop
+from rljob_worker.rollout.platforms import EnginePlatform, engine_platform
 from rljob_worker.rollout.processes import Guardian, sweep_dead_engines
 from rljob_worker.rollout.sampling import check_requests, scoring_params, vllm_sampling
 from rljob_worker.rollout.states import EngineState, next_state
@@ -38,7 +42,8 @@ class Engine:
         spec: the job's spec as JSON, by alias.
         index: number of the engine in the job.
         model_folder: Hugging Face folder to start from; these weights are version 0.
-        devices: identities of the devices the engine spans, one for each tensor-parallel rank.
+        devices: identities of the devices the engine spans, one for each tensor-parallel rank; None where the workers
+            find them out.
         sync_folder: where the trainers' weight senders on this host can be found.
 
     Raises:
@@ -46,12 +51,20 @@ class Engine:
     """
 
     def __init__(
-        self, spec: dict[str, Any], *, index: int, model_folder: str, devices: list[str], sync_folder: str | None = None
+        self,
+        spec: dict[str, Any],
+        *,
+        index: int,
+        model_folder: str,
+        devices: list[str] | None,
+        sync_folder: str | None = None,
     ) -> None:
         self.spec = RLJobSpec.model_validate(spec)
-        if self.spec.resources.profile is not Profile.CPU:
-            raise UserError(f"spec.resources.profile: {self.spec.resources.profile} is not built yet; allowed now: cpu")
-        if len(devices) != self.spec.rollout.tensor_parallel:
+        try:
+            check_profile(self.spec.resources.profile.value)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        if devices is not None and len(devices) != self.spec.rollout.tensor_parallel:
             raise UserError(
                 f"engine-{index}: got {len(devices)} devices for spec.rollout.tensorParallel "
                 f"{self.spec.rollout.tensor_parallel}"
@@ -81,6 +94,8 @@ class Engine:
             UserError: vLLM refuses the engine arguments.
         """
         with self._operation("start"):
+            platform = engine_platform(device_kind(self.spec.resources).name)
+            platform.prepare()
             arguments = engine_arguments(self.spec, self.model_folder)
             sweep_dead_engines()
             # It would override the KV cache size of the spec, in whole GiB.
@@ -90,10 +105,12 @@ class Engine:
             import vllm  # noqa: F401
 
             imported = time.perf_counter()
-            self._engine = _build(arguments)
-            self._engine.collective_rpc("rljob_use_seeded_sampler")
+            self._engine = _build(arguments, platform)
             self._tokenizer = _load_tokenizer(Path(self.model_folder))
             self._loop = StepLoop(self._engine.engine_core, self._tokenizer)
+            self._turns = platform.turns(self._engine, self._loop.drain)
+            if self.devices is None:
+                self.devices = self._turns.devices()
             loaded = time.perf_counter()
             self._warm_up()
             self._guardian.settled()
@@ -106,7 +123,7 @@ class Engine:
                 "threads": int(os.environ.get("OMP_NUM_THREADS", 0)),
                 "max_model_length": self._max_length,
                 "max_sequences": arguments["max_num_seqs"],
-                "kv_cache_bytes": arguments["kv_cache_memory_bytes"],
+                "kv_cache_bytes": arguments.get("kv_cache_memory_bytes") or self._turns.kv_cache_bytes(),
             }
 
     def shutdown(self) -> None:
@@ -197,18 +214,18 @@ class Engine:
     # --- turns --------------------------------------------------------------------------------
 
     def sleep(self) -> dict[str, int]:
-        """Forget all cached prefixes and give back the KV cache; the packed weights stay where they are on CPU.
+        """Forget all cached prefixes and give back the KV cache, and the weights where the device can sleep.
 
         Returns:
-            `released_bytes` that were really resident, of which `released_weight_bytes` (0 on CPU), and `memory`.
+            `released_bytes` that really came free, of which `released_weight_bytes` (0 on CPU), and `memory`.
         """
         with self._operation("sleep"):
-            return {"released_bytes": self._release_kv_cache(), "released_weight_bytes": 0} | self._memory()
+            return self._turns.sleep()
 
     def wake_weights(self) -> dict[str, int]:
-        """Take the memory for the weights back: on CPU they never left, `resumed_bytes` is 0."""
+        """Take the memory for the weights back, without content where they had left; `resumed_bytes` and `memory`."""
         with self._operation("wake_weights"):
-            return {"resumed_bytes": 0} | self._memory()
+            return self._turns.wake_weights()
 
     def receive_weights(self, version: int, seconds: float) -> dict[str, Any]:
         """Take a version of the weights from the trainers of this host, verified.
@@ -235,13 +252,13 @@ class Engine:
             return report
 
     def wake_kv(self) -> dict[str, int]:
-        """Take the KV cache back: on CPU its pages come back as they are touched, `resumed_bytes` is 0."""
+        """Take the KV cache back, empty; `resumed_bytes` and `memory`."""
         with self._operation("wake_kv"):
-            return {"resumed_bytes": 0} | self._memory()
+            return self._turns.wake_kv()
 
     def memory(self) -> dict[str, int]:
-        """`resident_bytes` of this process and its tensor-parallel workers."""
-        return self._memory()
+        """`resident_bytes` of this process and its tensor-parallel workers, and what the devices have free."""
+        return self._turns.memory()
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -273,28 +290,17 @@ class Engine:
         sampling = SamplingParams(max_tokens=2, ignore_eos=True)
         params = vllm_sampling(sampling, self._generation_config, self._end_token)
         self._loop.generate([GenerationRequest((0,), 0)] * 2, params, threading.Event())
-        self._release_kv_cache()
-
-    def _release_kv_cache(self) -> int:
-        self._loop.drain()
-        if not self._engine.reset_prefix_cache():
-            raise RuntimeError("engine: the prefix cache cannot be reset while requests hold blocks")
-        return sum(self._engine.collective_rpc("rljob_release_kv_cache"))
-
-    def _memory(self) -> dict[str, int]:
-        """Bytes resident in this process and its tensor-parallel workers; reading changes nothing."""
-        pids = [os.getpid(), *(worker.proc.pid for worker in getattr(self._engine.model_executor, "workers", ()))]
-        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
-        return {"resident_bytes": pages * os.sysconf("SC_PAGE_SIZE")}
+        self._turns.after_warm_up()
 
 
-def _build(arguments: dict[str, Any]) -> LLMEngine:
+def _build(arguments: dict[str, Any], platform: EnginePlatform) -> LLMEngine:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    import rljob_worker.rollout.cpu_norms  # noqa: F401  (vLLM checks that the kernels of its arguments are registered)
-
+    for module in platform.kernels:
+        # vLLM checks that the kernels of its arguments are registered.
+        importlib.import_module(module)
     try:
         parsed = EngineArgs(**arguments)
     except TypeError as error:
@@ -303,10 +309,14 @@ def _build(arguments: dict[str, Any]) -> LLMEngine:
         return LLMEngine.from_engine_args(parsed, usage_context=UsageContext.LLM_CLASS)
     except ValueError as error:
         raise UserError(
-            f"spec.rollout: vLLM refuses these settings (here kvCacheBytes is {arguments['kv_cache_memory_bytes']}, "
-            f"and data.maxPromptTokens with maxResponseTokens gives sequences of {arguments['max_model_len']} tokens): "
-            f"{error}"
+            f"spec.rollout: vLLM refuses these settings (here {_kv_cache_size(arguments)}, and data.maxPromptTokens "
+            f"with maxResponseTokens gives sequences of {arguments['max_model_len']} tokens): {error}"
         ) from error
+
+
+def _kv_cache_size(arguments: dict[str, Any]) -> str:
+    size = arguments.get("kv_cache_memory_bytes")
+    return f"memoryFraction is {arguments['gpu_memory_utilization']}" if size is None else f"kvCacheBytes is {size}"
 
 
 def _load_tokenizer(folder: Path) -> Any | None:

@@ -1,4 +1,4 @@
-"""What RLJob adds to vLLM's workers; vLLM mixes this class into the worker's bases."""
+"""What RLJob adds to vLLM's workers on CPU; vLLM mixes this class into the worker's bases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 import rljob_worker.rollout.cpu_norms  # noqa: F401  (registers its kernels)
 from rljob_worker.devices.gloo import share_gloo_loop
 from rljob_worker.rollout.cpu_sampler import SeededSampler
-from rljob_worker.rollout.environment import TORCH_LINEAR
+from rljob_worker.rollout.kv_caches import kv_cache_storages
+from rljob_worker.rollout.platforms import TORCH_LINEAR
 from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
 
 _MADV_DONTNEED = 4
@@ -25,7 +26,7 @@ class RolloutWorkerExtension(WeightLandingExtension):
 
     model_runner: Any
 
-    def rljob_use_seeded_sampler(self) -> None:
+    def rljob_prepare(self) -> None:
         """Draw tokens with `SeededSampler` from now on."""
         self.model_runner.sampler.topk_topp_sampler.forward = SeededSampler()
 
@@ -68,8 +69,7 @@ if os.environ.get(TORCH_LINEAR) == "1":
 
 def _kv_cache_ranges(tensors: list[torch.Tensor]) -> Iterator[tuple[int, int]]:
     """Whole pages inside each distinct storage: (address, length)."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-    for address, size in storages.items():
+    for address, size in kv_cache_storages(tensors).items():
         start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > start:

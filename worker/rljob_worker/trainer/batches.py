@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -98,6 +98,13 @@ class MicroBatch:
     """[n] float32."""
     advantages: Tensor
     """[n] float32, each sample's on all of its tokens."""
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same with its tensors on `device`; itself where they are there."""
+        if self.input_ids.device == device:
+            return self
+        moved = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "samples"}
+        return replace(self, **{name: tensor.to(device) for name, tensor in moved.items()})
 
 
 class PackedBatch:

@@ -13,4 +13,6 @@ def trainer_environment(spec: RLJobSpec) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads_per_process(spec)),
         # Megatron compiles small helpers at first use: seconds at start-up, and nothing gained on CPU.
         "TORCHDYNAMO_DISABLE": "1",
+        # Megatron's tensor parallelism counts on the order of work that one queue gives.
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     }

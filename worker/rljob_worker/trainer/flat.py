@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,37 +59,83 @@ class OptimizerState:
         shards: what this rank updates, in a fixed order.
     """
 
-    def __init__(self, optimizer: Any, ddp: Any, region: Region) -> None:
+    def __init__(self, optimizer: Any, ddp: Any, region: Region, *, on_host: bool = False) -> None:
+        """Take over the state of a new optimizer.
+
+        Args:
+            optimizer: Megatron's chained distributed optimizers.
+            ddp: the model that they update.
+            region: where the tensors sleep.
+            on_host: they live in pinned host memory, and are on the device in `present` alone.
+        """
         names = {param: name for name, param in ddp.module.named_parameters()}
-        entries = list(_entries(optimizer, names))
-        total = sum(main.numel() for _, _, main, _ in entries)
-        own_masters = any(owned for _, _, _, owned in entries)
+        self._entries = list(_entries(optimizer, names))
+        self._on_host = on_host
+        total = sum(entry.main.numel() for entry in self._entries)
+        count = 3 if any(entry.owned for entry in self._entries) else 2
+        self._device = self._entries[0].main.device if self._entries else torch.device("cpu")
+        home = torch.device("cpu") if on_host else self._device
+        pinned = on_host and self._device.type != "cpu"
         with region("backup"):
-            self.flats = [torch.zeros(total, dtype=torch.float32) for _ in range(3 if own_masters else 2)]
+            self.flats = [torch.zeros(total, dtype=torch.float32, device=home, pin_memory=pinned) for _ in range(count)]
+            self._steps = torch.zeros(len(self._entries), dtype=torch.float32, device=home)
+        for entry in self._entries:
+            if entry.owned:
+                self.flats[2][entry.span].copy_(entry.main)
+        self._work_on(self.flats, self._steps)
         self.shards: list[Shard] = []
-        start = 0
-        for name, inner, main, owned in entries:
-            span = slice(start, start + main.numel())
-            start = span.stop
-            if owned:
-                self.flats[2][span].copy_(main)
-                main.data = self.flats[2][span]
-            state = {
-                "step": torch.zeros((), dtype=torch.float32),
-                "exp_avg": self.flats[0][span],
-                "exp_avg_sq": self.flats[1][span],
-            }
-            inner.state[main] = state
-            self.shards.append(Shard(name, main.detach(), state["exp_avg"], state["exp_avg_sq"], state["step"]))
+        for entry, step in zip(self._entries, self._steps, strict=True):
+            master = self.flats[2][entry.span] if entry.owned else entry.main.detach()
+            exp_avg, exp_avg_sq = (flat[entry.span] for flat in self.flats[:2])
+            self.shards.append(Shard(entry.name, master, exp_avg, exp_avg_sq, step))
 
     @property
     def owns_masters(self) -> bool:
         """Whether master weights are apart from the parameters (bf16 training)."""
         return len(self.flats) == 3
 
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """Around an update: the state is on the device."""
+        if not self._on_host:
+            yield
+            return
+        homes = [*self.flats, self._steps]
+        here = [home.to(self._device, copy=True) for home in homes]
+        self._work_on(here[:-1], here[-1])
+        try:
+            yield
+        finally:
+            for home, tensor in zip(homes, here, strict=True):
+                home.copy_(tensor)
+            self._work_on(self.flats, self._steps)
 
-def _entries(optimizer: Any, names: dict[Any, str]) -> Iterator[tuple[str, torch.optim.Optimizer, Tensor, bool]]:
-    """(name, inner optimizer, main parameter, whether it is a copy of its own) of each shard."""
+    def _work_on(self, flats: list[Tensor], steps: Tensor) -> None:
+        """Have the optimizers compute with these tensors."""
+        for entry, step in zip(self._entries, steps, strict=True):
+            span = entry.span
+            if entry.owned:
+                # A gradient is of one update, and where its master is.
+                entry.main.grad = None
+                entry.main.data = flats[2][span]
+            entry.inner.state[entry.main].update(step=step, exp_avg=flats[0][span], exp_avg_sq=flats[1][span])
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A shard as Megatron has it."""
+
+    name: str
+    inner: torch.optim.Optimizer
+    main: Tensor
+    owned: bool
+    """Whether `main` is a copy of its own, and no view of the parameter."""
+    span: slice
+    """Its place in the flat tensors."""
+
+
+def _entries(optimizer: Any, names: dict[Any, str]) -> Iterator[_Entry]:
+    start = 0
     for part in optimizer.chained_optimizers:
         if part.is_stub_optimizer:
             continue
@@ -99,7 +145,9 @@ def _entries(optimizer: Any, names: dict[Any, str]) -> Iterator[tuple[str, torch
         ):
             for model_group, main_group in zip(models, mains, strict=True):
                 for model_param, main in zip(model_group, main_group, strict=True):
-                    yield names[model_param], part.optimizer, main, owned
+                    end = start + main.numel()
+                    yield _Entry(names[model_param], part.optimizer, main, owned, slice(start, end))
+                    start = end
 
 
 class Snapshot:

@@ -115,7 +115,8 @@ class MetricReduction:
         total = torch.zeros(len(self._names), dtype=torch.float64)
         largest = total.clone()
         if self._contributes:
-            table = torch.stack(rows).double()
+            # On the host: not every device adds doubles, and gloo reduces what lies here.
+            table = torch.stack(rows).cpu().double()
             total, largest = table.sum(0), table.amax(0)
         if self._world_size > 1:
             dist.all_reduce(total)

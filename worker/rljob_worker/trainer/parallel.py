@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 
 import torch.distributed as dist
 
 from rljob_api.spec import TrainingSpec
 from rljob_worker.devices.gloo import share_gloo_loop
+from rljob_worker.trainer.process_groups import ProcessGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ def check_sizes(training: TrainingSpec, world_size: int) -> None:
 
 def initialize(
     training: TrainingSpec, *, rank: int, world_size: int, store: str, backend: str, timeout_seconds: float
-) -> Coordinates:
-    """Join the process group at `store` (an init method such as `tcp://host:port`) and set Megatron's parallel state.
+) -> tuple[Coordinates, ProcessGroups]:
+    """Join the process group at `store` (`tcp://host:port`) and set Megatron's parallel state.
 
     Collectives that wait longer than `timeout_seconds` for a peer raise.
     """
@@ -68,18 +68,17 @@ def initialize(
 
     check_sizes(training, world_size)
     share_gloo_loop()
-    dist.init_process_group(
-        backend, init_method=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_seconds)
-    )
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=training.tensor_parallel,
-        pipeline_model_parallel_size=training.pipeline_parallel,
-        expert_model_parallel_size=training.expert_parallel,
-        expert_tensor_parallel_size=1 if training.expert_parallel > 1 else None,
-        distributed_timeout_minutes=max(1, round(timeout_seconds / 60)),
-        create_gloo_process_groups=backend != "gloo",
-    )
-    return Coordinates(
+    groups = ProcessGroups(store, rank=rank, world_size=world_size, backend=backend, timeout_seconds=timeout_seconds)
+    with groups.recording():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=training.tensor_parallel,
+            pipeline_model_parallel_size=training.pipeline_parallel,
+            expert_model_parallel_size=training.expert_parallel,
+            expert_tensor_parallel_size=1 if training.expert_parallel > 1 else None,
+            distributed_timeout_minutes=max(1, round(timeout_seconds / 60)),
+            create_gloo_process_groups=backend != "gloo",
+        )
+    place = Coordinates(
         rank=rank,
         world_size=world_size,
         tp=training.tensor_parallel,
@@ -91,6 +90,7 @@ def initialize(
         dp=parallel_state.get_data_parallel_world_size(),
         dp_rank=parallel_state.get_data_parallel_rank(),
     )
+    return place, groups
 
 
 def lockstep_leader() -> int:

@@ -34,7 +34,8 @@ class Passes:
         self._selected: Tensor | None = None
         self._schedule = get_forward_backward_func()
         self._finalize = finalize_model_grads
-        self._no_tokens = torch.zeros((), dtype=torch.int)
+        self._device = next(ddp.parameters()).device
+        self._no_tokens = torch.zeros((), dtype=torch.int, device=self._device)
         model = ddp.module
         model.config.finalize_model_grads_func = self._finish_gradients
         if coordinates.last_stage:
@@ -69,6 +70,7 @@ class Passes:
         index, micro_batch = next(data)
         if self._stop.skip():
             return self._nothing(), self._no_loss
+        micro_batch = micro_batch.to(self._device)
         self._selected = micro_batch.selected
         output = model(micro_batch.input_ids, micro_batch.position_ids, None)
 
@@ -89,7 +91,8 @@ class Passes:
         if not self._coordinates.first_stage:
             return model.decoder.input_tensor * 0.0
         config = model.config
-        return torch.zeros(1, 1, config.hidden_size, dtype=config.params_dtype, requires_grad=True)
+        size = (1, 1, config.hidden_size)
+        return torch.zeros(size, dtype=config.params_dtype, device=self._device, requires_grad=True)
 
     def _no_loss(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return output.float().sum() * 0.0, self._no_tokens, self._no_tokens

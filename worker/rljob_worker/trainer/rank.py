@@ -12,13 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rljob_api.spec import MemorySaverMode, Precision, RLJobSpec
+from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.devices import Device
-from rljob_worker.memory.arena import Arena
-from rljob_worker.models import megatron_cpu
+from rljob_worker.memory.sleeping import SleepingMemory, sleeping_memory
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.platforms import megatron_platform
 from rljob_worker.trainer.flat import OptimizerState, Region, move_buffers
 from rljob_worker.trainer.parallel import Coordinates, initialize
+from rljob_worker.trainer.process_groups import ProcessGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +27,23 @@ class Rank:
     """One rank's model and optimizer.
 
     Attributes:
+        groups: all that the rank is in.
         ddp: Megatron's DistributedDataParallel around the bare GPTModel.
         optimizer: Megatron's chained distributed optimizers.
         parameters: flat buffers that hold all parameters.
         state: the optimizer's tensors.
-        arena: memory of all these; None where the memory saver is off.
+        memory: where all these are and sleep; None where the memory saver is off.
         tp_group: ranks that share the vocabulary; None when there is one.
     """
 
     coordinates: Coordinates
+    groups: ProcessGroups
     config: ModelConfig
     ddp: Any
     optimizer: Any
     parameters: list[Tensor]
     state: OptimizerState
-    arena: Arena | None
+    memory: SleepingMemory | None
     tp_group: dist.ProcessGroup | None
 
     def named_parameters(self) -> dict[str, Tensor]:
@@ -50,15 +53,18 @@ class Rank:
     @property
     def readable(self) -> Callable[[Tensor], Tensor]:
         """A tensor's content, asleep or awake."""
-        return self.arena.readable if self.arena is not None else torch.Tensor.detach
+        return self.memory.readable if self.memory is not None else torch.Tensor.detach
 
 
 def build_rank(spec: RLJobSpec, device: Device, *, rank: int, world_size: int, store: str, model_folder: Path) -> Rank:
     """Join the other ranks, build the model with the checkpoint's weights, and the optimizer; collective."""
-    if device.name == "cpu":
-        megatron_cpu.install()
+    platform = megatron_platform(device.name)
+    platform.install()
     training = spec.training
-    coordinates = initialize(
+    device.set_current()
+    # First of all: its check lets the device's memory sleep once, and a preloaded library that is not in never will be.
+    memory = sleeping_memory(spec.memory_saver.mode, device)
+    coordinates, groups = initialize(
         training,
         rank=rank,
         world_size=world_size,
@@ -67,8 +73,7 @@ def build_rank(spec: RLJobSpec, device: Device, *, rank: int, world_size: int, s
         timeout_seconds=min(spec.timeouts.start_seconds, spec.timeouts.phase_seconds),
     )
     torch.manual_seed(spec.seed)
-    if device.name == "cpu":
-        megatron_cpu.finish(spec.seed)
+    platform.finish(spec.seed)
 
     from megatron.core import parallel_state
 
@@ -87,21 +92,22 @@ def build_rank(spec: RLJobSpec, device: Device, *, rank: int, world_size: int, s
         recompute=training.recompute.value,
         device=device.name,
     )
-    arena = None if spec.memory_saver.mode is MemorySaverMode.OFF else Arena()
-    region: Region = nullcontext if arena is None else arena.region
+    region: Region = nullcontext if memory is None else memory.region
     ddp = wrap_model(model)
     parameters = move_buffers(ddp, region)
     load_hf_weights(local_pieces(ddp.module, config, Parallel.current()), model_folder)
     optimizer = build_optimizer(ddp, training, device.process_group_backend)
+    offload = training.optimizer.host_offload
     # Host memory does not sleep: what is offloaded stays outside the memory saver.
-    state = OptimizerState(optimizer, ddp, nullcontext if training.optimizer.host_offload else region)
+    state = OptimizerState(optimizer, ddp, nullcontext if offload else region, on_host=offload and device.own_memory)
     return Rank(
         coordinates=coordinates,
+        groups=groups,
         config=config,
         ddp=ddp,
         optimizer=optimizer,
         parameters=parameters,
         state=state,
-        arena=arena,
+        memory=memory,
         tp_group=parallel_state.get_tensor_model_parallel_group() if coordinates.tp > 1 else None,
     )

@@ -23,7 +23,7 @@ def save_rank(rank: Rank, folder: str, *, updates: int, precision: str) -> int:
     readable = rank.readable
     tensors = {MODEL_PREFIX + name: readable(tensor) for name, tensor in rank.named_parameters().items()}
     tensors |= {name: readable(tensor) for name, tensor in _optimizer_tensors(rank).items()}
-    tensors |= _rng_states()
+    tensors |= _rng_states(rank)
     return write_state(
         path_of(folder, rank.coordinates.rank),
         tensors,
@@ -49,7 +49,7 @@ def load_rank(rank: Rank, folder: str, *, precision: str) -> int:
         reader.read_into(MODEL_PREFIX + name, tensor)
     for name, tensor in _optimizer_tensors(rank).items():
         reader.read_into(name, tensor)
-    _set_rng_states(reader)
+    _set_rng_states(reader, rank)
     return int(reader.metadata["updates"])
 
 
@@ -83,18 +83,23 @@ def _optimizer_tensors(rank: Rank) -> dict[str, Tensor]:
     return tensors
 
 
-def _rng_states() -> dict[str, Tensor]:
+def _rng_states(rank: Rank) -> dict[str, Tensor]:
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
+    states = {"rng.torch": torch.get_rng_state()}
+    device = rank.parameters[0].device
+    if device.type != "cpu":
+        states["rng.device"] = torch.get_device_module(device).get_rng_state(device)
     tracker = get_cuda_rng_tracker()
-    return {"rng.torch": torch.get_rng_state()} | {
-        f"rng.megatron.{name}": state for name, state in tracker.get_states().items()
-    }
+    return states | {f"rng.megatron.{name}": state for name, state in tracker.get_states().items()}
 
 
-def _set_rng_states(reader: StateReader) -> None:
+def _set_rng_states(reader: StateReader, rank: Rank) -> None:
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
     torch.set_rng_state(reader.read("rng.torch"))
+    device = rank.parameters[0].device
+    if device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(reader.read("rng.device"), device)
     tracker = get_cuda_rng_tracker()
     tracker.set_states({name: reader.read(f"rng.megatron.{name}") for name in tracker.get_states()})

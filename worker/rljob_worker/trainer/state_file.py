@@ -26,7 +26,7 @@ def path_of(folder: str | Path, rank: int) -> Path:
 
 
 def write_state(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> int:
-    """Write host tensors (of any layout, also views of one buffer) and JSON metadata; returns the bytes written.
+    """Write tensors (of any layout and device, also views of one buffer) and JSON metadata; returns the bytes written.
 
     On return the file and its name in the folder are on disk. The format is safetensors; its own writer refuses tensors
     that share memory and copies all of them first.
@@ -48,7 +48,7 @@ def write_state(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]
         file.write(len(head).to_bytes(8, "little"))
         file.write(head)
         for tensor in tensors.values():
-            file.write(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
     descriptor = os.open(path.parent, os.O_RDONLY)

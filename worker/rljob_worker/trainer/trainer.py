@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rljob_api import derived
+from rljob_api.quantities import to_number
 from rljob_api.spec import RLJobSpec
 from rljob_worker.algorithms import get_algorithm
 from rljob_worker.devices import get_device
@@ -29,7 +30,6 @@ from rljob_worker.trainer.hand_over import build_sender
 from rljob_worker.trainer.objective import LogProbs, PolicyLoss, mean_over_updates
 from rljob_worker.trainer.parallel import lockstep_leader
 from rljob_worker.trainer.passes import Passes
-from rljob_worker.trainer.quantity import to_bytes
 from rljob_worker.trainer.rank import Rank, build_rank
 from rljob_worker.trainer.saved import load_rank, save_rank
 from rljob_worker.trainer.schedule import learning_rate
@@ -106,11 +106,11 @@ class Trainer:
         self._updater = Updater(self._rank, self._passes)
         needs_reference = self._algorithm.needs_reference(self.spec.algorithm)
         self._reference = Reference(self._rank.parameters) if needs_reference else None
-        self._ledger = MemoryLedger(place.rank, self._device, self._rank.arena)
+        self._ledger = MemoryLedger(place.rank, self._device, self._rank.memory)
         self._saver: MemorySaver | None = None
-        if self._rank.arena is not None:
-            margin = to_bytes(self.spec.memory_saver.train_memory_margin)
-            self._saver = MemorySaver(self._rank.arena, self._device, margin_bytes=margin)
+        if self._rank.memory is not None:
+            margin = to_number(self.spec.memory_saver.train_memory_margin)
+            self._saver = MemorySaver(self._rank.memory, self._device, margin_bytes=margin)
         return {
             "device": self._device.identity(),
             "coordinates": place.as_dict(),
@@ -119,7 +119,10 @@ class Trainer:
         }
 
     def sleep(self) -> dict[str, Any]:
-        """Give the memory of weights, gradients and optimizer away; nothing when asleep. Returns bytes and seconds."""
+        """Give the memory of weights, gradients and optimizer away; nothing when asleep. Returns bytes and seconds.
+
+        Where `memorySaver.releaseProcessGroups` says so, communicators go too, and the call is collective.
+        """
         return self._transition("sleep")
 
     def wake_up(self) -> dict[str, Any]:
@@ -128,9 +131,19 @@ class Trainer:
 
     def _transition(self, what: str) -> dict[str, Any]:
         if self._saver is None:
-            return {"changed": False, "moved_bytes": 0, "backup_bytes": 0, "seconds": 0.0} | self.memory(what)
-        done = self._saver.pause() if what == "sleep" else self._saver.resume()
-        return asdict(done) | self.memory(what)
+            nothing = {"changed": False, "moved_bytes": 0, "backup_bytes": 0, "seconds": 0.0, "group_seconds": 0.0}
+            return nothing | self.memory(what)
+        groups = self._rank.groups if derived.release_process_groups(self.spec) else None
+        group_seconds = 0.0
+        if what == "sleep":
+            if groups is not None:
+                group_seconds = groups.release()
+            done = self._saver.pause()
+        else:
+            done = self._saver.resume()
+            if groups is not None:
+                group_seconds = groups.rebuild()
+        return asdict(done) | {"group_seconds": group_seconds} | self.memory(what)
 
     def memory(self, phase: str = "now") -> dict[str, Any]:
         """A reading of the memory ledger, in bytes; thread-safe, frees nothing."""
@@ -155,7 +168,7 @@ class Trainer:
             from megatron.core import parallel_state
 
             parallel_state.destroy_model_parallel()
-            dist.destroy_process_group()
+            self._rank.groups.close()
 
     # --- a step -----------------------------------------------------------------------------
 
@@ -199,6 +212,9 @@ class Trainer:
                 results, rates = self._run_updates(updates, sampling)
             finally:
                 self._batch = self._old = self._reference_log_probs = None
+                if self._device.own_memory:
+                    # What the passes left in the allocator's cache would lie beside the engine's weights.
+                    self._device.empty_cache()
         return self._report(updates, results, rates, version)
 
     def score(self, token_lists: Sequence[IntArray], sampling: SamplingParams | None = None) -> list[FloatArray]:
@@ -225,7 +241,7 @@ class Trainer:
             groups = group_by_tokens(packed.lengths, order, self.spec.training.max_tokens_per_micro_batch)
             micro_batches = [packed.micro_batch(group) for group in groups]
             rows = self._passes.forward(micro_batches, self._log_probs_of(sampling or SamplingParams(max_tokens=1)))
-            values = torch.cat(rows) if rows else torch.zeros(int(packed.responses.sum()))
+            values = torch.cat(rows).cpu() if rows else torch.zeros(int(packed.responses.sum()))
             self._from_last_stage(values)
         ends = np.cumsum(packed.responses[np.concatenate(groups)])
         parts = np.split(values.numpy(), ends[:-1])
@@ -248,7 +264,7 @@ class Trainer:
             if self._sender is None:
                 if self._sync_folder is None:
                     raise RuntimeError("send_weights: this trainer was made without a sync folder")
-                self._sender = build_sender(self._rank, self.spec, self._sync_folder)
+                self._sender = build_sender(self._rank, self.spec, self._device, self._sync_folder)
             return self._sender.send(version, seconds)
 
     # --- state ------------------------------------------------------------------------------

@@ -49,14 +49,15 @@ class Updater:
         if not math.isfinite(metrics["loss"]):
             return UpdateResult(metrics, math.nan, self._everywhere(self._bad_micro_batches(update, loss, rows)))
         optimizer = self._rank.optimizer
-        optimizer.prepare_grads()
-        norm = float(optimizer.get_grad_norm())
-        if not math.isfinite(norm):
-            return UpdateResult(metrics, norm, self._everywhere(self._bad_gradients()))
-        self._clip(norm)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
-        optimizer.step_with_ready_grads()
+        with self._rank.state.present():
+            optimizer.prepare_grads()
+            norm = float(optimizer.get_grad_norm())
+            if not math.isfinite(norm):
+                return UpdateResult(metrics, norm, self._everywhere(self._bad_gradients()))
+            self._clip(norm)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.step_with_ready_grads()
         return UpdateResult(metrics, norm, None)
 
     def _clip(self, norm: float) -> None:

@@ -218,16 +218,34 @@ def build_plan(
     if not shapes or len(shapes) != len(tensors):
         raise ValueError("the manifest of the weights is empty or names a tensor twice")
     covers = _assign(shapes, pieces, dtype.itemsize)
-    sizes = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
-    target = min(bucket_bytes, max(_SMALLEST_BUCKET, -(-sum(sizes.values()) // _BUCKETS_PER_SYNC)))
+    sizes = _sizes(shapes, dtype)
     buckets: list[Bucket] = []
-    for names in _pack(_modules(shapes), sizes, target):
+    for names in _pack(_modules(shapes), sizes, bucket_bytes):
         placed, offset = [], 0
         for name in names:
             placed.append(PlacedTensor(name, tuple(shapes[name]), offset, sizes[name], covers[name]))
             offset += _aligned(sizes[name])
         buckets.append(Bucket(len(buckets), offset, tuple(placed)))
     return SyncPlan(str(dtype).removeprefix("torch."), consumers, tuple(buckets))
+
+
+def slot_bytes(
+    manifest: Iterable[tuple[str, tuple[int, ...]]], *, dtype: torch.dtype, bucket_bytes: int = DEFAULT_BUCKET_BYTES
+) -> int:
+    """Size of each slot of the plan that `build_plan` would make."""
+    shapes = dict(manifest)
+    sizes = _sizes(shapes, dtype)
+    return max(sum(_aligned(sizes[name]) for name in names) for names in _pack(_modules(shapes), sizes, bucket_bytes))
+
+
+def largest_module(manifest: Iterable[tuple[str, tuple[int, ...]]]) -> int:
+    """Elements of the largest engine module: what no bucket can be smaller than."""
+    shapes = dict(manifest)
+    return max(sum(math.prod(shapes[name]) for name in names) for names in _modules(shapes))
+
+
+def _sizes(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> dict[str, int]:
+    return {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
 
 
 def _aligned(nbytes: int) -> int:
@@ -241,7 +259,8 @@ def _modules(names: Iterable[str]) -> list[list[str]]:
     return list(modules.values())
 
 
-def _pack(modules: Iterable[list[str]], sizes: Mapping[str, int], target: int) -> Iterator[list[str]]:
+def _pack(modules: Iterable[list[str]], sizes: Mapping[str, int], bucket_bytes: int) -> Iterator[list[str]]:
+    target = min(bucket_bytes, max(_SMALLEST_BUCKET, -(-sum(sizes.values()) // _BUCKETS_PER_SYNC)))
     bucket: list[str] = []
     filled = 0
     for module in modules:

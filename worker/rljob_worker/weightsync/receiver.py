@@ -152,8 +152,10 @@ class _Receive:
         message = {
             "version": self._version,
             "dtype": plan.dtype,
+            "folder": str(self._receiver._folder),
             "slots": list(self._receiver._slot_names),
             "slot_bytes": plan.slot_bytes,
+            "seconds": max(0.0, self._deadline - time.monotonic()),
         }
         self._call("rljob_begin_sync", message, "begin")
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from rljob_worker.weightsync import rendezvous
-from rljob_worker.weightsync.checksum import copy_with_checksum
 from rljob_worker.weightsync.errors import WeightSyncError
+from rljob_worker.weightsync.exchange import Exchange
 from rljob_worker.weightsync.mailbox import Mailbox, PeerAborted, consumer_name, producer_name
 from rljob_worker.weightsync.plan import Bucket, PieceGeometry, PieceLike, PlacedPiece, PlacedTensor, SyncPlan
 from rljob_worker.weightsync.protocol import COMMIT, FILLED, ProducerState, describe_piece
 from rljob_worker.weightsync.slots import SLOT_COUNT, Slots
+from rljob_worker.weightsync.staging import Staging
 from rljob_worker.weightsync.sync_ids import SyncIds
 from rljob_worker.weightsync.threads import half_the_threads
 
@@ -24,7 +26,7 @@ class ReadablePiece(PieceLike, Protocol):
     """A piece with its data, as `models.convert.Piece`."""
 
     def read(self) -> torch.Tensor:
-        """The shard in HF layout, on the CPU."""
+        """The shard in HF layout, on the trainer's device."""
         ...
 
 
@@ -36,28 +38,42 @@ class WeightSender:
         sender = WeightSender(pieces, plan, producer=rank, folder=sync_folder)
         report = sender.send(version, deadline=60.0)
 
-    A rank that the plan gives nothing to send has nothing to do: `send` returns at once.
+    In host memory all ranks write into the same slots, and one that the plan gives nothing to send has nothing to do:
+    `send` returns at once. On accelerators each rank fills the slots of its own device, with the other ranks' pieces
+    too, and `send` is collective.
     """
 
-    def __init__(self, pieces: Sequence[ReadablePiece], plan: SyncPlan, *, producer: int, folder: str | Path) -> None:
-        """Bind the socket; the lowest sending rank also makes the slots and tells the others where they are.
+    def __init__(
+        self,
+        pieces: Sequence[ReadablePiece],
+        plan: SyncPlan,
+        *,
+        producer: int,
+        folder: str | Path,
+        exchange: Exchange | None = None,
+    ) -> None:
+        """Bind the socket; the lowest sending rank also tells the others the plan, and makes the slots in host memory.
 
         Args:
             pieces: what this rank holds; of tensors that others send too, the plan says who.
             plan: the same on all ranks.
             producer: this rank's number in the plan.
             folder: a short path, the same for all trainers and engines of the host and for them alone.
+            exchange: the trainers of the host whose devices have slots of their own; None: host memory.
 
         Raises:
             ValueError: a piece that the plan gives to this rank is not in `pieces`, or the folder's path is too long.
             WeightSyncError: no room for the slots.
         """
         self.plan = plan
-        self._producer, self._folder = producer, folder
-        self._takes_part = producer in plan.producers
+        self._producer, self._folder, self._exchange = producer, folder, exchange
+        self._sends = producer in plan.producers
         self._ids = SyncIds()
-        self._slots: Slots | None = None
-        if not self._takes_part:
+        self._slots: Staging | None = None
+        if exchange is not None:
+            self._slots = slots = exchange.make_slots(plan.slot_bytes)
+            rendezvous.publish_device(folder, exchange.device.identity(), slots.handles())
+        if not self._sends:
             return
         self._pieces = _pieces_by_place(pieces)
         self._check_pieces()
@@ -65,8 +81,11 @@ class WeightSender:
         peers = [*map(producer_name, plan.producers), *self._consumers]
         self._mailbox = Mailbox(folder, producer_name(producer), peers)
         if producer == plan.producers[0]:
-            self._slots = Slots.create(rendezvous.run_name(folder), plan.slot_bytes)
-            rendezvous.publish(folder, plan, self._slots.names)
+            names: tuple[str, ...] = ()
+            if exchange is None:
+                self._slots = shared = Slots.create(rendezvous.run_name(folder), plan.slot_bytes)
+                names = shared.names
+            rendezvous.publish(folder, plan, names)
 
     def send(self, version: int, deadline: float, *, sync_id: int | None = None) -> dict[str, Any]:
         """Hand the weights over to all engines; returns when every engine has verified them.
@@ -77,15 +96,16 @@ class WeightSender:
             sync_id: greater with every attempt, the same on both sides; default: `version`.
 
         Returns:
-            `version`, `bytes`, `tensors` and `pieces` that this rank sent, `seconds` in all, and of those
-            `read_seconds`, `fill_seconds` (copying and checksums) and `wait_seconds` (for engines).
+            `version`, `bytes`, `tensors` and `pieces` that this rank sent, `staging_bytes` of the slots that it owns,
+            `seconds` in all, and of those `read_seconds`, `fill_seconds` (copying and checksums), `spread_seconds`
+            (exchange with the host's other trainers) and `wait_seconds` (for engines and other trainers).
 
         Raises:
             WeightSyncError: what went wrong on this or another side, naming who, the version and the bucket.
         """
         sync_id = self._ids.next(version, sync_id)
-        if not self._takes_part:
-            return {"version": version, "bytes": 0, "tensors": 0, "pieces": 0, "seconds": 0.0}
+        if not self._sends and self._exchange is None:
+            return {"version": version, "bytes": 0, "staging_bytes": 0, "tensors": 0, "pieces": 0, "seconds": 0.0}
         run = _Send(self, version, sync_id, time.monotonic() + deadline)
         try:
             with half_the_threads():
@@ -94,18 +114,22 @@ class WeightSender:
             raise WeightSyncError(f"sending version {version}: {error}") from error
         except Exception as error:
             reason = f"sending version {version}, {run.doing}: {error}"
-            self._mailbox.abort(sync_id, reason)
+            self._abort(sync_id, reason)
             raise WeightSyncError(reason) from error
         except BaseException as error:
-            self._mailbox.abort(sync_id, f"sending version {version} was interrupted: {error!r}")
+            self._abort(sync_id, f"sending version {version} was interrupted: {error!r}")
             raise
 
     def close(self) -> None:
         """Close the sockets and drop the slots; the rank that made them removes them."""
-        if self._takes_part:
+        if self._sends:
             self._mailbox.close()
         if self._slots is not None:
             self._slots.close()
+
+    def _abort(self, sync_id: int, reason: str) -> None:
+        if self._sends:
+            self._mailbox.abort(sync_id, reason)
 
     def _check_pieces(self) -> None:
         for bucket in self.plan.buckets:
@@ -115,7 +139,7 @@ class WeightSender:
                         f"rank {self._producer} has to send {tensor.name} from {piece.start}, but has it not"
                     )
 
-    def _attached_slots(self, deadline: float) -> Slots:
+    def _attached_slots(self, deadline: float) -> Staging:
         if self._slots is None:
             plan, names = rendezvous.find(self._folder, deadline)
             if plan.fingerprint != self.plan.fingerprint:
@@ -128,10 +152,10 @@ class _Send:
     """One sync, from the trainer's side."""
 
     def __init__(self, sender: WeightSender, version: int, sync_id: int, deadline: float) -> None:
-        self._sender, self._plan, self._mailbox = sender, sender.plan, sender._mailbox
+        self._sender, self._plan, self._exchange = sender, sender.plan, sender._exchange
         self._version, self._sync_id, self._deadline = version, sync_id, deadline
         self._state = ProducerState(sender.plan, version)
-        self._seconds = dict.fromkeys(("read", "fill", "wait"), 0.0)
+        self._seconds = dict.fromkeys(("read", "fill", "spread", "wait"), 0.0)
         self._bytes = self._pieces = 0
         self._tensors: set[str] = set()
         self.doing = "before the first bucket"
@@ -140,34 +164,62 @@ class _Send:
         started = time.perf_counter()
         self._slots = self._sender._attached_slots(self._deadline)
         for bucket in self._plan.buckets:
-            if self._sender._producer in bucket.producers():
-                self._send_bucket(bucket)
+            writes = self._sender._producer in bucket.producers()
+            if writes or self._exchange is not None:
+                self._send_bucket(bucket, writes)
         self.doing = "after the last bucket"
-        self._wait(self._state.not_done, "done")
-        self._mailbox.send(self._sender._consumers, COMMIT, self._sync_id, version=self._version)
+        with self._agreeing():
+            if self._sender._sends:
+                self._wait(self._state.not_done, "done")
+        if self._sender._sends:
+            self._tell(COMMIT)
         return {
             "version": self._version,
             "bytes": self._bytes,
+            "staging_bytes": self._slots.owned_bytes,
             "tensors": len(self._tensors),
             "pieces": self._pieces,
             "seconds": time.perf_counter() - started,
             **{f"{what}_seconds": seconds for what, seconds in self._seconds.items()},
         }
 
-    def _send_bucket(self, bucket: Bucket) -> None:
+    def _send_bucket(self, bucket: Bucket, writes: bool) -> None:
         self.doing = f"bucket {bucket.index}"
-        self._wait(lambda: self._state.blocking(bucket.index), f"room for bucket {bucket.index}")
+        pieces: list[dict[str, Any]] = []
         with torch.no_grad():
-            pieces = [self._fill(bucket, *placed) for placed in bucket.pieces_of(self._sender._producer)]
-        self._mailbox.send(
-            self._sender._consumers,
-            FILLED,
-            self._sync_id,
-            version=self._version,
-            plan=self._plan.fingerprint,
-            bucket=bucket.index,
-            pieces=pieces,
-        )
+            with self._agreeing():
+                if writes:
+                    self._wait(lambda: self._state.blocking(bucket.index), f"room for bucket {bucket.index}")
+                    pieces = [self._fill(bucket, *placed) for placed in bucket.pieces_of(self._sender._producer)]
+            with self._agreeing():
+                if self._exchange is not None:
+                    self._spread(bucket, self._exchange)
+        if writes:
+            self._tell(FILLED, plan=self._plan.fingerprint, bucket=bucket.index, pieces=pieces)
+
+    def _spread(self, bucket: Bucket, exchange: Exchange) -> None:
+        started = time.perf_counter()
+        exchange.spread(bucket, self._slots, self._plan.torch_dtype)
+        self._slots.settle()
+        self._seconds["spread"] += time.perf_counter() - started
+
+    @contextmanager
+    def _agreeing(self) -> Iterator[None]:
+        """Something that no rank of the exchange goes on after when one of them failed in it."""
+        try:
+            yield
+        except Exception as error:
+            if self._exchange is not None:
+                self._exchange.agree(str(error) or repr(error))
+            raise
+        if self._exchange is not None:
+            started = time.perf_counter()
+            self._exchange.agree()
+            self._seconds["wait"] += time.perf_counter() - started
+
+    def _tell(self, kind: str, **body: Any) -> None:
+        sender = self._sender
+        sender._mailbox.send(sender._consumers, kind, self._sync_id, version=self._version, **body)
 
     def _fill(self, bucket: Bucket, tensor: PlacedTensor, piece: PlacedPiece) -> dict[str, Any]:
         started = time.perf_counter()
@@ -181,7 +233,7 @@ class _Send:
                 f"{tensor.name}: the trainer holds {source.dtype} {tuple(source.shape)}, "
                 f"expected {target.dtype} {tuple(target.shape)}"
             )
-        checksum = copy_with_checksum(source, target)
+        checksum = self._slots.fill(source, target)
         self._seconds["fill"] += time.perf_counter() - started
         self._bytes += source.nbytes
         self._pieces += 1
@@ -191,9 +243,8 @@ class _Send:
     def _wait(self, blocking: Callable[[], list[str]], what: str) -> None:
         started = time.perf_counter()
         while blocking():
-            self._state.take(
-                self._mailbox.receive(self._sync_id, self._deadline, lambda: f"{what}: {', '.join(blocking())}")
-            )
+            mailbox = self._sender._mailbox
+            self._state.take(mailbox.receive(self._sync_id, self._deadline, lambda: f"{what}: {', '.join(blocking())}"))
         self._seconds["wait"] += time.perf_counter() - started
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from rljob_worker.weightsync import checksum as host
 from rljob_worker.weightsync.errors import WeightSyncError
 
 SLOT_COUNT = 2
@@ -20,6 +21,8 @@ _NAME = re.compile(r"rljob-(?P<run>[A-Za-z0-9_.]+)-(?P<namespace>\d+)-(?P<pid>\d
 
 class Slots:
     """Shared mappings of both slots, kept over syncs: their pages are touched once."""
+
+    beside = True
 
     def __init__(self, names: Sequence[str], slot_bytes: int, *, owner: bool) -> None:
         """Map existing slots; use `create` or `attach`.
@@ -65,14 +68,29 @@ class Slots:
         """Map slots that another process made."""
         return cls(names, slot_bytes, owner=False)
 
+    @property
+    def owned_bytes(self) -> int:
+        """Size of both slots where this object made them; 0 where another did."""
+        return len(self.names) * self.slot_bytes if self._owner else 0
+
     def bytes_of(self, index: int) -> torch.Tensor:
         """A slot as uint8 [slot_bytes]; a view, which must not outlive this object's `close`."""
         return self._views[index]
 
     def tensor(self, index: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """The view of `shape` and `dtype` that starts at `offset` bytes."""
-        nbytes = dtype.itemsize * torch.Size(shape).numel()
-        return self._views[index][offset : offset + nbytes].view(dtype).view(shape)
+        return view_of(self._views[index], offset, dtype, shape)
+
+    def fill(self, source: torch.Tensor, target: torch.Tensor) -> int:
+        """Copy `source` into `target`; the checksum of `source`."""
+        return host.copy_with_checksum(source, target)
+
+    def checksum(self, tensor: torch.Tensor) -> int:
+        """xxh3_64 of the bytes."""
+        return host.checksum(tensor)
+
+    def settle(self) -> None:
+        """Nothing to wait for: copies on the CPU are done when they return."""
 
     def close(self) -> None:
         """Drop the mappings, and remove the files when this is the owner; nothing the second time."""
@@ -80,6 +98,12 @@ class Slots:
         if self._owner:
             for name in self.names:
                 (SHARED_MEMORY / name).unlink(missing_ok=True)
+
+
+def view_of(slot: torch.Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """The view of `shape` and `dtype` that starts at `offset` bytes of a slot uint8 [slot_bytes]."""
+    nbytes = dtype.itemsize * torch.Size(shape).numel()
+    return slot[offset : offset + nbytes].view(dtype).view(shape)
 
 
 def sweep() -> list[str]:

@@ -6,15 +6,19 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from rljob_worker.weightsync.checksum import checksum
+from rljob_worker.devices import Device, get_device
+from rljob_worker.weightsync import rendezvous
+from rljob_worker.weightsync.device_slots import DeviceSlots
 from rljob_worker.weightsync.errors import WeightSyncError
 from rljob_worker.weightsync.plan import PlacedPiece, PlacedTensor, dtype_named
 from rljob_worker.weightsync.slots import Slots
+from rljob_worker.weightsync.staging import Staging
 from rljob_worker.weightsync.threads import half_the_threads
 from rljob_worker.weightsync.verify import compare_checksums
 from rljob_worker.weightsync.vllm_cpu import repair_moe_activation
@@ -37,7 +41,7 @@ def _reporting(method: _Method) -> _Method:
     @functools.wraps(method)
     def reporting(worker: Any, message: dict[str, Any]) -> dict[str, Any]:
         try:
-            with torch.no_grad(), half_the_threads():
+            with torch.no_grad(), half_the_threads(), _made_on(worker.device):
                 return method(worker, message)
         except Exception as error:
             _log.exception("%s failed", method.__name__)
@@ -47,25 +51,42 @@ def _reporting(method: _Method) -> _Method:
     return reporting
 
 
+def _made_on(device: torch.device) -> AbstractContextManager[Any]:
+    """The reload makes tensors where torch makes them by default; on CPU it does anyway, at less cost a call."""
+    return nullcontext() if device.type == "cpu" else device
+
+
 class WeightLandingExtension:
     """Mixed into vLLM's worker by `worker_extension_cls`; called through `collective_rpc` by a `WeightReceiver`.
 
     Methods do not raise: what their docstrings list under Raises comes back as `{"error": text}`.
     """
 
+    device: torch.device
     model_runner: Any
     _rljob_sync: _Landing | None = None
-    _rljob_slots: Slots | None = None
+    _rljob_slots: tuple[Any, Staging] | None = None
+
+    def rljob_device(self) -> Device:
+        """The device that this worker computes on."""
+        return get_device(self.device.type, self.device.index or 0)
 
     @_reporting
     def rljob_begin_sync(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Open a sync: `version`, `dtype`, names of the `slots`, `slot_bytes`. An unfinished one is given up."""
+        """Open a sync: `version`, `dtype`, `folder`, names of the `slots` in host memory, `slot_bytes`, `seconds`.
+
+        An unfinished one is given up.
+
+        Raises:
+            WeightSyncError: the slots are not there.
+        """
         started = time.perf_counter()
-        slots = self._rljob_slots
-        if slots is None or slots.names != tuple(message["slots"]):
-            if slots is not None:
-                slots.close()
-            self._rljob_slots = slots = Slots.attach(message["slots"], message["slot_bytes"])
+        place = (message["folder"], message["slots"])
+        if self._rljob_slots is None or self._rljob_slots[0] != place:
+            if self._rljob_slots is not None:
+                self._rljob_slots[1].close()
+            self._rljob_slots = (place, _attached(self.rljob_device(), message))
+        slots = self._rljob_slots[1]
         self._rljob_sync = _Landing(self.model_runner.model, slots, message["version"], dtype_named(message["dtype"]))
         return {"begin_seconds": time.perf_counter() - started}
 
@@ -97,10 +118,18 @@ class WeightLandingExtension:
         return sync
 
 
+def _attached(device: Device, message: Mapping[str, Any]) -> Staging:
+    if not device.own_memory:
+        return Slots.attach(message["slots"], message["slot_bytes"])
+    deadline = time.monotonic() + message["seconds"]
+    handles = rendezvous.find_device(message["folder"], device.identity(), deadline)
+    return DeviceSlots.open(device, handles, message["slot_bytes"])
+
+
 class _Landing:
     """One sync in one worker."""
 
-    def __init__(self, model: Any, slots: Slots, version: int, dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, slots: Staging, version: int, dtype: torch.dtype) -> None:
         self.version = version
         self._model, self._slots, self._dtype = model, slots, dtype
         self._names: list[str] = []
@@ -115,6 +144,7 @@ class _Landing:
             self._model.load_weights(self._checked(bucket))
         loaded = time.perf_counter()
         self._reload.complete_modules(bucket.where)
+        self._slots.settle()
         self._names += bucket.given
         return {
             "names": bucket.given,
@@ -148,8 +178,9 @@ class _Landing:
 class _Bucket:
     """The tensors of one slot; a tensor's checksum is compared before the loader gets it, while others are loading."""
 
-    def __init__(self, message: Mapping[str, Any], slots: Slots, dtype: torch.dtype, where: str) -> None:
+    def __init__(self, message: Mapping[str, Any], slots: Staging, dtype: torch.dtype, where: str) -> None:
         self.where = where
+        self._slots = slots
         self.given: list[str] = []
         self.checksums: list[list[int]] = []
         self.checksum_seconds = 0.0
@@ -161,8 +192,10 @@ class _Bucket:
         ]
 
     def start_checksums(self, hasher: ThreadPoolExecutor) -> None:
-        """Compute them in order on a thread of their own; hashing does not hold the interpreter's lock."""
-        self._computed = [hasher.submit(_checksums, tensor, weight) for tensor, weight in self.weights]
+        """Compute them in order, where the slots allow it on a thread of their own: xxh3 does not hold the
+        interpreter's lock."""
+        start = hasher.submit if self._slots.beside else _at_once
+        self._computed = [start(_checksums, self._slots, tensor, weight) for tensor, weight in self.weights]
 
     def check(self, position: int) -> None:
         """Wait for a tensor's checksums; WeightSyncError when they are not those of the trainers."""
@@ -174,8 +207,14 @@ class _Bucket:
         self.checksums.append(actual)
 
 
-def _checksums(tensor: PlacedTensor, weight: torch.Tensor) -> list[int]:
-    return [checksum(piece.part_of(weight)) for piece in tensor.pieces]
+def _checksums(slots: Staging, tensor: PlacedTensor, weight: torch.Tensor) -> list[int]:
+    return [slots.checksum(piece.part_of(weight)) for piece in tensor.pieces]
+
+
+def _at_once(function: Callable[..., list[int]], *arguments: Any) -> Future[list[int]]:
+    future: Future[list[int]] = Future()
+    future.set_result(function(*arguments))
+    return future
 
 
 def _placed(value: Mapping[str, Any]) -> PlacedTensor:

@@ -1,0 +1,72 @@
+"""The manifests in examples/ are valid, the quickstarts are one job, and the published set-ups are what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rljob_api.spec import Profile
+from rljob_api.validation import ManifestError, apply_overrides, load_manifest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def spec_of(name: str) -> dict[str, Any]:
+    spec: dict[str, Any] = yaml.safe_load((EXAMPLES / name).read_text(encoding="utf-8"))["spec"]
+    return spec
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_example_is_valid(path: Path) -> None:
+    assert load_manifest(path).metadata.name
+
+
+def test_the_quickstart_on_a_cluster_is_the_quickstart() -> None:
+    here, there = spec_of("quickstart.yaml"), spec_of("quickstart-cluster.yaml")
+    volume = there.pop("storage")["volumes"][0]["mountPath"]
+    assert there.pop("image")
+    assert there["checkpoint"].pop("path") == volume
+    assert there["resources"].pop("head").keys() == there["resources"].pop("worker").keys() == {"cpu", "memory"}
+    assert there == here
+
+
+def published() -> list[Path]:
+    """The examples that are made for devices."""
+    return [
+        path for path in sorted(EXAMPLES.glob("*.yaml")) if load_manifest(path).spec.resources.profile != Profile.CPU
+    ]
+
+
+def test_every_published_set_up_is_described() -> None:
+    page = (EXAMPLES.parent / "docs/published-setups.md").read_text(encoding="utf-8")
+    assert len(published()) >= 6
+    assert [path.name for path in published() if f"`{path.name}`" not in page] == []
+
+
+def test_a_model_that_cannot_be_trained_is_marked() -> None:
+    """Qwen3.5 alone; tests/worker/models says why it is refused."""
+    marked = [path for path in published() if path.read_text(encoding="utf-8").startswith("# NOT TRAINABLE YET")]
+    assert marked == [path for path in published() if "Qwen3.5" in (load_manifest(path).spec.model.path or "")]
+    assert len(marked) == 1
+
+
+@pytest.mark.parametrize("name", ["qwen3-4b-grpo-4xnpu.yaml", "qwen3.5-9b-grpo-4xnpu.yaml"])
+@pytest.mark.parametrize(
+    "override", ["spec.resources.devicesPerNode=8", "spec.resources.profile=ascend-a3", "spec.mode=Colocated"]
+)
+def test_set_up_for_4_npus_also_runs_on(name: str, override: str) -> None:
+    document = yaml.safe_load((EXAMPLES / name).read_text(encoding="utf-8"))
+    assert load_manifest(apply_overrides(document, [override]))
+
+
+def test_separate_placement_is_refused_with_what_to_take() -> None:
+    document = yaml.safe_load((EXAMPLES / "qwen2.5-7b-rlvr-2x8.yaml").read_text(encoding="utf-8"))
+    with pytest.raises(ManifestError) as error:
+        load_manifest(apply_overrides(document, ["spec.mode=Disaggregated"]))
+    (problem,) = error.value.problems
+    assert str(problem).startswith(
+        'spec.mode: "Disaggregated": this mode is not built yet; allowed: Colocated, in which'
+    )

@@ -1,0 +1,193 @@
+"""One job that goes on running while strangers knock, its driver stalls, and the chart is replaced under it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kube import Kube, wait_until
+from node_jobs import NodeJob
+from whole_system import NAMESPACE, PROMETHEUS_PORT, WholeSystem
+
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1200)]
+
+DRIVER_PORT = 8300
+RAY_PORT = 8265
+CRD = "rljobs.rljob.dev"
+EARLIER = Path(__file__).parent / "charts" / "rljob-0.0.9.tgz"
+"""The chart as it was when a block that is not given was still stored with its defaults: its CRD differs."""
+
+
+@pytest.fixture(scope="module")
+def job(system: WholeSystem) -> Iterator[NodeJob]:
+    """A job that runs as long as these tests do."""
+    job = NodeJob(system, "long", "steps=100000").create()
+    job.wait("Running")
+    yield job
+    job.delete()
+
+
+# --- who may do what ---------------------------------------------------------------------------
+
+
+def ask(job: NodeJob, port: int, path: str, method: str = "GET") -> int:
+    """Status of a request without a token, from a neighbour of the head pod."""
+    [head] = job.pods("head")
+    with job.system.cluster.network.connect(head["status"]["podIP"], port, 10) as raw:
+        connection = http.client.HTTPConnection(head["status"]["podIP"], port)
+        connection.sock = raw
+        connection.request(method, path)
+        return connection.getresponse().status
+
+
+def test_strangers_get_nothing_from_the_driver(job: NodeJob) -> None:
+    assert ask(job, DRIVER_PORT, "/healthz") == 200
+    for method, path in (("GET", "/v1/status"), ("GET", "/v1/steps?after=-1"), ("POST", "/v1/checkpoint")):
+        assert ask(job, DRIVER_PORT, path, method) == 401, path
+    assert ask(job, DRIVER_PORT, "/metrics") == 401
+
+
+def test_strangers_get_nothing_from_ray(job: NodeJob) -> None:
+    assert ask(job, RAY_PORT, "/api/jobs/") == 401
+    assert ask(job, RAY_PORT, "/api/jobs/", "POST") == 401
+
+
+def test_the_jobs_pods_have_no_token_of_the_api_server(job: NodeJob) -> None:
+    for role in ("head", "worker"):
+        assert job.run_in(role, "sh", "-c", "ls /var/run/secrets 2>/dev/null | wc -l") == "0\n"
+        assert job.run_in(role, "id", "-u") == "1000\n"
+    [pod] = job.pods("worker")
+    account = f"system:serviceaccount:default:{pod['spec']['serviceAccountName']}"
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": account, "groups": ["system:serviceaccounts", "system:authenticated"]},
+    }
+    for verb, group, resource in (("get", "", "secrets"), ("list", "", "pods"), ("get", "rljob.dev", "rljobs"),
+                                  ("create", "ray.io", "rayclusters"), ("create", "", "pods/exec")):  # fmt: skip
+        attributes = {"namespace": "default", "verb": verb, "group": group, "resource": resource.split("/")[0]}
+        review["spec"]["resourceAttributes"] = attributes
+        answer = job.kube.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        assert answer["status"]["allowed"] is False, (verb, resource)
+
+
+def test_the_operators_pod_is_no_root_and_cannot_write(system: WholeSystem) -> None:
+    def inside(script: str) -> str:
+        command = ("exec", "deployment/rljob", "-n", NAMESPACE, "--", "/opt/rljob/bin/python", "-c", script)
+        return system.cluster.kubectl(*command).strip()
+
+    assert inside("import os; print(os.getuid(), os.getgid())") == "65532 65532"
+    tried = (
+        "import json\n"
+        "def write(path):\n"
+        "    try:\n"
+        "        open(path, 'w')\n"
+        "    except OSError as error:\n"
+        "        return error.errno\n"
+        "print(json.dumps([write(path) for path in ('/x', '/tmp/x', '/opt/rljob/x', '/etc/passwd')]))"
+    )
+    errors = json.loads(inside(tried))
+    assert all(errors), errors
+    capabilities = inside("print(open('/proc/self/status').read())")
+    assert "CapEff:\t0000000000000000" in capabilities
+    assert "NoNewPrivs:\t1" in capabilities
+
+
+# --- alerts ------------------------------------------------------------------------------------
+
+
+def alerts(system: WholeSystem, job: NodeJob) -> dict[str, str]:
+    """State of the alerts about a job: pending or firing."""
+    found = system.query(f'ALERTS{{rljob="{job.name}"}}')
+    return {series["metric"]["alertname"]: series["metric"]["alertstate"] for series in found}
+
+
+def test_prometheus_evaluates_every_rule(system: WholeSystem) -> None:
+    client = Kube(system.cluster.network, "127.0.0.1", PROMETHEUS_PORT, None, "")
+
+    def rules() -> list[dict[str, str]]:
+        groups = client.request("GET", "/api/v1/rules")["data"]["groups"]
+        return [rule for group in groups for rule in group["rules"]]
+
+    assert wait_until(lambda: all(rule["health"] == "ok" for rule in rules()), 30, 0.5), rules()
+    assert len(rules()) >= 12
+
+
+def test_a_stalled_driver_is_told_and_told_no_more_when_it_goes_on(job: NodeJob, system: WholeSystem) -> None:
+    job.wait("Running")
+    # Without any step on record it is an hour before a job counts as stalled.
+    system.wait_query(f'rljob_step_seconds_count{{rljob="{job.name}"}} > 2', 60)
+    assert "RLJobStepStalled" not in alerts(system, job)
+    driver = job.pid_of("driver")
+    os.kill(driver, signal.SIGSTOP)
+    try:
+        fired = wait_until(lambda: alerts(system, job).get("RLJobStepStalled") == "firing", 90, 0.5)
+    finally:
+        os.kill(driver, signal.SIGCONT)
+    assert fired, job.describe()
+    assert wait_until(lambda: "RLJobStepStalled" not in alerts(system, job), 60, 0.5)
+    assert job.status().get("restarts", 0) == 0
+
+
+# --- upgrade -----------------------------------------------------------------------------------
+
+
+def pods_of(job: NodeJob) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in job.pods()}
+
+
+def advances(job: NodeJob, seconds: float = 30) -> bool:
+    """Whether it makes another step from now on."""
+    before = len(job.records())
+    return wait_until(lambda: len(job.records()) > before, seconds, 0.25)
+
+
+def test_the_job_outlives_upgrade_and_uninstallation(job: NodeJob, system: WholeSystem) -> None:
+    pods = pods_of(job)
+    system.install(EARLIER)
+    earlier = system.kube.get("CustomResourceDefinition", None, CRD)["spec"]
+    assert advances(job)
+    assert pods_of(job) == pods
+
+    system.install()
+    assert system.kube.get("CustomResourceDefinition", None, CRD)["spec"] != earlier
+    assert advances(job)
+    assert pods_of(job) == pods
+
+    said = system.cluster.helm("uninstall", "rljob", f"--namespace={NAMESPACE}", "--wait")
+    assert "CustomResourceDefinition" in said, "it says what remains"
+    assert wait_until(lambda: not system.kube.list("Pod", NAMESPACE), 60, 0.5)
+    assert advances(job)
+    assert pods_of(job) == pods
+    assert job.status()["phase"] == "Running"
+
+    system.install()
+    done = len(job.records()) + 5
+    job.change({"steps": done})
+    job.wait("Succeeded")
+    status = job.status()
+    assert (status.get("restarts", 0), status["attempt"]) == (0, 0)
+    assert [record["attempt"] for record in job.records()] == [1] * len(job.records())
+
+
+def test_an_upgrade_hands_the_lease_over(system: WholeSystem) -> None:
+    """The new pod waits beside the old one: the time without a leader is short."""
+    system.cluster.kubectl("rollout", "restart", "deployment/rljob", "-n", NAMESPACE)
+    system.cluster.kubectl("rollout", "status", "deployment/rljob", "-n", NAMESPACE, "--timeout=90s")
+    began = time.monotonic()
+
+    def leads() -> bool:
+        [lease] = system.kube.list("Lease", NAMESPACE)
+        holder = lease["spec"].get("holderIdentity") or ""
+        pods = [pod["metadata"]["name"] for pod in system.kube.list("Pod", NAMESPACE)
+                if "deletionTimestamp" not in pod["metadata"]]  # fmt: skip
+        return any(holder.startswith(pod) for pod in pods)
+
+    assert wait_until(leads, 60, 0.2), system.kube.list("Lease", NAMESPACE)
+    assert time.monotonic() - began < 45

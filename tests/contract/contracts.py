@@ -1,0 +1,64 @@
+"""A contract: one name of somebody else's software that RLJob's device code relies on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Source(StrEnum):
+    """Where a contract holds."""
+
+    TORCH_NPU = "torch_npu 2.10.0.post4"
+    UPSTREAM_SAVER = "torch_memory_saver 0.0.10"
+    ASCEND_SAVER = "sgl-kernel-npu f425bdf1 (contrib/torch_memory_saver)"
+    MINDSPEED = "MindSpeed core_r0.16.0 (e4772499)"
+    VLLM_ASCEND = "vllm-ascend 0.23.0"
+    VLLM = "vllm (installed)"
+    MEGATRON = "megatron-core (installed)"
+    TORCH = "torch (installed)"
+    RAY = "ray (installed)"
+
+
+class Kind(StrEnum):
+    """How a contract is checked."""
+
+    FUNCTION = "function"
+    """Defined in a Python file, with these parameters first and these keywords among them; may be `Class.method`."""
+    ATTRIBUTE = "attribute"
+    """`Class.attribute`: a field of the class, or assigned to in a method of it."""
+    SYMBOL = "symbol"
+    """Exported by a shared library."""
+    TEXT = "text"
+    """These characters in a file: an environment variable, a key, a message."""
+    RECORDED = "recorded"
+    """Read from the revision that the source names; no package carries it, so no test can look again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """One name that the code relies on."""
+
+    source: Source
+    kind: Kind
+    name: str
+    file: str
+    """Path in the package, or in the repository."""
+    used_in: str
+    """Our file, below worker/rljob_worker or crds/rljob_api."""
+    why: str
+    parameters: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
+    """Parameters that are passed by name."""
+    spelled: str = ""
+    """How our file writes it, where that is not the last part of `name`."""
+
+    @property
+    def plain(self) -> str:
+        """The name without its module."""
+        return self.name if self.kind is Kind.TEXT else self.name.rsplit(".", 1)[-1]
+
+    @property
+    def short(self) -> str:
+        """As our file writes it."""
+        return self.spelled or self.plain

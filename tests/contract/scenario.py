@@ -1,0 +1,193 @@
+"""What the device code does on the stand-in NPU; run as `python scenario.py NAME` in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+import torch
+from sync_cases import KeepingEngineOnDevice, model_weights, pieces_for, plan_for
+
+from rljob_api.spec import MemorySaverMode
+from rljob_worker.devices import get_device
+from rljob_worker.devices.checksum import device_checksum
+from rljob_worker.devices.npu import NpuDevice
+from rljob_worker.memory.saver_checks import verified_torch_saver
+from rljob_worker.memory.sleeping import SleepingMemory
+from rljob_worker.memory.states import MemorySaver, MemorySaverState, MemoryShortage, TransitionRefused
+from rljob_worker.memory.torch_saver import TorchMemorySaver
+from rljob_worker.weightsync.exchange import Exchange
+from rljob_worker.weightsync.receiver import WeightReceiver
+from rljob_worker.weightsync.sender import WeightSender
+
+MIB = 1024**2
+MODE = MemorySaverMode(os.environ["TMS_HOOK_MODE"])
+FOLDER = os.environ.get("SYNC_FOLDER", "")
+SYNC_SECONDS = 60.0
+BUCKET = 6000
+VERSIONS = (1, 2, 3)
+
+
+def start() -> tuple[NpuDevice, TorchMemorySaver, MemorySaver]:
+    device = get_device("ascend-a2", 3)
+    assert isinstance(device, NpuDevice)
+    saver = verified_torch_saver(MODE, device, probe_bytes=8 * MIB)
+    assert isinstance(saver, SleepingMemory)
+    return device, saver, MemorySaver(saver, device, margin_bytes=64 * MIB)
+
+
+def cycle() -> None:
+    device, saver, machine = start()
+    with saver.region("backup"):
+        weights = torch.arange(2 * MIB, dtype=torch.int32, device="npu")
+        other = torch.ones(100, 7, dtype=torch.bfloat16, device="npu").t()
+    with saver.region("discard"):
+        gradients = torch.ones(4 * MIB, dtype=torch.float32, device="npu")
+    plain = torch.full((1000,), 3.0, device="npu")
+    total = device.checksum(weights)
+    assert total == device_checksum(weights.cpu())
+    view = weights[5:5000:3]
+    free = []
+    for number in range(5):
+        before = device.memory_info().free
+        down = machine.pause()
+        assert device.memory_info().free - before >= 24 * MIB, "weights and gradients are given back"
+        assert down.moved_bytes >= 24 * MIB
+        assert 32 * MIB <= down.backup_bytes < 128 * MIB
+        assert not machine.pause().changed
+        assert torch.equal(saver.readable(weights), torch.arange(2 * MIB, dtype=torch.int32))
+        assert torch.equal(saver.readable(view), torch.arange(5, 5000, 3, dtype=torch.int32))
+        assert saver.readable(other).shape == (7, 100)
+        for unkept in (gradients, plain) if MODE is MemorySaverMode.PRELOAD else (gradients,):
+            with pytest.raises(TransitionRefused, match="not made in a region with tag backup"):
+                saver.readable(unkept)
+        with saver.staging():
+            slot = torch.full((MIB,), number, dtype=torch.uint8, device="npu")
+        assert int(slot[-1]) == number
+        refused(machine, saver, device)
+        assert machine.resume().changed
+        assert device.checksum(weights) == total
+        assert float(plain.sum()) == 3000.0
+        gradients.zero_()
+        free.append(device.memory_info().free)
+    assert len(set(free[2:])) == 1, f"memory leaks: {free}"
+    print("identity", device.identity(), device.index, device.process_group_backend)
+
+
+def refused(machine: MemorySaver, saver: TorchMemorySaver, device: NpuDevice) -> None:
+    """Waking with too little free memory, and a region while asleep."""
+    with pytest.raises(TransitionRefused, match="open a region"), saver.region("backup"):
+        pass
+    short = MemorySaver(saver, device, margin_bytes=device.memory_info().free)
+    with pytest.raises(MemoryShortage):
+        short.resume()
+    assert short.state is MemorySaverState.PAUSED
+
+
+def touch() -> None:
+    _, saver, machine = start()
+    with saver.region("backup"):
+        weights = torch.ones(MIB, device="npu")
+    machine.pause()
+    print("paused", flush=True)
+    weights.sum()
+
+
+def twice() -> None:
+    _, saver, machine = start()
+    with saver.region("backup"):
+        weights = torch.ones(MIB, device="npu")
+    machine.pause()
+    print("paused", weights.shape, flush=True)
+    saver._library.pause()
+
+
+def cached() -> None:
+    """Allocating outside of staging while paused gets a cached block that is unmapped."""
+    _, saver, machine = start()
+    with saver.region("backup"):
+        kept = torch.ones(MIB, device="npu")
+    died_later = torch.ones(MIB, device="npu")
+    machine.pause()
+    del died_later
+    with saver.staging():
+        torch.ones(MIB, device="npu")
+    print("paused", kept.shape, flush=True)
+    torch.ones(MIB, device="npu")
+
+
+def share() -> None:
+    device, saver, machine = start()
+    with saver.region("backup"):
+        weights = torch.ones(MIB, device="npu")
+    with pytest.raises(RuntimeError, match=r"staging\(\)"):
+        device.share(weights)
+    with saver.staging():
+        slot = torch.arange(6 * MIB, dtype=torch.int32, device="npu")
+    part = slot[MIB:].view(-1, MIB)
+    total = device.checksum(part)
+    machine.pause()
+    print(device.share(part).decode(), total, flush=True)
+    sys.stdin.readline()
+    assert int(part[0, 0]) == 77, "the consumer's write is seen"
+
+
+def receive() -> None:
+    message, total = sys.stdin.readline().rsplit(" ", 1)
+    device = get_device("npu")
+    part = device.open_shared(message.encode())
+    assert (part.shape, part.device.type) == ((5, MIB), "npu")
+    assert device.checksum(part) == int(total)
+    part[0, 0] = 77
+    print("received")
+
+
+def send() -> None:
+    """A trainer: three versions handed over, its memory asleep between them, as the main loop does."""
+    device, saver, machine = start()
+    with saver.region("backup"):
+        weights = {name: tensor.to("npu") for name, tensor in model_weights(0).items()}
+
+    def allocate(nbytes: int) -> torch.Tensor:
+        with saver.staging():
+            return torch.empty(nbytes, dtype=torch.uint8, device="npu")
+
+    plan = plan_for(weights, bucket_bytes=BUCKET)
+    exchange = Exchange(device, [0], allocate)
+    sender = WeightSender(pieces_for(weights, 1)[0], plan, producer=0, folder=FOLDER, exchange=exchange)
+    for version in VERSIONS:
+        for tensor in weights.values():
+            tensor.fill_(version)
+        report = sender.send(version, SYNC_SECONDS)
+        assert report["bytes"] == sum(tensor.nbytes for tensor in weights.values())
+        before = device.memory_info().free
+        assert machine.pause().changed
+        assert device.memory_info().free > before
+        assert machine.resume().changed
+        assert all(bool((tensor == version).all()) for tensor in weights.values())
+    sender.close()
+    print("sent", len(plan.buckets))
+
+
+def land() -> None:
+    device = get_device("npu")
+    assert isinstance(device, NpuDevice)
+    engine = KeepingEngineOnDevice(device, SYNC_SECONDS)
+    receiver = WeightReceiver(engine, folder=FOLDER, consumer=0)
+    for version in VERSIONS:
+        report = receiver.receive(version, SYNC_SECONDS)
+        assert report["version"] == engine.finished_version == version
+        assert all(tensor.device.type == "npu" for tensor in engine.weights.values())
+        assert all(bool((tensor == version).all()) for tensor in engine.weights.values())
+    receiver.close()
+    print("landed", len(engine.weights))
+
+
+def check() -> None:
+    start()
+    print("verified")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

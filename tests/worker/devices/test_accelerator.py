@@ -1,0 +1,173 @@
+"""What npu and cuda share and what needs neither: visible devices, the checksum, the shape of an exported tensor."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing.reductions as reductions
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob_worker.devices import checksum
+from rljob_worker.devices.checksum import device_checksum
+from rljob_worker.devices.ipc import export_tensor, import_tensor
+from rljob_worker.devices.visible import parse_visible_devices, physical_device
+from rljob_worker.errors import UserError
+
+ASCEND, CUDA = "ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+
+
+@pytest.mark.parametrize(
+    ("value", "visible"),
+    [
+        (None, None),
+        ("", ()),
+        (" ", ()),
+        ("NoDevFiles", ()),
+        ("0", ("0",)),
+        ("6,2", ("6", "2")),
+        (" 6 , 02", ("6", "2")),
+    ],
+)
+def test_visible_devices_as_ray_hands_them(value: str | None, visible: tuple[str, ...] | None) -> None:
+    for variable, names in ((ASCEND, False), (CUDA, True)):
+        assert parse_visible_devices(variable, value, names_allowed=names) == visible
+
+
+def test_cuda_takes_names() -> None:
+    value = "GPU-9f2a0b1c-0000-1111-2222-333344445555,MIG-1b"
+    assert parse_visible_devices(CUDA, value, names_allowed=True) == tuple(value.split(","))
+    with pytest.raises(UserError, match=f"{ASCEND}: .*which is no device; it takes numbers, comma"):
+        parse_visible_devices(ASCEND, value, names_allowed=False)
+
+
+@pytest.mark.parametrize(("value", "message"), [("0,,1", "has '',"), ("-1", "'-1'"), ("3,03", "twice"), ("0;1", "0;1")])
+def test_wrong_visible_devices_are_refused(value: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_visible_devices(CUDA, value, names_allowed=True)
+
+
+def test_logical_numbers_become_physical_ones() -> None:
+    assert [physical_device(ASCEND, ("6", "2"), i) for i in (0, 1)] == ["6", "2"]
+    assert physical_device(ASCEND, None, 3) == "3"
+    with pytest.raises(UserError, match=r"ASCEND_RT_VISIBLE_DEVICES: device 1 .* sees 1 \(6\)"):
+        physical_device(ASCEND, ("6",), 1)
+    with pytest.raises(UserError, match=r"sees 0 \(none\)"):
+        physical_device(ASCEND, (), 0)
+
+
+# The checksum
+
+MASK = (1 << 64) - 1
+
+
+def splitmix(state: int) -> int:
+    z = (state + 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def reference(data: bytes, row: int) -> int:
+    """The definition in plain Python integers."""
+    words = [int.from_bytes(data[i : i + 4], "little", signed=True) for i in range(0, len(data) // 4 * 4, 4)]
+    value = 0
+    for start in range(0, len(words), row):
+        part = words[start : start + row]
+        # splitmix64 adds the golden ratio before it mixes: state i * golden gives the weight of place i.
+        weights = [splitmix((i * 0x9E3779B97F4A7C15) & MASK) | 1 for i in range(len(part))]
+        value = splitmix(value ^ (sum(w * m for w, m in zip(part, weights, strict=True)) & MASK))
+    tail = int.from_bytes(data[len(data) // 4 * 4 :], "little")
+    return splitmix(splitmix(value ^ tail) ^ len(data))
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.binary(max_size=500), row=st.sampled_from([1, 4, 7, 64]))
+def test_the_checksum_is_its_definition(data: bytes, row: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checksum, "_ROW", row)
+        patch.setattr(checksum, "_ROWS_AT_ONCE", 3)
+        checksum._weights.cache_clear()
+        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        assert device_checksum(tensor) == reference(data, row)
+        if data:
+            odd = torch.frombuffer(bytearray(b"x" + data), dtype=torch.uint8)[1:]
+            assert device_checksum(odd) == reference(data, row)
+    checksum._weights.cache_clear()
+
+
+def test_the_checksum_sees_every_change_and_the_order() -> None:
+    rows = checksum._ROW * 17 + 5
+    words = torch.from_numpy(np.random.default_rng(0).integers(-(2**31), 2**31, rows, dtype=np.int32))
+    seen = {device_checksum(words)}
+    assert device_checksum(words.view(torch.float32)) in seen
+    assert device_checksum(words.clone()) in seen
+    for place in (0, 1, checksum._ROW - 1, checksum._ROW, 16 * checksum._ROW, rows - 1):
+        for bit in (0, 31):
+            changed = words.clone()
+            changed[place] ^= 1 << bit if bit < 31 else -(2**31)
+            seen.add(device_checksum(changed))
+    swapped = words.clone()
+    swapped[[0, checksum._ROW]] = words[[checksum._ROW, 0]]
+    seen |= {device_checksum(swapped), device_checksum(words.roll(1)), device_checksum(words[:-1])}
+    seen |= {device_checksum(torch.zeros(n, dtype=torch.uint8)) for n in (0, 1, 4, 8)}
+    assert len(seen) == 1 + 12 + 3 + 4
+
+
+def test_the_checksum_is_over_row_major_bytes() -> None:
+    tensor = torch.arange(24.0).reshape(4, 6)
+    assert device_checksum(tensor.t()) == device_checksum(tensor.t().contiguous()) != device_checksum(tensor)
+    assert device_checksum(tensor.bfloat16()) == device_checksum(tensor.bfloat16().view(torch.int16))
+
+
+# The exported tensor
+
+
+def rebuild(*values: Any) -> torch.Tensor:
+    tensor = torch.zeros(1)
+    tensor.values = values  # type: ignore[attr-defined]
+    return tensor
+
+
+VALUES = (
+    torch.Tensor,
+    torch.Size([2, 3]),
+    (3, 1),
+    4,
+    torch.storage.TypedStorage,
+    torch.bfloat16,
+    5,
+    b"\x00\xff",
+    12,
+    8,
+)
+VALUES += (False, b"count", 1, b"event", True)
+
+
+def test_an_exported_tensor_travels_with_the_importers_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reductions, "reduce_tensor", lambda tensor: (rebuild, VALUES))
+    message = export_tensor(torch.zeros(1), rebuild, "host:npu:3")
+    assert json.loads(message)["on"] == "host:npu:3"
+    got = import_tensor(message, rebuild, "host:npu:3", 0).values  # type: ignore[attr-defined]
+    assert got == (*VALUES[:6], 0, *VALUES[7:])
+    with pytest.raises(ValueError, match="on host:npu:3, this process uses host:npu:4"):
+        import_tensor(message, rebuild, "host:npu:4", 0)
+
+
+def test_an_export_of_another_shape_or_of_hooked_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reductions, "reduce_tensor", lambda tensor: (rebuild, VALUES[:14]))
+    with pytest.raises(RuntimeError, match="with 14 values; known here is rebuild with 15"):
+        export_tensor(torch.zeros(1), rebuild, "host:npu:3")
+    with pytest.raises(RuntimeError, match="as rebuild with"):
+        export_tensor(torch.zeros(1), import_tensor, "host:npu:3")
+
+    def refuse(tensor: torch.Tensor) -> Any:
+        raise RuntimeError("invalid argument")
+
+    monkeypatch.setattr(reductions, "reduce_tensor", refuse)
+    with pytest.raises(RuntimeError, match=r"cannot be exported \(invalid argument\).*staging"):
+        export_tensor(torch.zeros(1), rebuild, "host:npu:3")

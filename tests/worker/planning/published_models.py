@@ -1,0 +1,40 @@
+"""Configs of published models, and how many parameters their authors count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_worker.models.config import ModelConfig
+
+_QWEN3 = {"model_type": "qwen3", "vocab_size": 151936, "head_dim": 128, "max_position_embeddings": 40960}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "Qwen3-0.6B": _QWEN3
+    | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "tie_word_embeddings": True}
+    | {"num_attention_heads": 16, "num_key_value_heads": 8},
+    "Qwen3-4B": _QWEN3
+    | {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "tie_word_embeddings": True}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8},
+    "Qwen3-8B": _QWEN3
+    | {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "tie_word_embeddings": False}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8},
+    "Qwen3-30B-A3B": _QWEN3
+    | {"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48}
+    | {"num_attention_heads": 32, "num_key_value_heads": 4, "tie_word_embeddings": False, "norm_topk_prob": True}
+    | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    "Qwen2.5-7B": {"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944}
+    | {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}
+    | {"max_position_embeddings": 131072},
+}
+PARAMETERS = {
+    "Qwen3-0.6B": 596_049_920,
+    "Qwen3-4B": 4_022_468_096,
+    "Qwen3-8B": 8_190_735_360,
+    "Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen2.5-7B": 7_615_616_512,
+}
+"""The sums of the safetensors on the hub."""
+
+
+def published(name: str) -> ModelConfig:
+    """The config of a published model."""
+    return ModelConfig.from_hf(CONFIGS[name])

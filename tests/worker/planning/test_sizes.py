@@ -1,0 +1,143 @@
+"""Formulas against published numbers and against the saved tensors of real layers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from published_models import PARAMETERS, published
+
+from rljob_api.spec import Precision, Recompute
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.planning.activations import layer_bytes
+from rljob_worker.planning.engine import kv_bytes_per_token
+from rljob_worker.planning.layout import Layout
+from rljob_worker.planning.parameters import model_parameters, rank_parameters, training_state
+
+ONE = Layout("cpu", tp=1, pp=1, ep=1, dp=1, expert_tp=1, expert_dp=1, world=1, per_node=1, engine_tp=1)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_are_those_that_the_authors_count(name: str) -> None:
+    model = published(name)
+    assert model_parameters(model) == PARAMETERS[name]
+    assert rank_parameters(model, ONE, 0).total == PARAMETERS[name]
+
+
+def test_ranks_hold_the_model_once_but_for_what_is_replicated() -> None:
+    model = published("Qwen3-4B")
+    total = PARAMETERS["Qwen3-4B"]
+    norms = 36 * (2 * 2560 + 2 * 128) + 2560
+    two = rank_parameters(model, replace(ONE, tp=2, world=2), 0).total
+    assert 2 * two == total + norms
+    staged = replace(ONE, pp=4, world=4)
+    stages = [rank_parameters(model, staged, stage).total for stage in range(4)]
+    assert sum(stages) == total + 151936 * 2560, "the last stage has a copy of the tied embedding"
+    assert stages[1] == stages[2] < stages[3]
+
+
+def test_experts_are_dealt_out() -> None:
+    model = published("Qwen3-30B-A3B")
+    dealt = replace(ONE, ep=8, dp=8, world=8)
+    experts = 48 * 128 * 3 * 768 * 2048
+    assert rank_parameters(model, dealt, 0).experts == experts // 8
+    assert rank_parameters(model, dealt, 0).dense == PARAMETERS["Qwen3-30B-A3B"] - experts
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_bytes_of_a_parameter_are_those_of_megatrons_own_estimate(replicas: int) -> None:
+    parameters = rank_parameters(published("Qwen3-8B"), ONE, 0)
+    place = replace(ONE, dp=replicas, world=replicas)
+    state = training_state(parameters, place, Precision.BF16)
+    each = (state.weights + state.gradients + state.optimizer) / parameters.total
+    # megatron/training/theoretical_memory_utils.py: 18 bytes, 6 + 12 / dp with the distributed optimizer.
+    assert each == pytest.approx(6 + 12 / replicas)
+    state = training_state(parameters, place, Precision.FP32)
+    assert (state.weights + state.gradients + state.optimizer) / parameters.total == pytest.approx(8 + 8 / replicas)
+
+
+def test_kv_cache_of_a_token() -> None:
+    assert kv_bytes_per_token(published("Qwen2.5-7B"), 1, 2) == 56 * 1024
+    assert kv_bytes_per_token(published("Qwen3-4B"), 1, 2) == 144 * 1024
+    assert kv_bytes_per_token(published("Qwen3-4B"), 2, 2) == 72 * 1024
+    assert kv_bytes_per_token(published("Qwen3-30B-A3B"), 8, 2) == 48 * 2 * 128 * 2, "each rank keeps one of 4 heads"
+
+
+def test_tensor_parallelism_leaves_only_the_residual_stream_whole() -> None:
+    model = replace(published("Qwen3-8B"))
+    place = replace(ONE, kind="npu")
+    whole = layer_bytes(model, 0, place, Precision.BF16).whole
+    cut = layer_bytes(model, 0, replace(place, tp=4, world=4), Precision.BF16).whole
+    residual = 4 * model.hidden_size * 2
+    assert cut - residual == (whole - residual) // 4
+
+
+SAVED = """
+import json, sys, torch
+import torch.distributed as dist
+from rljob_worker.models import megatron_cpu
+from rljob_worker.models.config import ModelConfig
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=0, world_size=1)
+megatron_cpu.install()
+from megatron.core import parallel_state
+parallel_state.initialize_model_parallel()
+megatron_cpu.finish(1)
+from rljob_worker.models.build import build_gpt_model
+TOKENS = 512
+def saved(config, layers, dtype, recompute):
+    model = build_gpt_model(
+        ModelConfig.from_hf({**config, "num_hidden_layers": layers}),
+        tp=1, pp=1, ep=1, dtype=getattr(torch, dtype), recompute=recompute,
+    )
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = {}
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = tensor, storage.nbytes()
+        return tensor
+    ids = torch.randint(0, 1000, (4, TOKENS // 4))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(ids, torch.arange(TOKENS // 4).expand(4, -1), None)
+    return sum(nbytes for _, nbytes in kept.values())
+result = {}
+for name, config in json.loads(sys.argv[1]).items():
+    for dtype in ("float32", "bfloat16"):
+        for recompute in ("None", "Selective", "Full"):
+            few, many = (saved(config, layers, dtype, recompute) for layers in (2, 4))
+            result[f"{name} {dtype} {recompute}"] = (many - few) / 2 / TOKENS
+print(json.dumps(result))
+"""
+SHAPE = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 2}
+SHAPE |= {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 512}
+LAYERS = {
+    "qwen2": SHAPE | {"model_type": "qwen2"},
+    "qwen3": SHAPE | {"model_type": "qwen3", "head_dim": 64},
+    "moe": SHAPE
+    | {"model_type": "qwen3_moe", "head_dim": 64, "num_experts": 8, "num_experts_per_tok": 2}
+    | {"moe_intermediate_size": 96, "norm_topk_prob": True},
+}
+
+
+@pytest.mark.slow
+def test_activations_are_the_saved_tensors_of_real_layers(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
+    command = [sys.executable, "-c", SAVED, json.dumps(LAYERS), str(tmp_path / "store")]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    measured = json.loads(ended.stdout.splitlines()[-1])
+    planned = {}
+    for name, config in LAYERS.items():
+        model = ModelConfig.from_hf(config)
+        for precision, dtype in ((Precision.FP32, "float32"), (Precision.BF16, "bfloat16")):
+            each = layer_bytes(model, 0, ONE, precision)
+            planned |= {f"{name} {dtype} {recompute}": each.kept(recompute) for recompute in Recompute}
+    # What is left out are the norms' and the softmax's statistics, the rotary tables and the router.
+    assert planned == {case: pytest.approx(nbytes, rel=0.03) for case, nbytes in measured.items()}

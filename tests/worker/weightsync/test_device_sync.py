@@ -1,0 +1,183 @@
+"""Syncs between devices that have slots of their own: trainers exchange their pieces, engines check their own copy."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from peers import ProcessPeer
+from separate_devices import SeparateDevice
+from sync_cases import KeepingEngineOnDevice, TensorPiece, model_weights, pieces_for, plan_for
+
+from rljob_worker.weightsync import rendezvous
+from rljob_worker.weightsync.device_slots import DeviceSlots
+from rljob_worker.weightsync.exchange import Exchange
+from rljob_worker.weightsync.receiver import WeightReceiver
+from rljob_worker.weightsync.sender import WeightSender
+from rljob_worker.weightsync.slots import SHARED_MEMORY
+
+SECONDS = 30.0
+BUCKET = 6000
+
+
+class WorkerOnDevice(KeepingEngineOnDevice):
+    """`damage` flips a bit of its own slot in a bucket, once."""
+
+    def __init__(self, device: SeparateDevice, damage: int | None) -> None:
+        super().__init__(device, SECONDS, self._maybe_damage)
+        self._damage = damage
+
+    def _maybe_damage(self, message: dict[str, Any], slots: DeviceSlots) -> None:
+        if message["bucket"] == self._damage:
+            self._damage = None
+            slots.tensor(message["slot"], message["tensors"][-1]["offset"], torch.uint8, (8,))[3] ^= 16
+
+
+class EngineOverDevices:
+    """An engine with a worker on each of some devices."""
+
+    def __init__(self, devices: list[int], damage: int | None) -> None:
+        self.workers = [
+            WorkerOnDevice(SeparateDevice(index), damage if index == devices[-1] else None) for index in devices
+        ]
+
+    def __call__(self, method: str, message: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
+        return [getattr(worker, method)(message) for worker in self.workers]
+
+    def values(self) -> list[list[float]]:
+        """What each worker holds."""
+        return [
+            sorted({float(value) for tensor in worker.weights.values() for value in tensor.unique()})
+            for worker in self.workers
+        ]
+
+
+class BrokenPiece:
+    """Cannot be read in one version."""
+
+    def __init__(self, piece: TensorPiece, counter: list[int], version: int) -> None:
+        self._piece, self._counter, self._version = piece, counter, version
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._piece, name)
+
+    def read(self) -> torch.Tensor:
+        if self._counter[0] == self._version:
+            raise OSError("the parameter cannot be read")
+        return self._piece.read()
+
+
+def trainer(pipe: Connection, folder: str, rank: int, ranks: int, consumers: int, broken_in: int) -> None:
+    """A rank that holds its shard of tensors that are all filled with the version."""
+    if ranks > 1:
+        store = dist.FileStore(f"{folder}/store", ranks)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=SECONDS))
+    device = SeparateDevice(rank)
+    weights = model_weights(0)
+    plan = plan_for(weights, producers=ranks, consumers=consumers, bucket_bytes=BUCKET)
+    counter = [0]
+    pieces: list[Any] = list(pieces_for(weights, ranks)[rank])
+    if rank == ranks - 1:
+        pieces[-1] = BrokenPiece(pieces[-1], counter, broken_in)
+    exchange = Exchange(device, range(ranks), device.staging)
+    sender = WeightSender(pieces, plan, producer=rank, folder=folder, exchange=exchange)
+    pipe.send("up")
+    while (command := pipe.recv()) is not None:
+        counter[0] = version = command[0]
+        for tensor in weights.values():
+            tensor.fill_(version)
+        if command[1:] == ("die",):
+            os._exit(9)
+        try:
+            report = sender.send(version, SECONDS, sync_id=counter[0])
+            assert device.synchronized >= len(plan.buckets)
+            pipe.send(("ok", report["bytes"]))
+        except Exception as error:
+            pipe.send((type(error).__name__, str(error)))
+    sender.close()
+    device.remove_files()
+
+
+def engine(pipe: Connection, folder: str, index: int, devices: list[int], damage: int | None) -> None:
+    land = EngineOverDevices(devices, damage)
+    receiver = WeightReceiver(land, folder=folder, consumer=index)
+    pipe.send("up")
+    while (command := pipe.recv()) is not None:
+        try:
+            receiver.receive(command[0], SECONDS, sync_id=command[0])
+            pipe.send(("ok", land.values()))
+        except Exception as error:
+            assert receiver.version is None
+            pipe.send((type(error).__name__, str(error)))
+    receiver.close()
+
+
+@contextmanager
+def peers(ranks: int, engines: list[list[int]], *, damage: int | None = None, broken_in: int = -1) -> Iterator[Any]:
+    """Trainers and engines; yields a function that runs one sync and returns the trainers' and engines' outcomes."""
+    with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
+        trainers = [ProcessPeer(trainer, folder, rank, ranks, len(engines), broken_in) for rank in range(ranks)]
+        others = [ProcessPeer(engine, folder, i, devices, damage) for i, devices in enumerate(engines)]
+        everyone = [*trainers, *others]
+        try:
+            for peer in everyone:
+                assert peer.outcome(180) == "up"
+
+            def sync(version: int) -> tuple[list[Any], list[Any]]:
+                for peer in everyone:
+                    peer.start(version)
+                outcomes = [peer.outcome(2 * SECONDS) for peer in everyone]
+                return outcomes[:ranks], outcomes[ranks:]
+
+            yield sync
+        finally:
+            for peer in everyone:
+                peer.stop()
+
+
+@pytest.mark.parametrize(("ranks", "engines"), [(1, [[0]]), (2, [[0, 1]]), (4, [[0, 1], [2, 3]]), (2, [[0], [1]])])
+def test_every_device_gets_every_piece(ranks: int, engines: list[list[int]]) -> None:
+    before = set(SHARED_MEMORY.glob("rljob-test-device-*"))
+    total = sum(tensor.nbytes for tensor in model_weights(0).values())
+    with peers(ranks, engines) as sync:
+        for version in (1, 2):
+            trainers, landed = sync(version)
+            assert [outcome[0] for outcome in trainers] == ["ok"] * ranks, trainers
+            assert sum(outcome[1] for outcome in trainers) == total
+            assert landed == [("ok", [[float(version)]] * len(devices)) for devices in engines]
+    assert set(SHARED_MEMORY.glob("rljob-test-device-*")) == before
+
+
+def test_a_bit_flipped_in_the_copy_of_one_device_fails_the_sync_and_the_next_one_works() -> None:
+    with peers(2, [[0, 1]], damage=2) as sync:
+        trainers, [failed] = sync(1)
+        assert all(kind == "WeightSyncError" and "checksum" in text for kind, text in [*trainers, failed]), trainers
+        assert "worker 1" in failed[1]
+        assert "bucket 2" in failed[1]
+        trainers, landed = sync(2)
+        assert landed == [("ok", [[2.0], [2.0]])], trainers
+
+
+def test_a_rank_that_cannot_read_a_piece_ends_the_sync_for_all_at_once() -> None:
+    with peers(2, [[0, 1]], broken_in=1) as sync:
+        trainers, [failed] = sync(1)
+        for kind, text in [*trainers, failed]:
+            assert kind == "WeightSyncError"
+            assert "the parameter cannot be read" in text
+        assert "trainer-1" in trainers[0][1]
+        trainers, landed = sync(2)
+        assert landed == [("ok", [[2.0], [2.0]])], trainers
+
+
+def test_an_engine_on_a_device_without_trainer_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"no trainer on this host has device .*:cpu:7"):
+        rendezvous.find_device(tmp_path, SeparateDevice(7).identity(), 0.0)

@@ -1,0 +1,96 @@
+"""`rljob doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rljob_api.doctor import Wanted
+from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
+from rljob_worker.errors import UserError
+
+_DESCRIPTION = """Look for what a job would stumble over on this machine: versions, devices, memory saver, allocator,
+network, shared memory. One line each: what was found, what is wanted, how to fix it.
+
+With a manifest the job says what is wanted; without one, what the machine shows. Nothing is changed, and without --deep
+no device is used. docs/doctor.md says what each line means.
+
+exit codes:
+  0   no problems (warnings may be there; with --strict they count)
+  1   problems were found
+  2   the manifest or the command line is wrong
+
+examples:
+  rljob doctor
+  rljob doctor job.yaml
+  rljob doctor job.yaml --ray --json
+  rljob doctor job.yaml --deep"""
+
+
+def add_command(commands: Any) -> None:
+    """Add the sub-command."""
+    command = commands.add_parser(
+        "doctor",
+        help="look for what a job would stumble over here",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_manifest_arguments(command, required=False)
+    command.add_argument("--json", action="store_true", help="print the report as a document")
+    command.add_argument("--strict", action="store_true", help="warnings count as problems")
+    command.add_argument("--deep", action="store_true", help="use the devices too: memory, IPC, collectives (minutes)")
+    command.add_argument("--head", metavar="HOST", help="try the ports of the Ray head there")
+    command.add_argument(
+        "--ray",
+        nargs="?",
+        const="auto",
+        metavar="HOST:PORT",
+        help="look at all nodes of a Ray cluster (default: the one that this machine belongs to)",
+    )
+    command.add_argument("--wanted", metavar="JSON", help="what is wanted, as the operator hands it to its pods")
+    command.add_argument(
+        "--termination-message", type=Path, metavar="FILE", help="write the problems there, for a pod's status"
+    )
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Examine, print, and say by the exit code whether there are problems."""
+    if arguments.ray and arguments.head:
+        raise UserError("--head: with --ray every node tries the ports of that cluster's head")
+    if arguments.ray and arguments.deep:
+        raise UserError("--deep: looks at this node; run it on each node, without --ray")
+    wanted = _wanted(arguments)
+    from rljob_worker.doctor.output import show, termination_message
+    from rljob_worker.doctor.report import of_cluster, of_node
+
+    if arguments.ray:
+        report = of_cluster(wanted, arguments.ray)
+    else:
+        report = of_node(wanted, arguments.head, deep=arguments.deep)
+    if arguments.json:
+        print(json.dumps(report.document(), indent=2, ensure_ascii=False))
+    else:
+        show(report, Console())
+    if arguments.termination_message is not None:
+        arguments.termination_message.write_text(termination_message(report))
+    return report.exit_code(strict=arguments.strict)
+
+
+def _wanted(arguments: argparse.Namespace) -> Wanted | None:
+    if arguments.wanted is not None:
+        if arguments.manifest is not None:
+            raise UserError("--wanted: not with a manifest, which says the same")
+        try:
+            return Wanted.model_validate_json(arguments.wanted)
+        except ValueError as error:
+            raise UserError(f"--wanted: {error}") from None
+    if arguments.manifest is None:
+        if arguments.overrides:
+            raise UserError("--set: needs a manifest to override")
+        return None
+    return Wanted.of(read_manifest(arguments).spec)

@@ -1,0 +1,106 @@
+"""`rljob plan`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
+from rljob_worker.errors import EXIT_FAILED, EXIT_OK, UserError
+
+if TYPE_CHECKING:
+    from rljob_api.spec import ModelSpec
+    from rljob_worker.models.config import ModelConfig
+
+_DESCRIPTION = """Say how much device and host memory a job needs in each phase, before it has any device.
+
+Prints one table for each kind of rank and one for a node, whether they fit, and, where they do not, changes of the
+manifest after which they do. The exit code is 0 when the job fits, 1 when it does not.
+
+examples:
+  rljob plan job.yaml
+  rljob plan job.yaml --set spec.training.tensorParallel=4
+  rljob plan job.yaml --model ~/Qwen3-4B --device-memory 64Gi --json"""
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?")
+_WIDTH = 160
+_CONFIG = ("config.json",)
+
+
+def add_command(commands: Any) -> None:
+    """Add the sub-command."""
+    command = commands.add_parser(
+        "plan",
+        help="say whether a job fits into memory",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_manifest_arguments(command)
+    command.add_argument(
+        "--model",
+        type=Path,
+        metavar="FOLDER",
+        help="folder with the model's config.json, where spec.model.path is not on this machine",
+    )
+    command.add_argument("--device-memory", metavar="SIZE", help="memory of a device, e.g. 64Gi (default: profile's)")
+    command.add_argument("--node-memory", metavar="SIZE", help="host memory of a worker pod (default: the job's)")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan and print."""
+    job = read_manifest(arguments)
+    device_bytes = _bytes(arguments.device_memory, "--device-memory")
+    node_bytes = _bytes(arguments.node_memory, "--node-memory")
+    from functools import partial
+
+    from rich.console import Console
+
+    from rljob_worker.planning.assumptions import assumptions
+    from rljob_worker.planning.memory import plan_memory
+    from rljob_worker.planning.remedies import find_remedies, larger_cache
+    from rljob_worker.planning.render import as_json, as_renderable
+
+    model = _model_config(job.spec.model, arguments.model)
+    replan = partial(plan_memory, model=model, device_bytes=device_bytes, node_bytes=node_bytes)
+    plan = replan(job.spec)
+    remedies = None if plan.fits else find_remedies(job, plan, replan)
+    hint = larger_cache(job.spec, plan)
+    assumed = assumptions(job.spec, model, plan)
+    if arguments.json:
+        print(json.dumps(as_json(plan, remedies, hint, assumed), indent=2))
+    else:
+        console = Console()
+        console.width = console.width if console.is_terminal else _WIDTH
+        console.print(as_renderable(plan, remedies, hint, assumed), highlight=False, soft_wrap=False)
+    return EXIT_OK if plan.fits else EXIT_FAILED
+
+
+def _bytes(quantity: str | None, option: str) -> int | None:
+    from rljob_api.quantities import to_number
+
+    if quantity is None:
+        return None
+    if not _QUANTITY.fullmatch(quantity) or not to_number(quantity):
+        raise UserError(f"{option}: {quantity!r} is no amount of memory; write it like 64Gi")
+    return to_number(quantity)
+
+
+def _model_config(model: ModelSpec, folder: Path | None) -> ModelConfig:
+    from rljob_worker.data.hub import snapshot
+    from rljob_worker.models.config import ModelConfig
+
+    if folder is not None:
+        return ModelConfig.from_hf(folder)
+    if model.random is not None:
+        return ModelConfig.from_hf({"vocab_size": model.random.tokenizer.vocab_size} | model.random.config)
+    assert model.path is not None
+    local = Path(model.path).expanduser()
+    if local.is_dir():
+        return ModelConfig.from_hf(local)
+    if local.is_absolute():
+        raise UserError(f"spec.model.path: {model.path} is not on this machine; give a copy of its config with --model")
+    return ModelConfig.from_hf(snapshot(model.path, model.hub, "spec.model", revision=model.revision, patterns=_CONFIG))

@@ -1,0 +1,168 @@
+"""A device with memory of its own: everything that npu and cuda share, over torch's module of that name."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+
+from rljob_worker.devices.checksum import device_checksum
+from rljob_worker.devices.ipc import export_tensor, import_tensor
+from rljob_worker.devices.visible import parse_visible_devices, physical_device
+from rljob_worker.errors import UserError
+from rljob_worker.memory.host import MemoryInfo
+
+
+class AcceleratorDevice(ABC):
+    """One of the devices that this process sees.
+
+    Memory is asked about through `torch.npu` or `torch.cuda`, never through `torch.accelerator`, whose memory functions
+    raise on torch_npu up to 2.12.
+    """
+
+    name: ClassVar[str]
+    visible_devices_variable: ClassVar[str]
+    process_group_backend: ClassVar[str]
+    allocator_variable: ClassVar[str]
+    """Variable that configures torch's allocator of the device."""
+    hooked_function: ClassVar[str]
+    """The runtime's function with which torch allocates device memory: what a preloaded memory saver replaces."""
+    own_memory: ClassVar[bool] = True
+    names_allowed: ClassVar[bool] = False
+    """Whether the variable of visible devices takes names besides numbers."""
+
+    def __init__(self, logical_index: int = 0, *, environment: Mapping[str, str] | None = None) -> None:
+        """Device number `logical_index` among those that this process sees.
+
+        Raises:
+            UserError: the library is missing, or the process does not see that many devices.
+        """
+        environment = os.environ if environment is None else environment
+        value = environment.get(self.visible_devices_variable)
+        visible = parse_visible_devices(self.visible_devices_variable, value, names_allowed=self.names_allowed)
+        self._physical = physical_device(self.visible_devices_variable, visible, logical_index)
+        self._logical = logical_index
+        self.check_installed()
+        self._module = self._load()
+        count = int(self._module.device_count())
+        if logical_index >= count:
+            raise UserError(
+                f"{self.name} device {logical_index} is wanted, but torch finds {count} "
+                f"({self.visible_devices_variable} is {value!r}): give the container its devices, see `rljob doctor`"
+            )
+
+    @classmethod
+    @abstractmethod
+    def check_installed(cls) -> None:
+        """UserError, with what to install, when the kind's library is missing."""
+
+    @classmethod
+    @abstractmethod
+    def _load(cls) -> Any:
+        """torch's module of this kind of device; UserError when its library does not load."""
+
+    @classmethod
+    @abstractmethod
+    def _rebuild(cls) -> Callable[..., torch.Tensor]:
+        """torch's function that opens an exported tensor."""
+
+    @abstractmethod
+    def _pluggable_allocator(self, library: str, allocate: str, free: str) -> Any:
+        """torch's allocator over two functions of a library, as its MemPool takes it."""
+
+    @abstractmethod
+    def release_host_cache(self) -> None:
+        """As declared in `Device`."""
+
+    # Which one
+
+    @property
+    def index(self) -> int:
+        """Physical number; the logical one where the environment names devices without numbers."""
+        return int(self._physical) if self._physical.isdecimal() else self._logical
+
+    @property
+    def logical_index(self) -> int:
+        """Number among the devices that this process sees."""
+        return self._logical
+
+    @property
+    def torch_device(self) -> torch.device:
+        """`<kind>:<logical index>`."""
+        return torch.device(self.name, self._logical)
+
+    def identity(self) -> str:
+        """`<hostname>:<kind>:<uuid, or physical number>`. A uuid of zeros is one that the driver does not know."""
+        if self._physical.startswith("MIG-"):
+            # The properties have the uuid of the whole GPU.
+            return f"{socket.gethostname()}:{self.name}:{self._physical}"
+        uuid = str(getattr(self._module.get_device_properties(self._logical), "uuid", "") or "")
+        known = uuid.strip("0-") != ""
+        return f"{socket.gethostname()}:{self.name}:{uuid if known else self._physical}"
+
+    def set_current(self) -> None:
+        """Make it this thread's device."""
+        self._module.set_device(self._logical)
+
+    # Memory
+
+    def memory_info(self) -> MemoryInfo:
+        """Of the whole device, whoever uses it."""
+        free, total = self._module.mem_get_info(self._logical)
+        return MemoryInfo(int(free), int(total))
+
+    def reserved_bytes(self) -> int:
+        """Device memory that torch's allocator holds in this process, in use or cached."""
+        return int(self._module.memory_reserved(self._logical))
+
+    def synchronize(self) -> None:
+        """Wait for all streams."""
+        self._module.synchronize(self._logical)
+
+    def empty_cache(self) -> None:
+        """Free unreachable tensors and give cached blocks back.
+
+        Waits for the device first: the Ascend memory saver ends the process when freeing meets a device that stays
+        busy for 3 s.
+        """
+        gc.collect()
+        self.synchronize()
+        self._module.empty_cache()
+
+    def new_pool(self, allocator: tuple[str, str, str] | None = None) -> Any:
+        """A pool of torch's allocator whose blocks are never handed to tensors outside of it.
+
+        Args:
+            allocator: path of a library and the names of its functions that allocate and free; default: the runtime's.
+        """
+        pool = self._module.MemPool(self._pluggable_allocator(*allocator) if allocator else None)
+        # Never destroyed, not even at exit: versions differ in who releases a pool, and freeing memory that the memory
+        # saver has hooked, at a time of Python's choosing, ends the process.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
+        return pool
+
+    def use_pool(self, pool: Any) -> AbstractContextManager[Any]:
+        """Tensors that this thread makes inside take their memory from the pool."""
+        context: AbstractContextManager[Any] = self._module.use_mem_pool(pool, self._logical)
+        return context
+
+    # Contents
+
+    def checksum(self, tensor: torch.Tensor) -> int:
+        """`device_checksum`, computed on the device, which must be awake: it needs memory there."""
+        return device_checksum(tensor)
+
+    def share(self, tensor: torch.Tensor) -> bytes:
+        """As declared in `Device`."""
+        return export_tensor(tensor, self._rebuild(), self.identity())
+
+    def open_shared(self, message: bytes) -> torch.Tensor:
+        """As declared in `Device`."""
+        return import_tensor(message, self._rebuild(), self.identity(), self._logical)

@@ -1,0 +1,48 @@
+"""NVIDIA GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.multiprocessing.reductions as reductions
+
+from rljob_worker.devices.accelerator import AcceleratorDevice
+from rljob_worker.errors import UserError
+
+
+class CudaDevice(AcceleratorDevice):
+    """One GPU, or one MIG slice of it."""
+
+    name = "cuda"
+    visible_devices_variable = "CUDA_VISIBLE_DEVICES"
+    process_group_backend = "cpu:gloo,cuda:nccl"
+    allocator_variable = "PYTORCH_CUDA_ALLOC_CONF"
+    hooked_function = "cudaMalloc"
+    names_allowed = True
+
+    @classmethod
+    def check_installed(cls) -> None:
+        """torch is to be its CUDA build."""
+        if torch.version.cuda is None:
+            raise UserError(
+                f"torch {torch.__version__} is built without CUDA; use the worker image for CUDA, or install torch's "
+                "CUDA build"
+            )
+
+    @classmethod
+    def _load(cls) -> Any:
+        return torch.get_device_module("cuda")
+
+    @classmethod
+    def _rebuild(cls) -> Callable[..., torch.Tensor]:
+        rebuild: Callable[..., torch.Tensor] = reductions.rebuild_cuda_tensor
+        return rebuild
+
+    def _pluggable_allocator(self, library: str, allocate: str, free: str) -> Any:
+        return self._module.memory.CUDAPluggableAllocator(library, allocate, free).allocator()
+
+    def release_host_cache(self) -> None:
+        """Give cached pinned host memory back."""
+        torch._C._host_emptyCache()

@@ -1,0 +1,42 @@
+"""Which kind of device a hardware profile means, for processes that have none themselves."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from rljob_api.roles import ASCEND_PROFILES
+from rljob_api.spec import Profile, ResourcesSpec
+from rljob_worker.devices.select import COMPUTE_VARIABLE
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """What a driver needs to know of a kind of device."""
+
+    name: str
+    """`cpu`, `npu` or `cuda`, as `Device.name`."""
+    ray_resource: str | None = None
+    """Ray's resource that counts them; None where CPUs stand for them."""
+    visible_variable: str | None = None
+    """Variable in which Ray tells a process which ones are its own, and a process tells its library."""
+
+
+CPU = DeviceKind("cpu")
+NPU = DeviceKind("npu", "NPU", "ASCEND_RT_VISIBLE_DEVICES")
+CUDA = DeviceKind("cuda", "GPU", "CUDA_VISIBLE_DEVICES")
+
+
+def kind_of(profile: Profile) -> DeviceKind:
+    """Kind of the devices that a profile names."""
+    if profile is Profile.CPU:
+        return CPU
+    return NPU if profile in ASCEND_PROFILES else CUDA
+
+
+def device_kind(resources: ResourcesSpec) -> DeviceKind:
+    """Kind of a job's devices; the CPU for any profile where `RLJOB_COMPUTE_DEVICE` says so."""
+    kind = CPU if os.environ.get(COMPUTE_VARIABLE) == "cpu" else kind_of(resources.profile)
+    if kind is CPU:
+        return CPU
+    return replace(kind, ray_resource=resources.overrides.ray_resource or kind.ray_resource)

@@ -1,0 +1,58 @@
+"""Ascend NPUs, by torch_npu."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from rljob_worker.devices.accelerator import AcceleratorDevice
+from rljob_worker.errors import UserError
+
+
+class NpuDevice(AcceleratorDevice):
+    """One Ascend NPU."""
+
+    name = "npu"
+    visible_devices_variable = "ASCEND_RT_VISIBLE_DEVICES"
+    process_group_backend = "cpu:gloo,npu:hccl"
+    allocator_variable = "PYTORCH_NPU_ALLOC_CONF"
+    hooked_function = "aclrtMallocAlign32"
+
+    @classmethod
+    def check_installed(cls) -> None:
+        """torch_npu is to be installed; whether it loads, the processes that use a device find out."""
+        if "torch_npu" not in sys.modules and importlib.util.find_spec("torch_npu") is None:
+            raise UserError(
+                f"torch_npu is not installed; use the worker image for Ascend, or install the torch_npu that fits "
+                f"torch {torch.__version__}"
+            )
+
+    @classmethod
+    def _load(cls) -> Any:
+        try:
+            importlib.import_module("torch_npu")
+        except ImportError as error:
+            raise UserError(
+                f"torch_npu does not load ({error}); source CANN's set_env.sh before Python starts, and take the "
+                f"torch_npu that fits torch {torch.__version__}"
+            ) from error
+        return torch.get_device_module("npu")
+
+    @classmethod
+    def _rebuild(cls) -> Callable[..., torch.Tensor]:
+        rebuild: Callable[..., torch.Tensor] = importlib.import_module(
+            "torch_npu.multiprocessing.reductions"
+        ).rebuild_npu_tensor
+        return rebuild
+
+    def _pluggable_allocator(self, library: str, allocate: str, free: str) -> Any:
+        return self._module.memory.NPUPluggableAllocator(library, allocate, free).allocator()
+
+    def release_host_cache(self) -> None:
+        """Give cached pinned host memory back."""
+        self._module.host_empty_cache()

@@ -1,0 +1,253 @@
+"""The steps of `--deep`, each the main program of a process: what a job does with a device, at its smallest."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rljob_api.roles import engine_variables
+from rljob_api.spec import MemorySaverMode
+from rljob_api.validation import load_manifest
+from rljob_worker.devices import Device, get_device
+from rljob_worker.doctor.deep import MODULE, answer
+from rljob_worker.doctor.devices import VISIBLE_VARIABLES
+from rljob_worker.doctor.findings import Finding, not_applicable, ok, problem
+from rljob_worker.doctor.units import size
+from rljob_worker.types import GenerationRequest, SamplingParams
+from rljob_worker.weightsync.slots import Slots
+
+BYTES = 256 << 20
+"""Of the tensors that sleep, are shared and are reduced."""
+_SECONDS = 300.0
+_PROFILE = {"npu": "ascend-a2", "cuda": "cuda", "cpu": "cpu"}
+_SMALL_JOB = {
+    "apiVersion": "rljob.dev/v1alpha1",
+    "kind": "RLJob",
+    "metadata": {"name": "doctor"},
+    "spec": {
+        "steps": 1,
+        "model": {
+            "random": {
+                "config": {
+                    "model_type": "qwen3",
+                    "hidden_size": 256,
+                    "intermediate_size": 512,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 2,
+                    "num_key_value_heads": 2,
+                    "head_dim": 128,
+                    "max_position_embeddings": 512,
+                }
+            }
+        },
+        "data": {"synthetic": {"task": "RepeatLast", "rows": 64}},
+        "reward": {"name": "match"},
+        "rollout": {"promptsPerStep": 2, "samplesPerPrompt": 2, "maxResponseTokens": 8},
+    },
+}
+
+
+def saver(settings: dict[str, Any]) -> Finding:
+    """Let memory sleep and wake: it must be free meanwhile, and its contents come back."""
+    device: Any = get_device(settings["kind"])
+    if settings["kind"] == "cpu":
+        return _arena(device)
+    name, mode = "saver", MemorySaverMode(settings["saver"])
+    if mode is MemorySaverMode.OFF:
+        return not_applicable(name, "spec.memorySaver.mode is off")
+    from rljob_worker.memory.saver_checks import verified_torch_saver
+
+    verified_torch_saver(mode, device)
+    return ok(name, f"{size(BYTES)} slept and woke, contents intact", "free meanwhile, and intact after")
+
+
+def _arena(device: Device) -> Finding:
+    from rljob_worker.memory.arena import Arena, Tag
+    from rljob_worker.memory.host import HostMemory
+    from rljob_worker.memory.states import MemorySaver
+
+    name, wanted, host = "saver", "free meanwhile, and intact after", HostMemory()
+    arena = Arena()
+    machine = MemorySaver(arena, device)
+    dropped = arena.allocate((BYTES,), torch.uint8, Tag.DISCARD).fill_(90)
+    kept = arena.allocate((1 << 20,), torch.uint8, Tag.BACKUP).fill_(165)
+    before = host.process_resident_bytes()
+    machine.pause()
+    freed = before - host.process_resident_bytes()
+    machine.resume()
+    intact = bool((kept == 165).all()) and dropped.numel() == BYTES
+    found = f"{size(freed)} of {size(BYTES)} given back, contents {'intact' if intact else 'lost'}"
+    if intact and freed > 0.9 * BYTES:
+        return ok(name, found, wanted)
+    return problem(name, found, wanted, "the kernel does not move pages (Linux 5.7 or later); memorySaver.mode: off")
+
+
+def sharing(settings: dict[str, Any]) -> Finding:
+    """Hand a tensor to a second process as a weight sync does, without a copy; both must see the same bytes."""
+    device = get_device(settings["kind"])
+    if settings["kind"] == "cpu":
+        slots = Slots.create("doctor", BYTES)
+        try:
+            return _ask_peer(device, slots.bytes_of(0).copy_(_pattern(device)), {"names": list(slots.names)})
+        finally:
+            slots.close()
+    tensor = _pattern(device)
+    device.synchronize()
+    message = base64.b64encode(device.share(tensor)).decode()
+    return _ask_peer(device, tensor, {"kind": settings["kind"], "message": message})
+
+
+def _pattern(device: Device) -> torch.Tensor:
+    return torch.arange(BYTES, dtype=torch.int32, device=device.torch_device).to(torch.uint8)
+
+
+def _ask_peer(device: Device, tensor: torch.Tensor, shared: dict[str, Any]) -> Finding:
+    name, wanted, begin = "sharing", "equal checksums on both sides", time.perf_counter()
+    answered = subprocess.run(
+        [sys.executable, "-m", MODULE, "peer", json.dumps(shared)], capture_output=True, text=True, timeout=_SECONDS
+    )
+    seconds = time.perf_counter() - begin
+    if answered.returncode:
+        fix = "one IPC and mount namespace for both processes; on NPUs driver 25.3.RC1 and CANN 8.3.RC1 or later"
+        return problem(name, answered.stderr.strip()[-300:] or f"exit code {answered.returncode}", wanted, fix)
+    theirs, own = int(answered.stdout.split()[-1]), device.checksum(tensor)
+    if theirs != own:
+        return problem(
+            name, f"{theirs:x} there, {own:x} here", wanted, "the second process sees another device's memory"
+        )
+    return ok(name, f"{size(BYTES)} seen by a second process, which took {seconds:.1f} s in all", wanted)
+
+
+def peer(settings: dict[str, Any]) -> None:
+    """The second process of `sharing`: print the checksum of what it sees."""
+    device = get_device(settings.get("kind", "cpu"))
+    if "names" in settings:
+        print(device.checksum(Slots.attach(settings["names"], BYTES).bytes_of(0)))
+        return
+    print(device.checksum(device.open_shared(base64.b64decode(settings["message"]))))
+
+
+def collective(settings: dict[str, Any]) -> Finding:
+    """All-reduce over the devices, a process each, with the backend of the trainers."""
+    name, count = "collective", len(settings["devices"])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", MODULE, "rank", json.dumps({**settings, "rank": rank, "port": port})],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **_one_device(settings["kind"], shown)},
+        )
+        for rank, shown in enumerate(settings["devices"])
+    ]
+    try:
+        deadline = time.monotonic() + _SECONDS
+        outputs = [rank.communicate(timeout=max(1.0, deadline - time.monotonic()))[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    bad = [i for i, rank in enumerate(ranks) if rank.returncode]
+    wanted = f"the sum over {count} devices"
+    if bad:
+        said = outputs[bad[0]].strip().splitlines()[-1:] or ["nothing"]
+        fix = "HCCL: interface, links and TLS above; ASCEND_GLOBAL_LOG_LEVEL=1 says more"
+        return problem(name, f"rank {bad[0]}: {said[0]}", wanted, fix)
+    seconds = max(float(output.strip().splitlines()[-1]) for output in outputs)
+    rate = 2 * (count - 1) / count * BYTES / seconds / 2**30
+    return ok(name, f"{size(BYTES)} over {count} in {seconds * 1000:.0f} ms (bus {rate:.1f} GiB/s)", wanted)
+
+
+def _one_device(kind: str, shown: str) -> dict[str, str]:
+    """As Ray shows a trainer its device."""
+    return {VISIBLE_VARIABLES[kind]: shown} if kind in VISIBLE_VARIABLES else {}
+
+
+def rank(settings: dict[str, Any]) -> None:
+    """One process of `collective`; prints the seconds of the second round, the first one connects."""
+    number, count = settings["rank"], len(settings["devices"])
+    device = get_device(settings["kind"], number)
+    address = f"tcp://127.0.0.1:{settings['port']}"
+    dist.init_process_group(
+        device.process_group_backend, init_method=address, rank=number, world_size=count, timeout=timedelta(seconds=120)
+    )
+    seconds = 0.0
+    for _ in range(2):
+        tensor = torch.full((BYTES // 4,), float(number + 1), device=device.torch_device)
+        device.synchronize()
+        begin = time.perf_counter()
+        dist.all_reduce(tensor)
+        device.synchronize()
+        seconds = time.perf_counter() - begin
+        if not bool((tensor == count * (count + 1) / 2).all()):
+            raise RuntimeError(f"the sum is {tensor[0].item()}, not {count * (count + 1) / 2}")
+    dist.destroy_process_group()
+    print(seconds)
+
+
+def engine(settings: dict[str, Any]) -> Finding:
+    """Start a small vLLM as a job does, let it sleep, and read the device's free memory."""
+    from rljob_worker.driver.inputs import MODEL_FOLDER, read_inputs
+    from rljob_worker.rollout.environment import engine_environment
+
+    name = "engine"
+    profile = _PROFILE[settings["kind"]]
+    spec = load_manifest(_SMALL_JOB, overrides=[f"spec.resources.profile={profile}"]).spec
+    for key, value in (engine_environment(spec) | engine_variables(spec)).items():
+        os.environ.setdefault(key, value)
+    from rljob_worker.rollout.engine import Engine
+
+    device = get_device(profile)
+    with tempfile.TemporaryDirectory(prefix="rljob-doctor-") as folder:
+        read_inputs(spec, Path(folder))
+        small = Engine(
+            spec.model_dump(mode="json", by_alias=True),
+            index=0,
+            model_folder=str(Path(folder) / MODEL_FOLDER),
+            devices=[device.identity()],
+        )
+        small.start()
+        small.generate([GenerationRequest((0,), 0)] * 2, SamplingParams(max_tokens=8, ignore_eos=True), 0)
+        awake = device.memory_info().free
+        report = small.sleep()
+        asleep = device.memory_info().free
+        small.shutdown()
+    found = f"{size(report['released_bytes'])} given back; free {size(awake)} awake, {size(asleep)} asleep"
+    # On the CPU the KV cache has the pages that were used, and others take and give host memory meanwhile.
+    on_cpu = settings["kind"] == "cpu"
+    wanted = "memory given back" if on_cpu else "more free memory asleep than awake"
+    if report["released_bytes"] > 0 if on_cpu else asleep > awake:
+        return ok(name, found, wanted)
+    return problem(name, found, wanted, "expandable_segments:False for engines, and an image with vllm_ascend_C built")
+
+
+_STEPS: dict[str, Callable[[dict[str, Any]], Finding | None]] = {
+    step.__name__: step for step in (saver, sharing, collective, engine, peer, rank)
+}
+
+
+def main() -> None:
+    """Run the step that the command line names."""
+    found = _STEPS[sys.argv[1]](json.loads(sys.argv[2]))
+    if found is not None:
+        answer(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What was collected on one node; the checks read nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rljob_worker.doctor.parsers import DeviceTable
+
+Kind = Literal["npu", "cuda", "cpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A network interface of this network namespace."""
+
+    name: str
+    up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NpuPort:
+    """What hccn_tool says about the network port of one NPU; None where it said nothing."""
+
+    index: int
+    link: str | None = None
+    tls: bool | None = None
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """What a process sees that was started with one role's environment."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Those that matter here (`process.WATCHED`)."""
+    libraries: tuple[str, ...] = ()
+    """Memory savers and allocators that are mapped into it."""
+    saver_hooked: bool = False
+    """Whether `tms_pause` is found among the symbols of the whole process."""
+    ignored: str = ""
+    """What the loader said about a library that it could not preload; it goes on without it."""
+    problem: str = ""
+    """Why it did not run; all else is empty then."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaverFile:
+    """A library of torch_memory_saver."""
+
+    path: str
+    build: str
+    """`Ascend`, `CUDA` or `unknown`, by the functions it hooks."""
+    sha256: str
+    recorded: str | None = None
+    """SHA-256 that the image recorded; None: it recorded none."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoragePath:
+    """A folder that a job names."""
+
+    path: str
+    exists: bool
+    base: str
+    """The folder itself, or the nearest above it that exists."""
+    writable: bool
+    """Whether this user may write into `base`."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node. Bytes, unless a name says otherwise."""
+
+    host: str
+    kind: Kind
+    versions: Mapping[str, str]
+    """Component -> version; what is not installed is missing."""
+    packages: str
+    """Digest over the names and versions of all Python packages and the recorded build: equal in equal images."""
+    device_files: tuple[int, ...] = ()
+    """Numbers of /dev/davinciN or /dev/nvidiaN."""
+    devices: DeviceTable | None = None
+    devices_problem: str = ""
+    """Why npu-smi (nvidia-smi) said nothing."""
+    firmware_range: tuple[str, str] | None = None
+    ports: tuple[NpuPort, ...] = ()
+    ports_problem: str = ""
+    interfaces: tuple[Interface, ...] = ()
+    busy_ports: tuple[int, ...] = ()
+    """Of the ports that HCCL was told to listen on, those that somebody else holds."""
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+    """`host:port` of the head -> why it cannot be reached; empty: it can."""
+    shared_memory_total: int = 0
+    shared_memory_free: int = 0
+    host_total: int = 0
+    host_free: int = 0
+    trainer: ProcessFacts = field(default_factory=ProcessFacts)
+    rollout: ProcessFacts = field(default_factory=ProcessFacts)
+    saver: SaverFile | None = None
+    saver_copies: tuple[str, ...] = ()
+    """Libraries of the preload hook that the package would find; it insists on exactly one."""
+    shared_memory_ipc: str = ""
+    """Why two processes cannot share memory; empty: they can."""
+    model: StoragePath | None = None
+    runs: StoragePath | None = None

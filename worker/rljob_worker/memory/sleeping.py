@@ -1,0 +1,48 @@
+"""What the trainer needs of memory that sleeps, and which one it gets."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+
+from rljob_api.spec import MemorySaverMode
+from rljob_worker.devices.base import AcceleratorMemory, Device
+from rljob_worker.memory.arena import Arena
+from rljob_worker.memory.states import MemorySaverBackend
+
+
+@runtime_checkable
+class SleepingMemory(MemorySaverBackend, Protocol):
+    """Memory for tensors that sleep: the CPU's arena, or torch_memory_saver on a device."""
+
+    def region(self, tag: str) -> AbstractContextManager[Any]:
+        """Tensors that this thread makes on its device inside sleep.
+
+        Under tag `backup` they keep their contents, under `discard` they do not.
+        """
+        ...
+
+    def staging(self) -> AbstractContextManager[Any]:
+        """Tensors made inside stay awake, can be shared with other processes, and may be made while the rest sleeps."""
+        ...
+
+    def readable(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor's contents, detached; on the host while asleep, so that a save need not wake the device."""
+        ...
+
+
+def sleeping_memory(mode: MemorySaverMode, device: Device) -> SleepingMemory | None:
+    """The device's memory saver, verified; None where it is off. To be called before the model is built.
+
+    Raises:
+        UserError: it would not work here; names every cause with what to do.
+    """
+    if mode is MemorySaverMode.OFF:
+        return None
+    if not device.own_memory:
+        return Arena()
+    from rljob_worker.memory.saver_checks import verified_torch_saver
+
+    return verified_torch_saver(mode, cast(AcceleratorMemory, device))

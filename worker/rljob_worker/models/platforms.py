@@ -1,0 +1,51 @@
+"""What differs in Megatron between kinds of devices; code elsewhere never asks which kind it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from rljob_worker.models import megatron_cpu, megatron_cuda, megatron_npu
+from rljob_worker.models.kernels import CausalAttention, CpuCausalAttention, SwiGLU
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """Megatron on one kind of device."""
+
+    install: Callable[[], None]
+    """Call before the first megatron import of the process."""
+    finish: Callable[[int], None]
+    """Call with the job's seed after `initialize_model_parallel`."""
+    attention: type[torch.nn.Module]
+    """Core attention of every layer."""
+    activation: type[torch.nn.Module]
+    """Gated activation of every MLP."""
+    build_on_cpu: bool = False
+    """Whether parameters are made on the CPU, where Megatron otherwise takes the current device."""
+    keep_pipeline_outputs: bool = False
+    """Whether a stage keeps its output after sending it; Megatron's way to free them is not for the CPU."""
+
+
+_PLATFORMS = {
+    "cpu": Platform(
+        megatron_cpu.install,
+        megatron_cpu.finish,
+        CpuCausalAttention,
+        SwiGLU,
+        build_on_cpu=True,
+        keep_pipeline_outputs=True,
+    ),
+    "cuda": Platform(megatron_cuda.install, megatron_cuda.finish, CausalAttention, SwiGLU),
+    "npu": Platform(megatron_npu.install, megatron_npu.finish, megatron_npu.FusionAttention, megatron_npu.FusedSwiGLU),
+}
+
+
+def megatron_platform(kind: str) -> Platform:
+    """Megatron on devices of `kind` (`Device.name`); ValueError for another one."""
+    try:
+        return _PLATFORMS[kind]
+    except KeyError:
+        raise ValueError(f"device {kind!r} is none of {', '.join(_PLATFORMS)}") from None

@@ -1,0 +1,159 @@
+"""What a trainer keeps of a forward pass until the backward pass, and what it needs for a moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rljob_api.spec import Precision, Recompute, RLJobSpec
+from rljob_worker.algorithms.logits import CHUNK_ELEMENTS, DEFAULT_CHUNK_ELEMENTS
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.planning.layout import Layout, MicroBatch, itemsize
+
+_FP32 = 4
+_LOSS_TEMPORARIES = 4
+"""fp32 temporaries of a chunk of logits that live at once in `algorithms.logits`."""
+_NPU_STATISTICS = 64
+"""Bytes a token and head of npu_fusion_attention: softmax maximum and sum, [B, N, S, 8] float32 each."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBytes:
+    """Bytes that one layer keeps for each token."""
+
+    attention: int
+    """Norms and attention."""
+    mlp: int
+    """What the `Selective` recomputation drops."""
+    input: int
+    """What the `Full` recomputation keeps."""
+
+    def kept(self, recompute: Recompute) -> int:
+        """Under one kind of recomputation."""
+        if recompute is Recompute.FULL:
+            return self.input
+        return self.attention + (0 if recompute is Recompute.SELECTIVE else self.mlp)
+
+    @property
+    def whole(self) -> int:
+        """Without recomputation."""
+        return self.attention + self.mlp
+
+
+def layer_bytes(model: ModelConfig, layer: int, place: Layout, precision: Precision) -> LayerBytes:
+    """Saved tensors of one transformer layer, by the method of Korthikanti et al. (arXiv 2205.05198, section 4).
+
+    Their count, sbh (10 + 24 / t + 5 a s / (h t)) bytes, is for GPT with dropout, GELU and stored attention scores; the
+    same walk through this model (RMSNorm, grouped queries, SwiGLU, no dropout, scores never stored) gives, in elements
+    a token with h hidden, q and k the widths of all query and key heads, f the MLP's width, t tensor-parallel ranks and
+    no sequence parallelism:
+
+    - two norms: input and output, h each (on CPU torch's composite norm also keeps the normalised input, in fp32);
+    - attention: the fused projection (q + 2 k) / t, which the norms of q and k and the values are views of, q's copy
+      q / t, rotated q and k (q + k) / t, the output q / t;
+    - MLP: 3 f / t. Its input is the second norm's output.
+    - Experts: c = experts a token times their width instead of f; the chosen tokens are kept once more (twice when they
+      come from other ranks), and the weighted activations beside the plain ones.
+
+    Full recomputation keeps each layer's input. On CPU the counts are those of Megatron's local layers with torch's
+    fused attention in fp32, and are checked against the saved tensors of a real layer.
+    """
+    size = 2 if precision is Precision.BF16 else 4
+    hidden = model.hidden_size
+    queries = model.num_heads * model.head_dim // place.tp
+    keys = model.num_query_groups * model.head_dim // place.tp
+    heads = model.num_heads // place.tp
+    normed = int(model.qk_norm)
+    if place.kind != "cpu":
+        statistics = (_NPU_STATISTICS if place.kind == "npu" else _FP32) * heads
+        attention = size * (4 * hidden + (3 + normed) * queries + 3 * keys) + statistics
+    elif precision is Precision.BF16:
+        attention = _FP32 * (4 * hidden + 2 * (1 + normed) * (queries + keys)) + size * (2 * hidden + queries)
+    else:
+        attention = size * (6 * hidden + (3 + 2 * normed) * queries + (3 + normed) * keys)
+    return LayerBytes(attention, size * _mlp_elements(model, layer, place), size * hidden)
+
+
+def _mlp_elements(model: ModelConfig, layer: int, place: Layout) -> int:
+    if not model.is_moe(layer):
+        return 3 * model.ffn_hidden_size // place.tp
+    copies = 2 if place.ep > 1 else 1
+    width = 4 * model.expert_ffn_hidden_size // place.expert_tp
+    return model.experts_per_token * (copies * model.hidden_size + width)
+
+
+@dataclass(frozen=True, slots=True)
+class PassBytes:
+    """Bytes at the peak of a pass over micro-batches on one rank."""
+
+    activations: int
+    logits: int
+    work: int
+    """Needed for a moment: a layer's gradients, a weight's gradient before it is added up, chunks of the loss."""
+
+
+def training_pass(
+    spec: RLJobSpec, model: ModelConfig, place: Layout, stage: int, batch: MicroBatch, largest: int
+) -> PassBytes:
+    """Forward and backward.
+
+    Stage p of P holds min(micro-batches, P - p) micro-batches in Megatron's schedule without interleaving
+    (Korthikanti et al., section 4.2.3; `megatron/training/theoretical_memory_utils.py`).
+
+    Args:
+        spec: the job.
+        model: its model.
+        place: the layout.
+        stage: pipeline stage of the rank.
+        batch: the largest micro-batch.
+        largest: elements of the rank's largest parameter.
+    """
+    size, training = itemsize(spec), spec.training
+    layers = [layer_bytes(model, layer, place, training.precision) for layer in place.layers(model, stage)]
+    in_flight = min(batch.count, place.pp - stage)
+    kept = sum(layer.kept(training.recompute) for layer in layers) * in_flight
+    if training.recompute is not Recompute.NONE:
+        # The layer that is being computed again.
+        kept += max(layer.whole - layer.kept(training.recompute) for layer in layers)
+    activations = batch.tokens * kept
+    logits = 0
+    if stage == place.pp - 1:
+        activations += (2 * batch.tokens + batch.responses) * model.hidden_size * size
+        logits = _logits(spec, model, place, batch, copies=2)
+    layer_gradients = batch.tokens * size * (2 * model.hidden_size + _widest(model, place))
+    work = max(layer_gradients, largest * size, _loss_chunks(spec, model, place) if logits else 0)
+    return PassBytes(activations, logits, work)
+
+
+def forward_pass(spec: RLJobSpec, model: ModelConfig, place: Layout, stage: int, batch: MicroBatch) -> PassBytes:
+    """Forward only: nothing is kept but the layer at work; then logits without their gradient."""
+    size = itemsize(spec)
+    layer = max(layer_bytes(model, i, place, spec.training.precision).whole for i in place.layers(model, stage))
+    if stage < place.pp - 1:
+        return PassBytes(batch.tokens * layer, 0, 0)
+    hidden = (batch.tokens + batch.responses) * model.hidden_size * size
+    return PassBytes(
+        max(batch.tokens * layer, hidden),
+        _logits(spec, model, place, batch, copies=1),
+        _loss_chunks(spec, model, place),
+    )
+
+
+def _widest(model: ModelConfig, place: Layout) -> int:
+    return max(_mlp_elements(model, layer, place) for layer in range(model.num_layers))
+
+
+def _logits(spec: RLJobSpec, model: ModelConfig, place: Layout, batch: MicroBatch, *, copies: int) -> int:
+    """Vocabulary-parallel logits of the response positions in the parameters' dtype, and the mask of kept tokens.
+
+    `copies` is 2 where their gradient is beside them: the backward of `algorithms.logits` makes it whole.
+    """
+    columns = model.padded_vocab_size(place.tp) // place.tp
+    rollout = spec.rollout
+    masked = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
+    return batch.responses * columns * (copies * itemsize(spec) + masked)
+
+
+def _loss_chunks(spec: RLJobSpec, model: ModelConfig, place: Layout) -> int:
+    """fp32 temporaries of the loss: bounded chunks, at least one row."""
+    chunk = max(CHUNK_ELEMENTS.get(place.kind, DEFAULT_CHUNK_ELEMENTS), model.vocab_size // place.tp)
+    return _LOSS_TEMPORARIES * chunk * _FP32

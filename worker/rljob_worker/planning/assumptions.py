@@ -1,0 +1,47 @@
+"""What a plan takes for granted, in sentences."""
+
+from __future__ import annotations
+
+from rljob_api.spec import MemorySaverMode, RLJobSpec
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.planning.layout import ASSUMED_PROMPT_TOKENS
+from rljob_worker.planning.memory import GIB, PROCESS_BYTES, RAY_BYTES, RUNTIME_BYTES, MemoryPlan
+
+
+def assumptions(spec: RLJobSpec, model: ModelConfig, plan: MemoryPlan) -> list[str]:
+    """The assumptions that matter to this job."""
+    kind = plan.place.kind
+    lines = [
+        f"a micro-batch of {plan.batch.tokens} padded tokens, all samples as long as they may be "
+        f"({plan.batch.longest} tokens), logits at {plan.batch.responses} of its positions",
+        f"each process takes {PROCESS_BYTES[kind] / GIB:g} GiB of host memory before its tensors, "
+        f"Ray {RAY_BYTES / GIB:g} GiB a node",
+    ]
+    if plan.batch.assumed_prompt:
+        lines.append(f"prompts of at most {ASSUMED_PROMPT_TOKENS} tokens: data.maxPromptTokens is not set")
+    if spec.model.random is not None and "vocab_size" not in spec.model.random.config:
+        lines.append(f"a vocabulary of {model.vocab_size}, the tokenizer's upper bound: it is trained at start-up")
+    if model.num_experts:
+        lines.append("tokens spread evenly over the experts")
+    if kind == "cpu":
+        lines += [
+            "the KV cache is counted whole, though its pages are taken as they are used",
+            "the limit is that of a pod; `rljob run` on this machine has the machine's memory",
+        ]
+        return lines
+    lines += [
+        f"each process takes {RUNTIME_BYTES[kind] / GIB:g} GiB of a device for context, streams and operators",
+        "activations are those of fused norms, rotary embedding and attention, without sequence parallelism",
+        "the trainer's allocator gives its cache back before the engine's weights wake, and loses nothing to gaps",
+        "each device has two staging slots of its own, outside the memory saver",
+        "the engine sleeps at level 2: nothing of it stays on the device or goes to the host",
+        f"{'HCCL' if kind == 'npu' else 'NCCL'} holds 2 x {spec.hccl.buffer_size_mb or 200} MiB a communicator "
+        "and nothing else",
+    ]
+    if spec.memory_saver.mode is not MemorySaverMode.OFF:
+        lines.append("the memory saver keeps a pinned copy of all that it pauses, awake too")
+    if spec.training.optimizer.host_offload:
+        lines.append("with hostOffload the optimizer's state is on the device only while an update is applied")
+    if plan.devices[0].limit is None:
+        lines.append("the device's memory is not known: give --device-memory to compare")
+    return lines

@@ -1,0 +1,123 @@
+"""Memory of a vLLM engine, for each of its tensor-parallel ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rljob_api import derived
+from rljob_api.spec import Profile, RLJobSpec
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.convert import EMBEDDING, HEAD, hf_manifest
+from rljob_worker.planning.layout import Layout, itemsize, prompt_tokens
+from rljob_worker.rollout.arguments import max_model_length, max_sequences
+from rljob_worker.rollout.platforms import CPU_KV_CACHE_BYTES
+
+_LOGITS_COPIES = 4
+"""fp32 rows of the vocabulary a sequence: gathered logits, processed log-probabilities, and the sampler's sort."""
+_VLLM_LARGE_DEVICE = 70 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """Bytes on one device while the engine is awake."""
+
+    weights: int
+    kv_cache: int
+    work: int
+    """Largest scheduler step: activations, logits and sampling."""
+    kv_bytes_per_token: int
+    kv_needed: int
+    """For one sequence of the longest length, below which vLLM does not start."""
+    kv_wanted: int
+    """For all sequences that run at once, each as long as it may be."""
+    landing: int
+    """While weights land: copies of the largest module that wait for its other tensors."""
+
+    @property
+    def sequences(self) -> float:
+        """Longest sequences that the cache holds at once."""
+        return self.kv_cache / self.kv_needed
+
+
+def engine_memory(
+    spec: RLJobSpec, model: ModelConfig, place: Layout, device_bytes: int | None, outside: int, module_elements: int
+) -> EngineMemory:
+    """What vLLM will allocate.
+
+    KV cache: `rollout.kvCacheBytes` on each device as vLLM takes it (`kv_cache_memory_bytes`, its default 1 GiB on
+    cpu); else what is left of `memoryFraction` after weights, the profiled step and what is not torch's
+    (vllm/v1/worker/gpu_worker.py, determine_available_memory).
+
+    Args:
+        spec: the job.
+        model: its model.
+        place: the layout.
+        device_bytes: memory of a device; None on cpu.
+        outside: bytes of the engine's process that torch did not allocate (runtime, communicators).
+        module_elements: of the largest group of tensors that the layerwise reload completes at once.
+    """
+    size, tp = itemsize(spec), place.engine_tp
+    weights = _weights(model, tp) * size
+    work = _step(spec, model, tp, size, device_bytes)
+    per_token = kv_bytes_per_token(model, tp, size)
+    cache = spec.rollout.kv_cache_bytes
+    if cache is None:
+        if device_bytes is None:
+            cache = CPU_KV_CACHE_BYTES
+        else:
+            cache = max(0, int(spec.rollout.memory_fraction * device_bytes) - weights - work - outside)
+    length = max_model_length(spec, model)
+    return EngineMemory(
+        weights=weights,
+        kv_cache=cache,
+        work=work,
+        kv_bytes_per_token=per_token,
+        kv_needed=per_token * length,
+        kv_wanted=per_token * _usual_length(spec, length) * max_sequences(spec),
+        landing=module_elements * size,
+    )
+
+
+def kv_bytes_per_token(model: ModelConfig, tp: int, size: int) -> int:
+    """Key and value of every layer: 2 x layers x heads x width x bytes (vllm/v1/kv_cache_interface.py,
+    FullAttentionSpec.page_size_bytes / block_size). Above the number of key/value heads, ranks hold copies."""
+    heads = max(1, model.num_query_groups // tp)
+    return 2 * model.num_layers * heads * model.head_dim * size
+
+
+def _usual_length(spec: RLJobSpec, longest: int) -> int:
+    return min(longest, prompt_tokens(spec)[0] + spec.rollout.max_response_tokens)
+
+
+def _weights(model: ModelConfig, tp: int) -> int:
+    """Elements on one rank: matrices and vocabulary are cut, norms and routers are not; experts are cut like MLPs."""
+    elements = 0
+    for name, shape in hf_manifest(model):
+        count = math.prod(shape)
+        if name in (EMBEDDING, HEAD):
+            elements += count // model.vocab_size * (-(-model.vocab_size // (64 * tp)) * 64)
+        elif "norm" in name or name.endswith("mlp.gate.weight"):
+            elements += count
+        else:
+            # Key and value heads are copied where there are fewer of them than ranks.
+            copies = max(1, tp // model.num_query_groups) if name.split(".")[-2] in ("k_proj", "v_proj") else 1
+            elements += count * copies // tp
+    return elements
+
+
+def _step(spec: RLJobSpec, model: ModelConfig, tp: int, size: int, device_bytes: int | None) -> int:
+    """One scheduler step without gradients: a layer's tensors at a time, then fp32 logits of each sequence.
+
+    The default of `max_num_batched_tokens` is vLLM 0.23's for its offline class: 8192, 16384 on devices of 70 GiB and
+    more, 4096 x ranks on cpu (vllm/engine/arg_utils.py).
+    """
+    default = 16384 if (device_bytes or 0) >= _VLLM_LARGE_DEVICE else 8192
+    if spec.resources.profile is Profile.CPU:
+        default = 4096 * tp
+    prompts = -(-derived.samples_per_step(spec) // derived.engines(spec)) * max_model_length(spec, model)
+    tokens = min(spec.rollout.max_batched_tokens or default, prompts)
+    heads = (model.num_heads + 2 * model.num_query_groups) * model.head_dim
+    width = max(model.ffn_hidden_size, model.experts_per_token * model.expert_ffn_hidden_size)
+    layer = 4 * model.hidden_size + (2 * heads + 3 * width) // tp
+    return tokens * layer * size + max_sequences(spec) * model.vocab_size * 4 * _LOGITS_COPIES

@@ -1,0 +1,129 @@
+"""What differs in vLLM between kinds of devices; code elsewhere never asks which kind it is."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_api.spec import Precision, RLJobSpec
+from rljob_worker.errors import UserError
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.rollout.cpu_libraries import check_cpu_libraries
+from rljob_worker.rollout.turns import CpuTurns, DeviceTurns, Turns
+
+CPU_KERNELS = "rljob_cpu"
+"""Provider under which `cpu_norms` registers its kernels with vLLM."""
+TORCH_LINEAR = "RLJOB_TORCH_LINEAR"
+"""Variable that has the engine's linear layers call torch; read by `worker_extension` in each engine process."""
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes that vLLM 0.23's CPU attention has kernels for; repeated here because importing vLLM takes seconds."""
+MERGED = {"additional_config"}
+"""Arguments that a platform makes of its own values and the user's."""
+CPU_KV_CACHE_BYTES = 2**30
+_NZ_OFF = {"weight_nz_mode": 0}
+_NZ_FORCED = "enable_fused_mc2"
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlatform:
+    """vLLM on one kind of device."""
+
+    arguments: Callable[[RLJobSpec], dict[str, Any]]
+    """Engine arguments beside those that all kinds have."""
+    environment: Callable[[RLJobSpec], dict[str, str]]
+    """Variables beside those that all kinds have."""
+    turns: type[Turns]
+    """How it sleeps."""
+    check_model: Callable[[ModelConfig], None]
+    """Refuses a model that trains here but that the engine cannot generate with; UserError."""
+    prepare: Callable[[], None]
+    """Called in the engine's process before vLLM is imported."""
+    kernels: tuple[str, ...] = ()
+    """Modules that register kernels with vLLM when they are imported."""
+
+
+def engine_platform(kind: str) -> EnginePlatform:
+    """vLLM on devices of `kind` (`DeviceKind.name`)."""
+    return _PLATFORMS[kind]
+
+
+def _cpu_arguments(spec: RLJobSpec) -> dict[str, Any]:
+    return {
+        "kv_cache_memory_bytes": spec.rollout.kv_cache_bytes or CPU_KV_CACHE_BYTES,
+        "worker_extension_cls": "rljob_worker.rollout.worker_extension.RolloutWorkerExtension",
+        "ir_op_priority": {op: [CPU_KERNELS, "native"] for op in ("rms_norm", "fused_add_rms_norm")},
+    }
+
+
+def _cpu_environment(spec: RLJobSpec) -> dict[str, str]:
+    environment = {
+        # vLLM would pin its threads to cores of its own choice: engines side by side would all take the same ones.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Eager mode compiles helpers all the same: 11 to 22 s at start-up for bit-equal results.
+        "TORCHDYNAMO_DISABLE": "0" if spec.rollout.graph_mode else "1",
+    }
+    fp32_on_x86 = spec.training.precision is Precision.FP32 and platform.machine() == "x86_64"
+    if fp32_on_x86 and not spec.rollout.graph_mode:
+        # For a decoding step of 64 rows of fp32, torch's packed products take two thirds of the time of vLLM's own, and
+        # as long for a few. The compiler cannot read the packed weights.
+        environment[TORCH_LINEAR] = "1"
+    return environment
+
+
+def _check_cpu_model(model: ModelConfig) -> None:
+    if model.head_dim not in CPU_HEAD_SIZES:
+        allowed = ", ".join(map(str, CPU_HEAD_SIZES))
+        raise UserError(
+            f"spec.model: head_dim {model.head_dim} is not supported by vLLM's attention on CPU; allowed: {allowed}"
+        )
+
+
+def _device_arguments(spec: RLJobSpec) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "enable_sleep_mode": True,
+        # Also with a size for the KV cache: vLLM does not start unless this share of the device is free.
+        "gpu_memory_utilization": spec.rollout.memory_fraction,
+        "worker_extension_cls": "rljob_worker.rollout.device_extension.DeviceWorkerExtension",
+    }
+    if spec.rollout.kv_cache_bytes is not None:
+        arguments["kv_cache_memory_bytes"] = spec.rollout.kv_cache_bytes
+    return arguments
+
+
+def _npu_arguments(spec: RLJobSpec) -> dict[str, Any]:
+    """Weights in the NZ layout cannot be updated in place: vllm-ascend refuses to wake with it."""
+    given = spec.rollout.engine_args.get("additional_config", {})
+    if not isinstance(given, dict):
+        raise UserError(f"spec.rollout.engineArgs: additional_config is {given!r}, not a mapping")
+    if given.get("weight_nz_mode", 0) != 0 or given.get(_NZ_FORCED):
+        raise UserError(
+            "spec.rollout.engineArgs: additional_config: weight_nz_mode must be 0 and enable_fused_mc2 off: the engine "
+            "could not take new weights"
+        )
+    return _device_arguments(spec) | {"additional_config": given | _NZ_OFF}
+
+
+def _no_variables(_spec: RLJobSpec) -> dict[str, str]:
+    return {}
+
+
+def _any_model(_model: ModelConfig) -> None: ...
+
+
+def _nothing() -> None: ...
+
+
+_PLATFORMS = {
+    "cpu": EnginePlatform(
+        _cpu_arguments,
+        _cpu_environment,
+        CpuTurns,
+        _check_cpu_model,
+        check_cpu_libraries,
+        kernels=("rljob_worker.rollout.cpu_norms",),
+    ),
+    "cuda": EnginePlatform(_device_arguments, _no_variables, DeviceTurns, _any_model, _nothing),
+    "npu": EnginePlatform(_npu_arguments, _no_variables, DeviceTurns, _any_model, _nothing),
+}
