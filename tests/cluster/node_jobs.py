@@ -59,6 +59,10 @@ class NodeJob:
         there = wait_until(lambda: self.records() and self.records()[-1]["step"] >= step, seconds, 0.25)
         assert there, self.describe()
 
+    def why(self) -> str:
+        """What `kubectl rljob why` says, on one line."""
+        return " ".join(self.system.cluster.kubectl("rljob", "why", self.name).split())
+
     def describe(self) -> str:
         """What a person would look at."""
         texts = [

@@ -121,13 +121,10 @@ def test_the_driver_says_on_what_it_computes(first: NodeJob) -> None:
     assert "computing on the CPU, whatever the profile is: RLJOB_COMPUTE_DEVICE is set" in log
 
 
-def test_the_other_job_waits_with_a_reason_and_then_runs(jobs: tuple[NodeJob, NodeJob], system: WholeSystem) -> None:
+def test_the_other_job_waits_with_a_reason_and_then_runs(jobs: tuple[NodeJob, NodeJob]) -> None:
     first, second = jobs
 
-    def why() -> str:
-        return " ".join(system.cluster.kubectl("rljob", "why", second.name).split())
-
-    assert wait_until(lambda: f"Insufficient {RESOURCE}" in why(), 60, 1), why()
+    assert wait_until(lambda: f"Insufficient {RESOURCE}" in second.why(), 60, 1), second.why()
     assert second.status()["phase"] in ("Queued", "Pending")
     assert second.records() == []
     first.change({"suspend": True})
@@ -150,7 +147,7 @@ def test_a_pod_that_could_not_train_does_not_start_and_says_why(examined: NodeJo
     said: list[str] = []
 
     def refused_by_the_doctor() -> bool:
-        said.append(" ".join(system.cluster.kubectl("rljob", "why", examined.name).split()))
+        said.append(examined.why())
         return "does not pass its examination" in said[-1]
 
     assert wait_until(refused_by_the_doctor, START_SECONDS, 2), examined.describe()

@@ -199,6 +199,15 @@ NETWORK = (
         check=lambda h: h.use_host_ip is not True or h.interface is None,
         cel="!has(self.useHostIp) || !self.useHostIp || !has(self.interface)",
     ),
+    Rule(
+        on=HcclSpec,
+        field="opExpansionMode",
+        wrong="AIV and deterministic exclude each other: with HCCL_DETERMINISTIC, HCCL ignores AIV on A2 and is"
+        " deterministic for small messages alone on A3",
+        allowed="another mode, or AIV with deterministic false",
+        check=lambda h: h.op_expansion_mode != "AIV" or not h.deterministic,
+        cel="!has(self.opExpansionMode) || self.opExpansionMode != 'AIV' || !self.deterministic",
+    ),
     _variables_rule("variables"),
     _variables_rule("trainer"),
 )

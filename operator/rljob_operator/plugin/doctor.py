@@ -56,11 +56,9 @@ async def examinations(cluster: Cluster, name: str) -> tuple[list[Examination], 
         status = _status(pod)
         if status is None:
             continue
-        state, message = _state(status)
+        state, message, again = _last_run(status)
         report = ""
         if state != "waiting":
-            # The kubelet starts one that found problems again and again: what counts is what it found last.
-            again = state != "running" and "running" in (status.get("state") or {})
             try:
                 report = await cluster.client.text(
                     PODS.path(cluster.namespace, pod["metadata"]["name"], "log"),
@@ -83,12 +81,17 @@ def _status(pod: Mapping[str, Any]) -> dict[str, Any] | None:
     return next((dict(status) for status in statuses if status.get("name") == DOCTOR), {})
 
 
-def _state(status: Mapping[str, Any]) -> tuple[str, str]:
+def _last_run(status: Mapping[str, Any]) -> tuple[str, str, bool]:
+    """State and problems by the last run that ended, if one did, and whether another has begun since.
+
+    The kubelet starts one that found problems again and again: what counts is what it found last.
+    """
     now = status.get("state") or {}
+    running = "running" in now
     ended = now.get("terminated") or (status.get("lastState") or {}).get("terminated")
     if not ended:
-        return ("running" if "running" in now else "waiting"), ""
-    return ("passed" if ended.get("exitCode") == 0 else "problems"), str(ended.get("message") or "").strip()
+        return ("running" if running else "waiting"), "", False
+    return ("passed" if ended.get("exitCode") == 0 else "problems"), str(ended.get("message") or "").strip(), running
 
 
 async def examine_now(cluster: Cluster, name: str) -> tuple[bool, str]:

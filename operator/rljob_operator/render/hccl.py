@@ -1,4 +1,4 @@
-"""What HCCL must be told about a pod's network, and the contradictions that would make it hang or fail.
+"""What HCCL must be told about a pod's network, and the ports that it must leave to others.
 
 What the manifest itself says goes to the processes of each role (`rljob_api.roles`), which need it without pods too.
 Sources: CANN environment variable reference (8.5, 9.0); MindCluster's training guides (interface and address by
@@ -23,7 +23,7 @@ def hccl_environment(spec: RLJobSpec, *, head: bool) -> list[dict[str, Any]]:
     """HCCL's variables that follow from the network of pods with NPUs, as a container's `env`.
 
     Raises:
-        RenderError: for settings that contradict each other.
+        RenderError: for ports that others use.
     """
     _check(spec)
     if spec.network.host_network:
@@ -42,12 +42,6 @@ def _uses_host_ip(spec: RLJobSpec) -> bool:
 
 
 def _check(spec: RLJobSpec) -> None:
-    if spec.hccl.op_expansion_mode == "AIV" and spec.hccl.deterministic:
-        raise RenderError(
-            "spec.hccl.opExpansionMode",
-            "AIV and spec.hccl.deterministic exclude each other: with HCCL_DETERMINISTIC, HCCL ignores AIV on A2 and "
-            "is deterministic for small messages alone on A3; take another mode, or set deterministic to false",
-        )
     _check_ports("spec.hccl.trainerPorts", spec.hccl.trainer_ports)
     _check_ports("spec.hccl.rolloutPorts", spec.hccl.rollout_ports)
 

@@ -22,10 +22,11 @@ from rljob_operator.state.observed import Observed
 from rljob_operator.state.plan import Plan
 
 TIMES = {"lease_seconds": 1.0, "renew_seconds": 0.6, "retry_seconds": 0.1}
+PATIENT = {"lease_seconds": 10.0, "renew_seconds": 6.0, "retry_seconds": 0.1}
 
 
 @asynccontextmanager
-async def replicas(count: int) -> AsyncIterator[tuple[FakeApi, list[LeaderElection]]]:
+async def replicas(count: int, times: dict[str, float] = TIMES) -> AsyncIterator[tuple[FakeApi, list[LeaderElection]]]:
     async with serving(FakeApi()) as api:
         clients, elections = [], []
         for number in range(count):
@@ -33,7 +34,7 @@ async def replicas(count: int) -> AsyncIterator[tuple[FakeApi, list[LeaderElecti
                 Connection(api.url, None, lambda: None), OperatorMetrics(CollectorRegistry()), try_seconds=1.0
             )
             clients.append(client)
-            elections.append(LeaderElection(client, replace(SETTINGS, identity=f"r{number}", **TIMES)))
+            elections.append(LeaderElection(client, replace(SETTINGS, identity=f"r{number}", **times)))
         yield api, elections
         for client in clients:
             await client.close()
@@ -125,13 +126,15 @@ def test_a_leader_whose_lease_was_taken_stops_at_once() -> None:
 
 def test_short_faults_do_not_end_leadership() -> None:
     async def run() -> None:
-        async with replicas(1) as (api, (first,)):
+        async with replicas(1, PATIENT) as (api, (first,)):
             await first.acquire()
             holding = asyncio.create_task(first.hold())
-            for fault in ({"code": 500}, {"drop": True, "times": 2}, {"code": 409}, {"delay": 0.25}):
-                api.fail("PUT", "leases", **fault)
-                await asyncio.sleep(0.4)
-                assert first.leads, fault
+            for given in ({"code": 500}, {"drop": True, "times": 2}, {"code": 409}, {"delay": 0.25}):
+                fault = api.fail("PUT", "leases", **given)
+                await until(lambda fault=fault: fault.times == 0)
+                before = lease(api)["renewTime"]
+                await until(lambda before=before: lease(api)["renewTime"] != before)
+                assert first.leads, given
             assert not holding.done()
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
