@@ -8,9 +8,9 @@ between the device and pinned host memory, measured in the same run.
 Sharing: a second process opens a parameter set of Qwen3-4B's shapes through two staging slots and copies it into its
 own parameters, with checksums on both sides; the peer is one copy of the same bytes inside the device.
 
-On npu and cuda with `--mode preload` start it as a trainer is started: LD_PRELOAD, TMS_* and the allocator variable set
-(`kubectl rljob doctor` names them). On cpu the arena moves pages instead of copying, and there is no device to copy in:
-those figures do not exist, and the run says so.
+On npu and cuda it starts itself again with a trainer's variables: LD_PRELOAD (the worker images' library, unless
+another is preloaded), TMS_* and the allocator's. On cpu the arena moves pages instead of copying, and there is no
+device to copy in: those figures do not exist, and the run says so.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from typing import cast
 
 import torch
 
-from rljob_api.spec import MemorySaverMode
+from rljob_api.roles import device_memory_variables
+from rljob_api.spec import MemorySaverMode, Profile
 from rljob_worker.devices import Device, get_device
 from rljob_worker.memory.host_copy import HostCopy
 from rljob_worker.memory.sleeping import SleepingMemory, sleeping_memory
 from rljob_worker.memory.states import MemorySaver
 
 GIB = 1024**3
+PROFILES = {"npu": Profile.ASCEND_A2, "cuda": Profile.CUDA}
 SLOT_BYTES = 512 * 1024**2
 SLOTS = 2
 
@@ -191,6 +193,13 @@ def share(device: Device, memory: SleepingMemory | None, layers: int, repeats: i
     peer.wait(timeout=60)
 
 
+def start_as_trainer(profile: Profile, mode: MemorySaverMode) -> None:
+    """What the loader and the allocator read when a process starts cannot be set later."""
+    wanted = device_memory_variables(profile, mode)
+    if missing := {name: value for name, value in wanted.items() if name not in os.environ}:
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | missing)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", required=True, choices=["npu", "cuda", "cpu"])
@@ -200,6 +209,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.device in PROFILES and not chosen.receive:
+        start_as_trainer(PROFILES[chosen.device], MemorySaverMode(chosen.mode))
     device = get_device(chosen.device)
     device.set_current()
     if chosen.receive:

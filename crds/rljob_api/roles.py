@@ -37,7 +37,8 @@ def trainer_variables(spec: RLJobSpec) -> dict[str, str]:
     """
     if spec.resources.profile is Profile.CPU:
         return {}
-    return _allocator(spec) | _memory_saver(spec) | _hccl(spec, spec.hccl.trainer_ports)
+    memory = device_memory_variables(spec.resources.profile, spec.memory_saver.mode)
+    return memory | _hccl(spec, spec.hccl.trainer_ports)
 
 
 def engine_variables(spec: RLJobSpec) -> dict[str, str]:
@@ -48,7 +49,8 @@ def engine_variables(spec: RLJobSpec) -> dict[str, str]:
     if spec.resources.profile is Profile.CPU:
         return {}
     # Endpoints for sleeping and weight updates; nothing here calls them over HTTP, tools that users attach do.
-    variables = _allocator(spec) | {"VLLM_SERVER_DEV_MODE": "1"}
+    memory = device_memory_variables(spec.resources.profile, MemorySaverMode.OFF)
+    variables = memory | {"VLLM_SERVER_DEV_MODE": "1"}
     if spec.resources.profile in ASCEND_PROFILES:
         # Weights in the NZ layout cannot be updated in place.
         variables["VLLM_ASCEND_ENABLE_NZ"] = "0"
@@ -64,14 +66,12 @@ def allocator_variable(profile: Profile) -> str:
     return "PYTORCH_NPU_ALLOC_CONF" if profile in ASCEND_PROFILES else "PYTORCH_CUDA_ALLOC_CONF"
 
 
-def _allocator(spec: RLJobSpec) -> dict[str, str]:
-    return {allocator_variable(spec.resources.profile): _NO_EXPANDABLE_SEGMENTS}
-
-
-def _memory_saver(spec: RLJobSpec) -> dict[str, str]:
-    match spec.memory_saver.mode:
+def device_memory_variables(profile: Profile, mode: MemorySaverMode) -> dict[str, str]:
+    """Variables with which a process's device memory can sleep: they are read when it starts."""
+    allocator = {allocator_variable(profile): _NO_EXPANDABLE_SEGMENTS}
+    match mode:
         case MemorySaverMode.PRELOAD:
-            return {
+            return allocator | {
                 # The one library, and not added to what is there: the hook takes the whole value for its own path.
                 "LD_PRELOAD": MEMORY_SAVER_LIBRARY,
                 "TMS_HOOK_MODE": "preload",
@@ -79,9 +79,9 @@ def _memory_saver(spec: RLJobSpec) -> dict[str, str]:
                 "TMS_INIT_ENABLE_CPU_BACKUP": "1",
             }
         case MemorySaverMode.TORCH:
-            return {"TMS_HOOK_MODE": "torch"}
+            return allocator | {"TMS_HOOK_MODE": "torch"}
         case MemorySaverMode.OFF:
-            return {}
+            return allocator
 
 
 def interface_variables(interface: str) -> dict[str, str]:

@@ -83,4 +83,4 @@ class HcclSpec(ApiModel):
     buffer_size_mb: PositiveInt | None = None
     """HCCL_BUFFSIZE in MiB for each communicator; default: HCCL's 200."""
     op_expansion_mode: Literal["AI_CPU", "AIV", "HOST", "HOST_TS"] | None = None
-    """HCCL_OP_EXPANSION_MODE: where collectives are scheduled; default: the profile's."""
+    """HCCL_OP_EXPANSION_MODE: where collectives are scheduled; default: HCCL's own."""

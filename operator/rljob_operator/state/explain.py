@@ -30,6 +30,7 @@ _EXIT_CODES = {
     1: "the job failed",
     2: "the manifest, the model, the data or the reward is wrong: restarting cannot help",
     4: "a phase was past its deadline (spec.timeouts)",
+    5: "a weight hand-over failed, or was found wrong",
     75: "stopped as asked",
     137: "killed, mostly for memory (spec.resources.head.memory)",
 }

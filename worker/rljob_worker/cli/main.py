@@ -23,6 +23,7 @@ _EXIT_CODES = """exit codes:
   1   the job failed, and the message says why; `plan`: it does not fit; `doctor`: problems were found
   2   the manifest, its data or the command line is wrong; nothing was started
   4   a phase was past its deadline; the stacks of all processes are in the run folder's logs
+  5   a weight hand-over failed, or its verification found wrong weights
   75  stopped as asked (SIGTERM, Ctrl-C) after saving; --resume continues
   130 interrupted (Ctrl-C) before anything was started"""
 

@@ -13,7 +13,7 @@ def add_command(commands: Any) -> None:
     command = commands.add_parser(
         "validate",
         help="check a manifest",
-        description="Check a manifest as `rljob run` and the cluster would; prints every problem with its field path.",
+        description="Check a manifest by the API's rules, as `kubectl apply` would; prints every problem with its path.",
     )
     add_manifest_arguments(command)
     command.set_defaults(run=run)
