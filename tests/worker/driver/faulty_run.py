@@ -1,8 +1,8 @@
 """`rljob run JOB OUTPUT` with one fault: usage `faulty_run.py JOB OUTPUT '{"do": ..., ...}'`.
 
-{"do": "kill", "process": "trainer-0", "phase": "actor_train", "step": 3, "delay": 0.01}
-    SIGKILL to the named process (`driver`: this one) so long after the phase of that step began. An event `kill` says
-    in which phase the job was at that instant.
+{"do": "kill", "process": "trainer-0", "phase": "actor_train", "step": 3, "delay": 0.01, "signal": 9}
+    SIGKILL, or the signal given, to the named process (`driver`: this one) so long after the phase of that step began.
+    An event `kill` says in which phase the job was at that instant.
 {"do": "sleep", "before": "wake_up", "step": 2, "seconds": 0.2}
     The driver sleeps before that phase begins, outside every phase.
 {"do": "stall", "phase": "wake_up", "step": 2, "process": "trainer-0"}
@@ -51,7 +51,7 @@ def install(fault: dict[str, Any]) -> None:
     def strike(log: events.EventLog, pid: int) -> None:
         time.sleep(fault.get("delay", 0.0))
         log.write("kill", process=fault["process"], pid=pid, alive=current["clock"].current)
-        os.kill(pid, signal.SIGSTOP if fault["do"] == "stall" else signal.SIGKILL)
+        os.kill(pid, signal.SIGSTOP if fault["do"] == "stall" else fault.get("signal", signal.SIGKILL))
 
     current: dict[str, Any] = {}
     initialise = job.Job.__init__

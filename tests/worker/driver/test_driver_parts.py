@@ -5,10 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
+import ray.exceptions
 from hypothesis import given
 from hypothesis import strategies as st
 from test_run_folder import job
@@ -22,10 +25,11 @@ from rljob_worker.driver.batch import (
     train_batch,
     training_sampling,
 )
+from rljob_worker.driver.calls import Call, Calls
 from rljob_worker.driver.events import EventLog, read_events
 from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.driver.sync_report import sync_report
-from rljob_worker.errors import JobError
+from rljob_worker.errors import JobError, ProcessDiedError, StopRequested
 from rljob_worker.types import FloatArray, Generation, Prompt
 from rljob_worker.weightsync.errors import WeightSyncError
 
@@ -108,6 +112,40 @@ def test_evaluation_samples_with_its_own_distribution_and_the_jobs_way_of_stoppi
     assert (training.top_k, training.min_p, training.temperature, training.top_p) == (5, 0.1, 0.7, 0.8)
     assert (evaluation.top_k, evaluation.min_p, evaluation.temperature) == (0, 0.0, 0.0)
     assert (evaluation.stop, evaluation.max_tokens) == ((".",), 9)
+
+
+# --- calls ------------------------------------------------------------------------------------
+
+
+def calls(stop: threading.Event) -> Calls:
+    return Calls(stop, lambda: pytest.fail("interrupted"), lambda name: f"{name} died", lambda what: None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ray.exceptions.OutOfMemoryError("memory on the node was low"), ray.exceptions.ActorPlacementGroupRemoved()],
+)
+def test_whatever_ray_says_of_a_process_is_an_end_of_the_job(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(ref: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "wait", lambda refs, **_: (refs, []))
+    monkeypatch.setattr(ray, "get", lost)
+    with pytest.raises(ProcessDiedError, match=f"(?s)start: engine-0 died.*{type(error).__name__}") as died:
+        calls(threading.Event()).gather("start", [Call("engine-0", object())], 5)
+    assert str(error) in str(died.value)
+
+
+def test_a_stop_leaves_what_has_nothing_to_lose(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+
+    def wait(refs: list[object], **_: object) -> tuple[list[object], list[object]]:
+        stop.set()
+        return [], refs
+
+    monkeypatch.setattr(ray, "wait", wait)
+    with pytest.raises(StopRequested):
+        calls(stop).gather("start", [Call("trainer-0", object())], 5, until_stop=True)
 
 
 # --- probe ------------------------------------------------------------------------------------

@@ -113,9 +113,35 @@ def test_sigterm_saves_the_last_completed_step_and_resume_continues(finished: Pa
     assert final_state(tmp_path / "run") == final_state(finished)
 
 
+def test_a_stop_while_starting_is_obeyed_at_once(tmp_path: Path) -> None:
+    process = start("run", manifest(tmp_path), "--output", tmp_path / "run")
+    wait_for(lambda: (tmp_path / "run" / "logs" / "trainer-0.log").exists(), "a trainer")
+    process.send_signal(signal.SIGTERM)
+    code, output = finish(process, 25)
+    assert code == EXIT_STOPPED, output
+    assert "nothing new to save after step 0" in output
+    assert [event["event"] for event in events(tmp_path / "run")] == ["start", "stopping", "end"]
+
+
+def test_a_stop_during_an_evaluation_loses_neither_it_nor_the_step(tmp_path: Path) -> None:
+    held_out = {"everySteps": 100, "maxPrompts": 2, "data": {"synthetic": {"rows": 8, "seed": 5}}}
+    job = manifest(tmp_path, steps=2, evaluation=held_out)
+    fault = {"do": "kill", "signal": signal.SIGTERM, "process": "driver", "phase": "rollout_wake_kv", "step": 2}
+    code, output = finish(start_faulty(job, tmp_path / "run", fault))
+    assert code == EXIT_STOPPED, output
+    assert [record["step"] for record in read_steps(tmp_path / "run")] == [1]
+    code, output = run("run", job, "--output", tmp_path / "run", "--resume")
+    assert code == 0, output
+    last = read_steps(tmp_path / "run")[-1]
+    assert (last["step"], last["attempt"], last["recovered"]) == (2, 1, True)
+    assert any(name.startswith("eval/") for name in last["metrics"])
+
+
 def test_time_between_phases_is_other(tmp_path: Path) -> None:
+    # The shortest engine that the prompts allow: the weight probe must fit into it.
+    data = {"synthetic": {"rows": 64, "seed": 3}, "maxPromptTokens": 12}
     fault = {"do": "sleep", "before": "wake_up", "step": 3, "seconds": 0.2}
-    code, output = finish(start_faulty(manifest(tmp_path, steps=4), tmp_path / "run", fault))
+    code, output = finish(start_faulty(manifest(tmp_path, steps=4, data=data), tmp_path / "run", fault))
     assert code == 0, output
     records = read_steps(tmp_path / "run")
     assert records[2]["other"] >= 0.2

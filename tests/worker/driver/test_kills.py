@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from jobs import alive, events, final_state, finish, manifest, run, start_faulty, wait_for
 
+from rljob_worker.records.steps import read_steps
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROCESSES = ("driver", "trainer-0", "engine-0")
@@ -86,6 +88,10 @@ def test_killed_run_resumes_to_the_same_state(process: str, phase: str, calm: di
     code, output = run("run", job, "--output", folder / "run", "--resume")
     assert code == 0, output
     assert final_state(folder / "run") == calm
+    evaluated = {
+        r["step"] for r in read_steps(folder / "run") if any(name.startswith("eval/") for name in r["metrics"])
+    }
+    assert evaluated == {2, 4, 6}, "no evaluation is lost"
 
 
 def test_no_process_survives_the_driver(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from test_run_folder import job
 from rljob_api import derived
 from rljob_worker.driver.cluster import check_pairing
 from rljob_worker.driver.nodes import NodeHelper
-from rljob_worker.driver.placement import Node, capable_nodes, check_layout
+from rljob_worker.driver.placement import Node, capable_nodes, check_layout, idle_first
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.models.convert import Parallel
 from rljob_worker.trainer.hand_over import _in_node
+from rljob_worker.weightsync.slots import SHARED_MEMORY
 
 
 def spec(nodes: int = 2, devices: int = 2, **more: Any) -> Any:
@@ -113,6 +114,35 @@ def test_folders_of_helpers_that_were_killed_are_removed(tmp_path: Path) -> None
     helper = NodeHelper(str(tmp_path))
     assert [str(entry) for entry in tmp_path.iterdir()] == [helper.folder()] != [str(left)]
     helper.close()
+
+
+def test_slots_of_trainers_that_were_killed_go_with_the_helper(tmp_path: Path) -> None:
+    code = (
+        "import time; from rljob_worker.weightsync.slots import Slots\n"
+        "print(*Slots.create('test', 4096).names, flush=True); time.sleep(60)"
+    )
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert trainer.stdout is not None
+    slots = [SHARED_MEMORY / name for name in trainer.stdout.readline().split()]
+    assert len(slots) == 2
+    assert all(slot.exists() for slot in slots)
+    helper = NodeHelper(str(tmp_path))
+    helper.end([trainer.pid])
+    helper.close()
+    assert not any(slot.exists() for slot in slots)
+    assert trainer.wait(10) == -signal.SIGKILL
+
+
+def test_idle_nodes_come_first_and_the_order_stays() -> None:
+    nodes = [Node(f"id-{name}", name, "10.0.0.1", 8) for name in "abcd"]
+    available = {"id-a": {"CPU": 1.0}, "id-b": {"CPU": 2.0}, "id-c": {}, "id-d": {"CPU": 8.0, "memory": 1.0}}
+    assert [node.hostname for node in idle_first(spec(), nodes, available)] == ["b", "d", "a", "c"]
+    npus = job(resources={"profile": "ascend-a2", "nodes": 1, "devicesPerNode": 2}).spec
+    free = {"id-b": {"CPU": 8.0, "NPU": 1.0}, "id-c": {"CPU": 8.0, "NPU": 2.0}}
+    assert [node.hostname for node in idle_first(npus, nodes, free)] == ["c", "a", "b", "d"]
 
 
 def test_nodes_need_the_devices_that_ray_counts() -> None:

@@ -106,6 +106,8 @@ def test_sizes_of_an_engine(model: Path) -> None:
     assert max_sequences(RLJobSpec.model_validate(value)) == 3 * 5
     del value["data"]["maxPromptTokens"]
     assert max_model_length(RLJobSpec.model_validate(value), ModelConfig.from_hf(model)) == 128
+    value["rollout"]["engineArgs"] = {"max_model_len": 20}
+    assert max_model_length(RLJobSpec.model_validate(value), ModelConfig.from_hf(model)) == 20
 
 
 def test_environment_of_an_engine(model: Path) -> None:

@@ -67,6 +67,22 @@ def test_slots_of_dead_owners_are_swept_and_those_of_living_ones_kept() -> None:
         mine.close()
 
 
+def test_another_users_slots_do_not_stop_this_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/dev/shm is sticky: root alone may remove what others left."""
+    theirs = SHARED_MEMORY / f"rljob-test-{slots_module._pid_namespace()}-{2**22}-1-0"
+    theirs.touch()
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "unlink", refused)
+            assert theirs.name not in sweep()
+    finally:
+        theirs.unlink()
+
+
 def test_too_little_shared_memory_is_an_error_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ def add_command(commands: Any) -> None:
     command = commands.add_parser(
         "validate",
         help="check a manifest",
-        description="Check a manifest by the API's rules, as `kubectl apply` would; prints every problem with its path.",
+        description="Check a manifest by the API's rules, as `kubectl apply` would; prints each problem with its path.",
     )
     add_manifest_arguments(command)
     command.set_defaults(run=run)

@@ -52,17 +52,23 @@ class TrainerActor:
 
     def __init__(self, log_file: str, stacks_file: str, **arguments: Any) -> None:
         self.pid = prepare_process(log_file, stacks_file)
+        # Imported beside whatever else starts; built when `setup` can say what is wrong with the arguments.
         from rljob_worker.trainer.trainer import Trainer
 
-        self._trainer = Trainer(**arguments)
+        self._make = lambda: Trainer(**arguments)
+
+    def place(self) -> dict[str, Any]:
+        """This process's pid and node."""
+        return {"pid": self.pid, "node": _node()}
 
     def variable(self, name: str) -> str:
         """A variable of this process's environment; empty where it is not set."""
         return os.environ.get(name, "")
 
     def setup(self) -> dict[str, Any]:
-        """Build the rank; returns its pid, node, device identity and sizes."""
-        return {"pid": self.pid, "node": _node(), **self._trainer.setup()}
+        """Build the rank; returns its device identity and sizes."""
+        self._trainer = self._make()
+        return self._trainer.setup()
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Reply:
         """Run one method of the trainer."""
@@ -81,13 +87,21 @@ class EngineActor:
         from rljob_worker.devices import get_device
         from rljob_worker.rollout.engine import Engine
 
-        profile = arguments["spec"]["resources"]["profile"]
-        known = None if devices is None else [get_device(profile, index).identity() for index in devices]
-        self._engine = Engine(devices=known, **arguments)
+        def make() -> Engine:
+            profile = arguments["spec"]["resources"]["profile"]
+            known = None if devices is None else [get_device(profile, index).identity() for index in devices]
+            return Engine(devices=known, **arguments)
+
+        self._make = make
+
+    def place(self) -> dict[str, Any]:
+        """This process's pid and node."""
+        return {"pid": self.pid, "node": _node()}
 
     def start(self) -> dict[str, Any]:
-        """Load the model and answer a warm-up request; returns also its pid and node."""
-        return {"pid": self.pid, "node": _node(), **self._engine.start()}
+        """Load the model and answer a warm-up request."""
+        self._engine = self._make()
+        return self._engine.start()
 
     def generate(
         self, requests: list[GenerationRequest], sampling: SamplingParams, version: int

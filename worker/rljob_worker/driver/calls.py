@@ -51,23 +51,25 @@ class Calls:
         self._on_deadline = on_deadline
         self.busy: dict[str, float] = {}
 
-    def gather(self, what: str, calls: Sequence[Call], seconds: float, *, stoppable: bool = False) -> list[Any]:
+    def gather(
+        self, what: str, calls: Sequence[Call], seconds: float, *, stoppable: bool = False, until_stop: bool = False
+    ) -> list[Any]:
         """Results in the order of `calls`.
 
         A stop request does not leave a stoppable call behind: it interrupts it and waits for how it ends, since only
-        the processes know whether the weights were already changed.
+        the processes know whether the weights were already changed. One that has nothing to lose runs `until_stop`.
 
         Raises:
             PhaseDeadlineError: not all done after `seconds`.
             ProcessDiedError: a process ended.
-            StopRequested: the call was interrupted by a stop request.
+            StopRequested: the call was interrupted by a stop request, or left behind.
             JobError: the call itself failed.
             UserError: the process refused what the user wrote.
         """
         by_ref = {call.ref: call for call in calls}
         results: dict[Any, Any] = {}
         stopped: StopRequested | None = None
-        for ref in self._finished(what, by_ref, seconds, stoppable):
+        for ref in self._finished(what, by_ref, seconds, stoppable, until_stop=until_stop):
             try:
                 results[ref] = self._value(what, by_ref[ref].process, ref)
             except StopRequested as error:
@@ -117,12 +119,21 @@ class Calls:
                 yield positions[stream], value
 
     def _finished(
-        self, what: str, by_ref: dict[Any, Call], seconds: float, stoppable: bool, first_only: bool = False
+        self,
+        what: str,
+        by_ref: dict[Any, Call],
+        seconds: float,
+        stoppable: bool,
+        *,
+        first_only: bool = False,
+        until_stop: bool = False,
     ) -> Iterator[Any]:
         """References as they become ready: all of them, or those ready first."""
         deadline = time.monotonic() + seconds
         pending = list(by_ref)
         while pending:
+            if until_stop and self._stop.is_set():
+                raise StopRequested
             if stoppable and self._stop.is_set() and not self._interrupted:
                 self._interrupted = True
                 self._interrupt()
@@ -146,6 +157,9 @@ class Calls:
             raise JobError(f"{what}: {process}: {type(cause).__name__}: {cause}") from error
         except ray.exceptions.RayActorError as error:
             raise ProcessDiedError(f"{what}: {self._death_of(process)}") from error
+        except ray.exceptions.RayError as error:
+            # Ray's memory monitor, a lost placement group, a runtime_env that cannot be made: only Ray knows why.
+            raise ProcessDiedError(f"{what}: {self._death_of(process)}\n{type(error).__name__}: {error}") from error
         if isinstance(value, Reply):
             self.busy[process] = value.busy_seconds
             return value.value

@@ -80,10 +80,11 @@ class Cluster:
         self.trainers: list[Process] = []
         self.engines: list[Process] = []
 
-    def create(self, total_updates: int, stop: threading.Event, scratch: Path | None) -> None:
+    def create(self, calls: Calls, total_updates: int, stop: threading.Event, scratch: Path | None) -> None:
         """Place all actors; they build themselves when `start` calls them.
 
         Args:
+            calls: waits for what the actors say.
             total_updates: optimizer updates of the whole job.
             stop: set when the job was asked to stop.
             scratch: folder for the processes' sockets where all of them run on the driver's machine; None on a
@@ -114,7 +115,7 @@ class Cluster:
             )
             self.trainers.append(self._actor(TrainerActor, f"trainer-{rank}", rank, arguments))
         tp = self.spec.rollout.tensor_parallel
-        visible = self._visible_devices()
+        visible = self._visible_devices(calls)
         for index in range(derived.engines(self.spec)):
             first = index * tp
             arguments = common | dict(
@@ -128,7 +129,7 @@ class Cluster:
                 self._actor(EngineActor, f"engine-{index}", first, arguments, visible[first : first + tp])
             )
 
-    def _visible_devices(self) -> list[str]:
+    def _visible_devices(self, calls: Calls) -> list[str]:
         """What Ray shows each trainer of the devices of its node; empty where CPUs stand for devices.
 
         Ray shows an actor the devices of its own bundle. An engine that spans bundles is told those of their trainers.
@@ -136,8 +137,8 @@ class Cluster:
         variable = self._kind.visible_variable
         if variable is None:
             return []
-        asked = [process.handle.variable.remote(variable) for process in self.trainers]
-        shown: list[str] = ray.get(asked, timeout=self.spec.timeouts.start_seconds)
+        asked = [Call(process.name, process.handle.variable.remote(variable)) for process in self.trainers]
+        shown: list[str] = calls.gather("start", asked, self.spec.timeouts.start_seconds, until_stop=True)
         for process, devices in zip(self.trainers, shown, strict=True):
             if not devices or "," in devices:
                 raise JobError(
@@ -216,6 +217,15 @@ class Cluster:
         """
         processes = [*self.trainers, *self.engines]
         seconds = self.spec.timeouts.start_seconds
+        # First of all: what hangs or is to be ended can be signalled by its pid alone.
+        asked = [Call(process.name, process.handle.place.remote()) for process in processes]
+        places = calls.gather("start", asked, seconds, until_stop=True)
+        assert self._placement is not None
+        for process, found in zip(processes, places, strict=True):
+            process.pid = found["pid"]
+            expected = self._placement.nodes[process.node]
+            if found["node"] != expected.id:
+                raise JobError(f"start: {process.name} runs on node {found['node']}, not on {expected}")
 
         def engines() -> list[Call]:
             return [Call(p.name, p.handle.start.remote()) for p in self.engines]
@@ -224,17 +234,12 @@ class Cluster:
             return [Call(p.name, p.handle.setup.remote()) for p in self.trainers]
 
         if self.engines_sleep_first:
-            serving = calls.gather("start", engines(), seconds, stoppable=True)
-            calls.gather("start", self.on_engines("sleep"), seconds, stoppable=True)
-            reports = [*calls.gather("start", trainers(), seconds, stoppable=True), *serving]
+            serving = calls.gather("start", engines(), seconds, until_stop=True)
+            calls.gather("start", self.on_engines("sleep"), seconds, until_stop=True)
+            reports = [*calls.gather("start", trainers(), seconds, until_stop=True), *serving]
         else:
-            reports = calls.gather("start", [*trainers(), *engines()], seconds, stoppable=True)
-        assert self._placement is not None
-        for process, report in zip(processes, reports):
-            process.pid = report["pid"]
-            expected = self._placement.nodes[process.node]
-            if report["node"] != expected.id:
-                raise JobError(f"start: {process.name} runs on node {report['node']}, not on {expected}")
+            reports = calls.gather("start", [*trainers(), *engines()], seconds, until_stop=True)
+        reports = [{**found, **report} for found, report in zip(places, reports, strict=True)]
         check_pairing(reports[: len(self.trainers)], reports[len(self.trainers) :])
 
     def on_trainers(self, method: str, *args: Any, **kwargs: Any) -> list[Call]:
@@ -280,21 +285,20 @@ class Cluster:
 
     def dump_stacks(self) -> list[Path]:
         """Write the stacks of all processes' threads below the log folder; returns the files."""
-        for node, gone in self._signal(signal.SIGUSR2).items():
-            if gone:
-                logger.warning("processes %s on node %s are gone", ", ".join(map(str, gone)), node)
+        if self._nodes is not None:
+            for node, gone in self._nodes.signal(self._pids(), signal.SIGUSR2, _SIGNAL_SECONDS).items():
+                if gone:
+                    logger.warning("processes %s on node %s are gone", ", ".join(map(str, gone)), node)
         time.sleep(0.5)
         return [self._stacks_file(p.name) for p in (*self.trainers, *self.engines)]
 
-    def _signal(self, number: int) -> dict[Node, list[int]]:
-        """Signal all processes that have started; returns those that are gone, by node."""
-        if self._nodes is None:
-            return {}
+    def _pids(self) -> dict[int, list[int]]:
+        """Pids of all processes that have started, by node."""
         pids: dict[int, list[int]] = {}
         for process in (*self.trainers, *self.engines):
             if process.pid is not None:
                 pids.setdefault(process.node, []).append(process.pid)
-        return self._nodes.signal(pids, number, _SIGNAL_SECONDS)
+        return pids
 
     def shutdown(self, calls: Calls, seconds: float = 20.0) -> None:
         """Close everything that still answers, then end the processes."""
@@ -308,9 +312,9 @@ class Cluster:
         """End all processes without asking, and give the devices back."""
         for process in (*self.trainers, *self.engines):
             ray.kill(process.handle)
-        # Ray asks the process itself, which does not answer when it is stopped or hangs in a call.
-        self._signal(signal.SIGKILL)
         if self._nodes is not None:
+            # Ray asks the process itself, which does not answer when it is stopped or hangs in a call.
+            self._nodes.end(self._pids(), _SIGNAL_SECONDS)
             self._nodes.close(_SIGNAL_SECONDS)
         if self._placement is not None:
             remove_placement_group(self._placement.group)

@@ -33,8 +33,9 @@ from rljob_worker.driver.sync_report import sync_report
 from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.trajectories import write_trajectories
-from rljob_worker.records.writer import RecordWriter
+from rljob_worker.records.writer import Record, RecordWriter
 from rljob_worker.rewards.runner import RewardResult, RewardSample
+from rljob_worker.rollout.arguments import max_model_length
 from rljob_worker.types import (
     FloatArray,
     Generation,
@@ -92,7 +93,7 @@ class Job:
         self._inputs = inputs
         self._prompts = inputs.prompts
         self._rewards = inputs.rewards
-        self._probe = WeightProbe(spec, inputs.model.vocab_size, inputs.model.max_position_embeddings)
+        self._probe = WeightProbe(spec, inputs.model.vocab_size, max_model_length(spec, inputs.model) - 1)
         self._checkpoints = checkpoints
         self._records = records
         self._events = events
@@ -100,6 +101,7 @@ class Job:
         self._cursor = self._prompts.state()
         self._saved_step: int | None = None
         self._recorded_step = 0
+        self._unrecorded: Record | None = None
         self._checkpoint_requested = threading.Event()
         self._trained: list[StepMetrics] = []
         self._busy: dict[str, float] = {}
@@ -134,7 +136,7 @@ class Job:
     def due_evaluation(self) -> bool:
         """Whether this step ends with an evaluation."""
         evaluation = self.spec.evaluation
-        if evaluation is None or self.stopping():
+        if evaluation is None:
             return False
         return self.step % evaluation.every_steps == 0 or self.step == self.spec.steps
 
@@ -242,20 +244,25 @@ class Job:
         self._records.metrics(self._probe.compare(self.engines("score", self._probe.tokens), self.weight_version))
 
     def evaluate(self) -> None:
-        """Score the held-out prompts; with the same seeds each time, evaluations differ by the weights alone.
+        """Score the held-out prompts for the record of the running step.
 
-        A stop request ends it without a result.
+        Raises:
+            StopRequested: the step is then recorded by whoever continues from its checkpoint, with an evaluation.
         """
+        metrics = self._evaluation()
+        if self.step:
+            self._records.metrics(metrics)
+
+    def _evaluation(self) -> dict[str, float]:
+        """Metrics of the held-out prompts; with the same seeds each time, evaluations differ by the weights alone."""
         evaluation = self.spec.evaluation
         assert evaluation is not None
+        if self.stopping():
+            raise StopRequested
         group, prompts = evaluation.samples_per_prompt, self._inputs.evaluation_prompts
         work = requests(prompts, group, self.spec.seed, step=0)
-        try:
-            generations, _ = self._generate(work, prompts, evaluation_sampling(self.spec))
-            rewards = self._collect(group)
-        except StopRequested:
-            self._events.write("evaluation", after_step=self.step, metrics=None)
-            return
+        generations, _ = self._generate(work, prompts, evaluation_sampling(self.spec))
+        rewards = self._collect(group)
         scored = [
             EvaluatedPrompt(
                 prompt.source,
@@ -266,8 +273,7 @@ class Job:
         ]
         metrics = aggregate(scored, evaluation)
         self._events.write("evaluation", after_step=self.step, metrics=metrics)
-        if self.step:
-            self._records.metrics(metrics)
+        return metrics
 
     def save_checkpoint(self) -> Path:
         """Write the state of the last completed step."""
@@ -304,14 +310,23 @@ class Job:
                 f"{folder}: saved by {state.world_size} trainers, but the job has {len(self._cluster.trainers)}; "
                 "a checkpoint continues only on as many"
             )
-        self._calls.gather("load", self._cluster.on_trainers("load", str(folder)), self.spec.timeouts.start_seconds)
+        loading = self._cluster.on_trainers("load", str(folder))
+        self._calls.gather("load", loading, self.spec.timeouts.start_seconds, until_stop=True)
         self._prompts.restore(state.data_cursor)
         self._cursor = state.data_cursor
         self.step = self._saved_step = self._recorded_step = self._events.step = state.step
         self.weight_version = state.weight_version
         if state.record is not None and not self._records.has(state.step, state.attempt):
-            self._records.recover(state.record)
+            self._unrecorded = state.record
         return state.step
+
+    def complete_restored_step(self) -> None:
+        """Evaluate and record the restored step, where the attempt before ended between its checkpoint and its end."""
+        if self._unrecorded is None:
+            return
+        metrics = self._evaluation() if self.due_evaluation() else {}
+        self._records.recover({**self._unrecorded, "metrics": {**self._unrecorded["metrics"], **metrics}})
+        self._unrecorded = None
 
     def first_hand_over(self) -> None:
         """Bring engines to the trainers' weights through the same verified path as every later step."""

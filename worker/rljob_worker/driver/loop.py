@@ -10,6 +10,7 @@ def train(job: Job) -> None:
     """Run steps until the job is done; StopRequested when it was asked to stop before."""
     if job.due_initial_evaluation():
         job.evaluate()
+    job.complete_restored_step()
     job.clock.restart()
     while job.step < job.spec.steps:
         if job.stopping():

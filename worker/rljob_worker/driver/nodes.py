@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import time
@@ -20,11 +21,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rljob_worker.driver.placement import Node, Placement
 from rljob_worker.errors import JobError
 from rljob_worker.rollout.guardian import start_time
+from rljob_worker.weightsync import slots
 
 logger = logging.getLogger(__name__)
 _SYNC_FOLDER = "rljob-sync-"
 _POLL_SECONDS = 0.2
-_NO_ANSWER = (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError)
+_END_SECONDS = 2.0
+_NO_ANSWER = ray.exceptions.RayError
 
 
 class NodeHelper:
@@ -70,9 +73,17 @@ class NodeHelper:
                 gone.append(pid)
         return gone
 
+    def end(self, pids: Sequence[int]) -> None:
+        """Kill processes of this node, and wait a moment for them to be gone: they hold what `close` removes."""
+        self.signal(pids, signal.SIGKILL)
+        deadline = time.monotonic() + _END_SECONDS
+        while any(start_time(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
     def close(self) -> None:
-        """Remove the folder; idempotent."""
+        """Remove the folder, and the staging slots of trainers that were killed; idempotent."""
         shutil.rmtree(self._folder, ignore_errors=True)
+        slots.sweep()
 
 
 def _sweep(parent: Path) -> None:
@@ -172,22 +183,31 @@ class Nodes:
 
     def signal(self, pids: Mapping[int, Sequence[int]], number: int, seconds: float) -> dict[Node, list[int]]:
         """Send a signal to the processes of each node that still answers; returns processes that are gone."""
-        pending = {node: self._helpers[node].submit("signal", list(of_node), number) for node, of_node in pids.items()}
+        return self._to_processes("signal", pids, number, seconds=seconds)
+
+    def end(self, pids: Mapping[int, Sequence[int]], seconds: float) -> None:
+        """Kill the processes of each node that still answers."""
+        self._to_processes("end", pids, seconds=seconds)
+
+    def _to_processes(
+        self, method: str, pids: Mapping[int, Sequence[int]], *args: Any, seconds: float
+    ) -> dict[Node, Any]:
+        pending = {node: self._helpers[node].submit(method, list(of_node), *args) for node, of_node in pids.items()}
         deadline = time.monotonic() + seconds
-        gone: dict[Node, list[int]] = {}
+        answers: dict[Node, Any] = {}
         for node, result in pending.items():
             try:
-                gone[self._nodes[node]] = result(deadline - time.monotonic())
+                answers[self._nodes[node]] = result(deadline - time.monotonic())
             except _NO_ANSWER:
                 logger.warning("node %s does not answer", self._nodes[node])
-        return gone
+        return answers
 
     def close(self, seconds: float) -> None:
         """Remove the nodes' folders and let the helpers go."""
         pending = [helper.submit("close") for helper in self._helpers]
         deadline = time.monotonic() + seconds
         for result in pending:
-            with suppress(*_NO_ANSWER):
+            with suppress(_NO_ANSWER):
                 result(deadline - time.monotonic())
         for helper in self._helpers:
             helper.end()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from rljob_api import RLJobSpec, derived
@@ -18,6 +19,7 @@ from rljob_worker.errors import JobError, StopRequested, UserError
 _NODE_LABEL = "ray.io/node-id"
 """Label that Ray itself gives every node: its id."""
 _POLL_SECONDS = 0.5
+_CHOICE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,18 @@ def living_nodes(table: Sequence[Mapping[str, Any]], resource: str | None = None
     return sorted(nodes, key=lambda node: (node.hostname, node.address, node.id))
 
 
+def idle_first(spec: RLJobSpec, nodes: Sequence[Node], available: Mapping[str, Mapping[str, float]]) -> list[Node]:
+    """The same nodes, those first that have a node's share free now; Ray's own figures, some moments old."""
+    per_node, resource = derived.devices_per_node(spec), device_kind(spec.resources).ray_resource
+    wanted = {"CPU": per_node * bundle_cpus(spec)} | ({resource: per_node} if resource else {})
+
+    def busy(node: Node) -> bool:
+        free = available.get(node.id, {})
+        return any(free.get(name, 0.0) < amount for name, amount in wanted.items())
+
+    return sorted(nodes, key=busy)
+
+
 def place(spec: RLJobSpec, stop: threading.Event) -> Placement:
     """Reserve `devicesPerNode` devices on each of `nodes` nodes, waiting for nodes that have yet to join.
 
@@ -117,10 +131,14 @@ def place(spec: RLJobSpec, stop: threading.Event) -> Placement:
     """
     deadline = time.monotonic() + spec.timeouts.start_seconds
     while True:
-        nodes = capable_nodes(spec, ray.nodes())[: spec.resources.nodes]
+        candidates = idle_first(spec, capable_nodes(spec, ray.nodes()), available_resources_per_node())
+        nodes = candidates[: spec.resources.nodes]
         if len(nodes) == spec.resources.nodes:
             group = _group(spec, nodes)
-            if _reserved(group, nodes, stop, deadline):
+            # With others to choose from, a node that is busy after all is not waited for until the deadline.
+            choice = len(candidates) > len(nodes)
+            until = min(deadline, time.monotonic() + _CHOICE_SECONDS) if choice else deadline
+            if _reserved(group, nodes, stop, until):
                 return Placement(group, tuple(nodes), derived.devices_per_node(spec))
             remove_placement_group(group)
         if stop.is_set():

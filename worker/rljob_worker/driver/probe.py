@@ -24,7 +24,10 @@ _MAX_FACTOR = 20
 
 
 class WeightProbe:
-    """Fixed token sequences and how far the two sides may differ on them."""
+    """Fixed token sequences of at most `max_length` tokens, and how far the two sides may differ on them.
+
+    An engine that scores a sequence makes one more token: it must be longer by that.
+    """
 
     def __init__(self, spec: RLJobSpec, vocab_size: int, max_length: int) -> None:
         random = np.random.default_rng(0)

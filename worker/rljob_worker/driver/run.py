@@ -146,7 +146,11 @@ def _run(
             outcome = _train(job, cluster, session, calls, stop, events, on_event)
             # What was asked for is on disk: a request that arrives from here on has nothing to wait for.
             stop.finished()
-            cluster.shutdown(calls)
+            if job.ready:
+                cluster.shutdown(calls)
+            else:
+                # Still starting: there is nothing to close, and nobody to ask.
+                cluster.kill()
             events.write("end", outcome=outcome.outcome)
         except (JobError, UserError) as error:
             logger.error("%s", error)
@@ -173,7 +177,8 @@ def _train(
     ready = False
     try:
         started = time.monotonic()
-        cluster.create(job.spec.steps * derived.updates_per_step(job.spec), stop.requested, session.scratch)
+        total_updates = job.spec.steps * derived.updates_per_step(job.spec)
+        cluster.create(calls, total_updates, stop.requested, session.scratch)
         cluster.start(calls)
         session.settled()
         restored = job.restore_latest()

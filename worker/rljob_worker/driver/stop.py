@@ -56,8 +56,11 @@ class StopSignal:
         self.request()
 
     def _watch(self) -> None:
-        if not self._finished.wait(self._grace):
+        if self._finished.wait(self._grace):
+            return
+        try:
             self._on_overdue()
+        finally:
             print(
                 f"rljob: the state was not saved within spec.checkpoint.graceSeconds = {self._grace:g} s; "
                 "the newest complete checkpoint is what --resume will use",

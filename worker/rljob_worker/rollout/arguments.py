@@ -17,6 +17,9 @@ _MOST_SEQUENCES = 1024
 def max_model_length(spec: RLJobSpec, model: ModelConfig) -> int:
     """Longest prompt plus response in tokens that the engine has to hold: the model's length, or less where known."""
     data, rollout = spec.data, spec.rollout
+    given = rollout.engine_args.get("max_model_len")
+    if isinstance(given, int) and given > 0:
+        return given
     if data.max_prompt_tokens is None or spec.evaluation is not None:
         return model.max_position_embeddings
     return min(model.max_position_embeddings, data.max_prompt_tokens + rollout.max_response_tokens)

@@ -7,6 +7,7 @@ import mmap
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -118,8 +119,9 @@ def sweep() -> list[str]:
         if match is None or int(match["namespace"]) != _pid_namespace():
             continue
         if _start_time(int(match["pid"])) != int(match["started"]):
-            path.unlink(missing_ok=True)
-            removed.append(path.name)
+            with suppress(PermissionError):  # another user's: theirs to remove
+                path.unlink(missing_ok=True)
+                removed.append(path.name)
     return removed
 
 
