@@ -107,7 +107,7 @@ class Calls:
         by_ref = {call.ref: call for call in calls}
         deadline = time.monotonic() + seconds
         while by_ref:
-            for stream in self._finished(what, by_ref, deadline - time.monotonic(), True, first_only=True):
+            for stream in self._finished(what, by_ref, seconds, True, deadline=deadline):
                 try:
                     item = next(stream)
                 except StopIteration:
@@ -125,11 +125,12 @@ class Calls:
         seconds: float,
         stoppable: bool,
         *,
-        first_only: bool = False,
+        deadline: float | None = None,
         until_stop: bool = False,
     ) -> Iterator[Any]:
-        """References as they become ready: all of them, or those ready first."""
-        deadline = time.monotonic() + seconds
+        """References as they become ready: all of them, or with a deadline that began before those ready first."""
+        first_only = deadline is not None
+        deadline = time.monotonic() + seconds if deadline is None else deadline
         pending = list(by_ref)
         while pending:
             if until_stop and self._stop.is_set():
