@@ -17,8 +17,8 @@ from rljob_operator.state.observed import SubmissionState, SubmissionView
 LOG_LINES = 50
 LOG_LINE_CHARACTERS = 4096
 _JOB_BYTES = 2**20
-"""A job's state holds what was submitted, with a manifest of up to 96 KiB, and a message with its last log lines; errors
-hold tracebacks."""
+"""A job's state holds what was submitted, with a manifest of up to 96 KiB, and a message with its last log lines;
+errors hold tracebacks."""
 _LOG_BYTES = 2**20
 _NAME_CHARACTERS = 253
 _LAST_MILLISECOND = 253_370_764_800_000

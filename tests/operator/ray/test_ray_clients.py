@@ -265,7 +265,7 @@ def test_exit_codes(code: int | None) -> None:
 @pytest.mark.parametrize("name", ["s" * 254, "", 7, None, ["session_1"], "\ud800", "a\nb"])
 def test_a_session_that_the_status_cannot_hold_is_no_answer(name: Any) -> None:
     answers = {"/api/jobs/rljob-u-0": (404, "Job rljob-u-0 does not exist"), "/api/version": {"session_name": name}}
-    with pytest.raises(NoAnswer, match="no version: .*session_name is no name"):
+    with pytest.raises(NoAnswer, match=r"no version: .*session_name is no name"):
         jobs(answers, lambda ray: ray.get("rljob-u-0"))
 
 
@@ -301,7 +301,7 @@ def test_numbers_of_a_driver_that_the_status_cannot_hold_are_no_answer(field: st
 
 
 def test_a_phase_that_is_no_text_is_no_answer() -> None:
-    with pytest.raises(NoAnswer, match="no status: .*phase is no text"):
+    with pytest.raises(NoAnswer, match=r"no status: .*phase is no text"):
         driver({"/v1/status": {**STATUS, "phase": ["rollout"] * 1000}}, lambda one: one.status())
 
 
@@ -313,5 +313,5 @@ def test_a_number_of_records_that_is_none_is_no_answer(total: Any) -> None:
 
 @pytest.mark.parametrize("steps", [[{"index": 0}] * (PAGE + 1), {}, ""])
 def test_more_records_than_a_page_has_are_no_answer(steps: Any) -> None:
-    with pytest.raises(NoAnswer, match="no step records: .*no list of at most 1000 records"):
+    with pytest.raises(NoAnswer, match=r"no step records: .*no list of at most 1000 records"):
         driver({"/v1/steps": {"steps": steps, "total": 5}}, lambda one: one.steps(-1))

@@ -49,10 +49,11 @@ _POLL_SECONDS = 0.05
 class DriverServer:
     """Serves one run over HTTP, each connection from a thread of its own.
 
-    `GET /v1/status`, `GET /v1/steps?after=INDEX` (records whose `index` is above INDEX, as `{"steps": [...], "total":
-    N}`; an answer ends with the record that takes it past 2 MiB, and has at most 1000), `GET /healthz`, `GET /readyz`, `GET /metrics`, `POST /v1/checkpoint` (one at the
-    next step boundary). With a token, all but the two probes ask for `Authorization: Bearer TOKEN`, or the same in
-    `X-RLJob-Authorization`. `linger` does not count what was read with the header `X-RLJob-Peek`.
+    `GET /v1/status`, `GET /v1/steps?after=INDEX` (records whose `index` is above INDEX, as `{"steps": [...],
+    "total": N}`; an answer ends with the record that takes it past 2 MiB, and has at most 1000), `GET /healthz`,
+    `GET /readyz`, `GET /metrics`, `POST /v1/checkpoint` (one at the next step boundary). With a token, all but the two
+    probes ask for `Authorization: Bearer TOKEN`, or the same in `X-RLJob-Authorization`. `linger` does not count what
+    was read with the header `X-RLJob-Peek`.
 
     Args:
         log: the step records.
