@@ -381,6 +381,10 @@ def operator_dashboard() -> dict[str, Any]:
             ("max by (resource) (rljob_operator_cached_objects)", "{{resource}}"),
         ),
         graph("Waiting", "Jobs that wait to be looked at.", ("max(rljob_operator_queue_depth)", "jobs")),
+        graph(
+            "Step records not read", "Looks at a job whose step records could not be read or counted, by cause.",
+            ("sum by (cause) (increase(rljob_operator_record_errors_total[$window]))", "{{cause}}"),
+        ),
     ]  # fmt: skip
     return dashboard("rljob-operator", "RLJob / operator", "What the operator does, and how fast.", [WINDOW], panels)
 

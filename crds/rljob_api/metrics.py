@@ -172,6 +172,12 @@ EVENTS_DROPPED = Metric(
     "Kubernetes Events that were not sent, by cause: rate, queue, error.",
     ("cause",),
 )
+RECORD_ERRORS = Metric(
+    "rljob_operator_record_errors",
+    Kind.COUNTER,
+    "Looks at a job whose step records could not be read or counted, by cause: answer, content, time.",
+    ("cause",),
+)
 LEADER = Metric("rljob_operator_leader", Kind.GAUGE, "1 while this replica acts.")
 
 OPERATOR_METRICS = (
@@ -183,6 +189,7 @@ OPERATOR_METRICS = (
     WATCH_RESTARTS,
     CACHED_OBJECTS,
     EVENTS_DROPPED,
+    RECORD_ERRORS,
     LEADER,
 )
 """What the operator says about itself."""

@@ -54,7 +54,8 @@ class Settings:
     request_seconds: float = 10.0
     """Deadline of one try of a request to the API server."""
     rebuild_seconds: float = 20.0
-    """How long one job's step records may take to be read after a start; then /metrics answers without them."""
+    """How long one job's step records may take to be read at a time; after a start, /metrics then answers without them.
+    """
     rebuild_total_seconds: float = 120.0
     """How long all jobs' may take together."""
     stop_seconds: float = 20.0
@@ -114,7 +115,7 @@ _NUMBERS = {
     "looks_per_second": "running jobs that are looked at in a second, all together",
     "ask_seconds": "deadline of a request to a job",
     "request_seconds": "deadline of a request to the API server",
-    "rebuild_seconds": "deadline of reading one job's records after a start",
+    "rebuild_seconds": "deadline of reading one job's records at a time",
     "rebuild_total_seconds": "deadline of reading all jobs' records after a start",
     "stop_seconds": "for running work after SIGTERM",
     "optional_kinds_seconds": "between two looks for Kueue and Volcano",

@@ -19,6 +19,8 @@ PHASE_LABELS = (*PHASES, OTHER, UNKNOWN)
 _LABELS = {name: name for name in PHASES}
 _LARGEST_INT = 2**53
 _LARGEST = 1e300
+_LONGEST_SECONDS = 1e9
+"""Thirty years: sums of such times, and times the steps that are left, are numbers that the status can hold."""
 
 
 class RecordError(ValueError):
@@ -140,6 +142,8 @@ def _seconds(value: Any, where: str) -> float:
     seconds = _number(value, where)
     if seconds < 0:
         raise RecordError(f"{where} must not be negative, but is {seconds:g}")
+    if seconds > _LONGEST_SECONDS:
+        raise RecordError(f"{where} must be at most {_LONGEST_SECONDS:g}, but is {seconds:g}")
     return seconds
 
 

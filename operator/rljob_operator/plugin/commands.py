@@ -25,6 +25,7 @@ from rljob_operator.plugin.problems import CommandError
 from rljob_operator.plugin.rendering import PARTS, as_yaml, of_manifest, rendered, to_yaml
 from rljob_operator.plugin.status import show_list, show_status
 from rljob_operator.plugin.text import Style, columns, wrapped
+from rljob_operator.ray.driver import Driver
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.render import RenderSettings
 from rljob_operator.shell.resources import RAY_CLUSTERS, RLJOBS, JobKey
@@ -58,9 +59,8 @@ async def _records(cluster: Cluster, job: JobView, count: int) -> tuple[list[dic
         try:
             async with open_head(cluster, JobKey(job.namespace, job.name), job.uid, state) as head:
                 driver = await head.driver()
-                total = (await driver.steps(2**53)).total
-                page = await driver.steps(max(total - count, 0) - 1)
-            return page.records[-count:], f"The last {len(page.records[-count:])} of {page.total} step records"
+                records, total = await _last_records(driver, count)
+            return records, f"The last {len(records)} of {total} step records"
         except NoAnswer as error:
             why = str(error)
     last = job.status.progress.last_step if job.status.progress else None
@@ -68,6 +68,18 @@ async def _records(cluster: Cluster, job: JobView, count: int) -> tuple[list[dic
         return [], f"There are no step records: {why}" if why else ""
     record = {"step": last.step, "step_seconds": last.seconds, "phases": dict(last.phase_seconds)}
     return [record], f"The last step as the status keeps it ({why or 'no driver is running'})"
+
+
+async def _last_records(driver: Driver, count: int) -> tuple[list[dict[str, Any]], int]:
+    """The last so many records, and how many there are; they may come in several pages."""
+    total = (await driver.steps(2**53)).total
+    first = max(total - count, 0)
+    records: list[dict[str, Any]] = []
+    while page := (await driver.steps(first + len(records) - 1)).records:
+        records += page
+        if first + len(records) >= total:
+            break
+    return records[-count:], max(total, first + len(records))
 
 
 async def why(cluster: Cluster, options: argparse.Namespace) -> None:

@@ -7,10 +7,13 @@ from typing import Any
 
 import aiohttp
 
-from rljob_operator.ray.http import Endpoint, NoAnswer
+from rljob_operator.ray.http import Endpoint, NoAnswer, whole
 
 PAGE = 1000
 """Most records in one answer (`rljob_worker.records.http`)."""
+PAGE_BYTES = 2**22
+"""Most bytes of such an answer: a driver ends it with the record that takes it past half of that."""
+_MOST_RECORDS = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +62,28 @@ class Driver:
             saved, version = answer["last_checkpoint_step"], answer.get("weight_version")
             return DriverStatus(
                 ready=bool(answer["ready"]),
-                step=int(answer["step"]),
-                attempt=int(answer["attempt"]),
-                phase=answer["phase"],
+                step=whole(answer["step"], "step"),
+                attempt=whole(answer["attempt"], "attempt"),
+                phase=_phase(answer["phase"]),
                 stopping=bool(answer["stopping"]),
-                last_checkpoint_step=None if saved is None else int(saved),
-                weight_version=None if version is None else int(version),
+                last_checkpoint_step=None if saved is None else whole(saved, "last_checkpoint_step"),
+                weight_version=None if version is None else whole(version, "weight_version"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise NoAnswer(f"The driver answered what is no status: {error!r}") from None
 
-    async def steps(self, after: int) -> StepsPage:
-        """Records whose `index` is above `after` (-1: all), at most 1000.
+    async def steps(self, after: int, largest: int = PAGE_BYTES) -> StepsPage:
+        """The first records whose `index` is above `after` (-1: all): at most 1000, and as many as fit into an answer.
 
         Raises:
+            AnswerTooLarge: the answer has more than `largest` bytes.
             NoAnswer: the driver did not answer, or not as a driver does.
         """
-        answer = await self._endpoint.json("GET", f"/v1/steps?after={after}")
+        answer = await self._endpoint.json("GET", f"/v1/steps?after={after}", largest=largest)
         try:
-            records, total = answer["steps"], int(answer["total"])
+            records, total = answer["steps"], whole(answer["total"], "total", most=_MOST_RECORDS)
+            if not isinstance(records, list) or len(records) > PAGE:
+                raise TypeError(f"steps is no list of at most {PAGE} records")
             if not all(isinstance(record["index"], int) for record in records):
                 raise TypeError("a record's index is no whole number")
         except (KeyError, TypeError, ValueError) as error:
@@ -91,3 +97,9 @@ class Driver:
             NoAnswer: the driver did not take the request.
         """
         await self._endpoint.json("POST", "/v1/checkpoint")
+
+
+def _phase(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise ValueError("phase is no text")

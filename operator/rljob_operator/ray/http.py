@@ -8,6 +8,11 @@ from typing import Any
 
 import aiohttp
 
+from rljob_api.base import INT32_MAX
+
+ANSWER_BYTES = 2**16
+"""Most bytes of an answer about which nothing else is said. What a job's image answers is read into the memory of the
+operator, which all jobs share, and JSON may take more than twenty times its size there."""
 _SHOWN = 300
 
 
@@ -23,6 +28,10 @@ class NoAnswer(Exception):
         self.code = code
 
 
+class AnswerTooLarge(NoAnswer):
+    """The answer has more bytes than were asked for."""
+
+
 class Endpoint:
     """One server of a job.
 
@@ -32,7 +41,6 @@ class Endpoint:
         address: `http://host:port`.
         token: bearer token.
         seconds: deadline of one request, its answer included.
-        largest: most bytes that an answer may have.
     """
 
     def __init__(
@@ -42,37 +50,45 @@ class Endpoint:
         address: str,
         token: str | None,
         seconds: float,
-        largest: int = 2**25,
     ) -> None:
         self._session = session
         self._name = name
         self._address = address.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # Compressed answers are neither asked for nor unpacked: a few bytes can become any number of them.
+        self._headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
         self._seconds = seconds
-        self._largest = largest
 
-    async def json(self, method: str, path: str, body: Any = None) -> Any:
+    async def json(self, method: str, path: str, body: Any = None, largest: int = ANSWER_BYTES) -> Any:
         """Send a request and return the answer's JSON.
 
         Raises:
-            NoAnswer: no answer in time, an error, or no JSON.
+            NoAnswer: no answer in time, more than `largest` bytes, an error, or no JSON.
         """
-        content = await self.content(method, path, body)
+        content = await self.content(method, path, body, largest)
         try:
             return json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise NoAnswer(f"{self._name} answered what is no JSON to {path}: {error}") from None
 
-    async def content(self, method: str, path: str, body: Any = None) -> bytes:
-        """Send a request and return the answer."""
+    async def content(self, method: str, path: str, body: Any = None, largest: int = ANSWER_BYTES) -> bytes:
+        """Send a request and return the answer.
+
+        Raises:
+            NoAnswer: no answer in time, more than `largest` bytes, or an error.
+        """
         try:
             async with (
                 asyncio.timeout(self._seconds),
                 self._session.request(
-                    method, self._address + path, json=body, headers=self._headers, allow_redirects=False
+                    method,
+                    self._address + path,
+                    json=body,
+                    headers=self._headers,
+                    allow_redirects=False,
+                    auto_decompress=False,
                 ) as response,
             ):
-                content = await self._read(response)
+                content = await self._read(response, largest)
                 if response.status >= 300:
                     text = content.decode(errors="replace").strip()
                     shown = text if len(text) <= _SHOWN else "... " + text[-_SHOWN:]
@@ -83,12 +99,23 @@ class Endpoint:
         except (aiohttp.ClientError, ValueError) as error:
             raise NoAnswer(f"{self._name} cannot be reached at {self._address}: {error}") from None
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _read(self, response: aiohttp.ClientResponse, largest: int) -> bytes:
         parts, size = [], 0
         async for part in response.content.iter_chunked(2**16):
             size += len(part)
-            if size > self._largest:
+            if size > largest:
                 response.close()
-                raise NoAnswer(f"{self._name} answered more than {self._largest} bytes")
+                raise AnswerTooLarge(f"{self._name} answered more than {largest} bytes to {response.url.path}")
             parts.append(part)
         return b"".join(parts)
+
+
+def whole(value: Any, name: str, least: int = 0, most: int = INT32_MAX) -> int:
+    """A whole number of an answer, by default one that the status can hold.
+
+    Raises:
+        ValueError: it is none; names the field. Python's JSON reader also lets NaN and infinities through.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+        return value
+    raise ValueError(f"{name} is no whole number from {least} to {most}")

@@ -10,11 +10,19 @@ from urllib.parse import quote
 
 import aiohttp
 
-from rljob_operator.ray.http import Endpoint, NoAnswer
+from rljob_api.base import INT32_MAX
+from rljob_operator.ray.http import Endpoint, NoAnswer, whole
 from rljob_operator.state.observed import SubmissionState, SubmissionView
 
 LOG_LINES = 50
 LOG_LINE_CHARACTERS = 4096
+_JOB_BYTES = 2**20
+"""A job's state holds what was submitted, with a manifest of up to 96 KiB, and a message with its last log lines;
+errors hold tracebacks."""
+_LOG_BYTES = 2**20
+_NAME_CHARACTERS = 253
+_LAST_MILLISECOND = 253_370_764_800_000
+"""Later times than the year 9999 cannot be written."""
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _ENDED = (SubmissionState.STOPPED, SubmissionState.SUCCEEDED, SubmissionState.FAILED)
 
@@ -43,7 +51,7 @@ class RayJobs:
             NoAnswer: it was not submitted, or nobody knows whether it was.
         """
         try:
-            await self._endpoint.json("POST", "/api/jobs/", body)
+            await self._endpoint.json("POST", "/api/jobs/", body, _JOB_BYTES)
         except NoAnswer as error:
             known = f"Job with submission_id {body['submission_id']} already exists"
             if error.code == 0 or known not in str(error):
@@ -56,7 +64,7 @@ class RayJobs:
             NoAnswer: the head did not answer.
         """
         try:
-            info = await self._endpoint.json("GET", f"/api/jobs/{quote(submission_id, safe='')}")
+            info = await self._endpoint.json("GET", f"/api/jobs/{quote(submission_id, safe='')}", largest=_JOB_BYTES)
         except NoAnswer as error:
             if error.code == 404 and "does not exist" in str(error):
                 message = f"The head does not know {submission_id}."
@@ -83,18 +91,23 @@ class RayJobs:
     async def _session(self) -> str:
         answer = await self._endpoint.json("GET", "/api/version")
         try:
-            return str(answer["session_name"])
-        except (KeyError, TypeError) as error:
+            name = answer["session_name"]
+            if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _NAME_CHARACTERS:
+                raise ValueError(f"session_name is no name of at most {_NAME_CHARACTERS} characters")
+            return name
+        except (KeyError, TypeError, ValueError) as error:
             raise NoAnswer(f"Ray's dashboard answered what is no version: {error!r}") from None
 
     async def _log_tail(self, view: SubmissionView) -> tuple[str, ...]:
         name = quote(view.id, safe="")
         try:
             if not view.log_file:  # It never ran on a node: there is at most a short text of the job's manager.
-                text = str((await self._endpoint.json("GET", f"/api/jobs/{name}/logs")).get("logs") or "")
+                answer = await self._endpoint.json("GET", f"/api/jobs/{name}/logs", largest=_LOG_BYTES)
+                text = str(answer.get("logs") or "")
             else:
                 # Read from the end of the file; /api/jobs/<id>/logs would load all of a log of any size.
-                content = await self._endpoint.content("GET", f"/api/v0/logs/file?{view.log_file}&lines={LOG_LINES}")
+                path = f"/api/v0/logs/file?{view.log_file}&lines={LOG_LINES}"
+                content = await self._endpoint.content("GET", path, largest=_LOG_BYTES)
                 text = content.decode(errors="replace")
         except (NoAnswer, AttributeError) as error:
             return (f"(the driver's log could not be read: {error})"[:LOG_LINE_CHARACTERS],)
@@ -117,18 +130,19 @@ def last_lines(text: str) -> tuple[str, ...]:
 
 def _view(submission_id: str, info: Any) -> SubmissionView:
     try:
+        code = info.get("driver_exit_code")
         return SubmissionView(
             id=submission_id,
             state=SubmissionState(info["status"]),
             message=str(info.get("message") or ""),
-            exit_code=info.get("driver_exit_code"),
-            start_time=_seconds(info.get("start_time")),
-            end_time=_seconds(info.get("end_time")),
+            exit_code=None if code is None else whole(code, "driver_exit_code", least=-INT32_MAX),
+            start_time=_seconds(info.get("start_time"), "start_time"),
+            end_time=_seconds(info.get("end_time"), "end_time"),
             log_file=_log_file(submission_id, info.get("driver_node_id")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise NoAnswer(f"Ray's job API answered what is no job: {error!r}") from None
 
 
-def _seconds(milliseconds: int | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
+def _seconds(milliseconds: Any, name: str) -> float | None:
+    return None if milliseconds is None else whole(milliseconds, name, most=_LAST_MILLISECOND) / 1000

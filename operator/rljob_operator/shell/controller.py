@@ -65,10 +65,13 @@ class Controller:
         self.leader = LeaderElection(self._lease_client, settings)
         self._reconcile = reconcile
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=256, ttl_dns_cache=30), timeout=aiohttp.ClientTimeout(total=None)
+            connector=aiohttp.TCPConnector(limit=256, ttl_dns_cache=30),
+            # One job's server must not be able to say what is sent to another's.
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None),
         )
         self._tokens = Tokens(self.client)
-        self._observer = Observer(self.world, self._tokens, self.store, self._session, settings)
+        self._observer = Observer(self.world, self._tokens, self.store, self._session, self.metrics, settings)
         self._events = EventRecorder(self.client, self.metrics, settings.identity)
         self._executor = Executor(
             self.client,

@@ -36,4 +36,7 @@ class OperatorMetrics:
         self.events_dropped = counter(metrics.EVENTS_DROPPED)
         for cause in ("rate", "queue", "error"):
             self.events_dropped.labels(cause)
+        self.record_errors = counter(metrics.RECORD_ERRORS)
+        for cause in ("answer", "content", "time"):
+            self.record_errors.labels(cause)
         self.leader = gauge(metrics.LEADER)

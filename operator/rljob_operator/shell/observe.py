@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.status import AttemptStatus, JobPhase, RLJobStatus
 from rljob_api.validation import ManifestError, load_manifest
 from rljob_operator.metrics import JobMetricsStore, RecordError
-from rljob_operator.ray.driver import Driver
-from rljob_operator.ray.http import NoAnswer
+from rljob_operator.ray.driver import PAGE_BYTES, Driver
+from rljob_operator.ray.http import AnswerTooLarge, NoAnswer
 from rljob_operator.ray.jobs import RayJobs
 from rljob_operator.render import TOKEN_KEY, check_renderable, secret_name
 from rljob_operator.settings import Settings
+from rljob_operator.shell.metrics import OperatorMetrics
 from rljob_operator.shell.resources import JobKey
 from rljob_operator.shell.rest import ApiError
 from rljob_operator.shell.tokens import RAY_KEY, Tokens
@@ -29,10 +31,14 @@ from rljob_operator.shell.views import ClusterState, job_view
 from rljob_operator.shell.world import World
 from rljob_operator.state.observed import ClusterView, DriverView, GonePod, JobView, Observed, QueueView, SubmissionView
 
+logger = logging.getLogger(__name__)
+
 _KEPT_SPECS = 1500
 """Eleven kB each; to validate one again takes a millisecond."""
 _REFUSED = (401, 403)
 _VOUCHED_SECONDS = 60.0
+_SMALL_PAGE_BYTES = 2**20
+"""All workers at once may read a page of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +69,30 @@ class Observer:
         tokens: the bearer tokens.
         store: where step records are counted.
         session: carries the requests to heads and drivers.
+        metrics: where records that cannot be read are counted.
         settings: addresses and deadlines.
     """
 
     def __init__(
-        self, world: World, tokens: Tokens, store: JobMetricsStore, session: aiohttp.ClientSession, settings: Settings
+        self,
+        world: World,
+        tokens: Tokens,
+        store: JobMetricsStore,
+        session: aiohttp.ClientSession,
+        metrics: OperatorMetrics,
+        settings: Settings,
     ) -> None:
         self._world = world
         self._tokens = tokens
         self._store = store
         self._session = session
+        self._metrics = metrics
         self._settings = settings
         self._specs: OrderedDict[tuple[str, int], RLJobSpec] = OrderedDict()
         self._checked: dict[JobKey, _Checked] = {}
         self._asked: dict[JobKey, tuple[str, float]] = {}
-        # A page of records takes up to some ten MB while it is read: a few at a time.
+        self._unread: dict[JobKey, str] = {}
+        # While they come, large pages of records lie in memory side by side: a few at a time.
         self._catching_up = asyncio.Semaphore(4)
         self._reading: WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = WeakValueDictionary()
 
@@ -122,6 +137,7 @@ class Observer:
             self._specs.pop((checked.uid, checked.generation), None)
             self._store.forget((*key, checked.uid))
         self._asked.pop(key, None)
+        self._unread.pop(key, None)
         self._tokens.forget(key)
 
     # --- the job itself ---------------------------------------------------------------------
@@ -222,12 +238,12 @@ class Observer:
         try:
             driver = await self.driver(key, job, state)
             status = await driver.status()
-            await self._read_records(driver, (*key, job.uid))
         except NoAnswer as error:
             self._maybe_stale_token(key, error)
             return None, str(error)
-        except RecordError as error:
-            return None, f"The driver's step records cannot be counted: {error}"
+        # A driver that says where it is can be reached, whatever its records are: what was read of them so far stays.
+        unread = await self._count_records(key, job, driver)
+        self._tell_unread(key, unread)
         totals = self._store.driver_totals((*key, job.uid))
         return (
             DriverView(
@@ -242,6 +258,7 @@ class Observer:
                 useful_seconds=totals.useful_seconds,
                 lost_seconds=totals.lost_seconds,
                 lost_steps=totals.lost_steps,
+                records_error=unread,
             ),
             "",
         )
@@ -258,26 +275,71 @@ class Observer:
                 return ""
             driver = await self.driver(key, job, state)
             await driver.status()
-            async with asyncio.timeout(self._settings.rebuild_seconds):
-                await self._read_records(driver, (*key, job.uid))
-        except TimeoutError:
-            return f"reading them took more than {self._settings.rebuild_seconds:g} s"
-        except (NoAnswer, RecordError) as error:
+        except NoAnswer as error:
             return str(error)
-        return ""
+        return await self._count_records(key, job, driver)
+
+    async def _count_records(self, key: JobKey, job: JobView, driver: Driver) -> str:
+        """Read and count the records that are new; says why it could not be done, or nothing."""
+        seconds = self._settings.rebuild_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self._read_records(driver, (*key, job.uid))
+            return ""
+        except TimeoutError:
+            cause, problem = "time", f"reading them took more than {seconds:g} s; what was read is counted"
+        except NoAnswer as error:
+            self._maybe_stale_token(key, error)
+            cause, problem = "answer", str(error)
+        except RecordError as error:
+            cause, problem = "content", str(error)
+        self._metrics.record_errors.labels(cause).inc()
+        return problem
+
+    def _tell_unread(self, key: JobKey, problem: str) -> None:
+        """Log it once: every look at the job meets it again."""
+        if problem and self._unread.get(key) != problem:
+            logger.warning("%s: its step records cannot be read: %s", key, problem[:2000])
+        if problem:
+            self._unread[key] = problem
+        else:
+            self._unread.pop(key, None)
 
     async def _read_records(self, driver: Driver, key: tuple[str, str, str]) -> None:
+        """Read until nothing is left: for a job without many new records in one small page, which waits for nobody.
+
+        Only large pages take one of the few places: a look at a job that is up to date would else wait behind the
+        records of others, and behind drivers that answer slowly or never.
+        """
         lock = self._reading.setdefault(key, asyncio.Lock())
         async with lock:
-            if self._store.next_index(key) < 0 or self._store.behind(key):
-                async with self._catching_up:
-                    while await self._read_page(driver, key) and self._store.behind(key):
-                        pass
-            else:
-                await self._read_page(driver, key)
+            if not self._store.behind(key) and await self._read_small_page(driver, key):
+                return
+            while await self._read_large_page(driver, key) and self._store.behind(key):
+                pass
 
-    async def _read_page(self, driver: Driver, key: tuple[str, str, str]) -> int:
-        page = await driver.steps(self._store.next_index(key))
+    async def _read_small_page(self, driver: Driver, key: tuple[str, str, str]) -> bool:
+        """Tells whether nothing is left."""
+        try:
+            await self._read_page(driver, key, _SMALL_PAGE_BYTES)
+        except AnswerTooLarge:
+            return False
+        return not self._store.behind(key)
+
+    async def _read_large_page(self, driver: Driver, key: tuple[str, str, str]) -> int:
+        """A place is held for one page, and so for one request's deadline at most: all get their turn."""
+        async with self._catching_up:
+            return await self._read_page(driver, key, PAGE_BYTES)
+
+    async def _read_page(self, driver: Driver, key: tuple[str, str, str], largest: int) -> int:
+        # Between the answer's end and its last use nothing waits: of what JSON makes of it there is one at a time.
+        after = self._store.next_index(key)
+        page = await driver.steps(after, largest)
+        fresh = self._store.feed(key, page.records, page.total)
+        if fresh or not page.records or not self._store.behind(key) or self._store.next_index(key) != after:
+            return fresh
+        # The last counted record, which comes again to be compared, fills a page alone.
+        page = await driver.steps(after + 1, largest)
         return self._store.feed(key, page.records, page.total)
 
     async def ray_jobs(self, key: JobKey, state: ClusterState) -> RayJobs:

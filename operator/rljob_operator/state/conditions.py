@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rljob_api.status import ClusterStatus, ConditionType, JobPhase
+from rljob_operator.state.causes import cut, sentence
 from rljob_operator.state.draft import FINAL, Draft
 from rljob_operator.state.explain import explain
 from rljob_operator.state.lifecycle import former_head_ends
@@ -89,7 +90,9 @@ def _why_running(draft: Draft) -> tuple[str, str]:
     if draft.driver is None and seconds_since(heard, draft.now) >= FRESHNESS_SECONDS + SILENCE_SECONDS:
         error = draft.observed.driver_error or draft.observed.submission_error or "nothing was heard of it"
         return "DriverUnreachable", f"The driver has not answered since about {heard}: {error}"
-    return "DriverReady", f"{draft.step} of {draft.spec.steps} steps are done."
+    unread = draft.driver.records_error if draft.driver is not None else ""
+    also = f"its step records cannot be read: {cut(unread, 300)}" if unread else ""
+    return "DriverReady", sentence(f"{draft.step} of {draft.spec.steps} steps are done", also)
 
 
 def _why_not_running(draft: Draft, phase: JobPhase) -> tuple[str, str]:

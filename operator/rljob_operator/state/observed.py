@@ -191,6 +191,8 @@ class DriverView:
     lost_seconds: float = 0.0
     """Sum over steps that were run again."""
     lost_steps: int = 0
+    records_error: str = ""
+    """Why not all records could be read."""
 
 
 @dataclass(frozen=True, slots=True)

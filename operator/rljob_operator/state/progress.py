@@ -13,6 +13,8 @@ from rljob_operator.state.timing import FRESHNESS_SECONDS, duration_text, second
 
 _PHASES_KEPT = 64
 _YEAR_9999 = 253_370_764_800
+_LONGEST_ESTIMATE = 1e12
+"""Seconds; whoever is told more is told nothing, and an infinity cannot be written."""
 
 
 def read_progress(draft: Draft) -> None:
@@ -56,6 +58,8 @@ def with_estimate(progress: Progress, step: int) -> Progress:
     """The progress at a step, with the time that is left as far as it can be told; none when nothing is left."""
     left = max(0, progress.steps - step)
     seconds = None if progress.step_seconds is None or not left else left * progress.step_seconds
+    if seconds is not None and not seconds <= _LONGEST_ESTIMATE:
+        seconds = None
     text = None if seconds is None else duration_text(seconds)
     return progress.model_copy(update={"step": step, "eta_seconds": seconds, "eta": text})
 

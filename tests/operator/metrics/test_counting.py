@@ -214,6 +214,8 @@ BROKEN: list[tuple[Any, str]] = [
     ({**record(3), "step_seconds": math.nan}, "step_seconds must be a finite number, not nan"),
     ({**record(3), "step_seconds": 10**400}, "step_seconds must be a finite number, not int"),
     ({**record(3), "step_seconds": -1.0}, "step_seconds must not be negative, but is -1"),
+    ({**record(3), "step_seconds": 1e299}, "step_seconds must be at most 1e+09, but is 1e+299"),
+    ({**record(3), "phases": {"rollout": 1e10}}, "phases.rollout must be at most 1e+09, but is 1e+10"),
     ({**record(3), "time": "noon"}, "time must be a finite number, not 'noon'"),
     ({**record(3), "phases": None}, "phases must be an object, not None"),
     ({**record(3), "phases": {"rollout": "1"}}, "phases.rollout must be a finite number, not '1'"),

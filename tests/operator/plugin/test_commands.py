@@ -17,6 +17,7 @@ from plugin_worlds import NAME, NOW, manifest
 
 from rljob_operator.plugin import commands, head, logs
 from rljob_operator.plugin.main import main
+from rljob_worker.records import http as driver_http
 from rljob_worker.records.http import DriverServer
 from rljob_worker.records.steps import StepLog
 
@@ -168,6 +169,16 @@ def test_status_draws_the_drivers_records(run: Run, driver: DriverServer) -> Non
     assert "The last 3 of 12 step records" in out
     assert [line.split()[0] for line in out.splitlines() if "██▓" in line] == ["10", "11", "12"]
     assert driver.last_read == -1, "looking must not end the driver's wait for the operator"
+
+
+def test_status_draws_records_that_come_in_several_pages(
+    run: Run, driver: DriverServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_http, "PAGE_BYTES", 100)
+    document = json.loads(run("status", NAME, "-o", "json", "--steps", "5")[1])
+    assert [record["step"] for record in document["steps"]] == [8, 9, 10, 11, 12]
+    assert document["source"] == "The last 5 of 12 step records"
+    assert len(json.loads(run("status", NAME, "-o", "json", "--steps", "50")[1])["steps"]) == 12
 
 
 def test_status_says_when_it_shows_what_the_status_keeps(run: Run, world: FakeApi) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,8 +14,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from rljob_operator.ray.driver import Driver
-from rljob_operator.ray.http import NoAnswer
+from rljob_operator.ray.driver import PAGE, Driver
+from rljob_operator.ray.http import AnswerTooLarge, NoAnswer
 from rljob_operator.ray.jobs import RayJobs, last_lines
 from rljob_operator.state.observed import SubmissionState
 
@@ -151,8 +154,66 @@ def test_each_request_has_a_deadline_and_a_largest_answer() -> None:
 
     with pytest.raises(NoAnswer, match=r"did not answer within 0\.2 s"):
         jobs({"/api/jobs/rljob-u-0": slow}, lambda ray: ray.get("rljob-u-0"), seconds=0.2)
-    with pytest.raises(NoAnswer, match="answered more than 33554432 bytes"):
+    with pytest.raises(NoAnswer, match="answered more than 1048576 bytes"):
         jobs({"/api/jobs/rljob-u-0": endless}, lambda ray: ray.get("rljob-u-0"), seconds=20)
+
+
+def sized(size: int) -> Answer:
+    """An answer of so many bytes that takes twenty times as many when it is read as JSON."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(text="[" + "[]," * (size // 3) + "[]]")
+
+    return answer
+
+
+def test_each_endpoint_has_a_largest_answer_of_its_own() -> None:
+    ended = {**INFO, "status": "FAILED", "driver_exit_code": 3}
+    version = {"/api/version": {"session_name": "session_1"}}
+    name = "/api/jobs/rljob-u-0"
+    with pytest.raises(AnswerTooLarge, match="more than 65536 bytes to /api/version"):
+        jobs({name: ended, "/api/version": sized(70_000)}, lambda ray: ray.get("rljob-u-0"))
+    with pytest.raises(AnswerTooLarge, match=f"more than 1048576 bytes to {name}"):
+        jobs({name: sized(1_100_000)}, lambda ray: ray.get("rljob-u-0"))
+    view = jobs({name: ended, "/api/v0/logs/file": sized(1_100_000), **version}, lambda ray: ray.get("rljob-u-0"))
+    assert "more than 1048576 bytes" in view.last_log_lines[0]
+    unplaced = {**ended, "driver_node_id": None}
+    view = jobs({name: unplaced, f"{name}/logs": sized(1_100_000), **version}, lambda ray: ray.get("rljob-u-0"))
+    assert "more than 1048576 bytes" in view.last_log_lines[0]
+    with pytest.raises(AnswerTooLarge, match="more than 65536 bytes to /v1/status"):
+        driver({"/v1/status": sized(70_000)}, lambda one: one.status())
+    with pytest.raises(AnswerTooLarge, match="more than 4194304 bytes to /v1/steps"):
+        driver({"/v1/steps": sized(5_000_000)}, lambda one: one.steps(-1))
+    with pytest.raises(AnswerTooLarge, match="more than 1000 bytes to /v1/steps"):
+        driver({"/v1/steps": sized(5000)}, lambda one: one.steps(-1, 1000))
+
+
+def test_a_job_with_the_largest_manifest_can_be_read() -> None:
+    environment = {"env_vars": {"RLJOB_MANIFEST": "x" * 96 * 1024}}
+    info = {**INFO, "runtime_env": environment, "message": "y" * 20_000, "entrypoint": "z" * 1000}
+    view = jobs({"/api/jobs/rljob-u-0": info}, lambda ray: ray.get("rljob-u-0"))
+    assert view.state is SubmissionState.RUNNING
+
+
+def test_an_answer_is_not_unpacked() -> None:
+    """A few bytes could become gigabytes, before anybody counts them."""
+    asked: list[str] = []
+
+    async def packed(request: web.Request) -> web.StreamResponse:
+        asked.append(request.headers["Accept-Encoding"])
+        return web.Response(body=gzip.compress(json.dumps(STATUS).encode()), headers={"Content-Encoding": "gzip"})
+
+    with pytest.raises(NoAnswer, match="no JSON"):
+        driver({"/v1/status": packed}, lambda one: one.status())
+    assert asked == ["identity"]
+
+
+def test_json_that_is_nested_too_deeply_is_no_answer() -> None:
+    async def deep(request: web.Request) -> web.StreamResponse:
+        return web.Response(text="[" * 30_000)
+
+    with pytest.raises(NoAnswer, match="no JSON"):
+        driver({"/v1/status": deep}, lambda one: one.status())
 
 
 def test_nobody_there() -> None:
@@ -173,6 +234,39 @@ def test_last_lines_are_few_short_and_plain() -> None:
     many = last_lines("\n".join(str(n) for n in range(100)) + "\n" + "y" * 9000)
     assert len(many) == 50
     assert many[-1] == "y" * 4096
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("driver_exit_code", "3"),
+        ("driver_exit_code", 2.5),
+        ("driver_exit_code", math.inf),
+        ("driver_exit_code", 2**31),
+        ("driver_exit_code", True),
+        ("start_time", math.inf),
+        ("start_time", math.nan),
+        ("start_time", 10**400),
+        ("end_time", 10**18),
+        ("end_time", -1),
+    ],
+)
+def test_numbers_of_a_job_that_the_status_cannot_hold_are_no_answer(field: str, value: Any) -> None:
+    with pytest.raises(NoAnswer, match=f"no job: .*{field} is no whole number"):
+        jobs({"/api/jobs/rljob-u-0": {**INFO, field: value}}, lambda ray: ray.get("rljob-u-0"))
+
+
+@pytest.mark.parametrize("code", [0, 75, 255, -9, None])
+def test_exit_codes(code: int | None) -> None:
+    view = jobs({"/api/jobs/rljob-u-0": {**INFO, "driver_exit_code": code}}, lambda ray: ray.get("rljob-u-0"))
+    assert view.exit_code == code
+
+
+@pytest.mark.parametrize("name", ["s" * 254, "", 7, None, ["session_1"], "\ud800", "a\nb"])
+def test_a_session_that_the_status_cannot_hold_is_no_answer(name: Any) -> None:
+    answers = {"/api/jobs/rljob-u-0": (404, "Job rljob-u-0 does not exist"), "/api/version": {"session_name": name}}
+    with pytest.raises(NoAnswer, match=r"no version: .*session_name is no name"):
+        jobs(answers, lambda ray: ray.get("rljob-u-0"))
 
 
 def driver(answers: dict[str, Any], call: Callable[[Driver], Awaitable[Any]]) -> Any:
@@ -197,3 +291,27 @@ def test_a_driver_that_answers_rubbish(answer: Any) -> None:
         driver({"/v1/steps": answer}, lambda one: one.steps(-1))
     with pytest.raises(NoAnswer, match="driver"):
         driver({"/v1/status": answer}, lambda one: one.status())
+
+
+@pytest.mark.parametrize("field", ["step", "attempt", "last_checkpoint_step", "weight_version"])
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e400, 2**31, 10**400, -1, 1.5, "3", True, []])
+def test_numbers_of_a_driver_that_the_status_cannot_hold_are_no_answer(field: str, value: Any) -> None:
+    with pytest.raises(NoAnswer, match=f"no status: .*{field} is no whole number from 0 to 2147483647"):
+        driver({"/v1/status": {**STATUS, field: value}}, lambda one: one.status())
+
+
+def test_a_phase_that_is_no_text_is_no_answer() -> None:
+    with pytest.raises(NoAnswer, match=r"no status: .*phase is no text"):
+        driver({"/v1/status": {**STATUS, "phase": ["rollout"] * 1000}}, lambda one: one.status())
+
+
+@pytest.mark.parametrize("total", [math.inf, math.nan, 10**400, -1, "5", None])
+def test_a_number_of_records_that_is_none_is_no_answer(total: Any) -> None:
+    with pytest.raises(NoAnswer, match=r"no step records: .*total is no whole number"):
+        driver({"/v1/steps": {"steps": [], "total": total}}, lambda one: one.steps(-1))
+
+
+@pytest.mark.parametrize("steps", [[{"index": 0}] * (PAGE + 1), {}, ""])
+def test_more_records_than_a_page_has_are_no_answer(steps: Any) -> None:
+    with pytest.raises(NoAnswer, match=r"no step records: .*no list of at most 1000 records"):
+        driver({"/v1/steps": {"steps": steps, "total": 5}}, lambda one: one.steps(-1))

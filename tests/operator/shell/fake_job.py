@@ -20,6 +20,12 @@ class FakeJob:
         self.checkpoints = 0
         self.records: list[dict[str, Any]] = []
         self.asked_after: list[int] = []
+        self.page = 1000
+        """Records in one answer."""
+        self.steps_answer: Any = None
+        """What is answered instead of records."""
+        self.cookies: dict[str, str] = {}
+        """What was sent back of those that every answer sets."""
         self.ready = True
         self.dead_driver = False
         self.asks = 0
@@ -28,8 +34,8 @@ class FakeJob:
         self.session = "session_1"
         self.url = ""
 
-    def step(self, seconds: float = 2.0) -> None:
-        """The driver completes a step."""
+    def step(self, seconds: float = 2.0, size: int = 0) -> None:
+        """The driver completes a step, whose record has at least `size` bytes."""
         index = len(self.records)
         self.records.append(
             {
@@ -53,6 +59,7 @@ class FakeJob:
                     "train/train_rollout_logprob_abs_diff": 0.001,
                 },
                 "weights": {"version": index + 1, "bytes": 100},
+                "long": "x" * size,
                 "memory": {"trainer-0": {"sleep": {"used": 100}}, "engine-0": {"wake": {"used": 50}}},
             }
         )
@@ -65,6 +72,12 @@ class FakeJob:
         self.dead_driver = True
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.cookies.update(request.cookies)
+        response = await self._answer(request)
+        response.set_cookie("job", "one")
+        return response
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.asks += 1
         self.asks_of_ray += request.path.startswith("/api/jobs/")
         path, name = request.path, request.path.split("/")[3] if request.path.startswith("/api/jobs/") else ""
@@ -82,7 +95,8 @@ class FakeJob:
             case "/v1/steps":
                 after = int(request.query["after"])
                 self.asked_after.append(after)
-                return web.json_response({"steps": self.records[after + 1 :][:1000], "total": len(self.records)})
+                page = {"steps": self.records[after + 1 :][: self.page], "total": len(self.records)}
+                return web.json_response(page if self.steps_answer is None else self.steps_answer)
             case "/v1/checkpoint":
                 self.checkpoints += 1
                 return web.json_response({"accepted": True}, status=202)

@@ -334,6 +334,28 @@ def test_ray_is_not_asked_while_the_driver_of_a_running_attempt_answers() -> Non
     play(test)
 
 
+def test_what_one_jobs_server_wants_kept_is_sent_to_none() -> None:
+    """All heads and drivers are asked through one session."""
+
+    def reconcile(observed: Observed, now: float) -> Plan:
+        if observed.cluster is None:
+            return say("x", actions=(ApplySecret(), ApplyCluster()))
+        attempts = [{"number": 0, "submissionId": "rljob-u-0"}] if observed.cluster.ready else []
+        return Plan(RLJobStatus.model_validate({"attempt": 0, "attempts": attempts}), requeue_after=0.02)
+
+    async def test(case: Case) -> None:
+        # By name: cookies of addresses are not kept in any case.
+        case.job.url = case.job.url.replace("127.0.0.1", "localhost")
+        await case.api.put("rljobs", manifest())
+        async with case.operator(reconcile):
+            await until(lambda: ("default", "a") in case.api.objects.get("rayclusters", {}))
+            await make_ready(case.api)
+            await until(lambda: case.job.asks > 10)
+        assert case.job.cookies == {}
+
+    play(test)
+
+
 def test_a_deleted_job_is_forgotten() -> None:
     async def test(case: Case) -> None:
         await case.api.put("rljobs", manifest())

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
 
+import pytest
 from operator_cases import Case, a_case, fetched, hurried, make_ready, manifest, until
 
 from rljob_operator.state.reconcile import reconcile
@@ -83,6 +87,85 @@ def test_an_operator_that_starts_again_counts_each_step_once() -> None:
                 assert code == 200 or "records are being read" in metrics
             assert f"{STEPS} 2501" in metrics, [line for line in metrics.splitlines() if STEPS[:20] in line]
             assert len(case.job.submitted) == 1
+
+    play(life)
+
+
+@pytest.mark.parametrize(("page", "size"), [(1, 0), (7, 0), (1000, 100_000)])
+def test_an_operator_that_starts_again_reads_short_pages(page: int, size: int) -> None:
+    """A driver ends a page where it gets too long, after one record if need be."""
+
+    async def life(case: Case) -> None:
+        case.job.page = page
+        for _ in range(20):
+            case.job.step(size=size)
+        async with case.operator(reconcile):
+            await to_running(case)
+        case.job.step(size=size)
+        async with case.operator(reconcile) as controller:
+            await until(lambda: controller.leader.leads)
+            while (await fetched(controller, "/metrics"))[0] != 200:
+                await asyncio.sleep(0.02)
+            _, metrics = await fetched(controller, "/metrics")
+            assert f"{STEPS} 21" in metrics, [line for line in metrics.splitlines() if STEPS[:20] in line]
+            assert 'rljob_operator_record_errors_total{cause="answer"} 0.0' in metrics
+
+    play(life)
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause", "says"),
+    [
+        ({"steps": None, "total": 4}, "answer", "what are no step records"),
+        ({"steps": [{"index": 3}], "total": 4}, "content", "step record 3: step must be a whole number"),
+    ],
+)
+def test_a_driver_whose_records_cannot_be_read_runs_on(
+    answer: dict[str, Any], cause: str, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile, status_seconds=0.05) as controller:
+            for _ in range(3):
+                case.job.step()
+            await to_running(case)
+            case.job.step()
+            case.job.steps_answer = answer
+            await hurried(controller, lambda: case.status()["progress"]["step"] == 4, case.status)
+            status = case.status()
+            assert (status["phase"], status["goodput"]["usefulSeconds"]) == ("Running", 6.0)
+            assert "4 of 1000 steps are done; its step records cannot be read: " in status["message"]
+            assert says in status["message"]
+            looks = case.job.asks
+            await hurried(controller, lambda: case.job.asks > looks + 10)
+            told = [one for one in caplog.records if one.levelname == "WARNING" and says in one.getMessage()]
+            assert [one.getMessage().split(": ")[0] for one in told] == ["default/a"]
+            _, metrics = await fetched(controller, "/metrics")
+            (count,) = re.findall(f'rljob_operator_record_errors_total{{cause="{cause}"}} (.*)', metrics)
+            assert float(count) > 1
+            case.job.steps_answer = None
+            await hurried(controller, lambda: case.status()["goodput"]["usefulSeconds"] == 8.0, case.status)
+            await hurried(controller, lambda: "records" not in case.status()["message"], case.status)
+
+    play(life)
+
+
+def test_a_job_that_is_up_to_date_does_not_wait_for_the_records_of_others() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile, status_seconds=0.05, rebuild_seconds=0.3) as controller:
+            case.job.step()
+            await to_running(case)
+            async with AsyncExitStack() as stack:
+                for _ in range(4):
+                    await stack.enter_async_context(controller._observer._catching_up)
+                case.job.step()
+                await hurried(controller, lambda: case.status()["goodput"]["usefulSeconds"] == 4.0, case.status)
+                for _ in range(20):
+                    case.job.step(size=100_000)
+                # More than a small page: they are not waited for, and the driver's own answer counts.
+                await hurried(controller, lambda: case.status()["progress"]["step"] == 22, case.status)
+                assert case.status()["goodput"]["usefulSeconds"] == 4.0
+                assert "took more than 0.3 s" in case.status()["message"]
+            await hurried(controller, lambda: case.status()["goodput"]["usefulSeconds"] == 44.0, case.status)
 
     play(life)
 

@@ -53,6 +53,15 @@ def test_values_that_json_cannot_hold_are_left_out(running: Running) -> None:
     RLJobStatus.model_validate_json(plan.status.model_dump_json(by_alias=True, exclude_none=True), strict=True)
 
 
+@pytest.mark.parametrize("seconds", [1e300, 1e308, 1e12])
+def test_a_time_left_that_the_status_cannot_hold_is_not_told(running: Running, seconds: float) -> None:
+    world = running()
+    plan = reconcile(with_driver(world, median_step_seconds=seconds), world.now)
+    assert plan.status.progress is not None
+    assert plan.status.progress.eta is plan.status.progress.eta_seconds is None
+    RLJobStatus.model_validate_json(plan.status.model_dump_json(by_alias=True, exclude_none=True), strict=True)
+
+
 def test_driver_that_is_not_ready_has_not_loaded_its_checkpoint_and_takes_nothing_back(running: Running) -> None:
     world = running()
     world.run(75)

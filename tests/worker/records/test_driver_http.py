@@ -126,6 +126,34 @@ def test_steps_are_paged_with_after(serve: Serve, monkeypatch: pytest.MonkeyPatc
     assert ask(server, "/v1/steps?after=99999999999999999999") == (200, {"steps": [], "total": 10})
 
 
+def test_a_page_of_large_records_ends_early(serve: Serve) -> None:
+    """The records of a job with many devices: a thousand of them would be more than a reader takes."""
+    server = serve()
+    large = {"memory": {f"trainer-{rank}": "x" * 1000 for rank in range(60)}}
+    for step in range(1, 101):
+        server.log.append({"step": step, **large})
+    seen: list[int] = []
+    sizes: list[int] = []
+    while len(seen) < 100:
+        _, page = ask(server, f"/v1/steps?after={len(seen) - 1}")
+        assert page["total"] == 100
+        sizes.append(len(json.dumps(page)))
+        seen += [record["step"] for record in page["steps"]]
+        assert server.last_read == len(seen) - 1, "what was left out was not read"
+    assert seen == list(range(1, 101))
+    assert max(sizes) < driver_http.PAGE_BYTES + 70_000
+    assert len(sizes) == 3
+
+
+def test_a_record_that_is_a_page_of_its_own_is_answered(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_http, "PAGE_BYTES", 100)
+    server = serve()
+    for step in (1, 2):
+        server.log.append({"step": step, "text": "x" * 1000})
+    assert [record["step"] for record in ask(server, "/v1/steps")[1]["steps"]] == [1]
+    assert [record["step"] for record in ask(server, "/v1/steps?after=0")[1]["steps"]] == [2]
+
+
 @pytest.mark.parametrize("after", ["x", "", "1.5", "9" * 5000, "%00", "0x1"])
 def test_a_wrong_after_is_a_bad_request(serve: Serve, after: str) -> None:
     status, content = ask(serve(), f"/v1/steps?after={after}")

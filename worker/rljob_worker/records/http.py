@@ -10,7 +10,7 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 PAGE = 1000
 """Records in one answer at most."""
+PAGE_BYTES = 1 << 21
+"""Size at which an answer ends: a record of 64 devices has some 60 kB, and the operator reads small answers only
+(`rljob_operator.ray.driver`), each within a deadline."""
 _ROUTES = {
     "/healthz": "GET",
     "/readyz": "GET",
@@ -46,10 +49,11 @@ _POLL_SECONDS = 0.05
 class DriverServer:
     """Serves one run over HTTP, each connection from a thread of its own.
 
-    `GET /v1/status`, `GET /v1/steps?after=INDEX` (records whose `index` is above INDEX, at most 1000 an answer, as
-    `{"steps": [...], "total": N}`), `GET /healthz`, `GET /readyz`, `GET /metrics`, `POST /v1/checkpoint` (one at the
-    next step boundary). With a token, all but the two probes ask for `Authorization: Bearer TOKEN`, or the same in
-    `X-RLJob-Authorization`. `linger` does not count what was read with the header `X-RLJob-Peek`.
+    `GET /v1/status`, `GET /v1/steps?after=INDEX` (records whose `index` is above INDEX, as `{"steps": [...],
+    "total": N}`; an answer ends with the record that takes it past 2 MiB, and has at most 1000), `GET /healthz`,
+    `GET /readyz`, `GET /metrics`, `POST /v1/checkpoint` (one at the next step boundary). With a token, all but the two
+    probes ask for `Authorization: Bearer TOKEN`, or the same in `X-RLJob-Authorization`. `linger` does not count what
+    was read with the header `X-RLJob-Peek`.
 
     Args:
         log: the step records.
@@ -142,6 +146,18 @@ class _Server(ThreadingHTTPServer):
             logger.exception("request from %s failed", client_address)
 
 
+def _first_of(records: Iterable[dict[str, Any]]) -> list[str]:
+    """The first records as JSON, up to the one that takes the answer to `PAGE_BYTES`: never none where there is one."""
+    texts: list[str] = []
+    size = 0
+    for record in records:
+        texts.append(json.dumps(record))
+        size += len(texts[-1])
+        if size >= PAGE_BYTES:
+            break
+    return texts
+
+
 def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _SOCKET_SECONDS
@@ -198,9 +214,11 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
                 self._refuse(HTTPStatus.BAD_REQUEST, f"after: {given[:80]!r} is not a whole number")
                 return
             records = server.log.after(after)[:PAGE]
-            self._answer({"steps": records, "total": len(server.log)})
-            if records and _PEEK_HEADER not in self.headers:
-                server.last_read = max(server.last_read, records[-1]["index"])
+            texts = _first_of(records)
+            body = f'{{"steps": [{", ".join(texts)}], "total": {len(server.log)}}}'
+            self._send(body.encode(), "application/json", HTTPStatus.OK)
+            if texts and _PEEK_HEADER not in self.headers:
+                server.last_read = max(server.last_read, records[len(texts) - 1]["index"])
 
         def _body_skipped(self) -> bool:
             """Read a body that nobody asked for: what stays unread would be taken for the next request."""
