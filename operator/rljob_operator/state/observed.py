@@ -94,6 +94,8 @@ class ClusterView:
     provisioned: bool
     """It was ready at least once."""
     suspended: bool = False
+    """Somebody else (the queue) wants it to hold no pods, or it holds none for that reason. The operator itself never
+    suspends a RayCluster: it deletes it."""
     deleting: bool = False
     owned: bool = True
     """Its controller is this job (by UID)."""
