@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -49,7 +49,9 @@ class Look:
 class _Checked:
     uid: str
     generation: int
+    valid: bool
     problem: str
+    """Of a spec that is not valid, or of one that is and cannot be rendered (with these settings)."""
 
 
 class Observer:
@@ -133,12 +135,12 @@ class Observer:
             self.forget(key)
             checked = None
         if checked is not None and checked.generation == generation:
-            spec = None if checked.problem else self._spec(item, uid, generation)
+            spec = self._spec(item, uid, generation) if checked.valid else None
             return job_view(item, spec, checked.problem)
         job = self._check(item)
         if checked is not None:
             self._specs.pop((uid, checked.generation), None)
-        self._checked[key] = _Checked(uid, generation, job.problem)
+        self._checked[key] = _Checked(uid, generation, job.spec is not None, job.problem)
         return job
 
     def _check(self, item: dict[str, Any]) -> JobView:
@@ -147,11 +149,8 @@ class Observer:
         except ManifestError as error:
             return job_view(item, None, "; ".join(str(problem) for problem in error.problems))
         job = job_view(item, spec, "")
-        problem = check_renderable(job, self._settings.render)
-        if problem:
-            return job_view(item, None, problem)
         self._keep((job.uid, job.generation), spec)
-        return job
+        return replace(job, problem=check_renderable(job, self._settings.render))
 
     def _spec(self, item: dict[str, Any], uid: str, generation: int) -> RLJobSpec:
         spec = self._specs.pop((uid, generation), None) or _valid_spec(item)

@@ -105,6 +105,8 @@ def _make_cluster(draft: Draft) -> JobPhase:
 
 
 def _missing_parts(draft: Draft) -> list[ApplySecret | ApplyPolicy]:
+    if draft.job.problem:
+        return []
     parts: list[ApplySecret | ApplyPolicy] = []
     if not draft.observed.secret_exists:
         parts.append(ApplySecret())

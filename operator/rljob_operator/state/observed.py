@@ -27,7 +27,7 @@ class JobView:
     spec: RLJobSpec | None
     """None when the spec does not pass validation."""
     problem: str = ""
-    """What is wrong with the spec; names the field."""
+    """What is wrong with the spec; names the field. A valid spec has one where it cannot be rendered (any more)."""
     status: RLJobStatus = field(default_factory=RLJobStatus)
     deleting: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)

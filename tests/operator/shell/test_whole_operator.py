@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
-from operator_cases import Case, a_case, fetched, hurried, make_ready, manifest, until
+from operator_cases import SETTINGS, Case, a_case, fetched, hurried, make_ready, manifest, until
 
 from rljob_operator.state.reconcile import reconcile
 
+NO_IMAGE = replace(SETTINGS.render, worker_image="")
 STEPS = 'rljob_step_seconds_count{namespace="default",rljob="a"}'
 
 
@@ -131,6 +133,56 @@ def test_suspending_stops_the_driver_and_gives_the_cluster_back() -> None:
                 await case.api.remove("pods", name)
             await hurried(controller, lambda: case.status()["phase"] == "Suspended", case.status)
             assert case.status()["attempts"][-1]["counted"] is False
+
+    play(life)
+
+
+def test_a_job_that_runs_is_followed_to_its_end_by_an_operator_that_could_not_begin_it() -> None:
+    """Its image came from the operator's settings, which have none any more."""
+
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile):
+            await to_running(case)
+        async with case.operator(reconcile, render=NO_IMAGE) as controller:
+            await until(lambda: "spec.image" in case.status()["message"], case.status)
+            assert case.status()["phase"] == "Running"
+            case.job.end("SUCCEEDED", 0)
+            await hurried(controller, lambda: case.status()["phase"] == "Succeeded", case.status)
+            assert case.status()["attempts"][-1]["exitCode"] == 0
+            await until(lambda: not case.api.objects["rayclusters"])
+
+    play(life)
+
+
+def test_a_job_that_runs_can_be_suspended_by_an_operator_that_could_not_begin_it() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile):
+            await to_running(case)
+        async with case.operator(reconcile, render=NO_IMAGE) as controller:
+            now = case.api.objects["rljobs"]["default", "a"]
+            await case.api.put("rljobs", {**now, "spec": manifest(suspend=True)["spec"]})
+            await until(lambda: len(case.job.stops) == 1)
+            await hurried(controller, lambda: not case.api.objects["rayclusters"], case.status)
+            for name in ("a-head", "a-worker"):
+                await case.api.remove("pods", name)
+            await hurried(controller, lambda: case.status()["phase"] == "Suspended", case.status)
+
+    play(life)
+
+
+def test_a_job_that_cannot_be_rendered_is_refused() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile, render=NO_IMAGE):
+            await case.api.put("rljobs", manifest())
+            await case.reaches("Pending")
+            status = case.status()
+            assert status["message"].startswith("spec.image: is missing")
+            assert [(c["type"], c["status"], c["reason"]) for c in status["conditions"]] == [
+                ("Queued", "False", "InvalidSpec")
+            ]
+            assert "startTime" not in status
+        for kind in ("rayclusters", "networkpolicies", "secrets"):
+            assert not case.api.objects.get(kind)
 
     play(life)
 

@@ -132,6 +132,8 @@ class World:
         self.now = 1_700_000_000.0
         self.spec = spec
         self.generation = 1
+        self.problem = ""
+        """Why the operator cannot render the spec."""
         self.annotations: dict[str, str] = {}
         self.status = RLJobStatus()
         self.status_writes = 0
@@ -357,6 +359,7 @@ class World:
                 generation=self.generation,
                 created=1_700_000_000.0,
                 spec=self.spec,
+                problem=self.problem,
                 status=self.status,
                 annotations=dict(self.annotations),
             ),
@@ -414,6 +417,7 @@ class World:
         return True
 
     def _act(self, action: Action, ray_answers: bool) -> None:
+        assert not self.problem or not isinstance(action, ApplyPolicy | ApplyCluster | Submit), "it cannot be rendered"
         self.actions.append(action)
         match action:
             case ApplySecret():
