@@ -20,7 +20,7 @@ from rljob_operator.metrics import JobMetricsStore, RecordError
 from rljob_operator.ray.driver import Driver
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.ray.jobs import RayJobs
-from rljob_operator.render import TOKEN_KEY, check_renderable, secret_name
+from rljob_operator.render import TOKEN_KEY, check_renderable, policy_digest, policy_to_apply, secret_name
 from rljob_operator.settings import Settings
 from rljob_operator.shell.resources import JobKey
 from rljob_operator.shell.rest import ApiError
@@ -109,7 +109,7 @@ class Observer:
             gone_pods=tuple(GonePod(pod, at) for at, pod in self._world.pods.lately_of_job(key)),
             queue=self._queue(key, cluster),
             secret_exists=secret_exists,
-            policy_exists=self._policy_exists(key, job),
+            policy_current=self._policy_current(job),
             submission=submission,
             submission_error=submission_error,
             driver=driver,
@@ -178,9 +178,12 @@ class Observer:
             return self._tokens.known(key, job.uid, secret, TOKEN_KEY) is not None
         return await self._tokens.read(key, job.uid, secret, TOKEN_KEY) is not None
 
-    def _policy_exists(self, key: JobKey, job: JobView) -> bool:
-        wanted = job.spec is not None and job.spec.network.network_policy
-        return not wanted or job.uid in self._world.policies.of_job(key)
+    def _policy_current(self, job: JobView) -> bool:
+        if dormant(job) or job.deleting or job.spec is None or job.problem:
+            return True  # Nothing is asked of it, or nothing can be rendered.
+        there = self._world.policy_of(job)
+        wanted = policy_to_apply(job, self._settings.render, there is not None)
+        return wanted is None or (there is not None and there.digest == policy_digest(wanted))
 
     # --- the running attempt ----------------------------------------------------------------
 

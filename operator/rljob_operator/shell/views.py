@@ -11,6 +11,7 @@ from typing import Any
 from rljob_api.job import KIND
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
+from rljob_operator.render import policy_digest
 from rljob_operator.shell.resources import JOB_LABEL, JobKey
 from rljob_operator.state.observed import ClusterView, JobView, Manifest, PodRole, PodView, QueueView
 
@@ -41,6 +42,16 @@ class QueueState:
 
     view: QueueView
     cluster_uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """A head's NetworkPolicy as the cache keeps it."""
+
+    owner_uid: str
+    """UID of the RLJob that controls it; empty: none does."""
+    digest: str
+    """Of the spec that it was rendered with."""
 
 
 # --- whose object it is ------------------------------------------------------------------------
@@ -154,6 +165,14 @@ def _cluster_ready(meta: Manifest, status: Manifest, conditions: Mapping[str, Ma
     """Whether head and workers are ready now: KubeRay's `state` and `RayClusterProvisioned` stay when pods go."""
     current = int(status.get("observedGeneration") or 0) >= int(meta.get("generation") or 0)
     return complete and current and _holds(conditions, "HeadPodReady")
+
+
+# --- NetworkPolicies ----------------------------------------------------------------------------
+
+
+def policy_state(item: Manifest) -> PolicyState:
+    """The NetworkPolicy of a job's head, or one with its name."""
+    return PolicyState(controller_uid(item), policy_digest(item))
 
 
 # --- pods --------------------------------------------------------------------------------------

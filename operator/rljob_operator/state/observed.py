@@ -205,8 +205,8 @@ class Observed:
     gone_pods: tuple[GonePod, ...] = ()
     queue: QueueView | None = None
     secret_exists: bool = False
-    policy_exists: bool = False
-    """Or none is wanted."""
+    policy_current: bool = False
+    """The head's NetworkPolicy is there as it is rendered now, or none is wanted and none is there."""
     submission: SubmissionView | None = None
     submission_error: str = ""
     """Why the head's job API did not answer; empty when it answered or was not asked."""

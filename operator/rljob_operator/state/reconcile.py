@@ -23,7 +23,7 @@ from rljob_operator.state.conditions import record_cluster, set_conditions
 from rljob_operator.state.deadlines import stop_what_must_end
 from rljob_operator.state.draft import FINAL, Draft
 from rljob_operator.state.goodput import count_steps, settle
-from rljob_operator.state.lifecycle import advance, begin_status, finish, problem_text, retire
+from rljob_operator.state.lifecycle import advance, begin_status, finish, keep_policy, problem_text, retire
 from rljob_operator.state.observed import Observed
 from rljob_operator.state.plan import Plan
 from rljob_operator.state.progress import read_progress
@@ -63,6 +63,7 @@ def reconcile(observed: Observed, now: float) -> Plan:
         verdict = give_up_unsubmitted(draft)
     phase = _next_phase(draft, verdict)
     request_checkpoint(draft)
+    keep_policy(draft)
     record_cluster(draft)
     settle(draft, phase)
     set_conditions(draft, phase)

@@ -366,7 +366,7 @@ class World:
             cluster=self._seen[self._cluster_at][0],
             pods=self._seen[self._pods_at][1],
             secret_exists=self.secret,
-            policy_exists=self.policy,
+            policy_current=self.policy,
             submission=submission,
             submission_error=error,
             driver=driver,

@@ -303,6 +303,42 @@ def test_cache_that_still_shows_the_cluster_that_was_given_back(running: Running
     assert plan.status.phase is JobPhase.QUEUED
 
 
+# --- the head's policy -------------------------------------------------------------------------
+
+
+def test_policy_that_is_not_as_it_should_be_is_renewed_while_an_attempt_runs(running: Running) -> None:
+    world = running()
+    world.policy = False
+    plan = world.look()
+    assert plan.actions == (ApplyPolicy(),)
+    assert plan.status_first, "a refusal must not keep the attempt from being followed"
+    assert world.look().actions == ()
+
+
+def test_policy_comes_last_and_once(world: World) -> None:
+    run_until(world, JobPhase.QUEUED)
+    while not world.status.attempts:
+        world.policy = False
+        world.pass_time(5)
+        plan = world.look()
+        assert [type(action) for action in plan.actions].count(ApplyPolicy) == 1
+    world.edit(suspend=True)
+    world.policy = False
+    run_until(world, JobPhase.STARTING)
+    world.policy = False
+    assert world.look().actions == (Stop(f"rljob-{UID}-0"), ApplyPolicy())
+
+
+def test_policy_is_no_concern_of_a_suspended_job(running: Running) -> None:
+    world = running()
+    world.edit(suspend=True)
+    run_until(world, JobPhase.SUSPENDED)
+    world.policy = False
+    assert world.look().actions == ()
+    world.edit(suspend=False)
+    assert world.look().actions == (ApplyPolicy(), ApplyCluster())
+
+
 # --- what is in the way ------------------------------------------------------------------------
 
 
