@@ -22,8 +22,8 @@
 {{- end }}
 
 {{- define "rljob.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "rljob.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "rljob.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end }}
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from rljob_operator.render.access import TOKEN_KEY, policy_name, render_policy, render_secret
+from rljob_operator.render.access import (
+    TOKEN_KEY,
+    policy_digest,
+    policy_name,
+    policy_to_apply,
+    render_policy,
+    render_secret,
+)
 from rljob_operator.render.cluster import WORKER_GROUP, render_cluster, secret_name, uses_token
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.settings import RenderSettings
@@ -17,7 +24,9 @@ __all__ = [
     "RenderSettings",
     "check_renderable",
     "driver_manifest",
+    "policy_digest",
     "policy_name",
+    "policy_to_apply",
     "render_cluster",
     "render_policy",
     "render_secret",

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 from typing import Any
 
 from rljob_operator.render.cluster import metadata, secret_name, valid_spec
 from rljob_operator.render.pods import JOB_LABEL
 from rljob_operator.render.settings import RenderSettings
-from rljob_operator.state.observed import JobView
+from rljob_operator.state.observed import JobView, Manifest
 
 TOKEN_KEY = "token"
+DIGEST_ANNOTATION = "rljob.dev/spec-digest"
+"""On the policy: a digest of its spec as it was rendered. What is stored is not compared with what is rendered: the API
+server fills in defaults, and a cluster's own admission may add to it."""
 _LAST_PORT = 65535
 
 
@@ -50,16 +55,39 @@ def render_policy(job: JobView, settings: RenderSettings) -> dict[str, Any] | No
     ]
     if spec.network.host_network:
         ingress.append({"ports": _all_ports_but(*served, settings.client_port)})
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata(job, policy_name(job.name), "head-policy"),
-        "spec": {
-            "podSelector": {"matchLabels": {"ray.io/cluster": job.name, "ray.io/node-type": "head"}},
-            "policyTypes": ["Ingress"],
-            "ingress": ingress,
-        },
+    return _policy(job, "head", ingress)
+
+
+def policy_to_apply(job: JobView, settings: RenderSettings, there: bool) -> dict[str, Any] | None:
+    """The NetworkPolicy as it should be; None where the job wants none and none is there.
+
+    Where it wants none any more, one that selects no pod takes the place of the one that is there. Deleting that would
+    need one more right in every namespace, and a policy that lets everybody in would undo what other policies of the
+    namespace close.
+
+    Args:
+        job: the job.
+        settings: the operator's.
+        there: whether the job has a policy.
+    """
+    policy = render_policy(job, settings)
+    return _policy(job, "none", []) if policy is None and there else policy
+
+
+def policy_digest(policy: Manifest) -> str:
+    """Digest of the spec that a policy was rendered with; empty: it does not say."""
+    return str((policy["metadata"].get("annotations") or {}).get(DIGEST_ANNOTATION, ""))
+
+
+def _policy(job: JobView, node_type: str, ingress: list[dict[str, Any]]) -> dict[str, Any]:
+    spec = {
+        "podSelector": {"matchLabels": {"ray.io/cluster": job.name, "ray.io/node-type": node_type}},
+        "policyTypes": ["Ingress"],
+        "ingress": ingress,
     }
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
+    about = {**metadata(job, policy_name(job.name), "head-policy"), "annotations": {DIGEST_ANNOTATION: digest[:32]}}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": about, "spec": spec}
 
 
 def _all_ports_but(*closed: int) -> list[dict[str, Any]]:

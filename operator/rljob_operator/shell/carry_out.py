@@ -14,8 +14,8 @@ from rljob_operator.render import (
     TOKEN_KEY,
     RenderError,
     policy_name,
+    policy_to_apply,
     render_cluster,
-    render_policy,
     render_secret,
     secret_name,
     submission,
@@ -27,6 +27,7 @@ from rljob_operator.shell.observe import Look, Observer
 from rljob_operator.shell.resources import NETWORK_POLICIES, RAY_CLUSTERS, RLJOBS, SECRETS, JobKey, Resource
 from rljob_operator.shell.rest import ApiClient, ApiError
 from rljob_operator.shell.tokens import Tokens
+from rljob_operator.shell.views import controller_uid
 from rljob_operator.shell.world import World
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.plan import (
@@ -43,6 +44,9 @@ from rljob_operator.state.plan import (
 )
 
 _TOKEN_BYTES = 32
+_RENEWAL_SECONDS = 4.0
+"""Least time between two renewals of a job's NetworkPolicy: two operators with the same jobs (an old installation was
+left behind) would otherwise take it from each other as fast as they can."""
 
 
 class ActionFailed(Exception):
@@ -99,6 +103,7 @@ class Executor:
         self._settings = settings
         self._check = check
         self._written: dict[JobKey, float] = {}
+        self._renewed: dict[JobKey, float] = {}
 
     async def carry_out(self, look: Look, plan: Plan) -> float | None:
         """Do the actions, write the status, record the events.
@@ -125,6 +130,7 @@ class Executor:
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
         self._written.pop(key, None)
+        self._renewed.pop(key, None)
 
     # --- the status -------------------------------------------------------------------------
 
@@ -171,10 +177,7 @@ class Executor:
                 case ApplySecret():
                     await self._make_secret(job)
                 case ApplyPolicy():
-                    policy = render_policy(job, self._settings.render)
-                    if policy is not None:
-                        item = await self._apply(NETWORK_POLICIES, job, policy_name(job.name), policy)
-                        self._world.policies.learn(item)
+                    await self._apply_policy(job)
                 case ApplyCluster():
                     cluster = render_cluster(job, self._settings.render)
                     self._world.clusters.learn(await self._apply(RAY_CLUSTERS, job, job.name, cluster))
@@ -217,6 +220,45 @@ class Executor:
             return
         self._metrics.writes.labels("secrets").inc()
         self._tokens.learn(key, job.uid, name, TOKEN_KEY, token)
+
+    async def _apply_policy(self, job: JobView) -> None:
+        name, there = policy_name(job.name), self._world.policy_of(job) is not None
+        policy = policy_to_apply(job, self._settings.render, there)
+        if policy is None:
+            return
+        version = str(self._world.policies.version(job.namespace, name)) if there else None
+        if version is None:
+            try:
+                self._world.policies.learn(await self._client.create(NETWORK_POLICIES, job.namespace, policy))
+            except ApiError as error:
+                if error.reason != "AlreadyExists":
+                    raise
+                version = await self._version_of_policy(job, name)
+            else:
+                self._metrics.writes.labels("networkpolicies").inc()
+                return
+        await self._renew_policy(job, policy, version)
+
+    async def _version_of_policy(self, job: JobView, name: str) -> str:
+        """resourceVersion of a policy that the watch has not shown: it is behind, or the policy has lost its labels."""
+        item = await self._client.get(NETWORK_POLICIES, job.namespace, name)
+        if controller_uid(item) != job.uid:
+            raise ActionFailed(
+                "PolicyInTheWay",
+                f"NetworkPolicy {name} exists and is not this job's; delete it, or give the job another name. "
+                "(That of a deleted job of this name goes by itself.)",
+                told=True,
+            )
+        return str(item["metadata"]["resourceVersion"])
+
+    async def _renew_policy(self, job: JobView, policy: Mapping[str, Any], version: str) -> None:
+        """Bring the job's policy up to date, if it is still the one that was seen."""
+        key = JobKey(job.namespace, job.name)
+        if time.monotonic() - self._renewed.get(key, -1e9) < _RENEWAL_SECONDS:
+            return  # The next look does it.
+        self._renewed[key] = time.monotonic()
+        body = {**policy, "metadata": {**policy["metadata"], "resourceVersion": version}}
+        self._world.policies.learn(await self._apply(NETWORK_POLICIES, job, policy_name(job.name), body))
 
     async def _delete_cluster(self, job: JobView, uid: str) -> None:
         try:

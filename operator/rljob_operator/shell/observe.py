@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -21,7 +21,7 @@ from rljob_operator.metrics import JobMetricsStore, RecordError
 from rljob_operator.ray.driver import PAGE_BYTES, Driver
 from rljob_operator.ray.http import AnswerTooLarge, NoAnswer
 from rljob_operator.ray.jobs import RayJobs
-from rljob_operator.render import TOKEN_KEY, check_renderable, secret_name
+from rljob_operator.render import TOKEN_KEY, check_renderable, policy_digest, policy_to_apply, secret_name
 from rljob_operator.settings import Settings
 from rljob_operator.shell.metrics import OperatorMetrics
 from rljob_operator.shell.resources import JobKey
@@ -55,7 +55,9 @@ class Look:
 class _Checked:
     uid: str
     generation: int
+    valid: bool
     problem: str
+    """Of a spec that is not valid, or of one that is and cannot be rendered (with these settings)."""
 
 
 class Observer:
@@ -122,7 +124,7 @@ class Observer:
             gone_pods=tuple(GonePod(pod, at) for at, pod in self._world.pods.lately_of_job(key)),
             queue=self._queue(key, cluster),
             secret_exists=secret_exists,
-            policy_exists=self._policy_exists(key, job),
+            policy_current=self._policy_current(job),
             submission=submission,
             submission_error=submission_error,
             driver=driver,
@@ -149,12 +151,12 @@ class Observer:
             self.forget(key)
             checked = None
         if checked is not None and checked.generation == generation:
-            spec = None if checked.problem else self._spec(item, uid, generation)
+            spec = self._spec(item, uid, generation) if checked.valid else None
             return job_view(item, spec, checked.problem)
         job = self._check(item)
         if checked is not None:
             self._specs.pop((uid, checked.generation), None)
-        self._checked[key] = _Checked(uid, generation, job.problem)
+        self._checked[key] = _Checked(uid, generation, job.spec is not None, job.problem)
         return job
 
     def _check(self, item: dict[str, Any]) -> JobView:
@@ -163,11 +165,8 @@ class Observer:
         except ManifestError as error:
             return job_view(item, None, "; ".join(str(problem) for problem in error.problems))
         job = job_view(item, spec, "")
-        problem = check_renderable(job, self._settings.render)
-        if problem:
-            return job_view(item, None, problem)
         self._keep((job.uid, job.generation), spec)
-        return job
+        return replace(job, problem=check_renderable(job, self._settings.render))
 
     def _spec(self, item: dict[str, Any], uid: str, generation: int) -> RLJobSpec:
         spec = self._specs.pop((uid, generation), None) or _valid_spec(item)
@@ -195,9 +194,12 @@ class Observer:
             return self._tokens.known(key, job.uid, secret, TOKEN_KEY) is not None
         return await self._tokens.read(key, job.uid, secret, TOKEN_KEY) is not None
 
-    def _policy_exists(self, key: JobKey, job: JobView) -> bool:
-        wanted = job.spec is not None and job.spec.network.network_policy
-        return not wanted or job.uid in self._world.policies.of_job(key)
+    def _policy_current(self, job: JobView) -> bool:
+        if dormant(job) or job.deleting or job.spec is None or job.problem:
+            return True  # Nothing is asked of it, or nothing can be rendered.
+        there = self._world.policy_of(job)
+        wanted = policy_to_apply(job, self._settings.render, there is not None)
+        return wanted is None or (there is not None and there.digest == policy_digest(wanted))
 
     # --- the running attempt ----------------------------------------------------------------
 

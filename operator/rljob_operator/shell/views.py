@@ -11,6 +11,7 @@ from typing import Any
 from rljob_api.job import KIND
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
+from rljob_operator.render import policy_digest
 from rljob_operator.shell.resources import JOB_LABEL, JobKey
 from rljob_operator.state.observed import ClusterView, JobView, Manifest, PodRole, PodView, QueueView
 
@@ -41,6 +42,16 @@ class QueueState:
 
     view: QueueView
     cluster_uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """A head's NetworkPolicy as the cache keeps it."""
+
+    owner_uid: str
+    """UID of the RLJob that controls it; empty: none does."""
+    digest: str
+    """Of the spec that it was rendered with."""
 
 
 # --- whose object it is ------------------------------------------------------------------------
@@ -121,14 +132,14 @@ def cluster_state(item: Manifest) -> ClusterState:
     conditions = _conditions(status)
     head, auth, owner = status.get("head") or {}, spec.get("authOptions") or {}, _controller(item)
     desired, ready = int(status.get("desiredWorkerReplicas") or 0), int(status.get("readyWorkerReplicas") or 0)
-    provisioned = _holds(conditions, "RayClusterProvisioned")
+    provisioned, suspended = _holds(conditions, "RayClusterProvisioned"), _suspended(spec, status, conditions)
     failure = conditions.get("ReplicaFailure") or {}
     view = ClusterView(
         name=str(meta["name"]),
         uid=str(meta["uid"]),
-        ready=_cluster_ready(meta, status, conditions, provisioned and ready >= desired),
+        ready=_cluster_ready(meta, status, conditions, provisioned and ready >= desired and not suspended),
         provisioned=provisioned,
-        suspended=_holds(conditions, "RayClusterSuspended") or status.get("state") == "suspended",
+        suspended=suspended,
         deleting="deletionTimestamp" in meta,
         owned=False,
         head_pod=head.get("podName") or None,
@@ -144,11 +155,24 @@ def cluster_state(item: Manifest) -> ClusterState:
     return ClusterState(view, str(owner.get("uid", "")), secret)
 
 
+def _suspended(spec: Manifest, status: Manifest, conditions: Mapping[str, Manifest]) -> bool:
+    """Whether somebody suspends the cluster: from the wish on, since KubeRay says it is done when all pods are gone."""
+    begun = _holds(conditions, "RayClusterSuspending") or _holds(conditions, "RayClusterSuspended")
+    return spec.get("suspend") is True or begun or status.get("state") == "suspended"
+
+
 def _cluster_ready(meta: Manifest, status: Manifest, conditions: Mapping[str, Manifest], complete: bool) -> bool:
     """Whether head and workers are ready now: KubeRay's `state` and `RayClusterProvisioned` stay when pods go."""
-    suspended = _holds(conditions, "RayClusterSuspending") or _holds(conditions, "RayClusterSuspended")
     current = int(status.get("observedGeneration") or 0) >= int(meta.get("generation") or 0)
-    return complete and current and not suspended and _holds(conditions, "HeadPodReady")
+    return complete and current and _holds(conditions, "HeadPodReady")
+
+
+# --- NetworkPolicies ----------------------------------------------------------------------------
+
+
+def policy_state(item: Manifest) -> PolicyState:
+    """The NetworkPolicy of a job's head, or one with its name."""
+    return PolicyState(controller_uid(item), policy_digest(item))
 
 
 # --- pods --------------------------------------------------------------------------------------

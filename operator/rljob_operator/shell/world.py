@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from rljob_operator.render import policy_name
 from rljob_operator.shell.cache import Cache
 from rljob_operator.shell.metrics import OperatorMetrics
 from rljob_operator.shell.reflector import Reflector, WatchTimes
@@ -22,20 +23,21 @@ from rljob_operator.shell.resources import (
 from rljob_operator.shell.rest import ApiClient, ApiError
 from rljob_operator.shell.views import (
     ClusterState,
+    PolicyState,
     QueueState,
     cluster_state,
-    controller_uid,
     job_text,
     labelled_key,
     own_key,
     pod_group_state,
     pod_view,
+    policy_state,
     queue_key,
     ray_pod_key,
     telling,
     workload_state,
 )
-from rljob_operator.state.observed import PodView
+from rljob_operator.state.observed import JobView, PodView
 
 logger = logging.getLogger(__name__)
 OPTIONAL_KINDS = (
@@ -69,7 +71,7 @@ class World:
         self.jobs: Cache[bytes] = Cache(own_key, job_text, changed)
         self.clusters: Cache[ClusterState] = Cache(own_key, cluster_state, changed)
         self.pods: Cache[PodView] = Cache(ray_pod_key, pod_view, changed, telling)
-        self.policies: Cache[str] = Cache(labelled_key, controller_uid, changed)
+        self.policies: Cache[PolicyState] = Cache(labelled_key, policy_state, changed)
         self.queues: dict[str, Cache[QueueState]] = {
             plural: Cache(queue_key, state_of, changed) for _, plural, state_of in OPTIONAL_KINDS
         }
@@ -84,6 +86,11 @@ class World:
             *self._reflectors(NETWORK_POLICIES, self.policies, f"{MANAGED_BY_LABEL}={FIELD_MANAGER}"),
         ]
         self.optional: dict[str, list[Reflector]] = {}
+
+    def policy_of(self, job: JobView) -> PolicyState | None:
+        """The NetworkPolicy of the job's head; never somebody else's."""
+        found = self.policies.get(job.namespace, policy_name(job.name))
+        return found if found is not None and found.owner_uid == job.uid else None
 
     def _reflectors(
         self, resource: Resource, cache: Cache, selector: str | None = None, optional: bool = False

@@ -16,6 +16,7 @@ from rljob_operator.state.draft import ENDED, Draft
 from rljob_operator.state.failures import (
     COMPLETED,
     DEADLINE,
+    PREEMPTION,
     STEPS_DONE,
     STEPS_RAISED,
     SUSPENDED,
@@ -135,10 +136,15 @@ def _notice_trouble(draft: Draft, attempt: AttemptStatus) -> None:
     trouble = pod_trouble(draft.observed, attempt)
     if attempt.stop_time is not None:
         return
-    if attempt.reason is None and trouble is not None:
+    if trouble is not None and (attempt.reason is None or _explains(trouble, attempt)):
         draft.set_attempt(reason=trouble.reason, message=clean(trouble.message), notice_time=time_text(draft.now))
     elif attempt.reason is not None and trouble is None and _is_over(attempt, draft.now):
         draft.set_attempt(reason=None, message=None, notice_time=None)
+
+
+def _explains(trouble: Trouble, attempt: AttemptStatus) -> bool:
+    """Whether a preemption is why pods were lost: their watch may be ahead of that of the cluster."""
+    return trouble.message == PREEMPTION and attempt.reason in (FailureReason.HEAD_LOST, FailureReason.POD_LOST)
 
 
 def _is_over(attempt: AttemptStatus, now: float) -> bool:

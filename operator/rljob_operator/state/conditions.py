@@ -8,7 +8,7 @@ from rljob_api.status import ClusterStatus, ConditionType, JobPhase
 from rljob_operator.state.causes import cut, sentence
 from rljob_operator.state.draft import FINAL, Draft
 from rljob_operator.state.explain import explain
-from rljob_operator.state.lifecycle import former_head_ends
+from rljob_operator.state.lifecycle import former_head_ends, problem_text
 from rljob_operator.state.plan import ApplyCluster
 from rljob_operator.state.texts import clean, reason_word
 from rljob_operator.state.timing import FRESHNESS_SECONDS, SILENCE_SECONDS, seconds_since
@@ -31,6 +31,8 @@ _COMING_UP_TEXTS = {
     "DriverStarting": "The cluster is ready; the driver starts its trainers and engines.",
 }
 """Stages that every job passes get one text each: a status write for each pod that comes up would be too many."""
+_LONGEST = 900
+"""Characters of each of two texts that share the status's message."""
 
 
 def record_cluster(draft: Draft) -> None:
@@ -63,7 +65,14 @@ def set_conditions(draft: Draft, phase: JobPhase) -> None:
     _suspended(draft, phase, message)
     if phase in FINAL:
         draft.set_condition(ConditionType(phase), "True", reason, message)
-    draft.set(message=clean(message) or None)
+    draft.set(message=_with_problem(draft, message) or None)
+
+
+def _with_problem(draft: Draft, message: str) -> str:
+    """The message, and why nothing follows where the spec does not render any more while an attempt runs."""
+    if not draft.job.problem or draft.attempt is None:
+        return clean(message)
+    return f"{clean(message, _LONGEST)} No other attempt can be begun: {clean(problem_text(draft), _LONGEST)}"
 
 
 def _why(draft: Draft, phase: JobPhase) -> tuple[str, str]:
@@ -101,14 +110,16 @@ def _why_not_running(draft: Draft, phase: JobPhase) -> tuple[str, str]:
         return "Scheduling", _COMING_UP_TEXTS["Scheduling"]
     if attempt is not None and attempt.reason is not None:
         return reason_word(attempt.reason, "Failing"), attempt.message or attempt.reason
+    if draft.job.problem and attempt is None:
+        return "InvalidSpec", problem_text(draft)
     if draft.status.next_attempt_time is not None and draft.last_attempt is not None:
         last = draft.last_attempt
         text = f"Attempt {last.number} ended ({last.reason}): {last.message}"
         return "BackOff", f"{text} The next one begins after {draft.status.next_attempt_time}."
     if former_head_ends(draft) and draft.head is not None:
         return "FormerHeadEnds", "The former head pod is still ending; the next attempt waits for it."
-    present = replace(draft.observed, job=replace(draft.job, status=draft.status.model_copy(update={"phase": phase})))
-    found = explain(present, draft.now)
+    status = draft.status.model_copy(update={"phase": phase})
+    found = explain(replace(draft.observed, job=replace(draft.job, problem="", status=status)), draft.now)
     stage = _COMING_UP.get(found.reason)
     if stage is not None:
         return stage, _COMING_UP_TEXTS[stage]

@@ -105,12 +105,24 @@ def _make_cluster(draft: Draft) -> JobPhase:
 
 
 def _missing_parts(draft: Draft) -> list[ApplySecret | ApplyPolicy]:
+    if draft.job.problem:
+        return []
     parts: list[ApplySecret | ApplyPolicy] = []
     if not draft.observed.secret_exists:
         parts.append(ApplySecret())
-    if not draft.observed.policy_exists:
+    if not draft.observed.policy_current:
         parts.append(ApplyPolicy())
     return parts
+
+
+def keep_policy(draft: Draft) -> None:
+    """Renew the head's NetworkPolicy while an attempt runs: somebody deleted it, or the operator has another address.
+
+    After all else, and with the status stored first: a refusal must not keep the attempt from being followed.
+    """
+    wanted = not draft.observed.policy_current and not draft.job.problem
+    if wanted and draft.attempt is not None and draft.cluster is not None and ApplyPolicy() not in draft.actions:
+        draft.act(ApplyPolicy(), status_first=True)
 
 
 def _scheduled(draft: Draft) -> bool:

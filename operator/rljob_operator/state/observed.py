@@ -27,7 +27,7 @@ class JobView:
     spec: RLJobSpec | None
     """None when the spec does not pass validation."""
     problem: str = ""
-    """What is wrong with the spec; names the field."""
+    """What is wrong with the spec; names the field. A valid spec has one where it cannot be rendered (any more)."""
     status: RLJobStatus = field(default_factory=RLJobStatus)
     deleting: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -94,6 +94,8 @@ class ClusterView:
     provisioned: bool
     """It was ready at least once."""
     suspended: bool = False
+    """Somebody else (the queue) wants it to hold no pods, or it holds none for that reason. The operator itself never
+    suspends a RayCluster: it deletes it."""
     deleting: bool = False
     owned: bool = True
     """Its controller is this job (by UID)."""
@@ -205,8 +207,8 @@ class Observed:
     gone_pods: tuple[GonePod, ...] = ()
     queue: QueueView | None = None
     secret_exists: bool = False
-    policy_exists: bool = False
-    """Or none is wanted."""
+    policy_current: bool = False
+    """The head's NetworkPolicy is there as it is rendered now, or none is wanted and none is there."""
     submission: SubmissionView | None = None
     submission_error: str = ""
     """Why the head's job API did not answer; empty when it answered or was not asked."""

@@ -15,7 +15,7 @@ class ApplySecret:
 
 @dataclass(frozen=True, slots=True)
 class ApplyPolicy:
-    """Apply the head's NetworkPolicy."""
+    """Make the head's NetworkPolicy, or bring it up to date; never one of somebody else."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from rljob_operator.state.conditions import record_cluster, set_conditions
 from rljob_operator.state.deadlines import stop_what_must_end
 from rljob_operator.state.draft import FINAL, Draft
 from rljob_operator.state.goodput import count_steps, settle
-from rljob_operator.state.lifecycle import advance, begin_status, finish, problem_text, retire
+from rljob_operator.state.lifecycle import advance, begin_status, finish, keep_policy, problem_text, retire
 from rljob_operator.state.observed import Observed
 from rljob_operator.state.plan import Plan
 from rljob_operator.state.progress import read_progress
@@ -34,6 +34,9 @@ from rljob_operator.state.timing import (
     seconds_of,
     seconds_since,
 )
+
+_COMPARED = 200
+"""Characters of a spec's problem by which it is known again where it is told beside something else."""
 
 
 def reconcile(observed: Observed, now: float) -> Plan:
@@ -48,7 +51,7 @@ def reconcile(observed: Observed, now: float) -> Plan:
         return Plan(status=draft.old, urgent=False)
     if draft.finished:
         return _plan(draft, retire(draft))
-    if observed.job.spec is None:
+    if observed.job.spec is None or (observed.job.problem and not _begun(draft)):
         return _refuse(draft)
     begin_status(draft)
     note_acceptance(draft)
@@ -60,6 +63,7 @@ def reconcile(observed: Observed, now: float) -> Plan:
         verdict = give_up_unsubmitted(draft)
     phase = _next_phase(draft, verdict)
     request_checkpoint(draft)
+    keep_policy(draft)
     record_cluster(draft)
     settle(draft, phase)
     set_conditions(draft, phase)
@@ -76,8 +80,13 @@ def _next_phase(draft: Draft, verdict: Verdict | None) -> JobPhase:
     return phase
 
 
+def _begun(draft: Draft) -> bool:
+    """Whether anything was done for the job: then it is cared for to its end, even if its spec renders no more."""
+    return draft.old.start_time is not None or draft.own_cluster is not None
+
+
 def _refuse(draft: Draft) -> Plan:
-    """A spec that cannot be read: nothing is begun, and nothing that runs is touched."""
+    """A spec that cannot be read, or never was rendered: nothing is begun, and nothing that runs is touched."""
     text = problem_text(draft)
     if draft.old.message != text:
         draft.note("Warning", "InvalidSpec", text)
@@ -89,6 +98,11 @@ def _refuse(draft: Draft) -> Plan:
 
 
 def _announce(draft: Draft, phase: JobPhase) -> None:
+    if draft.job.problem:
+        text = problem_text(draft)
+        said, before = draft.status.message or "", draft.old.message or ""
+        if text[:_COMPARED] in said and text[:_COMPARED] not in before:
+            draft.note("Warning", "InvalidSpec", text)
     if phase is not draft.old.phase:
         draft.note("Warning" if phase is JobPhase.FAILED else "Normal", str(phase), draft.status.message or str(phase))
 

@@ -42,6 +42,32 @@ def test_every_object_is_in_its_place_and_says_whose_it_is(mode: str) -> None:
         assert None not in metadata.values(), identity
 
 
+@pytest.mark.parametrize("word", ["123", "on", "1e3", "null"])
+def test_words_that_yaml_takes_for_something_else_stay_words(word: str) -> None:
+    values = {
+        "fullnameOverride": word,
+        "nameOverride": word,
+        "watchNamespaces": [word, "2024"],
+        "serviceAccount": {"name": word},
+        "priorityClassName": word,
+        **{name: {"enabled": "always"} for name in ("serviceMonitor", "prometheusRule")},
+    }
+    objects = render(values, release=word, namespace=word)
+    for item in objects:
+        names = [item["metadata"]["name"], item["metadata"].get("namespace", ""), *item["metadata"]["labels"].values()]
+        assert all(isinstance(name, str) for name in names), (item["kind"], names)
+    assert {role["metadata"]["namespace"] for role in of_kind(objects, "Role")} == {word, "2024"}
+    leader = next(role for role in of_kind(objects, "Role") if role["metadata"]["name"].endswith("-leader"))
+    assert leader["rules"][1]["resourceNames"] == [word]
+    assert {binding["roleRef"]["name"] for binding in of_kind(objects, "RoleBinding")} == {word, f"{word}-leader"}
+    assert only(objects, "ServiceMonitor")["spec"]["namespaceSelector"]["matchNames"] == [word]
+    pod = only(objects, "Deployment")["spec"]["template"]["spec"]
+    assert (pod["serviceAccountName"], pod["priorityClassName"]) == (word, word)
+    (labels,) = [v["value"] for v in pod["containers"][0]["env"] if v["name"] == "RLJOB_OPERATOR_POD_LABELS"]
+    component, instance, name = (f"app.kubernetes.io/{label}" for label in ("component", "instance", "name"))
+    assert sorted(labels.split(",")) == [f"{component}=operator", f"{instance}={word}", f"{name}={word}"]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_selectors_find_the_pods(mode: str) -> None:
     objects = render(MODES[mode])

@@ -18,7 +18,16 @@ from render_cases import SETTINGS, UID, base
 
 from rljob_api import RLJob
 from rljob_api.validation import load_manifest
-from rljob_operator.render import RenderError, check_renderable, render_policy, render_secret, run_folder, submission
+from rljob_operator.render import (
+    RenderError,
+    check_renderable,
+    policy_digest,
+    policy_to_apply,
+    render_policy,
+    render_secret,
+    run_folder,
+    submission,
+)
 
 
 def unpacked(body: dict[str, Any]) -> RLJob:
@@ -66,6 +75,33 @@ def test_policy_with_workers_in_the_nodes_network() -> None:
     everyone = policy["spec"]["ingress"][2]
     assert "from" not in everyone
     assert set(range(1, 65536)) - allowed_ports(everyone) == {8265, 8300, 10001}
+
+
+def test_policy_tells_with_what_spec_it_was_rendered() -> None:
+    policies = [
+        render_policy(base(), SETTINGS),
+        render_policy(base("network.hostNetwork=true"), SETTINGS),
+        render_policy(base(), replace(SETTINGS, operator_namespace="elsewhere")),
+        render_policy(base(), replace(SETTINGS, operator_pod_labels={"app": "other"})),
+        policy_to_apply(base("network.networkPolicy=false"), SETTINGS, there=True),
+    ]
+    digests = {policy_digest(policy) for policy in policies if policy is not None}
+    assert len(digests) == len(policies)
+    again = render_policy(base("steps=7"), SETTINGS)
+    assert again is not None
+    assert policy_digest(again) in digests, "what is no part of it does not change it"
+    assert policy_digest({"metadata": {}}) == ""
+
+
+def test_policy_that_is_no_longer_wanted_selects_no_pod() -> None:
+    off = base("network.networkPolicy=false")
+    assert policy_to_apply(off, SETTINGS, there=False) is None
+    policy = policy_to_apply(off, SETTINGS, there=True)
+    assert policy is not None
+    assert policy["spec"]["podSelector"]["matchLabels"] == {"ray.io/cluster": "base", "ray.io/node-type": "none"}
+    assert policy["spec"]["ingress"] == [], "it opens nothing that another policy closes"
+    for there in (False, True):
+        assert policy_to_apply(base(), SETTINGS, there) == render_policy(base(), SETTINGS)
 
 
 def test_submission() -> None:

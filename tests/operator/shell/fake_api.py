@@ -256,7 +256,8 @@ class FakeApi:
         if subresource == "status":
             fields = {"status": body.get("status")}
         else:
-            meta = {name: value for name, value in body["metadata"].items() if name in ("labels", "ownerReferences")}
+            kept = ("labels", "annotations", "ownerReferences")
+            meta = {name: value for name, value in body["metadata"].items() if name in kept}
             fields = {name: value for name, value in body.items() if name not in ("status", "metadata")}
             fields["metadata"] = meta
         place = (plural, *key, f"{request.query['fieldManager']}/{subresource}")

@@ -11,6 +11,7 @@ import pytest
 from operator_cases import Case, a_case, fetched, make_ready, manifest, until
 
 from rljob_api.status import JobPhase, RLJobStatus
+from rljob_operator.render import RenderSettings
 from rljob_operator.shell.resources import JobKey
 from rljob_operator.state.observed import Observed
 from rljob_operator.state.plan import ApplyCluster, ApplyPolicy, ApplySecret, DeleteCluster, DeleteJob, Event, Plan
@@ -63,7 +64,7 @@ def test_a_spec_that_cannot_be_read_is_a_problem_of_that_job(changes: dict[str, 
 
     def reconcile(observed: Observed, now: float) -> Plan:
         problems[observed.job.name] = observed.job.problem
-        assert (observed.job.spec is None) == bool(observed.job.problem)
+        assert (observed.job.spec is None) == (observed.job.name == "a")
         return say("seen")
 
     async def test(case: Case) -> None:
@@ -73,6 +74,26 @@ def test_a_spec_that_cannot_be_read_is_a_problem_of_that_job(changes: dict[str, 
             await until(lambda: len(problems) == 2)
         assert names in problems["a"]
         assert problems["b"] == ""
+
+    play(test)
+
+
+def test_a_valid_spec_that_cannot_be_rendered_is_kept_beside_its_problem() -> None:
+    seen: list[Observed] = []
+
+    def reconcile(observed: Observed, now: float) -> Plan:
+        seen.append(observed)
+        return say("seen")
+
+    async def test(case: Case) -> None:
+        await case.api.put("rljobs", manifest("a"))
+        async with case.operator(reconcile, render=RenderSettings()) as controller:
+            await until(lambda: len(seen) == 1)
+            controller.queue.add(A)
+            await until(lambda: len(seen) > 1)
+        for observed in seen:
+            assert observed.job.problem.startswith("spec.image")
+            assert observed.job.spec is not None
 
     play(test)
 

@@ -131,8 +131,11 @@ def test_a_cluster_is_ready_when_its_pods_are_now() -> None:
     for not_ready in (cluster(ready=1), cluster(generation=1), cluster(head="False")):
         assert not not_ready.view.ready
         assert not_ready.view.provisioned
-    suspended = cluster(also=[condition("RayClusterSuspended")])
-    assert (suspended.view.ready, suspended.view.suspended) == (False, True)
+    assert not cluster().view.suspended
+    suspended = [cluster(spec={"suspend": True})]
+    suspended += [cluster(also=[condition(kind)]) for kind in ("RayClusterSuspending", "RayClusterSuspended")]
+    for state in suspended:
+        assert (state.view.ready, state.view.suspended) == (False, True)
     failed = cluster(also=[condition("ReplicaFailure", message="quota")])
     assert failed.view.failure == "quota"
 

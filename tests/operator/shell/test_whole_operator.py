@@ -7,13 +7,16 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from operator_cases import Case, a_case, fetched, hurried, make_ready, manifest, until
+from operator_cases import SETTINGS, SPEC, Case, a_case, fetched, hurried, make_ready, manifest, until
 
+from rljob_operator.shell.controller import Controller
 from rljob_operator.state.reconcile import reconcile
 
+NO_IMAGE = replace(SETTINGS.render, worker_image="")
 STEPS = 'rljob_step_seconds_count{namespace="default",rljob="a"}'
 
 
@@ -30,6 +33,29 @@ async def to_running(case: Case) -> None:
     await until(lambda: ("default", "a") in case.api.objects.get("rayclusters", {}), case.status)
     await make_ready(case.api)
     await case.reaches("Running")
+
+
+async def edit(case: Case, **spec: Any) -> None:
+    now = case.api.objects["rljobs"]["default", "a"]
+    await case.api.put("rljobs", {**now, "spec": manifest(**spec)["spec"]})
+
+
+async def suspend(case: Case, controller: Controller) -> None:
+    """The user suspends the job, and KubeRay deletes its pods with the cluster."""
+    await edit(case, suspend=True)
+    await until(lambda: len(case.job.stops) == 1)
+    await hurried(controller, lambda: not case.api.objects["rayclusters"], case.status)
+    for name in ("a-head", "a-worker"):
+        await case.api.remove("pods", name)
+    await hurried(controller, lambda: case.status()["phase"] == "Suspended", case.status)
+
+
+def policy_of(case: Case) -> dict[str, Any]:
+    return case.api.objects["networkpolicies"]["default", "a-head"]
+
+
+def writes_of_policy(case: Case) -> int:
+    return sum(case.api.count(method, "/networkpolicies") for method in ("POST", "PATCH", "DELETE"))
 
 
 def test_from_creation_to_success_with_few_writes() -> None:
@@ -206,14 +232,170 @@ def test_suspending_stops_the_driver_and_gives_the_cluster_back() -> None:
     async def life(case: Case) -> None:
         async with case.operator(reconcile) as controller:
             await to_running(case)
-            now = case.api.objects["rljobs"]["default", "a"]
-            await case.api.put("rljobs", {**now, "spec": manifest(suspend=True)["spec"]})
-            await until(lambda: len(case.job.stops) == 1)
-            await hurried(controller, lambda: not case.api.objects["rayclusters"], case.status)
-            for name in ("a-head", "a-worker"):
-                await case.api.remove("pods", name)
-            await hurried(controller, lambda: case.status()["phase"] == "Suspended", case.status)
+            await suspend(case, controller)
             assert case.status()["attempts"][-1]["counted"] is False
+
+    play(life)
+
+
+def test_a_job_that_runs_is_followed_to_its_end_by_an_operator_that_could_not_begin_it() -> None:
+    """Its image came from the operator's settings, which have none any more."""
+
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile):
+            await to_running(case)
+        async with case.operator(reconcile, render=NO_IMAGE) as controller:
+            await until(lambda: "spec.image" in case.status()["message"], case.status)
+            assert case.status()["phase"] == "Running"
+            case.job.end("SUCCEEDED", 0)
+            await hurried(controller, lambda: case.status()["phase"] == "Succeeded", case.status)
+            assert case.status()["attempts"][-1]["exitCode"] == 0
+            await until(lambda: not case.api.objects["rayclusters"])
+
+    play(life)
+
+
+def test_a_job_that_runs_can_be_suspended_by_an_operator_that_could_not_begin_it() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile):
+            await to_running(case)
+        async with case.operator(reconcile, render=NO_IMAGE) as controller:
+            await suspend(case, controller)
+
+    play(life)
+
+
+def test_a_job_that_cannot_be_rendered_is_refused() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile, render=NO_IMAGE):
+            await case.api.put("rljobs", manifest())
+            await case.reaches("Pending")
+            status = case.status()
+            assert status["message"].startswith("spec.image: is missing")
+            assert [(c["type"], c["status"], c["reason"]) for c in status["conditions"]] == [
+                ("Queued", "False", "InvalidSpec")
+            ]
+            assert "startTime" not in status
+        for kind in ("rayclusters", "networkpolicies", "secrets"):
+            assert not case.api.objects.get(kind)
+
+    play(life)
+
+
+def test_a_resumed_job_gets_the_policy_that_its_spec_asks_for_now() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile) as controller:
+            await to_running(case)
+            assert writes_of_policy(case) == 1
+            await suspend(case, controller)
+            await edit(case, network={**SPEC["network"], "hostNetwork": True})
+            await until(lambda: bool(case.api.objects["rayclusters"]), case.status)
+            assert len(policy_of(case)["spec"]["ingress"]) == 3, "workers in the nodes' network reach the head"
+            assert writes_of_policy(case) == 2
+
+    play(life)
+
+
+def test_a_policy_that_is_switched_off_selects_no_pod_any_more() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile) as controller:
+            await to_running(case)
+            await suspend(case, controller)
+            await edit(case, network={**SPEC["network"], "networkPolicy": False})
+            await until(lambda: bool(case.api.objects["rayclusters"]), case.status)
+            assert policy_of(case)["spec"]["podSelector"]["matchLabels"]["ray.io/node-type"] == "none"
+            assert writes_of_policy(case) == 2
+
+    play(life)
+
+
+def test_a_job_that_wants_no_policy_gets_none() -> None:
+    async def life(case: Case) -> None:
+        await case.api.put("rljobs", manifest(network={**SPEC["network"], "networkPolicy": False}))
+        async with case.operator(reconcile):
+            await until(lambda: bool(case.api.objects.get("rayclusters")), case.status)
+            await make_ready(case.api)
+            await case.reaches("Running")
+        assert writes_of_policy(case) == 0
+
+    play(life)
+
+
+def test_the_policies_of_running_jobs_admit_an_operator_that_was_installed_anew_elsewhere() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile):
+            await to_running(case)
+        elsewhere = replace(SETTINGS.render, operator_namespace="elsewhere", operator_pod_labels={"app": "two"})
+        async with case.operator(reconcile, render=elsewhere):
+            await until(lambda: writes_of_policy(case) == 2)
+            (operator,) = policy_of(case)["spec"]["ingress"][1]["from"]
+            assert operator["podSelector"]["matchLabels"] == {"app": "two"}
+            assert operator["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "elsewhere"}
+            assert case.status()["phase"] == "Running"
+        async with case.operator(reconcile, render=elsewhere) as controller:
+            await hurried(controller, lambda: case.job.asks_of_ray > 3)
+        assert writes_of_policy(case) == 2
+
+    play(life)
+
+
+def test_a_policy_that_is_deleted_or_loses_its_labels_while_a_job_runs_is_restored() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile):
+            await to_running(case)
+            await case.api.remove("networkpolicies", "a-head")
+            await until(lambda: ("default", "a-head") in case.api.objects["networkpolicies"])
+            assert writes_of_policy(case) == 2
+            bare = {name: value for name, value in policy_of(case)["metadata"].items() if name != "labels"}
+            await case.api.put("networkpolicies", {**policy_of(case), "metadata": bare})
+            await until(lambda: policy_of(case)["metadata"].get("labels", {}).get("rljob.dev/job") == "a")
+
+    play(life)
+
+
+def test_what_the_api_server_adds_to_a_policy_is_left_there() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile) as controller:
+            await to_running(case)
+            spec = {**policy_of(case)["spec"], "policyTypes": ["Ingress", "Egress"], "egress": [{}]}
+            await case.api.put("networkpolicies", {**policy_of(case), "spec": spec})
+            asks = case.job.asks
+            await hurried(controller, lambda: case.job.asks > asks + 5)
+            assert writes_of_policy(case) == 1
+
+    play(life)
+
+
+def test_two_operators_do_not_take_a_policy_from_each_other_all_the_time() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile) as controller:
+            await to_running(case)
+            for _ in range(3):
+                theirs = {**policy_of(case)["metadata"], "annotations": {"rljob.dev/spec-digest": "another"}}
+                await case.api.put("networkpolicies", {**policy_of(case), "metadata": theirs})
+                asks = case.job.asks
+                await hurried(controller, lambda: case.job.asks > asks + 5)  # noqa: B023  (waited for at once)
+            assert writes_of_policy(case) == 2
+
+    play(life)
+
+
+def test_a_policy_of_somebody_else_is_not_touched() -> None:
+    async def life(case: Case) -> None:
+        theirs = {"metadata": {"name": "a-head"}, "spec": {"podSelector": {}}}
+        await case.api.put("networkpolicies", theirs)
+        async with case.operator(reconcile):
+            await case.api.put("rljobs", manifest("a"))
+            events = case.api.objects
+            await until(
+                lambda: any("a-head exists" in event["message"] for event in events.get("events", {}).values()),
+                lambda: events.get("events"),
+            )
+            assert policy_of(case)["spec"] == {"podSelector": {}}
+            assert "ownerReferences" not in policy_of(case)["metadata"]
+            assert not case.api.objects.get("rayclusters"), "its head would be open"
+            await case.api.remove("networkpolicies", "a-head")
+            await until(lambda: bool(case.api.objects.get("rayclusters")), case.status)
 
     play(life)
 

@@ -14,6 +14,7 @@ from typing import Any
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
 from rljob_api.validation import load_manifest
+from rljob_operator.shell.views import cluster_state
 from rljob_operator.state.observed import (
     ClusterView,
     DriverView,
@@ -83,7 +84,11 @@ class Pod:
 class Cluster:
     uid: str
     owned: bool = True
+    suspend: bool = False
+    """`spec.suspend`, which the queue sets."""
+    suspending: bool = False
     suspended: bool = False
+    """KubeRay's conditions: the first while pods still end, the second when all are gone."""
     ready: bool = False
 
 
@@ -127,6 +132,8 @@ class World:
         self.now = 1_700_000_000.0
         self.spec = spec
         self.generation = 1
+        self.problem = ""
+        """Why the operator cannot render the spec."""
         self.annotations: dict[str, str] = {}
         self.status = RLJobStatus()
         self.status_writes = 0
@@ -164,9 +171,10 @@ class World:
             self._snap()
 
     def _kuberay(self) -> None:
+        self._suspend_or_resume()
         for pod in self.pods:
             mine = self.cluster is not None and self.cluster.owned and pod.cluster == self.cluster.uid
-            if pod.deleting is None and (not mine or self.cluster is None or self.cluster.suspended):
+            if pod.deleting is None and (not mine or self.cluster is None or self.cluster.suspending):
                 pod.deleting = 20.0
             if pod.deleting is None and pod.phase == "Failed":
                 pod.deleting = 5.0
@@ -174,13 +182,26 @@ class World:
         if cluster is None or not cluster.owned:
             return
         alive = [p for p in self.pods if p.deleting is None and p.cluster == cluster.uid]
-        if not cluster.suspended:
+        if not cluster.suspending and not cluster.suspended:
             if not [p for p in alive if p.role is PodRole.HEAD]:
                 self._new_pod(PodRole.HEAD)
             for _ in range(self.spec.resources.nodes - len([p for p in alive if p.role is PodRole.WORKER])):
                 self._new_pod(PodRole.WORKER)
         ready = [p for p in alive if p.phase == "Running" and not p.node_lost]
-        cluster.ready = not cluster.suspended and len(ready) == self.spec.resources.nodes + 1
+        suspended = cluster.suspending or cluster.suspended
+        cluster.ready = not suspended and len(ready) == self.spec.resources.nodes + 1
+
+    def _suspend_or_resume(self) -> None:
+        """In KubeRay's order: the wish, the pods' deletion, and when the last one is gone that it is done."""
+        cluster = self.cluster
+        if cluster is None or not cluster.owned:
+            return
+        if cluster.suspending and not [pod for pod in self.pods if pod.cluster == cluster.uid]:
+            cluster.suspending, cluster.suspended = False, True
+        elif cluster.suspend and not cluster.suspended:
+            cluster.suspending = True
+        elif cluster.suspended and not cluster.suspend:
+            cluster.suspended = False
 
     def _new_pod(self, role: PodRole) -> None:
         assert self.cluster is not None
@@ -286,12 +307,12 @@ class World:
 
     def queue_takes_devices(self) -> None:
         if self.cluster is not None and self.cluster.owned:
-            self.cluster.suspended, self.cluster.ready = True, False
+            self.cluster.suspend = True
         self._snap()
 
     def queue_admits(self) -> None:
         if self.cluster is not None:
-            self.cluster.suspended = False
+            self.cluster.suspend = False
 
     def cluster_is_deleted(self) -> None:
         self.cluster = None
@@ -338,13 +359,14 @@ class World:
                 generation=self.generation,
                 created=1_700_000_000.0,
                 spec=self.spec,
+                problem=self.problem,
                 status=self.status,
                 annotations=dict(self.annotations),
             ),
             cluster=self._seen[self._cluster_at][0],
             pods=self._seen[self._pods_at][1],
             secret_exists=self.secret,
-            policy_exists=self.policy,
+            policy_current=self.policy,
             submission=submission,
             submission_error=error,
             driver=driver,
@@ -395,6 +417,7 @@ class World:
         return True
 
     def _act(self, action: Action, ray_answers: bool) -> None:
+        assert not self.problem or not isinstance(action, ApplyPolicy | ApplyCluster | Submit), "it cannot be rendered"
         self.actions.append(action)
         match action:
             case ApplySecret():
@@ -437,20 +460,36 @@ class World:
 
     def _snap(self) -> None:
         cluster = self.cluster
-        view = None
-        if cluster is not None:
-            view = ClusterView(
-                name="job",
-                uid=cluster.uid,
-                ready=cluster.ready,
-                provisioned=cluster.ready,
-                suspended=cluster.suspended,
-                owned=cluster.owned,
-                head_service="job-head-svc",
-                desired_workers=self.spec.resources.nodes,
-                ready_workers=self.spec.resources.nodes if cluster.ready else 0,
-            )
+        view = None if cluster is None else cluster_state(self._manifest(cluster)).for_job(UID)
         self._seen.append((view, tuple(map(_pod_view, self.pods))))
+
+    def _manifest(self, cluster: Cluster) -> dict[str, Any]:
+        """The RayCluster as far as the operator reads it; `RayClusterProvisioned` is there only while it is ready."""
+        holds = {
+            "HeadPodReady": cluster.ready,
+            "RayClusterProvisioned": cluster.ready,
+            "RayClusterSuspending": cluster.suspending,
+            "RayClusterSuspended": cluster.suspended,
+        }
+        nodes = self.spec.resources.nodes
+        owner = {"kind": "RLJob", "name": "job", "uid": UID if cluster.owned else "other", "controller": True}
+        return {
+            "metadata": {
+                "name": "job",
+                "uid": cluster.uid,
+                "generation": 1,
+                "creationTimestamp": "2023-11-14T22:13:20Z",
+                "ownerReferences": [owner],
+            },
+            "spec": {"suspend": cluster.suspend},
+            "status": {
+                "observedGeneration": 1,
+                "desiredWorkerReplicas": nodes,
+                "readyWorkerReplicas": nodes if cluster.ready else 0,
+                "head": {"serviceName": "job-head-svc"},
+                "conditions": [{"type": kind, "status": str(value)} for kind, value in holds.items()],
+            },
+        }
 
     def _submission(self, answers: bool) -> tuple[SubmissionView | None, str]:
         last = self.status.attempts[-1] if self.status.attempts else None

@@ -14,6 +14,7 @@ from rljob_api.status import AttemptStatus, JobPhase
 from rljob_operator.state.failures import Trouble, backoff_seconds, decide, pod_trouble
 from rljob_operator.state.observed import GonePod, PodRole, SubmissionState
 from rljob_operator.state.plan import DeleteCluster, Stop
+from rljob_operator.state.reconcile import reconcile
 from rljob_operator.state.timing import seconds_of
 
 Running = Callable[..., World]
@@ -274,6 +275,48 @@ def test_preemption_waits_in_the_queue_and_is_not_counted(running: Running) -> N
     world.queue_admits()
     settle(world)
     assert world.status.phase is JobPhase.RUNNING
+
+
+@pytest.mark.parametrize("lost", [tuple(PodRole), (PodRole.WORKER,)], ids=["HeadLost", "PodLost"])
+def test_preemption_that_is_seen_after_the_loss_of_its_pods(running: Running, lost: tuple[PodRole, ...]) -> None:
+    """The watches of pods and clusters are not ordered: the pods' deletion may be known before the queue's wish."""
+    world = running(failurePolicy={"maxRestarts": 0})
+    before = world.observed().cluster
+    world.queue_takes_devices()
+    world.pass_time(5)
+    observed = world.observed()
+    seen = [replace(pod, deleting=pod.deleting and pod.role in lost) for pod in observed.pods]
+    stale = replace(observed, cluster=before, pods=tuple(seen))
+    plan = reconcile(stale, world.now)
+    assert plan.status.attempts[0].reason == ("HeadLost" if PodRole.HEAD in lost else "PodLost")
+    world.status = plan.status
+    world.run(60)
+    assert (world.status.phase, world.status.restarts) == (JobPhase.QUEUED, 0)
+    assert (first(world).reason, first(world).counted) == ("Evicted", False)
+    world.queue_admits()
+    settle(world)
+    assert world.status.phase is JobPhase.RUNNING
+
+
+def test_preemption_does_not_take_the_place_of_a_stop_that_was_asked_for(running: Running) -> None:
+    world = running()
+    world.edit(suspend=True)
+    world.look()
+    world.queue_takes_devices()
+    world.run(60)
+    assert world.status.phase is JobPhase.SUSPENDED
+    assert first(world).reason == "Suspended"
+
+
+def test_preemption_does_not_excuse_what_the_job_did_itself(running: Running) -> None:
+    world = running()
+    world.pod_fails(PodRole.WORKER, "OOMKilled")
+    trouble = reconcile(replace(world.observed(), submission=None), world.now).status
+    assert trouble.attempts[0].reason == "OutOfMemory"
+    world.status = trouble
+    world.queue_takes_devices()
+    plan = reconcile(replace(world.observed(), submission=None), world.now)
+    assert plan.status.attempts[0].reason == "OutOfMemory"
 
 
 def test_hung_driver_with_a_lost_worker_is_stopped_after_a_while(running: Running) -> None:

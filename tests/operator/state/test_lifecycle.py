@@ -303,6 +303,42 @@ def test_cache_that_still_shows_the_cluster_that_was_given_back(running: Running
     assert plan.status.phase is JobPhase.QUEUED
 
 
+# --- the head's policy -------------------------------------------------------------------------
+
+
+def test_policy_that_is_not_as_it_should_be_is_renewed_while_an_attempt_runs(running: Running) -> None:
+    world = running()
+    world.policy = False
+    plan = world.look()
+    assert plan.actions == (ApplyPolicy(),)
+    assert plan.status_first, "a refusal must not keep the attempt from being followed"
+    assert world.look().actions == ()
+
+
+def test_policy_comes_last_and_once(world: World) -> None:
+    run_until(world, JobPhase.QUEUED)
+    while not world.status.attempts:
+        world.policy = False
+        world.pass_time(5)
+        plan = world.look()
+        assert [type(action) for action in plan.actions].count(ApplyPolicy) == 1
+    world.edit(suspend=True)
+    world.policy = False
+    run_until(world, JobPhase.STARTING)
+    world.policy = False
+    assert world.look().actions == (Stop(f"rljob-{UID}-0"), ApplyPolicy())
+
+
+def test_policy_is_no_concern_of_a_suspended_job(running: Running) -> None:
+    world = running()
+    world.edit(suspend=True)
+    run_until(world, JobPhase.SUSPENDED)
+    world.policy = False
+    assert world.look().actions == ()
+    world.edit(suspend=False)
+    assert world.look().actions == (ApplyPolicy(), ApplyCluster())
+
+
 # --- what is in the way ------------------------------------------------------------------------
 
 
@@ -349,7 +385,56 @@ def test_spec_that_cannot_be_rendered_begins_nothing(world: World) -> None:
     plan = reconcile(replace(world.observed(), job=bad), world.now)
     assert plan.actions == ()
     assert plan.status.phase is JobPhase.PENDING
-    assert "lies in no volume" in (plan.status.message or "")
+    assert plan.status.message == bad.problem
+    assert [(c.type, c.status, c.reason, c.message) for c in plan.status.conditions] == [
+        ("Queued", "False", "InvalidSpec", bad.problem)
+    ]
+    assert plan.status.start_time is None
+
+
+NO_IMAGE = "spec.image: is missing, and the operator has no default for profile cpu"
+
+
+def test_job_that_runs_is_followed_to_its_end_when_its_spec_renders_no_more(running: Running) -> None:
+    world = running(ttlSecondsAfterFinished=100)
+    world.problem = NO_IMAGE
+    world.policy = False
+    plan = world.look()
+    assert [event.reason for event in plan.events] == ["InvalidSpec"]
+    assert (world.status.phase, NO_IMAGE in (world.status.message or "")) == (JobPhase.RUNNING, True)
+    assert world.look().events == ()
+    run_until(world, JobPhase.SUCCEEDED)
+    assert world.cluster is None
+    world.run(110)
+    assert world.deleted
+
+
+def test_job_whose_spec_renders_no_more_can_be_suspended_and_goes_on_when_it_renders_again(running: Running) -> None:
+    world = running()
+    world.problem = NO_IMAGE
+    world.edit(suspend=True)
+    run_until(world, JobPhase.SUSPENDED)
+    assert world.cluster is None
+    world.edit(suspend=False)
+    world.run(30)
+    assert (world.status.phase, world.status.message) == (JobPhase.PENDING, NO_IMAGE)
+    assert condition(world, "Queued").reason == "InvalidSpec"
+    assert world.look().requeue_after is None
+    world.problem = ""
+    run_until(world, JobPhase.RUNNING)
+    assert len(world.status.attempts) == 2
+
+
+def test_no_attempt_follows_one_that_failed_while_the_spec_renders_no_more(running: Running) -> None:
+    world = running(activeDeadlineSeconds=300)
+    world.problem = NO_IMAGE
+    world.driver_exits(1)
+    world.run(60)
+    assert len(world.runs) == 1
+    assert world.status.message == NO_IMAGE
+    run_until(world, JobPhase.FAILED)
+    assert condition(world, "Failed").reason == "DeadlineExceeded"
+    assert world.cluster is None
 
 
 @pytest.mark.parametrize("phase", [JobPhase.QUEUED, JobPhase.STARTING, JobPhase.RUNNING, JobPhase.SUCCEEDED])

@@ -39,6 +39,7 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "cluster deleted": lambda w: w.cluster_is_deleted(),
     "stranger's cluster": lambda w: w.stranger_makes_cluster(),
     "stranger leaves": lambda w: w.stranger_leaves(),
+    "policy deleted": lambda w: setattr(w, "policy", False),
     "folder lost": lambda w: w.folder_is_lost(),
     "suspend": lambda w: w.edit(suspend=True),
     "resume": lambda w: w.edit(suspend=False),
