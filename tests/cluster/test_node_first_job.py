@@ -67,7 +67,8 @@ def test_it_succeeds_and_learns(told: Told) -> None:
     assert told.job.status()["phase"] == "Succeeded", told.job.describe()
     rewards = [record["metrics"]["rollout/raw_reward"] for record in told.job.records()]
     assert len(rewards) == STEPS
-    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
+    # By half: ten standard errors of what 256 responses a step score by chance, however a processor rounds.
+    assert sum(rewards[-5:]) > 1.5 * sum(rewards[:5])
 
 
 def test_the_columns_were_filled_while_it_ran(told: Told) -> None:
