@@ -29,6 +29,11 @@ _LINGER_SECONDS = 300.0
 """The pods are held until the operator is back in any case: so long an absence costs no record of a step."""
 
 
+_OUTLIVE_THE_DRIVER = "trap : TERM"
+"""Ray asks every process of the job to stop. Without it the shell would go before the driver, nobody would take the
+driver's exit status (the head's first process is no init), and Ray would wait for it for the whole stop time."""
+
+
 def run_folder(job: JobView) -> str:
     """The job's run folder in the pods."""
     spec = valid_spec(job)
@@ -45,7 +50,7 @@ def submission(job: JobView, attempt: int, settings: RenderSettings) -> dict[str
     folder = shlex.quote(run_folder(job))
     decode = f"printenv {MANIFEST_VARIABLE} | base64 -d | gunzip"
     return {
-        "entrypoint": f"{decode} | rljob run - --output {folder} --resume auto",
+        "entrypoint": f"{_OUTLIVE_THE_DRIVER}; {decode} | rljob run - --output {folder} --resume auto",
         "submission_id": submission_id(job.uid, attempt),
         "runtime_env": {"env_vars": {MANIFEST_VARIABLE: encoded_manifest(job, settings)}},
         "metadata": {"rljob": f"{job.namespace}/{job.name}", "uid": job.uid, "attempt": str(attempt)},

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 import random
 import shlex
+import signal
 import string
 import subprocess
 from dataclasses import replace
@@ -109,7 +111,7 @@ def test_submission() -> None:
     assert body["submission_id"] == f"rljob-{UID}-3"
     assert body["entrypoint_num_cpus"] == 0
     assert body["entrypoint"] == (
-        "printenv RLJOB_MANIFEST | base64 -d | gunzip | "
+        "trap : TERM; printenv RLJOB_MANIFEST | base64 -d | gunzip | "
         "rljob run - --output /storage/runs/team/base-6d0f7a1e --resume auto"
     )
     assert all(isinstance(value, str) for value in body["metadata"].values())
@@ -173,3 +175,19 @@ def test_manifest_that_does_not_fit() -> None:
     assert check_renderable(job, SETTINGS).startswith("spec.environment: the manifest has")
     fits = dict.fromkeys(values, "x" * 4000)
     assert check_renderable(base(f"environment.variables={json.dumps(fits)}"), SETTINGS) == ""
+
+
+def test_the_shell_takes_the_drivers_exit_status_when_ray_stops_the_job(tmp_path: Path) -> None:
+    program = tmp_path / "rljob"
+    program.write_text("#!/bin/sh\ntrap 'sleep 0.5; exit 75' TERM\necho up\nwhile :; do sleep 0.1; done\n")
+    program.chmod(0o755)
+    body = submission(base(), 0, SETTINGS)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **body["runtime_env"]["env_vars"]}
+    # As Ray starts it, and stops it: the shell and all that it has started, each by its pid.
+    shell = subprocess.Popen(
+        body["entrypoint"], shell=True, start_new_session=True, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert shell.stdout is not None
+    assert shell.stdout.readline() == "up\n"
+    os.killpg(shell.pid, signal.SIGTERM)
+    assert shell.wait(10) == 75

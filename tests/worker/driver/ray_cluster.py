@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 from jobs import REPOSITORY, wait_for
 
-ENTRYPOINT = "printenv RLJOB_MANIFEST | base64 -d | gunzip | rljob run - --output {folder} --resume auto"
+ENTRYPOINT = "trap : TERM; printenv RLJOB_MANIFEST | base64 -d | gunzip | rljob run - --output {folder} --resume auto"
 START_SECONDS = 240
 STOP_SECONDS = 60
 EXIT_CODES = "exit-codes"
