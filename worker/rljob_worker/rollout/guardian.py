@@ -38,7 +38,7 @@ def _stat(pid: int) -> tuple[int, str | None]:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return 0, None
-    return (0, None) if fields[0] == "Z" else (int(fields[1]), fields[19])
+    return (0, None) if fields[0] in "ZX" else (int(fields[1]), fields[19])
 
 
 def _is_resource_tracker(pid: int) -> bool:

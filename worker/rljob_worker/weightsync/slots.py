@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from rljob_worker.rollout.guardian import start_time
 from rljob_worker.weightsync import checksum as host
 from rljob_worker.weightsync.errors import WeightSyncError
 
@@ -49,7 +50,7 @@ class Slots:
             ValueError: an impossible `run` or size.
         """
         names = [
-            f"rljob-{run}-{_pid_namespace()}-{os.getpid()}-{_start_time(os.getpid())}-{i}" for i in range(SLOT_COUNT)
+            f"rljob-{run}-{_pid_namespace()}-{os.getpid()}-{start_time(os.getpid())}-{i}" for i in range(SLOT_COUNT)
         ]
         if slot_bytes < 1 or not all(_NAME.fullmatch(name) for name in names):
             raise ValueError(f"slots of run {run!r}, {slot_bytes} bytes: run may hold letters, digits, '_' and '.'")
@@ -118,7 +119,7 @@ def sweep() -> list[str]:
         match = _NAME.fullmatch(path.name)
         if match is None or int(match["namespace"]) != _pid_namespace():
             continue
-        if _start_time(int(match["pid"])) != int(match["started"]):
+        if start_time(int(match["pid"])) != match["started"]:
             with suppress(PermissionError):  # another user's: theirs to remove
                 path.unlink(missing_ok=True)
                 removed.append(path.name)
@@ -157,16 +158,6 @@ def _map(name: str, nbytes: int) -> torch.Tensor:
         os.close(descriptor)
     # The tensor keeps the mapping alive; the last view that dies unmaps it.
     return torch.frombuffer(mapping, dtype=torch.uint8)
-
-
-def _start_time(pid: int) -> int:
-    """Clock ticks from boot to the start of a process, field 22 of /proc/pid/stat (proc(5)); -1 when there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return -1
-    fields = stat.rpartition(")")[2].split()
-    return -1 if fields[0] in "ZX" else int(fields[19])
 
 
 def _pid_namespace() -> int:
