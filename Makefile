@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
+.PHONY: help install quickstart cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults test-mutants image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
 
 UV_VERSION := 0.13.9
 LOCK := requirements/cpu.txt
@@ -56,15 +56,17 @@ cluster-down: $(STAMP) ## End it
 demo-cluster: $(STAMP) ## Bring it up, apply the quickstart there and follow it to its end
 	@$(BIN)/python tests/cluster/local_cluster.py demo
 
-test: $(STAMP) ## All tests, the fast ones first; those on a Kubernetes control plane need root and Go, and say so
-	-@$(BIN)/python tests/cluster/programs.py
-	@$(BIN)/python -m pytest $(TEST_ARGS)
+test: $(STAMP) ## All tests, in two processes side by side; those on a Kubernetes control plane need root and Go, and say so
+	@$(BIN)/python -m pytest --numprocesses 2 $(TEST_ARGS)
 
 test-cluster: $(STAMP) cluster-programs ## Only those on a Kubernetes control plane
 	@$(BIN)/python -m pytest tests/cluster $(TEST_ARGS)
 
 test-faults: $(STAMP) cluster-programs ## Every process killed in every phase, every fault on a real node; compared bit for bit
-	@RLJOB_FAULTS=all $(BIN)/python -m pytest tests/worker/driver/test_kills.py tests/cluster/test_node_faults.py $(TEST_ARGS)
+	@RLJOB_FAULTS=all $(BIN)/python -m pytest tests/worker/driver/test_kills.py tests/worker/driver/test_fencing.py tests/cluster/test_node_faults.py $(TEST_ARGS)
+
+test-mutants: $(STAMP) ## Faults made by hand in a copy of the code: which of them do the tests notice?
+	@$(BIN)/python tests/mutants/run.py $(MUTANTS)
 
 image-worker-ascend: ## Build the worker's image for NPUs (docker; A3: IMAGE_ARGS="--build-arg BASE_IMAGE=...-a3"; see its Dockerfile)
 	docker build -f images/worker-ascend/Dockerfile -t rljob-worker-ascend:0.1.0 $(IMAGE_ARGS) .
@@ -72,17 +74,20 @@ image-worker-ascend: ## Build the worker's image for NPUs (docker; A3: IMAGE_ARG
 image-worker-cuda: ## Build the worker's image for GPUs (docker)
 	docker build -f images/worker-cuda/Dockerfile -t rljob-worker-cuda:0.1.0 $(IMAGE_ARGS) .
 
-lint: $(STAMP) ## ruff, mypy and hadolint
+lint: $(STAMP) ## ruff, mypy, import contracts, hadolint, and the counts that may not grow
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@PYTHONPATH=tests $(BIN)/lint-imports --no-cache
 	@$(BIN)/hadolint --no-color images/*/Dockerfile
+	@$(BIN)/python tests/support/counts.py
 
 format: $(STAMP) ## Let ruff put the code into shape
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
 generate: $(STAMP) ## Write the CRD, the chart's copy and docs/reference.md from the API types, the chart's README from its values
+	@$(BIN)/python -m rljob_worker.generate
 	@$(BIN)/python -m rljob_api.generate
 	@$(BIN)/python helm/chart_readme.py
 	@$(BIN)/python helm/dashboards.py
@@ -100,9 +105,8 @@ lock: $(STAMP) ## Resolve the lock files anew
 	@printf 'trl==1.16.0\ntorch==2.11.0\ntransformers==5.23.0\n' | $(BIN)/uv pip compile - --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --upgrade --quiet -o requirements/peer-trl.txt
 
-benchmarks: $(STAMP) ## Each prints a ratio against its limit or its peer (peer_trl makes an environment of its own)
-	@for file in arena weight_sync rollout_vs_vllm train_vs_megatron peer_trl; do $(BIN)/python benchmarks/$$file.py; done
-	@$(BIN)/python benchmarks/device_switch.py --device cpu
+benchmarks: $(STAMP) ## Every row of the README's table; names at the end those that missed (peer_trl makes an environment of its own)
+	@$(BIN)/python benchmarks/all.py
 
 clean: ## Remove the environment and all runs
 	rm -rf $(VENV) $(RUNS)

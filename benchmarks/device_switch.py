@@ -9,8 +9,8 @@ Sharing: a second process opens a parameter set of Qwen3-4B's shapes through two
 own parameters, with checksums on both sides; the peer is one copy of the same bytes inside the device.
 
 On npu and cuda it starts itself again with a trainer's variables: LD_PRELOAD (the worker images' library, unless
-another is preloaded), TMS_* and the allocator's. On cpu the arena moves pages instead of copying, and there is no
-device to copy in: those figures do not exist, and the run says so.
+another is preloaded), TMS_* and the allocator's. On cpu the arena moves pages instead of copying: sleep and wake stand
+against a memory copy there, and there is nothing to share.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
+from figures import Figure, report
 
 from rljob_api.roles import device_memory_variables
 from rljob_api.spec import MemorySaverMode, Profile
@@ -37,6 +38,7 @@ GIB = 1024**3
 PROFILES = {"npu": Profile.ASCEND_A2, "cuda": Profile.CUDA}
 SLOT_BYTES = 512 * 1024**2
 SLOTS = 2
+CPU_LIMIT = 1.0
 
 
 def qwen3_4b(layers: int = 36) -> list[tuple[int, ...]]:
@@ -54,7 +56,7 @@ def seconds(device: Device, call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def sleep_and_wake(device: Device, memory: SleepingMemory, nbytes: int, repeats: int) -> None:
+def sleep_and_wake(device: Device, memory: SleepingMemory, nbytes: int, repeats: int) -> list[Figure]:
     with memory.region("backup"):
         kept = torch.zeros(nbytes // 2, dtype=torch.uint8, device=device.torch_device).fill_(7)
     with memory.region("discard"):
@@ -77,8 +79,9 @@ def sleep_and_wake(device: Device, memory: SleepingMemory, nbytes: int, repeats:
         f"sleep {sleep:.3f} s, wake {wake:.3f} s, {statistics.median(freed) / GIB:.2f} GiB of {nbytes / GIB:.2f} freed"
     )
     if not device.own_memory:
-        print("  against a pinned copy: does not exist on cpu, pages move without a copy (benchmarks/arena.py)")
-        return
+        copy = statistics.median(seconds(device, kept.clone) for _ in range(repeats))
+        what, against = f"sleep + wake of {nbytes / GIB:g} GiB on the cpu device", "a copy of the half that is kept"
+        return [Figure(what, against, (sleep + wake) / copy, CPU_LIMIT, at_most=True)]
     rate = nbytes / 2 / 1e9
     print(f"  kept half: {rate / sleep:.1f} GB/s to the host, {rate / wake:.1f} GB/s back")
     host = HostCopy(nbytes // 2)
@@ -88,6 +91,7 @@ def sleep_and_wake(device: Device, memory: SleepingMemory, nbytes: int, repeats:
         f"  pinned copy: {rate / out:.1f} and {rate / back:.1f} GB/s; "
         f"sleep / copy {sleep / out:.2f}, wake / copy {wake / back:.2f}"
     )
+    return []
 
 
 def in_slots(shapes: list[tuple[int, ...]]) -> Iterator[list[tuple[int, int, int]]]:
@@ -134,14 +138,12 @@ def receive(device: Device, layers: int) -> None:
 
 
 def share(device: Device, memory: SleepingMemory | None, layers: int, repeats: int, arguments: list[str]) -> None:
+    if not device.own_memory:
+        print("sharing: does not exist on cpu, slots are host memory (benchmarks/weight_sync.py)")
+        return
     shapes = qwen3_4b(layers)
     source = as_bytes(parameters(device, shapes, 1.5))
     nbytes = sum(data.numel() for data in source)
-    if not device.own_memory:
-        print(
-            f"sharing {nbytes / 1e9:.2f} GB: does not exist on cpu, slots are host memory (benchmarks/weight_sync.py)"
-        )
-        return
     with cast(SleepingMemory, memory).staging():
         slots = [torch.empty(SLOT_BYTES, dtype=torch.uint8, device=device.torch_device) for _ in range(SLOTS)]
     command = [sys.executable, __file__, *arguments, "--receive"]
@@ -200,7 +202,7 @@ def start_as_trainer(profile: Profile, mode: MemorySaverMode) -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | missing)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", required=True, choices=["npu", "cuda", "cpu"])
     parser.add_argument("--mode", default="preload", choices=["preload", "torch"])
@@ -215,13 +217,14 @@ def main() -> None:
     device.set_current()
     if chosen.receive:
         receive(device, chosen.layers)
-        return
+        return 0
     memory = sleeping_memory(MemorySaverMode(chosen.mode), device)
     assert memory is not None
     print(f"{device.identity()}, memory saver {chosen.mode if device.own_memory else 'arena'}")
-    sleep_and_wake(device, memory, int(chosen.gibibytes * GIB), chosen.repeats)
+    figures = sleep_and_wake(device, memory, int(chosen.gibibytes * GIB), chosen.repeats)
     share(device, memory, chosen.layers, chosen.repeats, [arg for arg in sys.argv[1:] if arg != "--receive"])
+    return report(figures)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ REPOSITORY = Path(__file__).parents[1]
 sys.path[:0] = [str(REPOSITORY / part) for part in ("crds", "operator", "tests/cluster")]
 
 from fault_proxy import FaultProxy  # noqa: E402
+from figures import Figure, report  # noqa: E402
 from kube import Kube, Object, wait_until  # noqa: E402
 from kwok_cluster import KwokCluster  # noqa: E402
 from operator_process import OperatorProcess  # noqa: E402
@@ -49,25 +49,6 @@ QUIET_LIMIT = 0.0
 WATCHED_SECONDS = 60.0
 COUNTED_JOBS = 20
 DEADLINE = 1200.0
-
-
-@dataclass
-class Figure:
-    """One line of the result."""
-
-    what: str
-    value: float
-    limit: float
-    unit: str = ""
-
-    @property
-    def holds(self) -> bool:
-        """Whether it is within its limit."""
-        return self.value <= self.limit
-
-    def __str__(self) -> str:
-        verdict = "ok" if self.holds else "MISSED"
-        return f"{self.what:<66} {self.value:8.2f} {self.unit:<3} limit {self.limit:6.1f}  {verdict}"
 
 
 @contextmanager
@@ -199,6 +180,10 @@ def job_side(count: int) -> tuple[float, float]:
         return seconds, memory.end()
 
 
+def limit(what: str, value: float, limit: float, against: str = "its limit") -> Figure:
+    return Figure(what, against, value, limit, at_most=True)
+
+
 def counted_side(count: int) -> list[Figure]:
     """What the operator asks of the API server, counted by a proxy between them."""
     print(f"{count} RLJobs, requests counted", flush=True)
@@ -225,9 +210,9 @@ def counted_side(count: int) -> list[Figure]:
     quiet = [one for one in asked if one.name.startswith(("done-", "idle-"))]
     minute = 60.0 / WATCHED_SECONDS
     return [
-        Figure("writes of a job from its creation to Running (most)", max(to_running), WRITES_LIMIT),
-        Figure("status writes of a running job in a minute (most)", max(running) * minute, STATUS_WRITES_LIMIT),
-        Figure("requests for finished and suspended jobs in a minute (all)", len(quiet) * minute, QUIET_LIMIT),
+        limit("writes of a job from its creation to Running (most)", max(to_running), WRITES_LIMIT),
+        limit("status writes of a running job in a minute (most)", max(running) * minute, STATUS_WRITES_LIMIT),
+        limit("requests for finished and suspended jobs in a minute (all)", len(quiet) * minute, QUIET_LIMIT),
     ]
 
 
@@ -255,13 +240,17 @@ def main() -> int:
         memory.append(megabytes)
     ratio = statistics.median(jobs) / statistics.median(bare)
     figures = [
-        Figure(f"time of {options.jobs} RLJobs over {options.jobs} bare RayClusters", ratio, TIME_LIMIT),
-        Figure("operator's memory with them (peak)", max(memory), MEMORY_LIMIT_MB, "MB"),
+        limit(
+            f"time until the RayClusters of {options.jobs} new RLJobs are ready",
+            ratio,
+            TIME_LIMIT,
+            f"{options.jobs} bare RayClusters",
+        ),
+        limit("operator's memory with them (peak, MB)", max(memory), MEMORY_LIMIT_MB),
         *counted_side(min(COUNTED_JOBS, options.jobs)),
     ]
     print(f"bare {statistics.median(bare):.1f} s, RLJobs {statistics.median(jobs):.1f} s")
-    print(*figures, sep="\n")
-    return 0 if all(figure.holds for figure in figures) else 1
+    return report(figures)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Rollout speed: RLJob's engine against plain `vllm.LLM.generate`, same prompts, seeds and settings, one run.
 
 Both run in this process on one engine each and take turns, so that a busy machine slows both down alike. Prints one
-line a case and, last, the lowest ratio against its limit; exits 1 below it.
+line a case and, last, the rows with their limit; exits with 1 below it.
 
     python benchmarks/rollout_vs_vllm.py [--rounds 15] [--case small|large] [--threads 2]
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import Figure, report
 
 from rljob_api import RLJobSpec
 from rljob_worker.rollout.environment import engine_environment
@@ -132,7 +133,7 @@ def plain_generate(llm: Any, case: Case, requests: list[GenerationRequest]) -> l
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def run(case: Case, folder: str, rounds: int, threads: int) -> float:
+def run(case: Case, folder: str, rounds: int, threads: int) -> Figure:
     from rljob_worker.rollout.engine import Engine
 
     write_model(case, folder)
@@ -173,7 +174,7 @@ def run(case: Case, folder: str, rounds: int, threads: int) -> float:
         f"({1e3 * statistics.median(theirs):.0f} ms); ratio {ratio:.2f} (median of {rounds} rounds)",
         flush=True,
     )
-    return ratio
+    return Figure(f"rollout tokens/s, {case.name}", "`vllm.LLM.generate`, same prompts and settings", ratio, LIMIT)
 
 
 def main() -> int:
@@ -188,13 +189,12 @@ def main() -> int:
             os.environ | engine_environment(spec) | {"RLJOB_BENCHMARK_CHILD": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
         )
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
-    ratios = []
+    figures = []
     for name in [arguments.case] if arguments.case else CASES:
         case = CASES[name]
         with tempfile.TemporaryDirectory() as folder:
-            ratios.append(run(case, str(Path(folder) / "model"), arguments.rounds or case.rounds, arguments.threads))
-    print(f"rollout_vs_vllm: {min(ratios):.2f} (limit {LIMIT})")
-    return 0 if min(ratios) >= LIMIT else 1
+            figures.append(run(case, str(Path(folder) / "model"), arguments.rounds or case.rounds, arguments.threads))
+    return report(figures)
 
 
 if __name__ == "__main__":

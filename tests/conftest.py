@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.lanes import Lanes, Seconds
+
+if TYPE_CHECKING:
+    from xdist.scheduler import Scheduling
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
@@ -13,7 +19,19 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Seconds())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests, then those that start Ray or vLLM, those on a Kubernetes control plane, and those on a real node."""
+    """Files of fast tests, then those that start Ray or vLLM, need a Kubernetes control plane, need a real node."""
     markers = ("node", "cluster", "slow")
-    items.sort(key=lambda item: [item.get_closest_marker(marker) is not None for marker in markers])
+    ranks: dict[Path, list[bool]] = {}
+    for item in items:
+        rank = [item.get_closest_marker(marker) is not None for marker in markers]
+        ranks[item.path] = max(rank, ranks.get(item.path, rank))
+    items.sort(key=lambda item: ranks[item.path])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    return Lanes(config, log)

@@ -15,8 +15,17 @@ NonNegativeInt = Annotated[int, Field(ge=0, le=INT32_MAX, json_schema_extra={"fo
 ByteCount = Annotated[int, Field(ge=1, le=INT64_MAX, json_schema_extra={"format": "int64"})]
 Seed = Annotated[int, Field(ge=0, le=INT64_MAX, json_schema_extra={"format": "int64"})]
 Port = Annotated[int, Field(ge=1, le=65535, json_schema_extra={"format": "int32"})]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, le=1e9)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=1e9)]
+FiniteFloat = Annotated[float, Field(ge=-1e9, le=1e9)]
+"""The bounds are wide: larger numbers are slips of the keyboard, and seconds that no clock can wait for."""
+Measured = Annotated[float, Field(ge=0)]
+"""What was measured, which no bound may refuse."""
+NodeCount = Annotated[int, Field(ge=1, le=16384, json_schema_extra={"format": "int32"})]
+GroupSize = Annotated[int, Field(ge=1, le=4096, json_schema_extra={"format": "int32"})]
+"""Devices of a node or of a parallel group."""
+SampleCount = Annotated[int, Field(ge=1, le=10**6, json_schema_extra={"format": "int32"})]
+TokenCount = Annotated[int, Field(ge=1, le=2**24, json_schema_extra={"format": "int32"})]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 Text = Annotated[str, Field(min_length=1, max_length=4096)]

@@ -20,10 +20,11 @@ def path_text(path: Path) -> str:
     """Return `spec.data.sources[0].path`; keys that are no field names stand in brackets."""
     text = ""
     for part in path:
-        if isinstance(part, str) and re.fullmatch(r"[\w-]+", part):
+        if isinstance(part, str) and re.fullmatch(r"[\w-]{1,60}", part):
             text += f".{part}" if text else part
         else:
-            text += f"[{part}]"
+            shown = str(part)
+            text += f"[{shown if len(shown) <= 60 and shown.isprintable() else repr(shown[:57] + '...')}]"
     return text
 
 
@@ -104,7 +105,7 @@ class Views:
             if alias in raw:
                 self._set(view, field, raw[alias], path)
             elif not field.info.is_required():
-                setattr(view, field.name, field.info.get_default(call_default_factory=True))
+                setattr(view, field.name, field.info.get_default(call_default_factory=True, validated_data=vars(view)))
         self.found.append((model, at, view))
         return view
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rljob_api.roles import ASCEND_PROFILES
+from rljob_api.profiles import PROFILES
 from rljob_api.spec import RLJobSpec
 
 
@@ -51,4 +51,4 @@ def release_process_groups(spec: RLJobSpec) -> bool:
     """Whether sleeping trainers give up their communicators."""
     if spec.memory_saver.release_process_groups is not None:
         return spec.memory_saver.release_process_groups
-    return spec.resources.profile in ASCEND_PROFILES
+    return PROFILES[spec.resources.profile].uses_hccl

@@ -1,10 +1,9 @@
-"""How much memory the hardware of a profile has: the one place for it, for operator and worker.
+"""How much memory one device of a profile has, by its chip.
 
 Sources, named at each value:
   HAMi       charts/hami/templates/scheduler/device-configmap.yaml of Project-HAMi/HAMi at 00160eb971 (memoryCapacity)
   vime 255   colocated GRPO on 8 x 910B1, vllm-project/vime issue 255: "~61 GiB HBM per NPU"
   Huawei     Huawei Connect, keynote of 2025-09-18: 950PR 128 GB, 950DT 144 GB
-  chosen     no source; a value that leaves room on the usual server
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rljob_api.spec import Profile, RLJobSpec
+from rljob_api.profiles import PROFILES
+from rljob_api.spec import RLJobSpec
 
 CHIP_MEMORY_GIB: Mapping[str, int] = {
     # HAMi; 910B1 has no entry there, vime 255 used it.
@@ -33,16 +33,6 @@ CHIP_MEMORY_GIB: Mapping[str, int] = {
 USABLE_SHARE = 61 / 64
 """Part of it that processes see, the driver's own share taken off: vime 255, and taken to be alike on other chips."""
 
-_PROFILE_CHIP: Mapping[Profile, str] = {
-    Profile.ASCEND_A2: "910B1",
-    Profile.ASCEND_A3: "910C",
-    # The smaller of the two.
-    Profile.ASCEND_950: "950PR",
-    # vllm-ascend's CI on CCE has A3 nodes.
-    Profile.CCE: "910C",
-    Profile.HAMI: "910B3",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
@@ -54,33 +44,13 @@ class DeviceMemory:
     """Where the number is from, for people."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostMemorySize:
-    """Default sizes of a worker pod, by device, in GiB."""
-
-    per_device: int
-    shared_per_device: int
-    """/dev/shm; part of the former."""
-
-
-# chosen: trainer weights, their pinned backup while asleep (31 GiB a device in vime 255), optimizer in host memory;
-# vllm-ascend's CI takes 512 GiB of /dev/shm a pod, of which it uses a fraction.
-_DEVICE_HOST = HostMemorySize(per_device=96, shared_per_device=8)
-
-HOST_MEMORY: Mapping[Profile, HostMemorySize] = {
-    **dict.fromkeys(Profile, _DEVICE_HOST),
-    # chosen for small models: two Python processes with torch a device, and vLLM's KV cache of 1 GiB.
-    Profile.CPU: HostMemorySize(per_device=8, shared_per_device=2),
-}
-
-
 def device_memory(spec: RLJobSpec) -> DeviceMemory | None:
     """Memory of one of the job's devices; None where the profile does not say which device it is (cuda, cpu).
 
     With HAMi the resource's name (`resources.overrides.resourceName`, `huawei.com/Ascend910B4`) tells the chip.
     """
-    profile = spec.resources.profile
-    chip = _PROFILE_CHIP.get(profile)
+    profile = PROFILES[spec.resources.profile]
+    chip = profile.chip
     if chip is None:
         return None
     named = (spec.resources.overrides.resource_name or "").rpartition("/")[2].removeprefix("Ascend")
@@ -88,5 +58,5 @@ def device_memory(spec: RLJobSpec) -> DeviceMemory | None:
         chip = named
     nominal = CHIP_MEMORY_GIB[chip]
     usable = nominal * USABLE_SHARE
-    source = f"profile {profile.value}: Ascend {chip}, {nominal} GiB of which {usable:.0f} GiB are usable"
+    source = f"profile {profile.name}: Ascend {chip}, {nominal} GiB of which {usable:.0f} GiB are usable"
     return DeviceMemory(int(usable * 2**30), source)

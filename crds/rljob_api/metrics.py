@@ -84,6 +84,12 @@ LOST_STEPS = Metric(
     "rljob_lost_steps", Kind.COUNTER, "Executed steps that were run again after a restart.", unit="steps"
 )
 
+CHECKPOINT_FALLBACKS = Metric(
+    "rljob_checkpoint_fallbacks",
+    Kind.COUNTER,
+    "Damaged checkpoints that were set aside by name, so that the one before was used.",
+)
+
 JOB_METRICS = (
     PHASE_SECONDS,
     STEP_SECONDS,
@@ -194,11 +200,17 @@ OPERATOR_METRICS = (
 )
 """What the operator says about itself."""
 
-ALL_METRICS = (*JOB_METRICS, *LIFECYCLE_METRICS, *OPERATOR_METRICS)
+DRIVER_METRICS = (CHECKPOINT_FALLBACKS,)
+"""What the driver alone says about its job."""
+
+ALL_METRICS = (*JOB_METRICS, *DRIVER_METRICS, *LIFECYCLE_METRICS, *OPERATOR_METRICS)
 
 REWARD_KEY = "rollout/raw_reward"
+REWARD_STD_KEY = "rollout/raw_reward_std"
+RESPONSE_TOKENS_KEY = "rollout/response_tokens"
 RESPONSE_LENGTH_KEY = "rollout/response_len/mean"
 LOGPROB_KEY = "train/train_rollout_logprob_abs_diff"
+LOGPROB_MAX_KEY = "train/train_rollout_logprob_abs_diff_max"
 """Entries of a step record's `metrics` block."""
 
 MEMORY_STATES = {

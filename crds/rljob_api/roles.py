@@ -8,6 +8,7 @@ network, or must be set before `ray start`, is rendered into the pod by the oper
 
 from __future__ import annotations
 
+from rljob_api.profiles import PROFILES, HardwareProfile
 from rljob_api.spec import HcclPorts, HcclSpec, MemorySaverMode, PortRange, Profile, RLJobSpec
 
 COMPUTE_VARIABLE = "RLJOB_COMPUTE_DEVICE"
@@ -22,9 +23,6 @@ loader in silence, so trainers check at their start that the hook is in."""
 MEMORY_SAVER_DIGESTS = "/opt/rljob/memory-saver.sha256"
 """Where the worker images record the SHA-256 of the memory saver's libraries, one a line as `sha256sum` prints them."""
 
-ASCEND_PROFILES = (Profile.ASCEND_A2, Profile.ASCEND_A3, Profile.ASCEND_950, Profile.CCE, Profile.HAMI)
-"""Profiles whose devices are Ascend NPUs."""
-
 _NO_EXPANDABLE_SEGMENTS = "expandable_segments:False"
 """Neither the memory saver nor vLLM's sleep works on expandable segments, and images set True (vime PR 285): removing
 the variable or setting it to nothing does not help, it has to say False."""
@@ -35,40 +33,34 @@ def trainer_variables(spec: RLJobSpec) -> dict[str, str]:
 
     Sources: vime issue 255 (TMS_*, LD_PRELOAD, allocator), vime PR 285 (torch mode sets the mode alone).
     """
-    if spec.resources.profile is Profile.CPU:
+    hardware = PROFILES[spec.resources.profile]
+    if not hardware.has_devices:
         return {}
     memory = device_memory_variables(spec.resources.profile, spec.memory_saver.mode)
-    return memory | _hccl(spec, spec.hccl.trainer_ports)
+    return memory | _hccl(hardware, spec.hccl, spec.hccl.trainer_ports)
 
 
 def engine_variables(spec: RLJobSpec) -> dict[str, str]:
     """Variables of an engine process, for its `runtime_env`; the user's own come over them.
 
-    Sources: vime issue 255 (VLLM_*); Ray's npu.py and nvidia_gpu.py of 2.56 (the names of the opt-outs).
+    Source: vime issue 255 (VLLM_*).
     """
-    if spec.resources.profile is Profile.CPU:
+    hardware = PROFILES[spec.resources.profile]
+    if not hardware.has_devices:
         return {}
     # Endpoints for sleeping and weight updates; nothing here calls them over HTTP, tools that users attach do.
     memory = device_memory_variables(spec.resources.profile, MemorySaverMode.OFF)
-    variables = memory | {"VLLM_SERVER_DEV_MODE": "1"}
-    if spec.resources.profile in ASCEND_PROFILES:
-        # Weights in the NZ layout cannot be updated in place.
-        variables["VLLM_ASCEND_ENABLE_NZ"] = "0"
-    if spec.rollout.tensor_parallel > 1:
+    variables = memory | {"VLLM_SERVER_DEV_MODE": "1", **hardware.engine_environment}
+    if spec.rollout.tensor_parallel > 1 and hardware.explicit_devices_variable is not None:
         # Ray would show the actor the one device of its own bundle.
-        device = "ASCEND_RT" if spec.resources.profile in ASCEND_PROFILES else "CUDA"
-        variables[f"RAY_EXPERIMENTAL_NOSET_{device}_VISIBLE_DEVICES"] = "1"
-    return variables | _hccl(spec, spec.hccl.rollout_ports)
-
-
-def allocator_variable(profile: Profile) -> str:
-    """Name of the variable that configures the device allocator of a profile that has devices."""
-    return "PYTORCH_NPU_ALLOC_CONF" if profile in ASCEND_PROFILES else "PYTORCH_CUDA_ALLOC_CONF"
+        variables[hardware.explicit_devices_variable] = "1"
+    return variables | _hccl(hardware, spec.hccl, spec.hccl.rollout_ports)
 
 
 def device_memory_variables(profile: Profile, mode: MemorySaverMode) -> dict[str, str]:
     """Variables with which a process's device memory can sleep: they are read when it starts."""
-    allocator = {allocator_variable(profile): _NO_EXPANDABLE_SEGMENTS}
+    name = PROFILES[profile].allocator_variable
+    allocator = {} if name is None else {name: _NO_EXPANDABLE_SEGMENTS}
     match mode:
         case MemorySaverMode.PRELOAD:
             return allocator | {
@@ -94,11 +86,10 @@ def interface_variables(interface: str) -> dict[str, str]:
     return variables
 
 
-def _hccl(spec: RLJobSpec, ports: HcclPorts) -> dict[str, str]:
+def _hccl(hardware: HardwareProfile, hccl: HcclSpec, ports: HcclPorts) -> dict[str, str]:
     """Sources: CANN environment variable reference (8.5, 9.0)."""
-    if spec.resources.profile not in ASCEND_PROFILES:
+    if not hardware.uses_hccl:
         return {}
-    hccl: HcclSpec = spec.hccl
     given = {
         "HCCL_CONNECT_TIMEOUT": hccl.connect_timeout_seconds,
         "HCCL_EXEC_TIMEOUT": hccl.exec_timeout_seconds,

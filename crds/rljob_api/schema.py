@@ -169,8 +169,8 @@ def rule_entry(rule: Rule) -> Node:
     return {"rule": rule.cel, "message": rule.message, **path}
 
 
-def describe(node: Node) -> str:
-    """Return the type of a field and what it allows, in words."""
+def describe(node: Node, *, largest: bool = False) -> str:
+    """Return the type of a field and what it allows, in words; `largest`: with bounds that only the format has."""
     if "enum" in node:
         return "one of " + ", ".join(str(value) for value in node["enum"])
     kind = node.get("type", "any value")
@@ -181,14 +181,16 @@ def describe(node: Node) -> str:
         if "additionalProperties" in node:
             return f"mapping of names to {describe(node['additionalProperties'])}"
         return "free-form mapping" if node.get("x-kubernetes-preserve-unknown-fields") else "block"
-    return {"integer": "whole number", "boolean": "true or false"}.get(kind, str(kind)) + _bounds(node)
+    return {"integer": "whole number", "boolean": "true or false"}.get(kind, str(kind)) + _bounds(node, largest)
 
 
-def _bounds(node: Node) -> str:
+def _bounds(node: Node, largest: bool) -> str:
     parts = []
     if "minimum" in node:
         parts.append(("above " if node.get("exclusiveMinimum") else "at least ") + _number(node["minimum"]))
-    if "maximum" in node and node["maximum"] < 2**31 - 1:
+    if largest and node.get("format") == "int64":
+        parts.append(f"at most {INT64_MAX}")
+    elif "maximum" in node and (largest or node["maximum"] < 2**31 - 1):
         parts.append(("below " if node.get("exclusiveMaximum") else "at most ") + _number(node["maximum"]))
     if "pattern" in node:
         parts.append(f"like {node['pattern']}")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.base import INT64_MAX, Name, NonNegativeFloat, NonNegativeInt, StatusModel
+from rljob_api.base import INT64_MAX, Measured, Name, NonNegativeInt, StatusModel
 
 Generation = Annotated[int, Field(ge=0, le=INT64_MAX, json_schema_extra={"format": "int64"})]
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
@@ -75,13 +75,13 @@ class LastStep(StatusModel):
 
     step: NonNegativeInt
     """Its number."""
-    seconds: NonNegativeFloat | None = None
+    seconds: Measured | None = None
     """Wall-clock seconds."""
-    phase_seconds: Annotated[dict[str, NonNegativeFloat], Field(max_length=64)] = {}
+    phase_seconds: Annotated[dict[str, Measured], Field(max_length=64)] = {}
     """Seconds of each phase by name."""
-    switch_seconds: NonNegativeFloat | None = None
+    switch_seconds: Measured | None = None
     """Seconds that sharing the devices took: sleeping, waking and handing the weights over."""
-    log_prob_abs_diff: NonNegativeFloat | None = None
+    log_prob_abs_diff: Measured | None = None
     """Mean absolute difference of engine and trainer log-probabilities."""
     time: Time | None = None
     """When it ended."""
@@ -94,11 +94,11 @@ class Progress(StatusModel):
     """Completed steps."""
     steps: NonNegativeInt = 0
     """Steps of the job."""
-    eta_seconds: NonNegativeFloat | None = None
+    eta_seconds: Measured | None = None
     """Estimated seconds until the last step ends."""
     eta: Name | None = None
     """The same for people, like `3h12m`."""
-    step_seconds: NonNegativeFloat | None = None
+    step_seconds: Measured | None = None
     """Median seconds of the recent steps."""
     reward_mean: float | None = None
     """Mean reward of the last step."""
@@ -121,6 +121,8 @@ class AttemptStatus(StatusModel):
     """Id of the Ray job."""
     accepted: bool = False
     """Whether Ray has confirmed the submission."""
+    accept_time: Time | None = None
+    """When the operator saw that; `timeouts.startSeconds` counts from here."""
     head_uid: Name | None = None
     """UID of the head pod that the driver was submitted to."""
     session: Name | None = None
@@ -168,6 +170,8 @@ class ClusterStatus(StatusModel):
     """Worker pods that are ready."""
     released_uid: Name | None = None
     """UID of the RayCluster whose devices were given back last."""
+    scheduled_time: Time | None = None
+    """Since when all of its pods have their nodes while not all are ready; `timeouts.readySeconds` counts from here."""
 
 
 class CheckpointRequest(StatusModel):
@@ -189,21 +193,21 @@ class Goodput(StatusModel):
 
     since: Time | None = None
     """When the present phase began."""
-    queued_seconds: NonNegativeFloat = 0.0
+    queued_seconds: Measured = 0.0
     """Waiting for devices."""
-    starting_seconds: NonNegativeFloat = 0.0
+    starting_seconds: Measured = 0.0
     """Devices held, driver not ready: pods starting, waiting for a restart, loading."""
-    running_seconds: NonNegativeFloat = 0.0
+    running_seconds: Measured = 0.0
     """Driver ready; what of it is in no step is overhead."""
-    active_seconds: NonNegativeFloat = 0.0
+    active_seconds: Measured = 0.0
     """Devices held since the job first ran: what `activeDeadlineSeconds` limits."""
-    useful_seconds: NonNegativeFloat = 0.0
+    useful_seconds: Measured = 0.0
     """In steps that count."""
-    lost_seconds: NonNegativeFloat = 0.0
+    lost_seconds: Measured = 0.0
     """In steps that were run again after a restart."""
     lost_steps: NonNegativeInt = 0
     """Number of such steps."""
-    abandoned_seconds: NonNegativeFloat = 0.0
+    abandoned_seconds: Measured = 0.0
     """The part of `lostSeconds` whose records were lost with their run folder."""
     abandoned_steps: NonNegativeInt = 0
     """The same in steps."""

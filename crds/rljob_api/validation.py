@@ -17,10 +17,10 @@ from rljob_api.blocks import Views, path_text, without_nulls
 from rljob_api.job import RLJob
 from rljob_api.overrides import apply_overrides
 from rljob_api.problems import ABSENT, ManifestError, Problem
-from rljob_api.rules import rules_on
+from rljob_api.profiles import PROFILES
+from rljob_api.rules import checks_on, rules_on
 from rljob_api.schema import Node, describe, structural_schema, subschema
-from rljob_api.spec import Profile
-from rljob_api.yaml_text import YamlError, parse_yaml
+from rljob_api.yaml_text import YamlError, parse_yaml, read_text
 
 
 def load_manifest(manifest: Path | str | dict[str, Any], overrides: list[str] | None = None) -> RLJob:
@@ -51,7 +51,7 @@ def check_runnable_locally(job: RLJob) -> None:
     """
     resources = job.spec.resources
     problems = []
-    if resources.profile is not Profile.CPU:
+    if PROFILES[resources.profile].has_devices:
         wrong = "a local run uses the processor alone; other profiles run on a cluster"
         problems.append(Problem("spec.resources.profile", wrong, "cpu", resources.profile.value))
     if resources.nodes != 1:
@@ -68,11 +68,10 @@ def _read(manifest: Path | str | dict[str, Any]) -> tuple[Any, str]:
     )
     source = "manifest" if is_text else str(manifest)
     try:
-        text = str(manifest) if is_text else Path(manifest).read_text(encoding="utf-8")
-        return parse_yaml(text), source
+        return parse_yaml(str(manifest) if is_text else read_text(Path(manifest))), source
     except FileNotFoundError:
         raise ManifestError([Problem("", "there is no such file")], source) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ManifestError([Problem("", f"cannot be read: {error}")], source) from None
     except YamlError as error:
         raise ManifestError([Problem("", str(error))], source) from None
@@ -90,6 +89,9 @@ def _check(document: dict[str, Any], source: str) -> RLJob:
     except ValidationError as error:
         schema = structural_schema(RLJob)
         for detail in error.errors(include_url=False):
+            if detail["type"] == "default_factory_not_called":
+                # A default that follows from a field which is reported itself.
+                continue
             bad.add(tuple(detail["loc"]))
             problems.append(_explain(detail, schema, document))
     problems += _broken_rules(document, bad)
@@ -115,6 +117,16 @@ def _broken_rules(document: dict[str, Any], bad: set[FieldPath]) -> Iterator[Pro
             path = (*at, *rule.field.split(".")) if rule.field else at
             value = _lookup(view, rule.field) if rule.field else _at(document, at)
             yield Problem(path_text(path), rule.wrong, rule.allowed, value)
+        for check in checks_on(model):
+            try:
+                findings = list(check(view))
+            except AttributeError:
+                if bad:
+                    continue
+                raise
+            for finding in findings:
+                path = (*at, *finding.path)
+                yield Problem(path_text(path), finding.wrong, finding.allowed, _at(document, path))
 
 
 def _lookup(view: Any, field: str) -> Any:
@@ -171,6 +183,8 @@ def _explain(detail: ErrorDetails, schema: Node, document: dict[str, Any]) -> Pr
         return _unknown(path, schema, value)
     node = subschema(schema, path)
     allowed = _allowed(node)
+    if kind.startswith("less_than") and node is not None:
+        allowed = describe(node, largest=True)
     if kind in _WRONG:
         return Problem(path_text(path), _WRONG[kind], allowed, value)
     found = "null" if value is None else _KINDS.get(type(value), type(value).__name__)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from collections.abc import Sequence
 
 from rljob_operator.settings import Settings, SettingsProblem, parse_settings
-from rljob_operator.shell.connection import Connection, ConnectionProblem, connect
+from rljob_operator.shell.access import AccessProblem, find_access
 from rljob_operator.shell.controller import Controller
 from rljob_operator.state.reconcile import reconcile
 
@@ -21,23 +20,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = parse_settings(sys.argv[1:] if arguments is None else arguments)
         logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s")
-        connection = connect(settings.kubeconfig, settings.context)
-    except (SettingsProblem, ConnectionProblem, ValueError) as error:
+        asyncio.run(_run(settings))
+    except (SettingsProblem, AccessProblem) as error:
         print(f"rljob-operator: {error}", file=sys.stderr)
         return 2
-    try:
-        asyncio.run(_run(connection, settings))
     except Exception:
         logger.exception("stopping: a part of the operator broke")
         return 1
     return 0
 
 
-async def _run(connection: Connection, settings: Settings) -> None:
-    controller = Controller(connection, settings, reconcile)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, controller.stop)
-    await controller.run()
+async def _run(settings: Settings) -> None:
+    access = await find_access(settings.kubeconfig, settings.context)
+    await Controller(access, settings, reconcile).run()  # until SIGTERM, which Kopf heeds
 
 
 if __name__ == "__main__":

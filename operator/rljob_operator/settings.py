@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rljob_api.wire.names import DASHBOARD_PORT, DRIVER_PORT
 from rljob_operator.render import RenderSettings
 
 _PREFIX = "RLJOB_"
@@ -65,12 +66,16 @@ class Settings:
     http_host: str = ""
     """Where /healthz, /readyz and /metrics are served; empty: everywhere."""
     http_port: int = 8080
+    probe_host: str = "0.0.0.0"
+    """Where Kopf answers the kubelet's liveness probe; in a pod its own address, of whichever family."""
+    probe_port: int = 0
+    """Port of that, at /healthz; 0: nowhere."""
     kubeconfig: str | None = None
     context: str | None = None
     """Of the kubeconfig."""
-    ray_address: str = "http://{service}.{namespace}.svc:8265"
+    ray_address: str = f"http://{{service}}.{{namespace}}.svc:{DASHBOARD_PORT}"
     """Of a head's dashboard; may hold {service}, {namespace} and {name} (of the job)."""
-    driver_address: str = "http://{service}.{namespace}.svc:8300"
+    driver_address: str = f"http://{{service}}.{{namespace}}.svc:{DRIVER_PORT}"
     """Of a driver; as `ray_address`."""
     log_level: str = "INFO"
 
@@ -99,6 +104,7 @@ _TEXTS = {
     "lease_name": "name of the Lease",
     "identity": "name of this replica (default: the host's)",
     "http_host": "address of /healthz, /readyz and /metrics",
+    "probe_host": "address of Kopf's liveness probe",
     "kubeconfig": "kubeconfig; default: the pod's service account",
     "context": "context of the kubeconfig",
     "ray_address": "address of a head's dashboard, with {service}, {namespace}, {name}",
@@ -162,6 +168,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     add("concurrency", "jobs that are worked on at the same time", int)
     add("requests", "requests to the API server at the same time", int)
     add("http_port", "port of /healthz, /readyz and /metrics", int)
+    add("probe_port", "port of Kopf's liveness probe, /healthz; 0: none", int)
     add("namespaces", "watched namespaces, with commas between; default: all")
     add("worker_image", "worker image of jobs that name none")
     add("worker_images", "the same by profile: ascend-a2=IMAGE,cpu=IMAGE")

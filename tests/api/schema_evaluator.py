@@ -10,6 +10,7 @@ from typing import Any
 from cel_expr_python import cel
 
 from rljob_api.crd import custom_resource_definition
+from rljob_api.spec import AlgorithmSpec
 
 Node = dict[str, Any]
 Broken = tuple[tuple[str | int, ...], str]
@@ -31,12 +32,20 @@ def admit(manifest: dict[str, Any]) -> dict[str, Any]:
     return _fill(root_schema(), copy.deepcopy(manifest))
 
 
+OF_THE_ALGORITHM = {
+    info.alias for info in AlgorithmSpec.model_fields.values() if info.default_factory_takes_validated_data
+}
+
+
 def filled_alike(stored: Any, typed: Any) -> bool:
-    """Whether a stored spec has the defaults of the types: but for blocks that were not given, which stay away."""
+    """Whether a stored spec has the defaults of the types.
+
+    But for blocks that were not given, which stay away, and fields whose default follows from the algorithm.
+    """
     if not isinstance(stored, dict) or not isinstance(typed, dict):
         return bool(stored == typed)
     away = [name for name in typed if name not in stored]
-    return all(isinstance(typed[name], dict) for name in away) and all(
+    return all(isinstance(typed[name], dict) or name in OF_THE_ALGORITHM for name in away) and all(
         name in typed and filled_alike(value, typed[name]) for name, value in stored.items()
     )
 

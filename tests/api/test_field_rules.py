@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from manifests import manifest
-from schema_evaluator import admit, broken_rules
+from schema_evaluator import admit, broken_rules, compile_rule
 
+from rljob_api.algorithms import ALGORITHMS, AlgorithmFacts
 from rljob_api.blocks import path_text
-from rljob_api.rules import RULES
+from rljob_api.rules import RULES, Rule
+from rljob_api.rules.learning import algorithm_rules
 from rljob_api.spec import Profile
 from rljob_api.spec.rollout import RESERVED_ENGINE_ARGS
 from rljob_api.validation import ManifestError, load_manifest
+
+WITHOUT_EFFECT = {
+    "clip_low": "clipLow=0.1",
+    "clip_high": "clipHigh=0.5",
+    "dual_clip": "dualClip=3",
+    "normalize_by_std": "normalizeByStd=true",
+    "sapo": "sapo.tauPositive=2",
+}
 
 # What is refused: settings over the design's example, and the paths that are blamed.
 REFUSED: list[tuple[list[str], list[str]]] = [
     (["mode=Disaggregated"], ["spec.mode"]),
     (["mode=Async"], ["spec.mode"]),
     (["training.backend=FSDP"], ["spec.training.backend"]),
-    (["algorithm.name=dapo"], ["spec.algorithm.name"]),
-    (["algorithm.name=ppo", "rollout.samplesPerPrompt=1", "training.globalBatchSize=8"], ["spec.algorithm.name"]),
     (["training.tensorParallel=3"], ["spec.training.tensorParallel"]),
     (["training.pipelineParallel=8"], ["spec.training.tensorParallel"]),
     (["rollout.tensorParallel=3"], ["spec.rollout.tensorParallel"]),
@@ -34,22 +45,59 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["training.expertParallel=3"], ["spec.training.expertParallel"]),
     (["model.random.config={model_type: qwen3}"], ["spec.model"]),
     (["model.path=null"], ["spec.model"]),
-    (["model.path=null", "model.random.config={}", "model.revision=main"], ["spec.model.revision"]),
+    (["model.path=null", "model.random.config={model_type: qwen3}", "model.revision=main"], ["spec.model.revision"]),
     (["data.synthetic={}"], ["spec.data"]),
     (["data.path=null"], ["spec.data"]),
-    (["data.sources[0].path=a.jsonl"], ["spec.data"]),
-    (["data.path=null", "data.sources=[{path: a, name: x}, {path: b, name: x}, {path: c}]"], ["spec.data.sources"]),
-    (["data.path=null", "data.sources=[{path: a}, {name: b}]"], ["spec.data.sources[1]"]),
+    (["data.sources[0].path=a.jsonl", "data.applyChatTemplate=null"], ["spec.data"]),
+    (
+        [
+            "data.path=null",
+            "data.applyChatTemplate=null",
+            "data.sources=[{path: a, name: x}, {path: b, name: x}, {path: c}]",
+        ],
+        ["spec.data.sources"],
+    ),
+    (
+        ["data.path=null", "data.applyChatTemplate=null", "data.sources=[{path: a}, {name: b}]"],
+        ["spec.data.sources[1]"],
+    ),
     (["evaluation.data={path: a, synthetic: {}}"], ["spec.evaluation.data"]),
     (["reward.python=package.module:function"], ["spec.reward"]),
     (["reward.name=null"], ["spec.reward"]),
     (["reward.batch=true"], ["spec.reward.batch"]),
     (["reward.name=regex"], ["spec.reward.args"]),
     (["reward=null"], ["spec.reward"]),
-    (["reward=null", "data.path=null", "data.sources=[{path: a, reward: {name: math}}, {path: b}]"], ["spec.reward"]),
+    (
+        [
+            "reward=null",
+            "data.path=null",
+            "data.applyChatTemplate=null",
+            "data.sources=[{path: a, reward: {name: math}}, {path: b}]",
+        ],
+        ["spec.reward"],
+    ),
     (["reward=null", "data.reward.name=exact", "evaluation.data.path=a"], ["spec.evaluation.data.reward"]),
     (["evaluation.data.path=a", "evaluation.passAt=[1, 4]"], ["spec.evaluation.passAt"]),
     (["rollout.samplesPerPrompt=1", "training.globalBatchSize=null"], ["spec.rollout.samplesPerPrompt"]),
+    *(
+        (
+            [f"algorithm={{name: {name}}}", "rollout.samplesPerPrompt=1", "training.globalBatchSize=null"],
+            ["spec.rollout.samplesPerPrompt"],
+        )
+        for name, facts in ALGORITHMS.items()
+        if facts.min_group_size == 2
+    ),
+    *(
+        (
+            [f"algorithm={{name: {name}}}", f"algorithm.{WITHOUT_EFFECT[attribute]}"],
+            [f"spec.algorithm.{WITHOUT_EFFECT[attribute].partition('=')[0].partition('.')[0]}"],
+        )
+        for name, facts in ALGORITHMS.items()
+        for attribute in facts.without_effect
+    ),
+    (["evaluation={data: {path: a}, samplesPerPrompt: 4}"], ["spec.evaluation.samplesPerPrompt"]),
+    (["evaluation={data: {path: a}, temperature: 0.001}"], ["spec.evaluation.temperature"]),
+    (["failurePolicy={backoffSeconds: 20, maxBackoffSeconds: 10}"], ["spec.failurePolicy.maxBackoffSeconds"]),
     (["algorithm.tis.low=2"], ["spec.algorithm.tis.low"]),
     (["training.optimizer.minLr=0.1"], ["spec.training.optimizer.minLr"]),
     (["training.optimizer.warmupSteps=10", "training.optimizer.decaySteps=9"], ["spec.training.optimizer.decaySteps"]),
@@ -69,6 +117,17 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["hccl.opExpansionMode=AIV"], ["spec.hccl.opExpansionMode"]),
     (["environment.variables.LD_PRELOAD=/lib/x.so"], ["spec.environment.variables"]),
     (["environment.trainer.TMS_HOOK_MODE=torch"], ["spec.environment.trainer"]),
+    (["resources.profile=ascend-a2", "rollout.graphMode=true"], ["spec.rollout.graphMode"]),
+    (["resources=null", "rollout.graphMode=true", "training.globalBatchSize=null"], ["spec.rollout.graphMode"]),
+    *(
+        (
+            ["resources.profile=ascend-a3", f"rollout.engineArgs.{name}=true"],
+            [f"spec.rollout.engineArgs.{name}"],
+        )
+        for name in ("async_scheduling", "enable_eplb", "enable_expert_parallel")
+    ),
+    (["environment.rollout.VLLM_ASCEND_ENABLE_FUSED_MC2='1'"], ["spec.environment.rollout"]),
+    (["environment.variables.VLLM_ASCEND_ENABLE_MATMUL_ALLREDUCE='1'"], ["spec.environment.variables"]),
     (["metadata.name=Qwen3"], ["metadata.name"]),
     (["metadata.name=3b"], ["metadata.name"]),
     (["metadata.name=qwen3.4b"], ["metadata.name"]),
@@ -92,6 +151,9 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 
 ACCEPTED: list[list[str]] = [
     [],
+    *([f"algorithm={{name: {name}}}"] for name in ALGORITHMS),
+    ["algorithm={name: sapo, sapo: {tauNegative: 2}}"],
+    ["algorithm={name: reinforce}", "rollout.samplesPerPrompt=1", "training.globalBatchSize=null"],
     *([f"resources.profile={profile.value}"] for profile in Profile),
     ["resources.devicesPerNode=null"],
     ["training=null"],
@@ -100,14 +162,22 @@ ACCEPTED: list[list[str]] = [
     ["training.globalBatchSize=64"],
     ["resources.profile=cpu", "weightSync.bucketBytes=4096"],
     ["model.path=null", "model.random.config={model_type: qwen3, rope_scaling: null}"],
-    ["data.path=null", "data.sources=[{path: a, name: one}, {synthetic: {}, name: two}]"],
+    [
+        "data.path=null",
+        "data.applyChatTemplate=null",
+        "data.sources=[{path: a, name: one}, {synthetic: {}, name: two}]",
+    ],
     ["reward=null", "data.reward.python=package.module:function", "data.reward.batch=true"],
     ["reward={name: regex, args: {pattern: '[0-9]+'}}"],
-    ["evaluation={data: {path: a}, samplesPerPrompt: 4, passAt: [1, 4]}"],
-    ["data.labelKey=null", "records.httpPort=null"],
+    ["evaluation={data: {path: a}, samplesPerPrompt: 4, passAt: [1, 4], temperature: 1}"],
+    ["data.labelKey=null", "reward={name: regex, args: {pattern: a}}", "records.httpPort=null"],
     ["timeouts.phases={rollout: 100, update_weights: 10}"],
     ["rollout.engineArgs={compilation_config: {level: 0}, async_scheduling: true}"],
     ["hccl.trainerPorts.host={first: 60000, last: 60050}", "hccl.rolloutPorts.host={first: 61000, last: 61050}"],
+    ["rollout.graphMode=true"],
+    ["resources.profile=cuda", "rollout.graphMode=true", "rollout.engineArgs.enable_expert_parallel=true"],
+    ["resources.profile=ascend-a2", "rollout.engineArgs={async_scheduling: false, enable_expert_parallel: false}"],
+    ["environment.rollout={VLLM_ASCEND_ENABLE_FUSED_MC2: '0'}"],
     ["network.hostNetwork=true", "hccl.useHostIp=true"],
     ["hccl={opExpansionMode: AIV, deterministic: false}"],
     ["environment.rollout.LD_PRELOAD=/usr/lib/libjemalloc.so.2"],
@@ -134,14 +204,14 @@ def refused_locally(document: dict) -> set[tuple[str, str]]:
     return set()
 
 
-LOCAL_ONLY = {rule.message for rule in RULES if rule.cel is None}
+IN_CEL = {rule.message for rule in RULES if rule.cel is not None}
 
 
 @pytest.mark.parametrize(("changes", "blamed"), REFUSED, ids=[" ".join(changes) for changes, _ in REFUSED])
 def test_refused(changes: list[str], blamed: list[str]) -> None:
     locally = refused_locally(manifest(*changes))
     assert [path for path, _ in locally] == blamed
-    assert {found for found in locally if found[1] not in LOCAL_ONLY} == refused_by_api_server(manifest(*changes))
+    assert {found for found in locally if found[1] in IN_CEL} == refused_by_api_server(manifest(*changes))
 
 
 @pytest.mark.parametrize("changes", ACCEPTED, ids=[" ".join(changes) or "as it is" for changes in ACCEPTED])
@@ -164,6 +234,33 @@ def test_local_check_and_cel_agree_on_mixtures(mixture: list[list[str]]) -> None
         return  # two settings that do not fit each other, such as an item of a list that is not there
     locally = refused_locally(document)
     if document["spec"].get("resources") and document["spec"]["resources"].get("devicesPerNode"):
-        assert {found for found in locally if found[1] not in LOCAL_ONLY} == refused_by_api_server(document)
+        assert {found for found in locally if found[1] in IN_CEL} == refused_by_api_server(document)
     else:
         assert refused_by_api_server(document) <= locally  # CEL cannot work out the number of devices
+
+
+def holds(rule: Rule, spec: dict[str, Any]) -> bool:
+    assert rule.cel is not None
+    return bool(compile_rule(rule.cel).eval(data={"self": spec}).value())
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo"])
+@pytest.mark.parametrize("samples", [1, 2, 3, 8])
+@pytest.mark.parametrize("batch", [None, 8, 32 * 8])
+def test_what_an_algorithm_asks_is_asked_by_cel_and_check_alike(name: str, samples: int, batch: int | None) -> None:
+    """Also of algorithms that are not the default, which a manifest without the block does not have."""
+    facts = AlgorithmFacts(name="rloo", min_group_size=3, requires_on_policy=True)
+    settings = (f"rollout.samplesPerPrompt={samples}", f"training.globalBatchSize={batch or 'null'}")
+    given = admit(manifest(*settings))["spec"]
+    given["algorithm"] = {"name": name}
+    view = SimpleNamespace(
+        algorithm=SimpleNamespace(name=name),
+        rollout=SimpleNamespace(prompts_per_step=32, samples_per_prompt=samples),
+        training=SimpleNamespace(global_batch_size=batch),
+    )
+    on_group, on_policy = algorithm_rules(facts)
+    assert on_group.check(view) == holds(on_group, given) == (name == "grpo" or samples >= 3)
+    assert on_policy.check(view) == holds(on_policy, given) == (name == "grpo" or batch in (None, 32 * samples))
+    del given["algorithm"]
+    assert holds(on_group, given)
+    assert holds(on_policy, given)

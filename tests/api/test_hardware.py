@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from manifests import manifest
 
-from rljob_api.hardware import CHIP_MEMORY_GIB, HOST_MEMORY, USABLE_SHARE, device_memory
+from rljob_api.hardware import CHIP_MEMORY_GIB, USABLE_SHARE, device_memory
+from rljob_api.profiles import PROFILES
 from rljob_api.spec import Profile, RLJobSpec
 
 
@@ -18,7 +19,8 @@ def spec(profile: str, **overrides: Any) -> RLJobSpec:
 
 @pytest.mark.parametrize("profile", Profile)
 def test_every_profile_says_what_it_knows(profile: Profile) -> None:
-    assert HOST_MEMORY[profile].per_device > HOST_MEMORY[profile].shared_per_device > 0
+    hardware = PROFILES[profile]
+    assert hardware.memory_per_device_gib > hardware.shared_memory_per_device_gib > 0
     memory = device_memory(spec(profile.value))
     assert (memory is None) == (profile in (Profile.CPU, Profile.CUDA))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from manifests import DESIGN_EXAMPLE, manifest
 
+from rljob_api.algorithms import ALGORITHMS
 from rljob_api.validation import ManifestError, load_manifest
 
 
@@ -20,7 +21,10 @@ def problems(document: object) -> list[str]:
     ("changes", "message"),
     [
         (["rollout.topP=1.5"], "spec.rollout.topP: 1.5: is too large; allowed: number, above 0 and at most 1"),
-        (["rollout.temperature=hot"], 'spec.rollout.temperature: "hot": is a string; allowed: number, above 0'),
+        (
+            ["algorithm.clipHigh=hot"],
+            'spec.algorithm.clipHigh: "hot": is a string; allowed: number, above 0 and at most 1000000000',
+        ),
         (["steps='3000'"], 'spec.steps: "3000": is a string; allowed: whole number, at least 1'),
         (["steps=2.5"], "spec.steps: 2.5: is a number; allowed: whole number, at least 1"),
         (["steps=null"], "spec.steps: is missing; allowed: whole number, at least 1"),
@@ -30,10 +34,13 @@ def problems(document: object) -> list[str]:
             ["rollout.stop=end"],
             'spec.rollout.stop: "end": is a string; allowed: list of string, not empty (at most 32)',
         ),
-        (["training.optimizer.lr=.nan"], "spec.training.optimizer.lr: NaN: is not finite; allowed: number, above 0"),
+        (
+            ["training.optimizer.lr=.nan"],
+            "spec.training.optimizer.lr: NaN: is not finite; allowed: number, above 0 and at most 1",
+        ),
         (
             ["training.optimizer.lr=.inf"],
-            "spec.training.optimizer.lr: Infinity: is not finite; allowed: number, above 0",
+            "spec.training.optimizer.lr: Infinity: is not finite; allowed: number, above 0 and at most 1",
         ),
         (
             ["algorithm.kl.estimator=k4"],
@@ -51,7 +58,10 @@ def problems(document: object) -> list[str]:
             ["training.backend=FSDP"],
             'spec.training.backend: "FSDP": this training backend is not built yet; allowed: Megatron',
         ),
-        (["algorithm.name=gspo"], 'spec.algorithm.name: "gspo": this algorithm is not built yet; allowed: grpo'),
+        (
+            ["algorithm.name=ppo"],
+            'spec.algorithm.name: "ppo": is not one of the allowed values; allowed: one of ' + ", ".join(ALGORITHMS),
+        ),
         (
             ["training.tensorParallel=3"],
             "spec.training.tensorParallel: 3: the job's devices cannot be divided into model replicas; allowed: "
@@ -105,6 +115,7 @@ def test_all_problems_at_once() -> None:
             "mode=Async",
             "rollout.topP=2",
             "training.tensorParallel=3",
+            "data.applyChatTemplate=null",
             "data.sources[0].promptKey=x",
             "timeouts.phases={rolout: 3}",
             "reward.name=null",
@@ -184,4 +195,4 @@ def test_scalars_are_read_as_the_api_server_reads_them() -> None:
 
 def test_null_is_the_default() -> None:
     assert load_manifest(manifest("training=null", "seed=null")).spec.seed == 1234
-    assert load_manifest(manifest("data.labelKey=null")).spec.data.label_key is None
+    assert load_manifest(manifest("data.labelKey=null", "reward={python: a:b}")).spec.data.label_key is None

@@ -11,9 +11,9 @@ from node_cluster import NODE
 from programs import program
 from whole_system import WholeSystem
 
+from rljob_api.profiles import PROFILES
 from rljob_api.roles import MEMORY_SAVER_LIBRARY
 from rljob_api.spec import Profile
-from rljob_operator.render.profiles import PROFILES
 
 RESOURCE = "huawei.com/Ascend910"
 _REGISTER_SECONDS = 60.0

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -135,6 +136,12 @@ def missing() -> str:
     return ""
 
 
+@cache
+def missing_to_make() -> str:
+    """Return what this machine lacks to run the programs, or to build those that are not built, as a sentence."""
+    return missing_to_run() or missing_to_build()
+
+
 def _unbuilt() -> list[str]:
     return [wanted.name for wanted in PROGRAMS.values() if not _path(wanted).exists()]
 
@@ -232,16 +239,17 @@ def _go(scratch: Path, *arguments: str) -> str:
         capture_output=True,
         text=True,
         timeout=BUILD_DEADLINE_SECONDS,
-        preexec_fn=_die_with_parent,
+        preexec_fn=_stay_behind,
     )
     if done.returncode:
         raise RuntimeError(f"`go {' '.join(arguments)}` failed:\n{done.stderr[-4000:] or done.stdout[-4000:]}")
     return done.stdout
 
 
-def _die_with_parent() -> None:
-    """PR_SET_PDEATHSIG: a build whose builder was killed would go on for minutes."""
+def _stay_behind() -> None:
+    """PR_SET_PDEATHSIG: a build whose builder was killed would go on for minutes. And tests run beside it."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    os.nice(10)
 
 
 @contextmanager
@@ -261,13 +269,26 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+def build_all() -> None:
+    """Build what is missing: Kubernetes' own programs, which share most of what is compiled, beside the others."""
+    kubernetes = [name for name, wanted in PROGRAMS.items() if wanted.module.startswith("k8s.io/")]
+    others = [name for name in PROGRAMS if name not in kubernetes]
+    with ThreadPoolExecutor() as pool:
+        for built in [
+            pool.submit(lambda names: [program(name) for name in names], part) for part in (kubernetes, others)
+        ]:
+            built.result()
+
+
 def main() -> None:
     """Build the programs named on the command line, or all of them where this machine can."""
     if not sys.argv[1:] and not _unbuilt():
         return
-    if problem := missing_to_run() or missing_to_build():
+    if problem := missing_to_make():
         print(f"The Kubernetes programs of the cluster tests are not built. {problem}")
         return
+    if not sys.argv[1:]:
+        build_all()
     for name in sys.argv[1:] or PROGRAMS:
         print(program(name), flush=True)
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from control_plane import ControlPlane, unique
+from helm_chart import CHART, MODES, of_kind, render
 from kube import Kube
 from operator_process import OperatorProcess
 from ray_driver import Attempt
 from ray_standin import RayStandIn
 from scenarios import Case
 from small_jobs import small_job
-
-TESTS = Path(__file__).parents[1]
-sys.path.insert(0, str(TESTS / "operator/chart"))
-
-from helm_chart import CHART, MODES, of_kind, render  # noqa: E402
 
 pytestmark = pytest.mark.cluster
 NOT_INSTALLED = ("ServiceMonitor", "PrometheusRule")

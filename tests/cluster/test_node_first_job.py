@@ -20,7 +20,9 @@ from whole_system import NAMESPACE, SCRAPE_SECONDS, WholeSystem, printed_columns
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1200)]
 
-STEPS = 40
+STEPS = 120
+"""Enough that the operator that comes up after the second restart follows the job for a while: what a job did that has
+ended before is not counted again."""
 HOURS = "rljob:"
 """Recorded series look hours back: tests/operator/metrics/rules has their tests."""
 

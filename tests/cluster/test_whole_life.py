@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from control_plane import ControlPlane
 from kube import Object, conditions, wait_until
@@ -60,6 +62,32 @@ def what_is_made_belongs_to_the_job(case: Case) -> None:
     for pod in case.pods():
         assert pod["metadata"]["labels"]["rljob.dev/job"] == "job"
     assert case.job()["metadata"].get("finalizers", []) == []
+
+
+@scenario
+def the_framework_leaves_nothing_on_objects(case: Case) -> None:
+    """Kopf by itself writes annotations, finalizers and results into the status of what it watches."""
+    # Of another operator that is written with Kopf: with its default settings ours would take it away.
+    foreign = "kopf.zalando.org/KopfFinalizerMarker"
+    case.create("steps=2", "suspend=true")
+    case.wait("Suspended")
+    case.kube.patch("RLJob", case.namespace, "job", {"metadata": {"finalizers": [foreign]}})
+    case.change({"suspend": False})
+    try:
+        job = case.wait("Succeeded")
+        assert job["metadata"]["finalizers"] == [foreign]
+    finally:
+        case.kube.patch("RLJob", case.namespace, "job", {"metadata": {"finalizers": None}})
+    objects = [
+        (kind, item)
+        for kind in ("RLJob", "RayCluster", "Pod", "NetworkPolicy", "Secret", "Event")
+        for item in case.kube.list(kind, case.namespace)
+    ]
+    assert {"RLJob", "NetworkPolicy", "Secret", "Event"} <= {kind for kind, _ in objects}
+    for _, item in objects:
+        ours = [field for field in item["metadata"]["managedFields"] if "rljob" in field["manager"]]
+        text = json.dumps({**item, "metadata": {**item["metadata"], "managedFields": ours}})
+        assert "kopf" not in text.replace(foreign, "").lower(), text
 
 
 @scenario

@@ -22,6 +22,7 @@ from kwok_cluster import HOLD
 from network import Network
 from small_jobs import small_job
 
+from rljob_api.wire.step_record import StepRecord
 from rljob_operator.plugin.main import main
 from rljob_operator.plugin.observe import parse_job
 from rljob_operator.render import RenderSettings, render_cluster
@@ -330,7 +331,8 @@ def driver(control_plane: ControlPlane) -> Iterator[list[dict[str, str]]]:
     """A driver's endpoint at the address of a pod in the node's network; yields the headers that it got."""
     seen: list[dict[str, str]] = []
     status = {"ready": True, "step": 2, "attempt": 0, "phase": "rollout", "stopping": False, "last_checkpoint_step": 1}
-    record = {"index": 1, "step": 2, "step_seconds": 50.0, "phases": {"rollout": 30.0, "actor_train": 15.0}}
+    phases = {"rollout": 30.0, "actor_train": 15.0}
+    record = StepRecord(2, 0, 0.0, 50.0, phases, other=5.0, switch_seconds=0.0, metrics={}, index=1).to_json()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -47,9 +47,17 @@ _TORCH_NPU = (
     _npu("memory_reserved", _MEMORY, "bytes that torch's allocator holds", "device"),
     _npu("synchronize", _UTILS, "before memory is unmapped or freed", "device"),
     _npu("empty_cache", _MEMORY, "gives free blocks back before sleep"),
-    _npu("host_empty_cache", _MEMORY, "gives cached pinned memory back", used_in=_NPU),
     _npu("MemPool", _MEMORY, "memory that is never mixed with other memory", "allocator"),
-    _npu("use_mem_pool", _MEMORY, "allocates from it", "pool", "device"),
+    _npu("MemPoolContext", _MEMORY, "its allocator is asked", "pool", used_in=_NPU),
+    _npu_text("_npu_beginAllocateCurrentThreadToPool", _LIB, _NPU, "allocates from it, in this thread alone"),
+    _npu_text("_npu_endAllocateCurrentStreamToPool", _LIB, _NPU, "no more"),
+    _npu(
+        "set_per_process_memory_fraction",
+        _MEMORY,
+        "trainMemoryMargin stays free: torch raises before the memory saver would end the process",
+        "fraction",
+        "device",
+    ),
     _npu(
         "NPUPluggableAllocator",
         _MEMORY,
@@ -197,7 +205,8 @@ _TORCH = (
     _torch("cuda.memory_reserved", _CUDA_MEMORY, _ACCELERATOR, "as on NPUs", "device"),
     _torch("cuda.empty_cache", _CUDA_MEMORY, _ACCELERATOR, "as on NPUs"),
     _torch("cuda.MemPool", _CUDA_MEMORY, _ACCELERATOR, "as on NPUs", "allocator"),
-    _torch("cuda.use_mem_pool", _CUDA_MEMORY, _ACCELERATOR, "as on NPUs", "pool", "device"),
+    _torch("cuda.use_mem_pool", _CUDA_MEMORY, _ACCELERATOR, "allocates from a pool, in this thread", "pool", "device"),
+    _torch("cuda.set_per_process_memory_fraction", _CUDA_MEMORY, _ACCELERATOR, "as on NPUs", "fraction", "device"),
     _torch(
         "cuda.CUDAPluggableAllocator",
         _CUDA_MEMORY,
@@ -207,7 +216,6 @@ _TORCH = (
         "alloc_fn_name",
         "free_fn_name",
     ),
-    _torch("_C._host_emptyCache", "torch/_C/__init__.pyi", _CUDA, "gives cached pinned memory back"),
 )
 
 _ENVIRONMENT = (
@@ -216,7 +224,7 @@ _ENVIRONMENT = (
         Kind.TEXT,
         "VLLM_ASCEND_ENABLE_NZ",
         "vllm_ascend/envs.py",
-        _ROLES,
+        "profiles/ascend_a2.py",
         "weights in the NZ layout cannot be updated in place",
     ),
     Contract(
@@ -224,7 +232,7 @@ _ENVIRONMENT = (
         Kind.TEXT,
         "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES",
         "ray/_private/accelerators/npu.py",
-        _ROLES,
+        "profiles/ascend_a2.py",
         "an engine over several devices sets them itself",
         spelled="RAY_EXPERIMENTAL_NOSET_",
     ),
@@ -233,7 +241,7 @@ _ENVIRONMENT = (
         Kind.TEXT,
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
         "ray/_private/accelerators/nvidia_gpu.py",
-        _ROLES,
+        "profiles/cuda.py",
         "as on NPUs",
         spelled="RAY_EXPERIMENTAL_NOSET_",
     ),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contracts import Contract, Kind, Source
 
-_NPU, _CUDA, _SAVED = "models/megatron_npu.py", "models/megatron_cuda.py", "trainer/saved.py"
+_NPU, _SEEDING, _SAVED = "models/megatron_npu.py", "models/seeding.py", "trainer/megatron/checkpoint.py"
+_MINDSPEED_PATCH = "upstream/mindspeed.py"
 _META = "torch_npu/op_plugin/meta/_meta_registrations.py"
 _FEATURES = "mindspeed/features_manager/megatron_basic/requirements_basic.py"
 _OPTIMIZER = "megatron/core/optimizer/__init__.py"
@@ -57,24 +58,21 @@ _KERNELS = (
 )
 
 _MEGATRON = (
-    *(
-        Contract(
-            Source.MEGATRON,
-            Kind.FUNCTION,
-            "random.model_parallel_cuda_manual_seed",
-            "megatron/core/tensor_parallel/random.py",
-            file,
-            "seeds the generators of tensor parallelism",
-            ("seed",),
-        )
-        for file in (_NPU, _CUDA)
+    Contract(
+        Source.MEGATRON,
+        Kind.FUNCTION,
+        "random.model_parallel_cuda_manual_seed",
+        "megatron/core/tensor_parallel/random.py",
+        _SEEDING,
+        "seeds the generators of tensor parallelism",
+        ("seed",),
     ),
     Contract(
         Source.MEGATRON,
         Kind.TEXT,
         "from apex.optimizers import FusedAdam as Adam",
         _OPTIMIZER,
-        _NPU,
+        _SEEDING,
         "name that MindSpeed's optimizer takes the place of, bound when the module is imported",
         spelled="optimizer.Adam",
     ),
@@ -83,36 +81,40 @@ _MEGATRON = (
         Kind.TEXT,
         "from torch.optim import AdamW as Adam",
         _OPTIMIZER,
-        _NPU,
+        _SEEDING,
         "the same without apex",
         spelled="optimizer.Adam",
     ),
 )
 
 _MINDSPEED = tuple(
-    Contract(Source.MINDSPEED, Kind.RECORDED, name, file, _NPU, why, spelled=spelled)
-    for name, file, why, spelled in (
+    Contract(Source.MINDSPEED, Kind.RECORDED, name, file, used_in, why, spelled=spelled)
+    for name, file, used_in, why, spelled in (
         (
             "mindspeed.megatron_adaptor",
             "mindspeed/megatron_adaptor.py",
+            _MINDSPEED_PATCH,
             "patches torch and Megatron when it is imported",
             "mindspeed.megatron_adaptor",
         ),
         (
             "parser.parse_known_args()",
             "mindspeed/args_utils.py",
+            _MINDSPEED_PATCH,
             "reads its settings from sys.argv then, and lets others pass",
             "sys.argv",
         ),
         (
             "--optimizer-selection=fused_torch_adamw",
             _FEATURES,
+            _MINDSPEED_PATCH,
             "registers FusedTorchAdamW as apex.optimizers.FusedAdam",
             "--optimizer-selection=fused_torch_adamw",
         ),
         (
             "FusedTorchAdamW(torch.optim.adamw.AdamW)",
             "mindspeed/core/optimizer/adamw.py",
+            _SEEDING,
             "keeps the count of updates in each parameter's state, as torch's does",
             "torch.optim.AdamW",
         ),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from contracts import Contract, Kind, Source
 
-_PLATFORMS, _TURNS, _EXTENSION = "rollout/platforms.py", "rollout/turns.py", "rollout/device_extension.py"
+_PLATFORMS, _SLEEP, _EXTENSION = "rollout/platforms.py", "rollout/sleep_controller.py", "rollout/device_extension.py"
+_PATCH = "upstream/vllm_device.py"
 _ENGINE, _ARGUMENTS = "vllm/v1/engine/llm_engine.py", "vllm/engine/arg_utils.py"
 _GPU_WORKER, _GPU_RUNNER = "vllm/v1/worker/gpu_worker.py", "vllm/v1/worker/gpu_model_runner.py"
 _SAMPLER, _TOP_K = "vllm/v1/sample/sampler.py", "vllm/v1/sample/ops/topk_topp_sampler.py"
 _NPU_WORKER, _NPU_RUNNER = "vllm_ascend/worker/worker.py", "vllm_ascend/worker/model_runner_v1.py"
 _NPU_SAMPLER, _NPU_CONFIG = "vllm_ascend/sample/sampler.py", "vllm_ascend/ascend_config.py"
-_RELOAD, _FUSED_MOE = "weightsync/vllm_reload.py", "vllm_ascend/ops/fused_moe/fused_moe.py"
+_RELOAD, _FUSED_MOE = "weightsync/vllm_layout.py", "vllm_ascend/ops/fused_moe/fused_moe.py"
 _NPU_PLATFORM, _LOADER = "vllm_ascend/platform.py", "vllm_ascend/device_allocator/camem.py"
 
 _MODE = "logprobs_mode"
@@ -25,14 +26,14 @@ def _ascend(kind: Kind, name: str, file: str, used_in: str, why: str, *parameter
 
 
 _TAGS = tuple(
-    Contract(source, Kind.TEXT, f'tag="{tag}"', file, _TURNS, f"what wakes as `{tag}`", spelled=f'tags=["{tag}"]')
+    Contract(source, Kind.TEXT, f'tag="{tag}"', file, _SLEEP, f"what wakes as `{tag}`", spelled=f'tags=["{tag}"]')
     for source, file in ((Source.VLLM, _GPU_WORKER), (Source.VLLM_ASCEND, _NPU_WORKER))
     for tag in ("weights", "kv_cache")
 )
 
 _VLLM = (
-    _vllm(Kind.FUNCTION, "LLMEngine.sleep", _ENGINE, _TURNS, "level 2 keeps nothing", "level"),
-    _vllm(Kind.FUNCTION, "LLMEngine.wake_up", _ENGINE, _TURNS, "maps memory again, by tag", "tags"),
+    _vllm(Kind.FUNCTION, "LLMEngine.sleep", _ENGINE, _SLEEP, "level 2 keeps nothing", "level"),
+    _vllm(Kind.FUNCTION, "LLMEngine.wake_up", _ENGINE, _SLEEP, "maps memory again, by tag", "tags"),
     *(
         _vllm(Kind.ATTRIBUTE, f"EngineArgs.{name}", _ARGUMENTS, _PLATFORMS, why)
         for name, why in (
@@ -43,22 +44,22 @@ _VLLM = (
             ("additional_config", "vllm-ascend's settings"),
         )
     ),
-    _vllm(Kind.FUNCTION, "Worker.sleep", _GPU_WORKER, _TURNS, "the worker's part", "level"),
-    _vllm(Kind.FUNCTION, "Worker.wake_up", _GPU_WORKER, _TURNS, "the worker's part", "tags"),
+    _vllm(Kind.FUNCTION, "Worker.sleep", _GPU_WORKER, _SLEEP, "the worker's part", "level"),
+    _vllm(Kind.FUNCTION, "Worker.wake_up", _GPU_WORKER, _SLEEP, "the worker's part", "tags"),
     _vllm(Kind.ATTRIBUTE, "Worker.device", _GPU_WORKER, _EXTENSION, "the worker's device"),
     _vllm(Kind.ATTRIBUTE, "Worker.model_runner", _GPU_WORKER, _EXTENSION, "has model, sampler and KV cache"),
     *(
-        _vllm(Kind.ATTRIBUTE, f"GPUModelRunner.{name}", _GPU_RUNNER, _EXTENSION, why)
-        for name, why in (
-            ("model", "its parameters and buffers"),
-            ("model_config", "has the log-probabilities that were asked for"),
-            ("sampler", "returns log-probabilities"),
-            ("kv_caches", "tensors of the KV cache"),
+        _vllm(Kind.ATTRIBUTE, f"GPUModelRunner.{name}", _GPU_RUNNER, file, why)
+        for name, file, why in (
+            ("model", _EXTENSION, "its parameters and buffers"),
+            ("model_config", _PATCH, "has the log-probabilities that were asked for"),
+            ("sampler", _PATCH, "returns log-probabilities"),
+            ("kv_caches", "rollout/worker_extension.py", "tensors of the KV cache"),
         )
     ),
-    _vllm(Kind.ATTRIBUTE, "Sampler.topk_topp_sampler", _SAMPLER, _EXTENSION, "truncates and draws"),
-    _vllm(Kind.ATTRIBUTE, "Sampler.logprobs_mode", _SAMPLER, _EXTENSION, "which log-probabilities it returns"),
-    _vllm(Kind.ATTRIBUTE, "TopKTopPSampler.logprobs_mode", _TOP_K, _EXTENSION, "the same, after truncation"),
+    _vllm(Kind.ATTRIBUTE, "Sampler.topk_topp_sampler", _SAMPLER, _PATCH, "truncates and draws"),
+    _vllm(Kind.ATTRIBUTE, "Sampler.logprobs_mode", _SAMPLER, _PATCH, "which log-probabilities it returns"),
+    _vllm(Kind.ATTRIBUTE, "TopKTopPSampler.logprobs_mode", _TOP_K, _PATCH, "the same, after truncation"),
     _vllm(
         Kind.TEXT,
         "assert not hasattr(worker_class, attr)",
@@ -78,8 +79,8 @@ _VLLM = (
 )
 
 _ASCEND = (
-    _ascend(Kind.FUNCTION, "NPUWorker.sleep", _NPU_WORKER, _TURNS, "the worker's part", "level"),
-    _ascend(Kind.FUNCTION, "NPUWorker.wake_up", _NPU_WORKER, _TURNS, "the worker's part", "tags"),
+    _ascend(Kind.FUNCTION, "NPUWorker.sleep", _NPU_WORKER, _SLEEP, "the worker's part", "level"),
+    _ascend(Kind.FUNCTION, "NPUWorker.wake_up", _NPU_WORKER, _SLEEP, "the worker's part", "tags"),
     _ascend(
         Kind.TEXT,
         'parallel_config.worker_cls = "vllm_ascend.worker.worker.NPUWorker"',
@@ -98,22 +99,22 @@ _ASCEND = (
         "so it has what vLLM's has",
         spelled="model_runner",
     ),
-    _ascend(Kind.ATTRIBUTE, "NPUModelRunner.sampler", _NPU_RUNNER, _EXTENSION, "its own sampler"),
+    _ascend(Kind.ATTRIBUTE, "NPUModelRunner.sampler", _NPU_RUNNER, _PATCH, "its own sampler"),
     _ascend(
         Kind.TEXT,
         "self.sampler = AscendSampler()",
         _NPU_RUNNER,
-        _EXTENSION,
+        _PATCH,
         "made without the log-probabilities that were asked for: `rljob_prepare` can go when this changes",
         spelled=_MODE,
     ),
-    _ascend(Kind.FUNCTION, "AscendSampler", _NPU_SAMPLER, _EXTENSION, "takes them", "logprobs_mode", spelled=_MODE),
-    _ascend(Kind.ATTRIBUTE, "AscendSampler.topk_topp_sampler", _NPU_SAMPLER, _EXTENSION, "truncates and draws"),
+    _ascend(Kind.FUNCTION, "AscendSampler", _NPU_SAMPLER, _PATCH, "takes them", "logprobs_mode", spelled=_MODE),
+    _ascend(Kind.ATTRIBUTE, "AscendSampler.topk_topp_sampler", _NPU_SAMPLER, _PATCH, "truncates and draws"),
     _ascend(
         Kind.TEXT,
         'self.logprobs_mode == "processed_logprobs"',
         _NPU_SAMPLER,
-        _EXTENSION,
+        _PATCH,
         "read anew at each draw, by the part that truncates",
         spelled=_MODE,
     ),

@@ -55,7 +55,7 @@ def outcomes(stub: Stub) -> Iterator[dict[str, Future[Done]]]:
     """All scenarios of one process, as many at a time as there are cores."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         runs = {f"cycle {mode}": pool.submit(run, stub, "cycle", mode) for mode in ("preload", "torch")}
-        runs |= {name: pool.submit(run, stub, name) for name in ("touch", "cached", "twice")}
+        runs |= {name: pool.submit(run, stub, name) for name in ("touch", "cached", "twice", "short", "threads")}
         runs |= {case: pool.submit(run, stub, "check", **changed) for case, (changed, _) in REFUSALS.items()}
         runs |= {name: pool.submit(run, build(without=[name]), "check") for name in LACKING}
         yield runs
@@ -72,6 +72,14 @@ def test_verified_sleep_and_wake(outcomes: dict[str, Future[Done]], mode: str) -
 def test_touching_what_sleeps_ends_the_process(outcomes: dict[str, Future[Done]], name: str) -> None:
     done = outcomes[name].result()
     assert (done.returncode, done.stdout.split()[:1]) == (-11, ["paused"]), done.stderr
+
+
+@pytest.mark.parametrize(("name", "said"), [("short", "alive"), ("threads", "apart")])
+def test_memory_is_refused_by_torch_and_pools_are_of_one_thread(
+    outcomes: dict[str, Future[Done]], name: str, said: str
+) -> None:
+    done = outcomes[name].result()
+    assert (done.returncode, done.stdout.split()) == (0, [said]), done.stderr
 
 
 def test_the_library_ends_the_process_when_paused_twice(outcomes: dict[str, Future[Done]]) -> None:
@@ -141,7 +149,11 @@ def test_weights_cross_from_a_trainer_that_sleeps_in_between_to_an_engine(stub: 
 def test_the_doctor_tries_what_a_job_does(stub: Stub) -> None:
     """The steps of `rljob doctor --deep` that need nothing of vLLM and HCCL, and what it says of the hook."""
     settings = json.dumps({"kind": "npu", "saver": "preload", "devices": ["5"]})
-    for step, mode, found in (("saver", "preload", "256 MiB slept and woke"), ("sharing", "torch", "256 MiB seen by")):
+    for step, mode, found in (
+        ("saver", "preload", "256 MiB slept and woke"),
+        ("checksum", "torch", " GiB/s"),
+        ("sharing", "torch", "256 MiB seen by"),
+    ):
         said = doctor(stub, mode, "deep_steps", step, settings)
         assert '"status": "ok"' in said
         assert found in said

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import yaml
 from image_build import instructions, stages
 
 from rljob_api import roles
+from rljob_worker.doctor.versions import VLLM_ASCEND
 
 ROOT = Path(__file__).parents[2]
 IMAGES = {path.parent.name: path for path in sorted((ROOT / "images").glob("*/Dockerfile"))}
@@ -116,6 +118,14 @@ def test_lock_has_what_the_base_lacks(image: str) -> None:
     ]
     assert len(blocks) == len(lock)
     assert all("--hash=sha256:" in block for block in blocks)
+
+
+def test_the_extra_for_npus_is_what_the_image_holds() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    pins = dict(re.findall(r"^([a-z-]+)==(\S+)$", "\n".join(extras["ascend"]), re.MULTILINE))
+    assert set(pins) == {"torch-npu", "vllm-ascend"}
+    assert pins.items() <= pinned("worker-ascend-base").items()
+    assert pins["vllm-ascend"] == VLLM_ASCEND
 
 
 @pytest.mark.slow

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USER_ERROR = 2
-EXIT_DEADLINE = 4
-EXIT_WEIGHT_SYNC = 5
-EXIT_STOPPED = 75
-"""A stop request was obeyed: the last completed step is saved and `--resume` continues (EX_TEMPFAIL of sysexits.h)."""
+from rljob_api.wire.exit_codes import ExitCode
 
 
 class UserError(ValueError):
     """Something the user wrote is wrong; the message names it and says what would be right."""
 
-    exit_code = EXIT_USER_ERROR
+    exit_code = ExitCode.USER_ERROR
 
 
 class JobError(RuntimeError):
     """The job cannot go on."""
 
-    exit_code = EXIT_FAILED
+    exit_code = ExitCode.FAILED
 
 
 class PhaseDeadlineError(JobError):
     """A phase took longer than its deadline."""
 
-    exit_code = EXIT_DEADLINE
+    exit_code = ExitCode.DEADLINE
 
 
 class ProcessDiedError(JobError):
     """A trainer or engine process ended unexpectedly."""
+
+
+class FencedError(JobError):
+    """A later driver of the same job took its folder over: this one was given up and may not change anything there."""
 
 
 class NonFiniteError(JobError):
@@ -40,4 +38,10 @@ class NonFiniteError(JobError):
 class StopRequested(Exception):
     """Unwinds a step when the job was asked to stop."""
 
-    exit_code = EXIT_STOPPED
+    exit_code = ExitCode.STOPPED
+
+
+class WeightSyncError(JobError):
+    """A weight sync failed; engines that took part are unusable until a later sync succeeds."""
+
+    exit_code = ExitCode.WEIGHT_SYNC

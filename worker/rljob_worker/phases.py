@@ -44,11 +44,22 @@ class PhaseClock:
         self._begin = now()
         self._phases: dict[str, float] = {}
         self._phase_begin = self._begin
-        self.current: str | None = None
+        self._running: tuple[str | None, float] = None, self._begin
+
+    @property
+    def current(self) -> str | None:
+        """The phase that runs."""
+        return self._running[0]
+
+    def running(self) -> tuple[str | None, float]:
+        """The phase that runs, and for how many seconds; or for how long none has run. Thread-safe."""
+        name, since = self._running
+        return name, max(0.0, self._now() - since)
 
     def restart(self) -> None:
         """Begin the first step now: what came before was start-up."""
         self._begin = self._now()
+        self._running = None, self._begin
         self._phases = {}
 
     @contextmanager
@@ -56,14 +67,15 @@ class PhaseClock:
         """Time one phase; the same name may be entered again within a step and adds up."""
         assert name in PHASES, name
         assert self.current is None, f"phase {name} inside phase {self.current}"
-        self.current = name
+        self._running = name, self._now()
         self._on_start(name)
         self._phase_begin = self._now()
         try:
             yield
         finally:
-            self._phases[name] = self._phases.get(name, 0.0) + self._now() - self._phase_begin
-            self.current = None
+            ended = self._now()
+            self._phases[name] = self._phases.get(name, 0.0) + ended - self._phase_begin
+            self._running = None, ended
 
     def so_far(self) -> StepTiming:
         """The running step until now, an open phase included."""

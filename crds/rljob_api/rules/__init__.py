@@ -7,13 +7,37 @@ import functools
 from rljob_api.base import ApiModel
 from rljob_api.blocks import BlockField, fields_of
 from rljob_api.rules.core import Rule
+from rljob_api.rules.devices import DEVICES
+from rljob_api.rules.findings import Check, Finding
+from rljob_api.rules.infrastructure import CLUSTER, NETWORK, NOT_BUILT, PARALLELISM
 from rljob_api.rules.learning import ENGINE_ARGS, LEARNING, MODEL_AND_DATA
-from rljob_api.rules.placement import CLUSTER, NETWORK, NOT_BUILT, PARALLELISM
+from rljob_api.rules.model_config import MODEL_CHECKS
+from rljob_api.rules.pod_templates import POD_CHECKS
+from rljob_api.rules.texts import TEXT_CHECKS
 from rljob_api.spec import RLJobSpec
 
-__all__ = ["MUTABLE_FIELDS", "RESUMABLE_FIELDS", "RULES", "Rule", "immutable_changes", "rules_on", "transition_rules"]
+__all__ = [
+    "MUTABLE_FIELDS",
+    "RESUMABLE_FIELDS",
+    "RULES",
+    "Finding",
+    "Rule",
+    "checks_on",
+    "immutable_changes",
+    "rules_on",
+    "transition_rules",
+]
 
-RULES: tuple[Rule, ...] = (*NOT_BUILT, *PARALLELISM, *MODEL_AND_DATA, *LEARNING, *ENGINE_ARGS, *NETWORK, *CLUSTER)
+RULES: tuple[Rule, ...] = (
+    *NOT_BUILT,
+    *PARALLELISM,
+    *MODEL_AND_DATA,
+    *LEARNING,
+    *ENGINE_ARGS,
+    *DEVICES,
+    *NETWORK,
+    *CLUSTER,
+)
 
 MUTABLE_FIELDS = (
     "steps",
@@ -49,6 +73,12 @@ _ANY_TIME = f"at any time: {', '.join(MUTABLE_FIELDS)}"
 def rules_on(block: type[ApiModel]) -> tuple[Rule, ...]:
     """Return the rules between the fields of one block."""
     return tuple(rule for rule in RULES if rule.on is block)
+
+
+@functools.cache
+def checks_on(block: type[ApiModel]) -> tuple[Check, ...]:
+    """Return the checks of one block that the API server cannot make."""
+    return tuple(check for table in (TEXT_CHECKS, MODEL_CHECKS, POD_CHECKS) for check in table.get(block, ()))
 
 
 def transition_rules() -> list[tuple[str, str, str]]:

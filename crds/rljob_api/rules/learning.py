@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
+from rljob_api.algorithms import ALGORITHMS, AlgorithmFacts
 from rljob_api.phases import PHASES
 from rljob_api.rules.core import Rule, exactly_one
 from rljob_api.spec import (
+    AlgorithmSpec,
     DataSource,
     DataSpec,
     EvaluationSpec,
@@ -18,7 +24,7 @@ from rljob_api.spec import (
     TimeoutsSpec,
     TisSpec,
 )
-from rljob_api.spec.rollout import RESERVED_ENGINE_ARGS
+from rljob_api.spec.rollout import MIN_TEMPERATURE, RESERVED_ENGINE_ARGS
 
 
 def _all_have_reward(spec: Any) -> bool:
@@ -103,15 +109,76 @@ MODEL_AND_DATA = (
     ),
 )
 
-LEARNING = (
+
+def algorithm_rules(algorithm: AlgorithmFacts) -> Iterator[Rule]:
+    """What one algorithm asks of the rest of a job."""
+    name, least = algorithm.name, algorithm.min_group_size
+    another = f"has(self.algorithm) && self.algorithm.name != '{name}'"
+    if name != AlgorithmSpec().name:
+        another = f"!has(self.algorithm) || self.algorithm.name != '{name}'"
+    if least > 1:
+        yield Rule(
+            on=RLJobSpec,
+            field="rollout.samplesPerPrompt",
+            wrong="the advantages of a group of one are all zero",
+            allowed=f"{least} or more with algorithm {name}",
+            check=lambda s: s.algorithm.name != name or s.rollout.samples_per_prompt >= least,
+            cel=f"({another}) || self.rollout.samplesPerPrompt >= {least}",
+        )
+    for attribute in algorithm.without_effect:
+        yield _without_effect(algorithm, attribute)
+    if algorithm.requires_on_policy:
+        yield Rule(
+            on=RLJobSpec,
+            field="training.globalBatchSize",
+            wrong="the second update of a step would learn from samples of the policy before the first",
+            allowed=f"rollout.promptsPerStep x rollout.samplesPerPrompt, or left out, with algorithm {name}",
+            check=lambda s: (
+                s.algorithm.name != name
+                or s.training.global_batch_size in (None, s.rollout.prompts_per_step * s.rollout.samples_per_prompt)
+            ),
+            cel=f"({another}) || !has(self.training) || !has(self.training.globalBatchSize)"
+            " || self.training.globalBatchSize == self.rollout.promptsPerStep * self.rollout.samplesPerPrompt",
+        )
+
+
+def _without_effect(algorithm: AlgorithmFacts, attribute: str) -> Rule:
+    name, field = algorithm.name, to_camel(attribute)
+    own = getattr(algorithm, attribute, None)
+    given = f"has(self.{field})" + ("" if own is None else f" && self.{field} != {json.dumps(own)}")
+    return Rule(
+        on=AlgorithmSpec,
+        field=field,
+        wrong=f"changes nothing with algorithm {name}",
+        allowed="leave it out",
+        check=lambda a: a.name != name or getattr(a, attribute) == own,
+        cel=f"self.name != '{name}' || !({given})",
+    )
+
+
+EVALUATION = (
     Rule(
-        on=RLJobSpec,
-        field="rollout.samplesPerPrompt",
-        wrong="the advantages of a group of one are all zero",
-        allowed="2 or more with algorithm grpo",
-        check=lambda s: s.algorithm.name != "grpo" or s.rollout.samples_per_prompt >= 2,
-        cel="(has(self.algorithm) && self.algorithm.name != 'grpo') || self.rollout.samplesPerPrompt >= 2",
+        on=EvaluationSpec,
+        field="samplesPerPrompt",
+        wrong="all samples of a prompt would be the same: temperature 0 takes the most likely token",
+        allowed="1 with temperature 0, or a temperature above it",
+        check=lambda e: e.samples_per_prompt == 1 or e.temperature > 0,
+        cel="self.samplesPerPrompt == 1 || self.temperature > 0.0",
     ),
+    Rule(
+        on=EvaluationSpec,
+        field="temperature",
+        wrong="is raised by the engine to the smallest that it computes with",
+        allowed=f"0, or at least {MIN_TEMPERATURE}",
+        check=lambda e: e.temperature == 0 or e.temperature >= MIN_TEMPERATURE,
+        cel=f"self.temperature == 0.0 || self.temperature >= {MIN_TEMPERATURE}",
+    ),
+)
+
+
+LEARNING = (
+    *EVALUATION,
+    *(rule for algorithm in ALGORITHMS.values() for rule in algorithm_rules(algorithm)),
     Rule(
         on=TisSpec,
         field="low",

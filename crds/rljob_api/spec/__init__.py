@@ -1,7 +1,19 @@
 """What a user may write under `spec` of an RLJob. Each field's docstring is its manual."""
 
 from rljob_api.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Quantity
-from rljob_api.spec.algorithm import AlgorithmSpec, KlEstimator, KlSpec, LossAggregation, TisSpec
+from rljob_api.spec.algorithm import (
+    AlgorithmSpec,
+    KlEstimator,
+    KlSpec,
+    LossAggregation,
+    OffPolicyMaskSpec,
+    RewardScope,
+    RewardShapingSpec,
+    SapoSpec,
+    TisLevel,
+    TisOutside,
+    TisSpec,
+)
 from rljob_api.spec.cluster import (
     EnvironmentSpec,
     NetworkSpec,
@@ -66,6 +78,7 @@ __all__ = [
     "NetworkSpec",
     "NonNegativeFloat",
     "NonNegativeInt",
+    "OffPolicyMaskSpec",
     "OptimizerSpec",
     "PodResources",
     "PodsSpec",
@@ -82,12 +95,17 @@ __all__ = [
     "Recompute",
     "RecordsSpec",
     "ResourcesSpec",
+    "RewardScope",
+    "RewardShapingSpec",
     "RewardSpec",
     "RolloutSpec",
+    "SapoSpec",
     "SchedulingSpec",
     "StorageSpec",
     "SyntheticData",
     "TimeoutsSpec",
+    "TisLevel",
+    "TisOutside",
     "TisSpec",
     "Toleration",
     "TrainedTokenizer",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from rljob_api.algorithms import ALGORITHMS, DEFAULT
 from rljob_api.base import ApiModel, Fraction, NonNegativeFloat, PositiveFloat
 
 
@@ -27,6 +28,21 @@ class LossAggregation(StrEnum):
     CONSTANT_LENGTH = "ConstantLength"
 
 
+class TisLevel(StrEnum):
+    """What one importance ratio is of."""
+
+    TOKEN = "Token"
+    SEQUENCE = "Sequence"
+    GEOMETRIC_MEAN = "GeometricMean"
+
+
+class TisOutside(StrEnum):
+    """What happens to importance ratios outside their bounds."""
+
+    TRUNCATE = "Truncate"
+    MASK = "Mask"
+
+
 class KlSpec(ApiModel):
     """Distance to the reference policy (the starting checkpoint)."""
 
@@ -34,36 +50,103 @@ class KlSpec(ApiModel):
     """Weight of the KL term in the loss; 0 leaves it out (DAPO, arXiv 2503.14476)."""
     estimator: KlEstimator = KlEstimator.LOW_VAR
     """`k1`, `k2`, `k3` of Schulman's note; `low_var` is k3 clamped to [-10, 10] (slime's default form)."""
+    unbiased: bool = False
+    """Multiply the estimate by the ratio of new to old probability, so that value and gradient stay those of the policy
+    being trained when a step has several updates (DeepSeek-V3.2, arXiv 2512.02556)."""
     monitor: bool = False
     """Compute and report the KL even where the coefficient is 0 (costs a forward pass)."""
 
 
 class TisSpec(ApiModel):
-    """Truncated importance sampling between the engine's and the trainer's probabilities."""
+    """Importance sampling between the engine's and the trainer's probabilities, truncated or masked."""
 
     enabled: bool = True
     """Correct the loss by the ratio of trainer to engine probability."""
+    level: TisLevel = TisLevel.TOKEN
+    """What the ratio is of: each `Token`, the whole response (`Sequence`: the product over its tokens), or its tokens
+    on average (`GeometricMean`)."""
+    outside: TisOutside = TisOutside.TRUNCATE
+    """Ratios outside the bounds are brought to the bound (`Truncate`), or the tokens leave the loss (`Mask`: IcePop at
+    level `Token`, masked sequence importance sampling at level `Sequence`)."""
     low: NonNegativeFloat = 0.0
     """Lower bound of the ratio (slime: 0)."""
     high: PositiveFloat = 2.0
     """Upper bound of the ratio (slime and verl: 2.0)."""
 
 
-class AlgorithmSpec(ApiModel):
-    """The policy-gradient algorithm."""
+class RewardScope(StrEnum):
+    """Over which rewards a mean or deviation is taken."""
 
-    name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce_pp", "rloo", "ppo"] = "grpo"
-    """Registered algorithm; this version builds `grpo`."""
-    clip_low: Fraction = 0.2
+    GROUP = "Group"
+    BATCH = "Batch"
+
+
+class RewardShapingSpec(ApiModel):
+    """What is done to rewards before they become advantages (source: ROLL's reward normalisation and clip)."""
+
+    center: RewardScope | None = None
+    """Subtract the mean of the prompt's samples (`Group`) or of the step's (`Batch`); null: nothing."""
+    scale: RewardScope | None = None
+    """Divide by the unbiased standard deviation plus 1e-6 of the prompt's samples (`Group`) or of the step's (`Batch`);
+    null: nothing."""
+    clip: PositiveFloat | None = None
+    """Then clamp to [-clip, clip]; null: no bound."""
+
+
+class SapoSpec(ApiModel):
+    """The gate of algorithm `sapo`."""
+
+    tau_positive: PositiveFloat = 1.0
+    """Temperature of tokens with a positive advantage (arXiv 2511.20347: 1.0)."""
+    tau_negative: PositiveFloat = 1.05
+    """Temperature of the others: a larger one forgets off-policy tokens sooner (arXiv 2511.20347: 1.05)."""
+
+
+class OffPolicyMaskSpec(ApiModel):
+    """Responses with a negative advantage that the policy has moved away from leave the loss."""
+
+    delta: NonNegativeFloat = 1e-4
+    """Mean over a response's tokens of log p_old - log p above which it leaves (DeepSeek-V3.2, arXiv 2512.02556; slime:
+    1e-4)."""
+
+
+if TYPE_CHECKING:
+
+    class AlgorithmName(StrEnum):
+        """Registered algorithms."""
+
+else:
+    AlgorithmName = StrEnum("AlgorithmName", {name.upper(): name for name in ALGORITHMS}, module=__name__)
+    AlgorithmName.__doc__ = "Registered algorithms."
+
+
+def _own(field: str) -> Any:
+    """The algorithm's own value of a field that is left out."""
+    return Field(default_factory=lambda given: getattr(ALGORITHMS[given.get("name", DEFAULT)], field))
+
+
+class AlgorithmSpec(ApiModel):
+    """The policy-gradient algorithm. Fields without a default here have the algorithm's own: docs/algorithms.md."""
+
+    name: AlgorithmName = AlgorithmName(DEFAULT)
+    """Registered algorithm."""
+    clip_low: Fraction = _own("clip_low")
     """Ratio is clipped below at 1 - clipLow (PPO, arXiv 1707.06347)."""
-    clip_high: PositiveFloat = 0.28
+    clip_high: PositiveFloat = _own("clip_high")
     """Ratio is clipped above at 1 + clipHigh (clip-higher of DAPO, arXiv 2503.14476)."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    dual_clip: Annotated[float, Field(gt=1, le=1e9)] | None = None
     """Dual-clip bound c for negative advantages (arXiv 1912.09729); null switches it off (slime's default)."""
-    normalize_by_std: bool = True
+    normalize_by_std: bool = _own("normalize_by_std")
     """Divide group advantages by the unbiased (n-1) standard deviation plus 1e-6 (GRPO, arXiv 2402.03300); false: Dr.
     GRPO."""
-    aggregation: LossAggregation = LossAggregation.TOKEN_MEAN
+    whiten_advantages: bool = _own("whiten_advantages")
+    """Subtract the mean of the advantages over the step's response tokens and divide by their standard deviation
+    (ROLL's `whiten_advantages`; part of REINFORCE++, arXiv 2501.03262)."""
+    advantage_clip: PositiveFloat | None = None
+    """Then clamp advantages to [-advantageClip, advantageClip] (ROLL's `advantage_clip`); null: no bound."""
+    rewards: RewardShapingSpec = RewardShapingSpec()
+    """Normalisation and bound of rewards, before they become advantages."""
+    aggregation: LossAggregation = _own("aggregation")
     """How token losses become one number: `TokenMean` (DAPO), `SequenceMean` (GRPO), `ConstantLength` (Dr. GRPO)."""
     entropy_coefficient: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
@@ -71,3 +154,8 @@ class AlgorithmSpec(ApiModel):
     """Distance to the reference policy."""
     tis: TisSpec = TisSpec()
     """Train-inference mismatch correction."""
+    off_policy_mask: OffPolicyMaskSpec | None = None
+    """Leave responses with a negative advantage out of the loss where the policy has moved away from them; null: keep
+    all."""
+    sapo: SapoSpec | None = None
+    """Settings of algorithm `sapo`; null: its defaults."""

@@ -4,7 +4,7 @@ runs."""
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -12,27 +12,28 @@ from rljob_api.base import (
     ApiModel,
     CpuQuantity,
     FreeForm,
+    GroupSize,
     Name,
+    NodeCount,
     NonNegativeInt,
     PositiveInt,
     Quantity,
     StringMap,
     Text,
 )
+from rljob_api.profiles import PROFILES
 
 # --- resources ---------------------------------------------------------------------------------
 
 
-class Profile(StrEnum):
-    """Hardware profiles."""
+if TYPE_CHECKING:
 
-    ASCEND_A2 = "ascend-a2"
-    ASCEND_A3 = "ascend-a3"
-    ASCEND_950 = "ascend-950"
-    CCE = "cce"
-    HAMI = "hami"
-    CUDA = "cuda"
-    CPU = "cpu"
+    class Profile(StrEnum):
+        """Hardware profiles."""
+
+else:
+    Profile = StrEnum("Profile", {name.upper().replace("-", "_"): name for name in PROFILES}, module=__name__)
+    Profile.__doc__ = "Hardware profiles."
 
 
 class PodResources(ApiModel):
@@ -91,13 +92,13 @@ class ProfileOverrides(ApiModel):
 class ResourcesSpec(ApiModel):
     """The hardware."""
 
-    profile: Profile = Profile.ASCEND_A2
+    profile: Profile = Profile("ascend-a2")
     """Hardware profile: resource names, mounts and environment follow from it."""
-    nodes: PositiveInt = 1
+    nodes: NodeCount = 1
     """Worker nodes."""
-    devices_per_node: PositiveInt | None = None
+    devices_per_node: GroupSize | None = None
     """Devices on each node (on `cpu`: trainer processes); default: the fewest that hold every parallel group."""
-    threads_per_device: PositiveInt | None = None
+    threads_per_device: GroupSize | None = None
     """CPU threads for each process; on `cpu` default: cores divided by devices."""
     head: PodResources = PodResources()
     """The head pod, on which the driver runs without devices."""

@@ -36,7 +36,7 @@ class MemorySaverSpec(ApiModel):
     mode: MemorySaverMode = MemorySaverMode.PRELOAD
     """Hook of torch_memory_saver (npu, cuda). The cpu device has an arena of its own, used unless `off`."""
     train_memory_margin: Quantity = "2Gi"
-    """Free device memory that must remain when the trainer wakes."""
+    """Free device memory that must remain when the trainer wakes, and beside all that it allocates while it works."""
     release_process_groups: bool | None = None
     """Destroy the trainers' communicators while they sleep and make them again when they wake: each of HCCL's holds
     twice `hccl.bufferSizeMb` that the memory saver cannot give back. Default: on Ascend profiles."""

@@ -6,8 +6,23 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.base import ApiModel, Fraction, FreeForm, Name, NonNegativeFloat, PositiveFloat, PositiveInt, Seed, Text
+from rljob_api.base import (
+    ApiModel,
+    FiniteFloat,
+    Fraction,
+    FreeForm,
+    Name,
+    PositiveFloat,
+    PositiveInt,
+    Quantity,
+    SampleCount,
+    Seed,
+    Text,
+    TokenCount,
+)
 from rljob_api.spec.model import Hub
+
+_VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253)]
 
 
 class SyntheticData(ApiModel):
@@ -15,13 +30,13 @@ class SyntheticData(ApiModel):
 
     task: Literal["RepeatLast", "Copy", "Reverse"] = "RepeatLast"
     """`RepeatLast`: repeat the prompt's last symbol; `Copy`: repeat the prompt; `Reverse`: the prompt backwards."""
-    rows: PositiveInt = 4096
+    rows: Annotated[int, Field(ge=1, le=10**7)] = 4096
     """Number of distinct rows generated (fewer when the symbols allow no more)."""
     symbols: Annotated[int, Field(ge=2, le=100000)] = 13
     """Alphabet size."""
-    prompt_symbols: PositiveInt = 4
+    prompt_symbols: Annotated[int, Field(ge=1, le=4096)] = 4
     """Symbols in a prompt."""
-    answer_symbols: PositiveInt = 8
+    answer_symbols: Annotated[int, Field(ge=1, le=4096)] = 8
     """Symbols in the right answer."""
     seed: Seed = 0
     """Seed of the generator."""
@@ -43,8 +58,16 @@ class RewardSpec(ApiModel):
     """Deadline for one call."""
     on_error: Literal["Fail", "Score"] = "Fail"
     """`Fail`: an exception or time-out in a reward fails the step; `Score`: the sample gets `errorScore`."""
-    error_score: float = 0.0
+    error_score: FiniteFloat = 0.0
     """Score for a sample whose reward failed, with `onError: Score`."""
+    memory: Quantity = "2Gi"
+    """Memory that a process which runs the reward may use, with all that it starts; more ends it."""
+    network: bool = True
+    """False: the reward's processes get a network of their own, with nothing in it. Refused where the kernel or the
+    container does not allow that."""
+    environment: Annotated[list[_VariableName], Field(max_length=64)] = []
+    """Variables of the driver that the reward sees beside `environment.variables`: others are not passed on, since a
+    reward may run what a model wrote."""
 
 
 class DataSource(ApiModel):
@@ -82,7 +105,7 @@ class DataSpec(DataSource):
     template switch."""
     shuffle: bool = True
     """Shuffle each epoch with the job's seed."""
-    max_prompt_tokens: PositiveInt | None = None
+    max_prompt_tokens: TokenCount | None = None
     """Longer prompts are reported and skipped; default: model length less `rollout.maxResponseTokens`."""
 
 
@@ -97,15 +120,15 @@ class EvaluationSpec(ApiModel):
     """Evaluate once before training too."""
     max_prompts: PositiveInt | None = None
     """Use only the first N prompts."""
-    samples_per_prompt: PositiveInt = 1
+    samples_per_prompt: SampleCount = 1
     """Responses for each prompt."""
     pass_at: Annotated[list[PositiveInt], Field(min_length=1, max_length=16)] = [1]
     """k values for pass@k (unbiased estimator, arXiv 2107.03374); each at most `samplesPerPrompt`."""
-    pass_threshold: float = 1.0
+    pass_threshold: FiniteFloat = 1.0
     """A response passes when its reward is at least this."""
-    temperature: NonNegativeFloat = 0.0
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Sampling temperature; 0 is greedy."""
     top_p: Annotated[Fraction, Field(gt=0)] = 1.0
     """Nucleus mass."""
-    max_response_tokens: PositiveInt | None = None
+    max_response_tokens: TokenCount | None = None
     """Default: `rollout.maxResponseTokens`."""

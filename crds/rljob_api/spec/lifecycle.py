@@ -32,6 +32,7 @@ class FailureReason(StrEnum):
     NODE_LOST = "NodeLost"
     EVICTED = "Evicted"
     OUT_OF_MEMORY = "OutOfMemory"
+    READY_TIMEOUT = "ReadyTimeout"
     START_TIMEOUT = "StartTimeout"
     PHASE_TIMEOUT = "PhaseTimeout"
 
@@ -76,10 +77,14 @@ class FailurePolicy(ApiModel):
 
 
 class TimeoutsSpec(ApiModel):
-    """Deadlines in seconds. Past one, all processes' stacks are written and the job fails with the phase's name."""
+    """Deadlines in seconds. Past one of the driver's, all processes' stacks are written and the job fails with the
+    phase's name."""
 
+    ready_seconds: PositiveFloat = 1800.0
+    """From all pods on their nodes to all pods ready; images are pulled meanwhile. Past it the devices are given back
+    (`ReadyTimeout`), and `failurePolicy` decides whether the pods are made anew."""
     start_seconds: PositiveFloat = 1800.0
-    """From start to all processes ready."""
+    """From the driver's start to all processes ready."""
     phase_seconds: PositiveFloat = 3600.0
     """Any phase without an entry in `phases`."""
     phases: Annotated[dict[str, PositiveFloat], Field(max_length=32)] = {}

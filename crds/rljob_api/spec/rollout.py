@@ -6,8 +6,20 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rljob_api.base import ApiModel, ByteCount, Fraction, FreeForm, Name, NonNegativeInt, PositiveFloat, PositiveInt
+from rljob_api.base import (
+    ApiModel,
+    ByteCount,
+    Fraction,
+    FreeForm,
+    GroupSize,
+    Name,
+    NonNegativeInt,
+    SampleCount,
+    TokenCount,
+)
 
+MIN_TEMPERATURE = 0.01
+"""vLLM raises smaller positive temperatures to this (vllm/sampling_params.py `_MAX_TEMP`)."""
 RESERVED_ENGINE_ARGS = {
     "data_parallel_size": "resources.devicesPerNode and rollout.tensorParallel",
     "disable_log_stats": "leave it out: the step records hold what it would log",
@@ -38,13 +50,13 @@ RESERVED_ENGINE_ARGS = {
 class RolloutSpec(ApiModel):
     """Generation by vLLM."""
 
-    prompts_per_step: PositiveInt
+    prompts_per_step: SampleCount
     """Prompts drawn each step."""
-    samples_per_prompt: PositiveInt
+    samples_per_prompt: SampleCount
     """Responses for each prompt (the group)."""
-    max_response_tokens: PositiveInt
+    max_response_tokens: TokenCount
     """Longer responses are cut and counted as truncated."""
-    temperature: PositiveFloat = 1.0
+    temperature: Annotated[float, Field(ge=MIN_TEMPERATURE, le=100)] = 1.0
     """Sampling temperature; the trainer applies the same one."""
     top_p: Annotated[Fraction, Field(gt=0)] = 1.0
     """Nucleus mass."""
@@ -58,15 +70,15 @@ class RolloutSpec(ApiModel):
     """Token ids that end a response, beside the tokenizer's end token."""
     ignore_eos: bool = False
     """Generate `maxResponseTokens` regardless of the end token."""
-    tensor_parallel: PositiveInt = 1
+    tensor_parallel: GroupSize = 1
     """Devices of one engine; the job's devices divided by it are the engines."""
     memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Share of device memory the engine may use while awake (npu, cuda)."""
     kv_cache_bytes: ByteCount | None = None
     """KV cache on each device of an engine, in bytes; default: 1 GiB on `cpu`, else what `memoryFraction` leaves."""
-    max_num_seqs: PositiveInt | None = None
+    max_num_seqs: SampleCount | None = None
     """Sequences that an engine runs at once; default: all of its share of a step, at most 1024."""
-    max_batched_tokens: PositiveInt | None = None
+    max_batched_tokens: TokenCount | None = None
     """Tokens an engine takes in one scheduler step; default: vLLM's."""
     graph_mode: bool = False
     """Graph capture / compilation instead of eager execution."""

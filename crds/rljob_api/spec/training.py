@@ -7,7 +7,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rljob_api.base import ApiModel, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from rljob_api.base import (
+    ApiModel,
+    Fraction,
+    GroupSize,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TokenCount,
+)
 
 
 class TrainingBackend(StrEnum):
@@ -35,7 +44,7 @@ class LrSchedule(StrEnum):
 class OptimizerSpec(ApiModel):
     """Adam with decoupled weight decay, in Megatron's distributed optimizer."""
 
-    lr: PositiveFloat = 1.0e-6
+    lr: Annotated[float, Field(gt=0, le=1)] = 1.0e-6
     """Peak learning rate."""
     min_lr: NonNegativeFloat = 0.0
     """Learning rate at the end of a linear or cosine schedule."""
@@ -45,7 +54,7 @@ class OptimizerSpec(ApiModel):
     """Optimizer updates over which the rate rises linearly from 0."""
     decay_steps: PositiveInt | None = None
     """Optimizer updates until `minLr` is reached; default: all of the job's."""
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: Fraction = 0.0
     """Decoupled weight decay; not applied to norms and biases."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Adam's first moment decay."""
@@ -72,18 +81,18 @@ class TrainingSpec(ApiModel):
 
     backend: TrainingBackend = TrainingBackend.MEGATRON
     """Training library; this version builds `Megatron`."""
-    tensor_parallel: PositiveInt = 1
+    tensor_parallel: GroupSize = 1
     """Tensor parallel size."""
-    pipeline_parallel: PositiveInt = 1
+    pipeline_parallel: GroupSize = 1
     """Pipeline parallel size."""
-    expert_parallel: PositiveInt = 1
+    expert_parallel: GroupSize = 1
     """Expert parallel size (mixture-of-experts models)."""
     precision: Precision = Precision.BF16
     """`bf16` with fp32 master weights and gradients, or `fp32` throughout."""
     global_batch_size: PositiveInt | None = None
     """Samples in one optimizer update; must divide promptsPerStep x samplesPerPrompt; default: all of them (one update
     a step)."""
-    max_tokens_per_micro_batch: PositiveInt = 16384
+    max_tokens_per_micro_batch: TokenCount = 16384
     """Padded tokens in one micro-batch; samples are sorted and grouped by length under this bound."""
     recompute: Recompute = Recompute.NONE
     """Activation recomputation."""

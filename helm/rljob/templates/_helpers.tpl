@@ -80,6 +80,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   value: {{ .Values.jobs.rayVersion | quote }}
 - name: RLJOB_HTTP_PORT
   value: "8080"
+- name: RLJOB_PROBE_HOST
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+- name: RLJOB_PROBE_PORT
+  value: "8081"
 - name: RLJOB_STOP_SECONDS
   value: {{ sub (int .Values.terminationGracePeriodSeconds) 10 | quote }}
 {{- range $name, $value := .Values.settings }}

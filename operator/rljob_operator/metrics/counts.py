@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from rljob_api import metrics as m
-from rljob_operator.metrics.record import PHASE_LABELS, Fingerprint, StepRecord
+from rljob_api.wire.step_record import StepRecord
+from rljob_operator.metrics.record import OTHER, PHASE_LABELS, Fingerprint, fingerprint, phases_by_label, view_of
 from rljob_operator.state.observed import StepView
 
 RECENT_STEPS = 20
@@ -101,7 +102,7 @@ class RunCounts:
     def contradicts(self, records: Iterable[StepRecord]) -> bool:
         """Whether a record that was counted before, the first or the last, is another one here."""
         known = {0: self._first, self.count - 1: self._last} if self.count else {}
-        return any(known.get(record.index, record.fingerprint) != record.fingerprint for record in records)
+        return any(known[record.index] != fingerprint(record) for record in records if record.index in known)
 
     def next_of(self, records: Iterable[StepRecord]) -> list[StepRecord]:
         """Those of the records, which are in order, that come next without a gap."""
@@ -114,9 +115,11 @@ class RunCounts:
     def add(self, record: StepRecord) -> None:
         """Count a record; its index must be `count`."""
         assert record.index == self.count
-        for label, seconds in record.phases.items():
+        for label, seconds in phases_by_label(record).items():
             self._observe(_ROW[label], seconds)
-        seconds = record.view.seconds
+        # The clock may be a rounding error below zero here.
+        self._observe(_ROW[OTHER], max(0.0, record.other))
+        seconds = record.step_seconds
         self._observe(_STEP_ROW, seconds)
         self._recent.append(seconds)
         if record.rerun:
@@ -125,15 +128,20 @@ class RunCounts:
         else:
             self.useful_seconds += seconds
         if record.applied:
-            self.step = record.view.step
-        self.unverified += not record.verified
-        self.sync_bytes = record.sync_bytes
-        self.response_length = record.response_length
-        self.last = record.view
-        self._last = record.fingerprint
+            self.step = record.step
+        self.unverified += record.weights is not None and not record.weights.verified
+        self._last = fingerprint(record)
         if self._first is None:
-            self._first = record.fingerprint
+            self._first = self._last
         self.count += 1
+
+    def show(self, newest: StepRecord, memory: Mapping[str, float]) -> None:
+        """Keep what is shown of the newest counted record, with its memory by rendered labels."""
+        size = None if newest.weights is None else newest.weights.bytes
+        self.sync_bytes = math.nan if size is None else float(size)
+        self.response_length = math.nan if newest.response_length is None else float(newest.response_length)
+        self.last = view_of(newest)
+        self.memory = memory
 
     def _observe(self, row: int, seconds: float) -> None:
         self._buckets[row * _WIDTH + bisect_left(m.SECONDS_BUCKETS, seconds)] += 1

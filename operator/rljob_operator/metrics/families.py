@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from rljob_api import metrics as m
 from rljob_operator.metrics.counts import RunCounts
+from rljob_operator.metrics.exposition import HistogramTemplate, labels, number
 from rljob_operator.metrics.lifecycle import Lifecycle
 from rljob_operator.metrics.record import PHASE_LABELS
-from rljob_operator.metrics.text import HistogramTemplate, labels, number
 
 
 class JobMetrics:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from rljob_api import derived
 from rljob_api.spec import FailureReason
 from rljob_api.status import AttemptStatus, ConditionType, Goodput, JobPhase, Progress, RLJobStatus
+from rljob_api.wire.exit_codes import ExitCode
 from rljob_operator.state.attempts import STEPS_RAISED, SUSPENDED
 from rljob_operator.state.failures import STOPPED, USER_ERROR
 from rljob_operator.state.observed import JobView
@@ -17,8 +18,6 @@ OTHER_REASON = "Other"
 """Restarts for any other reason, and those whose attempts the status no longer lists."""
 REASONS = (*(reason.value for reason in FailureReason), USER_ERROR, STOPPED, OTHER_REASON)
 """All values of the `reason` label of restarts."""
-WEIGHT_SYNC_EXIT_CODE = 5
-"""Exit code of the driver when a weight hand-over failed or was found wrong (docs/running.md)."""
 
 
 @dataclass(slots=True)
@@ -77,7 +76,7 @@ class Lifecycle:
 
     def _count_failed_syncs(self, attempts: Iterable[AttemptStatus]) -> None:
         ended = [a for a in attempts if a.end_time is not None and a.number > self._ends_seen]
-        self.failed_syncs += sum(a.exit_code == WEIGHT_SYNC_EXIT_CODE for a in ended)
+        self.failed_syncs += sum(a.exit_code == ExitCode.WEIGHT_SYNC for a in ended)
         self._ends_seen = max([self._ends_seen, *(a.number for a in ended)])
 
     def device_seconds(self, useful: float | None, lost: float, now: float) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from functools import lru_cache
 
-from rljob_operator.metrics.text import labels
+from rljob_operator.metrics.exposition import labels
 
 MOST_RANKS = 64
 """Trainers, and engines, of a job that have a series each; of more, `min`, `mean` and `max` over ranks are shown."""

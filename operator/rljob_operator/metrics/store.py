@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 
+from rljob_api.json_types import Json
 from rljob_operator.metrics.counts import DriverTotals, RunCounts
+from rljob_operator.metrics.exposition import header, labels
 from rljob_operator.metrics.families import FAMILIES, JobMetrics
 from rljob_operator.metrics.lifecycle import Lifecycle
 from rljob_operator.metrics.memory import bounded
-from rljob_operator.metrics.record import by_index, memory
-from rljob_operator.metrics.text import header, labels
+from rljob_operator.metrics.record import by_index
 from rljob_operator.state.observed import JobView
 
 JobKey = tuple[str, str, str]
@@ -38,7 +38,7 @@ class JobMetricsStore:
         self._clock = clock
         self._jobs: dict[tuple[str, str], JobMetrics] = {}
 
-    def feed(self, key: JobKey, records: Iterable[Any], total: int | None = None) -> int:
+    def feed(self, key: JobKey, records: Iterable[Json], total: int | None = None) -> int:
         """Count the records that were not counted yet; returns their number.
 
         Records may come again, in any order and in overlapping pages. One whose predecessor was not seen yet waits to
@@ -53,7 +53,7 @@ class JobMetricsStore:
                 metrics are not shown, so that a rebuild after a restart cannot be seen half done. None: these are all.
 
         Raises:
-            RecordError: a record is not what the driver promises; nothing of `records` was counted.
+            WireError: a record is not what the driver promises; nothing of `records` was counted.
         """
         job = self._held(key)
         if job is None:
@@ -62,10 +62,11 @@ class JobMetricsStore:
         replaced = job.counts.contradicts(parsed) or (total is not None and total < job.counts.count)
         counts = RunCounts() if replaced else job.counts
         fresh = counts.next_of(parsed)
-        shown = bounded(memory(fresh[-1])) if fresh else counts.memory
+        memory = bounded(fresh[-1].memory_states()) if fresh else {}
         for record in fresh:
             counts.add(record)
-        counts.memory = shown
+        if fresh:
+            counts.show(fresh[-1], memory)
         counts.behind = max(0, (counts.count if total is None else total) - counts.count)
         counts.complete = counts.complete or not counts.behind
         job.counts = counts

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rljob_api.phases import PHASES, SWITCH_PHASES
-from rljob_operator.plugin.text import Style, seconds
+from rljob_api.wire.step_record import StepRecord
+from rljob_operator.plugin.terminal import Style, seconds
 
 OTHER = "other"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -32,14 +32,9 @@ class Step:
     rerun: bool = False
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Step:
-        """Read a line of the driver's records (docs/running.md)."""
-        return cls(
-            int(record["step"]),
-            float(record["step_seconds"]),
-            {name: float(value) for name, value in record["phases"].items()},
-            bool(record.get("rerun")),
-        )
+    def from_record(cls, record: StepRecord) -> Step:
+        """What is drawn of one of the driver's records."""
+        return cls(record.step, record.step_seconds, record.phases, record.rerun)
 
     @property
     def parts(self) -> dict[str, float]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import cast
 
 from prometheus_client import CollectorRegistry
 
-from rljob_operator.plugin.kubeconfig import Access
+from rljob_operator.kubernetes_objects import Item, Manifest, NodeObject, ObjectList, RLJobObject
 from rljob_operator.plugin.problems import CommandError, from_api
+from rljob_operator.shell.access import Access
+from rljob_operator.shell.client import MERGE_PATCH, ApiClient, ApiError
 from rljob_operator.shell.metrics import OperatorMetrics
 from rljob_operator.shell.resources import RLJOBS, Resource
-from rljob_operator.shell.rest import MERGE_PATCH, ApiClient, ApiError
 
 FIELD_MANAGER = "kubectl-rljob"
-NODES = Resource("", "v1", "nodes")
+NODES: Resource[NodeObject] = Resource("", "v1", "nodes")
 _TRY_SECONDS = 15.0
 _PAGE = "500"
 
@@ -34,7 +35,7 @@ class Cluster:
         self.client = client
         self.namespace = access.namespace
 
-    async def job(self, name: str) -> dict[str, Any]:
+    async def job(self, name: str) -> RLJobObject:
         """Read an RLJob; CommandError with the nearest names when there is none."""
         try:
             return await self.client.get(RLJOBS, self.namespace, name)
@@ -62,23 +63,24 @@ class Cluster:
         return f"; there are: {', '.join(here[:8])}" if here else "; there are none in it"
 
     async def list(
-        self, resource: Resource, namespace: str | None, doing: str, params: Mapping[str, str] | None = None
-    ) -> list[dict[str, Any]]:
+        self, resource: Resource[Item], namespace: str | None, doing: str, params: Mapping[str, str] | None = None
+    ) -> list[Item]:
         """All objects of a kind in a namespace (None: in all), page by page."""
-        items: list[dict[str, Any]] = []
+        items: list[Item] = []
         query = {"limit": _PAGE, **(params or {})}
         while True:
             try:
                 answer = await self.client.request("GET", resource.path(namespace), params=query)
+                listed = cast("ObjectList[Item]", answer)
             except ApiError as error:
                 raise from_api(error, doing) from None
-            items += answer.get("items") or []
-            token = (answer.get("metadata") or {}).get("continue")
+            items += listed.get("items") or []
+            token = listed["metadata"].get("continue")
             if not token:
                 return items
             query = {**query, "continue": token}
 
-    async def find(self, resource: Resource, name: str) -> dict[str, Any] | None:
+    async def find(self, resource: Resource[Item], name: str) -> Item | None:
         """Read an object; None when it is not there."""
         try:
             return await self.client.get(resource, self.namespace, name)
@@ -87,10 +89,10 @@ class Cluster:
                 return None
             raise from_api(error, f"read {resource} {self.namespace}/{name}") from None
 
-    async def change(self, name: str, body: Mapping[str, Any], doing: str) -> dict[str, Any]:
+    async def change(self, name: str, body: Manifest, doing: str) -> None:
         """Merge a change into an RLJob."""
         try:
-            return await self.client.request(
+            await self.client.request(
                 "PATCH",
                 RLJOBS.path(self.namespace, name),
                 params={"fieldManager": FIELD_MANAGER},
@@ -104,7 +106,7 @@ class Cluster:
 @asynccontextmanager
 async def open_cluster(access: Access) -> AsyncIterator[Cluster]:
     """A cluster whose connections end with the block."""
-    client = ApiClient(access.connection, OperatorMetrics(CollectorRegistry()), try_seconds=_TRY_SECONDS)
+    client = ApiClient(access.configuration, OperatorMetrics(CollectorRegistry()), try_seconds=_TRY_SECONDS)
     try:
         yield Cluster(access, client)
     finally:

@@ -6,15 +6,19 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from rljob_api.text import visible
+from rljob_api.json_types import JsonObject
+from rljob_api.safe_text import visible
 from rljob_api.validation import ManifestError, load_manifest
+from rljob_api.wire.step_record import StepRecord
+from rljob_api.wire.values import WireError
+from rljob_api.yaml_text import MAX_BYTES
+from rljob_operator.kubernetes_objects import RLJobObject
 from rljob_operator.plugin.bars import Step
 from rljob_operator.plugin.cluster import Cluster
 from rljob_operator.plugin.doctor import Examination, examinations, examine_now
@@ -24,7 +28,7 @@ from rljob_operator.plugin.observe import look, parse_job
 from rljob_operator.plugin.problems import CommandError
 from rljob_operator.plugin.rendering import PARTS, as_yaml, of_manifest, rendered, to_yaml
 from rljob_operator.plugin.status import show_list, show_status
-from rljob_operator.plugin.text import Style, columns, wrapped
+from rljob_operator.plugin.terminal import Style, columns, wrapped
 from rljob_operator.ray.driver import Driver
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.render import RenderSettings
@@ -40,17 +44,16 @@ _FINAL = ("Succeeded", "Failed")
 async def status(cluster: Cluster, options: argparse.Namespace) -> None:
     """Show a job, with the phases of its last steps as bars."""
     job = parse_job(await cluster.job(options.job))
-    records, source = await _records(cluster, job, options.steps)
+    records, steps, source = await _steps(cluster, job, options.steps)
     if options.output:
         document = {"status": job.status.model_dump(mode="json", by_alias=True, exclude_none=True), "steps": records}
         _print_document({**document, "source": source}, options.output)
         return
-    steps = [Step.from_record(record) for record in records]
     _print(show_status(job, steps, source, time.time(), Style.of(sys.stdout)))
 
 
-async def _records(cluster: Cluster, job: JobView, count: int) -> tuple[list[dict[str, Any]], str]:
-    """The last step records and, as a heading, where they come from."""
+async def _steps(cluster: Cluster, job: JobView, count: int) -> tuple[list[JsonObject], list[Step], str]:
+    """The last steps' records as they are, what is drawn of them and, as a heading, where they come from."""
     why = ""
     running = bool(job.status.attempts) and job.status.attempts[-1].end_time is None
     item = await cluster.find(RAY_CLUSTERS, job.name) if running else None
@@ -60,21 +63,23 @@ async def _records(cluster: Cluster, job: JobView, count: int) -> tuple[list[dic
             async with open_head(cluster, JobKey(job.namespace, job.name), job.uid, state) as head:
                 driver = await head.driver()
                 records, total = await _last_records(driver, count)
-            return records, f"The last {len(records)} of {total} step records"
-        except NoAnswer as error:
+            steps = [Step.from_record(StepRecord.parse(record)) for record in records]
+            return records, steps, f"The last {len(records)} of {total} step records"
+        except (NoAnswer, WireError) as error:
             why = str(error)
     last = job.status.progress.last_step if job.status.progress else None
     if last is None or last.seconds is None:
-        return [], f"There are no step records: {why}" if why else ""
-    record = {"step": last.step, "step_seconds": last.seconds, "phases": dict(last.phase_seconds)}
-    return [record], f"The last step as the status keeps it ({why or 'no driver is running'})"
+        return [], [], f"There are no step records: {why}" if why else ""
+    record: JsonObject = {"step": last.step, "step_seconds": last.seconds, "phases": dict(last.phase_seconds)}
+    step = Step(last.step, last.seconds, last.phase_seconds)
+    return [record], [step], f"The last step as the status keeps it ({why or 'no driver is running'})"
 
 
-async def _last_records(driver: Driver, count: int) -> tuple[list[dict[str, Any]], int]:
+async def _last_records(driver: Driver, count: int) -> tuple[list[JsonObject], int]:
     """The last so many records, and how many there are; they may come in several pages."""
     total = (await driver.steps(2**53)).total
     first = max(total - count, 0)
-    records: list[dict[str, Any]] = []
+    records: list[JsonObject] = []
     while page := (await driver.steps(first + len(records) - 1)).records:
         records += page
         if first + len(records) >= total:
@@ -148,7 +153,7 @@ async def _set_suspend(cluster: Cluster, name: str, wanted: bool) -> None:
     item = await cluster.job(name)
     _refuse_finished(item, "suspended" if wanted else "resumed")
     doing = f"{'suspend' if wanted else 'resume'} RLJob {cluster.namespace}/{name}"
-    if bool(item["spec"].get("suspend")) is wanted:
+    if bool((item.get("spec") or {}).get("suspend")) is wanted:
         _print([f"rljob/{name} {'is suspended already' if wanted else 'is not suspended'}"])
         return
     await cluster.change(name, {"spec": {"suspend": wanted}}, doing)
@@ -172,10 +177,10 @@ async def checkpoint(cluster: Cluster, options: argparse.Namespace) -> None:
     _print([f"rljob/{options.job} is asked for a checkpoint after the running step"])
 
 
-def _refuse_finished(item: dict[str, Any], participle: str) -> None:
-    phase = (item.get("status") or {}).get("phase")
+def _refuse_finished(item: RLJobObject, participle: str) -> None:
+    name, phase = item["metadata"]["name"], (item.get("status") or {}).get("phase")
     if phase in _FINAL:
-        raise CommandError(f"RLJob {item['metadata']['name']} has {phase.lower()}: it cannot be {participle} any more")
+        raise CommandError(f"RLJob {name} has {str(phase).lower()}: it cannot be {participle} any more")
 
 
 async def list_jobs(cluster: Cluster, options: argparse.Namespace) -> None:
@@ -203,8 +208,10 @@ async def render_job(cluster: Cluster, options: argparse.Namespace) -> None:
 def render_file(options: argparse.Namespace, namespace: str) -> None:
     """Print what a manifest would become; no cluster is asked."""
     try:
-        text = sys.stdin.read() if options.what == "-" else Path(options.what)
+        text = sys.stdin.read(MAX_BYTES + 1) + "\n" if options.what == "-" else Path(options.what)
         manifest = load_manifest(text)
+    except UnicodeDecodeError as error:
+        raise CommandError(f"standard input is not UTF-8: {error.reason} at byte {error.start}") from None
     except ManifestError as error:
         raise CommandError(str(error)) from None
     _print_rendered(of_manifest(manifest, namespace), options, options.attempt or 0)
@@ -229,7 +236,7 @@ def _print_rendered(job: JobView, options: argparse.Namespace, attempt: int) -> 
         sys.stdout.write(as_yaml(parts))
 
 
-def _print_document(content: Any, form: str) -> None:
+def _print_document(content: object, form: str) -> None:
     sys.stdout.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n" if form == "json" else to_yaml(content))
 
 
@@ -242,7 +249,7 @@ def _say(sentence: str) -> None:
     sys.stderr.write(f"kubectl rljob: {visible(sentence)}\n")
 
 
-Command = Callable[[Cluster, argparse.Namespace], Any]
+Command = Callable[[Cluster, argparse.Namespace], Awaitable[None]]
 COMMANDS: dict[str, Command] = {
     "status": status,
     "why": why,

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from rljob_api.doctor import DOCTOR, WANTED_VARIABLE, Wanted
+from rljob_api.wanted import DOCTOR, WANTED_VARIABLE, Wanted
+from rljob_operator.kubernetes_objects import ContainerStatus, PodObject
 from rljob_operator.plugin.cluster import Cluster
 from rljob_operator.plugin.head import Head, open_head
 from rljob_operator.plugin.observe import parse_job
 from rljob_operator.plugin.problems import CommandError
 from rljob_operator.plugin.ray_log import open_log
 from rljob_operator.ray.http import NoAnswer
-from rljob_operator.render.cluster import valid_spec
+from rljob_operator.render.ray_cluster import valid_spec
+from rljob_operator.shell.client import ApiError
 from rljob_operator.shell.resources import PODS, RAY_CLUSTERS, JobKey
-from rljob_operator.shell.rest import ApiError
 from rljob_operator.shell.views import cluster_state
 from rljob_operator.state.observed import JobView, SubmissionState
 
 _LOOK_SECONDS = 2.0
 _RUN_SECONDS = 600.0
-_ENDED = (SubmissionState.SUCCEEDED, SubmissionState.FAILED, SubmissionState.STOPPED, SubmissionState.MISSING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +70,17 @@ async def examinations(cluster: Cluster, name: str) -> tuple[list[Examination], 
     return found, unseen
 
 
-def _status(pod: Mapping[str, Any]) -> dict[str, Any] | None:
+def _status(pod: PodObject) -> ContainerStatus | None:
     """Status of the doctor's container; empty before the pod has a node, None where the pod has no doctor."""
     containers = (pod.get("spec") or {}).get("initContainers") or ()
     if all(container.get("name") != DOCTOR for container in containers):
         return None
     statuses = (pod.get("status") or {}).get("initContainerStatuses") or ()
-    return next((dict(status) for status in statuses if status.get("name") == DOCTOR), {})
+    waiting: ContainerStatus = {"name": DOCTOR}
+    return next((status for status in statuses if status["name"] == DOCTOR), waiting)
 
 
-def _last_run(status: Mapping[str, Any]) -> tuple[str, str, bool]:
+def _last_run(status: ContainerStatus) -> tuple[str, str, bool]:
     """State and problems by the last run that ended, if one did, and whether another has begun since.
 
     The kubelet starts one that found problems again and again: what counts is what it found last.
@@ -130,7 +129,7 @@ async def _run(head: Head, job: JobView) -> tuple[bool, str]:
     )
     try:
         async with asyncio.timeout(_RUN_SECONDS):
-            while (view := await jobs.get(submission)).state not in _ENDED:
+            while (view := await jobs.get(submission)).state.runs:
                 await asyncio.sleep(_LOOK_SECONDS)
     except TimeoutError:
         await jobs.stop(submission)

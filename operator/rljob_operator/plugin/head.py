@@ -7,27 +7,26 @@ import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 
 import aiohttp
 
+from rljob_api.json_types import Json
+from rljob_api.wire import names
 from rljob_operator.plugin.cluster import Cluster
 from rljob_operator.plugin.problems import from_api
 from rljob_operator.ray.driver import Driver
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.ray.jobs import RayJobs
-from rljob_operator.render import TOKEN_KEY, secret_name
+from rljob_operator.render import secret_name
+from rljob_operator.shell.client import ApiError
 from rljob_operator.shell.resources import JobKey
-from rljob_operator.shell.rest import ApiError
-from rljob_operator.shell.tokens import RAY_KEY, Tokens
+from rljob_operator.shell.tokens import Tokens
 from rljob_operator.shell.views import ClusterState
 
-DRIVER_PORT = 8300
-RAY_PORT = 8265
-_PROBES = {DRIVER_PORT: "/healthz", RAY_PORT: "/api/version"}
+_PROBES = {names.DRIVER_PORT: names.HEALTH_PATH, names.DASHBOARD_PORT: "/api/version"}
 _PROXY_SECONDS = 4.0
 _FORWARD_SECONDS = 15.0
-_PEEK = {"X-RLJob-Peek": "1"}
+_PEEK = {names.PEEK_HEADER: "1"}
 """So that a driver that lingers at its end goes on waiting for the operator."""
 
 
@@ -60,8 +59,8 @@ class Head:
         Raises:
             NoAnswer: it cannot be reached, or its token cannot be read.
         """
-        token = await self._token(self._uid, secret_name(self._job.name), TOKEN_KEY)
-        return Driver(*await self.address(DRIVER_PORT), token)
+        token = await self._token(self._uid, secret_name(self._job.name), names.DRIVER_TOKEN_KEY)
+        return Driver(*await self.address(names.DRIVER_PORT), token)
 
     async def jobs(self) -> RayJobs:
         """Ray's job API.
@@ -69,13 +68,13 @@ class Head:
         Raises:
             NoAnswer: it cannot be reached, or its token cannot be read.
         """
-        return RayJobs(*await self.address(RAY_PORT), await self.ray_token())
+        return RayJobs(*await self.address(names.DASHBOARD_PORT), await self.ray_token())
 
     async def ray_token(self) -> str | None:
         """Ray's token, or None where its API asks for none."""
         if not self._state.token_secret:
             return None
-        return await self._token(self._state.view.uid, self._state.token_secret, RAY_KEY)
+        return await self._token(self._state.view.uid, self._state.token_secret, names.RAY_TOKEN_KEY)
 
     async def address(self, port: int) -> tuple[aiohttp.ClientSession, str]:
         """A session and the address to use with it.
@@ -112,21 +111,23 @@ class Head:
         return token
 
     async def _by_proxy(self, pod: str, port: int) -> tuple[aiohttp.ClientSession, str]:
-        connection = self._cluster.access.connection
+        access = self._cluster.access
 
         async def behind(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
             """The API server keeps `Authorization` for itself (apiserver pkg/endpoints/filters/authentication.go); Ray
             and the driver each take a second header."""
             if own := request.headers.pop("Authorization", None):
-                request.headers["X-Ray-Authorization"] = request.headers["X-RLJob-Authorization"] = own
-            if token := connection.token():
-                request.headers["Authorization"] = f"Bearer {token}"
+                request.headers["X-Ray-Authorization"] = request.headers[names.DRIVER_AUTHORIZATION_HEADER] = own
+            if token := await access.configuration.get_api_key_with_prefix("BearerToken"):
+                request.headers["Authorization"] = token
             return await handler(request)
 
-        connector = aiohttp.TCPConnector(ssl=connection.tls or True)
-        session = aiohttp.ClientSession(connector=connector, headers=_PEEK, middlewares=(behind,))
+        connector = aiohttp.TCPConnector(ssl=access.tls)
+        session = aiohttp.ClientSession(
+            connector=connector, headers=_PEEK, middlewares=(behind,), proxy=access.configuration.proxy
+        )
         await self._stack.enter_async_context(session)
-        address = f"{connection.server}/api/v1/namespaces/{self._job.namespace}/pods/{pod}:{port}/proxy"
+        address = f"{access.configuration.host}/api/v1/namespaces/{self._job.namespace}/pods/{pod}:{port}/proxy"
         try:
             async with asyncio.timeout(_PROXY_SECONDS), session.get(address + _PROBES[port]) as response:
                 content = await response.json(content_type=None)
@@ -137,7 +138,9 @@ class Head:
         except aiohttp.ClientError as error:
             raise NoAnswer(f"the API server's proxy: {error}") from None
         if refusal := _refusal(content):
-            denied = ApiError(refusal.get("code") or response.status, str(refusal.get("reason")), refusal["message"])
+            code = refusal.get("code")
+            code = code if isinstance(code, int) and code else response.status
+            denied = ApiError(code, str(refusal.get("reason")), str(refusal["message"]))
             raise NoAnswer(str(from_api(denied, f"go through the API server to pod {pod}")))
         return session, address
 
@@ -181,7 +184,7 @@ async def open_head(cluster: Cluster, job: JobKey, uid: str, state: ClusterState
         yield Head(cluster, job, uid, state, stack)
 
 
-def _refusal(content: Any) -> dict[str, Any] | None:
+def _refusal(content: object) -> dict[str, Json] | None:
     """The API server's own answer, which is no answer of the pod."""
     return content if isinstance(content, dict) and content.get("kind") == "Status" and "message" in content else None
 

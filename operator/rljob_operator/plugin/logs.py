@@ -21,7 +21,6 @@ from rljob_operator.shell.views import cluster_state
 from rljob_operator.state.observed import JobView, SubmissionState
 
 _LOOK_SECONDS = 3.0
-_ALIVE = (SubmissionState.PENDING, SubmissionState.RUNNING)
 
 
 async def show_logs(
@@ -90,7 +89,7 @@ async def _from_ray(head: Head, attempt: AttemptStatus, tail: int, follow: bool)
         raise NoAnswer("this head has not run it")
     if not submission.log_file:
         raise NoAnswer("it has not run on a node")
-    live = follow and submission.state in _ALIVE
+    live = follow and submission.state.runs
     async with open_log(head, submission.log_file, tail, follow=live) as content:
         ended = asyncio.create_task(_ended(jobs, attempt.submission_id)) if live else None
         try:
@@ -128,5 +127,5 @@ async def _pieces(content: aiohttp.StreamReader, ended: asyncio.Task[None] | Non
 
 async def _ended(jobs: RayJobs, name: str) -> None:
     """Return when the driver has ended. NoAnswer when its head is gone."""
-    while (await jobs.get(name)).state in _ALIVE:
+    while (await jobs.get(name)).state.runs:
         await asyncio.sleep(_LOOK_SECONDS)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from rljob_operator.plugin import commands
 from rljob_operator.plugin.cluster import open_cluster
-from rljob_operator.plugin.kubeconfig import access
 from rljob_operator.plugin.problems import CommandError
 from rljob_operator.plugin.rendering import PARTS
+from rljob_operator.shell.access import AccessProblem, find_access
 
 _DESCRIPTION = """Look at RLJobs and steer them."""
 _EPILOG = """examples:
@@ -47,7 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _run(options: argparse.Namespace) -> None:
-    where = access(options.kubeconfig, options.context, options.namespace)
+    try:
+        where = await find_access(options.kubeconfig, options.context, options.namespace)
+    except AccessProblem as error:
+        raise CommandError(str(error)) from None
     async with open_cluster(where) as cluster:
         await commands.COMMANDS[options.command](cluster, options)
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 from rljob_api.job import GROUP, KIND, VERSION
 from rljob_api.quantities import to_number
 from rljob_api.validation import ManifestError, load_manifest
+from rljob_operator.kubernetes_objects import ApiGroup, EventObject, QueueObject, RLJobObject
 from rljob_operator.plugin.cluster import NODES, Cluster
 from rljob_operator.plugin.head import NoWay, open_head
 from rljob_operator.plugin.problems import CommandError
 from rljob_operator.ray.http import NoAnswer
+from rljob_operator.shell.client import ApiError
 from rljob_operator.shell.resources import EVENTS, PODS, RAY_CLUSTERS, JobKey, Resource
-from rljob_operator.shell.rest import ApiError
 from rljob_operator.shell.views import (
     ClusterState,
     QueueState,
@@ -39,7 +40,7 @@ _QUEUES = (("kueue.x-k8s.io", "workloads", workload_state), ("scheduling.volcano
 _ORDINARY = ("cpu", "memory", "pods", "ephemeral-storage", "hugepages-", "attachable-volumes-")
 
 
-class Look:
+class ObservedJob:
     """What was found, and what the user may not see.
 
     Args:
@@ -54,7 +55,7 @@ class Look:
         self.unseen = unseen
 
 
-def parse_job(item: Mapping[str, Any]) -> JobView:
+def parse_job(item: RLJobObject) -> JobView:
     """View of an RLJob with its spec checked as the operator checks it."""
     meta = item["metadata"]
     named = {"name": meta["name"], "namespace": meta.get("namespace") or "default"}
@@ -65,7 +66,7 @@ def parse_job(item: Mapping[str, Any]) -> JobView:
         return job_view(item, None, "; ".join(str(problem) for problem in error.problems))
 
 
-async def look(cluster: Cluster, name: str) -> Look:
+async def look(cluster: Cluster, name: str) -> ObservedJob:
     """Read everything about a job that tells why it does not run.
 
     Raises:
@@ -95,7 +96,7 @@ async def look(cluster: Cluster, name: str) -> Look:
     )
     if state is not None and view is not None and view.owned:
         observed = await _asked(cluster, observed, state, unseen)
-    return Look(observed, state, unseen)
+    return ObservedJob(observed, state, unseen)
 
 
 def _with_operators_problem(job: JobView) -> JobView:
@@ -128,12 +129,11 @@ async def _warnings(cluster: Cluster, unseen: list[str]) -> dict[str, str]:
         return {}
     items.sort(key=lambda item: _when(item))
     return {
-        str((item.get("involvedObject") or {}).get("uid")): f"{item.get('reason')}: {item.get('message') or ''}"
-        for item in items
+        str(item["involvedObject"].get("uid")): f"{item.get('reason')}: {item.get('message') or ''}" for item in items
     }
 
 
-def _when(event: Mapping[str, Any]) -> str:
+def _when(event: EventObject) -> str:
     series = event.get("series") or {}
     return str(
         series.get("lastObservedTime")
@@ -150,7 +150,8 @@ async def _queue(cluster: Cluster, uid: str, unseen: list[str]) -> QueueView | N
         if version is None:
             continue
         try:
-            items = await cluster.list(Resource(group, version, plural), cluster.namespace, f"list {plural}")
+            resource: Resource[QueueObject] = Resource(group, version, plural)
+            items = await cluster.list(resource, cluster.namespace, f"list {plural}")
         except CommandError as error:
             unseen.append(str(error))
             continue
@@ -164,7 +165,8 @@ async def _queue(cluster: Cluster, uid: str, unseen: list[str]) -> QueueView | N
 async def _version(cluster: Cluster, group: str) -> str | None:
     """The version that the API server prefers; None when it does not have the group."""
     try:
-        return str((await cluster.client.request("GET", f"/apis/{group}"))["preferredVersion"]["version"])
+        answer = await cluster.client.request("GET", f"/apis/{group}")
+        return str(cast("ApiGroup", answer)["preferredVersion"]["version"])
     except (ApiError, KeyError, TypeError):
         return None
 
@@ -202,7 +204,13 @@ async def _asked(cluster: Cluster, observed: Observed, state: ClusterState, unse
         try:
             said = await (await head.driver()).status()
             driver = DriverView(
-                said.ready, said.step, said.attempt, said.phase, said.stopping, said.last_checkpoint_step
+                ready=said.ready,
+                step=said.step,
+                attempt=said.attempt,
+                phase=said.phase,
+                phase_seconds=said.phase_seconds,
+                stopping=said.stopping,
+                last_checkpoint_step=said.last_checkpoint_step,
             )
         except NoWay as error:
             unseen.append(str(error))

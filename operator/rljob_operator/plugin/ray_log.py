@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
-from rljob_operator.plugin.head import RAY_PORT, Head
+from rljob_api.wire.names import DASHBOARD_PORT
+from rljob_operator.plugin.head import Head
 from rljob_operator.ray.http import NoAnswer
 
 _ANSWER_SECONDS = 30.0
@@ -26,7 +27,7 @@ async def open_log(head: Head, file: str, lines: int, *, follow: bool = False) -
     Raises:
         NoAnswer: Ray does not answer, or not with the log; also while it is read.
     """
-    session, address = await head.address(RAY_PORT)
+    session, address = await head.address(DASHBOARD_PORT)
     token = await head.ray_token()
     path = f"/api/v0/logs/{'stream' if follow else 'file'}?{file}&lines={lines}"
     headers = {"Authorization": f"Bearer {token}"} if token else {}

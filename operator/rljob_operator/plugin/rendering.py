@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import yaml
 
 from rljob_api.job import RLJob
+from rljob_api.json_types import Json, JsonObject
 from rljob_operator.plugin.problems import CommandError
 from rljob_operator.render import (
     RenderError,
@@ -40,7 +38,7 @@ def of_manifest(job: RLJob, namespace: str) -> JobView:
     return JobView(meta.namespace or namespace, meta.name, meta.uid or NO_UID, 1, 0.0, job.spec, labels=meta.labels)
 
 
-def rendered(job: JobView, settings: RenderSettings, attempt: int) -> dict[str, Any]:
+def rendered(job: JobView, settings: RenderSettings, attempt: int) -> dict[str, Json]:
     """The parts by name; None for a part that the job does not have.
 
     Raises:
@@ -64,7 +62,7 @@ def rendered(job: JobView, settings: RenderSettings, attempt: int) -> dict[str, 
         raise CommandError(f"RLJob {job.name} cannot be rendered: {error}{hint}") from None
 
 
-def as_yaml(parts: Mapping[str, Any]) -> str:
+def as_yaml(parts: JsonObject) -> str:
     """Documents with a heading each."""
     texts = []
     for name, content in parts.items():
@@ -76,10 +74,10 @@ def as_yaml(parts: Mapping[str, Any]) -> str:
 class _Dumper(yaml.SafeDumper):
     """Block style, and no anchors: people read it."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
 
-def to_yaml(content: Any) -> str:
+def to_yaml(content: object) -> str:
     """YAML in the order in which it was made."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from rljob_api import derived
-from rljob_api.status import AttemptStatus, Goodput, JobPhase, Progress
-from rljob_api.text import visible
+from rljob_api.safe_text import visible
+from rljob_api.status import AttemptStatus, Goodput, JobPhase, Progress, RLJobStatus
+from rljob_operator.kubernetes_objects import RLJobObject
 from rljob_operator.plugin.bars import Step, draw_phases, draw_steps, progress_bar
-from rljob_operator.plugin.text import Style, columns, number, seconds, wrapped
+from rljob_operator.plugin.terminal import Style, columns, number, seconds, wrapped
 from rljob_operator.state.goodput import settled
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.timing import duration_text, seconds_of, seconds_since
@@ -41,27 +41,34 @@ def show_status(job: JobView, steps: Sequence[Step], source: str, now: float, st
     return [line for i, part in enumerate(part for part in parts if part) for line in ([""] * bool(i) + part)]
 
 
-def show_list(items: Sequence[Mapping[str, Any]], with_namespace: bool, now: float) -> list[list[str]]:
+def show_list(items: Sequence[RLJobObject], with_namespace: bool, now: float) -> list[list[str]]:
     """The rows of `list`, headings first; read leniently, since one odd object must not hide the others."""
     heading = ["NAME", "PHASE", "STEP", "STEPS", "ETA", "REWARD", "STEP-SECONDS", "RESTARTS", "AGE"]
     rows = [["NAMESPACE", *heading] if with_namespace else heading]
     for item in items:
-        meta, status = item["metadata"], item.get("status") or {}
-        progress = status.get("progress") or {}
+        meta, status = item["metadata"], _readable_status(item)
+        progress = status.progress or Progress()
         row = [
             meta["name"],
-            status.get("phase"),
-            progress.get("step"),
+            status.phase,
+            status.progress and progress.step,
             (item.get("spec") or {}).get("steps"),
-            progress.get("eta"),
-            number(progress.get("rewardMean")),
-            number(progress.get("stepSeconds")),
-            status.get("restarts"),
+            progress.eta,
+            number(progress.reward_mean),
+            number(progress.step_seconds),
+            status.restarts,
             duration_text(max(now - datetime.fromisoformat(meta["creationTimestamp"]).timestamp(), 0.0)),
         ]
         cells = ["-" if cell is None else visible(str(cell)) for cell in row]
         rows.append([meta["namespace"], *cells] if with_namespace else cells)
     return rows
+
+
+def _readable_status(item: RLJobObject) -> RLJobStatus:
+    try:
+        return RLJobStatus.model_validate(item.get("status") or {})
+    except ValueError:
+        return RLJobStatus()
 
 
 def _records(source: str, steps: Sequence[Step], style: Style) -> list[str]:

@@ -2,40 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import aiohttp
 
-from rljob_operator.ray.http import Endpoint, NoAnswer, whole
-
-PAGE = 1000
-"""Most records in one answer (`rljob_worker.records.http`)."""
-PAGE_BYTES = 2**22
-"""Most bytes of such an answer: a driver ends it with the record that takes it past half of that."""
-_MOST_RECORDS = 2**53
-
-
-@dataclass(frozen=True, slots=True)
-class DriverStatus:
-    """`/v1/status`."""
-
-    ready: bool
-    step: int
-    attempt: int
-    phase: str | None
-    stopping: bool
-    last_checkpoint_step: int | None
-    weight_version: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class StepsPage:
-    """`/v1/steps`."""
-
-    records: list[dict[str, Any]]
-    total: int
-    """Records that there are."""
+from rljob_api.wire import names
+from rljob_api.wire.driver_status import DriverStatus
+from rljob_api.wire.steps_page import LARGEST_PAGE_BYTES, StepsPage
+from rljob_api.wire.values import WireError
+from rljob_operator.ray.http import Endpoint, NoAnswer
 
 
 class Driver:
@@ -57,38 +30,24 @@ class Driver:
         Raises:
             NoAnswer: the driver did not answer, or not as a driver does.
         """
-        answer = await self._endpoint.json("GET", "/v1/status")
+        answer = await self._endpoint.json("GET", names.STATUS_PATH)
         try:
-            saved, version = answer["last_checkpoint_step"], answer.get("weight_version")
-            return DriverStatus(
-                ready=bool(answer["ready"]),
-                step=whole(answer["step"], "step"),
-                attempt=whole(answer["attempt"], "attempt"),
-                phase=_phase(answer["phase"]),
-                stopping=bool(answer["stopping"]),
-                last_checkpoint_step=None if saved is None else whole(saved, "last_checkpoint_step"),
-                weight_version=None if version is None else whole(version, "weight_version"),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise NoAnswer(f"The driver answered what is no status: {error!r}") from None
+            return DriverStatus.parse(answer)
+        except WireError as error:
+            raise NoAnswer(f"The driver answered what is no status: {error}") from None
 
-    async def steps(self, after: int, largest: int = PAGE_BYTES) -> StepsPage:
+    async def steps(self, after: int, largest: int = LARGEST_PAGE_BYTES) -> StepsPage:
         """The first records whose `index` is above `after` (-1: all): at most 1000, and as many as fit into an answer.
 
         Raises:
             AnswerTooLarge: the answer has more than `largest` bytes.
             NoAnswer: the driver did not answer, or not as a driver does.
         """
-        answer = await self._endpoint.json("GET", f"/v1/steps?after={after}", largest=largest)
+        answer = await self._endpoint.json("GET", f"{names.STEPS_PATH}?after={after}", largest=largest)
         try:
-            records, total = answer["steps"], whole(answer["total"], "total", most=_MOST_RECORDS)
-            if not isinstance(records, list) or len(records) > PAGE:
-                raise TypeError(f"steps is no list of at most {PAGE} records")
-            if not all(isinstance(record["index"], int) for record in records):
-                raise TypeError("a record's index is no whole number")
-        except (KeyError, TypeError, ValueError) as error:
-            raise NoAnswer(f"The driver answered what are no step records: {error!r}") from None
-        return StepsPage(records, total)
+            return StepsPage.parse(answer)
+        except WireError as error:
+            raise NoAnswer(f"The driver answered what are no step records: {error}") from None
 
     async def checkpoint(self) -> None:
         """Ask for a checkpoint at the next step boundary.
@@ -96,10 +55,4 @@ class Driver:
         Raises:
             NoAnswer: the driver did not take the request.
         """
-        await self._endpoint.json("POST", "/v1/checkpoint")
-
-
-def _phase(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    raise ValueError("phase is no text")
+        await self._endpoint.json("POST", names.CHECKPOINT_PATH)

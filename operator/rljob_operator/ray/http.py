@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 import aiohttp
 
 from rljob_api.base import INT32_MAX
+from rljob_api.json_types import Json, JsonObject
 
 ANSWER_BYTES = 2**16
 """Most bytes of an answer about which nothing else is said. What a job's image answers is read into the memory of the
@@ -58,7 +58,7 @@ class Endpoint:
         self._headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
         self._seconds = seconds
 
-    async def json(self, method: str, path: str, body: Any = None, largest: int = ANSWER_BYTES) -> Any:
+    async def json(self, method: str, path: str, body: JsonObject | None = None, largest: int = ANSWER_BYTES) -> Json:
         """Send a request and return the answer's JSON.
 
         Raises:
@@ -70,7 +70,9 @@ class Endpoint:
         except (ValueError, RecursionError) as error:
             raise NoAnswer(f"{self._name} answered what is no JSON to {path}: {error}") from None
 
-    async def content(self, method: str, path: str, body: Any = None, largest: int = ANSWER_BYTES) -> bytes:
+    async def content(
+        self, method: str, path: str, body: JsonObject | None = None, largest: int = ANSWER_BYTES
+    ) -> bytes:
         """Send a request and return the answer.
 
         Raises:
@@ -110,7 +112,7 @@ class Endpoint:
         return b"".join(parts)
 
 
-def whole(value: Any, name: str, least: int = 0, most: int = INT32_MAX) -> int:
+def whole(value: object, name: str, least: int = 0, most: int = INT32_MAX) -> int:
     """A whole number of an answer, by default one that the status can hold.
 
     Raises:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 from urllib.parse import quote
 
 import aiohttp
 
 from rljob_api.base import INT32_MAX
+from rljob_api.json_types import Json, JsonObject
+from rljob_api.wire.values import WireError, block
 from rljob_operator.ray.http import Endpoint, NoAnswer, whole
 from rljob_operator.state.observed import SubmissionState, SubmissionView
 
@@ -24,7 +24,6 @@ _NAME_CHARACTERS = 253
 _LAST_MILLISECOND = 253_370_764_800_000
 """Later times than the year 9999 cannot be written."""
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-_ENDED = (SubmissionState.STOPPED, SubmissionState.SUCCEEDED, SubmissionState.FAILED)
 
 
 class RayJobs:
@@ -44,7 +43,7 @@ class RayJobs:
     ) -> None:
         self._endpoint = Endpoint(session, "Ray's job API", address, token, seconds)
 
-    async def submit(self, body: Mapping[str, Any]) -> None:
+    async def submit(self, body: JsonObject) -> None:
         """Submit a driver; an id that is known there already is a success (Ray answers 500 with a traceback).
 
         Raises:
@@ -71,7 +70,7 @@ class RayJobs:
                 return SubmissionView(submission_id, SubmissionState.MISSING, message, session=await self._session())
             raise
         view = _view(submission_id, info)
-        if view.state not in _ENDED:
+        if not view.state.ended:
             return view
         lines = await self._log_tail(view)
         return replace(view, last_log_lines=lines, session=await self._session())
@@ -91,7 +90,7 @@ class RayJobs:
     async def _session(self) -> str:
         answer = await self._endpoint.json("GET", "/api/version")
         try:
-            name = answer["session_name"]
+            name = block(answer, "the answer")["session_name"]
             if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _NAME_CHARACTERS:
                 raise ValueError(f"session_name is no name of at most {_NAME_CHARACTERS} characters")
             return name
@@ -103,13 +102,13 @@ class RayJobs:
         try:
             if not view.log_file:  # It never ran on a node: there is at most a short text of the job's manager.
                 answer = await self._endpoint.json("GET", f"/api/jobs/{name}/logs", largest=_LOG_BYTES)
-                text = str(answer.get("logs") or "")
+                text = str(block(answer, "the answer").get("logs") or "")
             else:
                 # Read from the end of the file; /api/jobs/<id>/logs would load all of a log of any size.
                 path = f"/api/v0/logs/file?{view.log_file}&lines={LOG_LINES}"
                 content = await self._endpoint.content("GET", path, largest=_LOG_BYTES)
                 text = content.decode(errors="replace")
-        except (NoAnswer, AttributeError) as error:
+        except (NoAnswer, WireError) as error:
             return (f"(the driver's log could not be read: {error})"[:LOG_LINE_CHARACTERS],)
         return last_lines(text)
 
@@ -128,8 +127,9 @@ def last_lines(text: str) -> tuple[str, ...]:
     return tuple(line[:LOG_LINE_CHARACTERS] for line in plain)
 
 
-def _view(submission_id: str, info: Any) -> SubmissionView:
+def _view(submission_id: str, answer: Json) -> SubmissionView:
     try:
+        info = block(answer, "the answer")
         code = info.get("driver_exit_code")
         return SubmissionView(
             id=submission_id,
@@ -140,9 +140,9 @@ def _view(submission_id: str, info: Any) -> SubmissionView:
             end_time=_seconds(info.get("end_time"), "end_time"),
             log_file=_log_file(submission_id, info.get("driver_node_id")),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise NoAnswer(f"Ray's job API answered what is no job: {error!r}") from None
 
 
-def _seconds(milliseconds: Any, name: str) -> float | None:
+def _seconds(milliseconds: object, name: str) -> float | None:
     return None if milliseconds is None else whole(milliseconds, name, most=_LAST_MILLISECOND) / 1000

@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from typing import Any
 
-from rljob_operator.render.cluster import metadata, secret_name, valid_spec
+from rljob_api.json_types import Json
+from rljob_api.wire.names import DRIVER_TOKEN_KEY
+from rljob_operator.kubernetes_objects import Manifest, block_of
 from rljob_operator.render.pods import JOB_LABEL
+from rljob_operator.render.ray_cluster import metadata, secret_name, valid_spec
 from rljob_operator.render.settings import RenderSettings
-from rljob_operator.state.observed import JobView, Manifest
+from rljob_operator.state.observed import JobView
 
-TOKEN_KEY = "token"
 DIGEST_ANNOTATION = "rljob.dev/spec-digest"
 """On the policy: a digest of its spec as it was rendered. What is stored is not compared with what is rendered: the API
 server fills in defaults, and a cluster's own admission may add to it."""
@@ -24,18 +25,18 @@ def policy_name(job: str) -> str:
     return f"{job}-head"
 
 
-def render_secret(job: JobView, token: str) -> dict[str, Any]:
+def render_secret(job: JobView, token: str) -> Manifest:
     """The Secret with the driver's bearer token, key `token`."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": metadata(job, secret_name(job.name), "driver-token"),
         "type": "Opaque",
-        "data": {TOKEN_KEY: base64.b64encode(token.encode()).decode()},
+        "data": {DRIVER_TOKEN_KEY: base64.b64encode(token.encode()).decode()},
     }
 
 
-def render_policy(job: JobView, settings: RenderSettings) -> dict[str, Any] | None:
+def render_policy(job: JobView, settings: RenderSettings) -> Manifest | None:
     """The NetworkPolicy of the head; None where `network.networkPolicy` is off.
 
     The job's own pods reach everything, the operator reaches Ray's job API and the driver, nobody else anything. With
@@ -45,11 +46,11 @@ def render_policy(job: JobView, settings: RenderSettings) -> dict[str, Any] | No
     spec = valid_spec(job)
     if not spec.network.network_policy:
         return None
-    operator: dict[str, Any] = {"podSelector": {"matchLabels": dict(settings.operator_pod_labels)}}
+    operator: dict[str, Json] = {"podSelector": {"matchLabels": dict(settings.operator_pod_labels)}}
     namespace = settings.operator_namespace
     operator["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": namespace}} if namespace else {}
     served = [settings.dashboard_port, settings.driver_port]
-    ingress: list[dict[str, Any]] = [
+    ingress: list[Manifest] = [
         {"from": [{"podSelector": {"matchLabels": {JOB_LABEL: job.name}}}]},
         {"from": [operator], "ports": [{"protocol": "TCP", "port": port} for port in served]},
     ]
@@ -58,7 +59,7 @@ def render_policy(job: JobView, settings: RenderSettings) -> dict[str, Any] | No
     return _policy(job, "head", ingress)
 
 
-def policy_to_apply(job: JobView, settings: RenderSettings, there: bool) -> dict[str, Any] | None:
+def policy_to_apply(job: JobView, settings: RenderSettings, there: bool) -> Manifest | None:
     """The NetworkPolicy as it should be; None where the job wants none and none is there.
 
     Where it wants none any more, one that selects no pod takes the place of the one that is there. Deleting that would
@@ -76,11 +77,11 @@ def policy_to_apply(job: JobView, settings: RenderSettings, there: bool) -> dict
 
 def policy_digest(policy: Manifest) -> str:
     """Digest of the spec that a policy was rendered with; empty: it does not say."""
-    return str((policy["metadata"].get("annotations") or {}).get(DIGEST_ANNOTATION, ""))
+    return str(block_of(block_of(policy, "metadata"), "annotations").get(DIGEST_ANNOTATION, ""))
 
 
-def _policy(job: JobView, node_type: str, ingress: list[dict[str, Any]]) -> dict[str, Any]:
-    spec = {
+def _policy(job: JobView, node_type: str, ingress: list[Manifest]) -> Manifest:
+    spec: Manifest = {
         "podSelector": {"matchLabels": {"ray.io/cluster": job.name, "ray.io/node-type": node_type}},
         "policyTypes": ["Ingress"],
         "ingress": ingress,
@@ -90,8 +91,9 @@ def _policy(job: JobView, node_type: str, ingress: list[dict[str, Any]]) -> dict
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": about, "spec": spec}
 
 
-def _all_ports_but(*closed: int) -> list[dict[str, Any]]:
-    ranges, first = [], 1
+def _all_ports_but(*closed: int) -> list[Manifest]:
+    ranges: list[Manifest] = []
+    first = 1
     for port in [*sorted(set(closed)), _LAST_PORT + 1]:
         if first < port:
             ranges.append({"protocol": "TCP", "port": first, "endPort": port - 1})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_operator.render.profiles import DRIVER
+from rljob_api.profiles.ascend_a2 import DRIVER
 
 _TOOLKITS = ("/usr/local/Ascend/ascend-toolkit/set_env.sh", "/usr/local/Ascend/cann/set_env.sh")
 _ATB = "/usr/local/Ascend/nnal/atb/set_env.sh"

@@ -7,8 +7,7 @@ hostNetwork).
 
 from __future__ import annotations
 
-from typing import Any
-
+from rljob_api.json_types import Json
 from rljob_api.roles import interface_variables
 from rljob_api.spec import HcclPorts, RLJobSpec
 from rljob_operator.render.errors import RenderError
@@ -19,13 +18,8 @@ _RAY_WORKER_PORTS = (10002, 19999)
 _SYSTEM_PORTS = 1023
 
 
-def hccl_environment(spec: RLJobSpec, *, head: bool) -> list[dict[str, Any]]:
-    """HCCL's variables that follow from the network of pods with NPUs, as a container's `env`.
-
-    Raises:
-        RenderError: for ports that others use.
-    """
-    _check(spec)
+def hccl_environment(spec: RLJobSpec, *, head: bool) -> list[dict[str, Json]]:
+    """HCCL's variables that follow from the network of pods with NPUs, as a container's `env`."""
     if spec.network.host_network:
         # The head may have another interface than the workers, and has no HCCL process.
         if head or not _uses_host_ip(spec):
@@ -41,7 +35,8 @@ def _uses_host_ip(spec: RLJobSpec) -> bool:
     return spec.hccl.interface is None and spec.hccl.use_host_ip is not False
 
 
-def _check(spec: RLJobSpec) -> None:
+def check_hccl(spec: RLJobSpec) -> None:
+    """Refuse ports that others use."""
     _check_ports("spec.hccl.trainerPorts", spec.hccl.trainer_ports)
     _check_ports("spec.hccl.rolloutPorts", spec.hccl.rollout_ports)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import Any
 
+from rljob_api.json_types import Json
+from rljob_operator.kubernetes_objects import Manifest, blocks_of
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.settings import short
 
@@ -35,22 +36,12 @@ _DIRECTIVE = "$patch"
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_./$-]{1,63}")
 
 
-def merge(base: Any, patch: Any, path: str) -> Any:
+def merge(base: Manifest, patch: Manifest, path: str) -> dict[str, Json]:
     """Return `patch` merged over `base`; neither is changed. `path` is the patch's place in the manifest.
 
     Raises:
         RenderError: where the patch has another shape than a pod.
     """
-    if isinstance(base, dict):
-        if not isinstance(patch, dict):
-            raise RenderError(path, f"{short(str(patch))} is no mapping, as it is in a pod")
-        return _merge_maps(base, patch, path)
-    if isinstance(base, list) and not isinstance(patch, list):
-        raise RenderError(path, f"{short(str(patch))} is no list, as it is in a pod")
-    return _without_nulls(patch)
-
-
-def _merge_maps(base: dict[str, Any], patch: dict[str, Any], path: str) -> dict[str, Any]:
     if patch.get(_DIRECTIVE) == "replace":
         return _plain(patch)
     merged = {key: copy.deepcopy(value) for key, value in base.items()}
@@ -61,19 +52,29 @@ def _merge_maps(base: dict[str, Any], patch: dict[str, Any], path: str) -> dict[
         if value is None:
             merged.pop(key, None)
         elif key in MERGE_KEYS and (isinstance(value, list) or isinstance(merged.get(key), list)):
-            merged[key] = _merge_lists(merged.get(key, []), value, key, at)
+            merged[key] = _merge_lists(blocks_of(merged, key), value, key, at)
         elif key in merged:
-            merged[key] = merge(merged[key], value, at)
+            merged[key] = _merge_values(merged[key], value, at)
         else:
             merged[key] = merge({}, value, at) if isinstance(value, dict) else _without_nulls(value)
     return merged
 
 
-def _merge_lists(base: Any, patch: Any, field: str, path: str) -> list[Any]:
+def _merge_values(base: Json, patch: Json, path: str) -> Json:
+    if isinstance(base, dict):
+        if not isinstance(patch, dict):
+            raise RenderError(path, f"{short(str(patch))} is no mapping, as it is in a pod")
+        return merge(base, patch, path)
+    if isinstance(base, list) and not isinstance(patch, list):
+        raise RenderError(path, f"{short(str(patch))} is no list, as it is in a pod")
+    return _without_nulls(patch)
+
+
+def _merge_lists(base: list[Manifest], patch: Json, field: str, path: str) -> list[Manifest]:
     if not isinstance(patch, list):
         raise RenderError(path, f"{short(str(patch))} is no list, as it is in a pod")
     by = MERGE_KEYS[field]
-    merged: dict[Any, Any] = {item[by]: item for item in base}
+    merged = {item[by]: item for item in base}
     for i, item in enumerate(patch):
         at = f"{path}[{i}]"
         if not isinstance(item, dict) or not isinstance(item.get(by), int if by == "containerPort" else str):
@@ -82,17 +83,17 @@ def _merge_lists(base: Any, patch: Any, field: str, path: str) -> list[Any]:
         if directive == "delete":
             merged.pop(name, None)
         elif name in merged and field not in _REPLACED_WHOLE:
-            merged[name] = _merge_maps(merged[name], item, at)
+            merged[name] = merge(merged[name], item, at)
         else:
             merged[name] = _plain(item)
     return list(merged.values())
 
 
-def _plain(patch: dict[str, Any]) -> dict[str, Any]:
-    return _without_nulls({key: value for key, value in patch.items() if key != _DIRECTIVE})
+def _plain(patch: Manifest) -> dict[str, Json]:
+    return {key: _without_nulls(value) for key, value in patch.items() if key != _DIRECTIVE and value is not None}
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: Json) -> Json:
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):

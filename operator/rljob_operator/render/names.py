@@ -6,41 +6,15 @@ tells the user which field was meant.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
+from rljob_api.kubernetes_names import is_label_key, is_label_value, is_subdomain, is_variable
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.settings import short
-
-_DNS_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_SUBDOMAIN = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
-_QUALIFIED = re.compile("[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_VARIABLE = re.compile("[-._a-zA-Z][-._a-zA-Z0-9]*")
 
 OWN_LABEL_PREFIXES = ("rljob.dev/", "ray.io/")
 MAX_ANNOTATIONS_BYTES = 128 * 1024
 """Half of what Kubernetes allows: KubeRay, Volcano and device plugins add theirs."""
-
-
-def is_subdomain(text: str) -> bool:
-    """Names of most objects: RFC 1123 subdomains."""
-    return len(text) <= 253 and bool(_SUBDOMAIN.fullmatch(text))
-
-
-def is_label_key(text: str) -> bool:
-    """Keys of labels, annotations and extended resources: `name` or `domain/name`."""
-    prefix, slash, name = text.rpartition("/")
-    return (not slash or is_subdomain(prefix)) and len(name) <= 63 and bool(_QUALIFIED.fullmatch(name))
-
-
-def is_label_value(text: str) -> bool:
-    """Values of labels."""
-    return text == "" or (len(text) <= 63 and bool(_QUALIFIED.fullmatch(text)))
-
-
-def is_variable(text: str) -> bool:
-    """Names of environment variables."""
-    return bool(_VARIABLE.fullmatch(text))
 
 
 def check_name(field: str, text: str | None) -> None:

@@ -9,25 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rljob_api import derived
+from rljob_api.json_types import Json
+from rljob_api.profiles import HardwareProfile
 from rljob_api.quantities import mebibytes, to_number
 from rljob_api.spec import RLJobSpec
+from rljob_api.wire.names import DRIVER_TOKEN_KEY, DRIVER_TOKEN_VARIABLE
+from rljob_operator.kubernetes_objects import Manifest
 from rljob_operator.render import names
 from rljob_operator.render.cann import cann_environment
-from rljob_operator.render.doctor import init_containers
 from rljob_operator.render.errors import RenderError
-from rljob_operator.render.merge import merge
-from rljob_operator.render.profiles import HardwareProfile
+from rljob_operator.render.init_container import cache_containers, init_containers
 from rljob_operator.render.scheduling import placement, pod_annotations, pod_labels
-from rljob_operator.render.settings import RenderSettings, short
+from rljob_operator.render.settings import RenderSettings
 from rljob_operator.render.variables import pod_environment, secret_environment
 from rljob_operator.render.volumes import Volumes, head_volumes, worker_volumes
 
-DRIVER_TOKEN_VARIABLE = "RLJOB_DRIVER_TOKEN"
 JOB_LABEL = "rljob.dev/job"
 _EXTRA_GRACE_SECONDS = 30
+_LEAST_MEMORY = 2**28
 _USER = 1000
 
 
@@ -41,7 +42,7 @@ class PodSize:
     """Size of /dev/shm, part of `memory`."""
     devices: int = 0
 
-    def resources(self, resource_name: str | None) -> dict[str, Any]:
+    def resources(self, resource_name: str | None) -> dict[str, Json]:
         """`resources` of the Ray container."""
         amounts = {"cpu": self.cpu, "memory": self.memory}
         if self.devices and resource_name is not None:
@@ -56,8 +57,9 @@ class PodSize:
 def head_size(spec: RLJobSpec, profile: HardwareProfile) -> PodSize:
     """The head's size."""
     memory = spec.resources.head.memory or profile.head_memory
-    _positive("spec.resources.head.memory", memory)
-    return PodSize(spec.resources.head.cpu or profile.head_cpu, memory, mebibytes(max(to_number(memory) // 4, 2**28)))
+    return PodSize(
+        spec.resources.head.cpu or profile.head_cpu, memory, mebibytes(max(to_number(memory) // 4, _LEAST_MEMORY))
+    )
 
 
 def worker_size(spec: RLJobSpec, profile: HardwareProfile) -> PodSize:
@@ -65,31 +67,34 @@ def worker_size(spec: RLJobSpec, profile: HardwareProfile) -> PodSize:
     devices = derived.devices_per_node(spec)
     given = spec.resources.worker
     memory = given.memory or f"{profile.memory_per_device_gib * devices}Gi"
-    _positive("spec.resources.worker.memory", memory)
     shared = spec.storage.shared_memory
     if shared is None:
         usual = profile.shared_memory_per_device_gib * devices * 2**30
         shared = mebibytes(min(usual, to_number(memory) // 2))
-    elif not 0 < to_number(shared) <= to_number(memory):
-        raise RenderError(
-            "spec.storage.sharedMemory",
-            f"{shared}: /dev/shm is part of the worker's memory ({memory}): above 0 and at most that",
-        )
     return PodSize(given.cpu or str(profile.cpu_per_device * devices), memory, shared, devices)
 
 
-def _positive(field: str, quantity: str) -> None:
-    if to_number(quantity) < 2**28:
-        raise RenderError(field, f"{quantity}: a Ray pod needs more; at least 256Mi")
+def check_sizes(spec: RLJobSpec, profile: HardwareProfile) -> None:
+    """Refuse pods that are too small for Ray, and a /dev/shm that does not fit."""
+    head, worker = head_size(spec, profile), worker_size(spec, profile)
+    for field, memory in (("spec.resources.head.memory", head.memory), ("spec.resources.worker.memory", worker.memory)):
+        if to_number(memory) < _LEAST_MEMORY:
+            raise RenderError(field, f"{memory}: a Ray pod needs more; at least 256Mi")
+    if not 0 < to_number(worker.shared_memory) <= to_number(worker.memory):
+        raise RenderError(
+            "spec.storage.sharedMemory",
+            f"{worker.shared_memory}: /dev/shm is part of the worker's memory ({worker.memory}): above 0 and at most "
+            "that",
+        )
 
 
 def head_template(
     job: str, spec: RLJobSpec, profile: HardwareProfile, settings: RenderSettings, secret: str
-) -> dict[str, Any]:
+) -> Manifest:
     """Pod template of the head: Ray's control processes and the driver, no devices and no actors."""
     size = head_size(spec, profile)
     container = _container("ray-head", spec, profile, settings, size)
-    token = {"secretKeyRef": {"name": secret, "key": "token"}}
+    token = {"secretKeyRef": {"name": secret, "key": DRIVER_TOKEN_KEY}}
     container["env"] = [
         *pod_environment(spec, profile, head=True),
         {"name": DRIVER_TOKEN_VARIABLE, "valueFrom": token},
@@ -104,7 +109,7 @@ def head_template(
     return _template(job, spec, profile, container, head_volumes(spec, size.shared_memory), head=True)
 
 
-def worker_template(job: str, spec: RLJobSpec, profile: HardwareProfile, settings: RenderSettings) -> dict[str, Any]:
+def worker_template(job: str, spec: RLJobSpec, profile: HardwareProfile, settings: RenderSettings) -> Manifest:
     """Pod template of a worker: all devices of one node."""
     size = worker_size(spec, profile)
     container = _container("ray-worker", spec, profile, settings, size)
@@ -112,28 +117,29 @@ def worker_template(job: str, spec: RLJobSpec, profile: HardwareProfile, setting
     container["env"] = pod_environment(spec, profile, head=False)
     container |= _probes("/api/local_raylet_healthz", settings.agent_port)
     volumes = worker_volumes(spec, profile, size.shared_memory)
-    examination = init_containers(spec, profile, {**container, "volumeMounts": volumes.mounts})
-    return _template(job, spec, profile, container, volumes, head=False, init_containers=examination)
+    ray = {**container, "volumeMounts": volumes.mounts}
+    before = [*cache_containers(profile, ray), *init_containers(spec, profile, ray)]
+    return _template(job, spec, profile, container, volumes, head=False, init_containers=before)
 
 
 def _container(
     name: str, spec: RLJobSpec, profile: HardwareProfile, settings: RenderSettings, size: PodSize
-) -> dict[str, Any]:
-    container: dict[str, Any] = {
+) -> dict[str, Json]:
+    container: dict[str, Json] = {
         "name": name,
-        "image": settings.image(spec.image, spec.resources.profile),
+        "image": settings.image(spec),
         "imagePullPolicy": spec.pods.image_pull_policy,
         "resources": size.resources(None),
         "securityContext": _container_security(profile),
     }
-    if profile.kind == "npu":
+    if profile.needs_cann:
         container["command"] = [cann_environment()]
     if spec.environment.secrets:
         container["envFrom"] = secret_environment(spec)
     return container
 
 
-def _probes(path: str, port: int) -> dict[str, Any]:
+def _probes(path: str, port: int) -> dict[str, Json]:
     # KubeRay's own need wget in the image before Ray 2.53. These two paths answer without a token.
     # The start and the liveness are as patient as KubeRay's, ten minutes: a busy node must not cost a training run.
     return {
@@ -146,25 +152,23 @@ def _template(
     job: str,
     spec: RLJobSpec,
     profile: HardwareProfile,
-    container: dict[str, Any],
+    container: dict[str, Json],
     volumes: Volumes,
     *,
     head: bool,
-    init_containers: Sequence[dict[str, Any]] = (),
-) -> dict[str, Any]:
-    _check_given(spec, profile)
+    init_containers: Sequence[Manifest] = (),
+) -> Manifest:
     container["volumeMounts"] = volumes.mounts
-    own_labels = {JOB_LABEL: job, **pod_labels(spec, profile)}
-    metadata: dict[str, Any] = {"labels": {**spec.pods.labels, **own_labels}}
+    metadata: dict[str, Json] = {"labels": {**spec.pods.labels, **own_labels(job, spec, profile)}}
     annotations = {**pod_annotations(spec, profile, head=head), **spec.pods.annotations}
     if annotations:
         metadata["annotations"] = annotations
     grace = spec.pods.termination_grace_seconds
-    pod: dict[str, Any] = {
+    pod: dict[str, Json] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": grace or math.ceil(spec.checkpoint.grace_seconds) + _EXTRA_GRACE_SECONDS,
-        "securityContext": _pod_security(profile),
+        "securityContext": _pod_security(profile, head=head),
         **placement(spec, profile, job, head=head),
         "containers": [container],
         "volumes": volumes.volumes,
@@ -180,70 +184,41 @@ def _template(
             pod["runtimeClassName"] = profile.runtime_class
         if spec.network.host_network:
             pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-    return _with_override({"metadata": metadata, "spec": pod}, spec, own_labels, head=head)
+    return {"metadata": metadata, "spec": pod}
 
 
-def _with_override(
-    template: dict[str, Any], spec: RLJobSpec, own_labels: dict[str, str], *, head: bool
-) -> dict[str, Any]:
-    field = "spec.pods.head" if head else "spec.pods.worker"
-    given = spec.pods.head if head else spec.pods.worker
-    for key in given:
-        if key not in ("metadata", "spec"):
-            raise RenderError(field, f"{short(key)} is no part of a pod template: metadata and spec are")
-    merged = merge(template, given, field)
-    metadata = merged.get("metadata", {})
-    labels = _strings(metadata, f"{field}.metadata", "labels")
-    added = {key: value for key, value in labels.items() if key not in own_labels}
-    names.check_labels(f"{field}.metadata.labels", added, own=True)
-    names.check_annotations(f"{field}.metadata.annotations", _strings(metadata, f"{field}.metadata", "annotations"))
-    _check_parts(merged.get("spec", {}), f"{field}.spec", template["spec"]["containers"][0]["name"])
-    # Pods are found by these, whatever the user's template says.
-    merged["metadata"] = {**metadata, "labels": {**labels, **own_labels}}
-    return merged
+def own_labels(job: str, spec: RLJobSpec, profile: HardwareProfile) -> dict[str, str]:
+    """Labels that pods are found by, whatever the user's template says."""
+    return {JOB_LABEL: job, **pod_labels(spec, profile)}
 
 
-def _strings(metadata: dict[str, Any], field: str, part: str) -> dict[str, str]:
-    values = metadata.get(part, {})
-    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
-        raise RenderError(f"{field}.{part}", "is no mapping of strings to strings")
-    return values
-
-
-def _check_parts(pod: dict[str, Any], field: str, ray: str) -> None:
-    containers = pod.get("containers") or [{}]
-    if containers[0].get("name") != ray:
-        raise RenderError(f"{field}.containers", f"the first container is Ray's, {ray}, and cannot be deleted")
-    for part in ("containers", "initContainers", "volumes"):
-        for item in pod.get(part, []):
-            name = item["name"]
-            if "." in name or len(name) > 63 or not names.is_subdomain(name):
-                raise RenderError(f"{field}.{part}", f"{short(name)} is no name: lower-case letters, digits and '-'")
-
-
-def _check_given(spec: RLJobSpec, profile: HardwareProfile) -> None:
+def check_pods(spec: RLJobSpec, profile: HardwareProfile) -> None:
+    """Refuse names, labels and annotations that Kubernetes would not take."""
     names.check_labels("spec.pods.labels", spec.pods.labels, own=True)
     names.check_annotations("spec.pods.annotations", spec.pods.annotations)
     names.check_name("spec.pods.serviceAccount", spec.pods.service_account)
     names.check_name("spec.resources.overrides.runtimeClass", profile.runtime_class)
     for i, name in enumerate(spec.pods.image_pull_secrets):
         names.check_name(f"spec.pods.imagePullSecrets[{i}]", name)
-    if profile.visible_devices_annotation is not None:
-        names.check_label_key("spec.resources.overrides.visibleDevicesAnnotation", profile.visible_devices_annotation)
+    if spec.resources.overrides.visible_devices_annotation is not None:
+        names.check_label_key(
+            "spec.resources.overrides.visibleDevicesAnnotation", spec.resources.overrides.visible_devices_annotation
+        )
     if profile.resource_name is not None:
         names.check_label_key("spec.resources.overrides.resourceName", profile.resource_name)
 
 
-def _pod_security(profile: HardwareProfile) -> dict[str, Any]:
+def _pod_security(profile: HardwareProfile, *, head: bool) -> dict[str, Json]:
     # The runtime's system-call filter is what `docker run` uses too, as in the published Ascend set-ups.
-    filtered: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
+    filtered: dict[str, Json] = {"seccompProfile": {"type": "RuntimeDefault"}}
     if not profile.restricted:
-        return filtered
+        in_group = not head and profile.device_group is not None
+        return {**filtered, "supplementalGroups": [profile.device_group]} if in_group else filtered
     user = {"runAsNonRoot": True, "runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER}
     return {**filtered, **user, "fsGroupChangePolicy": "OnRootMismatch"}
 
 
-def _container_security(profile: HardwareProfile) -> dict[str, Any]:
+def _container_security(profile: HardwareProfile) -> dict[str, Json]:
     if not profile.restricted:
         return {"allowPrivilegeEscalation": False}
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

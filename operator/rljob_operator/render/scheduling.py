@@ -6,30 +6,41 @@ Kueue's integration of RayCluster; MindCluster's documentation, "Pod" and "PodGr
 
 from __future__ import annotations
 
-from typing import Any
-
 from rljob_api import derived
-from rljob_api.spec import Profile, QueueSystem, RLJobSpec
+from rljob_api.json_types import Json
+from rljob_api.kubernetes_names import is_label_value
+from rljob_api.profiles import PROFILES, HardwareProfile, MindCluster
+from rljob_api.spec import QueueSystem, RLJobSpec
 from rljob_operator.render.errors import RenderError
-from rljob_operator.render.names import check_label_key, check_labels, check_name, is_label_value
-from rljob_operator.render.profiles import HardwareProfile
+from rljob_operator.render.names import check_label_key, check_labels, check_name
 from rljob_operator.render.settings import short
 
 _NO_AFFINITY = "is no affinity of a pod: nodeAffinity, podAffinity or podAntiAffinity, each a mapping"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _GANGS = (QueueSystem.VOLCANO, QueueSystem.MIND_CLUSTER)
 
 
-def cluster_labels(spec: RLJobSpec) -> dict[str, str]:
-    """Labels of the RayCluster that queueing systems read."""
+def check_scheduling(spec: RLJobSpec, profile: HardwareProfile) -> None:
+    """Refuse what queues and schedulers would not take."""
     scheduling = spec.scheduling
     check_name("spec.scheduling.queue", scheduling.queue)
     if scheduling.queue is not None and not is_label_value(scheduling.queue):
         raise RenderError("spec.scheduling.queue", f"{short(scheduling.queue)} is too long: at most 63 characters")
     check_name("spec.scheduling.priorityClass", scheduling.priority_class)
+    if scheduling.system is QueueSystem.KUEUE and scheduling.queue is None:
+        raise RenderError("spec.scheduling.queue", "is missing: Kueue admits nothing without the name of a queue")
+    check_labels("spec.resources.overrides.nodeSelector", profile.node_selector)
+    check_labels("spec.scheduling.nodeSelector", scheduling.node_selector)
+    _check_tolerations(spec)
+    _check_affinity(spec)
+    _check_devices(spec, profile)
+
+
+def cluster_labels(spec: RLJobSpec) -> dict[str, str]:
+    """Labels of the RayCluster that queueing systems read."""
+    scheduling = spec.scheduling
     if scheduling.system is QueueSystem.KUEUE:
-        if scheduling.queue is None:
-            raise RenderError("spec.scheduling.queue", "is missing: Kueue admits nothing without the name of a queue")
-        return {"kueue.x-k8s.io/queue-name": scheduling.queue}
+        return {"kueue.x-k8s.io/queue-name": scheduling.queue or ""}
     if scheduling.system not in _GANGS:
         return {}
     labels = {} if scheduling.queue is None else {"volcano.sh/queue-name": scheduling.queue}
@@ -40,12 +51,12 @@ def cluster_labels(spec: RLJobSpec) -> dict[str, str]:
 
 def cluster_annotations(spec: RLJobSpec, profile: HardwareProfile) -> dict[str, str]:
     """Annotations of the RayCluster: KubeRay hands them to Volcano's PodGroup. The pods get them too."""
-    _check_devices(spec, profile)
-    if spec.scheduling.system is not QueueSystem.MIND_CLUSTER or profile.kind != "npu":
+    mind_cluster = profile.mind_cluster
+    if spec.scheduling.system is not QueueSystem.MIND_CLUSTER or mind_cluster is None:
         return {}
     annotations = {"huawei.com/schedule_minAvailable": str(spec.resources.nodes + 1)}
-    if profile.schedule_policy is not None and spec.scheduling.super_pod_block is None:
-        annotations["huawei.com/schedule_policy"] = profile.schedule_policy
+    if mind_cluster.schedule_policy is not None and spec.scheduling.super_pod_block is None:
+        annotations["huawei.com/schedule_policy"] = mind_cluster.schedule_policy
     if spec.scheduling.super_pod_block is not None:
         annotations["sp-block"] = str(spec.scheduling.super_pod_block)
     return annotations
@@ -53,9 +64,10 @@ def cluster_annotations(spec: RLJobSpec, profile: HardwareProfile) -> dict[str, 
 
 def pod_labels(spec: RLJobSpec, profile: HardwareProfile) -> dict[str, str]:
     """Labels by which MindCluster knows its pods; KubeRay hands none of the RayCluster's on."""
-    if spec.scheduling.system is not QueueSystem.MIND_CLUSTER or profile.ring_controller is None:
+    known = profile.mind_cluster
+    if spec.scheduling.system is not QueueSystem.MIND_CLUSTER or known is None or known.ring_controller is None:
         return {}
-    return {"ring-controller.atlas": profile.ring_controller}
+    return {"ring-controller.atlas": known.ring_controller}
 
 
 def pod_annotations(spec: RLJobSpec, profile: HardwareProfile, *, head: bool) -> dict[str, str]:
@@ -63,52 +75,58 @@ def pod_annotations(spec: RLJobSpec, profile: HardwareProfile, *, head: bool) ->
     annotations = cluster_annotations(spec, profile)
     if spec.scheduling.system in _GANGS and spec.scheduling.queue is not None:
         annotations["scheduling.volcano.sh/queue-name"] = spec.scheduling.queue
-    if head and spec.scheduling.system is QueueSystem.MIND_CLUSTER and profile.kind == "npu":
+    if head and spec.scheduling.system is QueueSystem.MIND_CLUSTER and profile.mind_cluster is not None:
         # A pod without devices otherwise makes the gang invalid ("npu num must be 2n", "require full node npu").
         annotations["huawei.com/skip-ascend-plugin"] = "enabled"
     return annotations
 
 
-def placement(spec: RLJobSpec, profile: HardwareProfile, job: str, *, head: bool) -> dict[str, Any]:
+def placement(spec: RLJobSpec, profile: HardwareProfile, job: str, *, head: bool) -> dict[str, Json]:
     """Scheduling fields of a pod spec."""
     scheduling = spec.scheduling
-    fields: dict[str, Any] = {}
+    fields: dict[str, Json] = {}
     if scheduling.priority_class is not None:
         fields["priorityClassName"] = scheduling.priority_class
     if scheduling.system in _GANGS:
         fields["schedulerName"] = "volcano"
     if head:
         return fields
-    check_labels("spec.resources.overrides.nodeSelector", profile.node_selector)
-    check_labels("spec.scheduling.nodeSelector", scheduling.node_selector)
     selector = {**profile.node_selector, **scheduling.node_selector}
     if selector:
         fields["nodeSelector"] = selector
     if scheduling.tolerations:
-        fields["tolerations"] = _tolerations(spec)
+        fields["tolerations"] = [
+            toleration.model_dump(mode="json", by_alias=True, exclude_none=True)
+            for toleration in scheduling.tolerations
+        ]
     affinity = _affinity(spec, job)
     if affinity:
         fields["affinity"] = affinity
     return fields
 
 
-def _tolerations(spec: RLJobSpec) -> list[dict[str, Any]]:
+def _check_tolerations(spec: RLJobSpec) -> None:
     for i, toleration in enumerate(spec.scheduling.tolerations):
         at = f"spec.scheduling.tolerations[{i}]"
         if toleration.key is not None:
             check_label_key(f"{at}.key", toleration.key)
         if toleration.value is not None and not is_label_value(toleration.value):
             raise RenderError(f"{at}.value", f"{short(toleration.value)} is no value of a taint")
-    return [t.model_dump(mode="json", by_alias=True, exclude_none=True) for t in spec.scheduling.tolerations]
 
 
-def _affinity(spec: RLJobSpec, job: str) -> dict[str, Any]:
+def _check_affinity(spec: RLJobSpec) -> None:
     affinity = {key: value for key, value in spec.scheduling.affinity.items() if value is not None}
     for key, value in affinity.items():
         if key not in ("nodeAffinity", "podAffinity", "podAntiAffinity") or not isinstance(value, dict):
             raise RenderError(
                 f"spec.scheduling.affinity.{key if key.isalnum() and len(key) < 64 else short(key, 40)}", _NO_AFFINITY
             )
+    if not isinstance(affinity.get("podAntiAffinity", {}).get(_REQUIRED) or [], list):
+        raise RenderError(f"spec.scheduling.affinity.podAntiAffinity.{_REQUIRED}", "is no list, as it is in a pod")
+
+
+def _affinity(spec: RLJobSpec, job: str) -> dict[str, Json]:
+    affinity = {key: value for key, value in spec.scheduling.affinity.items() if value is not None}
     if spec.resources.nodes == 1:
         return affinity
     # Two workers on one server would see each other as different servers and leave HCCS for RoCE (vllm-ascend 14506).
@@ -116,12 +134,8 @@ def _affinity(spec: RLJobSpec, job: str) -> dict[str, Any]:
         "labelSelector": {"matchLabels": {"rljob.dev/job": job, "ray.io/node-type": "worker"}},
         "topologyKey": "kubernetes.io/hostname",
     }
-    field = "requiredDuringSchedulingIgnoredDuringExecution"
     given = affinity.get("podAntiAffinity", {})
-    required = given.get(field) or []
-    if not isinstance(required, list):
-        raise RenderError(f"spec.scheduling.affinity.podAntiAffinity.{field}", "is no list, as it is in a pod")
-    return {**affinity, "podAntiAffinity": {**given, field: [*required, apart]}}
+    return {**affinity, "podAntiAffinity": {**given, _REQUIRED: [*(given.get(_REQUIRED) or []), apart]}}
 
 
 def _check_devices(spec: RLJobSpec, profile: HardwareProfile) -> None:
@@ -132,14 +146,16 @@ def _check_devices(spec: RLJobSpec, profile: HardwareProfile) -> None:
             f"{per_node}: servers of profile {spec.resources.profile.value} have at most {profile.devices_per_node} "
             "devices; take more nodes",
         )
-    in_pairs = spec.scheduling.system is QueueSystem.MIND_CLUSTER and spec.resources.profile is Profile.ASCEND_A3
-    if in_pairs and per_node % 2:
-        wrong = f"{per_node}: MindCluster gives out the devices of A3 in pairs; take an even number"
+    mind_cluster = profile.mind_cluster or MindCluster()
+    if spec.scheduling.system is QueueSystem.MIND_CLUSTER and per_node % mind_cluster.multiple:
+        many = mind_cluster.multiple
+        wrong = f"{per_node}: MindCluster gives out the devices of {profile.name} {many} at a time; take a multiple"
         raise RenderError("spec.resources.devicesPerNode", wrong)
     if block is None:
         return
-    if not profile.super_pods:
-        raise RenderError("spec.scheduling.superPodBlock", "only profiles ascend-a3 and ascend-950 know SuperPoDs")
+    if not mind_cluster.super_pods:
+        able = " and ".join(name for name, p in PROFILES.items() if p.mind_cluster and p.mind_cluster.super_pods)
+        raise RenderError("spec.scheduling.superPodBlock", f"only profiles {able} know SuperPoDs")
     devices = spec.resources.nodes * per_node
     if block % per_node or devices % block:
         raise RenderError(

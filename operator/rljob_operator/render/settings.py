@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rljob_api.spec import Profile
-from rljob_operator.render.errors import RenderError
+from rljob_api.spec import RLJobSpec
+from rljob_api.wire import names
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +27,20 @@ class RenderSettings:
         default_factory=lambda: {"app.kubernetes.io/name": "rljob", "app.kubernetes.io/component": "operator"}
     )
     """Labels of the operator's pods, for the NetworkPolicy; default: those of the chart."""
-    driver_port: int = 8300
+    driver_port: int = names.DRIVER_PORT
     """Port of the driver's HTTP endpoint on the head."""
-    dashboard_port: int = 8265
+    dashboard_port: int = names.DASHBOARD_PORT
     """Port of Ray's job API on the head."""
-    gcs_port: int = 6379
+    gcs_port: int = names.GCS_PORT
     """Port of Ray's control store on the head."""
-    client_port: int = 10001
+    client_port: int = names.CLIENT_PORT
     """Port of Ray's client server on the head."""
-    agent_port: int = 52365
+    agent_port: int = names.AGENT_PORT
     """Port of Ray's agent on every node, which answers the probes."""
 
-    def image(self, given: str | None, profile: Profile) -> str:
-        """The image of a job that names `given`."""
-        image = given or self.worker_images.get(profile.value) or self.worker_image
-        if not image:
-            raise RenderError("spec.image", f"is missing, and the operator has no default for profile {profile.value}")
-        if any(character.isspace() or not character.isprintable() for character in image):
-            raise RenderError("spec.image", f"{short(image)} is no image: it holds white space or control characters")
-        return image
+    def image(self, spec: RLJobSpec) -> str:
+        """The image of a job; empty: it names none, and there is no default for it."""
+        return spec.image or self.worker_images.get(spec.resources.profile.value) or self.worker_image
 
     def token_authentication(self) -> bool:
         """Whether this KubeRay and this Ray know `authOptions.mode: token`.

@@ -7,27 +7,26 @@ import gzip
 import json
 import shlex
 from pathlib import PurePosixPath
-from typing import Any
 
 from rljob_api import derived
 from rljob_api.job import GROUP, KIND, VERSION
 from rljob_api.quantities import to_cores
 from rljob_api.spec import RLJobSpec
-from rljob_operator.render.cluster import valid_spec
+from rljob_api.wire.names import MANIFEST_VARIABLE
+from rljob_api.wire.run_status import SUMMARY_FILE, SUMMARY_OF_SUCCESS
+from rljob_operator.kubernetes_objects import Manifest, block_of
 from rljob_operator.render.errors import RenderError
+from rljob_operator.render.hardware import resolve
 from rljob_operator.render.pods import worker_size
-from rljob_operator.render.profiles import resolve
+from rljob_operator.render.ray_cluster import valid_spec
 from rljob_operator.render.settings import RenderSettings
 from rljob_operator.render.volumes import RUN_ROOT
 from rljob_operator.state.attempts import submission_id
 from rljob_operator.state.observed import JobView
+from rljob_operator.state.timing import LINGER_SECONDS
 
-MANIFEST_VARIABLE = "RLJOB_MANIFEST"
 MAX_MANIFEST_BYTES = 96 * 1024
 """Linux allows 128 KiB for one variable."""
-_LINGER_SECONDS = 300.0
-"""The pods are held until the operator is back in any case: so long an absence costs no record of a step."""
-
 
 _OUTLIVE_THE_DRIVER = "trap : TERM"
 """Ray asks every process of the job to stop. Without it the shell would go before the driver, nobody would take the
@@ -41,16 +40,13 @@ def run_folder(job: JobView) -> str:
     return str(root / job.namespace / f"{job.name}-{job.uid[:8]}")
 
 
-def submission(job: JobView, attempt: int, settings: RenderSettings) -> dict[str, Any]:
-    """The body of `POST /api/jobs/` for an attempt, from 0.
-
-    Raises:
-        RenderError: when the manifest is too large for an environment variable.
-    """
+def submission(job: JobView, attempt: int, settings: RenderSettings) -> Manifest:
+    """The body of `POST /api/jobs/` for an attempt, from 0."""
     folder = shlex.quote(run_folder(job))
     decode = f"printenv {MANIFEST_VARIABLE} | base64 -d | gunzip"
+    run = f"{decode} | rljob run - --output {folder} --resume auto"
     return {
-        "entrypoint": f"{_OUTLIVE_THE_DRIVER}; {decode} | rljob run - --output {folder} --resume auto",
+        "entrypoint": f"{_OUTLIVE_THE_DRIVER}; {run} && {_is_done(folder)}",
         "submission_id": submission_id(job.uid, attempt),
         "runtime_env": {"env_vars": {MANIFEST_VARIABLE: encoded_manifest(job, settings)}},
         "metadata": {"rljob": f"{job.namespace}/{job.name}", "uid": job.uid, "attempt": str(attempt)},
@@ -58,14 +54,25 @@ def submission(job: JobView, attempt: int, settings: RenderSettings) -> dict[str
     }
 
 
+def _is_done(folder: str) -> str:
+    """A driver that ends with 0 without having written that the job is done, for whatever reason, has failed."""
+    said = "rljob: the driver ended before it had written that the job is done"
+    return f"{{ grep -qs '{SUMMARY_OF_SUCCESS}' {folder}/{SUMMARY_FILE} || {{ echo '{said}'; exit 1; }}; }}"
+
+
 def encoded_manifest(job: JobView, settings: RenderSettings) -> str:
     """base64(gzip(JSON)) of the manifest that the driver gets; equal for equal jobs."""
-    document = driver_manifest(job, settings)
-    text = json.dumps(document, separators=(",", ":"))
+    text = json.dumps(driver_manifest(job, settings), separators=(",", ":"))
     # mtime 0: the same job gives the same bytes, whenever it is submitted.
-    encoded = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def check_manifest(job: JobView, settings: RenderSettings) -> None:
+    """Refuse a manifest that is too large for an environment variable."""
+    encoded = encoded_manifest(job, settings)
     if len(encoded) > MAX_MANIFEST_BYTES:
-        sizes = {f"spec.{name}": len(json.dumps(value)) for name, value in document["spec"].items()}
+        spec = block_of(driver_manifest(job, settings), "spec")
+        sizes = {f"spec.{name}": len(json.dumps(value)) for name, value in spec.items()}
         largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:3]
         listed = ", ".join(f"{name} ({sizes[name]} bytes)" for name in largest)
         raise RenderError(
@@ -73,17 +80,16 @@ def encoded_manifest(job: JobView, settings: RenderSettings) -> str:
             f"the manifest has {len(encoded)} bytes when packed, {MAX_MANIFEST_BYTES} fit; the largest are {listed}; "
             "put long texts into files of a volume",
         )
-    return encoded
 
 
-def driver_manifest(job: JobView, settings: RenderSettings) -> dict[str, Any]:
+def driver_manifest(job: JobView, settings: RenderSettings) -> Manifest:
     """The RLJob as the driver gets it: its checkpoints in the run folder, its endpoint where the operator looks."""
     spec = valid_spec(job)
     records = spec.records.model_copy(
         update={
             "http_port": settings.driver_port,
             "http_host": "0.0.0.0",
-            "linger_seconds": spec.records.linger_seconds or _LINGER_SECONDS,
+            "linger_seconds": spec.records.linger_seconds or LINGER_SECONDS,
         }
     )
     checkpoint = spec.checkpoint.model_copy(update={"path": None})
@@ -93,8 +99,9 @@ def driver_manifest(job: JobView, settings: RenderSettings) -> dict[str, Any]:
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,
         "metadata": {"name": job.name, "namespace": job.namespace, "uid": job.uid},
-        # Nulls stay: some fields have a default that null replaces.
-        "spec": given.model_dump(mode="json", by_alias=True),
+        # Nulls stay: some fields have a default that null replaces. What is the operator's alone does not go along: a
+        # driver of the version before would refuse a field that it does not know.
+        "spec": given.model_dump(mode="json", by_alias=True, exclude={"timeouts": {"ready_seconds"}}),
     }
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from rljob_api import roles
+from rljob_api import derived, roles
+from rljob_api.json_types import Json
+from rljob_api.profiles import PROFILES, HardwareProfile
 from rljob_api.spec import RLJobSpec
+from rljob_api.wire.names import DRIVER_TOKEN_VARIABLE, MANIFEST_VARIABLE
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.hccl import hccl_environment
 from rljob_operator.render.names import check_name, check_variables
-from rljob_operator.render.profiles import HardwareProfile
 from rljob_operator.render.settings import short
 
-Env = list[dict[str, Any]]
+Env = list[dict[str, Json]]
 
 COMPILE_CACHE = "/var/cache/rljob/operators"
 """Where compiled operators are kept in the pod."""
@@ -50,8 +52,8 @@ _OWNED = {
     "RAY_AUTH_TOKEN": "spec.network.rayAuthentication decides",
     "RAY_REDIS_ADDRESS": "a restart goes on from a checkpoint, Ray's own fault tolerance is not used",
     "REDIS_USERNAME": "a restart goes on from a checkpoint, Ray's own fault tolerance is not used",
-    "RLJOB_DRIVER_TOKEN": "the operator makes the token",
-    "RLJOB_MANIFEST": "the operator hands over the manifest in it",
+    DRIVER_TOKEN_VARIABLE: "the operator makes the token",
+    MANIFEST_VARIABLE: "the operator hands over the manifest in it",
     "HCCL_IF_BASE_PORT": "trainer and engine on one device would bind the same ports; take spec.hccl.trainerPorts "
     "and rolloutPorts",
     "HCCL_HOST_SOCKET_PORT_RANGE": "take spec.hccl.trainerPorts.host and rolloutPorts.host",
@@ -73,18 +75,12 @@ _ALLOCATORS = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALL
 
 
 def pod_environment(spec: RLJobSpec, profile: HardwareProfile, *, head: bool) -> Env:
-    """`env` of the Ray container of the head or of a worker.
-
-    Raises:
-        RenderError: for variables that contradict what the operator sets.
-    """
-    check_user_variables(spec)
+    """`env` of the Ray container of the head or of a worker."""
     env = _list(_RAY)
     if profile.restricted:
         env += _list(_RESTRICTED)
-    env += _list(profile.environment)
     env += _tuning(profile)
-    if profile.kind == "npu":
+    if profile.uses_hccl:
         env += hccl_environment(spec, head=head)
     if head:
         # Ray would end a stopped driver after 3 s; it has graceSeconds to save in, and some more to leave.
@@ -92,16 +88,14 @@ def pod_environment(spec: RLJobSpec, profile: HardwareProfile, *, head: bool) ->
         env += _list(profile.head_environment)
     else:
         env += _list(_RAY_WORKER)
-        if profile.kind == "npu" and profile.visible_devices_annotation is not None:
+        if profile.visible_devices_variable is not None and profile.visible_devices_annotation is not None:
             path = f"metadata.annotations['{profile.visible_devices_annotation}']"
-            env.append({"name": "ASCEND_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": path}}})
+            env.append({"name": profile.visible_devices_variable, "valueFrom": {"fieldRef": {"fieldPath": path}}})
     return _over(_over(env, spec.resources.overrides.environment), spec.environment.variables)
 
 
-def secret_environment(spec: RLJobSpec) -> list[dict[str, Any]]:
+def secret_environment(spec: RLJobSpec) -> list[dict[str, Json]]:
     """`envFrom` of the Ray container."""
-    for i, name in enumerate(spec.environment.secrets):
-        check_name(f"spec.environment.secrets[{i}]", name)
     return [{"secretRef": {"name": name}} for name in spec.environment.secrets]
 
 
@@ -110,13 +104,14 @@ def role_environment(spec: RLJobSpec, role: Literal["trainer", "rollout"]) -> di
 
     The worker adds a few of its own (threads, Python path), which do not depend on the hardware.
     """
-    check_user_variables(spec)
     own = roles.trainer_variables(spec) if role == "trainer" else roles.engine_variables(spec)
     return own | spec.environment.variables | getattr(spec.environment, role)
 
 
-def check_user_variables(spec: RLJobSpec) -> None:
+def check_environment(spec: RLJobSpec) -> None:
     """Refuse variables that would undo what colocation needs, each with the field that is meant for it."""
+    for i, name in enumerate(spec.environment.secrets):
+        check_name(f"spec.environment.secrets[{i}]", name)
     for field, values, pod_wide in (
         ("spec.resources.overrides.environment", spec.resources.overrides.environment, True),
         ("spec.environment.variables", spec.environment.variables, True),
@@ -128,8 +123,20 @@ def check_user_variables(spec: RLJobSpec) -> None:
             instead = _OWNED.get(name) or (_OWNED_POD_WIDE.get(name) if pod_wide else None)
             if instead is not None:
                 raise RenderError(field, f"{name} is not the user's: {instead}")
-        if spec.resources.profile != "cpu":
-            _check_allocator(field, values, roles.allocator_variable(spec.resources.profile))
+        allocator = PROFILES[spec.resources.profile].allocator_variable
+        if allocator is not None:
+            _check_allocator(field, values, allocator)
+
+
+def check_tuning(spec: RLJobSpec) -> None:
+    """Refuse what would bind all processes of a node to the same cores."""
+    chosen, devices = spec.resources.tuning.cpu_affinity, derived.devices_per_node(spec)
+    if chosen not in (None, "0") and devices > 1:
+        raise RenderError(
+            "spec.resources.tuning.cpuAffinity",
+            f"{short(chosen)}: each of the {devices} processes of a node sees its device as npu0, and all would be "
+            "bound to the same cores; leave it out, or 0",
+        )
 
 
 def _check_allocator(field: str, values: Mapping[str, str], right: str) -> None:
@@ -148,29 +155,28 @@ def _check_allocator(field: str, values: Mapping[str, str], right: str) -> None:
 
 def _tuning(profile: HardwareProfile) -> Env:
     tuning = profile.tuning
-    values = {"OMP_NUM_THREADS": None if tuning.omp_num_threads is None else str(tuning.omp_num_threads)}
-    if profile.kind == "npu":
-        number, word = _LOG_LEVELS.get(tuning.log_level or "", (None, None))
+    number, word = _LOG_LEVELS.get(tuning.log_level or "", (None, None))
+    values = {
+        "OMP_NUM_THREADS": _number(tuning.omp_num_threads),
+        "TASK_QUEUE_ENABLE": _number(tuning.task_queue_enable),
+        "CPU_AFFINITY_CONF": tuning.cpu_affinity,
+        "MULTI_STREAM_MEMORY_REUSE": _number(tuning.multi_stream_memory_reuse),
+        "COMBINED_ENABLE": _number(tuning.combined_enable),
+        "ASCEND_GLOBAL_LOG_LEVEL": number,
+        "ASDOPS_LOG_LEVEL": word,
+        "ATB_LOG_LEVEL": word,
+    }
+    if tuning.compile_cache:
         values |= {
-            "TASK_QUEUE_ENABLE": None if tuning.task_queue_enable is None else str(tuning.task_queue_enable),
-            "CPU_AFFINITY_CONF": tuning.cpu_affinity,
-            "MULTI_STREAM_MEMORY_REUSE": _number(tuning.multi_stream_memory_reuse),
-            "COMBINED_ENABLE": None if tuning.combined_enable is None else str(int(tuning.combined_enable)),
-            "ASCEND_GLOBAL_LOG_LEVEL": number,
-            "ASDOPS_LOG_LEVEL": word,
-            "ATB_LOG_LEVEL": word,
+            "ACL_OP_COMPILER_CACHE_MODE": "enable",
+            "ACL_OP_COMPILER_CACHE_DIR": COMPILE_CACHE,
+            "ASCEND_MAX_OP_CACHE_SIZE": _number(tuning.compile_cache_mib),
         }
-        if tuning.compile_cache:
-            values |= {
-                "ACL_OP_COMPILER_CACHE_MODE": "enable",
-                "ACL_OP_COMPILER_CACHE_DIR": COMPILE_CACHE,
-                "ASCEND_MAX_OP_CACHE_SIZE": _number(tuning.compile_cache_mib),
-            }
     return _list({name: value for name, value in values.items() if value is not None})
 
 
 def _number(value: int | None) -> str | None:
-    return None if value is None else str(value)
+    return None if value is None else str(int(value))
 
 
 def _list(values: Mapping[str, str]) -> Env:

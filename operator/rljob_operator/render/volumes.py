@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
 
+from rljob_api.profiles import HardwareProfile
 from rljob_api.spec import RLJobSpec, VolumeSpec
+from rljob_operator.kubernetes_objects import Manifest, blocks_of
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.names import check_name, check_path, check_sub_path
-from rljob_operator.render.profiles import HardwareProfile
 from rljob_operator.render.settings import short
 from rljob_operator.render.variables import COMPILE_CACHE
 
@@ -24,14 +24,14 @@ _NOT_SHARED = ("emptyDir", "configMap", "secret", "downwardAPI", "projected", "i
 class Volumes:
     """`volumes` of a pod and `volumeMounts` of its Ray container."""
 
-    volumes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    mounts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    fields: list[str] = dataclasses.field(default_factory=list)
+    """Of the manifest, one for each mount: what is blamed for it."""
+    volumes: list[Manifest] = dataclasses.field(default_factory=list)
+    mounts: list[Manifest] = dataclasses.field(default_factory=list)
 
-    def add(self, field: str, name: str, path: str, source: dict[str, Any], **mount: Any) -> None:
-        """Add a volume that is mounted once; `field` is blamed where something is mounted there already."""
-        if any(PurePosixPath(other["mountPath"]) == PurePosixPath(path) for other in self.mounts):
-            hint = "; storage.sharedMemory sizes it" if path.rstrip("/") == "/dev/shm" else ""
-            raise RenderError(field, f"{short(path)} is mounted already{hint}; take another place")
+    def add(self, field: str, name: str, path: str, source: Manifest, **mount: str | bool) -> None:
+        """Add a volume that is mounted once."""
+        self.fields.append(field)
         self.volumes.append({"name": name, **source})
         self.mounts.append({"name": name, "mountPath": path, **mount})
 
@@ -49,15 +49,11 @@ def worker_volumes(spec: RLJobSpec, profile: HardwareProfile, shared_memory: str
     found = Volumes()
     _add_shared_memory(found, shared_memory)
     for i, mount in enumerate(profile.host_mounts):
-        source = mount.source or mount.path
         at = f"spec.resources.overrides.hostMounts[{i}]"
-        check_path(at, mount.path)
-        check_path("spec.resources.overrides.driverPath", source)
-        host = {"path": source} | ({"type": mount.kind} if mount.kind else {})
+        host = {"path": mount.source or mount.path} | ({"type": mount.kind} if mount.kind else {})
         found.add(at, f"{OWN_PREFIX}host-{i}", mount.path, {"hostPath": host}, readOnly=True)
-    if profile.kind == "npu" and profile.tuning.compile_cache:
+    if profile.tuning.compile_cache:
         folder = profile.tuning.compile_cache_path
-        check_path("spec.resources.tuning.compileCachePath", folder)
         source_of = {"hostPath": {"path": folder, "type": "DirectoryOrCreate"}} if folder else {"emptyDir": {}}
         found.add("spec.resources.tuning.compileCache", f"{OWN_PREFIX}operators", COMPILE_CACHE, source_of)
     _add_given(found, spec)
@@ -72,13 +68,30 @@ def _add_shared_memory(found: Volumes, size: str) -> None:
 def _add_given(found: Volumes, spec: RLJobSpec) -> None:
     for i, volume in enumerate(spec.storage.volumes):
         at = f"spec.storage.volumes[{i}]"
-        _check(volume, at)
-        mount: dict[str, Any] = {}
+        mount: dict[str, str | bool] = {}
         if volume.sub_path is not None:
             mount["subPath"] = volume.sub_path
         if volume.read_only:
             mount["readOnly"] = True
         found.add(f"{at}.mountPath", volume.name, volume.mount_path, _source(volume), **mount)
+
+
+def check_volumes(spec: RLJobSpec, profile: HardwareProfile, shared_memory: str) -> None:
+    """Refuse what cannot be mounted, and two things in one place."""
+    for i, mount in enumerate(profile.host_mounts):
+        check_path(f"spec.resources.overrides.hostMounts[{i}]", mount.path)
+        check_path("spec.resources.overrides.driverPath", mount.source or mount.path)
+    if profile.tuning.compile_cache:
+        check_path("spec.resources.tuning.compileCachePath", profile.tuning.compile_cache_path)
+    for i, volume in enumerate(spec.storage.volumes):
+        _check(volume, f"spec.storage.volumes[{i}]")
+    found = worker_volumes(spec, profile, shared_memory)
+    paths = [_path_of(mount) for mount in found.mounts]
+    for i, path in enumerate(paths):
+        if path in paths[:i]:
+            hint = "; storage.sharedMemory sizes it" if path == PurePosixPath("/dev/shm") else ""
+            text = short(str(found.mounts[i]["mountPath"]))
+            raise RenderError(found.fields[i], f"{text} is mounted already{hint}; take another place")
 
 
 def _check(volume: VolumeSpec, at: str) -> None:
@@ -90,7 +103,7 @@ def _check(volume: VolumeSpec, at: str) -> None:
         raise RenderError(f"{at}.name", f"{short(volume.name)}: names that begin with {OWN_PREFIX} are the operator's")
 
 
-def _source(volume: VolumeSpec) -> dict[str, Any]:
+def _source(volume: VolumeSpec) -> Manifest:
     if volume.claim is not None:
         return {"persistentVolumeClaim": {"claimName": volume.claim}}
     if volume.host_path is not None:
@@ -99,7 +112,7 @@ def _source(volume: VolumeSpec) -> dict[str, Any]:
     return dict(volume.source or {})
 
 
-def check_run_folder(spec: RLJobSpec, head: dict[str, Any], worker: dict[str, Any]) -> None:
+def check_run_folder(spec: RLJobSpec, head: Manifest, worker: Manifest) -> None:
     """Refuse a run folder that driver and trainers do not share: both write the checkpoints, a restart reads them.
 
     Args:
@@ -124,7 +137,7 @@ def check_run_folder(spec: RLJobSpec, head: dict[str, Any], worker: dict[str, An
             raise RenderError("spec.checkpoint.path", f"{short(root)}{default} is in no volume of the {role}; {right}")
         if mount.get("readOnly"):
             raise RenderError("spec.checkpoint.path", f"{short(root)} is mounted read-only in the {role}; {right}")
-        volume: dict[str, Any] = next((v for v in pod.get("volumes", []) if v.get("name") == mount.get("name")), {})
+        volume = next((v for v in blocks_of(pod, "volumes") if v.get("name") == mount.get("name")), {})
         if any(kind in volume for kind in _NOT_SHARED):
             raise RenderError("spec.checkpoint.path", f"{short(root)} is in a volume of the {role} alone; {right}")
         found[role] = {key: value for key, value in volume.items() if key != "name"}, mount.get("subPath")
@@ -132,7 +145,11 @@ def check_run_folder(spec: RLJobSpec, head: dict[str, Any], worker: dict[str, An
         raise RenderError("spec.checkpoint.path", f"{short(root)} is another volume in head and worker; {right}")
 
 
-def _mount_of(path: str, pod: dict[str, Any]) -> dict[str, Any] | None:
-    inside = PurePosixPath(path)
-    mounts = [m for m in pod["containers"][0].get("volumeMounts", []) if inside.is_relative_to(m["mountPath"])]
-    return max(mounts, key=lambda m: len(PurePosixPath(m["mountPath"]).parts), default=None)
+def _mount_of(path: str, pod: Manifest) -> Manifest | None:
+    ray = blocks_of(pod, "containers")[0]
+    mounts = [mount for mount in blocks_of(ray, "volumeMounts") if PurePosixPath(path).is_relative_to(_path_of(mount))]
+    return max(mounts, key=lambda mount: len(_path_of(mount).parts), default=None)
+
+
+def _path_of(mount: Manifest) -> PurePosixPath:
+    return PurePosixPath(str(mount["mountPath"]))

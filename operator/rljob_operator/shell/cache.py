@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from rljob_operator.kubernetes_objects import Item, ObjectMeta
 from rljob_operator.shell.resources import JobKey
 
 Value = TypeVar("Value")
 _REMEMBERED_DELETIONS = 2_000
-_FOR_GOOD = 2**63
+_EVER = 2**63
 _LATELY_SECONDS = 30.0
 
 
@@ -31,31 +32,33 @@ class _Entry(Generic[Value]):
     value: Value
 
 
-class Cache(Generic[Value]):
-    """Objects of one kind, fed by a reflector and by the answers to our own writes.
+class Cache(Generic[Item, Value]):
+    """Objects of one kind, fed by Kopf's handlers and by the answers to our own writes.
 
     Of two states of an object the one with the larger resourceVersion wins, wherever it came from (they are numbers
     that grow within a kind; Kubernetes promises so since 1.35 and did it before). So our own write is known at once,
-    and a watch that lags behind it cannot bring the older state back.
+    and a watch that lags behind it cannot bring the older state back. A list that is newer than what is known wins
+    always: where it shows an older state, the cluster itself was put back.
 
     Args:
         job_of: the job that an object belongs to; None: not ours, not kept.
         value_of: the part of an object that is kept.
         changed: called with the job when an object of it appeared, went, or has another value than before.
-        telling: whether a value stays known for half a minute after another one (None: the object went) took its place.
+        explains_failure: whether a value stays known for half a minute after another one (None: the object went) took
+            its place.
     """
 
     def __init__(
         self,
-        job_of: Callable[[Mapping[str, Any]], JobKey | None],
-        value_of: Callable[[Mapping[str, Any]], Value],
+        job_of: Callable[[Item], JobKey | None],
+        value_of: Callable[[Item], Value],
         changed: Callable[[JobKey], None],
-        telling: Callable[[Value, Value | None], bool] | None = None,
+        explains_failure: Callable[[Value, Value | None], bool] | None = None,
     ) -> None:
         self._job_of = job_of
         self._value_of = value_of
         self._changed = changed
-        self._telling = telling
+        self._explains_failure = explains_failure
         self._entries: dict[ObjectKey, _Entry[Value]] = {}
         self._by_job: dict[JobKey, set[ObjectKey]] = {}
         self._deleted: OrderedDict[str, int] = OrderedDict()
@@ -79,7 +82,7 @@ class Cache(Generic[Value]):
         return [self._entries[key].value for key in sorted(self._by_job.get(job, ()))]
 
     def lately_of_job(self, job: JobKey) -> list[tuple[float, Value]]:
-        """Telling values of a job's objects that were replaced in the last half minute, with when (Unix seconds)."""
+        """Values that may explain a failure and were replaced in the last half minute, with when (Unix seconds)."""
         while self._lately and self._lately[0][0] < time.time() - _LATELY_SECONDS:
             self._lately.popleft()
         return [(at, value) for at, of, value in self._lately if of == job]
@@ -88,12 +91,13 @@ class Cache(Generic[Value]):
         """The jobs that have objects here."""
         return iter(tuple(self._by_job))
 
-    def learn(self, item: Mapping[str, Any], tell: bool = True) -> None:
+    def learn(self, item: Item, tell: bool = True, listed: int = -1) -> None:
         """Take in a state of an object, from the watch, a list or the answer to a write.
 
         Args:
             item: the object.
             tell: call `changed`; False where whoever wrote this state knows what follows from it.
+            listed: resourceVersion of the list that the state comes from; what was learnt up to there gives way to it.
         """
         meta = item["metadata"]
         key, version, uid = _key(meta), int(meta["resourceVersion"]), str(meta.get("uid", ""))
@@ -102,8 +106,10 @@ class Cache(Generic[Value]):
             self._drop(key)
             return
         old = self._entries.get(key)
-        if version <= self._deleted.get(uid, -1) or (old is not None and version <= old.version):
+        known = max(self._deleted.get(uid, -1), -1 if old is None else old.version)
+        if version <= known and known > listed:
             return
+        self._deleted.pop(uid, None)
         value = self._value_of(item)
         if old is not None and (old.job != job or old.uid != uid):
             self._drop(key)
@@ -114,7 +120,7 @@ class Cache(Generic[Value]):
         if tell and (old is None or (old.uid, old.job, old.value) != (uid, job, value)):
             self._changed(job)
 
-    def forget(self, namespace: str, name: str, uid: str, version: int = _FOR_GOOD) -> None:
+    def forget(self, namespace: str, name: str, uid: str, version: int = _EVER) -> None:
         """The object is gone, or none of ours since `version`; older states of it that arrive later are passed over."""
         self._deleted[uid] = version
         self._deleted.move_to_end(uid)
@@ -156,9 +162,9 @@ class Cache(Generic[Value]):
         self._changed(entry.job)
 
     def _remember(self, entry: _Entry[Value], following: Value | None) -> None:
-        if self._telling is not None and self._telling(entry.value, following):
+        if self._explains_failure is not None and self._explains_failure(entry.value, following):
             self._lately.append((time.time(), entry.job, entry.value))
 
 
-def _key(meta: Mapping[str, Any]) -> ObjectKey:
+def _key(meta: ObjectMeta) -> ObjectKey:
     return ObjectKey(str(meta.get("namespace", "")), str(meta["name"]))

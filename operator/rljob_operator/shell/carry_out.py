@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 from rljob_api.job import GROUP, KIND, VERSION
+from rljob_api.json_types import Json
 from rljob_api.status import RLJobStatus
+from rljob_api.wire.names import DRIVER_TOKEN_KEY
+from rljob_operator.kubernetes_objects import Item, Manifest, with_metadata
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.render import (
-    TOKEN_KEY,
     RenderError,
     policy_name,
     policy_to_apply,
@@ -21,14 +23,15 @@ from rljob_operator.render import (
     submission,
 )
 from rljob_operator.settings import Settings
+from rljob_operator.shell.client import ApiClient, ApiError
 from rljob_operator.shell.events import EventRecorder
+from rljob_operator.shell.informers import Informers
 from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.observe import Look, Observer
+from rljob_operator.shell.observe import ObservedJob, Observer
 from rljob_operator.shell.resources import NETWORK_POLICIES, RAY_CLUSTERS, RLJOBS, SECRETS, JobKey, Resource
-from rljob_operator.shell.rest import ApiClient, ApiError
 from rljob_operator.shell.tokens import Tokens
 from rljob_operator.shell.views import controller_uid
-from rljob_operator.shell.world import World
+from rljob_operator.state.checkpoints import without_request
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.plan import (
     Action,
@@ -74,7 +77,7 @@ class Executor:
 
     Args:
         client: the API server.
-        world: the caches.
+        informers: the caches.
         tokens: the bearer tokens.
         observer: knows the addresses of heads and drivers.
         events: where Events go.
@@ -86,7 +89,7 @@ class Executor:
     def __init__(
         self,
         client: ApiClient,
-        world: World,
+        informers: Informers,
         tokens: Tokens,
         observer: Observer,
         events: EventRecorder,
@@ -95,7 +98,7 @@ class Executor:
         check: Callable[[], None],
     ) -> None:
         self._client = client
-        self._world = world
+        self._informers = informers
         self._tokens = tokens
         self._observer = observer
         self._events = events
@@ -105,7 +108,7 @@ class Executor:
         self._written: dict[JobKey, float] = {}
         self._renewed: dict[JobKey, float] = {}
 
-    async def carry_out(self, look: Look, plan: Plan) -> float | None:
+    async def carry_out(self, look: ObservedJob, plan: Plan) -> float | None:
         """Do the actions, write the status, record the events.
 
         Returns:
@@ -116,16 +119,23 @@ class Executor:
             Conflict: the RLJob is another one than was looked at.
             ApiError: the status was not written.
         """
-        held = await self._write_status(look, plan) if plan.status_first else None
+        retry_after = await self._write_status(look, plan) if plan.status_first else None
         for action in plan.actions:
             self._check()
-            await self._act(look, action)
+            try:
+                await self._act(look, action)
+            except ActionFailed:
+                if isinstance(action, RequestCheckpoint) and not plan.status_first:
+                    # A driver that refuses this must not hold back its progress.
+                    kept = without_request(plan.status, look.observed.job.status)
+                    await self._write_status(look, replace(plan, status=kept))
+                raise
         if not plan.status_first and not any(isinstance(action, DeleteJob) for action in plan.actions):
-            held = await self._write_status(look, plan)
+            retry_after = await self._write_status(look, plan)
         # What an Event tells is stored first: else the next plan would tell it again.
-        for event in plan.events if held is None else ():
+        for event in plan.events if retry_after is None else ():
             self._events.record(look.observed.job, event)
-        return held
+        return retry_after
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
@@ -134,7 +144,7 @@ class Executor:
 
     # --- the status -------------------------------------------------------------------------
 
-    async def _write_status(self, look: Look, plan: Plan) -> float | None:
+    async def _write_status(self, look: ObservedJob, plan: Plan) -> float | None:
         job = look.observed.job
         key, old, new = JobKey(job.namespace, job.name), _dumped(job.status), _dumped(plan.status)
         if new == {**old, "writes": new["writes"]}:
@@ -145,7 +155,7 @@ class Executor:
         self._check()
         new["writes"] = job.status.writes + 1
         meta = {"name": job.name, "namespace": job.namespace, "resourceVersion": str(look.version)}
-        body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": meta, "status": new}
+        body: Manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": meta, "status": new}
         try:
             item = await self._client.apply(RLJOBS, job.namespace, job.name, body, subresource="status")
         except ApiError as error:
@@ -157,20 +167,20 @@ class Executor:
             raise
         self._written[key] = time.monotonic()
         self._metrics.writes.labels("status").inc()
-        self._world.jobs.learn(item, tell=False)
+        self._informers.jobs.learn(item, tell=False)
         return None
 
     async def _refresh(self, key: JobKey) -> None:
         """Do not wait for the watch to show what the server already has."""
         try:
-            self._world.jobs.learn(await self._client.get(RLJOBS, key.namespace, key.name))
+            self._informers.jobs.learn(await self._client.get(RLJOBS, key.namespace, key.name))
         except ApiError as error:
             if error.code != 404:
                 raise
 
     # --- the actions ------------------------------------------------------------------------
 
-    async def _act(self, look: Look, action: Action) -> None:
+    async def _act(self, look: ObservedJob, action: Action) -> None:
         job = look.observed.job
         try:
             match action:
@@ -179,8 +189,7 @@ class Executor:
                 case ApplyPolicy():
                     await self._apply_policy(job)
                 case ApplyCluster():
-                    cluster = render_cluster(job, self._settings.render)
-                    self._world.clusters.learn(await self._apply(RAY_CLUSTERS, job, job.name, cluster))
+                    await self._apply_cluster(job)
                 case DeleteCluster(uid=uid):
                     await self._delete_cluster(job, uid)
                 case DeleteJob():
@@ -195,10 +204,32 @@ class Executor:
         except NoAnswer as error:
             raise ActionFailed("NoAnswer", f"{_WORDS[type(action)]} failed: {error}", 400 <= error.code < 500) from None
 
-    async def _apply(self, resource: Resource, job: JobView, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _apply(self, resource: Resource[Item], job: JobView, name: str, body: Manifest) -> Item:
         item = await self._client.apply(resource, job.namespace, name, body)
         self._metrics.writes.labels(resource.plural).inc()
         return item
+
+    async def _apply_cluster(self, job: JobView) -> None:
+        cluster = render_cluster(job, self._settings.render)
+        known = self._informers.clusters.get(job.namespace, job.name)
+        if known is None:
+            await self._look_for_strangers(job)
+        elif known.owner_uid == job.uid:
+            # A precondition: never one that took its place meanwhile.
+            cluster = with_metadata(cluster, uid=known.view.uid)
+        self._informers.clusters.learn(await self._apply(RAY_CLUSTERS, job, job.name, cluster))
+
+    async def _look_for_strangers(self, job: JobView) -> None:
+        """Applying over a RayCluster that somebody else made under this name would take it from them."""
+        try:
+            item = await self._client.get(RAY_CLUSTERS, job.namespace, job.name)
+        except ApiError as error:
+            if error.code == 404:
+                return
+            raise
+        self._informers.clusters.learn(item)
+        if controller_uid(item) != job.uid:
+            raise Conflict("a RayCluster of this name was made meanwhile")
 
     async def _make_secret(self, job: JobView) -> None:
         key, name = JobKey(job.namespace, job.name), secret_name(job.name)
@@ -210,26 +241,26 @@ class Executor:
                 raise
             # Created, not applied: pods that run have the token that is there, so that it is never replaced.
             self._tokens.forget(key)
-            if await self._tokens.read(key, job.uid, name, TOKEN_KEY) is None:
+            if await self._tokens.read(key, job.uid, name, DRIVER_TOKEN_KEY) is None:
                 raise ActionFailed(
                     "SecretInTheWay",
-                    f"Secret {name} exists and is not this job's, or has no key {TOKEN_KEY}; delete it, or give the "
-                    "job another name. (That of a deleted job of this name goes by itself.)",
+                    f"Secret {name} exists and is not this job's, or has no key {DRIVER_TOKEN_KEY}; delete it, or give "
+                    "the job another name. (That of a deleted job of this name goes by itself.)",
                     told=True,
                 ) from None
             return
         self._metrics.writes.labels("secrets").inc()
-        self._tokens.learn(key, job.uid, name, TOKEN_KEY, token)
+        self._tokens.learn(key, job.uid, name, DRIVER_TOKEN_KEY, token)
 
     async def _apply_policy(self, job: JobView) -> None:
-        name, there = policy_name(job.name), self._world.policy_of(job) is not None
+        name, there = policy_name(job.name), self._informers.policy_of(job) is not None
         policy = policy_to_apply(job, self._settings.render, there)
         if policy is None:
             return
-        version = str(self._world.policies.version(job.namespace, name)) if there else None
+        version = str(self._informers.policies.version(job.namespace, name)) if there else None
         if version is None:
             try:
-                self._world.policies.learn(await self._client.create(NETWORK_POLICIES, job.namespace, policy))
+                self._informers.policies.learn(await self._client.create(NETWORK_POLICIES, job.namespace, policy))
             except ApiError as error:
                 if error.reason != "AlreadyExists":
                     raise
@@ -251,14 +282,14 @@ class Executor:
             )
         return str(item["metadata"]["resourceVersion"])
 
-    async def _renew_policy(self, job: JobView, policy: Mapping[str, Any], version: str) -> None:
+    async def _renew_policy(self, job: JobView, policy: Manifest, version: str) -> None:
         """Bring the job's policy up to date, if it is still the one that was seen."""
         key = JobKey(job.namespace, job.name)
         if time.monotonic() - self._renewed.get(key, -1e9) < _RENEWAL_SECONDS:
             return  # The next look does it.
         self._renewed[key] = time.monotonic()
-        body = {**policy, "metadata": {**policy["metadata"], "resourceVersion": version}}
-        self._world.policies.learn(await self._apply(NETWORK_POLICIES, job, policy_name(job.name), body))
+        body = with_metadata(policy, resourceVersion=version)
+        self._informers.policies.learn(await self._apply(NETWORK_POLICIES, job, policy_name(job.name), body))
 
     async def _delete_cluster(self, job: JobView, uid: str) -> None:
         try:
@@ -266,13 +297,13 @@ class Executor:
         except ApiError as error:
             if error.code not in (404, 409):
                 raise
-            answer = {"kind": "Status"}
+            answer = None
         else:
             self._metrics.writes.labels("rayclusters").inc()
-        if answer.get("kind") == "Status":
-            self._world.clusters.forget(job.namespace, job.name, uid)
+        if answer is None:
+            self._informers.clusters.forget(job.namespace, job.name, uid)
         else:
-            self._world.clusters.learn(answer)
+            self._informers.clusters.learn(answer)
 
     async def _delete_job(self, job: JobView) -> None:
         try:
@@ -283,7 +314,7 @@ class Executor:
         else:
             self._metrics.writes.labels("rljobs").inc()
 
-    async def _ask_job(self, look: Look, action: Submit | Stop | RequestCheckpoint) -> None:
+    async def _ask_job(self, look: ObservedJob, action: Submit | Stop | RequestCheckpoint) -> None:
         job, cluster = look.observed.job, look.cluster
         key = JobKey(job.namespace, job.name)
         if cluster is None or cluster.owner_uid != job.uid:
@@ -309,7 +340,7 @@ _WORDS: dict[type[Action], str] = {
 }
 
 
-def _dumped(status: RLJobStatus) -> dict[str, Any]:
+def _dumped(status: RLJobStatus) -> dict[str, Json]:
     return status.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 

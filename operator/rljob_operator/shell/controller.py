@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import aiohttp
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from rljob_api.status import JobPhase
 from rljob_operator.metrics import JobMetricsStore
 from rljob_operator.settings import Settings
+from rljob_operator.shell.access import Access
 from rljob_operator.shell.carry_out import ActionFailed, Conflict, Executor
-from rljob_operator.shell.connection import Connection
+from rljob_operator.shell.client import ApiClient, ApiError
 from rljob_operator.shell.events import EventRecorder
 from rljob_operator.shell.health import serve
+from rljob_operator.shell.informer import WatchTimes
+from rljob_operator.shell.informers import Informers
+from rljob_operator.shell.kopf_process import KopfProcess
 from rljob_operator.shell.leader import LeaderElection, LeadershipLost
 from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.observe import Look, Observer, dormant
+from rljob_operator.shell.observe import ObservedJob, Observer, is_idle
 from rljob_operator.shell.queue import Stopped, WorkQueue
-from rljob_operator.shell.reflector import Reflector, WatchTimes
 from rljob_operator.shell.resources import JobKey
-from rljob_operator.shell.rest import ApiClient, ApiError
 from rljob_operator.shell.tokens import Tokens
-from rljob_operator.shell.world import World
 from rljob_operator.state.observed import Observed
 from rljob_operator.state.plan import Event, Plan
 
@@ -45,23 +45,26 @@ class Controller:
     """All parts of one replica, put together.
 
     Args:
-        connection: the API server.
+        access: the API server.
         settings: all settings.
         reconcile: what should be done about a job.
         times: limits of the watches.
     """
 
     def __init__(
-        self, connection: Connection, settings: Settings, reconcile: Reconcile, times: WatchTimes | None = None
+        self, access: Access, settings: Settings, reconcile: Reconcile, times: WatchTimes | None = None
     ) -> None:
         self.settings = settings
         self.metrics = OperatorMetrics(CollectorRegistry())
         self.store = JobMetricsStore(self.metrics.registry)
         self.queue = WorkQueue(first=self._wants_cluster)
-        self.client = ApiClient(connection, self.metrics, settings.request_seconds, places=settings.requests)
+        self.client = ApiClient(access.configuration, self.metrics, settings.request_seconds, places=settings.requests)
         # Its own, so that the Lease never waits behind the jobs.
-        self._lease_client = ApiClient(connection, self.metrics, settings.renew_seconds / 2, settings.renew_seconds)
-        self.world = World(self.client, self.metrics, self.queue.add, settings.namespaces, times)
+        self._lease_client = ApiClient(
+            access.configuration, self.metrics, settings.renew_seconds / 2, settings.renew_seconds
+        )
+        self.informers = Informers(self.client, self.metrics, self.queue.add, settings.namespaces, times)
+        self._kopf = KopfProcess(access, self.informers, self.metrics, settings, times or WatchTimes(), self)
         self.leader = LeaderElection(self._lease_client, settings)
         self._reconcile = reconcile
         self._session = aiohttp.ClientSession(
@@ -71,11 +74,11 @@ class Controller:
             timeout=aiohttp.ClientTimeout(total=None),
         )
         self._tokens = Tokens(self.client)
-        self._observer = Observer(self.world, self._tokens, self.store, self._session, self.metrics, settings)
+        self._observer = Observer(self.informers, self._tokens, self.store, self._session, self.metrics, settings)
         self._events = EventRecorder(self.client, self.metrics, settings.identity)
         self._executor = Executor(
             self.client,
-            self.world,
+            self.informers,
             self._tokens,
             self._observer,
             self._events,
@@ -84,12 +87,15 @@ class Controller:
             self.leader.check,
         )
         self._stopping = asyncio.Event()
+        self._server: web.AppRunner | None = None
+        self._parts: list[asyncio.Task[None] | asyncio.Task[bool]] = []
+        self._broken: BaseException | None = None
         self._rebuilding = asyncio.Semaphore(_REBUILT_AT_ONCE)
         self._acting = False
         self._rebuilt = False
         self._port = 0
         self._running: set[JobKey] = set()
-        self._dormant: set[JobKey] = set()
+        self._idle: set[JobKey] = set()
 
     @property
     def port(self) -> int:
@@ -98,59 +104,52 @@ class Controller:
 
     def stop(self) -> None:
         """Finish what runs, give the Lease back, and return from `run`."""
-        self._stopping.set()
+        self._kopf.stop()
 
     async def run(self) -> None:
-        """Work until `stop`.
+        """Work until `stop` or SIGTERM.
 
         Raises:
             Exception: what broke a part of the operator that cannot go on alone.
         """
-        server = await serve(
+        await self._kopf.run()
+        if self._broken is not None:
+            raise self._broken
+
+    # --- called by Kopf's handlers ----------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Start what runs beside Kopf's watches."""
+        self._server = await serve(
             self.settings.http_host,
             self.settings.http_port,
-            ready=lambda: self.world.problem,
+            ready=lambda: self.informers.problem,
             metrics_ready=self._metrics_problem,
             measure=self._measure,
             store=self.store,
         )
-        self._port = int(server.addresses[0][1])
-        parts = [asyncio.create_task(watch.run(), name=f"watch {watch.resource}") for watch in self.world.watches]
-        parts.append(asyncio.create_task(self._watch_optional_kinds(), name="optional kinds"))
-        leading = asyncio.create_task(self._lead(), name="leading")
-        sending = asyncio.create_task(self._events.run(), name="events")
-        try:
-            await _first_to_end([leading, sending, *parts])
-        finally:
-            await _cancel([leading])
-            await _cancel([sending, *parts])
-            await server.cleanup()
-            await self._session.close()
-            await self.client.close()
-            await self._lease_client.close()
+        self._port = int(self._server.addresses[0][1])
+        parts = {"leading": self._lead(), "events": self._events.run(), "kinds": self._kopf.watch_kinds()}
+        for name, part in parts.items():
+            task = asyncio.create_task(part, name=name)
+            task.add_done_callback(self._part_ended)
+            self._parts.append(task)
 
-    # --- watches ----------------------------------------------------------------------------
+    def _part_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._broken = self._broken or task.exception()
+        self._kopf.stop()
 
-    async def _watch_optional_kinds(self) -> None:
-        running: list[asyncio.Task[None]] = []
-        try:
-            while True:
-                for plural, watches in (await self.world.discover()).items():
-                    running.append(asyncio.create_task(self._watch_kind(plural, watches), name=f"watch {plural}"))
-                await asyncio.sleep(self.settings.optional_kinds_seconds * random.uniform(0.9, 1.1))
-                for task in [task for task in running if task.done()]:
-                    running.remove(task)
-                    task.result()
-        finally:
-            await _cancel(running)
-
-    async def _watch_kind(self, plural: str, watches: list[Reflector]) -> None:
-        tasks = [asyncio.create_task(watch.run(), name=f"watch {plural}") for watch in watches]
-        try:
-            await _first_to_end(tasks)
-        finally:
-            await _cancel(tasks)
-        self.world.ended(plural)
+    async def end(self) -> None:
+        """Finish what runs, and give the Lease back."""
+        self._stopping.set()
+        await asyncio.gather(*self._parts[:1], return_exceptions=True)
+        await _cancel(self._parts[1:])
+        if self._server is not None:
+            await self._server.cleanup()
+        await self._session.close()
+        await self.client.close()
+        await self._lease_client.close()
 
     # --- leading ----------------------------------------------------------------------------
 
@@ -193,7 +192,7 @@ class Controller:
         finally:
             await _cancel([*workers, *helpers])
 
-    async def _before_stop(self, wait: Coroutine[Any, Any, None]) -> bool:
+    async def _before_stop(self, wait: Coroutine[None, None, None]) -> bool:
         """Wait for something, at most until `stop`; tells whether it came first."""
         waiting, stopping = asyncio.create_task(wait), asyncio.create_task(self._stopping.wait())
         try:
@@ -205,15 +204,15 @@ class Controller:
             await _cancel([waiting, stopping])
 
     async def _caches_filled(self) -> None:
-        for watch in self.world.watches:
-            await watch.synced.wait()
-        for key in self.world.jobs.jobs():
+        for informer in self.informers.needed:
+            await informer.synced.wait()
+        for key in self.informers.jobs.jobs():
             self.queue.add(key)
 
     async def _resync(self) -> None:
         """Look at every job now and then: spread evenly, so that it costs the same at any time."""
         while True:
-            keys = list(self.world.jobs.jobs())
+            keys = list(self.informers.jobs.jobs())
             pause = self.settings.resync_seconds / max(1, len(keys))
             for key in keys:
                 await asyncio.sleep(pause)
@@ -227,7 +226,9 @@ class Controller:
         A job whose driver does not answer in time has no counters until it does; the others do not wait for it.
         """
         began = time.monotonic()
-        tasks = [asyncio.create_task(self._rebuild_one(key), name=f"records {key}") for key in self.world.jobs.jobs()]
+        tasks = [
+            asyncio.create_task(self._rebuild_one(key), name=f"records {key}") for key in self.informers.jobs.jobs()
+        ]
         if tasks:
             await asyncio.wait(tasks, timeout=self.settings.rebuild_total_seconds)
         late = sum(not task.done() for task in tasks)
@@ -290,32 +291,32 @@ class Controller:
             self._failed(key, f"{type(error).__name__}: {error}")
         self.metrics.reconcile_seconds.labels(result).observe(time.monotonic() - began)
 
-    async def _carry_out(self, key: JobKey, look: Look) -> None:
+    async def _carry_out(self, key: JobKey, look: ObservedJob) -> None:
         plan = self._reconcile(look.observed, time.time())
-        held = await self._executor.carry_out(look, plan)
+        retry_after = await self._executor.carry_out(look, plan)
         before, after = look.observed.job, replace(look.observed.job, status=plan.status)
-        if dormant(after):
-            self._dormant.add(key)
+        if is_idle(after):
+            self._idle.add(key)
         else:
-            self._dormant.discard(key)
+            self._idle.discard(key)
         # What is stored, not what is held back: after a restart the metrics must follow from it again.
-        self.store.observe_status(before if held is not None else after)
-        self.queue.add_after(key, self._next_look(key, plan, held))
+        self.store.observe_status(before if retry_after is not None else after)
+        self.queue.add_after(key, self._next_look(key, plan, retry_after))
 
     def _wants_cluster(self, key: JobKey) -> bool:
         """Such a job needs little of us, and everything else of it waits for that."""
-        return self.world.clusters.get(*key) is None and key not in self._dormant
+        return self.informers.clusters.get(*key) is None and key not in self._idle
 
-    def _next_look(self, key: JobKey, plan: Plan, held: float | None) -> float | None:
-        """Seconds until the job is looked at anyhow, or its status that was `held` back is written; None: neither.
+    def _next_look(self, key: JobKey, plan: Plan, retry_after: float | None) -> float | None:
+        """Seconds until the job is looked at anyhow, or (`retry_after`) its held back status is written; None: neither.
 
         With many running jobs that is later than their plans say, so that all together stay within `looks_per_second`.
         """
         if plan.status.phase is not JobPhase.RUNNING:
             self._running.discard(key)
-            return min([seconds for seconds in (plan.requeue_after, held) if seconds is not None], default=None)
+            return min([seconds for seconds in (plan.requeue_after, retry_after) if seconds is not None], default=None)
         self._running.add(key)
-        seconds = plan.requeue_after if held is None else min(held, plan.requeue_after or held)
+        seconds = plan.requeue_after if retry_after is None else min(retry_after, plan.requeue_after or retry_after)
         return None if seconds is None else max(seconds, len(self._running) / self.settings.looks_per_second)
 
     def _failed(self, key: JobKey, message: str, retry_after: float | None = None) -> None:
@@ -324,7 +325,7 @@ class Controller:
 
     def _forget(self, key: JobKey) -> None:
         self._running.discard(key)
-        self._dormant.discard(key)
+        self._idle.discard(key)
         self.queue.forget(key)
         self._executor.forget(key)
         self._observer.forget(key)
@@ -336,17 +337,17 @@ class Controller:
 
     def _measure(self) -> None:
         self.metrics.queue_depth.set(len(self.queue))
-        self.world.measure()
+        self.informers.measure()
 
 
-async def _first_to_end(tasks: list[asyncio.Task[None]]) -> None:
+async def _first_to_end(tasks: Sequence[asyncio.Task[None]]) -> None:
     """Wait for the first task; the others are helpers that never end, so that its end is the end of all."""
     ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in ended:
         task.result()
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Task[None] | asyncio.Task[bool]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,12 +9,12 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from rljob_api.job import GROUP, KIND, VERSION
+from rljob_operator.kubernetes_objects import Manifest
+from rljob_operator.shell.client import MERGE_PATCH, ApiClient, ApiError
 from rljob_operator.shell.metrics import OperatorMetrics
 from rljob_operator.shell.resources import EVENTS
-from rljob_operator.shell.rest import MERGE_PATCH, ApiClient, ApiError
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.plan import Event
 
@@ -128,15 +128,14 @@ class EventRecorder:
         elif not self._allowed(job.uid, now):
             self._metrics.events_dropped.labels("rate").inc()
             return False
-        body = _event(job, event, at, self._identity)
-        await self._client.create(EVENTS, job.namespace, body)
-        self._sent[key] = _Sent(body["metadata"]["name"], body["firstTimestamp"], 1, now)
+        made = await self._client.create(EVENTS, job.namespace, _event(job, event, at, self._identity))
+        self._sent[key] = _Sent(made["metadata"]["name"], at, 1, now)
         while len(self._sent) > _REMEMBERED:
             self._sent.popitem(last=False)
         return True
 
     async def _count_up(self, job: JobView, sent: _Sent, at: str) -> bool:
-        body = {"count": sent.count, "lastTimestamp": at}
+        body: Manifest = {"count": sent.count, "lastTimestamp": at}
         try:
             path = EVENTS.path(job.namespace, sent.name)
             await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
@@ -159,7 +158,7 @@ class EventRecorder:
         return True
 
 
-def _event(job: JobView, event: Event, at: str, identity: str) -> dict[str, Any]:
+def _event(job: JobView, event: Event, at: str, identity: str) -> Manifest:
     mark = hashlib.sha256(f"{job.uid} {event} {time.time_ns()}".encode()).hexdigest()[:16]
     return {
         "apiVersion": "v1",

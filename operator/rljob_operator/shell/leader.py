@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import cast
 
+from rljob_operator.kubernetes_objects import LeaseObject, LeaseSpec, Manifest
 from rljob_operator.settings import Settings
+from rljob_operator.shell.client import ApiClient, ApiError
 from rljob_operator.shell.resources import LEASES
-from rljob_operator.shell.rest import ApiClient, ApiError
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ class LeaderElection:
         self._client = client
         self._settings = settings
         self._acts_until = 0.0
-        self._lease: dict[str, Any] = {}
-        self._seen: tuple[Any, ...] = ()
+        self._lease: LeaseObject | None = None
+        self._seen: tuple[str, str | None, int | None] | None = None
         self._seen_at = 0.0
 
     @property
@@ -98,7 +98,7 @@ class LeaderElection:
         try:
             # Read anew: a renewal that was cut off may have been stored.
             self._lease = await self._client.get(LEASES, settings.operator_namespace, settings.lease_name)
-            if self._lease["spec"].get("holderIdentity") == settings.identity:
+            if _spec(self._lease).get("holderIdentity") == settings.identity:
                 await self._write("", release=True)
                 logger.info("the Lease was given back")
         except ApiError as error:
@@ -111,7 +111,7 @@ class LeaderElection:
         except (TimeoutError, ApiError) as error:
             logger.warning("the Lease cannot be read: %s", error)
             return
-        holder = lease["spec"].get("holderIdentity")
+        holder = _spec(lease).get("holderIdentity")
         if holder != self._settings.identity:
             self._acts_until = 0.0
             raise LeadershipLost(f"{holder or 'nobody'} holds the Lease")
@@ -125,8 +125,8 @@ class LeaderElection:
         except ApiError as error:
             if error.code != 404:
                 raise
-            self._lease = {}
-        spec = self._lease.get("spec") or {}
+            self._lease = None
+        spec = _spec(self._lease)
         holder = str(spec.get("holderIdentity") or "")
         seen = (holder, spec.get("renewTime"), spec.get("leaseTransitions"))
         if seen != self._seen:
@@ -146,18 +146,25 @@ class LeaderElection:
         settings, began = self._settings, time.monotonic()
         body = _lease_of(self._lease, settings, holder, 1 if release else max(1, round(settings.lease_seconds)))
         path = LEASES.path(settings.operator_namespace)
-        if self._lease:
+        if self._lease is not None:
             path = LEASES.path(settings.operator_namespace, settings.lease_name)
-        self._lease = await self._client.request(
-            "PUT" if self._lease else "POST", path, body=body, total_seconds=settings.renew_seconds
+        answer = await self._client.request(
+            "PUT" if self._lease is not None else "POST", path, body=body, total_seconds=settings.renew_seconds
         )
+        self._lease = cast("LeaseObject", answer)
         self._acts_until = 0.0 if release else began + settings.renew_seconds
 
 
-def _lease_of(old: Mapping[str, Any], settings: Settings, holder: str, seconds: int) -> dict[str, Any]:
-    spec, now = old.get("spec") or {}, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+def _spec(lease: LeaseObject | None) -> LeaseSpec:
+    return {} if lease is None else lease.get("spec") or {}
+
+
+def _lease_of(old: LeaseObject | None, settings: Settings, holder: str, seconds: int) -> Manifest:
+    spec, now = _spec(old), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     same = spec.get("holderIdentity") == holder
-    meta = old.get("metadata") or {"name": settings.lease_name, "namespace": settings.operator_namespace}
+    meta: Manifest = {"name": settings.lease_name, "namespace": settings.operator_namespace}
+    if old is not None:
+        meta = cast("Manifest", old["metadata"])
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",

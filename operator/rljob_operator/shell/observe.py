@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import Any
 from weakref import WeakValueDictionary
 
 import aiohttp
@@ -17,18 +17,22 @@ from rljob_api.job import GROUP, KIND, VERSION
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import AttemptStatus, JobPhase, RLJobStatus
 from rljob_api.validation import ManifestError, load_manifest
-from rljob_operator.metrics import JobMetricsStore, RecordError
-from rljob_operator.ray.driver import PAGE_BYTES, Driver
+from rljob_api.wire.names import DRIVER_TOKEN_KEY, RAY_TOKEN_KEY
+from rljob_api.wire.steps_page import LARGEST_PAGE_BYTES
+from rljob_api.wire.values import WireError
+from rljob_operator.kubernetes_objects import RLJobObject
+from rljob_operator.metrics import JobMetricsStore
+from rljob_operator.ray.driver import Driver
 from rljob_operator.ray.http import AnswerTooLarge, NoAnswer
 from rljob_operator.ray.jobs import RayJobs
-from rljob_operator.render import TOKEN_KEY, check_renderable, policy_digest, policy_to_apply, secret_name
+from rljob_operator.render import check_renderable, policy_digest, policy_to_apply, secret_name
 from rljob_operator.settings import Settings
+from rljob_operator.shell.client import ApiError
+from rljob_operator.shell.informers import Informers
 from rljob_operator.shell.metrics import OperatorMetrics
 from rljob_operator.shell.resources import JobKey
-from rljob_operator.shell.rest import ApiError
-from rljob_operator.shell.tokens import RAY_KEY, Tokens
+from rljob_operator.shell.tokens import Tokens
 from rljob_operator.shell.views import ClusterState, job_view
-from rljob_operator.shell.world import World
 from rljob_operator.state.observed import ClusterView, DriverView, GonePod, JobView, Observed, QueueView, SubmissionView
 
 logger = logging.getLogger(__name__)
@@ -36,13 +40,14 @@ logger = logging.getLogger(__name__)
 _KEPT_SPECS = 1500
 """Eleven kB each; to validate one again takes a millisecond."""
 _REFUSED = (401, 403)
+_SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _VOUCHED_SECONDS = 60.0
 _SMALL_PAGE_BYTES = 2**20
 """All workers at once may read a page of this size."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ObservedJob:
     """A job as it was found, and what the shell needs beside that to write."""
 
     observed: Observed
@@ -67,7 +72,7 @@ class Observer:
     the driver answers.
 
     Args:
-        world: the caches.
+        informers: the caches.
         tokens: the bearer tokens.
         store: where step records are counted.
         session: carries the requests to heads and drivers.
@@ -77,14 +82,14 @@ class Observer:
 
     def __init__(
         self,
-        world: World,
+        informers: Informers,
         tokens: Tokens,
         store: JobMetricsStore,
         session: aiohttp.ClientSession,
         metrics: OperatorMetrics,
         settings: Settings,
     ) -> None:
-        self._world = world
+        self._informers = informers
         self._tokens = tokens
         self._store = store
         self._session = session
@@ -98,30 +103,32 @@ class Observer:
         self._catching_up = asyncio.Semaphore(4)
         self._reading: WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = WeakValueDictionary()
 
-    async def observe(self, key: JobKey) -> Look | None:
-        """Look at a job; None when it is gone.
+    async def observe(self, key: JobKey) -> ObservedJob | None:
+        """ObservedJob at a job; None when it is gone.
 
         Raises:
             ApiError: a Secret could not be read.
             ValueError: the stored status is unreadable.
         """
-        text = self._world.jobs.get(*key)
-        version = self._world.jobs.version(*key)
+        text = self._informers.jobs.get(*key)
+        version = self._informers.jobs.version(*key)
         if text is None or version is None:
             return None
         job = self._job(key, json.loads(text))
-        if any(pod.waiting_reason == "CreateContainerConfigError" for pod in self._world.pods.of_job(key)):
+        if any(pod.waiting_reason == "CreateContainerConfigError" for pod in self._informers.pods.of_job(key)):
             self._tokens.forget(key)
-        submission, submission_error, driver, driver_error = await self._ask(key, job, self._world.clusters.get(*key))
+        submission, submission_error, driver, driver_error = await self._ask(
+            key, job, self._informers.clusters.get(*key)
+        )
         secret_exists = await self._secret_exists(key, job)
         # The caches after the answers, which take their time: what ended a driver must not be older news than its end.
-        state = self._world.clusters.get(*key)
+        state = self._informers.clusters.get(*key)
         cluster = None if state is None else state.for_job(job.uid)
         observed = Observed(
             job=job,
             cluster=cluster,
-            pods=tuple(self._world.pods.of_job(key)),
-            gone_pods=tuple(GonePod(pod, at) for at, pod in self._world.pods.lately_of_job(key)),
+            pods=tuple(self._informers.pods.of_job(key)),
+            gone_pods=tuple(GonePod(pod, at) for at, pod in self._informers.pods.lately_of_job(key)),
             queue=self._queue(key, cluster),
             secret_exists=secret_exists,
             policy_current=self._policy_current(job),
@@ -130,7 +137,7 @@ class Observer:
             driver=driver,
             driver_error=driver_error,
         )
-        return Look(observed, version, state)
+        return ObservedJob(observed, version, state)
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
@@ -144,7 +151,7 @@ class Observer:
 
     # --- the job itself ---------------------------------------------------------------------
 
-    def _job(self, key: JobKey, item: dict[str, Any]) -> JobView:
+    def _job(self, key: JobKey, item: RLJobObject) -> JobView:
         uid, generation = str(item["metadata"]["uid"]), int(item["metadata"].get("generation", 1))
         checked = self._checked.get(key)
         if checked is not None and checked.uid != uid:
@@ -159,7 +166,7 @@ class Observer:
         self._checked[key] = _Checked(uid, generation, job.spec is not None, job.problem)
         return job
 
-    def _check(self, item: dict[str, Any]) -> JobView:
+    def _check(self, item: RLJobObject) -> JobView:
         try:
             spec = _valid_spec(item)
         except ManifestError as error:
@@ -168,7 +175,7 @@ class Observer:
         self._keep((job.uid, job.generation), spec)
         return replace(job, problem=check_renderable(job, self._settings.render))
 
-    def _spec(self, item: dict[str, Any], uid: str, generation: int) -> RLJobSpec:
+    def _spec(self, item: RLJobObject, uid: str, generation: int) -> RLJobSpec:
         spec = self._specs.pop((uid, generation), None) or _valid_spec(item)
         self._keep((uid, generation), spec)
         return spec
@@ -183,21 +190,21 @@ class Observer:
     def _queue(self, key: JobKey, cluster: ClusterView | None) -> QueueView | None:
         if cluster is None:
             return None
-        states = [state for cache in self._world.queues.values() for state in cache.of_job(key)]
+        states = [state for cache in self._informers.queues.values() for state in cache.of_job(key)]
         return next((state.view for state in states if state.cluster_uid == cluster.uid), None)
 
     async def _secret_exists(self, key: JobKey, job: JobView) -> bool:
-        if dormant(job) or job.deleting:
+        if is_idle(job) or job.deleting:
             return True  # Nothing is asked of it, and asking the API server about it would be a request for nothing.
         secret = secret_name(key.name)
         if job.status.cluster is None:
-            return self._tokens.known(key, job.uid, secret, TOKEN_KEY) is not None
-        return await self._tokens.read(key, job.uid, secret, TOKEN_KEY) is not None
+            return self._tokens.known(key, job.uid, secret, DRIVER_TOKEN_KEY) is not None
+        return await self._tokens.read(key, job.uid, secret, DRIVER_TOKEN_KEY) is not None
 
     def _policy_current(self, job: JobView) -> bool:
-        if dormant(job) or job.deleting or job.spec is None or job.problem:
+        if is_idle(job) or job.deleting or job.spec is None or job.problem:
             return True  # Nothing is asked of it, or nothing can be rendered.
-        there = self._world.policy_of(job)
+        there = self._informers.policy_of(job)
         wanted = policy_to_apply(job, self._settings.render, there is not None)
         return wanted is None or (there is not None and there.digest == policy_digest(wanted))
 
@@ -253,6 +260,7 @@ class Observer:
                 step=status.step,
                 attempt=status.attempt,
                 phase=status.phase,
+                phase_seconds=status.phase_seconds,
                 stopping=status.stopping,
                 last_checkpoint_step=status.last_checkpoint_step,
                 last=totals.last,
@@ -267,7 +275,7 @@ class Observer:
 
     async def rebuild(self, key: JobKey) -> str:
         """Count the records of a running job from the beginning; says why it could not be done, or nothing."""
-        text, state = self._world.jobs.get(*key), self._world.clusters.get(*key)
+        text, state = self._informers.jobs.get(*key), self._informers.clusters.get(*key)
         if text is None or state is None:
             return ""
         try:
@@ -293,7 +301,7 @@ class Observer:
         except NoAnswer as error:
             self._maybe_stale_token(key, error)
             cause, problem = "answer", str(error)
-        except RecordError as error:
+        except WireError as error:
             cause, problem = "content", str(error)
         self._metrics.record_errors.labels(cause).inc()
         return problem
@@ -331,7 +339,7 @@ class Observer:
     async def _read_large_page(self, driver: Driver, key: tuple[str, str, str]) -> int:
         """A place is held for one page, and so for one request's deadline at most: all get their turn."""
         async with self._catching_up:
-            return await self._read_page(driver, key, PAGE_BYTES)
+            return await self._read_page(driver, key, LARGEST_PAGE_BYTES)
 
     async def _read_page(self, driver: Driver, key: tuple[str, str, str], largest: int) -> int:
         # Between the answer's end and its last use nothing waits: of what JSON makes of it there is one at a time.
@@ -352,7 +360,7 @@ class Observer:
         """
         token = None
         if state.token_secret:
-            token = await self._token(key, state.view.uid, state.token_secret, RAY_KEY)
+            token = await self._token(key, state.view.uid, state.token_secret, RAY_TOKEN_KEY)
         address = self._address(self._settings.ray_address, key, state.view)
         return RayJobs(self._session, address, token, self._settings.ask_seconds)
 
@@ -362,7 +370,7 @@ class Observer:
         Raises:
             NoAnswer: there is no address or no token to ask it with.
         """
-        token = await self._token(key, job.uid, secret_name(key.name), TOKEN_KEY)
+        token = await self._token(key, job.uid, secret_name(key.name), DRIVER_TOKEN_KEY)
         address = self._address(self._settings.driver_address, key, state.view)
         return Driver(self._session, address, token, self._settings.ask_seconds)
 
@@ -379,6 +387,9 @@ class Observer:
     def _address(template: str, key: JobKey, cluster: ClusterView) -> str:
         if "{service}" in template and cluster.head_service is None:
             raise NoAnswer(f"RayCluster {key.name} has no head service yet.")
+        # A token goes there: what stands in the status must not be able to lead out of the namespace.
+        if cluster.head_service is not None and not _SERVICE.fullmatch(cluster.head_service):
+            raise NoAnswer(f"RayCluster {key.name} names {cluster.head_service!r}, which is no name of a Service.")
         return template.format(service=cluster.head_service, namespace=key.namespace, name=key.name)
 
     def _maybe_stale_token(self, key: JobKey, error: NoAnswer) -> None:
@@ -386,7 +397,7 @@ class Observer:
             self._tokens.forget(key)
 
 
-def _valid_spec(item: dict[str, Any]) -> RLJobSpec:
+def _valid_spec(item: RLJobObject) -> RLJobSpec:
     # Labels and annotations are left out: whatever Kubernetes lets them be, they are no part of the spec.
     meta = {"name": item["metadata"]["name"], "namespace": item["metadata"].get("namespace", "")}
     return load_manifest(
@@ -394,7 +405,7 @@ def _valid_spec(item: dict[str, Any]) -> RLJobSpec:
     ).spec
 
 
-def dormant(job: JobView) -> bool:
+def is_idle(job: JobView) -> bool:
     """Whether the job has ended or is suspended for good: nothing is done for it until its spec changes."""
     phase = job.status.phase
     suspended = phase is JobPhase.SUSPENDED and job.spec is not None and job.spec.suspend

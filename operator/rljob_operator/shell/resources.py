@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 from rljob_api.job import GROUP, PLURAL, VERSION
+from rljob_operator.kubernetes_objects import (
+    EventObject,
+    Item,
+    KubeObject,
+    LeaseObject,
+    PodObject,
+    RayClusterObject,
+    RLJobObject,
+    SecretObject,
+)
 
 FIELD_MANAGER = "rljob-operator"
 JOB_LABEL = "rljob.dev/job"
@@ -23,7 +33,7 @@ class JobKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(Generic[Item]):
     """One kind of object, as the paths of the API server name it."""
 
     group: str
@@ -41,10 +51,10 @@ class Resource:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
-RLJOBS = Resource(GROUP, VERSION, PLURAL)
-RAY_CLUSTERS = Resource("ray.io", "v1", "rayclusters")
-PODS = Resource("", "v1", "pods")
-SECRETS = Resource("", "v1", "secrets")
-EVENTS = Resource("", "v1", "events")
-NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies")
-LEASES = Resource("coordination.k8s.io", "v1", "leases")
+RLJOBS: Resource[RLJobObject] = Resource(GROUP, VERSION, PLURAL)
+RAY_CLUSTERS: Resource[RayClusterObject] = Resource("ray.io", "v1", "rayclusters")
+PODS: Resource[PodObject] = Resource("", "v1", "pods")
+SECRETS: Resource[SecretObject] = Resource("", "v1", "secrets")
+EVENTS: Resource[EventObject] = Resource("", "v1", "events")
+NETWORK_POLICIES: Resource[KubeObject] = Resource("networking.k8s.io", "v1", "networkpolicies")
+LEASES: Resource[LeaseObject] = Resource("coordination.k8s.io", "v1", "leases")

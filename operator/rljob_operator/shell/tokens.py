@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rljob_operator.render import TOKEN_KEY
+from rljob_api.wire.names import DRIVER_TOKEN_KEY
+from rljob_operator.kubernetes_objects import SecretObject
+from rljob_operator.shell.client import ApiClient, ApiError
 from rljob_operator.shell.resources import SECRETS, JobKey
-from rljob_operator.shell.rest import ApiClient, ApiError
 from rljob_operator.shell.views import controller_uid
-
-RAY_KEY = "auth_token"
-"""KubeRay's `RAY_AUTH_TOKEN_SECRET_KEY`."""
 
 
 class _Slot(NamedTuple):
@@ -59,7 +56,7 @@ class Tokens:
             if error.code == 404:
                 return None
             raise
-        if key == TOKEN_KEY and controller_uid(item) != owner_uid:
+        if key == DRIVER_TOKEN_KEY and controller_uid(item) != owner_uid:
             return None
         token = _decoded(item, key)
         if token is not None:
@@ -75,7 +72,7 @@ class Tokens:
         self._known.pop(job, None)
 
 
-def _decoded(item: Mapping[str, Any], key: str) -> str | None:
+def _decoded(item: SecretObject, key: str) -> str | None:
     text = (item.get("data") or {}).get(key)
     try:
         return None if text is None else base64.b64decode(text, validate=True).decode("ascii").strip() or None

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 from rljob_api.job import KIND
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
-from rljob_operator.render import policy_digest
+from rljob_operator.kubernetes_objects import (
+    Condition,
+    ContainerStatus,
+    KubeObject,
+    ObjectMeta,
+    OwnerReference,
+    PodObject,
+    PodStatus,
+    QueueObject,
+    RayClusterObject,
+    RayClusterSpec,
+    RayClusterStatus,
+    RLJobObject,
+    Terminated,
+    Waiting,
+)
+from rljob_operator.render import DIGEST_ANNOTATION
 from rljob_operator.shell.resources import JOB_LABEL, JobKey
-from rljob_operator.state.observed import ClusterView, JobView, Manifest, PodRole, PodView, QueueView
+from rljob_operator.state.observed import ClusterView, JobView, PodRole, PodView, QueueView
 
 _MESSAGE = 1024
+_NOT_SAID: Condition = {"type": ""}
 _STARTING = ("PodInitializing", "ContainerCreating")
 _NODE_LOST = ("NodeLost", "DeletionByTaintManager", "DeletionByPodGC")
 _DISRUPTED = ("EvictionByEvictionAPI", "PreemptionByScheduler", "TerminationByKubelet")
@@ -57,26 +73,26 @@ class PolicyState:
 # --- whose object it is ------------------------------------------------------------------------
 
 
-def own_key(item: Manifest) -> JobKey:
+def own_key(item: KubeObject) -> JobKey:
     """Job with the object's own name: RLJobs and RayClusters."""
     return JobKey(str(item["metadata"].get("namespace", "")), str(item["metadata"]["name"]))
 
 
-def labelled_key(item: Manifest) -> JobKey | None:
+def labelled_key(item: KubeObject) -> JobKey | None:
     """Job that the object's label names: pods and NetworkPolicies."""
     name = (item["metadata"].get("labels") or {}).get(JOB_LABEL)
     return JobKey(str(item["metadata"].get("namespace", "")), name) if name else None
 
 
-def ray_pod_key(item: Manifest) -> JobKey | None:
+def ray_pod_key(item: KubeObject) -> JobKey | None:
     """Job of a Ray pod; KubeRay's other pods (Redis clean-up) are none of ours."""
     return labelled_key(item) if _labels(item).get("ray.io/node-type") in ("head", "worker") else None
 
 
-def queue_key(item: Manifest) -> JobKey | None:
+def queue_key(item: KubeObject) -> JobKey | None:
     """Job whose RayCluster owns a Workload or PodGroup."""
     owner = _controller(item)
-    if owner.get("kind") != "RayCluster":
+    if owner is None or owner["kind"] != "RayCluster":
         return None
     return JobKey(str(item["metadata"].get("namespace", "")), str(owner["name"]))
 
@@ -84,13 +100,13 @@ def queue_key(item: Manifest) -> JobKey | None:
 # --- RLJob -------------------------------------------------------------------------------------
 
 
-def job_text(item: Manifest) -> bytes:
+def job_text(item: RLJobObject) -> bytes:
     """What is kept of an RLJob: JSON text, a tenth of the memory of the parsed object."""
     meta = item["metadata"]
     kept = {
-        name: meta[name]
-        for name in ("namespace", "name", "uid", "generation", "creationTimestamp", "deletionTimestamp", "labels")
-        if name in meta
+        name: value
+        for name, value in meta.items()
+        if name in ("namespace", "name", "uid", "generation", "creationTimestamp", "deletionTimestamp", "labels")
     }
     annotations = {
         name: value
@@ -101,7 +117,7 @@ def job_text(item: Manifest) -> bytes:
     return json.dumps(parts, separators=(",", ":")).encode()
 
 
-def job_view(item: Manifest, spec: RLJobSpec | None, problem: str) -> JobView:
+def job_view(item: RLJobObject, spec: RLJobSpec | None, problem: str) -> JobView:
     """View of an RLJob whose spec was checked already.
 
     Raises:
@@ -126,14 +142,14 @@ def job_view(item: Manifest, spec: RLJobSpec | None, problem: str) -> JobView:
 # --- RayCluster --------------------------------------------------------------------------------
 
 
-def cluster_state(item: Manifest) -> ClusterState:
+def cluster_state(item: RayClusterObject) -> ClusterState:
     """A RayCluster, as its metadata, a few fields of its spec and KubeRay's status tell."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
-    conditions = _conditions(status)
+    conditions = _by_type(status.get("conditions"))
     head, auth, owner = status.get("head") or {}, spec.get("authOptions") or {}, _controller(item)
     desired, ready = int(status.get("desiredWorkerReplicas") or 0), int(status.get("readyWorkerReplicas") or 0)
     provisioned, suspended = _holds(conditions, "RayClusterProvisioned"), _suspended(spec, status, conditions)
-    failure = conditions.get("ReplicaFailure") or {}
+    failure = conditions.get("ReplicaFailure", _NOT_SAID)
     view = ClusterView(
         name=str(meta["name"]),
         uid=str(meta["uid"]),
@@ -152,16 +168,18 @@ def cluster_state(item: Manifest) -> ClusterState:
         answered=bool(status),
     )
     secret = str(auth.get("secretName") or meta["name"]) if auth.get("mode") == "token" else ""
-    return ClusterState(view, str(owner.get("uid", "")), secret)
+    return ClusterState(view, owner["uid"] if owner is not None else "", secret)
 
 
-def _suspended(spec: Manifest, status: Manifest, conditions: Mapping[str, Manifest]) -> bool:
+def _suspended(spec: RayClusterSpec, status: RayClusterStatus, conditions: Mapping[str, Condition]) -> bool:
     """Whether somebody suspends the cluster: from the wish on, since KubeRay says it is done when all pods are gone."""
     begun = _holds(conditions, "RayClusterSuspending") or _holds(conditions, "RayClusterSuspended")
     return spec.get("suspend") is True or begun or status.get("state") == "suspended"
 
 
-def _cluster_ready(meta: Manifest, status: Manifest, conditions: Mapping[str, Manifest], complete: bool) -> bool:
+def _cluster_ready(
+    meta: ObjectMeta, status: RayClusterStatus, conditions: Mapping[str, Condition], complete: bool
+) -> bool:
     """Whether head and workers are ready now: KubeRay's `state` and `RayClusterProvisioned` stay when pods go."""
     current = int(status.get("observedGeneration") or 0) >= int(meta.get("generation") or 0)
     return complete and current and _holds(conditions, "HeadPodReady")
@@ -170,25 +188,25 @@ def _cluster_ready(meta: Manifest, status: Manifest, conditions: Mapping[str, Ma
 # --- NetworkPolicies ----------------------------------------------------------------------------
 
 
-def policy_state(item: Manifest) -> PolicyState:
+def policy_state(item: KubeObject) -> PolicyState:
     """The NetworkPolicy of a job's head, or one with its name."""
-    return PolicyState(controller_uid(item), policy_digest(item))
+    return PolicyState(controller_uid(item), (item["metadata"].get("annotations") or {}).get(DIGEST_ANNOTATION, ""))
 
 
 # --- pods --------------------------------------------------------------------------------------
 
 
-def pod_view(item: Manifest) -> PodView:
+def pod_view(item: PodObject) -> PodView:
     """A pod of a Ray cluster."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
-    conditions = _conditions(status)
-    disrupted = conditions.get("DisruptionTarget") or {}
+    conditions = _by_type(status.get("conditions"))
+    disrupted = conditions.get("DisruptionTarget", _NOT_SAID)
     cause = str(disrupted.get("reason") or "") if disrupted.get("status") == "True" else ""
-    waiting, ended = _waiting(status), _ended(status)
+    waiting, (ended, ended_container) = _waiting(status), _ended(status)
     reason, message = str(status.get("reason") or ended.get("reason") or ""), status.get("message")
     if not status.get("reason") and cause in _DISRUPTED:
         reason, message = "Evicted", disrupted.get("message")
-    scheduled = conditions.get("PodScheduled") or {}
+    scheduled = conditions.get("PodScheduled", _NOT_SAID)
     held = scheduled.get("reason") if scheduled.get("status") == "False" else ""
     since = scheduled.get("lastTransitionTime") if scheduled.get("status") == "True" else None
     return PodView(
@@ -206,13 +224,13 @@ def pod_view(item: Manifest) -> PodView:
         terminated_reason=reason,
         terminated_message=_cut(message or ended.get("message")),
         exit_code=ended.get("exitCode"),
-        ended_container=str(ended.get("container") or ""),
+        ended_container=ended_container,
         unschedulable=_cut(scheduled.get("message")) if held == "Unschedulable" else "",
         gated=held == "SchedulingGated",
     )
 
 
-def telling(pod: PodView, now: PodView | None) -> bool:
+def explains_failure(pod: PodView, now: PodView | None) -> bool:
     """Whether the state of a pod before it was deleted may explain what became of its job.
 
     That of a worker that ran or had failed does: KubeRay deletes a failed pod at once, and the evidence with it, and a
@@ -227,37 +245,39 @@ def telling(pod: PodView, now: PodView | None) -> bool:
     return deleted and pod.role is PodRole.WORKER and (pod.ready or pod.phase == "Failed")
 
 
-def _containers(status: Manifest) -> list[Manifest]:
+def _containers(status: PodStatus) -> list[ContainerStatus]:
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
-def _waiting(status: Manifest) -> Manifest:
+def _waiting(status: PodStatus) -> Waiting:
     found = [state for one in _containers(status) if (state := (one.get("state") or {}).get("waiting"))]
-    return next((state for state in found if state.get("reason") not in _STARTING), found[0] if found else {})
+    nothing: Waiting = {}
+    return next((state for state in found if state.get("reason") not in _STARTING), found[0] if found else nothing)
 
 
-def _ended(status: Manifest) -> Manifest:
+def _ended(status: PodStatus) -> tuple[Terminated, str]:
     """The first container that ended, now or (where it waits to be started again) before; a good end of an init
     container is none."""
     init = {one["name"] for one in status.get("initContainerStatuses") or ()}
-    for state in ("state", "lastState"):
+    for before in (False, True):
         for one in _containers(status):
-            ended = (one.get(state) or {}).get("terminated")
+            state = one.get("lastState") if before else one.get("state")
+            ended = (state or {}).get("terminated")
             if ended and not (one["name"] in init and ended.get("exitCode") == 0):
-                return {**ended, "container": one["name"]}
-    return {}
+                return ended, one["name"]
+    return {}, ""
 
 
 # --- queues ------------------------------------------------------------------------------------
 
 
-def workload_state(item: Manifest) -> QueueState:
+def workload_state(item: QueueObject) -> QueueState:
     """Kueue's Workload of a RayCluster."""
-    conditions = _conditions(item.get("status") or {})
-    evicted, reserved = conditions.get("Evicted") or {}, conditions.get("QuotaReserved") or {}
+    conditions = _by_type((item.get("status") or {}).get("conditions"))
+    evicted, reserved = conditions.get("Evicted", _NOT_SAID), conditions.get("QuotaReserved", _NOT_SAID)
     admitted = _holds(conditions, "Admitted")
     says = evicted if evicted.get("status") == "True" and not admitted else reserved
-    checks = conditions.get("Admitted") or {}
+    checks = conditions.get("Admitted", _NOT_SAID)
     if not admitted and reserved.get("status") == "True":
         says = checks
     view = QueueView(
@@ -266,13 +286,13 @@ def workload_state(item: Manifest) -> QueueState:
         message=_cut(says.get("message")),
         object=f"Workload {item['metadata']['name']}",
     )
-    return QueueState(view, str(_controller(item).get("uid", "")))
+    return QueueState(view, _owner_uid(item))
 
 
-def pod_group_state(item: Manifest) -> QueueState:
+def pod_group_state(item: QueueObject) -> QueueState:
     """Volcano's PodGroup of a RayCluster."""
     status = item.get("status") or {}
-    unschedulable = _conditions(status).get("Unschedulable") or {}
+    unschedulable = _by_type(status.get("conditions")).get("Unschedulable", _NOT_SAID)
     phase = str(status.get("phase") or "Pending")
     blocked = unschedulable.get("status") == "True"
     admitted = phase in ("Running", "Completed") or (phase == "Inqueue" and not blocked)
@@ -282,7 +302,7 @@ def pod_group_state(item: Manifest) -> QueueState:
         message="" if admitted else _cut(unschedulable.get("message")),
         object=f"PodGroup {item['metadata']['name']}",
     )
-    return QueueState(view, str(_controller(item).get("uid", "")))
+    return QueueState(view, _owner_uid(item))
 
 
 # --- parts -------------------------------------------------------------------------------------
@@ -293,28 +313,33 @@ def unix_seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def controller_uid(item: Manifest) -> str:
+def controller_uid(item: KubeObject) -> str:
     """UID of the object's controller if that is an RLJob, else nothing."""
     owner = _controller(item)
-    return str(owner["uid"]) if owner.get("kind") == KIND else ""
+    return str(owner["uid"]) if owner is not None and owner["kind"] == KIND else ""
 
 
-def _controller(item: Manifest) -> Manifest:
+def _controller(item: KubeObject) -> OwnerReference | None:
     owners = item["metadata"].get("ownerReferences") or ()
-    return next((owner for owner in owners if owner.get("controller")), {})
+    return next((owner for owner in owners if owner.get("controller")), None)
 
 
-def _labels(item: Manifest) -> Mapping[str, str]:
+def _owner_uid(item: KubeObject) -> str:
+    owner = _controller(item)
+    return "" if owner is None else owner["uid"]
+
+
+def _labels(item: KubeObject) -> Mapping[str, str]:
     return item["metadata"].get("labels") or {}
 
 
-def _conditions(status: Manifest) -> dict[str, Manifest]:
-    return {str(condition["type"]): condition for condition in status.get("conditions") or ()}
+def _by_type(conditions: Iterable[Condition] | None) -> dict[str, Condition]:
+    return {condition["type"]: condition for condition in conditions or ()}
 
 
-def _holds(conditions: Mapping[str, Manifest], kind: str) -> bool:
-    return (conditions.get(kind) or {}).get("status") == "True"
+def _holds(conditions: Mapping[str, Condition], kind: str) -> bool:
+    return conditions.get(kind, _NOT_SAID).get("status") == "True"
 
 
-def _cut(text: Any) -> str:
+def _cut(text: str | None) -> str:
     return str(text or "")[:_MESSAGE]

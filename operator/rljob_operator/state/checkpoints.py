@@ -2,56 +2,71 @@
 
 from __future__ import annotations
 
-from rljob_api.status import CheckpointRequest, ConditionType
-from rljob_operator.state.draft import Draft
+from rljob_api.status import CheckpointRequest, Condition, ConditionType, RLJobStatus
 from rljob_operator.state.plan import RequestCheckpoint
-from rljob_operator.state.texts import short_value
+from rljob_operator.state.plan_builder import PlanBuilder
+from rljob_operator.state.status_text import short_value
 from rljob_operator.state.timing import time_text
 
 ANNOTATION = "rljob.dev/checkpoint-requested"
 
 
-def request_checkpoint(draft: Draft) -> None:
+def request_checkpoint(plan: PlanBuilder) -> None:
     """Hand a new request to the driver, and say what became of the one before.
 
     A request that the attempt did not live to fulfil is forgotten with it, so that the next attempt gets it again.
     """
-    request, condition = draft.status.checkpoint_request, draft.condition(ConditionType.CHECKPOINTING)
+    request, condition = plan.status.checkpoint_request, plan.condition(ConditionType.CHECKPOINTING)
     open_request = condition is not None and condition.status == "True"
     if open_request and request is not None:
-        open_request = not _fulfilled(draft, request)
-    if open_request and draft.attempt is None:
-        draft.set(checkpoint_request=None)
-        _say(draft, "False", "Interrupted", "The driver ended before the checkpoint was written.")
-    value = draft.job.annotations.get(ANNOTATION)
-    driver, attempt = draft.driver, draft.attempt
+        open_request = not _fulfilled(plan, request)
+    if open_request and plan.attempt is None:
+        plan.set(checkpoint_request=None)
+        _say(plan, "False", "Interrupted", "The driver ended before the checkpoint was written.")
+    value = plan.job.annotations.get(ANNOTATION)
+    driver, attempt = plan.driver, plan.attempt
     if value is None or driver is None or attempt is None or not driver.ready or driver.stopping or attempt.stop_time:
         return
-    request = draft.status.checkpoint_request
+    request = plan.status.checkpoint_request
     if request is not None and request.value == short_value(value):
         return
     # Of the driver's step and its last checkpoint either may have been read first: an older one fulfils nothing.
-    step = max(draft.step, _saved_step(draft))
-    asked = CheckpointRequest(value=short_value(value), time=time_text(draft.now), step=step)
-    draft.set(checkpoint_request=asked)
-    draft.act(RequestCheckpoint(value))
-    _say(draft, "True", "Requested", f"A checkpoint was asked for at step {step}.")
-    draft.note("Normal", "CheckpointRequested", f"The driver saves a checkpoint after the step that follows {step}.")
+    step = max(plan.step, _saved_step(plan))
+    asked = CheckpointRequest(value=short_value(value), time=time_text(plan.now), step=step)
+    plan.set(checkpoint_request=asked)
+    plan.act(RequestCheckpoint(value))
+    _say(plan, "True", "Requested", f"A checkpoint was asked for at step {step}.")
+    plan.note("Normal", "CheckpointRequested", f"The driver saves a checkpoint after the step that follows {step}.")
 
 
-def _fulfilled(draft: Draft, request: CheckpointRequest) -> bool:
-    saved = _saved_step(draft)
+def without_request(status: RLJobStatus, before: RLJobStatus) -> RLJobStatus:
+    """The status where the driver did not take the request: all of it is known but that. It is asked again later.
+
+    Args:
+        status: as planned.
+        before: as stored.
+    """
+
+    def others(of: RLJobStatus, wanted: bool) -> list[Condition]:
+        return [one for one in of.conditions if (one.type == ConditionType.CHECKPOINTING) == wanted]
+
+    conditions = [*others(status, False), *others(before, True)]
+    return status.model_copy(update={"checkpoint_request": before.checkpoint_request, "conditions": conditions})
+
+
+def _fulfilled(plan: PlanBuilder, request: CheckpointRequest) -> bool:
+    saved = _saved_step(plan)
     if saved <= request.step:
         return False
-    _say(draft, "False", "Saved", f"The checkpoint of step {saved} is complete.")
-    draft.note("Normal", "CheckpointSaved", f"The checkpoint of step {saved} is complete.")
+    _say(plan, "False", "Saved", f"The checkpoint of step {saved} is complete.")
+    plan.note("Normal", "CheckpointSaved", f"The checkpoint of step {saved} is complete.")
     return True
 
 
-def _saved_step(draft: Draft) -> int:
-    progress = draft.status.progress
+def _saved_step(plan: PlanBuilder) -> int:
+    progress = plan.status.progress
     return progress.last_checkpoint.step if progress is not None and progress.last_checkpoint is not None else -1
 
 
-def _say(draft: Draft, status: str, reason: str, message: str) -> None:
-    draft.set_condition(ConditionType.CHECKPOINTING, "True" if status == "True" else "False", reason, message)
+def _say(plan: PlanBuilder, status: str, reason: str, message: str) -> None:
+    plan.set_condition(ConditionType.CHECKPOINTING, "True" if status == "True" else "False", reason, message)

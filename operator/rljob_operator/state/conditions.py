@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rljob_api.status import ClusterStatus, ConditionType, JobPhase
+from rljob_api.wire.names import DASHBOARD_PORT
 from rljob_operator.state.causes import cut, sentence
-from rljob_operator.state.draft import FINAL, Draft
 from rljob_operator.state.explain import explain
 from rljob_operator.state.lifecycle import former_head_ends, problem_text
 from rljob_operator.state.plan import ApplyCluster
-from rljob_operator.state.texts import clean, reason_word
+from rljob_operator.state.plan_builder import FINAL, PlanBuilder
+from rljob_operator.state.status_text import clean, reason_word
 from rljob_operator.state.timing import FRESHNESS_SECONDS, SILENCE_SECONDS, seconds_since
 
 _COMING_UP = {
@@ -35,140 +36,141 @@ _LONGEST = 900
 """Characters of each of two texts that share the status's message."""
 
 
-def record_cluster(draft: Draft) -> None:
+def record_cluster(plan: PlanBuilder) -> None:
     """Note which RayCluster the job has."""
-    old, cluster, head = draft.cluster_status, draft.own_cluster, draft.head
+    old, cluster, head = plan.cluster_status, plan.own_cluster, plan.head
     if cluster is None:
         released = old.released_uid
-        draft.set(cluster=ClusterStatus(released_uid=released) if released else None)
+        plan.set(cluster=ClusterStatus(released_uid=released) if released else None)
         return
     service = cluster.head_service
-    draft.set(
+    plan.set(
         cluster=ClusterStatus(
             name=cluster.name,
             # The attempt that runs belongs to the cluster that was noted when it began.
-            uid=old.uid if draft.attempt is not None and old.uid else cluster.uid,
+            uid=old.uid if plan.attempt is not None and old.uid else cluster.uid,
             head_pod=head.name if head is not None else None,
-            dashboard=f"http://{service}.{draft.job.namespace}.svc:8265" if service else None,
+            dashboard=f"http://{service}.{plan.job.namespace}.svc:{DASHBOARD_PORT}" if service else None,
             ready_workers=max(0, cluster.ready_workers),
             released_uid=old.released_uid,
+            scheduled_time=old.scheduled_time,
         )
     )
 
 
-def set_conditions(draft: Draft, phase: JobPhase) -> None:
+def set_conditions(plan: PlanBuilder, phase: JobPhase) -> None:
     """Set all conditions for the phase, and the status's message."""
-    reason, message = _why(draft, phase)
-    _queued(draft, phase, reason, message)
-    _cluster_ready(draft, phase, reason, message)
-    _running(draft, phase, reason, message)
-    _suspended(draft, phase, message)
+    reason, message = _why(plan, phase)
+    _queued(plan, phase, reason, message)
+    _cluster_ready(plan, phase, reason, message)
+    _running(plan, phase, reason, message)
+    _suspended(plan, phase, message)
     if phase in FINAL:
-        draft.set_condition(ConditionType(phase), "True", reason, message)
-    draft.set(message=_with_problem(draft, message) or None)
+        plan.set_condition(ConditionType(phase), "True", reason, message)
+    plan.set(message=_with_problem(plan, message) or None)
 
 
-def _with_problem(draft: Draft, message: str) -> str:
+def _with_problem(plan: PlanBuilder, message: str) -> str:
     """The message, and why nothing follows where the spec does not render any more while an attempt runs."""
-    if not draft.job.problem or draft.attempt is None:
+    if not plan.job.problem or plan.attempt is None:
         return clean(message)
-    return f"{clean(message, _LONGEST)} No other attempt can be begun: {clean(problem_text(draft), _LONGEST)}"
+    return f"{clean(message, _LONGEST)} No other attempt can be begun: {clean(problem_text(plan), _LONGEST)}"
 
 
-def _why(draft: Draft, phase: JobPhase) -> tuple[str, str]:
-    attempt = draft.attempt
+def _why(plan: PlanBuilder, phase: JobPhase) -> tuple[str, str]:
+    attempt = plan.attempt
     if phase in FINAL:
-        reason, message = draft.end
+        reason, message = plan.end
         return reason_word(reason, str(phase)), message
     if phase is JobPhase.SUSPENDED:
-        left = len(draft.observed.pods)
+        left = len(plan.observed.pods)
         pods = f"; {left} of its pods still end" if left else ""
         return "Suspended", f"spec.suspend is true; the devices are given back{pods}."
     if attempt is not None and attempt.stop_time is not None:
         return "Stopping", f"The driver is asked to stop: {attempt.message or attempt.reason}"
-    if draft.spec.suspend:
+    if plan.spec.suspend:
         return "Suspending", "spec.suspend is true; the devices are being given back."
     if phase is JobPhase.RUNNING:
-        return _why_running(draft)
-    return _why_not_running(draft, phase)
+        return _why_running(plan)
+    return _why_not_running(plan, phase)
 
 
-def _why_running(draft: Draft) -> tuple[str, str]:
-    progress = draft.status.progress
+def _why_running(plan: PlanBuilder) -> tuple[str, str]:
+    progress = plan.status.progress
     heard = progress.last_update_time if progress is not None else None
-    if draft.driver is None and seconds_since(heard, draft.now) >= FRESHNESS_SECONDS + SILENCE_SECONDS:
-        error = draft.observed.driver_error or draft.observed.submission_error or "nothing was heard of it"
+    if plan.driver is None and seconds_since(heard, plan.now) >= FRESHNESS_SECONDS + SILENCE_SECONDS:
+        error = plan.observed.driver_error or plan.observed.submission_error or "nothing was heard of it"
         return "DriverUnreachable", f"The driver has not answered since about {heard}: {error}"
-    unread = draft.driver.records_error if draft.driver is not None else ""
+    unread = plan.driver.records_error if plan.driver is not None else ""
     also = f"its step records cannot be read: {cut(unread, 300)}" if unread else ""
-    return "DriverReady", sentence(f"{draft.step} of {draft.spec.steps} steps are done", also)
+    return "DriverReady", sentence(f"{plan.step} of {plan.spec.steps} steps are done", also)
 
 
-def _why_not_running(draft: Draft, phase: JobPhase) -> tuple[str, str]:
-    attempt = draft.attempt
-    if any(isinstance(action, ApplyCluster) for action in draft.actions):
+def _why_not_running(plan: PlanBuilder, phase: JobPhase) -> tuple[str, str]:
+    attempt = plan.attempt
+    if any(isinstance(action, ApplyCluster) for action in plan.actions):
         return "Scheduling", _COMING_UP_TEXTS["Scheduling"]
     if attempt is not None and attempt.reason is not None:
         return reason_word(attempt.reason, "Failing"), attempt.message or attempt.reason
-    if draft.job.problem and attempt is None:
-        return "InvalidSpec", problem_text(draft)
-    if draft.status.next_attempt_time is not None and draft.last_attempt is not None:
-        last = draft.last_attempt
+    if plan.job.problem and attempt is None:
+        return "InvalidSpec", problem_text(plan)
+    if plan.status.next_attempt_time is not None and plan.last_attempt is not None:
+        last = plan.last_attempt
         text = f"Attempt {last.number} ended ({last.reason}): {last.message}"
-        return "BackOff", f"{text} The next one begins after {draft.status.next_attempt_time}."
-    if former_head_ends(draft) and draft.head is not None:
+        return "BackOff", f"{text} The next one begins after {plan.status.next_attempt_time}."
+    if former_head_ends(plan) and plan.head is not None:
         return "FormerHeadEnds", "The former head pod is still ending; the next attempt waits for it."
-    status = draft.status.model_copy(update={"phase": phase})
-    found = explain(replace(draft.observed, job=replace(draft.job, problem="", status=status)), draft.now)
+    status = plan.status.model_copy(update={"phase": phase})
+    found = explain(replace(plan.observed, job=replace(plan.job, problem="", status=status)), plan.now)
     stage = _COMING_UP.get(found.reason)
     if stage is not None:
         return stage, _COMING_UP_TEXTS[stage]
     return reason_word(found.reason, str(phase)), found.message
 
 
-def _queued(draft: Draft, phase: JobPhase, reason: str, message: str) -> None:
+def _queued(plan: PlanBuilder, phase: JobPhase, reason: str, message: str) -> None:
     kind = ConditionType.QUEUED
     if phase is JobPhase.QUEUED:
-        draft.set_condition(kind, "True", reason, message)
+        plan.set_condition(kind, "True", reason, message)
     elif phase is JobPhase.PENDING:
-        draft.set_condition(kind, "False", reason, message)
+        plan.set_condition(kind, "False", reason, message)
     elif phase in (JobPhase.STARTING, JobPhase.RUNNING):
-        draft.set_condition(kind, "False", "Admitted", "The job has its devices.")
+        plan.set_condition(kind, "False", "Admitted", "The job has its devices.")
     else:
-        draft.set_condition(kind, "False", str(phase), "The job asks for no devices.")
+        plan.set_condition(kind, "False", str(phase), "The job asks for no devices.")
 
 
-def _cluster_ready(draft: Draft, phase: JobPhase, reason: str, message: str) -> None:
-    kind, cluster = ConditionType.CLUSTER_READY, draft.cluster
+def _cluster_ready(plan: PlanBuilder, phase: JobPhase, reason: str, message: str) -> None:
+    kind, cluster = ConditionType.CLUSTER_READY, plan.cluster
     if phase in (*FINAL, JobPhase.SUSPENDED):
-        draft.set_condition(kind, "False", "Released", "The devices were given back.")
-    elif draft.name_taken:
-        draft.set_condition(kind, "False", "ClusterNameTaken", message)
+        plan.set_condition(kind, "False", "Released", "The devices were given back.")
+    elif plan.name_taken:
+        plan.set_condition(kind, "False", "ClusterNameTaken", message)
     elif cluster is None:
-        draft.set_condition(kind, "False", "NoCluster", "There is no RayCluster of this job.")
+        plan.set_condition(kind, "False", "NoCluster", "There is no RayCluster of this job.")
     elif cluster.ready:
-        draft.set_condition(kind, "True", "AllPodsReady", f"The head and {cluster.ready_workers} workers are ready.")
+        plan.set_condition(kind, "True", "AllPodsReady", f"The head and {cluster.ready_workers} workers are ready.")
     else:
         running = phase is JobPhase.RUNNING
         text = "Not all pods of the RayCluster are ready." if running else message
-        draft.set_condition(kind, "False", "PodsNotReady" if running else reason, text)
+        plan.set_condition(kind, "False", "PodsNotReady" if running else reason, text)
 
 
-def _running(draft: Draft, phase: JobPhase, reason: str, message: str) -> None:
+def _running(plan: PlanBuilder, phase: JobPhase, reason: str, message: str) -> None:
     kind = ConditionType.RUNNING
     if phase is not JobPhase.RUNNING:
-        draft.set_condition(kind, "False", reason, message)
+        plan.set_condition(kind, "False", reason, message)
     elif reason == "DriverUnreachable":
-        draft.set_condition(kind, "Unknown", reason, message)
-    elif draft.driver is not None or draft.condition(kind) is None:
-        draft.set_condition(kind, "True", reason, message)
+        plan.set_condition(kind, "Unknown", reason, message)
+    elif plan.driver is not None or plan.condition(kind) is None:
+        plan.set_condition(kind, "True", reason, message)
 
 
-def _suspended(draft: Draft, phase: JobPhase, message: str) -> None:
+def _suspended(plan: PlanBuilder, phase: JobPhase, message: str) -> None:
     kind = ConditionType.SUSPENDED
     if phase is JobPhase.SUSPENDED:
-        draft.set_condition(kind, "True", "Suspended", message)
-    elif phase not in FINAL and draft.spec.suspend:
-        draft.set_condition(kind, "False", "Suspending", message)
-    elif draft.condition(kind) is not None:
-        draft.set_condition(kind, "False", "NotSuspended", "The job is not suspended.")
+        plan.set_condition(kind, "True", "Suspended", message)
+    elif phase not in FINAL and plan.spec.suspend:
+        plan.set_condition(kind, "False", "Suspending", message)
+    elif plan.condition(kind) is not None:
+        plan.set_condition(kind, "False", "NotSuspended", "The job is not suspended.")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from rljob_api.spec import FailureReason
 from rljob_api.status import AttemptStatus, ConditionType
-from rljob_operator.state.draft import Draft
-from rljob_operator.state.failures import DEADLINE, STEPS_DONE, SUSPENDED, Trouble, pod_trouble
+from rljob_operator.state.failures import DEADLINE, STEPS_DONE, SUSPENDED, FailureCause, pod_failure
 from rljob_operator.state.goodput import active_seconds
 from rljob_operator.state.observed import SubmissionState
 from rljob_operator.state.plan import DeleteCluster, Stop
-from rljob_operator.state.texts import clean
+from rljob_operator.state.plan_builder import PlanBuilder
+from rljob_operator.state.status_text import clean
 from rljob_operator.state.timing import (
     DEADLINE_MARGIN_SECONDS,
+    LINGER_SECONDS,
     LOST_POD_SECONDS,
     duration_text,
     longest_phase_seconds,
@@ -22,92 +23,110 @@ from rljob_operator.state.timing import (
 )
 
 
-def active_deadline_is_over(draft: Draft) -> bool:
+def active_deadline_is_over(plan: PlanBuilder) -> bool:
     """Whether `activeDeadlineSeconds` is used up.
 
     It counts the time in which the job held devices since it first ran: restarts and their waits are in it, waiting in
     a queue and suspension are not.
     """
-    limit = draft.spec.active_deadline_seconds
-    return limit is not None and active_seconds(draft.status, draft.now) >= limit
+    limit = plan.spec.active_deadline_seconds
+    return limit is not None and active_seconds(plan.status, plan.now) >= limit
 
 
-def deadline_text(draft: Draft) -> str:
+def deadline_text(plan: PlanBuilder) -> str:
     """Why the job fails when that deadline is over."""
     return (
-        f"The job has been active for longer than spec.activeDeadlineSeconds ({draft.spec.active_deadline_seconds} s)."
+        f"The job has been active for longer than spec.activeDeadlineSeconds ({plan.spec.active_deadline_seconds} s)."
     )
 
 
-def stop_what_must_end(draft: Draft) -> None:
+def stop_what_must_end(plan: PlanBuilder) -> None:
     """Ask the running driver to stop where there is a reason, and give its cluster up when it does not obey."""
-    attempt = draft.attempt
+    attempt = plan.attempt
     if attempt is None:
         return
     if attempt.stop_time is None:
-        trouble = _reason_to_stop(draft, attempt)
-        if trouble is None:
+        cause = _reason_to_stop(plan, attempt)
+        if cause is None:
             return
-        draft.set_attempt(reason=trouble.reason, message=clean(trouble.message), stop_time=time_text(draft.now))
-        draft.note("Normal", "Stopping", f"Attempt {attempt.number} is asked to stop: {trouble.message}")
-    _press(draft)
+        plan.set_attempt(reason=cause.reason, message=clean(cause.message), stop_time=time_text(plan.now))
+        plan.note("Normal", "Stopping", f"Attempt {attempt.number} is asked to stop: {cause.message}")
+    _press(plan)
 
 
-def _press(draft: Draft) -> None:
-    attempt, cluster = draft.attempt, draft.own_cluster
+def _press(plan: PlanBuilder) -> None:
+    attempt, cluster = plan.attempt, plan.own_cluster
     assert attempt is not None
     assert attempt.submission_id is not None
     if cluster is None or cluster.deleting:
         return
-    if draft.now < stop_deadline(draft.spec, attempt):
-        known = draft.submission is not None and draft.submission.state is not SubmissionState.MISSING
+    if plan.now < stop_deadline(plan.spec, attempt):
+        known = plan.submission is not None and plan.submission.state is not SubmissionState.MISSING
         if known:
-            draft.act(Stop(attempt.submission_id), status_first=True)
+            plan.act(Stop(attempt.submission_id), status_first=True)
         return
-    if draft.cluster_status.released_uid != cluster.uid:
-        late = f"it did not end within {draft.spec.checkpoint.grace_seconds:g} s (spec.checkpoint.graceSeconds)"
-        draft.set_attempt(message=clean(f"{attempt.message or ''} {late[0].upper()}{late[1:]}.".strip()))
-        draft.note("Warning", "StopTimedOut", f"Attempt {attempt.number} is given up with its cluster: {late}.")
-    draft.set(cluster=draft.cluster_status.model_copy(update={"released_uid": cluster.uid}))
-    draft.act(DeleteCluster(cluster.uid), status_first=True)
+    if plan.cluster_status.released_uid != cluster.uid:
+        late = f"it did not end within {plan.spec.checkpoint.grace_seconds:g} s (spec.checkpoint.graceSeconds)"
+        plan.set_attempt(message=clean(f"{attempt.message or ''} {late[0].upper()}{late[1:]}.".strip()))
+        plan.note("Warning", "StopTimedOut", f"Attempt {attempt.number} is given up with its cluster: {late}.")
+    plan.set(cluster=plan.cluster_status.model_copy(update={"released_uid": cluster.uid}))
+    plan.act(DeleteCluster(cluster.uid), status_first=True)
 
 
-def _reason_to_stop(draft: Draft, attempt: AttemptStatus) -> Trouble | None:
-    if active_deadline_is_over(draft):
-        return Trouble(DEADLINE, deadline_text(draft))
-    if draft.spec.suspend:
-        return Trouble(SUSPENDED, "spec.suspend is true.")
-    if attempt.steps is not None and draft.spec.steps < attempt.steps and draft.step >= draft.spec.steps:
-        return Trouble(STEPS_DONE, f"{draft.step} steps are done; spec.steps was lowered to {draft.spec.steps}.")
-    return _late_start(draft, attempt) or _lost_pod(draft, attempt) or _silent_driver(draft)
+def _reason_to_stop(plan: PlanBuilder, attempt: AttemptStatus) -> FailureCause | None:
+    if active_deadline_is_over(plan):
+        return FailureCause(DEADLINE, deadline_text(plan))
+    if plan.spec.suspend:
+        return FailureCause(SUSPENDED, "spec.suspend is true.")
+    if attempt.steps is not None and plan.spec.steps < attempt.steps and plan.step >= plan.spec.steps:
+        return FailureCause(STEPS_DONE, f"{plan.step} steps are done; spec.steps was lowered to {plan.spec.steps}.")
+    return _late_start(plan, attempt) or _lost_pod(plan, attempt) or _silent_driver(plan) or _stuck_driver(plan)
 
 
-def _late_start(draft: Draft, attempt: AttemptStatus) -> Trouble | None:
-    """An attempt begins when its cluster is ready, so that queueing and pulling images are not in this time."""
-    limit = draft.spec.timeouts.start_seconds
-    late = seconds_since(attempt.start_time, draft.now) >= limit + DEADLINE_MARGIN_SECONDS
+def _late_start(plan: PlanBuilder, attempt: AttemptStatus) -> FailureCause | None:
+    """The time begins when Ray has the driver: the queue, the images and a head that answers late come before."""
+    limit = plan.spec.timeouts.start_seconds
+    began = attempt.accept_time or attempt.start_time
+    late = seconds_since(began, plan.now) >= limit + DEADLINE_MARGIN_SECONDS
     if attempt.start_step is not None or not late:
         return None
     text = f"The driver was not ready within {limit:g} s of the cluster (spec.timeouts.startSeconds)"
-    silent = draft.observed.submission_error or draft.observed.driver_error
-    return Trouble(FailureReason.START_TIMEOUT, f"{text}; {silent}" if silent else f"{text}.")
+    silent = plan.observed.submission_error or plan.observed.driver_error
+    return FailureCause(FailureReason.START_TIMEOUT, f"{text}; {silent}" if silent else f"{text}.")
 
 
-def _lost_pod(draft: Draft, attempt: AttemptStatus) -> Trouble | None:
-    trouble = pod_trouble(draft.observed, attempt)
-    if trouble is None or attempt.notice_time is None:
+def _lost_pod(plan: PlanBuilder, attempt: AttemptStatus) -> FailureCause | None:
+    cause = pod_failure(plan.observed, attempt)
+    if cause is None or attempt.notice_time is None:
         return None
-    if draft.now - seconds_of(attempt.notice_time) < LOST_POD_SECONDS:
+    if plan.now - seconds_of(attempt.notice_time) < LOST_POD_SECONDS:
         return None
-    return Trouble(attempt.reason or trouble.reason, attempt.message or trouble.message)
+    return FailureCause(attempt.reason or cause.reason, attempt.message or cause.message)
 
 
-def _silent_driver(draft: Draft) -> Trouble | None:
+def _silent_driver(plan: PlanBuilder) -> FailureCause | None:
     """The driver enforces its phases' deadlines; one that is silent for longer than any of them cannot any more."""
-    since = draft.held_since(ConditionType.RUNNING, "Unknown")
-    limit = longest_phase_seconds(draft.spec)
-    if since is None or draft.driver is not None or draft.now - since < limit + DEADLINE_MARGIN_SECONDS:
+    since = plan.status_since(ConditionType.RUNNING, "Unknown")
+    limit = longest_phase_seconds(plan.spec)
+    if since is None or plan.driver is not None or plan.now - since < limit + DEADLINE_MARGIN_SECONDS:
         return None
-    error = draft.observed.driver_error or draft.observed.submission_error or "no answer"
-    text = f"The driver has not answered for {duration_text(draft.now - since)}, longer than any phase may take"
-    return Trouble(FailureReason.PHASE_TIMEOUT, f"{text} (spec.timeouts): {error}")
+    error = plan.observed.driver_error or plan.observed.submission_error or "no answer"
+    text = f"The driver has not answered for {duration_text(plan.now - since)}, longer than any phase may take"
+    return FailureCause(FailureReason.PHASE_TIMEOUT, f"{text} (spec.timeouts): {error}")
+
+
+def _stuck_driver(plan: PlanBuilder) -> FailureCause | None:
+    """One that answers and makes no progress holds its devices for ever: its own deadline did not end it."""
+    driver, timeouts = plan.driver, plan.spec.timeouts
+    if driver is None or not driver.ready or driver.phase_seconds is None:
+        return None
+    if driver.phase is not None:
+        limit = timeouts.phases.get(driver.phase, timeouts.phase_seconds)
+    else:
+        # Between two phases nothing takes long; before its end a driver waits until its last record was read.
+        limit = max(longest_phase_seconds(plan.spec), plan.spec.records.linger_seconds or LINGER_SECONDS)
+    if driver.phase_seconds < limit + DEADLINE_MARGIN_SECONDS:
+        return None
+    what = f"Phase {clean(driver.phase, 100)} has run" if driver.phase is not None else "No phase has run"
+    text = f"{what} for {duration_text(driver.phase_seconds)}, and the driver did not end for it (spec.timeouts)"
+    return FailureCause(FailureReason.PHASE_TIMEOUT, f"{text}.")

@@ -15,26 +15,30 @@ from datetime import UTC, datetime
 
 from rljob_api.spec import QueueSystem, RLJobSpec
 from rljob_api.status import AttemptStatus, JobPhase
+from rljob_api.wire.exit_codes import ExitCode
 from rljob_operator.state.causes import cut, sentence
 from rljob_operator.state.observed import ClusterView, Observed, PodRole, SubmissionState, SubmissionView
-from rljob_operator.state.placement import not_admitted
 from rljob_operator.state.pod_causes import pod_problem
-from rljob_operator.state.timing import seconds_of
+from rljob_operator.state.scheduler_messages import not_admitted
+from rljob_operator.state.timing import duration_text, seconds_of
 
 KUBERAY_SECONDS = 60.0
 """KubeRay writes a status within a second or two; after this long it is taken for absent."""
 _SILENT_SECONDS = 120.0
 """A driver imports its libraries for some seconds before it listens; on a busy machine that is a minute."""
-_EXIT_CODES = {
-    0: "the driver was done",
-    1: "the job failed",
-    2: "the manifest, the model, the data or the reward is wrong: restarting cannot help",
-    4: "a phase was past its deadline (spec.timeouts)",
-    5: "a weight hand-over failed, or was found wrong",
-    75: "stopped as asked",
-    137: "killed, mostly for memory (spec.resources.head.memory)",
+_WORTH_TELLING_SECONDS = 60.0
+"""A phase that has run for longer is told with its duration."""
+_KILLED = 128 + signal.SIGKILL
+"""What a container runtime adds."""
+_EXIT_CODES: dict[int, str] = {
+    ExitCode.OK: "the driver was done",
+    ExitCode.FAILED: "the job failed",
+    ExitCode.USER_ERROR: "the manifest, the model, the data or the reward is wrong: restarting cannot help",
+    ExitCode.DEADLINE: "a phase was past its deadline (spec.timeouts)",
+    ExitCode.WEIGHT_SYNC: "a weight hand-over failed, or was found wrong",
+    ExitCode.STOPPED: "stopped as asked",
+    _KILLED: "killed, mostly for memory (spec.resources.head.memory)",
 }
-"""docs/running.md, and what a container runtime adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,9 @@ def _running(observed: Observed, now: float | None) -> Explanation | None:
         return None
     if driver.stopping:
         return Explanation("Stopping", f"The driver of {job.name} was asked to stop and saves its last step.")
-    phase = f", in phase {driver.phase}" if driver.phase else ""
+    lasted = driver.phase_seconds or 0.0
+    since = f" for {duration_text(lasted)}" if lasted >= _WORTH_TELLING_SECONDS else ""
+    phase = f", in phase {driver.phase}{since}" if driver.phase else ""
     steps = f"{driver.step} of {_spec_of(observed).steps} steps"
     return Explanation("Running", f"RLJob {job.name} runs: {steps} done{phase}.")
 
@@ -205,8 +211,9 @@ def _kuberay(observed: Observed, now: float | None) -> Explanation | None:
 
 def _pods(observed: Observed, now: float | None) -> Explanation | None:
     problem = pod_problem(observed, _spec_of(observed))
+    deadline = _ready_deadline(observed)
     if problem is not None:
-        return Explanation(problem.reason, problem.text)
+        return Explanation(problem.reason, sentence(problem.text, deadline))
     pods = [pod for pod in observed.pods if not pod.deleting]
     cluster = observed.cluster
     if cluster is None or cluster.ready:
@@ -216,8 +223,18 @@ def _pods(observed: Observed, now: float | None) -> Explanation | None:
         return Explanation("PodsMissing", f"KubeRay has made {len(pods)} of {wanted} pods of {cluster.name} so far.")
     waiting = [pod.name for pod in pods if not pod.ready]
     if waiting:
-        return Explanation("PodsStarting", f"{len(waiting)} of {wanted} pods are not ready yet: {_list(waiting)}.")
+        text = f"{len(waiting)} of {wanted} pods are not ready yet: {_list(waiting)}"
+        return Explanation("PodsStarting", sentence(text, deadline))
     return Explanation("ClusterStarting", f"The pods of RayCluster {cluster.name} are ready, KubeRay's status is not.")
+
+
+def _ready_deadline(observed: Observed) -> str:
+    """Until when the pods that have their nodes may take to be ready."""
+    cluster, limit = observed.job.status.cluster, _spec_of(observed).timeouts.ready_seconds
+    if cluster is None or cluster.scheduled_time is None:
+        return ""
+    until = datetime.fromtimestamp(seconds_of(cluster.scheduled_time) + limit, UTC).strftime("%H:%M:%S UTC")
+    return f"the devices are given back at {until} if not all pods are ready by then (spec.timeouts.readySeconds)"
 
 
 def _driver(observed: Observed, now: float | None) -> Explanation | None:

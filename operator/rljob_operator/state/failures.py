@@ -7,14 +7,11 @@ from dataclasses import dataclass, replace
 
 from rljob_api.spec import FailureAction, FailurePolicy, FailureReason
 from rljob_api.status import AttemptStatus
+from rljob_api.wire.exit_codes import ExitCode
 from rljob_operator.state.causes import cut, sentence
 from rljob_operator.state.observed import Observed, PodRole, PodView, SubmissionState, SubmissionView
 from rljob_operator.state.timing import seconds_of
 
-EXIT_USER_ERROR = 2
-EXIT_DEADLINE = 4
-EXIT_STOPPED = 75
-"""Exit codes of the driver, as its documentation lists them (docs/running.md)."""
 USER_ERROR = "UserError"
 STOPPED = "Stopped"
 """Failures that are not the machinery's and so have no `FailureReason`: rules meet them by their exit codes."""
@@ -30,7 +27,7 @@ _KILLED = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class FailureCause:
     """Something that ends an attempt, or will."""
 
     reason: str
@@ -46,7 +43,7 @@ class Decision:
     """The rule or the default that decided, in words."""
 
 
-def pod_trouble(observed: Observed, attempt: AttemptStatus) -> Trouble | None:
+def pod_failure(observed: Observed, attempt: AttemptStatus) -> FailureCause | None:
     """The worst thing that is seen on the attempt's pods and kills what ran in them; None when all look well.
 
     Pods that were replaced may still be on their way out (on a lost node for ever): they are none of it. A worker that
@@ -54,21 +51,21 @@ def pod_trouble(observed: Observed, attempt: AttemptStatus) -> Trouble | None:
     """
     cluster = observed.cluster
     if cluster is not None and cluster.suspended:
-        return Trouble(FailureReason.EVICTED, PREEMPTION)
+        return FailureCause(FailureReason.EVICTED, PREEMPTION)
     heads = [pod for pod in observed.pods if pod.role is PodRole.HEAD]
     if all(pod.uid != attempt.head_uid for pod in heads):
-        return Trouble(FailureReason.HEAD_LOST, "The head pod that the driver ran in is gone.")
+        return FailureCause(FailureReason.HEAD_LOST, "The head pod that the driver ran in is gone.")
     workers = [pod for pod in observed.pods if pod.role is PodRole.WORKER]
     well = [pod for pod in workers if pod.ready and not pod.deleting and not pod.node_lost]
     complete = cluster is not None and len(well) >= cluster.desired_workers
     began = seconds_of(attempt.start_time) if attempt.start_time is not None else 0.0
     gone = [replace(gone.pod, deleting=True) for gone in observed.gone_pods if gone.time >= began]
     concerned = [pod for pod in heads if pod.uid == attempt.head_uid] + gone + ([] if complete else workers)
-    found = [trouble for pod in concerned if (trouble := _trouble_of(pod))]
-    return min(found, key=lambda trouble: _SEVERITY.index(trouble.reason), default=None)
+    found = [cause for pod in concerned if (cause := _failure_of(pod))]
+    return min(found, key=lambda cause: _SEVERITY.index(cause.reason), default=None)
 
 
-def missing_pods(observed: Observed) -> Trouble | None:
+def missing_pods(observed: Observed) -> FailureCause | None:
     """What a driver that has failed died of, where the evidence on the lost pod was deleted with it."""
     cluster = observed.cluster
     if cluster is None:
@@ -77,7 +74,7 @@ def missing_pods(observed: Observed) -> Trouble | None:
     if len(workers) >= cluster.desired_workers:
         return None
     text = f"Only {len(workers)} of {cluster.desired_workers} worker pods were ready when the driver ended."
-    return Trouble(FailureReason.POD_LOST, text)
+    return FailureCause(FailureReason.POD_LOST, text)
 
 
 _SEVERITY: tuple[str, ...] = (
@@ -89,25 +86,25 @@ _SEVERITY: tuple[str, ...] = (
 )
 
 
-def _trouble_of(pod: PodView) -> Trouble | None:
+def _failure_of(pod: PodView) -> FailureCause | None:
     name = f"{'Head' if pod.role is PodRole.HEAD else 'Worker'} pod {pod.name}"
     says = f": {cut(pod.terminated_message, 300)}" if pod.terminated_message else ""
     lost = FailureReason.HEAD_LOST if pod.role is PodRole.HEAD else FailureReason.POD_LOST
     ended = pod.phase in ("Failed", "Succeeded") or (bool(pod.terminated_reason) and not pod.ready)
     if pod.node_lost or pod.terminated_reason == "NodeLost":
-        return Trouble(FailureReason.NODE_LOST, f"Node {pod.node} of {name.lower()} is not ready or gone.")
+        return FailureCause(FailureReason.NODE_LOST, f"Node {pod.node} of {name.lower()} is not ready or gone.")
     if pod.terminated_reason == "Evicted":
-        return Trouble(FailureReason.EVICTED, sentence(f"{name} was evicted{says}"))
+        return FailureCause(FailureReason.EVICTED, sentence(f"{name} was evicted{says}"))
     if pod.terminated_reason == "OOMKilled" and ended:
         field = f"spec.resources.{pod.role}.memory"
-        return Trouble(FailureReason.OUT_OF_MEMORY, f"{name} ran out of memory; raise {field}.")
+        return FailureCause(FailureReason.OUT_OF_MEMORY, f"{name} ran out of memory; raise {field}.")
     if ended:
         code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
-        return Trouble(lost, sentence(f"{name} ended{code}{says}"))
-    return Trouble(lost, f"{name} was deleted.") if pod.deleting else None
+        return FailureCause(lost, sentence(f"{name} ended{code}{says}"))
+    return FailureCause(lost, f"{name} was deleted.") if pod.deleting else None
 
 
-def exit_trouble(submission: SubmissionView, attempt: AttemptStatus, seen: Trouble | None) -> Trouble:
+def exit_failure(submission: SubmissionView, attempt: AttemptStatus, seen: FailureCause | None) -> FailureCause:
     """Why an attempt ended that Ray says has ended, and not with success.
 
     What was seen on the pods, now or while the driver still ran, explains a failure better than the exit code, which
@@ -116,21 +113,23 @@ def exit_trouble(submission: SubmissionView, attempt: AttemptStatus, seen: Troub
     code = submission.exit_code
     last = next((line.strip() for line in reversed(submission.last_log_lines) if line.strip()), "")
     echo = f"its last line: {cut(last, 300)}" if last else cut(submission.message, 300)
-    if code == EXIT_USER_ERROR:
-        return Trouble(
+    if code == ExitCode.USER_ERROR:
+        return FailureCause(
             USER_ERROR, sentence("The driver ended with exit code 2, an error of the manifest or data", echo)
         )
-    obeyed = code in (None, EXIT_STOPPED)
+    obeyed = code in (None, ExitCode.STOPPED)
     if attempt.reason is not None and (obeyed or attempt.reason != STEPS_DONE):
         also = "" if obeyed else f"the driver {_ended_how(code)}"
-        return Trouble(attempt.reason, sentence(attempt.message or "", also))
+        return FailureCause(attempt.reason, sentence(attempt.message or "", also))
     if seen is not None:
         return seen
-    if code == EXIT_STOPPED or submission.state is SubmissionState.STOPPED:
-        return Trouble(STOPPED, "The driver was stopped, and not by the operator; use spec.suspend to stop a job.")
-    if code == EXIT_DEADLINE:
-        return Trouble(FailureReason.PHASE_TIMEOUT, sentence("A phase was past its deadline (spec.timeouts)", echo))
-    return Trouble(FailureReason.DRIVER_EXITED, sentence(f"The driver {_ended_how(code)}", echo))
+    if code == ExitCode.STOPPED or submission.state is SubmissionState.STOPPED:
+        return FailureCause(STOPPED, "The driver was stopped, and not by the operator; use spec.suspend to stop a job.")
+    if code == ExitCode.DEADLINE:
+        return FailureCause(
+            FailureReason.PHASE_TIMEOUT, sentence("A phase was past its deadline (spec.timeouts)", echo)
+        )
+    return FailureCause(FailureReason.DRIVER_EXITED, sentence(f"The driver {_ended_how(code)}", echo))
 
 
 def _ended_how(code: int | None) -> str:
@@ -142,7 +141,7 @@ def _ended_how(code: int | None) -> str:
     return f"was killed by {name}"
 
 
-def decide(policy: FailurePolicy, trouble: Trouble, exit_code: int | None, asked_to_stop: bool) -> Decision:
+def decide(policy: FailurePolicy, cause: FailureCause, exit_code: int | None, asked_to_stop: bool) -> Decision:
     """Apply the failure policy: the first rule that matches, else the default of the reason.
 
     The defaults: a user error fails the job, since the next attempt would meet it again. A driver that someone else
@@ -151,22 +150,22 @@ def decide(policy: FailurePolicy, trouble: Trouble, exit_code: int | None, asked
 
     Args:
         policy: `spec.failurePolicy`.
-        trouble: why the attempt ended.
+        cause: why the attempt ended.
         exit_code: of the driver; negative for a signal, which rules see as 128 and the signal's number, as shells do.
-        asked_to_stop: the operator stopped it because of `trouble`.
+        asked_to_stop: the operator stopped it because of `cause`.
     """
     code = exit_code if exit_code is None or exit_code >= 0 else _KILLED - exit_code
     for i, rule in enumerate(policy.rules):
         if rule.exit_codes and code not in rule.exit_codes:
             continue
-        if rule.reasons and trouble.reason not in rule.reasons:
+        if rule.reasons and cause.reason not in rule.reasons:
             continue
         return Decision(rule.action, f"rule {rule.name or i} of spec.failurePolicy.rules says {rule.action}")
-    if trouble.reason == USER_ERROR:
+    if cause.reason == USER_ERROR:
         return Decision(FailureAction.FAIL, "a restart cannot help")
-    if trouble.reason == STOPPED or (exit_code == EXIT_STOPPED and not asked_to_stop):
+    if cause.reason == STOPPED or (exit_code == ExitCode.STOPPED and not asked_to_stop):
         return Decision(FailureAction.IGNORE, "a stop that was obeyed is no failure")
-    if trouble.message == PREEMPTION:
+    if cause.message == PREEMPTION:
         return Decision(FailureAction.IGNORE, "a preemption is no failure")
     return Decision(FailureAction.RESTART, "the default")
 

@@ -7,7 +7,7 @@ away, changes no sum. Seconds in steps come from the driver's own records, which
 from __future__ import annotations
 
 from rljob_api.status import Goodput, JobPhase, RLJobStatus
-from rljob_operator.state.draft import Draft
+from rljob_operator.state.plan_builder import PlanBuilder
 from rljob_operator.state.timing import seconds_of, seconds_since, time_text
 
 _SUMS = {
@@ -38,21 +38,21 @@ def active_seconds(status: RLJobStatus, now: float) -> float:
     return settled(status, now).active_seconds
 
 
-def count_steps(draft: Draft) -> None:
+def count_steps(plan: PlanBuilder) -> None:
     """Take the seconds in steps over from the driver's records.
 
     Records that were read in part (the operator has just started) add up to less than is known: then what is known
     stays. Where the driver's own count of attempts begins anew, the run folder was lost with its head, and everything
     that was useful in it has to be done again.
     """
-    driver, attempt = draft.driver, draft.attempt
+    driver, attempt = plan.driver, plan.attempt
     if driver is None or attempt is None:
         return
-    goodput = draft.status.goodput or Goodput()
+    goodput = plan.status.goodput or Goodput()
     if attempt.run_attempt is None:
-        if _folder_is_new(draft, driver.attempt):
-            goodput = _abandon(goodput, draft.step)
-        draft.set_attempt(run_attempt=max(0, driver.attempt))
+        if _folder_is_new(plan, driver.attempt):
+            goodput = _abandon(goodput, plan.step)
+        plan.set_attempt(run_attempt=max(0, driver.attempt))
     lost = goodput.abandoned_seconds + driver.lost_seconds
     if driver.useful_seconds + lost >= goodput.useful_seconds + goodput.lost_seconds:
         goodput = goodput.model_copy(
@@ -62,34 +62,34 @@ def count_steps(draft: Draft) -> None:
                 "lost_steps": goodput.abandoned_steps + driver.lost_steps,
             }
         )
-    draft.set(goodput=goodput)
+    plan.set(goodput=goodput)
 
 
-def settle(draft: Draft, phase: JobPhase) -> None:
+def settle(plan: PlanBuilder, phase: JobPhase) -> None:
     """Change the phase, and count the time in the one before."""
-    if draft.status.phase is phase:
+    if plan.status.phase is phase:
         return
-    if draft.status.phase is JobPhase.QUEUED and phase in _HOLDS_DEVICES:
-        draft.set(goodput=settled(draft.status, _placed(draft)))
-        draft.set(phase=JobPhase.STARTING)
-    draft.set(goodput=settled(draft.status, draft.now))
-    draft.set(phase=phase)
-    if phase is JobPhase.RUNNING and draft.status.running_time is None:
-        draft.set(running_time=time_text(draft.now))
+    if plan.status.phase is JobPhase.QUEUED and phase in _HOLDS_DEVICES:
+        plan.set(goodput=settled(plan.status, _placed(plan)))
+        plan.set(phase=JobPhase.STARTING)
+    plan.set(goodput=settled(plan.status, plan.now))
+    plan.set(phase=phase)
+    if phase is JobPhase.RUNNING and plan.status.running_time is None:
+        plan.set(running_time=time_text(plan.now))
 
 
-def _placed(draft: Draft) -> float:
+def _placed(plan: PlanBuilder) -> float:
     """When the last pod got its node: the operator may come to see it late, and that is no time in the queue."""
-    since = draft.status.goodput.since if draft.status.goodput is not None else None
-    times = [pod.scheduled for pod in draft.observed.pods if not pod.deleting]
+    since = plan.status.goodput.since if plan.status.goodput is not None else None
+    times = [pod.scheduled for pod in plan.observed.pods if not pod.deleting]
     known = [time for time in times if time is not None]
     if since is None or not known or len(known) < len(times):
-        return draft.now
-    return min(draft.now, max([seconds_of(since), *known]))
+        return plan.now
+    return min(plan.now, max([seconds_of(since), *known]))
 
 
-def _folder_is_new(draft: Draft, run_attempt: int) -> bool:
-    earlier = [a.run_attempt for a in draft.status.attempts[:-1] if a.run_attempt is not None]
+def _folder_is_new(plan: PlanBuilder, run_attempt: int) -> bool:
+    earlier = [a.run_attempt for a in plan.status.attempts[:-1] if a.run_attempt is not None]
     return bool(earlier) and run_attempt <= earlier[-1]
 
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
-
-Manifest = Mapping[str, Any]
-"""A Kubernetes object as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +133,16 @@ class SubmissionState(StrEnum):
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
 
+    @property
+    def runs(self) -> bool:
+        """Whether the driver runs or is about to."""
+        return self in (SubmissionState.PENDING, SubmissionState.RUNNING)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the driver has run and does no more."""
+        return not self.runs and self is not SubmissionState.MISSING
+
 
 @dataclass(frozen=True, slots=True)
 class SubmissionView:
@@ -183,6 +189,8 @@ class DriverView:
     """The driver's own count of its run folder; not the operator's attempt number."""
     phase: str | None = None
     """Phase that runs now."""
+    phase_seconds: float | None = None
+    """How long it has run, or for how long none has; None: the driver does not say."""
     stopping: bool = False
     last_checkpoint_step: int | None = None
     last: StepView | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rljob_api.doctor import DOCTOR
 from rljob_api.spec import QueueSystem, RLJobSpec
+from rljob_api.wanted import DOCTOR
 from rljob_operator.state.causes import Cause, cut, sentence
 from rljob_operator.state.observed import Observed, PodView
-from rljob_operator.state.placement import no_node
+from rljob_operator.state.scheduler_messages import no_node
 
 _IMAGE = (
     "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError",

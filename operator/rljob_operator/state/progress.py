@@ -6,9 +6,9 @@ import math
 
 from rljob_api.base import INT32_MAX
 from rljob_api.status import CheckpointStatus, LastStep, Progress
-from rljob_operator.state.draft import Draft
 from rljob_operator.state.observed import DriverView, StepView
-from rljob_operator.state.texts import clean
+from rljob_operator.state.plan_builder import PlanBuilder
+from rljob_operator.state.status_text import clean
 from rljob_operator.state.timing import FRESHNESS_SECONDS, duration_text, seconds_since, time_text
 
 _PHASES_KEPT = 64
@@ -17,39 +17,39 @@ _LONGEST_ESTIMATE = 1e12
 """Seconds; whoever is told more is told nothing, and an infinity cannot be written."""
 
 
-def read_progress(draft: Draft) -> None:
+def read_progress(plan: PlanBuilder) -> None:
     """Take over what the driver says; without an answer everything stays as it was."""
-    driver, attempt = draft.driver, draft.attempt
-    old = draft.status.progress or Progress()
+    driver, attempt = plan.driver, plan.attempt
+    old = plan.status.progress or Progress()
     if driver is None or attempt is None:
-        if draft.status.progress is not None and old.steps != draft.spec.steps:
-            draft.set(progress=with_estimate(old.model_copy(update={"steps": draft.spec.steps}), old.step))
+        if plan.status.progress is not None and old.steps != plan.spec.steps:
+            plan.set(progress=with_estimate(old.model_copy(update={"steps": plan.spec.steps}), old.step))
         return
     if driver.ready and attempt.start_step is None:
-        draft.set_attempt(start_step=_count(driver.step))
+        plan.set_attempt(start_step=_count(driver.step))
     # Before it is ready a driver has not loaded its checkpoint yet, and would say step 0.
-    new = with_estimate(_read(driver, old, draft), _count(driver.step) if driver.ready else old.step)
+    new = with_estimate(_read(driver, old, plan), _count(driver.step) if driver.ready else old.step)
     same = new.model_copy(update={"last_update_time": old.last_update_time}) == old
-    if not same or seconds_since(old.last_update_time, draft.now) >= FRESHNESS_SECONDS or old.last_update_time is None:
-        draft.set(progress=new)
+    if not same or seconds_since(old.last_update_time, plan.now) >= FRESHNESS_SECONDS or old.last_update_time is None:
+        plan.set(progress=new)
 
 
-def _read(driver: DriverView, old: Progress, draft: Draft) -> Progress:
+def _read(driver: DriverView, old: Progress, plan: PlanBuilder) -> Progress:
     checkpoint, saved = old.last_checkpoint, driver.last_checkpoint_step
     if saved is not None and (checkpoint is None or checkpoint.step != saved):
-        checkpoint = CheckpointStatus(step=_count(saved), time=time_text(draft.now))
+        checkpoint = CheckpointStatus(step=_count(saved), time=time_text(plan.now))
     elif saved is None and driver.ready:
         checkpoint = None  # The run folder was lost, and with it what was saved there.
     last = driver.last
     return old.model_copy(
         update={
-            "steps": draft.spec.steps,
+            "steps": plan.spec.steps,
             "step_seconds": _shown(_seconds(driver.median_step_seconds)),
             "reward_mean": _shown(_finite(last.reward)) if last else old.reward_mean,
             "weight_version": _version(last) if last else old.weight_version,
             "last_step": _last_step(last) if last else old.last_step,
             "last_checkpoint": checkpoint,
-            "last_update_time": time_text(draft.now),
+            "last_update_time": time_text(plan.now),
         }
     )
 

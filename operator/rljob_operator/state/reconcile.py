@@ -17,16 +17,17 @@ is stored there before it is done (`Plan.status_first`).
 from __future__ import annotations
 
 from rljob_api.status import ConditionType, JobPhase, Progress, RLJobStatus
-from rljob_operator.state.attempts import Verdict, follow_attempt, give_up_unsubmitted, note_acceptance
+from rljob_operator.state.attempts import AttemptOutcome, follow_attempt, give_up_unsubmitted, note_acceptance
 from rljob_operator.state.checkpoints import request_checkpoint
 from rljob_operator.state.conditions import record_cluster, set_conditions
 from rljob_operator.state.deadlines import stop_what_must_end
-from rljob_operator.state.draft import FINAL, Draft
 from rljob_operator.state.goodput import count_steps, settle
 from rljob_operator.state.lifecycle import advance, begin_status, finish, keep_policy, problem_text, retire
 from rljob_operator.state.observed import Observed
 from rljob_operator.state.plan import Plan
+from rljob_operator.state.plan_builder import FINAL, PlanBuilder
 from rljob_operator.state.progress import read_progress
+from rljob_operator.state.readiness import give_up_unready
 from rljob_operator.state.timing import (
     RUNNING_LOOK_SECONDS,
     STARTING_LOOK_SECONDS,
@@ -46,90 +47,94 @@ def reconcile(observed: Observed, now: float) -> Plan:
         observed: everything that is known; its parts may be of different age.
         now: Unix seconds.
     """
-    draft = Draft(observed, now)
+    plan = PlanBuilder(observed, now)
     if observed.job.deleting:
-        return Plan(status=draft.old, urgent=False)
-    if draft.finished:
-        return _plan(draft, retire(draft))
-    if observed.job.spec is None or (observed.job.problem and not _begun(draft)):
-        return _refuse(draft)
-    begin_status(draft)
-    note_acceptance(draft)
-    count_steps(draft)
-    read_progress(draft)
-    verdict = follow_attempt(draft)
-    if verdict is None:
-        stop_what_must_end(draft)
-        verdict = give_up_unsubmitted(draft)
-    phase = _next_phase(draft, verdict)
-    request_checkpoint(draft)
-    keep_policy(draft)
-    record_cluster(draft)
-    settle(draft, phase)
-    set_conditions(draft, phase)
-    _announce(draft, phase)
-    return _plan(draft, _next_look(draft, phase))
+        return Plan(status=plan.old, urgent=False)
+    if plan.finished:
+        return _planned(plan, retire(plan))
+    if observed.job.spec is None or (observed.job.problem and not _begun(plan)):
+        return _refuse(plan)
+    begin_status(plan)
+    note_acceptance(plan)
+    count_steps(plan)
+    read_progress(plan)
+    outcome = follow_attempt(plan)
+    if outcome is None:
+        stop_what_must_end(plan)
+        outcome = give_up_unsubmitted(plan) or give_up_unready(plan)
+    phase = _next_phase(plan, outcome)
+    request_checkpoint(plan)
+    keep_policy(plan)
+    record_cluster(plan)
+    settle(plan, phase)
+    set_conditions(plan, phase)
+    _announce(plan, phase)
+    return _planned(plan, _next_reconcile(plan, phase))
 
 
-def _next_phase(draft: Draft, verdict: Verdict | None) -> JobPhase:
-    phase = {Verdict.SUCCEED: JobPhase.SUCCEEDED, Verdict.FAIL: JobPhase.FAILED}.get(verdict) if verdict else None
-    if phase is None:
-        phase = advance(draft)
+def _next_phase(plan: PlanBuilder, outcome: AttemptOutcome | None) -> JobPhase:
+    match outcome:
+        case AttemptOutcome.SUCCEED:
+            phase = JobPhase.SUCCEEDED
+        case AttemptOutcome.FAIL:
+            phase = JobPhase.FAILED
+        case _:
+            phase = advance(plan)
     if phase in FINAL:
-        finish(draft)
+        finish(plan)
     return phase
 
 
-def _begun(draft: Draft) -> bool:
+def _begun(plan: PlanBuilder) -> bool:
     """Whether anything was done for the job: then it is cared for to its end, even if its spec renders no more."""
-    return draft.old.start_time is not None or draft.own_cluster is not None
+    return plan.old.start_time is not None or plan.own_cluster is not None
 
 
-def _refuse(draft: Draft) -> Plan:
+def _refuse(plan: PlanBuilder) -> Plan:
     """A spec that cannot be read, or never was rendered: nothing is begun, and nothing that runs is touched."""
-    text = problem_text(draft)
-    if draft.old.message != text:
-        draft.note("Warning", "InvalidSpec", text)
-    if draft.own_cluster is None and draft.attempt is None:
-        settle(draft, JobPhase.PENDING)
-        draft.set_condition(ConditionType.QUEUED, "False", "InvalidSpec", text)
-    draft.set(observed_generation=draft.job.generation, message=text)
-    return _plan(draft, None)
+    text = problem_text(plan)
+    if plan.old.message != text:
+        plan.note("Warning", "InvalidSpec", text)
+    if plan.own_cluster is None and plan.attempt is None:
+        settle(plan, JobPhase.PENDING)
+        plan.set_condition(ConditionType.QUEUED, "False", "InvalidSpec", text)
+    plan.set(observed_generation=plan.job.generation, message=text)
+    return _planned(plan, None)
 
 
-def _announce(draft: Draft, phase: JobPhase) -> None:
-    if draft.job.problem:
-        text = problem_text(draft)
-        said, before = draft.status.message or "", draft.old.message or ""
+def _announce(plan: PlanBuilder, phase: JobPhase) -> None:
+    if plan.job.problem:
+        text = problem_text(plan)
+        said, before = plan.status.message or "", plan.old.message or ""
         if text[:_COMPARED] in said and text[:_COMPARED] not in before:
-            draft.note("Warning", "InvalidSpec", text)
-    if phase is not draft.old.phase:
-        draft.note("Warning" if phase is JobPhase.FAILED else "Normal", str(phase), draft.status.message or str(phase))
+            plan.note("Warning", "InvalidSpec", text)
+    if phase is not plan.old.phase:
+        plan.note("Warning" if phase is JobPhase.FAILED else "Normal", str(phase), plan.status.message or str(phase))
 
 
-def _next_look(draft: Draft, phase: JobPhase) -> float | None:
-    attempt, now = draft.attempt, draft.now
+def _next_reconcile(plan: PlanBuilder, phase: JobPhase) -> float | None:
+    attempt, now = plan.attempt, plan.now
     if phase in FINAL:
-        ttl = draft.spec.ttl_seconds_after_finished
+        ttl = plan.spec.ttl_seconds_after_finished
         return None if ttl is None else float(ttl)
-    if phase is JobPhase.SUSPENDED or (phase is JobPhase.PENDING and draft.job.problem and not draft.name_taken):
+    if phase is JobPhase.SUSPENDED or (phase is JobPhase.PENDING and plan.job.problem and not plan.name_taken):
         return None
     if attempt is not None:
         starts = phase is JobPhase.STARTING and seconds_since(attempt.start_time, now) < WAITING_LOOK_SECONDS
         return STARTING_LOOK_SECONDS if starts else RUNNING_LOOK_SECONDS
-    if draft.status.next_attempt_time is not None:
-        return min(WAITING_LOOK_SECONDS, max(1.0, seconds_of(draft.status.next_attempt_time) - now))
+    if plan.status.next_attempt_time is not None:
+        return min(WAITING_LOOK_SECONDS, max(1.0, seconds_of(plan.status.next_attempt_time) - now))
     return WAITING_LOOK_SECONDS
 
 
-def _plan(draft: Draft, requeue_after: float | None) -> Plan:
+def _planned(plan: PlanBuilder, requeue_after: float | None) -> Plan:
     return Plan(
-        status=draft.status,
-        actions=tuple(draft.actions),
-        events=tuple(draft.events),
+        status=plan.status,
+        actions=tuple(plan.actions),
+        events=tuple(plan.events),
         requeue_after=requeue_after,
-        status_first=draft.status_first,
-        urgent=draft.status_first or _outline(draft.status) != _outline(draft.old),
+        status_first=plan.status_first,
+        urgent=plan.status_first or _outline(plan.status) != _outline(plan.old),
     )
 
 
@@ -142,7 +147,8 @@ def _outline(status: RLJobStatus) -> RLJobStatus:
     progress = status.progress
     placed = status.phase is JobPhase.STARTING and all(a.end_time is not None for a in status.attempts)
     attempts = [
-        a.model_copy(update={"accepted": False, "start_step": None, "run_attempt": None}) for a in status.attempts
+        a.model_copy(update={"accepted": False, "accept_time": None, "start_step": None, "run_attempt": None})
+        for a in status.attempts
     ]
     conditions = [
         c.model_copy(update={"reason": "", "message": ""}) for c in status.conditions if c.type != ConditionType.QUEUED

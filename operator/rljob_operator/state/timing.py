@@ -17,13 +17,16 @@ WAITING_LOOK_SECONDS = 60.0
 LOST_POD_SECONDS = 60.0
 """How long the driver is given to notice on its own that a pod of it is gone."""
 NOTICE_SECONDS = 300.0
-"""How long a trouble that went away still explains why the driver failed."""
+"""How long a cause that went away still explains why the driver failed."""
 SILENCE_SECONDS = 30.0
 """How long the driver's endpoint may be silent before the Running condition says so."""
 STOP_MARGIN_SECONDS = 30.0
 """On top of `checkpoint.graceSeconds`, for Ray and the operator."""
 DEADLINE_MARGIN_SECONDS = 60.0
 """The driver's own deadlines come first: it writes the stacks and names the phase."""
+LINGER_SECONDS = 300.0
+"""How long a driver in a cluster waits at its end for its last record to be read, unless `spec.records` says otherwise:
+the pods are held until the operator is back in any case, so that so long an absence costs no record of a step."""
 FRESHNESS_SECONDS = 60.0
 """How old `progress.lastUpdateTime` gets while nothing else of the progress changes."""
 

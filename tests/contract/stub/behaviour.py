@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import inspect
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +72,23 @@ class MemPool:
             _device.stub_pool_allocator(ctypes.c_int64(self.id), allocator)
 
 
-@contextlib.contextmanager
-def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
-    _device.stub_pool_begin(ctypes.c_int64(pool.id))
-    try:
-        yield
-    finally:
-        _device.stub_pool_end()
+class MemPoolContext:
+    def __init__(self, pool: MemPool) -> None:
+        self._pool = pool
+
+
+def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
+    assert isinstance(fraction, float)
+    assert 0 <= fraction <= 1
+    _device.stub_limit(ctypes.c_size_t(int(fraction * mem_get_info()[1])))
+
+
+def _npu_beginAllocateCurrentThreadToPool(device: int, pool: int) -> None:
+    _device.stub_pool_begin(ctypes.c_int64(pool))
+
+
+def _npu_endAllocateCurrentStreamToPool(device: int, pool: int) -> None:
+    _device.stub_pool_end(ctypes.c_int64(pool))
 
 
 class NPUPluggableAllocator:
@@ -92,8 +101,12 @@ class NPUPluggableAllocator:
         return self._allocate
 
 
-def install(registered: dict[str, tuple[str, ...]]) -> None:
-    """Make `torch.npu` with the registered names."""
+def install(registered: dict[str, tuple[str, ...]], of_extension: list[str]) -> None:
+    """Make `torch.npu`, and `torch_npu._C`, with the registered names."""
+    extension = types.ModuleType("torch_npu._C")
+    for name in of_extension:
+        setattr(extension, name, globals()[name])
+    sys.modules["torch_npu"]._C = extension  # type: ignore[attr-defined]
     module = types.ModuleType("torch_npu.npu")
     for name, parameters in registered.items():
         made = globals()[name]

@@ -92,12 +92,15 @@ def _packages(place: Path, contracts: list[Contract]) -> None:
         for contract in contracts
         if contract.source is Source.TORCH_NPU and contract.name.startswith("npu.")
     }
+    of_extension = [contract.plain for contract in contracts if contract.plain.startswith("_npu_")]
     rebuild = any(contract.plain == "rebuild_npu_tensor" for contract in contracts)
     package = place / "torch_npu"
     (package / "multiprocessing").mkdir(parents=True)
     (package / "multiprocessing" / "__init__.py").touch()
     shutil.copy(HERE / "behaviour.py", package / "behaviour.py")
-    (package / "__init__.py").write_text(f"from torch_npu import behaviour\n\nbehaviour.install({npu!r})\n")
+    (package / "__init__.py").write_text(
+        f"from torch_npu import behaviour\n\nbehaviour.install({npu!r}, {of_extension!r})\n"
+    )
     if rebuild:
         (package / "multiprocessing" / "reductions.py").write_text(
             "from torch_npu import behaviour\n\n"

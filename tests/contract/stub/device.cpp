@@ -17,7 +17,9 @@
 #include <torch/library.h>
 
 #include <map>
+#include <algorithm>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -35,8 +37,8 @@ std::mutex lock;
 std::unordered_map<void *, Block> live;
 std::multimap<std::pair<int64_t, Size>, void *> cached;
 std::map<int64_t, PoolFunctions> functions;
-thread_local std::vector<int64_t> active;
-Size reserved = 0;
+std::vector<std::pair<std::thread::id, int64_t>> active;
+Size reserved = 0, limit = ~Size(0);
 const c10::Device NPU(c10::DeviceType::PrivateUse1, 0);
 
 // With STUB_INERT, as an older torch_npu: from the library itself, past LD_PRELOAD.
@@ -59,11 +61,32 @@ void give_back(void *pointer) {
   live.erase(found);
 }
 
+// As in torch_npu, the pool that was begun first wins.
+int64_t pool_of_this_thread() {
+  for (auto &[thread, pool] : active)
+    if (thread == std::this_thread::get_id()) return pool;
+  return 0;
+}
+
+// Pools keep theirs.
+void give_cached_back() {
+  auto call = reinterpret_cast<int (*)(void *)>(look_up("aclrtFree"));
+  for (auto entry = cached.begin(); entry != cached.end();) {
+    if (entry->first.first) {
+      ++entry;
+      continue;
+    }
+    TORCH_CHECK(call && call(entry->second) == 0, "aclrtFree failed");
+    reserved -= entry->first.second;
+    entry = cached.erase(entry);
+  }
+}
+
 struct Caching final : c10::Allocator {
   c10::DataPtr allocate(Size wanted) override {
     if (!wanted) return {nullptr, NPU};
     std::lock_guard<std::mutex> guard(lock);
-    int64_t pool = active.empty() ? 0 : active.back();
+    int64_t pool = pool_of_this_thread();
     Size size = (wanted + 4095) / 4096 * 4096;
     void *pointer;
     auto found = cached.lower_bound({pool, size});
@@ -72,6 +95,9 @@ struct Caching final : c10::Allocator {
       size = found->first.second;
       cached.erase(found);
     } else {
+      if (reserved + size > limit) give_cached_back();
+      TORCH_CHECK_WITH(OutOfMemoryError, reserved + size <= limit, "NPU out of memory. Tried to allocate ", size,
+                       " bytes beside ", reserved, " with a limit of ", limit);
       auto own = functions.find(pool);
       pointer = own == functions.end() ? from_runtime(size) : own->second.allocate(size, 0, nullptr);
       reserved += size;
@@ -169,23 +195,21 @@ TORCH_LIBRARY(rljob_stub, m) { m.def("from_address(int address, int nbytes) -> T
 
 extern "C" {
 void stub_register() { at::RegisterPrivateUse1HooksInterface(&hooks); }
-void stub_pool_begin(int64_t pool) { active.push_back(pool); }
-void stub_pool_end() { active.pop_back(); }
+void stub_pool_begin(int64_t pool) {
+  std::lock_guard<std::mutex> guard(lock);
+  active.emplace_back(std::this_thread::get_id(), pool);
+}
+void stub_pool_end(int64_t pool) {
+  std::lock_guard<std::mutex> guard(lock);
+  active.erase(std::find(active.begin(), active.end(), std::make_pair(std::this_thread::get_id(), pool)));
+}
+void stub_limit(Size bytes) { limit = bytes; }
 void stub_pool_allocator(int64_t pool, void *allocate) {
   functions[pool] = {reinterpret_cast<void *(*)(ssize_t, int, void *)>(allocate)};
 }
 Size stub_reserved() { return reserved; }
 void stub_empty_cache() {
-  auto call = reinterpret_cast<int (*)(void *)>(look_up("aclrtFree"));
   std::lock_guard<std::mutex> guard(lock);
-  for (auto entry = cached.begin(); entry != cached.end();) {
-    if (entry->first.first) {
-      ++entry;
-      continue;
-    }
-    TORCH_CHECK(call && call(entry->second) == 0, "aclrtFree failed");
-    reserved -= entry->first.second;
-    entry = cached.erase(entry);
-  }
+  give_cached_back();
 }
 }

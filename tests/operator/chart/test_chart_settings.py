@@ -36,9 +36,10 @@ CHANGED = {
 def environment(values: dict[str, Any]) -> dict[str, str]:
     (container,) = only(render(values), "Deployment")["spec"]["template"]["spec"]["containers"]
     assert len({entry["name"] for entry in container["env"]}) == len(container["env"])
-    own_name = {"fieldRef": {"fieldPath": "metadata.name"}}
+    of_pod = {"metadata.name": "pod-1", "status.podIP": "fd00::1"}
     return {
-        entry["name"]: "pod-1" if entry.get("valueFrom") == own_name else entry["value"] for entry in container["env"]
+        entry["name"]: of_pod[entry["valueFrom"]["fieldRef"]["fieldPath"]] if "valueFrom" in entry else entry["value"]
+        for entry in container["env"]
     }
 
 
@@ -52,7 +53,7 @@ def snake(name: str) -> str:
 
 def test_default_values_are_the_operators_own_defaults() -> None:
     given, own = settings({}), Settings()
-    chosen_by_the_chart = {"render", "operator_namespace", "lease_name", "identity"}
+    chosen_by_the_chart = {"render", "operator_namespace", "lease_name", "identity", "probe_host", "probe_port"}
     for field in fields(Settings):
         if field.name not in chosen_by_the_chart:
             assert getattr(given, field.name) == getattr(own, field.name), field.name
@@ -100,9 +101,9 @@ def test_the_operator_stops_before_it_is_killed(grace: int) -> None:
     assert settings(values).stop_seconds == grace - 10
 
 
-def test_the_port_is_the_containers() -> None:
+def test_the_ports_are_the_containers() -> None:
     (container,) = only(render(), "Deployment")["spec"]["template"]["spec"]["containers"]
-    assert [port["containerPort"] for port in container["ports"]] == [settings({}).http_port]
+    assert [port["containerPort"] for port in container["ports"]] == [settings({}).http_port, settings({}).probe_port]
 
 
 def test_lease_times_in_the_wrong_order_end_the_operator_with_a_sentence() -> None:

@@ -60,13 +60,35 @@ def test_it_runs_without_the_workers_packages(module: str) -> None:
     assert not set(FORBIDDEN) & set(done.stdout.split())
 
 
+def test_it_starts_as_a_user_without_a_name() -> None:
+    """As in its image: the user has no entry in the system's list, so that only the environment has a home folder."""
+    code = textwrap.dedent("""
+        import pwd, runpy, sys
+
+        def nobody(uid):
+            raise KeyError(uid)
+
+        pwd.getpwuid = nobody
+        sys.argv = ["rljob-operator", "--help"]
+        runpy.run_module("rljob_operator.main", run_name="__main__")
+    """)
+    (line,) = re.findall(r"^ENV (.+)$", DOCKERFILE, re.MULTILINE)
+    given = dict(pair.split("=", 1) for pair in line.split())
+    path = f"{ROOT / 'crds'}:{ROOT / 'operator'}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=given | {"PYTHONPATH": path}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout.lower()
+
+
 def test_lock_has_every_imported_package_with_hashes() -> None:
     distributions = {"yaml": "pyyaml", "prometheus_client": "prometheus-client", "pydantic_core": "pydantic-core"}
     wanted = {distributions.get(name, name.replace("_", "-")) for name in imported_packages()}
     assert {"pydantic", "pyyaml"} <= wanted <= set(locked())
     assert not set(FORBIDDEN) & set(locked())
     blocks = re.split(r"^(?=\S)", LOCK, flags=re.MULTILINE)[1:]
-    assert len(blocks) == len(locked()) <= 30
+    assert len(blocks) == len(locked()) <= 40
     assert all("--hash=sha256:" in block for block in blocks)
 
 

@@ -15,7 +15,10 @@ import yaml
 from plugin_api import API_TOKEN, RAY_TOKEN, FakeApi, FakeRay
 from plugin_worlds import NAME, NOW, manifest
 
-from rljob_operator.plugin import commands, head, logs
+from rljob_api.wire.driver_status import DriverStatus
+from rljob_api.wire.names import DASHBOARD_PORT, DRIVER_PORT
+from rljob_api.wire.step_record import StepRecord
+from rljob_operator.plugin import commands, logs
 from rljob_operator.plugin.main import main
 from rljob_worker.records import http as driver_http
 from rljob_worker.records.http import DriverServer
@@ -138,7 +141,7 @@ def world(api: FakeApi) -> FakeApi:
 @pytest.fixture
 def driver(tmp_path: Path, world: FakeApi) -> Iterator[DriverServer]:
     """The worker's real endpoint, behind the pod proxy."""
-    status = {"ready": True, "step": 12, "attempt": 0, "phase": "rollout", "stopping": False, "last_checkpoint_step": 0}
+    status = DriverStatus(True, 12, 300, "rollout", 0, 12, 0, False)
     server = DriverServer(
         StepLog(tmp_path),
         status=lambda: status,
@@ -151,9 +154,10 @@ def driver(tmp_path: Path, world: FakeApi) -> Iterator[DriverServer]:
     )
     for step in range(1, 13):
         phases = {"rollout": 30.0 + step, "update_weights": 1.9, "actor_train": 12.0}
-        server.log.append({"step": step, "step_seconds": sum(phases.values()) + 0.1, "phases": phases})
+        seconds = sum(phases.values()) + 0.1
+        server.log.append(StepRecord(step, 1, 0.0, seconds, phases, 0.1, 1.9, metrics={}))
     server.start()
-    world.ports[head.DRIVER_PORT] = server.port
+    world.ports[DRIVER_PORT] = server.port
     yield server
     server.close()
 
@@ -218,7 +222,7 @@ def test_a_proxy_that_is_shut_out_is_gone_round_with_a_port_forward(
     run: Run, driver: DriverServer, api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A NetworkPolicy drops what comes from the control plane; a port-forward begins inside the pod."""
-    api.ports[head.DRIVER_PORT] = lambda target, headers: (
+    api.ports[DRIVER_PORT] = lambda target, headers: (
         503,
         {
             "kind": "Status",
@@ -327,7 +331,7 @@ def test_why_reads_events_and_takes_the_newest(run: Run, api: FakeApi) -> None:
 
 
 def test_why_asks_the_driver_that_runs(run: Run, world: FakeApi, driver: DriverServer) -> None:
-    world.ports[head.RAY_PORT] = FakeRay(SUBMISSION, "")
+    world.ports[DASHBOARD_PORT] = FakeRay(SUBMISSION, "")
     assert "Running: RLJob qwen3-4b-grpo runs: 12 of 300 steps done, in phase rollout." in run("why", NAME)[1]
 
 
@@ -336,7 +340,7 @@ def test_why_does_not_blame_the_head_for_what_the_user_may_not_do(
 ) -> None:
     assert run("why", NAME)[1].startswith("Running"), "the driver answers"
     world.forbidden.add(("get", "secrets"))
-    world.ports[head.RAY_PORT] = FakeRay(SUBMISSION, "")
+    world.ports[DASHBOARD_PORT] = FakeRay(SUBMISSION, "")
     text = " ".join(run("why", NAME)[1].split())
     assert text.startswith("Running: RLJob qwen3-4b-grpo runs, as the operator saw it last: 12 steps done.")
     assert "Not looked at, so the cause may lie there: cannot read Secret" in text
@@ -446,7 +450,7 @@ def test_doctor_looks_through_the_running_cluster(run: Run, world: FakeApi, stat
             return 200, {"status": status, "message": "", "driver_exit_code": code, "driver_node_id": "ab"}
         return 200, REPORT
 
-    world.ports[head.RAY_PORT] = ray
+    world.ports[DASHBOARD_PORT] = ray
     answer, out, err = run("doctor", NAME)
     assert submitted
     assert answer == code
@@ -467,7 +471,7 @@ LOG = "".join(f"step {step}/300  reward 0.4\n" for step in range(1, 101)) + "the
 
 
 def test_logs_come_from_ray(run: Run, world: FakeApi) -> None:
-    world.ports[head.RAY_PORT] = FakeRay(SUBMISSION, LOG)
+    world.ports[DASHBOARD_PORT] = FakeRay(SUBMISSION, LOG)
     code, out, err = run("logs", NAME)
     assert (code, err) == (0, "")
     assert out == LOG.replace("\x1b", "\\x1b") + "\n"
@@ -476,7 +480,7 @@ def test_logs_come_from_ray(run: Run, world: FakeApi) -> None:
 
 def test_logs_are_followed_until_the_driver_ends(run: Run, world: FakeApi) -> None:
     ray = FakeRay(SUBMISSION, LOG)
-    world.ports[head.RAY_PORT] = ray
+    world.ports[DASHBOARD_PORT] = ray
     code, out, _ = run("logs", NAME, "-f", "--tail", "10")
     assert code == 0
     assert len(out.splitlines()) == 10
@@ -504,7 +508,7 @@ def test_logs_of_a_cluster_that_is_gone_are_the_kept_lines(run: Run, api: FakeAp
 
 
 def test_logs_of_an_attempt_that_another_head_ran(run: Run, world: FakeApi) -> None:
-    world.ports[head.RAY_PORT] = FakeRay("another", LOG)
+    world.ports[DASHBOARD_PORT] = FakeRay("another", LOG)
     world.objects["rljobs", "rl", NAME]["status"]["attempts"][0]["lastLogLines"] = ["kept"]
     code, out, err = run("logs", NAME)
     assert (code, out) == (0, "kept\n")

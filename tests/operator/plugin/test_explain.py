@@ -521,3 +521,9 @@ def test_any_text_makes_one_line_and_a_reason_that_a_condition_may_hold(reason: 
 def test_a_message_of_any_length_stays_readable() -> None:
     said(waiting(cluster=cluster(failure="x" * 100_000)), "PodsNotMade")
     assert len(explain(waiting(cluster=cluster(failure="x" * 100_000)), NOW).message) < 1500
+
+
+def test_a_phase_that_lasts_is_told_with_its_duration() -> None:
+    driver = DriverView(ready=True, step=4, attempt=0, phase="rollout", phase_seconds=130.0)
+    assert explain(waiting(driver=driver)).message.endswith("in phase rollout for 2m.")
+    assert explain(waiting(driver=replace(driver, phase_seconds=9.0))).message.endswith("in phase rollout.")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from plugin_worlds import NOW, job
 
 from rljob_api.phases import PHASES
-from rljob_api.text import visible
+from rljob_api.safe_text import visible
 from rljob_operator.plugin.bars import OTHER, Step, draw_phases, draw_steps, progress_bar
 from rljob_operator.plugin.status import show_list, show_status
-from rljob_operator.plugin.text import Style, columns, number, seconds, wrapped
+from rljob_operator.plugin.terminal import Style, columns, number, seconds, wrapped
 
 PLAIN = Style(width=80)
 GOLDEN = Path(__file__).parent / "status.txt"

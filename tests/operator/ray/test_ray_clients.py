@@ -14,7 +14,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from rljob_operator.ray.driver import PAGE, Driver
+from rljob_api.wire.steps_page import PAGE
+from rljob_operator.ray.driver import Driver
 from rljob_operator.ray.http import AnswerTooLarge, NoAnswer
 from rljob_operator.ray.jobs import RayJobs, last_lines
 from rljob_operator.state.observed import SubmissionState
@@ -296,18 +297,18 @@ def test_a_driver_that_answers_rubbish(answer: Any) -> None:
 @pytest.mark.parametrize("field", ["step", "attempt", "last_checkpoint_step", "weight_version"])
 @pytest.mark.parametrize("value", [math.inf, math.nan, 1e400, 2**31, 10**400, -1, 1.5, "3", True, []])
 def test_numbers_of_a_driver_that_the_status_cannot_hold_are_no_answer(field: str, value: Any) -> None:
-    with pytest.raises(NoAnswer, match=f"no status: .*{field} is no whole number from 0 to 2147483647"):
+    with pytest.raises(NoAnswer, match=f"no status: .*{field} must be a whole number from 0 to 2147483647"):
         driver({"/v1/status": {**STATUS, field: value}}, lambda one: one.status())
 
 
 def test_a_phase_that_is_no_text_is_no_answer() -> None:
-    with pytest.raises(NoAnswer, match=r"no status: .*phase is no text"):
+    with pytest.raises(NoAnswer, match=r"no status: .*phase must be a text"):
         driver({"/v1/status": {**STATUS, "phase": ["rollout"] * 1000}}, lambda one: one.status())
 
 
 @pytest.mark.parametrize("total", [math.inf, math.nan, 10**400, -1, "5", None])
 def test_a_number_of_records_that_is_none_is_no_answer(total: Any) -> None:
-    with pytest.raises(NoAnswer, match=r"no step records: .*total is no whole number"):
+    with pytest.raises(NoAnswer, match=r"no step records: .*total must be a whole number"):
         driver({"/v1/steps": {"steps": [], "total": total}}, lambda one: one.steps(-1))
 
 

@@ -20,16 +20,19 @@ from render_cases import SETTINGS, UID, base
 
 from rljob_api import RLJob
 from rljob_api.validation import load_manifest
+from rljob_api.wire.run_status import RunOutcome
 from rljob_operator.render import (
     RenderError,
     check_renderable,
     policy_digest,
     policy_to_apply,
+    render_cluster,
     render_policy,
     render_secret,
     run_folder,
     submission,
 )
+from rljob_worker.records.summary import summarize, write_summary
 
 
 def unpacked(body: dict[str, Any]) -> RLJob:
@@ -112,14 +115,21 @@ def test_submission() -> None:
     assert body["entrypoint_num_cpus"] == 0
     assert body["entrypoint"] == (
         "trap : TERM; printenv RLJOB_MANIFEST | base64 -d | gunzip | "
-        "rljob run - --output /storage/runs/team/base-6d0f7a1e --resume auto"
+        "rljob run - --output /storage/runs/team/base-6d0f7a1e --resume auto && "
+        '{ grep -qs \'"outcome": "Succeeded"\' /storage/runs/team/base-6d0f7a1e/summary.json || '
+        "{ echo 'rljob: the driver ended before it had written that the job is done'; exit 1; }; }"
     )
     assert all(isinstance(value, str) for value in body["metadata"].values())
     assert body == submission(base(), 3, SETTINGS), "the same job gives the same bytes"
 
 
 def test_manifest_that_the_driver_gets() -> None:
-    job = base("data.labelKey=null", "model={random: {config: {a: null}}}", "records.tensorboard=false")
+    job = base(
+        "data.labelKey=null",
+        "reward={python: a:b}",
+        "model={random: {config: {model_type: qwen3}}}",
+        "records.tensorboard=false",
+    )
     assert job.spec is not None
     found = unpacked(submission(job, 0, SETTINGS))
     assert (found.metadata.name, found.metadata.namespace, found.metadata.uid) == ("base", "team", UID)
@@ -162,7 +172,25 @@ def test_entry_point_in_a_shell(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert not (tmp_path / "pwned").exists()
     assert load_manifest((tmp_path / "got").read_text()).metadata.uid == UID
-    assert shlex.split(body["entrypoint"])[-3] == run_folder(job)
+    assert run_folder(job) in shlex.split(body["entrypoint"])
+
+
+@pytest.mark.parametrize(("outcome", "code"), [(None, 1), (RunOutcome.STOPPED, 1), (RunOutcome.SUCCEEDED, 0)])
+def test_an_end_without_a_word_is_a_failure(outcome: RunOutcome | None, code: int, tmp_path: Path) -> None:
+    folder = f"{tmp_path}/it's $(touch pwned)"
+    body = submission(base(f"checkpoint.path={json.dumps(folder)}"), 0, SETTINGS)
+    fake = tmp_path / "rljob"
+    fake.write_text('#!/bin/sh\nmkdir -p "$4"\ncp summary.json "$4" 2> /dev/null\nexit 0\n')
+    fake.chmod(0o755)
+    if outcome is not None:
+        write_summary(tmp_path, summarize([], outcome, "12 steps", 1))
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **body["runtime_env"]["env_vars"]}
+    shell = subprocess.run(
+        body["entrypoint"], shell=True, env=environment, cwd=tmp_path, timeout=20, capture_output=True, text=True
+    )
+    assert shell.returncode == code
+    assert ("before it had written that the job is done" in shell.stdout) == (code == 1)
+    assert not (tmp_path / "pwned").exists()
 
 
 def test_manifest_that_does_not_fit() -> None:
@@ -170,7 +198,7 @@ def test_manifest_that_does_not_fit() -> None:
     values = {f"V{i}": "".join(noise.choices(string.printable, k=4000)) for i in range(60)}
     job = base(f"environment.variables={json.dumps(values)}")
     with pytest.raises(RenderError, match=r"98304 fit; the largest are spec\.environment \(\d+ bytes\)") as error:
-        submission(job, 0, SETTINGS)
+        render_cluster(job, SETTINGS)
     assert error.value.field == "spec.environment"
     assert check_renderable(job, SETTINGS).startswith("spec.environment: the manifest has")
     fits = dict.fromkeys(values, "x" * 4000)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import stat
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +15,10 @@ from typing import Any
 import pytest
 from render_cases import EXAMPLE, SETTINGS, base, head_pod, variables, view, worker_pod
 
+from rljob_api.profiles import PROFILES
 from rljob_api.spec import Profile
 from rljob_operator.render import RenderError, RenderSettings, check_renderable, render_cluster
 from rljob_operator.render.cann import cann_environment
-from rljob_operator.render.profiles import PROFILES
 from rljob_operator.state.observed import JobView
 
 NPU_PROFILES = ["ascend-a2", "ascend-a3", "ascend-950", "cce", "hami"]
@@ -229,7 +231,7 @@ def test_mind_cluster() -> None:
         (
             ["resources={profile: ascend-a3, nodes: 2, devicesPerNode: 1}", "scheduling.system=MindCluster",
              "training.tensorParallel=1", "rollout.tensorParallel=1"],
-            "in pairs; take an even number",
+            "ascend-a3 2 at a time; take a multiple",
         ),
     ],
 )  # fmt: skip
@@ -245,12 +247,7 @@ def test_sizes() -> None:
     assert cluster["spec"]["workerGroupSpecs"][0]["resources"] == {"CPU": "8"}
     threads = rendered("resources.profile=cpu", "resources.threadsPerDevice=3", "resources.worker.cpu='8'")
     assert threads["spec"]["workerGroupSpecs"][0]["resources"] == {"CPU": "24"}, "the worker reserves them in Ray"
-    for settings, field in (
-        (["storage.sharedMemory=1000Gi"], "spec.storage.sharedMemory"),
-        (["storage.sharedMemory='0'"], "spec.storage.sharedMemory"),
-        (["resources.worker.memory=1Mi"], "spec.resources.worker.memory"),
-        (["resources.head.memory='0'"], "spec.resources.head.memory"),
-    ):
+    for settings, field in ((["storage.sharedMemory=1000Gi"], "spec.storage.sharedMemory"),):
         with pytest.raises(RenderError) as error:
             rendered(*settings)
         assert error.value.field == field
@@ -345,3 +342,37 @@ def test_ray_waits_for_a_stopped_driver_to_save_and_sees_how_it_ended() -> None:
     subreaper = "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"
     assert subreaper not in head
     assert worker[subreaper] == "true"
+
+
+@pytest.mark.parametrize("binding", ["1", "2", "2,npu0:0-23", "npu_affine:1"])
+def test_processes_of_a_node_are_not_bound_to_the_same_cores(binding: str) -> None:
+    """torch_npu counts the devices that a process sees, and each sees its own as number 0."""
+    problem = check_renderable(base(f"resources.tuning.cpuAffinity='{binding}'"), SETTINGS)
+    assert problem.startswith("spec.resources.tuning.cpuAffinity: ")
+    alone = base(
+        f"resources={{profile: ascend-a2, devicesPerNode: 1, tuning: {{cpuAffinity: '{binding}'}}}}",
+        "rollout.tensorParallel=1",
+        "training.tensorParallel=1",
+    )
+    assert variables(worker_pod(render_cluster(alone, SETTINGS)))["CPU_AFFINITY_CONF"] == binding
+    assert "CPU_AFFINITY_CONF" not in variables(worker_pod(rendered()))
+
+
+def test_workers_are_members_of_the_group_of_the_device_files() -> None:
+    cluster = rendered()
+    assert worker_pod(cluster)["securityContext"]["supplementalGroups"] == [1000]
+    assert "supplementalGroups" not in head_pod(cluster)["securityContext"]
+
+
+def test_the_nodes_cache_of_operators_is_made_writable_for_that_group_alone(tmp_path: Path) -> None:
+    pod = worker_pod(rendered("resources.tuning.compileCachePath=/var/cache/npu"))
+    first, *_ = pod["initContainers"]
+    assert first["volumeMounts"] == [{"name": "rljob-operators", "mountPath": "/var/cache/rljob/operators"}]
+    assert first["securityContext"]["runAsUser"] == 0
+    assert "huawei.com/Ascend910" not in first["resources"]["limits"]
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    command = first["args"][0].replace("/var/cache/rljob/operators", str(folder)).replace("1000", str(os.getgid()))
+    subprocess.run([*first["command"], command], check=True)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o2770
+    assert [c["name"] for c in worker_pod(rendered())["initContainers"]] == ["rljob-doctor"]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from render_cases import SETTINGS, base
 
-from rljob_api.doctor import WANTED_VARIABLE, Wanted
 from rljob_api.spec import Profile
+from rljob_api.wanted import WANTED_VARIABLE, Wanted
 from rljob_operator.render import render_cluster
 
 

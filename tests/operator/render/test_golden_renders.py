@@ -38,7 +38,7 @@ JOBS: dict[str, JobView] = {
         "image=registry.example/other:1",
         "resources.overrides={resourceName: example.com/npu, rayResource: NPU, runtimeClass: ascend, nodeSelector: {},"
         " driverPath: /opt/driver, hostMounts: [/usr/local/Ascend/driver, /etc/hccn.conf], environment: {A: '1'}}",
-        "resources.tuning={taskQueueEnable: 1, cpuAffinity: '1,npu0:0-23', multiStreamMemoryReuse: 3,"
+        "resources.tuning={taskQueueEnable: 1, cpuAffinity: '0', multiStreamMemoryReuse: 3,"
         " combinedEnable: false, ompNumThreads: 8, compileCachePath: /var/cache/npu, compileCacheMib: 100,"
         " logLevel: INFO}",
         "resources.head={cpu: 500m, memory: 4Gi}",

@@ -69,7 +69,6 @@ def test_other_devices_have_no_hccl(profile: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "words"),
     [
-        (["hccl.trainerPorts.host={first: 80, last: 2000}"], "spec.hccl.trainerPorts.host", "belong to the system"),
         (["hccl.rolloutPorts.device={first: 1, last: 2}"], "spec.hccl.rolloutPorts.device", "belong to the system"),
         (["hccl.rolloutPorts.host={first: 9000, last: 10002}"], "spec.hccl.rolloutPorts.host", "ports of Ray's"),
         (["environment.variables.HCCL_IF_BASE_PORT='60000'"], "spec.environment.variables", "bind the same ports"),
@@ -100,7 +99,6 @@ def test_other_devices_have_no_hccl(profile: str) -> None:
         (["resources.overrides.environment.LD_PRELOAD=/x.so"], "spec.resources.overrides.environment", "memorySaver"),
         (["environment.variables.ASCEND_VISIBLE_DEVICES='0'"], "spec.environment.variables", "device plugin"),
         (["environment.rollout.ASCEND_RT_VISIBLE_DEVICES='0'"], "spec.environment.rollout", "Ray gives each process"),
-        (["environment.variables.RLJOB_DRIVER_TOKEN=x"], "spec.environment.variables", "the operator makes the token"),
     ],
 )
 def test_contradictions(changes: list[str], field: str, words: str) -> None:

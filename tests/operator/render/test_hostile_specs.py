@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from render_cases import BASE, SETTINGS, base, view
+from render_cases import BASE, SETTINGS, document, view
 
 from rljob_api.spec import Profile
 from rljob_api.validation import ManifestError
+from rljob_operator import render
 from rljob_operator.render import (
     RenderError,
     check_renderable,
@@ -75,18 +78,35 @@ def assert_valid(job: Any) -> None:
     policy = render_policy(job, SETTINGS)
     if policy is not None:
         objects.append(policy)
-    for document in objects:
-        assert json.loads(json.dumps(document, allow_nan=False)) == document
-        if "metadata" in document and "kind" in document:
-            assert DNS_LABEL.match(document["metadata"]["name"])
-            assert_labels(document["metadata"]["labels"])
-            for key in document["metadata"].get("annotations", {}):
+    for content in objects:
+        assert json.loads(json.dumps(content, allow_nan=False)) == content
+        if "metadata" in content and "kind" in content:
+            assert DNS_LABEL.match(content["metadata"]["name"])
+            assert_labels(content["metadata"]["labels"])
+            for key in content["metadata"].get("annotations", {}):
                 assert_key(key)
     spec = objects[0]["spec"]
     assert_pod(spec["headGroupSpec"]["template"])
     assert_pod(spec["workerGroupSpecs"][0]["template"])
     for name in spec["workerGroupSpecs"][0]["resources"]:
         assert re.fullmatch(r"[A-Za-z0-9_.-]+", name), "it lands in a shell's quotes"
+
+
+RENDER = Path(render.__file__).parent
+MAY_REFUSE = re.compile("_?check_|_check|is_|valid_spec|merge_template|_?merge|_merge_|_strings")
+
+
+def test_only_checks_refuse() -> None:
+    """Builders take what was checked, and cannot fail."""
+    found = {}
+    for path in RENDER.glob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef):
+                raises = any(isinstance(part, ast.Raise) for part in ast.walk(function))
+                found[f"{path.stem}.{function.name}"] = raises
+    refusing = [name for name, raises in found.items() if raises]
+    assert len(refusing) > 15
+    assert [name for name in refusing if not MAY_REFUSE.match(name.partition(".")[2])] == []
 
 
 HOSTILE = st.one_of(
@@ -248,10 +268,20 @@ def test_valid_spec_renders_valid_objects_or_names_the_field(document: dict[str,
     ],
 )
 def test_refused_with_the_field(settings_: list[str], field: str) -> None:
-    problem = check_renderable(base(*settings_), SETTINGS)
-    assert problem.startswith(f"{field}: "), problem
-    with pytest.raises(RenderError):
-        render_cluster(base(*settings_), SETTINGS)
+    problem = refusal(document(*settings_))
+    assert re.match(re.escape(field) + r"[\[.:]", problem), problem
+
+
+def refusal(manifest: dict[str, Any]) -> str:
+    """Where the manifest is read, or where it is rendered."""
+    try:
+        job = view(manifest)
+    except ManifestError as error:
+        return str(error.problems[0])
+    with pytest.raises(RenderError) as refused:
+        render_cluster(job, SETTINGS)
+    assert check_renderable(job, SETTINGS) == str(refused.value)
+    return str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -268,12 +298,11 @@ def test_refused_with_the_field(settings_: list[str], field: str) -> None:
     ],
 )
 def test_huge_texts_make_short_messages(path: list[str], value: Any) -> None:
-    document = yaml.safe_load(BASE)
-    block = document["spec"]
+    job = yaml.safe_load(BASE)
+    block = job["spec"]
     for name in path[:-1]:
         block = block.setdefault(name, {})
     block[path[-1]] = value
-    problem = check_renderable(view(document), SETTINGS)
-    assert problem
+    problem = refusal(job)
     assert len(problem) < 400
     assert problem.isprintable()

@@ -15,6 +15,15 @@ from aiohttp import web
 
 TIME = "2026-01-01T00:00:00Z"
 Object = dict[str, Any]
+_VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
+_KINDS = {
+    "v1": ("pods", "secrets", "events", "namespaces"),
+    "rljob.dev/v1alpha1": ("rljobs",),
+    "ray.io/v1": ("rayclusters",),
+    "networking.k8s.io/v1": ("networkpolicies",),
+    "coordination.k8s.io/v1": ("leases",),
+    "x.dev/v1": ("things",),
+}
 
 
 @dataclass
@@ -24,6 +33,7 @@ class Fault:
     hits: Callable[[web.Request], bool]
     code: int = 0
     headers: dict[str, str] = field(default_factory=dict)
+    message: str = "injected"
     delay: float = 0.0
     drop: bool = False
     times: int = 1
@@ -95,6 +105,11 @@ class FakeApi:
         self.oldest = self.version
         self.history.clear()
 
+    def put_back(self, objects: dict[str, dict[tuple[str, str], Object]], version: int) -> None:
+        """etcd from a backup: objects as they were, versions that go on from there, nothing of what came after."""
+        self.objects, self.version, self.oldest = objects, version, 0
+        self.history = []
+
     async def drop_watches(self) -> None:
         """End all open watches."""
         self.end_watches.set()
@@ -140,10 +155,10 @@ class FakeApi:
                     assert request.transport is not None
                     request.transport.close()
                 if fault.code:
-                    return _status(fault.code, "Injected", "injected", fault.headers)
+                    return _status(fault.code, "Injected", fault.message, fault.headers)
                 break
         parts = request.path.strip("/").split("/")
-        if parts[0] == "apis" and len(parts) in (2, 3):
+        if parts in (["api"], ["apis"], ["api", "v1"]) or (parts[0] == "apis" and len(parts) in (2, 3)):
             return self._discovery(parts)
         rest = parts[2:] if parts[0] == "api" else parts[3:]
         namespace = rest[1] if rest[0] == "namespaces" else None
@@ -155,12 +170,42 @@ class FakeApi:
         return await self._item(request, plural, (namespace or "", name[0]), name[1] if len(name) > 1 else None)
 
     def _discovery(self, parts: list[str]) -> web.Response:
-        versions = self.groups.get(parts[1])
+        served: dict[str, dict[str, list[str]]] = {}
+        for name, plurals in _KINDS.items():
+            group, _, version = name.rpartition("/")
+            served[group] = {version: [plural for plural in plurals if plural not in self.absent]}
+        served |= self.groups
+        if parts == ["api"]:
+            return web.json_response({"versions": ["v1"]})
+        if parts == ["apis"]:
+            groups = [
+                {
+                    "name": group,
+                    "versions": [{"version": version} for version in versions],
+                    "preferredVersion": {"version": next(iter(versions))},
+                }
+                for group, versions in served.items()
+                if group
+            ]
+            return web.json_response({"kind": "APIGroupList", "groups": groups})
+        versions = served.get("" if parts[0] == "api" else parts[1])
         if versions is None:
             return _status(404, "NotFound", f"no group {parts[1]}")
-        if len(parts) == 2:
+        if parts[0] == "apis" and len(parts) == 2:
             return web.json_response({"versions": [{"version": version} for version in versions]})
-        return web.json_response({"resources": [{"name": name} for name in versions[parts[2]]]})
+        if parts[-1] not in versions:
+            return _status(404, "NotFound", f"no version {parts[-1]}")
+        resources = [
+            {
+                "name": name,
+                "singularName": name[:-1],
+                "kind": name[:-1].title(),
+                "namespaced": name != "namespaces",
+                "verbs": _VERBS,
+            }
+            for name in versions[parts[-1]]
+        ]
+        return web.json_response({"kind": "APIResourceList", "resources": resources})
 
     async def _collection(self, request: web.Request, plural: str, namespace: str | None) -> web.StreamResponse:
         if request.method == "POST":
@@ -206,7 +251,8 @@ class FakeApi:
                 if self.rubbish:
                     rubbish, self.rubbish = self.rubbish, b""
                     await response.write(rubbish)
-                if not self.silent:
+                # A watch from a version that the server has not reached is silent until then, as the real one's.
+                if not self.silent and seen <= self.version:
                     bookmark = {"metadata": {"resourceVersion": str(seen)}}
                     await _line(response, {"type": "BOOKMARK", "object": bookmark})
                 await self._news(seen)

@@ -18,6 +18,7 @@ class FakeJob:
         self.submitted: list[dict[str, Any]] = []
         self.stops: list[str] = []
         self.checkpoints = 0
+        self.refuses_checkpoints = False
         self.records: list[dict[str, Any]] = []
         self.asked_after: list[int] = []
         self.page = 1000
@@ -99,6 +100,8 @@ class FakeJob:
                 return web.json_response(page if self.steps_answer is None else self.steps_answer)
             case "/v1/checkpoint":
                 self.checkpoints += 1
+                if self.refuses_checkpoints:
+                    return web.Response(status=500, text="no")
                 return web.json_response({"accepted": True}, status=202)
         if path.endswith("/stop"):
             self.stops.append(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,12 +13,13 @@ import aiohttp
 import pytest
 from fake_api import TIME, FakeApi, serving
 from fake_job import FakeJob, serving_job
+from kubernetes.aio.client import Configuration
 
 from rljob_operator.render import RenderSettings
 from rljob_operator.settings import Settings
-from rljob_operator.shell.connection import Connection
+from rljob_operator.shell.access import Access
 from rljob_operator.shell.controller import Controller, Reconcile
-from rljob_operator.shell.reflector import WatchTimes
+from rljob_operator.shell.informer import WatchTimes
 
 SPEC: dict[str, Any] = {
     "steps": 1000,
@@ -44,6 +46,11 @@ SETTINGS = Settings(
     optional_kinds_seconds=0.2,
 )
 TIMES = WatchTimes(server=30.0, inactivity=2.0, first_pause=0.02, longest_pause=0.1)
+
+
+def access_to(url: str) -> Access:
+    """Access to a server that asks for nothing."""
+    return Access(Configuration(host=url), ssl.create_default_context())
 
 
 def manifest(name: str = "a", status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
@@ -103,7 +110,7 @@ async def hurried(controller: Controller, holds: Callable[[], bool], says: Calla
     """Wait with the job looked at all the time, instead of when the plan says."""
 
     def looked() -> bool:
-        for key in controller.world.jobs.jobs():
+        for key in controller.informers.jobs.jobs():
             controller.queue.add(key)
         return holds()
 
@@ -127,7 +134,7 @@ class Case:
     async def operator(self, reconcile: Reconcile, **settings: Any) -> AsyncIterator[Controller]:
         """Run an operator; leave with a graceful stop."""
         chosen = replace(SETTINGS, ray_address=self.job.url, driver_address=self.job.url, **settings)
-        controller = Controller(Connection(self.api.url, None, lambda: None), chosen, reconcile, TIMES)
+        controller = Controller(access_to(self.api.url), chosen, reconcile, TIMES)
         running = asyncio.create_task(controller.run())
         try:
             yield controller

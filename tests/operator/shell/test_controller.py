@@ -456,12 +456,12 @@ def test_readiness_names_what_is_missing() -> None:
     async def test(case: Case) -> None:
         case.api.absent.add("rayclusters")
         async with case.operator(lambda observed, now: say("x")) as controller:
-            await until(lambda: controller.world.jobs is not None and bool(controller.world.watches[1].problem))
+            await until(lambda: controller.informers.jobs is not None and bool(controller.informers.needed[1].problem))
             code, text = await fetched(controller, "/readyz")
             assert (code, "rayclusters.ray.io; is its CRD installed" in text) == (503, True)
             assert (await fetched(controller, "/healthz"))[0] == 200
             case.api.absent.clear()
-            await until(lambda: not controller.world.problem)
+            await until(lambda: not controller.informers.problem)
             assert (await fetched(controller, "/readyz")) == (200, "ok\n")
 
     play(test)

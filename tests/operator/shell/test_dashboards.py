@@ -6,7 +6,6 @@ import asyncio
 import shutil
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -14,9 +13,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "metrics"))
-
 from dashboard_queries import dashboard_queries
 from operator_cases import Case, a_case, hurried, make_ready, manifest, until
 
@@ -97,7 +93,7 @@ def test_every_query_returns_data(tmp_path: Path) -> None:
             async with asyncio.timeout(60):
                 while left.keys() - restarts:
                     case.job.step()
-                    controller.queue.add(next(controller.world.jobs.jobs()))
+                    controller.queue.add(next(controller.informers.jobs.jobs()))
                     await asyncio.sleep(0.5)
                     left = await empty(session, address, left)
             # Where nothing was restarted those two are empty.

@@ -10,14 +10,13 @@ from dataclasses import replace
 
 import pytest
 from fake_api import FakeApi, serving
-from operator_cases import SETTINGS, a_case, fetched, manifest, until
+from operator_cases import SETTINGS, a_case, access_to, fetched, manifest, until
 from prometheus_client import CollectorRegistry
 
 from rljob_api.status import RLJobStatus
-from rljob_operator.shell.connection import Connection
+from rljob_operator.shell.client import ApiClient
 from rljob_operator.shell.leader import LeaderElection, LeadershipLost
 from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.rest import ApiClient
 from rljob_operator.state.observed import Observed
 from rljob_operator.state.plan import Plan
 
@@ -30,9 +29,7 @@ async def replicas(count: int, times: dict[str, float] = TIMES) -> AsyncIterator
     async with serving(FakeApi()) as api:
         clients, elections = [], []
         for number in range(count):
-            client = ApiClient(
-                Connection(api.url, None, lambda: None), OperatorMetrics(CollectorRegistry()), try_seconds=1.0
-            )
+            client = ApiClient(access_to(api.url).configuration, OperatorMetrics(CollectorRegistry()), try_seconds=1.0)
             clients.append(client)
             elections.append(LeaderElection(client, replace(SETTINGS, identity=f"r{number}", **times)))
         yield api, elections
@@ -54,7 +51,7 @@ def test_a_standby_takes_over_only_after_the_leader_stopped_acting() -> None:
             assert first.leads
             assert not waiting.done()
             # The leader's requests hang from now on; the standby's do not.
-            first._client._connection = Connection("http://127.0.0.1:9", None, lambda: None)
+            first._client._official.configuration.host = "http://127.0.0.1:9"
             with pytest.raises(LeadershipLost):
                 await asyncio.wait_for(holding, 2)
             stopped = time.monotonic()

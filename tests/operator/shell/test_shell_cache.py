@@ -69,11 +69,11 @@ def test_an_object_that_left_the_selection_may_come_back() -> None:
     assert kept.get("n", "o") == "back"
 
 
-def test_telling_values_stay_known_for_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    def telling(value: str, following: str | None) -> bool:
+def test_values_that_explain_a_failure_stay_known_for_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    def explains_failure(value: str, following: str | None) -> bool:
         return value == "well" and following in (None, "ends")
 
-    kept: Cache[str] = Cache(lambda _: A, lambda one: one["value"], lambda _: None, telling)
+    kept: Cache[str] = Cache(lambda _: A, lambda one: one["value"], lambda _: None, explains_failure)
     for uid, name in enumerate("xyz"):
         kept.learn(item(5, "begins", uid=str(uid), name=name))
         kept.learn(item(6, "well", uid=str(uid), name=name))

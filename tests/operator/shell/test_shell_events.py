@@ -8,13 +8,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fake_api import FakeApi, serving
-from operator_cases import until
+from operator_cases import access_to, until
 from prometheus_client import CollectorRegistry
 
-from rljob_operator.shell.connection import Connection
+from rljob_operator.shell.client import ApiClient
 from rljob_operator.shell.events import EventRecorder
 from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.rest import ApiClient
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.plan import Event
 
@@ -26,7 +25,7 @@ def play(test: Callable[[FakeApi, EventRecorder, OperatorMetrics], Awaitable[Non
     async def run() -> None:
         async with serving(FakeApi()) as api:
             metrics = OperatorMetrics(CollectorRegistry())
-            client = ApiClient(Connection(api.url, None, lambda: None), metrics)
+            client = ApiClient(access_to(api.url).configuration, metrics)
             recorder = EventRecorder(client, metrics, "one", **limits)
             sending = asyncio.create_task(recorder.run())
             await test(api, recorder, metrics)

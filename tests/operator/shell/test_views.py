@@ -8,12 +8,12 @@ import pytest
 
 from rljob_operator.shell.views import (
     cluster_state,
+    explains_failure,
     job_text,
     pod_group_state,
     pod_view,
     queue_key,
     ray_pod_key,
-    telling,
     workload_state,
 )
 
@@ -46,16 +46,16 @@ def test_a_pod_that_waits_says_why() -> None:
     assert (view.waiting_reason, len(view.waiting_message), view.ready) == ("ImagePullBackOff", 1024, False)
 
 
-def test_the_state_of_a_worker_before_it_was_deleted_is_telling() -> None:
+def test_the_state_of_a_worker_before_it_was_deleted_explains_a_failure() -> None:
     ended = {"terminated": {"reason": "Error", "exitCode": 143}}
     failed = {"phase": "Failed", "containerStatuses": [{"name": "c", "state": ended}]}
     well = {"phase": "Running", "conditions": [condition("Ready")]}
     for status in (failed, well):
-        assert telling(pod(status), None)
-        assert telling(pod(status), pod(status, deletionTimestamp=TIME))
-        assert not telling(pod(status), pod(failed))
-        assert not telling(pod(status, deletionTimestamp=TIME), None)
-    assert not telling(pod({"phase": "Pending"}), None)
+        assert explains_failure(pod(status), None)
+        assert explains_failure(pod(status), pod(status, deletionTimestamp=TIME))
+        assert not explains_failure(pod(status), pod(failed))
+        assert not explains_failure(pod(status, deletionTimestamp=TIME), None)
+    assert not explains_failure(pod({"phase": "Pending"}), None)
     assert not pod({**well, "phase": "Failed"}).ready
 
 

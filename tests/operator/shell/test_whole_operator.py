@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -11,9 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_api import TIME
 from operator_cases import SETTINGS, SPEC, Case, a_case, fetched, hurried, make_ready, manifest, until
 
+from rljob_operator.ray.http import NoAnswer
 from rljob_operator.shell.controller import Controller
+from rljob_operator.shell.resources import RAY_CLUSTERS
 from rljob_operator.state.reconcile import reconcile
 
 NO_IMAGE = replace(SETTINGS.render, worker_image="")
@@ -69,7 +73,7 @@ def test_from_creation_to_success_with_few_writes() -> None:
             assert len(case.job.submitted) == 1
             case.job.step()
             case.job.step()
-            controller.queue.add(next(controller.world.jobs.jobs()))
+            controller.queue.add(next(controller.informers.jobs.jobs()))
             await until(lambda: len(case.job.asked_after) > 1)
             case.job.end("SUCCEEDED", 0)
             await hurried(controller, lambda: case.status()["phase"] == "Succeeded", case.status)
@@ -89,7 +93,7 @@ def test_a_finished_job_causes_no_request() -> None:
             await asyncio.sleep(0.3)
             before, asks = list(case.api.requests), case.job.asks
             for _ in range(5):
-                controller.queue.add(next(controller.world.jobs.jobs()))
+                controller.queue.add(next(controller.informers.jobs.jobs()))
                 await asyncio.sleep(0.05)
             later = [path for _, path in case.api.requests[len(before) :] if "/leases" not in path]
             assert [path for path in later if "/apis/kueue" not in path and "/apis/scheduling" not in path] == []
@@ -214,7 +218,7 @@ def test_progress_alone_is_written_at_most_once_in_the_given_time() -> None:
     async def life(case: Case) -> None:
         async with case.operator(reconcile, status_seconds=1.5) as controller:
             await to_running(case)
-            key = next(controller.world.jobs.jobs())
+            key = next(controller.informers.jobs.jobs())
             await asyncio.sleep(1.6)
             before, began = case.api.count("PATCH", "/status"), time.monotonic()
             for _ in range(20):
@@ -416,5 +420,77 @@ def test_a_secret_or_cluster_of_somebody_else_is_not_touched() -> None:
                 lambda: events.get("events"),
             )
             assert case.api.objects["secrets"]["default", "b-driver"]["data"] == {"token": "eA=="}
+
+    play(life)
+
+
+def test_a_cluster_that_was_put_back_is_looked_after() -> None:
+    """etcd from a backup: a job of after it is gone, and what the user asks then is seen though versions went back."""
+
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile, status_seconds=0.1) as controller:
+            await to_running(case)
+            backup, version = copy.deepcopy(case.api.objects), case.api.version
+            case.job.step()
+            await hurried(controller, lambda: (case.status().get("progress") or {}).get("step", 0) >= 1, case.status)
+            await case.api.put("rljobs", manifest("ghost", suspend=True))
+            await until(lambda: ("default", "ghost") in controller.informers.jobs.jobs())
+            case.api.put_back(backup, version)
+            # The API server is gone meanwhile. When the watches are opened again, the versions may have caught up.
+            case.api.fail("GET", "/", watch=True, times=12, code=503)
+            await case.api.drop_watches()
+            await edit(case, suspend=True)
+            case.api.version += 1000
+            await until(lambda: len(case.job.stops) == 1, case.status, 20.0)
+            assert list(controller.informers.jobs.jobs()) == [("default", "a")]
+
+    play(life)
+
+
+def test_a_driver_that_refuses_a_checkpoint_does_not_hold_back_its_progress() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile, status_seconds=0.1) as controller:
+            await to_running(case)
+            case.job.refuses_checkpoints = True
+            now = case.api.objects["rljobs"]["default", "a"]
+            asked = {**now["metadata"], "annotations": {"rljob.dev/checkpoint-requested": "now"}}
+            await case.api.put("rljobs", {**now, "metadata": asked})
+            await until(lambda: case.job.checkpoints >= 1)
+            case.job.step()
+            await hurried(controller, lambda: case.status()["progress"]["step"] == 1, case.status)
+            assert "checkpointRequest" not in case.status()
+            case.job.refuses_checkpoints = False
+            await hurried(controller, lambda: "checkpointRequest" in case.status(), case.status)
+
+    play(life)
+
+
+def test_a_strangers_cluster_that_no_watch_has_shown_yet_is_not_taken_over() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile) as controller:
+            await until(lambda: not controller.informers.problem)
+            meta = {"name": "a", "namespace": "default", "uid": "theirs", "resourceVersion": "11"}
+            theirs = {"metadata": {**meta, "creationTimestamp": TIME}, "spec": {"rayVersion": "2.56.1"}}
+            case.api.objects.setdefault("rayclusters", {})["default", "a"] = copy.deepcopy(theirs)
+            await case.api.put("rljobs", manifest())
+            asked = [f"{method} {RAY_CLUSTERS.path('default', 'a')}" for method in ("GET", "PATCH")]
+            await until(lambda: any(f"{verb} {path.partition('?')[0]}" in asked for verb, path in case.api.requests))
+            await until(lambda: "NameTaken" in str(case.status()), case.status)
+            assert case.api.objects["rayclusters"]["default", "a"] == theirs
+
+    play(life)
+
+
+@pytest.mark.parametrize("service", ["evil.example.com/", "a@evil.example.com", "evil.example.com:80#", "A", "a" * 64])
+def test_no_token_goes_where_the_status_of_a_cluster_leads(service: str) -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile) as controller:
+            await to_running(case)
+            key = next(iter(controller.informers.jobs.jobs()))
+            state = controller.informers.clusters.get(*key)
+            assert state is not None
+            led = replace(state, view=replace(state.view, head_service=service))
+            with pytest.raises(NoAnswer, match="no name of a Service"):
+                await controller._observer.ray_jobs(key, led)
 
     play(life)

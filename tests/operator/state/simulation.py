@@ -77,6 +77,7 @@ class Pod:
     """Seconds until it is gone."""
     node_lost: bool = False
     terminated: str = ""
+    waiting: str = ""
     session: str = ""
 
 
@@ -104,6 +105,8 @@ class RayJob:
     step: float = 0.0
     run_attempt: int = 0
     hangs: bool = False
+    stuck: float | None = None
+    """Seconds since when its phase makes no progress, while it answers."""
     stops: bool = False
 
 
@@ -145,6 +148,8 @@ class World:
         self.ray: dict[str, dict[str, RayJob]] = {}
         self.folder = Folder()
         self.capacity = True
+        self.image_missing = False
+        """One worker's node cannot pull the image."""
         self.start_seconds = 20.0
         self.runs: list[RayJob] = []
         self.checkpoints_asked = 0
@@ -216,7 +221,7 @@ class World:
                 continue
             if not pod.node and self.capacity:
                 pod.node = True
-            elif pod.node and pod.phase == "Pending" and pod.age >= 15 and not pod.node_lost:
+            elif pod.node and pod.phase == "Pending" and pod.age >= 15 and not pod.node_lost and not self._pulls(pod):
                 pod.phase = "Running"
                 if pod.role is PodRole.HEAD:
                     self._start_ray(pod)
@@ -225,6 +230,11 @@ class World:
         for pod in [p for p in self.pods if p.deleting is not None and p.deleting <= 0]:
             self._kill_ray(pod)
             self.pods.remove(pod)
+
+    def _pulls(self, pod: Pod) -> bool:
+        workers = [p for p in self.pods if p.role is PodRole.WORKER and p.deleting is None]
+        pod.waiting = "ImagePullBackOff" if self.image_missing and pod in workers[-1:] else ""
+        return bool(pod.waiting)
 
     def _start_ray(self, pod: Pod) -> None:
         pod.session = f"session_{next(self._ids)}"
@@ -244,6 +254,9 @@ class World:
             self.folder.attempts += 1
             job.run_attempt = self.folder.attempts
         if job.state is not SubmissionState.RUNNING or job.hangs:
+            return
+        if job.stuck is not None:
+            job.stuck += seconds
             return
         if job.stops:
             self.folder.checkpoint = max(self.folder.checkpoint, int(job.step)) if job.ready else self.folder.checkpoint
@@ -284,6 +297,11 @@ class World:
     def driver_hangs(self) -> None:
         for job in self.running:
             job.hangs = True
+
+    def driver_is_stuck(self) -> None:
+        """Its threads wait for each other, all but the one that answers; not even its own deadline ends it."""
+        for job in self.running:
+            job.stuck = 0.0
 
     def head_container_restarts(self) -> None:
         for pod in self.pods:
@@ -523,6 +541,7 @@ class World:
             step=int(job.step),
             attempt=job.run_attempt,
             phase="rollout",
+            phase_seconds=0.1 if job.stuck is None else job.stuck,
             last_checkpoint_step=self.folder.checkpoint or None,
             last=last if job.step >= 1 else None,
             median_step_seconds=STEP_SECONDS if job.step >= 1 else None,
@@ -549,5 +568,6 @@ def _pod_view(pod: Pod) -> PodView:
         node="node" if pod.node else None,
         node_lost=pod.node_lost,
         terminated_reason=pod.terminated,
+        waiting_reason=pod.waiting,
         unschedulable="" if pod.node else "0/3 nodes are available: 3 Insufficient cpu.",
     )

@@ -11,7 +11,7 @@ from simulation import UID, Cluster, World, make_spec
 
 from rljob_api.spec import FailurePolicy, FailureReason
 from rljob_api.status import AttemptStatus, JobPhase
-from rljob_operator.state.failures import Trouble, backoff_seconds, decide, pod_trouble
+from rljob_operator.state.failures import FailureCause, backoff_seconds, decide, pod_failure
 from rljob_operator.state.observed import GonePod, PodRole, SubmissionState
 from rljob_operator.state.plan import DeleteCluster, Stop
 from rljob_operator.state.reconcile import reconcile
@@ -43,28 +43,28 @@ def first(world: World) -> AttemptStatus:
 
 # --- the policy itself -------------------------------------------------------------------------
 
-DRIVER, USER = Trouble(FailureReason.DRIVER_EXITED, ""), Trouble("UserError", "")
+DRIVER, USER = FailureCause(FailureReason.DRIVER_EXITED, ""), FailureCause("UserError", "")
 
 
 @pytest.mark.parametrize(
-    ("rules", "trouble", "code", "action"),
+    ("rules", "cause", "code", "action"),
     [
         ([], DRIVER, 1, "Restart"),
         ([], DRIVER, None, "Restart"),
         ([], USER, 2, "Fail"),
-        ([], Trouble("Stopped", ""), 75, "Ignore"),
-        ([], Trouble("Stopped", ""), None, "Ignore"),
-        ([], Trouble(FailureReason.NODE_LOST, ""), 75, "Ignore"),
-        ([], Trouble(FailureReason.EVICTED, "Worker pod a was evicted."), None, "Restart"),
-        ([], Trouble(FailureReason.EVICTED, "The queue took the devices back (preemption)."), None, "Ignore"),
+        ([], FailureCause("Stopped", ""), 75, "Ignore"),
+        ([], FailureCause("Stopped", ""), None, "Ignore"),
+        ([], FailureCause(FailureReason.NODE_LOST, ""), 75, "Ignore"),
+        ([], FailureCause(FailureReason.EVICTED, "Worker pod a was evicted."), None, "Restart"),
+        ([], FailureCause(FailureReason.EVICTED, "The queue took the devices back (preemption)."), None, "Ignore"),
         ([{"action": "Fail"}], DRIVER, 1, "Fail"),
         ([{"exitCodes": [1, 3], "action": "Fail"}], DRIVER, 3, "Fail"),
         ([{"exitCodes": [3], "action": "Fail"}], DRIVER, 1, "Restart"),
         ([{"exitCodes": [1], "action": "Fail"}], DRIVER, None, "Restart"),
         ([{"exitCodes": [137], "action": "Ignore"}], DRIVER, -9, "Ignore"),
         ([{"exitCodes": [2], "action": "Restart"}], USER, 2, "Restart"),
-        ([{"exitCodes": [75], "action": "Fail"}], Trouble("Stopped", ""), 75, "Fail"),
-        ([{"reasons": ["NodeLost"], "action": "Ignore"}], Trouble(FailureReason.NODE_LOST, ""), 1, "Ignore"),
+        ([{"exitCodes": [75], "action": "Fail"}], FailureCause("Stopped", ""), 75, "Fail"),
+        ([{"reasons": ["NodeLost"], "action": "Ignore"}], FailureCause(FailureReason.NODE_LOST, ""), 1, "Ignore"),
         ([{"reasons": ["NodeLost"], "action": "Ignore"}], DRIVER, 1, "Restart"),
         ([{"reasons": ["DriverExited"], "exitCodes": [3], "action": "Fail"}], DRIVER, 1, "Restart"),
         ([{"reasons": ["DriverExited"], "exitCodes": [3], "action": "Fail"}], DRIVER, 3, "Fail"),
@@ -72,12 +72,12 @@ DRIVER, USER = Trouble(FailureReason.DRIVER_EXITED, ""), Trouble("UserError", ""
         ([{"exitCodes": [1], "action": "Ignore"}, {"action": "Fail"}], DRIVER, 4, "Fail"),
     ],
 )
-def test_first_rule_that_matches_decides(rules: list[Any], trouble: Trouble, code: int | None, action: str) -> None:
-    assert decide(policy(*rules), trouble, code, asked_to_stop=False).action == action
+def test_first_rule_that_matches_decides(rules: list[Any], cause: FailureCause, code: int | None, action: str) -> None:
+    assert decide(policy(*rules), cause, code, asked_to_stop=False).action == action
 
 
 def test_stop_that_the_operator_asked_for_because_of_a_failure_counts() -> None:
-    late = Trouble(FailureReason.START_TIMEOUT, "")
+    late = FailureCause(FailureReason.START_TIMEOUT, "")
     assert decide(policy(), late, 75, asked_to_stop=True).action == "Restart"
 
 
@@ -236,17 +236,17 @@ def test_worker_that_died_in_the_attempt_explains_its_end_after_it_was_replaced(
     began = seconds_of(str(first(world).start_time))
     worker = next(pod for pod in world.observed().pods if pod.role is PodRole.WORKER)
     gone = replace(worker, name="gone", phase="Failed", ready=False, terminated_reason="OOMKilled", exit_code=137)
-    trouble = pod_trouble(replace(world.observed(), gone_pods=(GonePod(gone, began + died),)), first(world))
-    assert (trouble.reason if trouble else "DriverExited") == reason
+    cause = pod_failure(replace(world.observed(), gone_pods=(GonePod(gone, began + died),)), first(world))
+    assert (cause.reason if cause else "DriverExited") == reason
 
 
 def test_worker_that_was_deleted_and_replaced_explains_the_end(running: Running) -> None:
     world = running()
     worker = next(pod for pod in world.observed().pods if pod.role is PodRole.WORKER)
     gone = GonePod(replace(worker, name="gone"), seconds_of(str(first(world).start_time)) + 1)
-    trouble = pod_trouble(replace(world.observed(), gone_pods=(gone,)), first(world))
-    assert trouble is not None
-    assert (trouble.reason, trouble.message) == ("PodLost", "Worker pod gone was deleted.")
+    cause = pod_failure(replace(world.observed(), gone_pods=(gone,)), first(world))
+    assert cause is not None
+    assert (cause.reason, cause.message) == ("PodLost", "Worker pod gone was deleted.")
 
 
 def test_signal_is_named(running: Running) -> None:
@@ -311,9 +311,9 @@ def test_preemption_does_not_take_the_place_of_a_stop_that_was_asked_for(running
 def test_preemption_does_not_excuse_what_the_job_did_itself(running: Running) -> None:
     world = running()
     world.pod_fails(PodRole.WORKER, "OOMKilled")
-    trouble = reconcile(replace(world.observed(), submission=None), world.now).status
-    assert trouble.attempts[0].reason == "OutOfMemory"
-    world.status = trouble
+    status = reconcile(replace(world.observed(), submission=None), world.now).status
+    assert status.attempts[0].reason == "OutOfMemory"
+    world.status = status
     world.queue_takes_devices()
     plan = reconcile(replace(world.observed(), submission=None), world.now)
     assert plan.status.attempts[0].reason == "OutOfMemory"
@@ -505,4 +505,103 @@ def test_cluster_that_was_replaced_by_another_of_the_job_has_lost_the_driver(run
     assert first(world).end_time is not None
     assert first(world).reason == "HeadLost"
     settle(world)
+    assert world.status.phase is JobPhase.RUNNING
+
+
+# --- a driver that answers and makes no progress ------------------------------------------------
+
+
+def test_a_driver_that_answers_and_makes_no_progress_is_given_up_with_its_cluster(running: Running) -> None:
+    world = running(timeouts={"phaseSeconds": 3600, "phases": {"rollout": 600}})
+    world.driver_is_stuck()
+    world.run(640)
+    assert first(world).stop_time is None, "its own deadline comes first"
+    world.run(40)
+    assert first(world).stop_time is not None
+    world.run(300)
+    attempt = first(world)
+    assert attempt.reason == "PhaseTimeout"
+    assert "Phase rollout has run for 1" in (attempt.message or "")
+    assert (world.status.attempt, world.status.phase) == (1, JobPhase.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("phase", "seconds", "stopped"),
+    [("rollout", 700.0, True), (None, 700.0, True), (None, 300.0, False), ("x", None, False)],
+)
+def test_what_a_driver_says_of_its_phase_decides(
+    running: Running, phase: str | None, seconds: float | None, stopped: bool
+) -> None:
+    world = running()
+    seen = world.observed()
+    assert seen.driver is not None
+    seen = replace(seen, driver=replace(seen.driver, phase=phase, phase_seconds=seconds))
+    plan = reconcile(seen, world.now)
+    assert any(isinstance(action, Stop) for action in plan.actions) is stopped
+
+
+# --- pods that never get ready -----------------------------------------------------------------
+
+
+def unready(**changes: Any) -> World:
+    """A job one of whose workers has its node and never gets ready."""
+    world = World(make_spec(timeouts={"readySeconds": 600, "startSeconds": 300}, **changes))
+    world.image_missing = True
+    return world
+
+
+def test_pods_that_are_not_ready_in_time_give_their_devices_back_and_count_as_an_attempt() -> None:
+    world = unready(failurePolicy={"maxRestarts": 1, "backoffSeconds": 100, "maxBackoffSeconds": 100})
+    world.run(500)
+    assert world.status.phase is JobPhase.STARTING
+    assert not world.status.attempts
+    assert "spec.timeouts.readySeconds" in (world.status.message or "")
+    world.run(150)
+    (attempt,) = world.status.attempts
+    assert attempt.reason == "ReadyTimeout"
+    assert "ImagePullBackOff" in (attempt.message or "")
+    assert attempt.counted
+    assert world.status.phase is JobPhase.QUEUED
+    assert world.cluster is None, "nothing is held while the next attempt waits"
+    world.run(1500)
+    assert [a.reason for a in world.status.attempts] == ["ReadyTimeout", "ReadyTimeout"]
+    assert world.status.phase is JobPhase.FAILED
+    assert world.cluster is None
+    assert not world.runs
+
+
+def test_time_in_a_queue_is_no_time_to_get_ready() -> None:
+    world = unready()
+    world.capacity = False
+    world.run(5000)
+    assert world.status.phase is JobPhase.QUEUED
+    assert not world.status.attempts
+    world.capacity, world.image_missing = True, False
+    world.run(200)
+    assert world.status.phase is JobPhase.RUNNING
+
+
+def test_a_pod_that_is_made_again_and_again_does_not_begin_the_time_anew() -> None:
+    world = unready()
+    for _ in range(20):
+        world.run(35)
+        for pod in world.pods:
+            if pod.role is PodRole.WORKER and pod.phase == "Pending" and pod.deleting is None:
+                pod.deleting = 5.0
+    assert [a.reason for a in world.status.attempts] == ["ReadyTimeout"]
+
+
+def test_the_drivers_time_to_start_begins_when_ray_has_it() -> None:
+    """A head that answers late takes nothing from the driver, whose own deadline comes first and tells more."""
+    world = World(make_spec())
+    while world.status.phase is not JobPhase.STARTING:
+        world.pass_time(5)
+        world.look()
+    for _ in range(50):
+        world.pass_time(5)
+        world.look(ray_answers=False)
+    world.start_seconds = 250.0
+    world.run(300)
+    (attempt,) = world.status.attempts
+    assert attempt.stop_time is None
     assert world.status.phase is JobPhase.RUNNING

@@ -10,11 +10,11 @@ import pytest
 from simulation import World
 
 from rljob_api.status import Goodput, JobPhase, RLJobStatus
-from rljob_operator.state.draft import Draft
 from rljob_operator.state.goodput import settle, settled
 from rljob_operator.state.observed import Observed, PodRole, PodView, StepView
+from rljob_operator.state.plan_builder import PlanBuilder
 from rljob_operator.state.reconcile import reconcile
-from rljob_operator.state.texts import clean, reason_word, short_value
+from rljob_operator.state.status_text import clean, reason_word, short_value
 from rljob_operator.state.timing import duration_text, seconds_of, time_text
 
 Running = Callable[..., World]
@@ -129,10 +129,10 @@ def test_time_in_the_queue_ends_with_the_last_pods_placement(
     pods = tuple(PodView(str(i), str(i), PodRole.WORKER, "Running", True, scheduled=at) for i, at in enumerate(placed))
     observed = replace(running().observed(), pods=pods)
     status = RLJobStatus(phase=JobPhase.QUEUED, goodput=Goodput(since=time_text(1000.0)))
-    draft = Draft(replace(observed, job=replace(observed.job, status=status)), 1100.0)
-    settle(draft, JobPhase.RUNNING)
-    assert draft.status.goodput is not None
-    assert (draft.status.goodput.queued_seconds, draft.status.goodput.starting_seconds) == (queued, starting)
+    plan = PlanBuilder(replace(observed, job=replace(observed.job, status=status)), 1100.0)
+    settle(plan, JobPhase.RUNNING)
+    assert plan.status.goodput is not None
+    assert (plan.status.goodput.queued_seconds, plan.status.goodput.starting_seconds) == (queued, starting)
 
 
 def test_that_pods_have_nodes_is_written_with_what_comes_next_or_after_a_while(world: World) -> None:

@@ -29,6 +29,7 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "stopped by someone": lambda w: w.driver_exits(75),
     "ray job stop": lambda w: w.driver_exits(None, SubmissionState.STOPPED),
     "driver hangs": lambda w: w.driver_hangs(),
+    "driver stuck": lambda w: w.driver_is_stuck(),
     "head container restarts": lambda w: w.head_container_restarts(),
     "head out of memory": lambda w: w.pod_fails(PodRole.HEAD, "OOMKilled"),
     "worker out of memory": lambda w: w.pod_fails(PodRole.WORKER, "OOMKilled"),
@@ -49,6 +50,7 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "checkpoint wanted": lambda w: w.annotate(f"at {w.now}"),
     "no room": lambda w: setattr(w, "capacity", False),
     "room": lambda w: setattr(w, "capacity", True),
+    "image missing": lambda w: setattr(w, "image_missing", True),
     "slow start": lambda w: setattr(w, "start_seconds", 2000.0),
 }
 
@@ -167,7 +169,7 @@ def play(world: World, life: Life) -> Witness:
 
 def calm(world: World, witness: Witness) -> None:
     """Faults stop, there is room, and strangers leave: from here on the job has to come to an end."""
-    world.capacity, world.start_seconds = True, 20.0
+    world.capacity, world.image_missing, world.start_seconds = True, False, 20.0
     world.stranger_leaves()
     world.queue_admits()
     for _ in range(400):

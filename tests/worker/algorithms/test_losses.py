@@ -10,17 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_api.spec import AlgorithmSpec, KlEstimator, LossAggregation
+from rljob_api.spec import AlgorithmSpec, KlEstimator, LossAggregation, TisSpec
 from rljob_worker.algorithms import (
     MAX_METRICS,
     LossInputs,
-    aggregate,
     finish_metrics,
     policy_gradient_loss,
     token_weights,
 )
 from rljob_worker.algorithms.kl import kl_estimate
 from rljob_worker.algorithms.losses import clipped_policy_loss
+from rljob_worker.algorithms.sequences import Sequences
 from rljob_worker.algorithms.tis import importance_weights
 
 CONSTANT_LENGTH = 7
@@ -160,10 +160,11 @@ def test_packed_tokens_give_the_padded_result(mode: LossAggregation) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_aggregate_is_the_weighted_sum(mode: LossAggregation) -> None:
+def test_the_weighted_sum_is_the_aggregate(mode: LossAggregation) -> None:
     mask = torch.tensor([[True, True, False], [True, False, False]])
-    values = torch.tensor([[1.0, 3.0, math.nan], [10.0, math.inf, 0.0]])
-    result = aggregate(values, mask, mode, num_tokens=3, num_sequences=2, constant_length=CONSTANT_LENGTH)
+    values = torch.tensor([[1.0, 3.0, 5.0], [10.0, 7.0, 0.0]])
+    weights = token_weights(mask, mode, num_tokens=3, num_sequences=2, constant_length=CONSTANT_LENGTH)
+    result = (values * weights).sum()
     expected = {
         LossAggregation.TOKEN_MEAN: 14 / 3,
         LossAggregation.SEQUENCE_MEAN: (2 + 10) / 2,
@@ -183,7 +184,7 @@ def test_one_update_uses_its_own_log_probs_as_the_old_ones() -> None:
     assert metrics["pg_clipfrac"].item() == 0
     # The gradient is the plain policy gradient: -w A tis / N.
     (grad,) = torch.autograd.grad(metrics_free_pg(inputs, spec), inputs.log_probs)
-    tis, _ = importance_weights(inputs.log_probs.detach(), inputs.rollout_log_probs, 0.7, 1.6)
+    tis, _ = importance_weights(inputs.log_probs.detach(), inputs.rollout_log_probs, spec.tis, Sequences(inputs.mask))
     expected = torch.where(inputs.mask, -inputs.advantages.unsqueeze(1) * tis * inputs.weights, 0.0)
     torch.testing.assert_close(grad, expected)
 
@@ -286,7 +287,8 @@ def test_k1_and_k3_are_unbiased() -> None:
 @settings(max_examples=100, deadline=None)
 def test_importance_weights_stay_in_their_bounds(difference: float, low: float, high: float) -> None:
     old = torch.tensor([difference], dtype=torch.float64, requires_grad=True)
-    weights, ratio = importance_weights(old, torch.zeros(1, dtype=torch.float64), low, high)
+    spec = TisSpec(low=low, high=high)
+    weights, ratio = importance_weights(old, torch.zeros(1, dtype=torch.float64), spec, Sequences(old > -math.inf))
     assert low <= weights.item() <= high
     assert ratio.item() == pytest.approx(math.exp(difference))
     assert not weights.requires_grad

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jobs import lone_store
 from record_cases import MANIFEST, run_folder, write_run, write_samples
 
 from rljob_worker.cli.main import main
-from rljob_worker.driver.checkpoints import CheckpointStore, DriverState
+from rljob_worker.driver.checkpoints import DriverState
 
 REPOSITORY = Path(__file__).parents[3]
 COMMANDS = ("run", "validate", "plan", "doctor", "report", "samples", "export")
@@ -175,7 +176,7 @@ def test_export_says_which_checkpoints_there_are(capsys: pytest.CaptureFixture[s
     folder = run_folder(tmp_path / "run")
     target = tmp_path / "target"
     assert "no complete checkpoint yet" in refused(capsys, "export", str(folder), "--to", str(target))
-    store = CheckpointStore(folder / "checkpoints", keep=3)
+    store = lone_store(folder / "checkpoints", keep=3)
     for step in (20, 40):
         store.commit(store.begin(step), DriverState(step, step, {}, 1, 1))
     said = refused(capsys, "export", str(folder), "--step", "30", "--to", str(target))
@@ -239,3 +240,11 @@ def test_a_terminal_without_the_characters_shows_escapes(tmp_path: Path) -> None
     ended = python(MAIN, "samples", str(tmp_path), PYTHONIOENCODING="latin-1")
     assert ended.returncode == 0
     assert r"response  \u65e5\u672c" in ended.stdout
+
+
+def test_sys_exit_inside_a_command_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("rljob_worker.cli.validate.run", lambda _arguments: sys.exit(0))
+    assert main(["validate", str(tmp_path / "job.yaml")]) == 1
+    assert "ended by sys.exit(0) before it was done" in capsys.readouterr().err

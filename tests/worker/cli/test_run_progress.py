@@ -2,18 +2,20 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from record_cases import write_run
 from rich.console import Console
 
+from rljob_api.metrics import REWARD_KEY
+from rljob_api.wire.step_record import StepRecord
 from rljob_worker.cli import progress
 from rljob_worker.cli.progress import RunProgress
 
 
-def shown(records: list[dict[str, Any]], steps: int, terminal: bool, width: int = 200) -> str:
+def shown(records: list[StepRecord], steps: int, terminal: bool, width: int = 200) -> str:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)
     with RunProgress(console, steps) as bar:
         bar.event("reading [model] and [/] data, a sentence that is longer than a terminal of eighty columns is wide")
@@ -24,12 +26,12 @@ def shown(records: list[dict[str, Any]], steps: int, terminal: bool, width: int 
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> list[dict[str, Any]]:
+def records(tmp_path: Path) -> list[StepRecord]:
     return write_run(tmp_path, 20)
 
 
 def test_plain_output_is_one_line_every_few_seconds_and_the_last_step(
-    records: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    records: list[StepRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
@@ -43,13 +45,13 @@ def test_plain_output_is_one_line_every_few_seconds_and_the_last_step(
     assert [line.split()[1] for line in lines] == ["1/20", "6/20", "11/20", "16/20", "20/20"]
     last = records[-1]
     assert re.fullmatch(
-        rf"step 20/20  eta 0:00  reward {last['metrics']['rollout/raw_reward']:.3f}  "
-        rf"step {last['step_seconds'] * 1000:.0f} ms  rollout \d+ ms  actor_train \d+ ms  update_weights \d+ ms  .*",
+        rf"step 20/20  eta 0:00  reward {last.reward:.3f}  "
+        rf"step {last.step_seconds * 1000:.0f} ms  rollout \d+ ms  actor_train \d+ ms  update_weights \d+ ms  .*",
         lines[-1],
     )
 
 
-def test_events_are_printed_as_they_are(records: list[dict[str, Any]]) -> None:
+def test_events_are_printed_as_they_are(records: list[StepRecord]) -> None:
     for terminal in (True, False):
         text = shown(records, 20, terminal, width=80)
         assert (
@@ -58,7 +60,7 @@ def test_events_are_printed_as_they_are(records: list[dict[str, Any]]) -> None:
     assert "\x1b" not in text
 
 
-def test_a_terminal_shows_one_live_line(records: list[dict[str, Any]]) -> None:
+def test_a_terminal_shows_one_live_line(records: list[StepRecord]) -> None:
     text = shown(records, 20, terminal=True)
     assert "20/20" in text
     assert "eta 0:00  reward" in text
@@ -69,12 +71,12 @@ def test_a_terminal_shows_one_live_line(records: list[dict[str, Any]]) -> None:
         assert max(map(len, live)) <= width
 
 
-def test_the_time_left_of_a_resumed_run_is_that_of_its_own_pace(records: list[dict[str, Any]]) -> None:
-    resumed = {**records[-1], "step": 101, "step_seconds": 60.0}
+def test_the_time_left_of_a_resumed_run_is_that_of_its_own_pace(records: list[StepRecord]) -> None:
+    resumed = replace(records[-1], step=101, step_seconds=60.0)
     assert "eta 1:39:00" in shown([resumed], 200, terminal=False)
 
 
-def test_a_step_without_a_reward_is_shown(records: list[dict[str, Any]]) -> None:
-    record = {**records[0], "metrics": {"rollout/raw_reward": None}}
+def test_a_step_without_a_reward_is_shown(records: list[StepRecord]) -> None:
+    record = replace(records[0], metrics={REWARD_KEY: None})
     for terminal in (True, False):
         assert "reward -  step" in shown([record], 20, terminal)

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from rljob_api.spec import DataSource, RLJobSpec
+from rljob_api.spec import DataSource, Hub, RLJobSpec
+from rljob_worker.data.hub import hub_failure
 from rljob_worker.data.sources import label_text, load_source, load_sources
 from rljob_worker.errors import UserError
 
@@ -158,16 +160,28 @@ def test_modelscope_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> Non
     fails("owner/data", "spec.data.hub", "'modelscope'", "pip install modelscope", hub="ModelScope")
 
 
-def test_a_hub_that_cannot_be_reached_is_named() -> None:
+@pytest.mark.parametrize("how", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}])
+def test_a_hub_that_cannot_be_reached_is_named_and_tried_again(how: dict[str, str], tmp_path: Path) -> None:
     # In a process of its own, because the hub's client reads its settings when it is imported.
     program = (
         "from rljob_api.spec import DataSource; from rljob_worker.data.sources import load_source;"
         "load_source(DataSource(path='owner/no-such-data'), 'spec.data')"
     )
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HOME": str(tmp_path)} | how
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
-    assert "UserError: spec.data.path: 'owner/no-such-data' is not a local path" in ended.stderr
+    assert "JobError: spec.data.path: 'owner/no-such-data' is not a local path" in ended.stderr
     assert "fetching it from HuggingFace failed" in ended.stderr
+
+
+def test_what_a_hub_refuses_is_the_users() -> None:
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    for kind, error in ((GatedRepoError, UserError), (RepositoryNotFoundError, UserError)):
+        assert type(hub_failure("a/b", Hub.HUGGING_FACE, "spec.model", kind.__new__(kind))) is error
+    unreachable = LocalEntryNotFoundError("cannot reach the hub")
+    for passes in (unreachable, httpx.ReadTimeout("slow"), httpx.RemoteProtocolError("cut off"), OSError("reset")):
+        assert hub_failure("a/b", Hub.HUGGING_FACE, "spec.model", passes).exit_code == 1
+    assert hub_failure("a/b", Hub.HUGGING_FACE, "spec.model", ValueError("no such split")).exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 import torch.multiprocessing.reductions as reductions
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rljob_worker.devices import checksum
 from rljob_worker.devices.checksum import device_checksum
@@ -122,6 +124,52 @@ def test_the_checksum_is_over_row_major_bytes() -> None:
     tensor = torch.arange(24.0).reshape(4, 6)
     assert device_checksum(tensor.t()) == device_checksum(tensor.t().contiguous()) != device_checksum(tensor)
     assert device_checksum(tensor.bfloat16()) == device_checksum(tensor.bfloat16().view(torch.int16))
+
+
+class Saturating(TorchDispatchMode):
+    """Products and sums of 64-bit integers end at the type's bounds, as floats would carry them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList) and result.dtype == torch.int64:
+            floats = [each.double() if isinstance(each, torch.Tensor) else each for each in args]
+            return self.bounded(func(*floats, **(kwargs or {})))
+        return result
+
+    def bounded(self, floats: torch.Tensor) -> torch.Tensor:
+        inside = floats.abs() < 2.0**62
+        return torch.where(inside, floats, 0.0).to(torch.int64) + torch.where(inside, 0, 2**63 - 1)
+
+
+class Rounding(Saturating):
+    """As if integers were carried in single precision."""
+
+    def bounded(self, floats: torch.Tensor) -> torch.Tensor:
+        return super().bounded(floats.float().double())
+
+
+@pytest.fixture
+def another_device() -> Iterator[None]:
+    """Which form a device takes is found anew."""
+    checksum._form.cache_clear()
+    yield
+    checksum._form.cache_clear()
+
+
+@pytest.mark.usefixtures("another_device")
+def test_a_device_whose_integers_do_not_wrap_around_has_the_same_checksum() -> None:
+    words = torch.from_numpy(np.random.default_rng(1).integers(-(2**31), 2**31, checksum._ROW * 17 + 5, dtype=np.int32))
+    right = device_checksum(words)
+    checksum._form.cache_clear()
+    with Saturating():
+        assert not checksum.wraps_around(words.device)
+        assert device_checksum(words) == right
+
+
+@pytest.mark.usefixtures("another_device")
+def test_a_device_whose_integers_are_wrong_is_refused() -> None:
+    with Rounding(), pytest.raises(ArithmeticError, match="cpu: sums of 64-bit integers are wrong there"):
+        device_checksum(torch.arange(100))
 
 
 # The exported tensor

@@ -21,7 +21,6 @@ def test_the_cpu_is_a_device() -> None:
     device.synchronize()
     device.empty_cache()
     device.set_current()
-    device.release_host_cache()
     assert not device.own_memory
     with pytest.raises(ValueError, match="staging slots"):
         device.share(torch.ones(1))

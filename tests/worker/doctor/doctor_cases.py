@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rljob_api.doctor import Wanted
 from rljob_api.roles import MEMORY_SAVER_LIBRARY
 from rljob_api.validation import load_manifest
+from rljob_api.wanted import Wanted
 from rljob_worker.doctor.examine import examine
 from rljob_worker.doctor.facts import Interface, NodeFacts, NpuPort, ProcessFacts, SaverFile, StoragePath
 from rljob_worker.doctor.findings import Finding, Status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +14,9 @@ import ray
 from doctor_cases import node
 from ray.cluster_utils import Cluster
 
-from rljob_api.doctor import Wanted
 from rljob_api.spec import Profile
-from rljob_worker.doctor import deep
+from rljob_api.wanted import Wanted
+from rljob_worker.doctor import deep, deep_steps
 from rljob_worker.doctor.findings import Status
 from rljob_worker.doctor.nodes import look_everywhere
 
@@ -45,10 +46,22 @@ def test_a_step_that_dies_is_a_problem_and_not_the_end() -> None:
     """A device that this version or machine does not have: every step ends, and each says so."""
     facts = node(kind="npu", device_files=(0,), trainer=node().trainer)
     found = deep.deep_findings(facts, None)
-    assert len(found) == 4
+    assert len(found) == 5
     assert found[0].status is Status.PROBLEM
     assert "exit code" in found[0].found
     assert found[0].fix
+
+
+def test_a_librarys_last_word_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = "import atexit, sys\natexit.register(lambda: print('[W] still 1 communicator', file=sys.stderr))\n"
+    (tmp_path / "sitecustomize.py").write_text(late)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(deep_steps, "BYTES", 1 << 20)
+    found = deep_steps.collective({"kind": "cpu", "devices": ["0", "1"]})
+    assert found.status is Status.OK, found
+    wrong = deep_steps.collective({"kind": "npu", "devices": ["0", "1"]})
+    assert wrong.status is Status.PROBLEM
+    assert "rank 0: " in wrong.found
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rljob_api.doctor import Wanted
+from rljob_api.wanted import Wanted
 from rljob_worker.doctor.collect import busy, collect, kind_of
 from rljob_worker.doctor.process import look
 from rljob_worker.doctor.saver import recorded_digest

@@ -1,4 +1,4 @@
-"""`rljob run JOB OUTPUT` with one fault: usage `faulty_run.py JOB OUTPUT '{"do": ..., ...}'`.
+"""`rljob run JOB OUTPUT` with one fault: usage `faulty_run.py JOB OUTPUT '{"do": ..., ...}' [OPTION OF RUN]...`.
 
 {"do": "kill", "process": "trainer-0", "phase": "actor_train", "step": 3, "delay": 0.01, "signal": 9}
     SIGKILL, or the signal given, to the named process (`driver`: this one) so long after the phase of that step began.
@@ -79,4 +79,4 @@ def flip_one_bit(actor: Any) -> None:
 
 if __name__ == "__main__":
     install(json.loads(sys.argv[3]))
-    sys.exit(main(["run", sys.argv[1], "--output", sys.argv[2]]))
+    sys.exit(main(["run", sys.argv[1], "--output", sys.argv[2], *sys.argv[4:]]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from rljob_worker.driver.checkpoints import CheckpointStore
+from rljob_worker.driver.checkpoints import Checkpoints, CheckpointStore
 from rljob_worker.driver.events import EventLog, read_events
 from rljob_worker.trainer.state_file import StateReader
 
@@ -50,9 +51,9 @@ def start(*arguments: str | Path, environment: dict[str, str] | None = None) -> 
     return _start([sys.executable, "-m", "rljob_worker.cli.main", *map(str, arguments)], environment)
 
 
-def start_faulty(job: Path, output: Path, fault: dict[str, Any]) -> subprocess.Popen[str]:
+def start_faulty(job: Path, output: Path, fault: dict[str, Any], *options: str) -> subprocess.Popen[str]:
     """`rljob run` in which `faulty_run.py` makes one thing go wrong."""
-    return _start([sys.executable, str(FAULTY_RUN), str(job), str(output), json.dumps(fault)], None)
+    return _start([sys.executable, str(FAULTY_RUN), str(job), str(output), json.dumps(fault), *options], None)
 
 
 def _start(command: list[str], environment: dict[str, str] | None) -> subprocess.Popen[str]:
@@ -63,7 +64,13 @@ def _start(command: list[str], environment: dict[str, str] | None) -> subprocess
         text=True,
         start_new_session=True,
         env={**os.environ, **(environment or {})},
+        preexec_fn=_end_with_the_tests,
     )
+
+
+def _end_with_the_tests() -> None:
+    """PR_SET_PDEATHSIG: Ctrl-C does not reach the session that a job has of its own."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def finish(process: subprocess.Popen[str], seconds: float = RUN_SECONDS) -> tuple[int, str]:
@@ -98,14 +105,25 @@ def events(run_folder: Path) -> list[dict[str, Any]]:
     return read_events(run_folder) if (run_folder / EventLog.FILE).exists() else []
 
 
+def lone_store(root: Path, keep: int, epoch: int = 1) -> CheckpointStore:
+    """A store that no other driver ever takes over."""
+    root.mkdir(parents=True, exist_ok=True)
+    return CheckpointStore(root, keep, epoch, lambda: None)
+
+
 def final_state(run_folder: Path, ranks: int = 1) -> dict[str, str]:
     """Digest of every tensor in the newest checkpoint: weights, optimizer and random states of all ranks."""
-    newest = CheckpointStore(run_folder / "checkpoints", 2).latest()
+    newest = Checkpoints(run_folder / "checkpoints").latest()
     assert newest is not None, f"{run_folder} has no checkpoint"
     digests = {"step": str(newest.step), "cursor": json.dumps(newest.data_cursor, sort_keys=True)}
+    return digests | state_of(run_folder / "checkpoints" / f"step-{newest.step}", ranks)
+
+
+def state_of(checkpoint: Path, ranks: int = 1) -> dict[str, str]:
+    """Digest of every tensor in a checkpoint."""
+    digests = {}
     for rank in range(ranks):
-        file = run_folder / "checkpoints" / f"step-{newest.step}" / f"rank-{rank:05d}.safetensors"
-        reader = StateReader(file)
+        reader = StateReader(checkpoint / f"rank-{rank:05d}.safetensors")
         for name in sorted(reader.names):
             tensor = reader.read(name).contiguous().flatten()
             digests[f"{rank}.{name}"] = hashlib.sha256(tensor.view(_byte()).numpy().tobytes()).hexdigest()

@@ -5,14 +5,19 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
+from jobs import lone_store
 
 from rljob_worker.driver import checkpoints
-from rljob_worker.driver.checkpoints import CheckpointStore, DriverState
-from rljob_worker.errors import UserError
+from rljob_worker.driver.checkpoints import Checkpoints, CheckpointStore, DriverState
+from rljob_worker.errors import JobError, UserError
+from rljob_worker.trainer import checked_file
+from rljob_worker.trainer.checked_file import CheckedFile
 
 
 class Killed(BaseException):
@@ -30,7 +35,7 @@ def save(store: CheckpointStore, step: int, attempt: int = 1) -> None:
     store.commit(folder, state(step, attempt))
 
 
-def content(store: CheckpointStore) -> dict[int, int]:
+def content(store: Checkpoints) -> dict[int, int]:
     """Step -> attempt of all complete checkpoints, each checked to be whole."""
     found = {}
     for step in store.complete_steps():
@@ -43,7 +48,7 @@ def content(store: CheckpointStore) -> dict[int, int]:
 
 
 def test_the_newest_is_found_and_the_oldest_are_dropped(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "a" / "b", keep=2)
+    store = lone_store(tmp_path / "a" / "b", keep=2)
     assert (store.complete_steps(), store.latest()) == ([], None)
     for step in (2, 9, 10):
         save(store, step)
@@ -53,7 +58,7 @@ def test_the_newest_is_found_and_the_oldest_are_dropped(tmp_path: Path) -> None:
 
 
 def test_what_is_not_complete_is_not_there(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=3)
+    store = lone_store(tmp_path, keep=3)
     save(store, 1)
     for name in ("step-7", "step-8.incomplete", "step-007", "step-x", "other"):
         (tmp_path / name).mkdir()
@@ -66,12 +71,12 @@ def test_what_is_not_complete_is_not_there(tmp_path: Path) -> None:
     assert not (tmp_path / "step-8.incomplete").exists()
 
 
-@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"step": 1, "stranger": 2}'])
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", "\xff", '{"step": 1, "stranger": 2}', "[" * 100000])
 def test_a_damaged_driver_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "step-1").mkdir()
     (tmp_path / "step-1" / "driver.json").write_text(text)
-    with pytest.raises(UserError, match=r"step-1/driver\.json: not the state of a driver"):
-        CheckpointStore(tmp_path, keep=1).latest()
+    with pytest.raises(JobError, match=r"step-1/driver\.json: not the state of a driver"):
+        Checkpoints(tmp_path).latest()
 
 
 def die_at(monkeypatch: pytest.MonkeyPatch, number: int) -> Callable[[], int]:
@@ -97,11 +102,10 @@ def die_at(monkeypatch: pytest.MonkeyPatch, number: int) -> Callable[[], int]:
         os.rmdir(folder)
 
     monkeypatch.setattr(shutil, "rmtree", delete)
-    for name in ("rename", "mkdir", "write_text"):
+    for name in ("rename", "replace", "mkdir", "write_text"):
         wrap(Path, name)
     for name in ("fsync", "unlink", "rmdir"):
         wrap(os, name)
-    wrap(json, "dump")
     return lambda: count
 
 
@@ -111,7 +115,7 @@ def test_a_kill_at_any_instant_leaves_the_old_or_the_new_checkpoint(tmp_path: Pa
     outcomes = set()
     for number in range(1, 1000):
         root = tmp_path / str(number)
-        store = CheckpointStore(root, keep=2)
+        store = lone_store(root, keep=2)
         for old in (5, 6):
             save(store, old)
         with pytest.MonkeyPatch.context() as patch:
@@ -119,14 +123,14 @@ def test_a_kill_at_any_instant_leaves_the_old_or_the_new_checkpoint(tmp_path: Pa
             with contextlib.suppress(Killed):
                 save(store, step, attempt)
             finished = died() < number
-        found = content(CheckpointStore(root, keep=2))
+        found = content(Checkpoints(root))
         old_or_new = {1, attempt} if step == 6 else {None, attempt}
         assert found.get(step) in old_or_new, f"killed at change {number}: {found}"
         assert found.get(6) in (1, attempt), f"killed at change {number}: the checkpoint before is lost: {found}"
         outcomes.add(found.get(step))
 
         # Whatever was left behind, the next attempt goes on from there.
-        again = CheckpointStore(root, keep=2)
+        again = lone_store(root, keep=2, epoch=3)
         save(again, 8, 3)
         assert max(content(again)) == 8
         assert content(again).keys() <= {5, 6, 7, 8}
@@ -140,10 +144,100 @@ def test_a_kill_at_any_instant_leaves_the_old_or_the_new_checkpoint(tmp_path: Pa
 
 def test_files_are_on_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[str] = []
-    store = CheckpointStore(tmp_path, keep=1)
+    store = lone_store(tmp_path, keep=1)
     folder = store.begin(1)
-    real_sync, real_rename = checkpoints._sync_folder, Path.rename
-    monkeypatch.setattr(checkpoints, "_sync_folder", lambda f: (happened.append(f"sync {f.name}"), real_sync(f)))
+    real_sync, real_rename = checkpoints.sync_folder, Path.rename
+    monkeypatch.setattr(checkpoints, "sync_folder", lambda f: (happened.append(f"sync {f.name}"), real_sync(f)))
     monkeypatch.setattr(Path, "rename", lambda s, t: (happened.append(f"rename {t.name}"), real_rename(s, t))[1])
     store.commit(folder, state(1))
-    assert happened == ["sync step-1.incomplete", "rename step-1", f"sync {tmp_path.name}"]
+    assert happened == ["sync step-1.a1.incomplete", "rename step-1", f"sync {tmp_path.name}"]
+
+
+def damage(state: DriverState, folder: Path) -> str:
+    files = state.files or ()
+    return "; ".join(filter(None, (checked_file.damage(folder, file) for file in files)))
+
+
+def save_checked(store: CheckpointStore, step: int) -> None:
+    folder = store.begin(step)
+    files = []
+    for rank in range(2):
+        path = folder / f"rank-{rank}"
+        path.write_text(f"{step} {rank}")
+        content = path.read_bytes()
+        files.append(CheckedFile(path.name, len(content), xxhash.xxh3_64(content).hexdigest()))
+    store.commit(folder, replace(state(step), files=tuple(files)))
+
+
+def spoil(root: Path, step: int, how: str) -> None:
+    file, meta = root / f"step-{step}" / "rank-1", root / f"step-{step}" / "driver.json"
+    if how == "bit flip":
+        file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+    elif how == "truncation":
+        file.write_bytes(file.read_bytes()[:-1])
+    elif how == "missing":
+        file.unlink()
+    else:
+        said = json.loads(meta.read_text())
+        contents = {
+            "empty": "",
+            "torn": meta.read_text()[:-20],
+            "stranger": "[1]",
+            "another step": json.dumps({**said, "step": 77}),
+            "no record": json.dumps({**said, "record": {"step": step}}),
+            "no files": json.dumps({**said, "files": [3]}),
+            "no cursor": json.dumps({**said, "data_cursor": None}),
+        }
+        meta.write_text(contents[how])
+
+
+HOWS = [
+    *("bit flip", "truncation", "missing", "empty", "torn"),
+    *("stranger", "another step", "no record", "no files", "no cursor"),
+]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_damaged_ones_are_set_aside_by_name_and_the_one_before_is_used(tmp_path: Path, how: str) -> None:
+    store = lone_store(tmp_path, keep=3)
+    for step in (1, 2, 3):
+        save_checked(store, step)
+    for step in (2, 3):
+        spoil(tmp_path, step, how)
+    told: list[tuple[str, str]] = []
+
+    def tell(folder: Path, reason: str) -> None:
+        told.append((folder.name, reason))
+
+    found = store.newest_whole(damage, tell)
+    assert found is not None
+    assert found.step == 1
+    assert [name for name, _ in told] == ["step-3.damaged", "step-2.damaged"]
+    assert all("step-3/" in reason or "step-2/" in reason for _, reason in told)
+    assert store.complete_steps() == [1]
+    save_checked(store, 3)
+    spoil(tmp_path, 3, how)
+    again = lone_store(tmp_path, keep=3, epoch=2)
+    assert again.newest_whole(damage, tell) == found
+    assert told[-1][0] == "step-3.damaged-2"
+
+
+def test_without_a_whole_one_nothing_is_moved_and_each_is_named(tmp_path: Path) -> None:
+    store = lone_store(tmp_path, keep=3)
+    assert store.newest_whole(damage, lambda *_: None) is None
+    for step in (1, 2):
+        save_checked(store, step)
+        spoil(tmp_path, step, "bit flip")
+    with pytest.raises(JobError, match=r"no checkpoint is as it was written") as caught:
+        store.newest_whole(damage, lambda *_: None)
+    assert "step-1/rank-1" in str(caught.value)
+    assert "step-2/rank-1" in str(caught.value)
+    assert store.complete_steps() == [1, 2]
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / "step-4").mkdir()
+    old = {"step": 4, "weight_version": 4, "data_cursor": {}, "attempt": 1, "world_size": 2, "record": None}
+    (tmp_path / "step-4" / "driver.json").write_text(json.dumps(old))
+    found = lone_store(tmp_path, keep=1).newest_whole(damage, lambda *_: None)
+    assert found == DriverState(4, 4, {}, 1, 2)

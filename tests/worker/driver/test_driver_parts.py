@@ -29,9 +29,8 @@ from rljob_worker.driver.calls import Call, Calls
 from rljob_worker.driver.events import EventLog, read_events
 from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.driver.sync_report import sync_report
-from rljob_worker.errors import JobError, ProcessDiedError, StopRequested
+from rljob_worker.errors import JobError, ProcessDiedError, StopRequested, WeightSyncError
 from rljob_worker.types import FloatArray, Generation, Prompt
-from rljob_worker.weightsync.errors import WeightSyncError
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 12))
@@ -228,7 +227,7 @@ def test_a_sync_report_counts_bytes_once_and_the_slowest_process() -> None:
         {"bytes": 5, "staging_bytes": 0, "seconds": 2.0},
     ]
     received = [{"tensors": 3, "verified": True, "version": 4, "mode": "load", "seconds": s} for s in (1.0, 3.0)]
-    assert sync_report(4, sent, received) == {
+    assert sync_report(4, sent, received).to_json() == {
         "version": 4,
         "bytes": 15,
         "staging_bytes": 8,

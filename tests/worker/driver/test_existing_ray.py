@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from jobs import events, final_state, manifest, run, wait_for
 from ray_cluster import RayCluster
+from support.step_lines import read_steps
 
-from rljob_worker.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_USER_ERROR
-from rljob_worker.records.steps import read_steps
+from rljob_api.wire.exit_codes import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -67,7 +67,7 @@ def test_a_device_that_is_not_built_is_refused(cluster: RayCluster, tmp_path: Pa
     job = manifest(tmp_path, resources={"profile": "ascend-a2", "nodes": 2, "devicesPerNode": 1})
     cluster.submit(job, tmp_path / "run", "npu")
     code, logs = failed(cluster, "npu")
-    assert code == EXIT_USER_ERROR
+    assert code == ExitCode.USER_ERROR
     assert "rljob: spec.resources.profile: 'ascend-a2' cannot be used here: torch_npu is not installed" in logs
     assert not (tmp_path / "run").exists()
 
@@ -77,7 +77,7 @@ def test_too_few_nodes_are_waited_for_and_listed(cluster: RayCluster, tmp_path: 
     job = manifest(tmp_path, **SPEC, resources=resources(2, 2), timeouts=timeouts)
     cluster.submit(job, tmp_path / "run", "large")
     code, logs = failed(cluster, "large")
-    assert code == EXIT_FAILED
+    assert code == ExitCode.FAILED
     assert "2 node(s) with 2 free CPUs each (spec.resources) were not to be had within 3 s" in logs
     assert all(f"({address}) with 1 CPUs" in logs for address in NODES)
 
@@ -92,7 +92,7 @@ def test_stopped_killed_and_finished_on_two_nodes_like_one_run_on_this_machine(
     wait_for(lambda: _steps(folder) >= 2, "two steps", 200)
     cluster.stop("job-0")
     assert cluster.end_of("job-0", 60)["status"] == "STOPPED"
-    assert cluster.exit_codes()[-1] == EXIT_STOPPED, cluster.logs("job-0")
+    assert cluster.exit_codes()[-1] == ExitCode.STOPPED, cluster.logs("job-0")
     stopped_after = _steps(folder)
     assert f"saved step-{stopped_after}" in cluster.logs("job-0")
     assert stopped_after < STEPS
@@ -101,20 +101,13 @@ def test_stopped_killed_and_finished_on_two_nodes_like_one_run_on_this_machine(
     wait_for(lambda: _steps(folder) >= stopped_after + 2, "two more steps", 200)
     cluster.kill_node(NODES[1])
     code, logs = failed(cluster, "job-1")
-    assert code == EXIT_FAILED
+    assert code == ExitCode.FAILED
     assert f"({NODES[1]}), which does not answer any more" in logs, logs
     assert _steps(folder) < STEPS
 
     cluster.wait_for_loss(NODES[1])
     cluster.add_node(NEW_NODE, cpus=1)
-    # For a while Ray may hand a new job's supervisor to the lost node, with which it fails: the next attempt's turn.
-    for number in range(2, 6):
-        name = f"job-{number}"
-        cluster.submit(job, folder, name)
-        info = cluster.end_of(name, 200)
-        if info["error_type"] != "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE":
-            break
-        time.sleep(3)
+    name, info = _end_of_a_started(cluster, job, folder, "job-2")
     assert (info["status"], info["driver_exit_code"]) == ("SUCCEEDED", 0), f"{info}\n{cluster.logs(name)}"
     assert {row["node_ip"] for row in cluster.alive("nodes")} > {NODES[0], NEW_NODE}, "the cluster is left as it was"
     wait_for(lambda: not cluster.alive("actors"), "end of the job's actors", 30)
@@ -139,12 +132,25 @@ def test_a_node_that_does_not_see_the_run_folder_is_named(cluster: RayCluster, t
     folder.mkdir()
     cluster.add_node(BLIND_NODE, cpus=2, hide=folder)
     job = manifest(tmp_path, **SPEC, resources=resources(1, 2))
-    cluster.submit(job, folder / "run", "unseen")
-    code, logs = failed(cluster, "unseen", 200)
-    assert code == EXIT_USER_ERROR
+    name, info = _end_of_a_started(cluster, job, folder / "run", "unseen")
+    logs = cluster.logs(name)
+    assert (info["status"], info["driver_exit_code"]) == ("FAILED", ExitCode.USER_ERROR), f"{info}\n{logs}"
     assert f"({BLIND_NODE}) does not see the model of the driver at {folder}/run/model" in logs
     assert "a volume that all pods mount at the same path (spec.storage.volumes)" in logs
     assert not list(folder.rglob(".seen-*"))
+
+
+def _end_of_a_started(cluster: RayCluster, job: Path, folder: Path, name: str) -> tuple[str, dict[str, Any]]:
+    """Submit until the driver was started: for a while Ray may hand a new job's supervisor to a node that is lost, or
+    to one that only just came, with which it fails."""
+    for attempt in range(4):
+        submission = f"{name}-{attempt}"
+        cluster.submit(job, folder, submission)
+        info = cluster.end_of(submission, 200)
+        if info["driver_exit_code"] is not None:
+            break
+        time.sleep(3)
+    return submission, info
 
 
 def _steps(folder: Path) -> int:

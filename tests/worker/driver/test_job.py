@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from jobs import alive, events, final_state, finish, manifest, run, start, start_faulty, wait_for
+from support.step_lines import read_steps
 
-from rljob_worker.errors import EXIT_DEADLINE, EXIT_STOPPED, EXIT_WEIGHT_SYNC
-from rljob_worker.records.steps import read_steps
+from rljob_api.wire.exit_codes import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -102,7 +102,7 @@ def test_sigterm_saves_the_last_completed_step_and_resume_continues(finished: Pa
     wait_for(lambda: len(_steps(tmp_path / "run")) >= 2, "two steps")
     process.send_signal(signal.SIGTERM)
     code, output = finish(process, 60)
-    assert code == EXIT_STOPPED, output
+    assert code == ExitCode.STOPPED, output
     done = len(_steps(tmp_path / "run"))
     assert f"saved step-{done}" in output
     code, output = run("run", job, "--output", tmp_path / "run", "--resume")
@@ -118,7 +118,7 @@ def test_a_stop_while_starting_is_obeyed_at_once(tmp_path: Path) -> None:
     wait_for(lambda: (tmp_path / "run" / "logs" / "trainer-0.log").exists(), "a trainer")
     process.send_signal(signal.SIGTERM)
     code, output = finish(process, 25)
-    assert code == EXIT_STOPPED, output
+    assert code == ExitCode.STOPPED, output
     assert "nothing new to save after step 0" in output
     assert [event["event"] for event in events(tmp_path / "run")] == ["start", "stopping", "end"]
 
@@ -128,7 +128,7 @@ def test_a_stop_during_an_evaluation_loses_neither_it_nor_the_step(tmp_path: Pat
     job = manifest(tmp_path, steps=2, evaluation=held_out)
     fault = {"do": "kill", "signal": signal.SIGTERM, "process": "driver", "phase": "rollout_wake_kv", "step": 2}
     code, output = finish(start_faulty(job, tmp_path / "run", fault))
-    assert code == EXIT_STOPPED, output
+    assert code == ExitCode.STOPPED, output
     assert [record["step"] for record in read_steps(tmp_path / "run")] == [1]
     code, output = run("run", job, "--output", tmp_path / "run", "--resume")
     assert code == 0, output
@@ -157,7 +157,7 @@ def test_stalled_process_ends_the_job_with_the_phase_name(tmp_path: Path) -> Non
     process = start_faulty(job, tmp_path / "run", fault)
     code, output = finish(process)
     # The signal may arrive after the call was answered; then the next phase finds the process stalled.
-    assert code == EXIT_DEADLINE, output
+    assert code == ExitCode.DEADLINE, output
     assert "trainer-0 not finished after" in output
     assert (tmp_path / "run" / "logs" / "engine-0.stacks").read_text().strip(), "those that run wrote their stacks"
     stalled = next(event for event in events(tmp_path / "run") if event["event"] == "kill")["pid"]
@@ -167,7 +167,7 @@ def test_stalled_process_ends_the_job_with_the_phase_name(tmp_path: Path) -> Non
 def test_bit_flipped_after_landing_is_caught_by_the_probe(tmp_path: Path) -> None:
     fault = {"do": "flip", "phase": "rollout_wake_kv", "step": 2}
     code, output = finish(start_faulty(manifest(tmp_path), tmp_path / "run", fault))
-    assert code == EXIT_WEIGHT_SYNC, output
+    assert code == ExitCode.WEIGHT_SYNC, output
     assert "its weights are not what was sent" in output
     assert len(read_steps(tmp_path / "run")) == 1, "the step fails"
 
@@ -193,7 +193,7 @@ def test_http_endpoint(tmp_path: Path) -> None:
     wait_for(lambda: list((tmp_path / "run" / "checkpoints").glob("step-*[0-9]")), "checkpoint asked for", 60)
     process.send_signal(signal.SIGTERM)
     code, output = finish(process, 60)
-    assert code == EXIT_STOPPED, output
+    assert code == ExitCode.STOPPED, output
     assert not alive(process.pid)
 
 
@@ -237,7 +237,8 @@ def test_parallel_layouts_run(kind: str, tmp_path: Path) -> None:
 
 
 def _steps(run_folder: Path) -> list[dict[str, Any]]:
-    return read_steps(run_folder)
+    """Those so far, of a run that may not have begun to write."""
+    return read_steps(run_folder) if (run_folder / "steps.jsonl").exists() else []
 
 
 def _text(path: Path) -> str:

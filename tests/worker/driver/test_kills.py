@@ -1,4 +1,4 @@
-"""kill -9 of any process in any phase, then --resume: the final state is that of the run that was never killed."""
+"""kill -9 of any process in any phase, then --resume: each checkpoint is that of the run that was never killed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from jobs import alive, events, final_state, finish, manifest, run, start_faulty, wait_for
-
-from rljob_worker.records.steps import read_steps
+from jobs import alive, events, final_state, finish, manifest, run, start_faulty, state_of, wait_for
+from support.step_lines import read_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -41,57 +41,99 @@ SIX = [
 ]
 PAIRS = [(p, phase) for p in PROCESSES for phase in PHASES] if os.environ.get("RLJOB_FAULTS") == "all" else SIX
 ATTEMPTS = 5
+APART = 4
+"""Steps between two kills: a checkpoint and an evaluation are due at each second step, so that every resumed run has
+saved one of its own before the next kill."""
+STEPS = 2 * APART * len(PAIRS)
+"""Room for kills that hit another phase than the one meant and are tried again."""
 
 SPEC = {
+    "steps": STEPS,
     "algorithm": {"name": "grpo", "kl": {"coefficient": 0.01}},
     "training": {"precision": "fp32", "globalBatchSize": 8, "optimizer": {"lr": 1.0e-3, "schedule": "linear"}},
+    "checkpoint": {"everySteps": 2, "keep": STEPS},
     "evaluation": {"everySteps": 2, "maxPrompts": 2, "data": {"synthetic": {"rows": 8, "seed": 5}}},
 }
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """State at the end of the uninterrupted run."""
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The uninterrupted run."""
     folder = tmp_path_factory.mktemp("calm")
     code, output = run("run", manifest(folder, **SPEC), "--output", folder / "run")
     assert code == 0, output
-    return final_state(folder / "run")
+    return folder / "run"
+
+
+class Chain:
+    """One run, killed again and again; each resume carries the next fault."""
+
+    def __init__(self, folder: Path, calm: Path) -> None:
+        self.run_folder = folder / "run"
+        self._job, self._calm = manifest(folder, **SPEC), calm
+        self._step = 0
+        self._compared: set[str] = set()
+
+    def kill(self, process: str, phase: str, delay: float) -> tuple[dict[str, Any], str]:
+        """Start or resume, and kill a process so long after the phase began; the event, and what the driver said."""
+        self._step += APART
+        assert self._step < STEPS, "too many kills hit another phase than the one meant"
+        fault = {"do": "kill", "process": process, "phase": phase, "step": self._step, "delay": delay}
+        code, output = finish(start_faulty(self._job, self.run_folder, fault, *self._resume()))
+        assert code != 0, output
+        kill = [event for event in events(self.run_folder) if event["event"] == "kill"][-1]
+        assert kill["step"] == self._step - 1, "the fault of an earlier start"
+        return kill, output
+
+    def go_on_to_the_end(self) -> None:
+        code, output = run("run", self._job, "--output", self.run_folder, *self._resume())
+        assert code == 0, output
+
+    def compare(self) -> list[str]:
+        """Compare each checkpoint that was not compared before with the calm run's; returns their names."""
+        complete = {file.parent for file in (self.run_folder / "checkpoints").glob("step-*/driver.json")}
+        new = sorted(folder for folder in complete if folder.name not in self._compared)
+        for folder in new:
+            assert state_of(folder) == state_of(self._calm / "checkpoints" / folder.name), folder.name
+            self._compared.add(folder.name)
+        return [folder.name for folder in new]
+
+    def _resume(self) -> list[str]:
+        return ["--resume"] if self.run_folder.exists() else []
+
+
+@pytest.fixture(scope="module")
+def chain(calm: Path, tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    return Chain(tmp_path_factory.mktemp("chain"), calm)
 
 
 @pytest.mark.parametrize(("process", "phase"), PAIRS)
-def test_killed_run_resumes_to_the_same_state(process: str, phase: str, calm: dict[str, str], tmp_path: Path) -> None:
+def test_a_run_that_was_killed_saves_what_the_calm_run_saved(process: str, phase: str, chain: Chain) -> None:
     chance = random.Random(f"{process}/{phase}")
-    for attempt in range(ATTEMPTS):
-        folder = tmp_path / f"attempt-{attempt}"
-        folder.mkdir()
-        job = manifest(folder, **SPEC)
-        fault = {
-            "do": "kill",
-            "process": process,
-            "phase": phase,
-            "step": 4,
-            "delay": chance.uniform(0.0, PHASES[phase]),
-        }
+    for _ in range(ATTEMPTS):
         started = time.monotonic()
-        code, output = finish(start_faulty(job, folder / "run", fault))
-        assert code != 0, output
-        kill = next(event for event in events(folder / "run") if event["event"] == "kill")
+        kill, output = chain.kill(process, phase, chance.uniform(0.0, PHASES[phase]))
+        if process != "driver":
+            assert time.time() - kill["time"] < 60 + 30, "past the phase deadline"
+            assert f"{process} died" in output, output
+        assert chain.compare(), "this start should have saved a checkpoint of its own"
         if kill["alive"] == phase:
             break
     else:
         pytest.fail(f"no kill in {ATTEMPTS} hit {phase}: the last hit {kill['alive']}")
-    if process != "driver":
-        assert time.time() - kill["time"] < 60 + 30, "past the phase deadline"
-        assert f"{process} died" in output, output
-    print(f"{process} killed in {kill['alive']} of step 4 after {time.monotonic() - started:.1f} s")
+    print(f"{process} killed in {kill['alive']} of step {kill['step'] + 1} after {time.monotonic() - started:.1f} s")
 
-    code, output = run("run", job, "--output", folder / "run", "--resume")
-    assert code == 0, output
-    assert final_state(folder / "run") == calm
+
+def test_a_run_that_was_killed_often_ends_as_the_calm_run(chain: Chain, calm: Path) -> None:
+    chain.go_on_to_the_end()
+    assert chain.compare()
+    assert final_state(chain.run_folder) == final_state(calm)
     evaluated = {
-        r["step"] for r in read_steps(folder / "run") if any(name.startswith("eval/") for name in r["metrics"])
+        record["step"]
+        for record in read_steps(chain.run_folder)
+        if any(name.startswith("eval/") for name in record["metrics"])
     }
-    assert evaluated == {2, 4, 6}, "no evaluation is lost"
+    assert evaluated == set(range(2, STEPS + 1, 2)), "no evaluation is lost"
 
 
 def test_no_process_survives_the_driver(tmp_path: Path) -> None:

@@ -91,3 +91,18 @@ def test_an_error_ends_the_phase_and_its_time_counts() -> None:
         fail()
     assert clock.current is None
     assert (clock.end_step().phases, started) == ({"rollout": 2.0}, ["rollout"])
+
+
+def test_it_tells_how_long_a_phase_has_run_and_for_how_long_none_has() -> None:
+    now = 10.0
+    clock = PhaseClock(lambda: now)
+    now = 15.0
+    assert clock.running() == (None, 5.0)
+    with clock.phase("rollout"):
+        now = 18.0
+        assert clock.running() == ("rollout", 3.0)
+        assert clock.current == "rollout"
+    now = 20.0
+    assert clock.running() == (None, 2.0)
+    clock.restart()
+    assert clock.running() == (None, 0.0)

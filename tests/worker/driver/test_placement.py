@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 from test_run_folder import job
 
-from rljob_api import derived
 from rljob_worker.driver.cluster import check_pairing
 from rljob_worker.driver.nodes import NodeHelper
 from rljob_worker.driver.placement import Node, capable_nodes, check_layout, idle_first
 from rljob_worker.errors import JobError, UserError
-from rljob_worker.models.convert import Parallel
-from rljob_worker.trainer.hand_over import _in_node
-from rljob_worker.weightsync.slots import SHARED_MEMORY
+from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.weightsync.shared_memory import SHARED_MEMORY
 
 
 def spec(nodes: int = 2, devices: int = 2, **more: Any) -> Any:
@@ -63,26 +61,26 @@ def test_a_node_must_hold_whole_copies_of_the_model(training: dict[str, int], fi
 
 @pytest.mark.parametrize(("nodes", "devices", "tp", "ep"), [(2, 1, 1, 1), (2, 4, 2, 2), (3, 2, 1, 2), (1, 4, 2, 1)])
 def test_one_replica_in_each_node_sends(nodes: int, devices: int, tp: int, ep: int) -> None:
-    layout = spec(nodes, devices, training={"tensorParallel": tp, "expertParallel": ep})
+    world_size = nodes * devices
     dense: dict[int, list[tuple[int, int]]] = {}
     experts: dict[int, list[int]] = {}
-    for rank in range(derived.devices(layout)):
-        place = Parallel(rank % tp, tp, 0, 1, rank % ep, ep, rank // tp, rank // ep)
-        here = _in_node(place, layout)
+    for rank in range(world_size):
+        here = ParallelLayout(world_size, tp, 1, ep, rank).in_node(devices)
         dense.setdefault(rank // devices, []).extend([(here.tp_rank, rank)] if here.dp_rank == 0 else [])
-        experts.setdefault(rank // devices, []).extend([here.ep_rank] if here.expert_dp_rank == 0 else [])
+        holds = here.expert_dp_rank == 0 and rank % here.expert_tp == 0
+        experts.setdefault(rank // devices, []).extend([here.ep_rank] if holds else [])
     assert [[part for part, _ in senders] for senders in dense.values()] == [list(range(tp))] * nodes
     assert list(experts.values()) == [list(range(ep))] * nodes
 
 
 def test_pairing_is_by_node_and_device() -> None:
-    trainers = [{"node": node, "device": f"host:cpu:{index}"} for node in "ab" for index in (0, 1)]
-    engines = [{"node": node, "devices": ["host:cpu:1", "host:cpu:0"]} for node in "ba"]
+    trainers = [(node, f"host:cpu:{index}") for node in "ab" for index in (0, 1)]
+    engines = [(node, f"host:cpu:{index}") for node in "ba" for index in (1, 0)]
     check_pairing(trainers, engines)
     with pytest.raises(JobError, match="colocation needs the same"):
-        check_pairing(trainers, [engines[0], {**engines[1], "node": "b"}])
+        check_pairing(trainers, [*engines[:2], *engines[:2]])
     with pytest.raises(JobError, match="colocation needs the same"):
-        check_pairing([trainers[0], trainers[0]], [{"node": "a", "devices": ["host:cpu:0", "host:cpu:0"]}])
+        check_pairing([trainers[0]] * 2, [trainers[0]] * 2)
 
 
 def test_a_helper_signals_processes_and_says_which_are_gone(tmp_path: Path) -> None:
@@ -118,8 +116,8 @@ def test_folders_of_helpers_that_were_killed_are_removed(tmp_path: Path) -> None
 
 def test_slots_of_trainers_that_were_killed_go_with_the_helper(tmp_path: Path) -> None:
     code = (
-        "import time; from rljob_worker.weightsync.slots import Slots\n"
-        "print(*Slots.create('test', 4096).names, flush=True); time.sleep(60)"
+        "import time; from rljob_worker.weightsync.shared_memory import SharedMemory\n"
+        "print(*SharedMemory.create('test', 4096).names, flush=True); time.sleep(60)"
     )
     path = os.pathsep.join(entry for entry in sys.path if entry)
     trainer = subprocess.Popen(

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from jobs import manifest
 
+from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli.main import main
-from rljob_worker.errors import EXIT_USER_ERROR
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     """The error message of `rljob ARGUMENTS`, which must be a user error."""
-    assert main([str(argument) for argument in arguments]) == EXIT_USER_ERROR
+    assert main([str(argument) for argument in arguments]) == ExitCode.USER_ERROR
     message = capsys.readouterr().err
     assert "Traceback" not in message
     return message

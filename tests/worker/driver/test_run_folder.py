@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import lone_store
 
 from rljob_api import RLJob
-from rljob_worker.driver.checkpoints import CheckpointStore, DriverState
+from rljob_worker.driver.checkpoints import DriverState
 from rljob_worker.driver.run_folder import RunFolder
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.records.run_files import require_run_folder
@@ -41,7 +43,7 @@ def test_attempts_are_counted(tmp_path: Path) -> None:
         folder = RunFolder(tmp_path / "run", job(), resume=attempt > 1)
         assert folder.attempt == attempt
         folder.close()
-    assert require_run_folder(tmp_path / "run")["attempt"] == 3
+    assert require_run_folder(tmp_path / "run").attempt == 3
 
 
 def test_a_run_must_be_resumed_on_purpose(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_what_does_not_make_another_job_may_change(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, changed, resume=True)
     assert folder.attempt == 2
     folder.close()
-    assert require_run_folder(tmp_path)["job"]["spec"]["steps"] == 20
+    assert require_run_folder(tmp_path).spec["steps"] == 20
 
 
 def test_auto_begins_and_then_continues(tmp_path: Path) -> None:
@@ -93,11 +95,11 @@ def test_the_uid_is_part_of_a_jobs_identity_where_it_is_known(tmp_path: Path) ->
         assert len(str(caught.value).splitlines()) == 2
     for again in (job(), job(uid="a")):
         RunFolder(tmp_path, again, resume=True).close()
-        assert require_run_folder(tmp_path)["job"]["metadata"]["uid"] == "a", "kept, also by a run without it"
+        assert require_run_folder(tmp_path).uid == "a", "kept, also by a run without it"
 
 
 def test_auto_does_not_go_on_from_the_checkpoints_of_another_run(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "checkpoints", keep=1)
+    store = lone_store(tmp_path / "checkpoints", keep=1)
     store.commit(store.begin(40), DriverState(40, 40, {}, 1, 1))
     elsewhere = job(checkpoint={"path": str(tmp_path / "checkpoints")})
     with pytest.raises(UserError, match="holds a checkpoint of step 40"):
@@ -187,7 +189,7 @@ def test_a_first_attempt_that_never_started_is_discarded(tmp_path: Path) -> None
 
 
 def test_a_new_run_does_not_go_on_from_old_checkpoints(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "checkpoints", keep=1)
+    store = lone_store(tmp_path / "checkpoints", keep=1)
     store.commit(store.begin(40), DriverState(40, 40, {}, 1, 1))
     elsewhere = job(checkpoint={"path": str(tmp_path / "checkpoints")})
     with pytest.raises(UserError, match=r"spec\.checkpoint\.path: .* holds a checkpoint of step 40; add --resume"):
@@ -200,3 +202,25 @@ def test_run_json_says_who_runs(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "run.json").read_text())
     assert (content["pid"], content["attempt"], content["job"]["metadata"]["name"]) == (os.getpid(), 1, "one")
     folder.close()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_what_the_environment_did_is_no_error_of_the_user(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", fail)
+        with pytest.raises(JobError, match="cannot be a run folder") as caught:
+            RunFolder(tmp_path / "new", job(), resume="auto")
+    assert caught.value.exit_code == 1
+    used(tmp_path / "old", job())
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", fail)
+        with pytest.raises(JobError, match=r"run\.json: cannot be read"):
+            RunFolder(tmp_path / "old", job(), resume=True)
+    monkeypatch.setattr("rljob_worker.driver.fencing.fcntl.flock", fail)
+    with pytest.raises(JobError, match="cannot be locked"):
+        RunFolder(tmp_path / "new", job(), resume="auto")

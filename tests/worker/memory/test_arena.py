@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from rljob_worker.host.memory import HostMemory, process_resident_bytes
 from rljob_worker.memory.arena import Arena
-from rljob_worker.memory.host import HostMemory
 from rljob_worker.memory.states import MemorySaverBroken, TransitionRefused
 
 MIB = 1024 * 1024
@@ -53,9 +53,9 @@ def test_discarded_pages_become_free_memory(arena: Arena) -> None:
     # count freed pages late, so each moment lasts a while.
     for _ in range(10):
         dropped.fill_(1)
-        before_process, before_free = host.process_resident_bytes(), host.info().free
+        before_process, before_free = process_resident_bytes(), host.info().free
         arena.pause()
-        assert before_process - host.process_resident_bytes() >= 250 * MIB
+        assert before_process - process_resident_bytes() >= 250 * MIB
         deadline = time.monotonic() + 3
         while (rise := host.info().free - before_free) < 128 * MIB and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -169,7 +169,6 @@ def test_grown_in_many_steps(arena: Arena) -> None:
 
 def test_fifty_cycles_do_not_grow(arena: Arena) -> None:
     kept, dropped = filled(arena, 32, "backup"), filled(arena, 32, "discard")
-    host = HostMemory()
 
     def cycle() -> None:
         arena.pause()
@@ -180,7 +179,7 @@ def test_fifty_cycles_do_not_grow(arena: Arena) -> None:
 
     def footprint() -> tuple[int, int, int]:
         maps = len(Path("/proc/self/maps").read_text().splitlines())
-        return host.process_resident_bytes(), maps, len(os.listdir("/proc/self/fd"))
+        return process_resident_bytes(), maps, len(os.listdir("/proc/self/fd"))
 
     for _ in range(3):
         cycle()

@@ -11,19 +11,21 @@ import pytest
 
 SCRIPT = """
 import sys
-from rljob_worker.models import megatron_cpu
-megatron_cpu.install()
+from rljob_worker.upstream.install import install
+from rljob_worker.upstream.patch import Process
+install(Process.TRAINER, "cpu")
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer import TransformerConfig
 from rljob_worker.memory.arena import Arena, Tag
-from rljob_worker.trainer.flat import move_buffers
+from rljob_worker.models.seeding import seed_cpu
+from rljob_worker.trainer.megatron.flat_buffers import move_buffers
 
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
 parallel_state.initialize_model_parallel()
-megatron_cpu.finish(1)
+seed_cpu(1)
 
 def build():
     torch.manual_seed(5)

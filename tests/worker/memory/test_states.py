@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rljob_worker.devices.cpu import CpuDevice
-from rljob_worker.memory.host import MemoryInfo
+from rljob_worker.host.memory import MemoryInfo
 from rljob_worker.memory.states import (
     MemorySaver,
     MemorySaverBackend,

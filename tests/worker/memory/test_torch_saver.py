@@ -17,9 +17,9 @@ from rljob_api.spec import MemorySaverMode
 from rljob_worker.devices.cpu import CpuDevice
 from rljob_worker.devices.npu import NpuDevice
 from rljob_worker.errors import UserError
+from rljob_worker.host.memory import MemoryInfo
 from rljob_worker.memory import host_copy
 from rljob_worker.memory.arena import Arena
-from rljob_worker.memory.host import MemoryInfo
 from rljob_worker.memory.host_copy import HostCopy, parts, piece_sizes
 from rljob_worker.memory.saver_checks import (
     SaverFacts,

@@ -42,7 +42,11 @@ def megatron_results(hf_folders: dict[str, Path], tmp_path_factory: pytest.TempP
         for model, layout in CASES
     ]
     (out / "cases.json").write_text(json.dumps(cases))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     logs = [out / f"rank-{rank}.log" for rank in range(2)]
     ranks = [
         subprocess.Popen([sys.executable, str(WORKER), str(out), str(rank)], env=environment, stderr=log.open("w"))

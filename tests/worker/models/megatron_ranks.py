@@ -1,20 +1,20 @@
 """One of two ranks that run the cases of `cases.json`: `python megatron_ranks.py FOLDER RANK`.
 
 For each case, writes `NAME.logits.pt` (all columns, padding included), `NAME.rank-R.pt` (`parameters` and the rank's
-`parallel` coordinates) and, for tp1, `NAME.recompute.pt` (gradients by recompute setting).
+`layout`) and, for tp1, `NAME.recompute.pt` (gradients by recompute setting).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from datetime import timedelta
 from pathlib import Path
 
-from rljob_worker.models import megatron_cpu
+from rljob_worker.upstream.install import install
+from rljob_worker.upstream.patch import Process
 
-megatron_cpu.install()
+install(Process.TRAINER, "cpu")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -22,8 +22,10 @@ from megatron.core import parallel_state  # noqa: E402
 
 from rljob_worker.models.build import build_gpt_model  # noqa: E402
 from rljob_worker.models.config import ModelConfig  # noqa: E402
-from rljob_worker.models.convert import Parallel, local_pieces  # noqa: E402
+from rljob_worker.models.convert import local_pieces  # noqa: E402
 from rljob_worker.models.hf_io import load_hf_weights  # noqa: E402
+from rljob_worker.models.seeding import seed_cpu  # noqa: E402
+from rljob_worker.trainer.megatron.parallel_state import megatron_layout  # noqa: E402
 
 
 def loaded_model(
@@ -32,7 +34,7 @@ def loaded_model(
     tp, pp, ep = sizes
     cfg = ModelConfig.from_hf(folder)
     model = build_gpt_model(cfg, tp=tp, pp=pp, ep=ep, dtype=dtype, recompute=recompute, device="cpu")
-    load_hf_weights(local_pieces(model, cfg, Parallel.current()), folder)
+    load_hf_weights(local_pieces(model, cfg, megatron_layout()), folder)
     return model, cfg
 
 
@@ -63,7 +65,7 @@ def run_case(case: dict, out: Path, ids: torch.Tensor, rank: int) -> None:
         expert_model_parallel_size=ep,
         expert_tensor_parallel_size=1,
     )
-    megatron_cpu.finish(seed=1)
+    seed_cpu(1)
     model, cfg = loaded_model(case["folder"], case["sizes"], torch.float32, "None")
     with torch.no_grad():
         logits = logits_of(model, cfg, ids)
@@ -71,7 +73,7 @@ def run_case(case: dict, out: Path, ids: torch.Tensor, rank: int) -> None:
         torch.save(logits, out / f"{case['name']}.logits.pt")
     saved = {
         "parameters": {name: parameter.detach() for name, parameter in model.named_parameters()},
-        "parallel": dataclasses.asdict(Parallel.current()),
+        "layout": megatron_layout(),
     }
     torch.save(saved, out / f"{case['name']}.rank-{rank}.pt")
     if case["sizes"] == [1, 1, 1] and rank == 0:

@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from rljob_api.spec import RandomModel
 from rljob_worker.models.config import ModelConfig, read_hf_config
-from rljob_worker.models.convert import Parallel, Piece, assemble, local_pieces
+from rljob_worker.models.convert import Piece, assemble, local_pieces
 from rljob_worker.models.hf_io import load_hf_weights, save_hf_folder
 from rljob_worker.models.random_model import make_random_model
+from rljob_worker.parallel_layout import ParallelLayout
 
 WORDS = ["<pad>", "<eos>", *(f"w{index}" for index in range(60))]
 
@@ -67,7 +68,7 @@ def megatron_parameters(cfg: ModelConfig, dtype: torch.dtype = torch.float32) ->
 
 def pieces_for(folder: Path, dtype: torch.dtype = torch.float32) -> list[Piece]:
     cfg = ModelConfig.from_hf(folder)
-    return local_pieces(megatron_parameters(cfg, dtype), cfg, Parallel())
+    return local_pieces(megatron_parameters(cfg, dtype), cfg, ParallelLayout())
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3_tied"])
@@ -216,7 +217,7 @@ def test_export_refuses_a_folder_with_weights_or_no_tokenizer(folder: Path, tmp_
 def test_reading_is_a_view_and_moved_parameters_are_noticed(folder: Path) -> None:
     cfg = ModelConfig.from_hf(folder)
     parameters = megatron_parameters(cfg)
-    pieces = {piece.hf_name: piece for piece in local_pieces(parameters, cfg, Parallel())}
+    pieces = {piece.hf_name: piece for piece in local_pieces(parameters, cfg, ParallelLayout())}
     fused = parameters["decoder.layers.0.mlp.linear_fc1.weight"]
     up = pieces["model.layers.0.mlp.up_proj.weight"]
     assert up.read().data_ptr() == fused[cfg.ffn_hidden_size].data_ptr()

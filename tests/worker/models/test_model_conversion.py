@@ -12,15 +12,16 @@ from model_cases import CASES, CONFIGS
 from safetensors.torch import load_file
 
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.convert import Parallel, Piece, assemble, hf_manifest, local_pieces
+from rljob_worker.models.convert import Piece, assemble, hf_manifest, local_pieces
+from rljob_worker.parallel_layout import ParallelLayout
 
 pytestmark = pytest.mark.slow
 every_case = pytest.mark.parametrize(("model", "layout"), CASES, ids=[f"{model}-{layout}" for model, layout in CASES])
 
 
-def shard(results: Path, model: str, layout: str, rank: int) -> tuple[dict[str, torch.Tensor], Parallel]:
-    saved = torch.load(results / f"{model}-{layout}.rank-{rank}.pt")
-    return saved["parameters"], Parallel(**saved["parallel"])
+def shard(results: Path, model: str, layout: str, rank: int) -> tuple[dict[str, torch.Tensor], ParallelLayout]:
+    saved = torch.load(results / f"{model}-{layout}.rank-{rank}.pt", weights_only=False)
+    return saved["parameters"], saved["layout"]
 
 
 def pieces_of_rank(results: Path, folder: Path, model: str, layout: str, rank: int) -> list[Piece]:
@@ -106,11 +107,11 @@ def test_padding_rows_never_leak(hf_folders: dict[str, Path], megatron_results: 
         assert torch.equal(tensor, expected[name]), name
 
 
-def transformer_engine_name(name: str, cfg: ModelConfig, parallel: Parallel) -> str:
+def transformer_engine_name(name: str, cfg: ModelConfig, parallel: ParallelLayout) -> str:
     """What the same parameter is called in layers of Transformer Engine's classes, which MindSpeed stands in for."""
     name = name.replace("input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight")
     match = re.search(r"layers\.(\d+)\.", name)
-    layer = int(match[1]) + cfg.num_layers // parallel.pp_size * parallel.pp_rank if match else None
+    layer = int(match[1]) + cfg.num_layers // parallel.pp * parallel.pp_rank if match else None
     if layer is not None and not cfg.is_moe(layer):
         name = name.replace("pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight")
     return re.sub(r"local_experts\.(\d+)\.(linear_fc\d\.weight)", r"\2\1", name)
@@ -139,7 +140,7 @@ def test_transformer_engine_names(model: str, layout: str, hf_folders: dict[str,
 
 
 def check_write(
-    parameters: dict[str, torch.Tensor], cfg: ModelConfig, parallel: Parallel, expected: dict[str, torch.Tensor]
+    parameters: dict[str, torch.Tensor], cfg: ModelConfig, parallel: ParallelLayout, expected: dict[str, torch.Tensor]
 ) -> None:
     """Empty parameters become the trained ones when the checkpoint is written into their pieces."""
     empty = {name: torch.zeros_like(tensor) for name, tensor in parameters.items()}
@@ -178,9 +179,9 @@ def test_shard_of_another_layout_or_model_is_refused(hf_folders: dict[str, Path]
     with pytest.raises(
         ValueError, match=r"embedding\.word_embeddings\.weight has shape \(51, 64\), expected \(101, 64\)"
     ):
-        local_pieces(parameters, cfg, dataclasses.replace(parallel, tp_size=1))
+        local_pieces(parameters, cfg, dataclasses.replace(parallel, tp=1))
     with pytest.raises(ValueError, match=r"k_layernorm.weight has no counterpart in a qwen2 checkpoint"):
         local_pieces({"decoder.layers.0.self_attention.k_layernorm.weight": torch.ones(32)},
-                     ModelConfig.from_hf(hf_folders["qwen2"]), Parallel())  # fmt: skip
+                     ModelConfig.from_hf(hf_folders["qwen2"]), ParallelLayout())  # fmt: skip
     with pytest.raises(ValueError, match=r"decoder\.layers\.1\..* has no counterpart"):
-        local_pieces(parameters, cfg, dataclasses.replace(parallel, pp_size=2))
+        local_pieces(parameters, cfg, dataclasses.replace(parallel, world_size=4, pp=2))

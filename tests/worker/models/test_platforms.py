@@ -40,9 +40,10 @@ def run(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
 
 
 ACTIVATE = """
-from rljob_worker.models.platforms import megatron_platform
-megatron_platform("npu").install()
-megatron_platform("npu").install()
+from rljob_worker.upstream.install import install
+from rljob_worker.upstream.patch import Process
+install(Process.TRAINER, "npu")
+install(Process.TRAINER, "npu")
 assert sys.argv[1:] == ["--some", "argument of Ray"], sys.argv
 """
 

@@ -116,6 +116,7 @@ def main(rank: int, folder: Path, port: int) -> None:
             rank=rank,
             world_size=2,
             store=f"tcp://127.0.0.1:{port + index}",
+            secret="of-a-test",
             model_folder=str(folder / model),
             total_updates=10,
         )

@@ -19,7 +19,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.convert import hf_manifest
 from rljob_worker.planning.communicators import trainer_groups
-from rljob_worker.planning.layout import layout
+from rljob_worker.planning.job_shape import job_shape
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -78,4 +78,4 @@ def test_groups_of_a_step(recorded: dict[str, list[str]], case: str) -> None:
         }
     )
     config = ModelConfig.from_hf(MODELS[model])
-    assert recorded[case] == sorted(trainer_groups(config, layout(spec, config)))
+    assert recorded[case] == sorted(trainer_groups(config, job_shape(spec, config)))

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 from jobs import REPOSITORY, finish, start
+from support.step_lines import read_steps
 
 from rljob_api import RLJob
 from rljob_api.validation import load_manifest
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.planning.memory import MemoryPlan, plan_memory
-from rljob_worker.records.steps import read_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -84,7 +84,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_trainer_state_is_what_the_arena_held(case: Case) -> None:
-    for rank in range(case.plan.place.world):
+    for rank in range(case.plan.job.trainers.world_size):
         asleep = case.record["memory"][f"trainer-{rank}"]["sleep"]
         planned = case.planned("wake_up", "weights", "gradients", "optimizer")
         assert asleep["paused"] == pytest.approx(planned, rel=WITHIN)
@@ -98,7 +98,7 @@ def test_staging_slots_are_as_large_as_planned(case: Case) -> None:
 
 
 def test_weights_are_as_large_as_planned(case: Case) -> None:
-    engine = case.plan.engine.weights * case.plan.place.engine_tp
+    engine = case.plan.engine.weights * case.plan.job.engine_tp
     assert case.record["weights"]["bytes"] == pytest.approx(engine, rel=WITHIN)
 
 
@@ -109,6 +109,6 @@ def test_kv_cache_pages_that_were_used(case: Case) -> None:
         for process, memory in case.record["memory"].items()
         if process.startswith("engine")
     ]
-    each = case.plan.engine.kv_bytes_per_token * case.plan.place.engine_tp
+    each = case.plan.engine.kv_bytes_per_token * case.plan.job.engine_tp
     samples = case.job.spec.rollout.prompts_per_step * case.job.spec.rollout.samples_per_prompt
     assert sum(released) == pytest.approx(samples * CPU_BLOCK * each, rel=WITHIN)

@@ -14,12 +14,17 @@ from published_models import PARAMETERS, published
 
 from rljob_api.spec import Precision, Recompute
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.planning.activations import layer_bytes
 from rljob_worker.planning.engine import kv_bytes_per_token
-from rljob_worker.planning.layout import Layout
+from rljob_worker.planning.job_shape import JobShape
 from rljob_worker.planning.parameters import model_parameters, rank_parameters, training_state
 
-ONE = Layout("cpu", tp=1, pp=1, ep=1, dp=1, expert_tp=1, expert_dp=1, world=1, per_node=1, engine_tp=1)
+ONE = JobShape("cpu", ParallelLayout(), per_node=1, engine_tp=1)
+
+
+def trainers(world_size: int, **sizes: int) -> JobShape:
+    return replace(ONE, trainers=ParallelLayout(world_size, **sizes))
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -33,9 +38,9 @@ def test_ranks_hold_the_model_once_but_for_what_is_replicated() -> None:
     model = published("Qwen3-4B")
     total = PARAMETERS["Qwen3-4B"]
     norms = 36 * (2 * 2560 + 2 * 128) + 2560
-    two = rank_parameters(model, replace(ONE, tp=2, world=2), 0).total
+    two = rank_parameters(model, trainers(2, tp=2), 0).total
     assert 2 * two == total + norms
-    staged = replace(ONE, pp=4, world=4)
+    staged = trainers(4, pp=4)
     stages = [rank_parameters(model, staged, stage).total for stage in range(4)]
     assert sum(stages) == total + 151936 * 2560, "the last stage has a copy of the tied embedding"
     assert stages[1] == stages[2] < stages[3]
@@ -43,7 +48,7 @@ def test_ranks_hold_the_model_once_but_for_what_is_replicated() -> None:
 
 def test_experts_are_dealt_out() -> None:
     model = published("Qwen3-30B-A3B")
-    dealt = replace(ONE, ep=8, dp=8, world=8)
+    dealt = trainers(8, ep=8)
     experts = 48 * 128 * 3 * 768 * 2048
     assert rank_parameters(model, dealt, 0).experts == experts // 8
     assert rank_parameters(model, dealt, 0).dense == PARAMETERS["Qwen3-30B-A3B"] - experts
@@ -52,12 +57,12 @@ def test_experts_are_dealt_out() -> None:
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_bytes_of_a_parameter_are_those_of_megatrons_own_estimate(replicas: int) -> None:
     parameters = rank_parameters(published("Qwen3-8B"), ONE, 0)
-    place = replace(ONE, dp=replicas, world=replicas)
-    state = training_state(parameters, place, Precision.BF16)
+    job = trainers(replicas)
+    state = training_state(parameters, job, Precision.BF16)
     each = (state.weights + state.gradients + state.optimizer) / parameters.total
     # megatron/training/theoretical_memory_utils.py: 18 bytes, 6 + 12 / dp with the distributed optimizer.
     assert each == pytest.approx(6 + 12 / replicas)
-    state = training_state(parameters, place, Precision.FP32)
+    state = training_state(parameters, job, Precision.FP32)
     assert (state.weights + state.gradients + state.optimizer) / parameters.total == pytest.approx(8 + 8 / replicas)
 
 
@@ -70,9 +75,9 @@ def test_kv_cache_of_a_token() -> None:
 
 def test_tensor_parallelism_leaves_only_the_residual_stream_whole() -> None:
     model = replace(published("Qwen3-8B"))
-    place = replace(ONE, kind="npu")
-    whole = layer_bytes(model, 0, place, Precision.BF16).whole
-    cut = layer_bytes(model, 0, replace(place, tp=4, world=4), Precision.BF16).whole
+    job = replace(ONE, kind="npu")
+    whole = layer_bytes(model, 0, job, Precision.BF16).whole
+    cut = layer_bytes(model, 0, replace(trainers(4, tp=4), kind="npu"), Precision.BF16).whole
     residual = 4 * model.hidden_size * 2
     assert cut - residual == (whole - residual) // 4
 
@@ -80,13 +85,15 @@ def test_tensor_parallelism_leaves_only_the_residual_stream_whole() -> None:
 SAVED = """
 import json, sys, torch
 import torch.distributed as dist
-from rljob_worker.models import megatron_cpu
+from rljob_worker.upstream.install import install
+from rljob_worker.upstream.patch import Process
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.seeding import seed_cpu
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=0, world_size=1)
-megatron_cpu.install()
+install(Process.TRAINER, "cpu")
 from megatron.core import parallel_state
 parallel_state.initialize_model_parallel()
-megatron_cpu.finish(1)
+seed_cpu(1)
 from rljob_worker.models.build import build_gpt_model
 TOKENS = 512
 def saved(config, layers, dtype, recompute):

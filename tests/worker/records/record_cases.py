@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rljob_api import RLJob
+from rljob_api.wire.step_record import StepRecord, WeightSync
 from rljob_worker.phases import StepTiming
 from rljob_worker.records.steps import StepLog
 from rljob_worker.records.writer import RecordWriter
@@ -44,6 +45,12 @@ def job(**spec: Any) -> RLJob:
     return RLJob.model_validate({**MANIFEST, "spec": {**MANIFEST["spec"], **spec}})
 
 
+def bare(step: int, attempt: int = 1, **more: Any) -> StepRecord:
+    """A record that says nothing but its step, before it stands in a log."""
+    content = {"step_seconds": 1.0, "time": 0.0, "phases": {}, "other": 1.0, "metrics": {}, "weights": {}, "memory": {}}
+    return StepRecord.parse_draft({"step": step, "attempt": attempt, **content, **more})
+
+
 def run_folder(path: Path, **spec: Any) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     content = {"job": job(**spec).model_dump(mode="json", by_alias=True), "attempt": 1, "pid": 1}
@@ -74,7 +81,7 @@ def timing(random: np.random.Generator, step: int) -> StepTiming:
     return StepTiming(sum(phases.values()) + 0.004 * float(random.lognormal(0, 0.3)), phases)
 
 
-def write_step(writer: RecordWriter, random: np.random.Generator, step: int, scale: float = 40.0) -> dict[str, Any]:
+def write_step(writer: RecordWriter, random: np.random.Generator, step: int, scale: float = 40.0) -> StepRecord:
     """One step of a run whose reward rises over about three times `scale` steps."""
     reward = 0.08 + 0.9 * (1 - np.exp(-step / scale)) + 0.02 * random.normal()
     writer.metrics(
@@ -99,11 +106,11 @@ def write_step(writer: RecordWriter, random: np.random.Generator, step: int, sca
     writer.memory("rollout_wake_kv", {"engine-0": {"resumed_bytes": 0, "resident_bytes": 6_000 + step}})
     writer.busy({"trainer-0": 0.09, "engine-0": 0.11})
     writer.overlapped({"reward": 0.01})
-    writer.weights({"version": step, "bytes": 1_200_000, "tensors": 25, "verified": True, "mode": "load"})
+    writer.weights(WeightSync(version=step, bytes=1_200_000, tensors=25, mode="load"))
     return writer.write(step, timing(random, step), applied=True)
 
 
-def write_run(path: Path, steps: int, scale: float = 40.0) -> list[dict[str, Any]]:
+def write_run(path: Path, steps: int, scale: float = 40.0) -> list[StepRecord]:
     """A run folder with records of `steps` steps; returns them."""
     run_folder(path, steps=steps)
     log = StepLog(path)

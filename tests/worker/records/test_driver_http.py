@@ -7,11 +7,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from record_cases import bare
 
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_worker.errors import UserError
 from rljob_worker.records import http as driver_http
 from rljob_worker.records.http import DriverServer
@@ -26,10 +29,10 @@ class Job:
         self.broken = False
         self.checkpoints = 0
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> DriverStatus:
         if self.broken:
             raise RuntimeError("no status")
-        return {"ready": self.ready, "step": 3}
+        return DriverStatus(self.ready, 3, 10, "rollout", 1, 3, None, False, 0.5)
 
     def request_checkpoint(self) -> None:
         self.checkpoints += 1
@@ -90,7 +93,7 @@ def test_every_endpoint_answers(serve: Serve, job: Job, tmp_path: Path) -> None:
     assert ask(server, "/readyz") == (503, {"ready": False})
     job.ready = True
     assert ask(server, "/readyz") == (200, {"ready": True})
-    assert ask(server, "/v1/status") == (200, {"ready": True, "step": 3})
+    assert ask(server, "/v1/status") == (200, asdict(job.status()))
     assert ask(server, "/v1/steps") == (200, {"steps": [], "total": 0})
     assert ask(server, "/metrics") == (200, b"# HELP x y\n")
     assert ask(server, "/v1/checkpoint", "POST") == (202, {"accepted": True})
@@ -114,7 +117,7 @@ def test_steps_are_paged_with_after(serve: Serve, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(driver_http, "PAGE", 4)
     server = serve()
     for step in range(1, 11):
-        server.log.append({"step": step})
+        server.log.append(bare(step))
     seen: list[int] = []
     after = -1
     while steps := ask(server, f"/v1/steps?after={after}")[1]["steps"]:
@@ -129,9 +132,9 @@ def test_steps_are_paged_with_after(serve: Serve, monkeypatch: pytest.MonkeyPatc
 def test_a_page_of_large_records_ends_early(serve: Serve) -> None:
     """The records of a job with many devices: a thousand of them would be more than a reader takes."""
     server = serve()
-    large = {"memory": {f"trainer-{rank}": "x" * 1000 for rank in range(60)}}
+    large = {"nested": ["x" * 1000] * 60}
     for step in range(1, 101):
-        server.log.append({"step": step, **large})
+        server.log.append(bare(step, **large))
     seen: list[int] = []
     sizes: list[int] = []
     while len(seen) < 100:
@@ -139,6 +142,9 @@ def test_a_page_of_large_records_ends_early(serve: Serve) -> None:
         assert page["total"] == 100
         sizes.append(len(json.dumps(page)))
         seen += [record["step"] for record in page["steps"]]
+        deadline = time.monotonic() + 5
+        while server.last_read < len(seen) - 1 and time.monotonic() < deadline:
+            time.sleep(0.001)  # The server notes it after it has sent the page.
         assert server.last_read == len(seen) - 1, "what was left out was not read"
     assert seen == list(range(1, 101))
     assert max(sizes) < driver_http.PAGE_BYTES + 70_000
@@ -149,7 +155,7 @@ def test_a_record_that_is_a_page_of_its_own_is_answered(serve: Serve, monkeypatc
     monkeypatch.setattr(driver_http, "PAGE_BYTES", 100)
     server = serve()
     for step in (1, 2):
-        server.log.append({"step": step, "text": "x" * 1000})
+        server.log.append(bare(step, nested=["x" * 1000]))
     assert [record["step"] for record in ask(server, "/v1/steps")[1]["steps"]] == [1]
     assert [record["step"] for record in ask(server, "/v1/steps?after=0")[1]["steps"]] == [2]
 
@@ -265,7 +271,7 @@ def test_linger_waits_for_the_last_record_to_be_read(serve: Serve) -> None:
     server = serve()
     assert server.linger(0.0)
     for step in (1, 2):
-        server.log.append({"step": step})
+        server.log.append(bare(step))
     assert not server.linger(0.1)
     threading.Timer(0.2, lambda: ask(server, "/v1/steps?after=0")).start()
     begin = time.monotonic()
@@ -275,7 +281,7 @@ def test_linger_waits_for_the_last_record_to_be_read(serve: Serve) -> None:
 
 def test_linger_does_not_count_who_only_peeks(serve: Serve) -> None:
     server = serve()
-    server.log.append({"step": 1})
+    server.log.append(bare(1))
     assert ask(server, "/v1/steps", **{"X-RLJob-Peek": "1"})[1]["total"] == 1
     assert not server.linger(0.1)
     assert ask(server, "/v1/steps")[1]["total"] == 1

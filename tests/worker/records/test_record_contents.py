@@ -4,6 +4,7 @@ import json
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rljob_api.phases import PHASES
 from rljob_api.spec import RecordsSpec
+from rljob_api.wire.run_status import RunOutcome
+from rljob_api.wire.step_record import StepRecord, WeightSync
+from rljob_worker.driver.events import EventLog
 from rljob_worker.errors import UserError
 from rljob_worker.phases import StepTiming
+from rljob_worker.records.event_names import CHECKPOINT_SET_ASIDE
 from rljob_worker.records.metrics import JobMetrics
 from rljob_worker.records.steps import StepLog, read_steps
 from rljob_worker.records.summary import percentile, phase_table, summarize, write_summary
@@ -39,9 +44,13 @@ REQUIRED_METRICS = {
 }
 
 
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+
+
 def test_a_record_has_every_promised_field(tmp_path: Path) -> None:
     write_run(tmp_path, 50)
-    for record in read_steps(tmp_path):
+    for record in lines_of(tmp_path):
         assert record.keys() >= REQUIRED
         assert record["metrics"].keys() >= REQUIRED_METRICS
         assert record["metrics"]["train/kl_loss"] is None
@@ -60,22 +69,22 @@ def test_a_record_has_every_promised_field(tmp_path: Path) -> None:
 def test_what_is_not_finite_becomes_null_and_nothing_leaks_into_the_next_step(tmp_path: Path) -> None:
     writer = RecordWriter(tmp_path, StepLog(tmp_path), 3, [])
     writer.metrics({"train/loss": math.nan, "train/grad_norm": math.inf, "once": 1.0})
-    writer.weights({"version": 1})
+    writer.weights(WeightSync(version=1))
     writer.memory("sleep", {"trainer-0": {"used": 1}, "trainer-1": None})
     first = writer.write(1, StepTiming(1.0, {}), applied=False)
-    assert (first["metrics"]["train/loss"], first["metrics"]["train/grad_norm"], first["applied"]) == (
+    assert (first.metrics["train/loss"], first.metrics["train/grad_norm"], first.applied) == (
         None,
         None,
         False,
     )
-    assert first["memory"] == {"trainer-0": {"sleep": {"used": 1}}}
+    assert first.memory == {"trainer-0": {"sleep": {"used": 1}}}
     second = writer.write(2, StepTiming(1.0, {}))
-    assert "once" not in second["metrics"]
-    assert (second["weights"], second["memory"], second["attempt"]) == ({}, {}, 3)
+    assert "once" not in second.metrics
+    assert (second.weights, second.memory, second.attempt) == (None, {}, 3)
 
 
 def test_sinks_get_what_a_reader_of_the_file_gets(tmp_path: Path) -> None:
-    seen: list[dict[str, object]] = []
+    seen: list[StepRecord] = []
     writer = RecordWriter(tmp_path, StepLog(tmp_path), 1, [seen.append])
     writer.metrics({"x": np.float32(0.5)})
     writer.write(1, StepTiming(1.0, {"rollout": 0.5}))
@@ -95,14 +104,14 @@ def test_histograms_are_the_sums_of_the_records_also_after_a_restart(tmp_path: P
         write_step(writer, random, step)
     log.close()
     rebuilt = JobMetrics(150)
-    for record in StepLog(tmp_path).after(-1):
+    for record in StepLog(tmp_path).records():
         rebuilt(record)
     before, after = (_samples(m.text().decode()) for m in (metrics, rebuilt))
     assert after == before
 
     records = read_steps(tmp_path)
-    for phase in {name for record in records for name in record["phases"]}:
-        seconds = [record["phases"][phase] for record in records if phase in record["phases"]]
+    for phase in {name for record in records for name in record.phases}:
+        seconds = [record.phases[phase] for record in records if phase in record.phases]
         assert after[f'rljob_phase_seconds_sum{{phase="{phase}"}}'] == pytest.approx(sum(seconds))
         assert after[f'rljob_phase_seconds_count{{phase="{phase}"}}'] == len(seconds)
     phases = sum(value for name, value in after.items() if name.startswith("rljob_phase_seconds_sum"))
@@ -138,14 +147,14 @@ def test_tensorboard_reads_the_metrics_back(tmp_path: Path) -> None:
         sink(record)
     sink.close()
     accumulator = _scalars(tmp_path)
-    for name in records[0]["metrics"]:
+    for name in records[0].metrics:
         if name == "train/kl_loss":
             continue
         events = accumulator.Scalars(name)
         assert [event.step for event in events] == list(range(1, 21))
-        expected = [record["metrics"][name] for record in records]
+        expected = [record.metrics[name] for record in records]
         assert [event.value for event in events] == pytest.approx(expected, rel=1e-6)
-        assert events[0].wall_time == pytest.approx(records[0]["time"])
+        assert events[0].wall_time == pytest.approx(records[0].time)
     assert len(accumulator.Scalars("perf/other_time")) == len(accumulator.Scalars("perf/switch_time")) == 20
     assert "train/kl_loss" not in accumulator.Tags()["scalars"]
 
@@ -212,11 +221,11 @@ def test_percentile_interpolates_like_numpy() -> None:
 def test_the_phase_table_is_in_loop_order_and_its_shares_sum_to_one(tmp_path: Path) -> None:
     records = write_run(tmp_path, 60)
     table = phase_table(records)
-    names = [row["phase"] for row in table]
+    names = [row.phase for row in table]
     assert names == [name for name in (*PHASES, "other") if name in names]
     assert {"checkpoint", "eval", "other"} <= set(names)
-    assert sum(row["share"] for row in table) == pytest.approx(1.0)
-    steps = {row["phase"]: row["steps"] for row in table}
+    assert sum(row.share for row in table) == pytest.approx(1.0)
+    steps = {row.phase: row.steps for row in table}
     assert (steps["rollout"], steps["eval"], steps["checkpoint"]) == (60, 2, 1)
     assert phase_table([]) == []
 
@@ -226,12 +235,23 @@ def test_the_summary_counts_lost_work(tmp_path: Path) -> None:
     for step, reward in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.25)):
         writer.metrics({"rollout/raw_reward": reward})
         writer.write(step, StepTiming(2.0, {"rollout": 1.0, "sleep": 0.5}), applied=True)
-    summary = summarize(read_steps(tmp_path), "Stopped", "why", 2)
-    assert json.loads(write_summary(tmp_path, summary).read_text()) == summary
+    made = summarize(read_steps(tmp_path), RunOutcome.STOPPED, "why", 2)
+    summary = json.loads(write_summary(tmp_path, made).read_text())
+    assert summary == made.to_json()
     expected = {"outcome": "Stopped", "message": "why", "attempt": 2, "steps": 2, "executed_steps": 4, "lost_steps": 2}
     assert summary.items() >= expected.items()
     assert (summary["lost_seconds"], summary["reward_first"], summary["reward_last"]) == (4.0, 0.1, 0.25)
     assert (summary["step_seconds_median"], summary["switch_seconds_median"]) == (2.0, 0.5)
     writer.write(3, StepTiming(2.0, {}), applied=False)
-    assert summarize(read_steps(tmp_path), "Failed", "", 2)["steps"] == 2
-    assert summarize([], "Failed", "", 1)["steps"] == 0
+    assert summarize(read_steps(tmp_path), RunOutcome.FAILED, "", 2).steps == 2
+    assert summarize([], RunOutcome.FAILED, "", 1).steps == 0
+
+
+def test_fallbacks_are_counted_over_attempts(tmp_path: Path) -> None:
+    for attempt, total in ((1, 1.0), (2, 2.0)):
+        metrics = JobMetrics(2)
+        events = EventLog(tmp_path, attempt, metrics.event)
+        events.write("start")
+        events.write(CHECKPOINT_SET_ASIDE, folder="step-6.damaged")
+        events.close()
+        assert f"rljob_checkpoint_fallbacks_total {total}" in metrics.text().decode()

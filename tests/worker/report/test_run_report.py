@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +12,17 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from record_cases import run_folder, write_run, write_samples
 
-from rljob_api.text import visible
+from rljob_api import metrics as m
+from rljob_api.safe_text import visible
 from rljob_worker.errors import UserError
 from rljob_worker.phases import StepTiming
 from rljob_worker.records.steps import StepLog
 from rljob_worker.records.writer import RecordWriter
 from rljob_worker.report import plot
 from rljob_worker.report.build import build_report
-from rljob_worker.report.plot import plot_run, running_mean
+from rljob_worker.report.curves import running_mean
+from rljob_worker.report.panels import panels_of
+from rljob_worker.report.plot import plot_run
 from rljob_worker.report.table import phase_table_text
 
 HOSTILE = '</td></table><script>alert("x")</script><img src=x onerror=alert(1)>&amp; \x1b[31m \u202egnp \ud800 日本'
@@ -65,7 +68,7 @@ def test_the_page_is_well_formed_and_shows_hostile_samples_as_text(tmp_path: Pat
     assert "\x1b" not in text
     assert "Worst and best samples of step 30" in page.text
     assert "30 of 30" in page.text
-    assert imread(png).shape[:2] == (1320, 1320)
+    assert imread(png).shape[:2] == (1320 + 3 * 286, 1320), "three rows of small panels"
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -108,7 +111,7 @@ def test_the_stack_is_as_high_as_the_steps_were_long(tmp_path: Path, drawn: list
     assert (edges[0], edges[-1]) == (0.5, steps + 0.5)
     assert len(top) == min(steps, 150)
     seconds = float((top * np.diff(edges)).sum())
-    assert seconds == pytest.approx(sum(record["step_seconds"] for record in records))
+    assert seconds == pytest.approx(sum(record.step_seconds for record in records))
     assert [text for text in _legend(drawn[0], 1) if text.startswith("rollout  ")]
 
 
@@ -120,8 +123,7 @@ def _legend(figure: Figure, axes: int) -> list[str]:
 
 def test_evaluations_and_restarts_are_shown(tmp_path: Path, drawn: list[Figure]) -> None:
     records = write_run(tmp_path, 60)
-    for record in records[30:]:
-        record["attempt"] = 2
+    records[30:] = [replace(record, attempt=2) for record in records[30:]]
     plot_run(records, "title", tmp_path / "x.png")
     assert {"mean reward", "eval/synthetic", "restart"} <= set(_legend(drawn[0], 0))
     line = next(line for line in drawn[0].axes[0].lines if line.get_label() == "eval/synthetic")
@@ -135,15 +137,37 @@ def test_evaluations_and_restarts_are_shown(tmp_path: Path, drawn: list[Figure])
 def test_the_difference_axis_shows_zeros(
     tmp_path: Path, drawn: list[Figure], values: list[float | None], scale: str
 ) -> None:
-    records: list[dict[str, Any]] = write_run(tmp_path, 2)
-    for record, value in zip(records, values, strict=True):
-        record["metrics"]["train/train_rollout_logprob_abs_diff"] = value
-        record["metrics"]["train/train_rollout_logprob_abs_diff_max"] = value
+    records = [
+        replace(record, metrics={**record.metrics, m.LOGPROB_KEY: value, m.LOGPROB_MAX_KEY: value})
+        for record, value in zip(write_run(tmp_path, 2), values, strict=True)
+    ]
     plot_run(records, "title", tmp_path / "x.png")
     axes = drawn[0].axes[2]
     assert axes.get_yscale() == scale
     low, high = axes.get_ylim()
     assert all(low < value < high for value in values if value is not None)
+
+
+def test_what_was_measured_has_a_panel_and_nothing_else(tmp_path: Path, drawn: list[Figure]) -> None:
+    records = write_run(tmp_path, 60)
+    panels = {panel.title: list(panel.curves) for panel in panels_of(records)}
+    assert panels == {
+        "Response length": ["rollout/response_len/mean"],
+        "Truncated responses": ["rollout/truncated_ratio"],
+        "Entropy of the policy": ["train/entropy_loss"],
+        "Gradient norm": ["train/grad_norm"],
+        "Evaluation": ["eval/synthetic", "eval/synthetic/pass@1"],
+    }
+    plot_run(records, "title", tmp_path / "x.png")
+    titles = [axes.get_title() for axes in drawn[0].axes]
+    assert titles[3:] == list(panels)
+    (evaluated, _) = drawn[0].axes[7].lines
+    assert list(evaluated.get_xdata()) == [25, 50]
+    curve = next(line for line in drawn[0].axes[6].lines if line.get_label() == "gradient norm")
+    assert list(curve.get_ydata()) == [record.metric("train/grad_norm") for record in records]
+    bare = [replace(record, metrics={}) for record in records]
+    plot_run(bare, "title", tmp_path / "x.png")
+    assert len(drawn[1].axes) == 3
 
 
 def test_a_bar_that_is_cut_off_is_named(tmp_path: Path, drawn: list[Figure]) -> None:

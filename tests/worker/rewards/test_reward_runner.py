@@ -4,21 +4,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from reward_cases import Make, gone, make_spec, samples_of, scores, soon
+from transformers import PreTrainedTokenizerBase
 
-from rljob_api.spec import RLJobSpec
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.runner import RewardError, RewardRunner, RewardSample
-from rljob_worker.types import Generation, Prompt
+from rljob_worker.types import Prompt
 
-WORDS = ["<unk>", "<eos>", *"abcdefghijklmnopqrstuvwxyz"]
 USER_MODULE = """
 import asyncio, os, time
 
@@ -71,62 +67,6 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my_rewards_for_test.py").write_text(USER_MODULE)
     (folder / "broken_rewards_for_test.py").write_text("import no_such_package")
     return folder
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", unk_token="<unk>")
-
-
-def make_spec(reward: dict[str, Any] | None, **data: Any) -> RLJobSpec:
-    return RLJobSpec.model_validate(
-        {
-            "steps": 1,
-            "model": {"path": "x"},
-            "data": {"synthetic": {}} | data,
-            "rollout": {"promptsPerStep": 4, "samplesPerPrompt": 2, "maxResponseTokens": 8},
-            "reward": reward,
-        }
-    )
-
-
-def samples_of(spec: RLJobSpec, texts: list[str], uid: str = "data/0", label: str = "a b") -> list[RewardSample]:
-    assert spec.reward is not None
-    prompt = Prompt(uid, "data", "question", (2,), label, spec.reward, {"level": 7})
-    samples = []
-    for index, text in enumerate(texts):
-        token_ids = np.array([WORDS.index(word) for word in text.split()], dtype=np.int64)
-        generation = Generation(token_ids, np.zeros(len(token_ids), np.float32), "length")
-        samples.append(RewardSample(prompt, index, generation))
-    return samples
-
-
-Make = Callable[..., tuple[RewardRunner, RLJobSpec]]
-
-
-@pytest.fixture
-def make_runner(workdir: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[Make]:
-    runners: list[RewardRunner] = []
-
-    def make(function: str | None = None, **fields: Any) -> tuple[RewardRunner, RLJobSpec]:
-        reward = ({"python": f"my_rewards_for_test:{function}"} if function else {}) | fields
-        spec = make_spec(reward)
-        runners.append(RewardRunner(spec, tokenizer, workdir=workdir, processes=2))
-        return runners[-1], spec
-
-    yield make
-    for runner in runners:
-        runner.close()
-
-
-def soon(seconds: float = 30) -> float:
-    return time.monotonic() + seconds
-
-
-def scores(runner: RewardRunner, spec: RLJobSpec, texts: list[str]) -> list[float]:
-    return [result.score for result in runner.score(samples_of(spec, texts), soon())]
 
 
 # --- what a reward can be ----------------------------------------------------------------------
@@ -368,19 +308,6 @@ def test_a_reward_that_compares_needs_labels(name: str, workdir: Path, tokenizer
 # --- processes ---------------------------------------------------------------------------------
 
 
-def gone(pid: int, seconds: float = 5) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except FileNotFoundError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def test_closing_ends_the_processes(make_runner: Make) -> None:
     runner, spec = make_runner("where")
     pids = {int(score) for score in scores(runner, spec, ["a"] * 50)}
@@ -399,10 +326,13 @@ def test_a_hung_reward_does_not_outlive_a_killed_driver(workdir: Path) -> None:
     program = f"""
 import os, signal, sys, threading, time
 from pathlib import Path
+from rljob_worker.rewards.bounds import Bounds, environment
 from rljob_worker.rewards.pool import WorkerPool
+from rljob_worker.rewards.process import Place
 from rljob_worker.rewards.worker import Setup
-setup = Setup(None, "my_rewards_for_test:where", False, {{}}, 60.0, os.getpid())
-pool = WorkerPool(setup, processes=1, in_flight=1, grace=0.0, workdir=Path({str(workdir)!r}))
+setup = Setup(None, "my_rewards_for_test:where", False, {{}}, 60.0)
+place = Place(Path({str(workdir)!r}), environment({{}}, []), Bounds(memory=2**31))
+pool = WorkerPool(setup, processes=1, in_flight=1, grace=0.0, place=place)
 sample = {{"prompt": "", "response": "b", "label": None, "finish_reason": "stop", "metadata": {{}}}}
 done = threading.Event()
 pool.submit([sample], lambda scores, error: (print(int(scores[0][0]), flush=True), done.set()))

@@ -18,7 +18,7 @@ from rljob_worker.rollout.device_extension import DeviceWorkerExtension
 from rljob_worker.rollout.environment import engine_environment
 from rljob_worker.rollout.kv_caches import kv_cache_storages
 from rljob_worker.rollout.platforms import engine_platform
-from rljob_worker.rollout.turns import DeviceTurns
+from rljob_worker.rollout.sleep_controller import DeviceSleepController
 
 
 def spec(model: Path, profile: str, **rollout: Any) -> RLJobSpec:
@@ -36,6 +36,7 @@ def test_arguments_on_devices(profile: str, model: Path) -> None:
     assert arguments["gpu_memory_utilization"] == 0.35
     assert "kv_cache_memory_bytes" not in arguments
     assert "ir_op_priority" not in arguments
+    assert arguments["async_scheduling"] is False, "vLLM's default keeps one batch in flight, also across a sleep"
     assert arguments["logprobs_mode"] == "processed_logprobs"
     assert arguments.get("additional_config") == (None if profile == "cuda" else {"weight_nz_mode": 0})
     sized = engine_arguments(spec(model, profile, memoryFraction=0.35, kvCacheBytes=2**30), str(model))
@@ -49,6 +50,12 @@ def test_vllm_has_the_arguments(model: Path) -> None:
     names = EngineArgs.__dataclass_fields__
     for profile in ("ascend-a2", "cuda", "cpu"):
         assert not engine_arguments(spec(model, profile), str(model)).keys() - names.keys()
+
+
+def test_experts_stay_where_they_are(model: Path) -> None:
+    given = {"additional_config": {"eplb_config": {"dynamic_eplb": True}}}
+    with pytest.raises(UserError, match=r"additional_config: eplb_config: vllm-ascend 0\.23 loses the experts' places"):
+        engine_arguments(spec(model, "ascend-a2", engineArgs=given), str(model))
 
 
 def test_nz_stays_off(model: Path) -> None:
@@ -105,12 +112,12 @@ class Vllm:
 
 def test_turns_report_the_bytes_that_moved_on_the_device() -> None:
     vllm = Vllm()
-    turns = DeviceTurns(vllm, lambda: vllm.calls.append("drain"))  # type: ignore[arg-type]
-    report = turns.sleep()
-    assert (report["released_bytes"], report["released_weight_bytes"]) == (58, 20)
-    assert (report["device_free_bytes"], report["device_total_bytes"]) == (98, 100)
-    assert turns.wake_weights()["resumed_bytes"] == 20
-    assert turns.wake_kv()["resumed_bytes"] == 38
+    controller = DeviceSleepController(vllm, lambda: vllm.calls.append("drain"))  # type: ignore[arg-type]
+    report = controller.sleep()
+    assert (report.released_bytes, report.released_weight_bytes) == (58, 20)
+    assert (report.memory.device_free_bytes, report.memory.device_total_bytes) == (98, 100)
+    assert controller.wake_weights().resumed_bytes == 20
+    assert controller.wake_kv().resumed_bytes == 38
     assert vllm.calls == [
         "rljob_prepare",
         *("drain", "reset_prefix_cache", "rljob_weight_bytes", "sleep 2"),
@@ -177,4 +184,5 @@ def test_no_method_of_a_worker_is_overridden() -> None:
 
 
 def test_every_kind_has_a_platform() -> None:
-    assert engine_platform("npu").turns is engine_platform("cuda").turns is DeviceTurns
+    for kind, controller in {"npu": DeviceSleepController, "cuda": DeviceSleepController}.items():
+        assert engine_platform(kind).sleep_controller() is controller

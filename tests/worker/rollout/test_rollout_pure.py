@@ -15,8 +15,9 @@ from rollout_models import spec_json
 
 from rljob_api import RLJobSpec
 from rljob_worker.errors import UserError
+from rljob_worker.host import processes, reaper, reaper_process
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.rollout import cpu_libraries, guardian, processes
+from rljob_worker.rollout import cpu_libraries
 from rljob_worker.rollout.arguments import engine_arguments, max_model_length, max_sequences
 from rljob_worker.rollout.environment import engine_environment
 from rljob_worker.rollout.sampling import check_requests
@@ -138,16 +139,16 @@ def test_prompts_that_cannot_be_run_are_refused(tokens: tuple[int, ...], message
 
 
 def _marked_child(owner: str) -> subprocess.Popen[bytes]:
-    environment = os.environ | {guardian.OWNER_VARIABLE: owner}
+    environment = os.environ | {reaper_process.OWNER_VARIABLE: owner}
     return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(120)"], env=environment)
 
 
 def test_sweep_removes_what_a_dead_engine_left_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_records", lambda: tmp_path)
+    monkeypatch.setattr(reaper, "_records", lambda: tmp_path)
     dead = subprocess.Popen([sys.executable, "-S", "-c", "pass"])
-    started = guardian.start_time(dead.pid) or "1"
+    started = processes.start_time(dead.pid) or "1"
     dead.wait(20)
     owner = f"{dead.pid}-{started}"
     left, other = _marked_child(owner), _marked_child("someone-else")
@@ -155,11 +156,11 @@ def test_sweep_removes_what_a_dead_engine_left_and_nothing_else(
     for name in names:
         Path("/dev/shm", name).touch()
     (tmp_path / owner).write_text(json.dumps({"processes": {}, "names": names[:1]}))
-    alive = tmp_path / f"{os.getpid()}-{guardian.start_time(os.getpid())}"
+    alive = tmp_path / f"{os.getpid()}-{processes.start_time(os.getpid())}"
     alive.write_text(json.dumps({"processes": {}, "names": names[1:]}))
     try:
         time.sleep(0.2)
-        processes.sweep_dead_engines()
+        reaper.sweep_dead_engines()
         assert left.wait(5) == -signal.SIGKILL
         assert other.poll() is None
         assert not Path("/dev/shm", names[0]).exists()

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 
 from rljob_worker.errors import StopRequested
-from rljob_worker.models.convert import Parallel, local_pieces
-from rljob_worker.trainer import rank as rank_module
-from rljob_worker.trainer.flat import OptimizerState, Region
+from rljob_worker.models.convert import local_pieces
+from rljob_worker.trainer.megatron import rank_state
+from rljob_worker.trainer.megatron.flat_buffers import Region
+from rljob_worker.trainer.megatron.optimizer_state import OptimizerState
 from rljob_worker.trainer.trainer import Trainer
 from rljob_worker.types import SamplingParams, StepMetrics, TrainBatch
 
@@ -74,6 +75,7 @@ class Process:
             rank=self.rank,
             world_size=self.world_size,
             store=f"tcp://127.0.0.1:{self._port}",
+            secret="of-a-test",
             model_folder=str(self.folder / model),
             total_updates=100,
         )
@@ -92,17 +94,17 @@ def step(trainer: Trainer, seed: int) -> StepMetrics:
 
 def pieces(trainer: Trainer) -> list[tuple[str, tuple[int, ...], int | None, int, torch.Tensor]]:
     """This rank's share of the HF checkpoint."""
-    rank = trainer._rank
+    rank = trainer._backend.rank
     return [
         (p.hf_name, p.hf_shape, p.dim, p.start, p.read().clone())
-        for p in local_pieces(rank.ddp.module, rank.config, Parallel.current())
+        for p in local_pieces(rank.ddp.module, rank.config, rank.layout)
         if p.primary
     ]
 
 
 def state(trainer: Trainer) -> list[torch.Tensor]:
     """Copies of everything that training changes."""
-    rank = trainer._rank
+    rank = trainer._backend.rank
     tensors = [*rank.parameters, *rank.state.flats, *(shard.step for shard in rank.state.shards)]
     return [tensor.clone() for tensor in tensors]
 
@@ -128,7 +130,7 @@ def steps(process: Process, count: int = 3, model: str = "dense", **training: An
 
 def offload_moved(process: Process, **training: Any) -> Result:
     """As on a device with memory of its own: the state is brought there for each update."""
-    with mock.patch.object(rank_module, "OptimizerState", _state_on_host):
+    with mock.patch.object(rank_state, "OptimizerState", _state_on_host):
         return steps(process, optimizer={"hostOffload": True}, **training)
 
 
@@ -157,7 +159,7 @@ def stop_midway(process: Process, **training: Any) -> Result:
             thread.start()
             thread.join()
 
-    hook = trainer._rank.ddp.module.decoder.register_forward_hook(count)
+    hook = trainer._backend.rank.ddp.module.decoder.register_forward_hook(count)
     stopped = False
     try:
         step(trainer, 1)
@@ -183,7 +185,7 @@ def stop_after_update(process: Process) -> Result:
     trainer = process.trainer(globalBatchSize=SAMPLES // 2)
     step(trainer, 0)
     before = state(trainer)
-    optimizer_step = trainer._rank.optimizer.step_with_ready_grads
+    optimizer_step = trainer._backend.rank.optimizer.step_with_ready_grads
     changed = []
 
     def step_then_stop() -> bool:
@@ -192,14 +194,14 @@ def stop_after_update(process: Process) -> Result:
         trainer.request_stop()
         return done
 
-    trainer._rank.optimizer.step_with_ready_grads = step_then_stop
+    trainer._backend.rank.optimizer.step_with_ready_grads = step_then_stop
     stopped = False
     try:
         step(trainer, 1)
     except StopRequested:
         stopped = True
     unchanged = same(before, state(trainer))
-    trainer._rank.optimizer.step_with_ready_grads = optimizer_step
+    trainer._backend.rank.optimizer.step_with_ready_grads = optimizer_step
     step(trainer, 1)
     result = {"stopped": stopped, "changed": changed, "unchanged": unchanged, "pieces": pieces(trainer)}
     trainer.close()
@@ -217,7 +219,7 @@ def non_finite(process: Process) -> Result:
     result["loss"] = trainer.train(batch, SAMPLING, 2)
     result["loss_unchanged"] = same(before, state(trainer))
     name = "decoder.final_layernorm.weight"
-    parameter = dict(trainer._rank.ddp.module.named_parameters())[name]
+    parameter = dict(trainer._backend.rank.ddp.module.named_parameters())[name]
     hook = parameter.register_hook(lambda grad: grad * torch.inf)
     result["gradient"] = trainer.train(make_batch(1), SAMPLING, 2)
     result["gradient_unchanged"] = same(before, state(trainer))
@@ -258,8 +260,9 @@ def save_midway(process: Process, folder: str, **training: Any) -> Result:
     trainer = process.trainer(**training)
     for seed in range(4):
         if seed == 2:
-            asleep = trainer.sleep()
+            asleep = trainer.sleep().transition
             trainer.sleep()
+            (process.folder / folder).mkdir(exist_ok=True)
             trainer.save(str(process.folder / folder))
             refused = ""
             try:

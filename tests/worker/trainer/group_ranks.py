@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from cases import SAMPLING, Process, make_batch, same, state, step
 
-from rljob_worker.trainer.process_groups import ProcessGroups
+from rljob_worker.trainer.process_groups import HOLDERS, ProcessGroups
 
 CYCLES = 20
 SETTLED = 5
@@ -49,15 +49,17 @@ def cycles(process: Process, count: int = CYCLES, **training: Any) -> dict[str, 
         if seed in steps:
             metrics = step(trainer, seed).metrics
         asleep = trainer.sleep()
-        assert trainer.sleep()["changed"] is False
+        again = trainer.sleep().transition
+        assert again is not None
+        assert not again.changed
         assert dist.get_backend() == "gloo"
         dist.all_reduce(torch.ones(1))
         seen.append(resources())
-        seconds.append(trainer.wake_up()["group_seconds"])
+        seconds.append(trainer.wake_up().group_seconds)
     threads = [thread.name for thread in threading.enumerate()]
     result = {
         "equal": same(states, state(trainer)) and metrics == expected,
-        "changed": asleep["changed"],
+        "changed": asleep.transition is not None and asleep.transition.changed,
         "settled": seen[min(SETTLED, count - 1)],
         "after": seen[-1],
         "seconds": max(seconds),
@@ -76,7 +78,7 @@ def refused(action: Callable[[], Any]) -> str:
     return ""
 
 
-def bare(process: Process, timeout_seconds: float = DEADLINE) -> tuple[ProcessGroups, Any]:
+def bare(process: Process, timeout_seconds: float = DEADLINE, *, known: bool = True) -> tuple[ProcessGroups, Any]:
     """Groups without Megatron: pairs of neighbours, made on all ranks; of three, the last is in none."""
     groups = ProcessGroups(
         f"tcp://127.0.0.1:{process._port}",
@@ -84,6 +86,7 @@ def bare(process: Process, timeout_seconds: float = DEADLINE) -> tuple[ProcessGr
         world_size=process.world_size,
         backend="gloo",
         timeout_seconds=timeout_seconds,
+        holders=(*HOLDERS, __name__) if known else HOLDERS,
     )
     holder = type("Holder", (), {})()
     with groups.recording():
@@ -98,7 +101,13 @@ def bare(process: Process, timeout_seconds: float = DEADLINE) -> tuple[ProcessGr
 def fault(process: Process, where: str, victim: int) -> dict[str, Any]:
     """The victim dies at a point; the others must end with an error in time."""
     groups, _holder = bare(process)
+    joined = [process.folder / f"joined-{where.replace(' ', '-')}-{victim}-{r}" for r in range(process.world_size)]
+    joined[process.rank].touch()
     if process.rank == victim:
+        # A rank that is still joining when it goes fails before the case begins.
+        deadline = time.monotonic() + DEADLINE
+        while not all(mark.exists() for mark in joined) and time.monotonic() < deadline:
+            time.sleep(0.01)
         end = lambda *_, **__: os._exit(9)  # noqa: E731
         if where == "before release":
             end()
@@ -153,6 +162,14 @@ def stuck(process: Process) -> dict[str, Any]:
     return {"message": message, "state": groups.state}
 
 
+def foreign(process: Process) -> dict[str, Any]:
+    """A group that an object of an unknown package keeps is found, named and left as it is."""
+    groups, holder = bare(process, 60.0, known=False)
+    group = weakref.ref(holder.group)
+    message = refused(groups.release)
+    return {"message": message, "state": groups.state, "kept": holder.group is group()}
+
+
 CASES: dict[str, Callable[[Process], dict[str, Any]]] = {
     "tp2": lambda p: cycles(p, tensorParallel=2),
     "pp2": lambda p: cycles(p, pipelineParallel=2),
@@ -160,6 +177,7 @@ CASES: dict[str, Callable[[Process], dict[str, Any]]] = {
     "tp2_pp2": lambda p: cycles(p, 6, tensorParallel=2, pipelineParallel=2),
     "states": states,
     "stuck": stuck,
+    "foreign": foreign,
     **{
         f"{where}/{victim}": lambda p, where=where, victim=victim: fault(p, where, victim)
         for where in ("before release", "while released", "while rebuilding")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "TORCHDYNAMO_DISABLE": "1",
     }
     script, port = str(Path(__file__).with_name("group_ranks.py")), str(random.randint(15000, 28000))
-    command = [sys.executable, script, str(folder), port, "states:4", "stuck:2", *FAULTS, *TRAINING]
+    command = [sys.executable, script, str(folder), port, "states:4", "stuck:2", "foreign:2", *FAULTS, *TRAINING]
     with open(folder / "log", "w") as log:
         subprocess.run(command, env=environment, stdout=log, stderr=log, timeout=550, check=True)
     return folder
@@ -72,6 +73,15 @@ def test_a_place_that_cannot_be_changed_is_an_error(folder: Path) -> None:
     for rank in seen("stuck", folder):
         assert "held by a tuple" in rank["message"]
         assert rank["state"] == "BROKEN"
+
+
+def test_a_group_that_an_unknown_package_keeps_is_an_error_that_names_it(folder: Path) -> None:
+    for rank in seen("foreign", folder):
+        assert re.search(
+            r"held by a Holder of \w+; only megatron, mindspeed, rljob_worker may hold one", rank["message"]
+        )
+        assert rank["state"] == "BROKEN"
+        assert rank["kept"]
 
 
 @pytest.mark.parametrize("where", WHERE)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rljob_api.spec import OptimizerSpec
-from rljob_worker.trainer.schedule import learning_rate
+from rljob_worker.trainer.learning_rate import learning_rate
 
 
 def rates(total: int = 10, **fields: object) -> list[float]:

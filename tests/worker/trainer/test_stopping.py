@@ -5,13 +5,14 @@ import threading
 import pytest
 
 from rljob_worker.errors import StopRequested
-from rljob_worker.trainer.parallel import connected
+from rljob_worker.trainer.megatron.parallel_state import connected
+from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.stopping import StopAgreement
 
 
 def test_alone_it_skips_from_the_request_on_and_raises_once() -> None:
     requested = threading.Event()
-    stop = StopAgreement(requested, rank=0, world_size=1, leader=0)
+    stop = StopAgreement(requested, rank=0, world_size=1, leader=0, notices=Notices(""))
     stop.begin_pass()
     assert not stop.skip()
     requested.set()
@@ -26,7 +27,7 @@ def test_alone_it_skips_from_the_request_on_and_raises_once() -> None:
 
 def test_a_request_between_passes_stops_the_next_one() -> None:
     requested = threading.Event()
-    stop = StopAgreement(requested, rank=0, world_size=1, leader=0)
+    stop = StopAgreement(requested, rank=0, world_size=1, leader=0, notices=Notices(""))
     requested.set()
     stop.begin_pass()
     assert stop.skip()

@@ -208,7 +208,7 @@ def test_resumed_run_is_bit_equal(results: Results, which: str) -> None:
         assert len(expected["state"]) == len(got["state"])
         assert all(torch.equal(a, b) for a, b in zip(expected["state"], got["state"]))
         assert expected["metrics"] == got["metrics"]
-        assert expected["asleep"]["backup_bytes"] > 0
+        assert expected["asleep"].backup_bytes > 0
         assert "PAUSED" in expected["refused"]
 
 

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from sync_cases import KeepingEngine, Weights, model_weights, pieces_for, plan_for
 
-from rljob_worker.weightsync.receiver import WeightReceiver
-from rljob_worker.weightsync.sender import WeightSender
+from rljob_worker.weightsync.engine import WeightSyncEngine
+from rljob_worker.weightsync.plan import Bucket
+from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
 
 @dataclass
@@ -26,18 +27,16 @@ class Peers:
 
     folder: str
     weights: Weights
-    senders: list[WeightSender]
+    senders: list[WeightSyncTrainer]
     engines: list[KeepingEngine]
-    receivers: list[WeightReceiver]
-    sync_id: int = 0
+    receivers: list[WeightSyncEngine]
     outcomes: dict[str, Any] = field(default_factory=dict)
 
     def sync(self, version: int, *, deadline: float = 20.0, without: tuple[str, ...] = ()) -> dict[str, Any]:
         """What each peer returned or raised."""
-        self.sync_id += 1
         self.outcomes = {}
-        calls = {f"trainer-{i}": sender.send for i, sender in enumerate(self.senders)}
-        calls |= {f"engine-{i}": receiver.receive for i, receiver in enumerate(self.receivers)}
+        calls = {f"trainer-{i}": sender.update_weights for i, sender in enumerate(self.senders)}
+        calls |= {f"engine-{i}": receiver.update_weights for i, receiver in enumerate(self.receivers)}
         threads = [
             threading.Thread(target=self._run, args=(name, call, version, deadline))
             for name, call in calls.items()
@@ -52,7 +51,7 @@ class Peers:
 
     def _run(self, name: str, call: Any, version: int, deadline: float) -> None:
         try:
-            self.outcomes[name] = call(version, deadline, sync_id=self.sync_id)
+            self.outcomes[name] = call(version, deadline)
         except Exception as error:
             self.outcomes[name] = error
 
@@ -65,13 +64,13 @@ class Peers:
 
 
 @contextmanager
-def threaded_peers(producers: int, engines: list[KeepingEngine], weights: Weights | None = None) -> Iterator[Peers]:
+def threaded_peers(trainers: int, engines: list[KeepingEngine], weights: Weights | None = None) -> Iterator[Peers]:
     weights = model_weights(1) if weights is None else weights
-    plan = plan_for(weights, producers=producers, consumers=len(engines), bucket_bytes=6000)
-    pieces = pieces_for(weights, producers)
+    plan = plan_for(weights, trainers=trainers, engines=len(engines), bucket_bytes=6000)
+    pieces = pieces_for(weights, trainers)
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
-        senders = [WeightSender(pieces[rank], plan, producer=rank, folder=folder) for rank in range(producers)]
-        receivers = [WeightReceiver(engine, folder=folder, consumer=i) for i, engine in enumerate(engines)]
+        senders = [WeightSyncTrainer(pieces[rank], plan, trainer=rank, folder=folder) for rank in range(trainers)]
+        receivers = [WeightSyncEngine(engine, folder=folder, engine=i) for i, engine in enumerate(engines)]
         try:
             yield Peers(folder, weights, senders, engines, receivers)
         finally:
@@ -85,7 +84,7 @@ class ProcessPeer:
     def __init__(self, target: Any, *arguments: Any) -> None:
         # Forked from a server that has imported everything once; only the first start takes seconds.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["rljob_worker.weightsync.receiver", "rljob_worker.weightsync.sender"])
+        context.set_forkserver_preload(["rljob_worker.weightsync.engine", "rljob_worker.weightsync.trainer"])
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
         self.process.start()
@@ -123,29 +122,29 @@ def _serve(pipe: Connection, peer: Any, method: Any, describe: Any) -> None:
     peer.close()
 
 
-def sender_process(pipe: Connection, folder: str, rank: int, producers: int, consumers: int) -> None:
+def sender_process(pipe: Connection, folder: str, rank: int, trainers: int, engines: int) -> None:
     weights = model_weights(0)
-    plan = plan_for(weights, producers=producers, consumers=consumers, bucket_bytes=6000)
-    sender = WeightSender(pieces_for(weights, producers)[rank], plan, producer=rank, folder=folder)
+    plan = plan_for(weights, trainers=trainers, engines=engines, bucket_bytes=6000)
+    sender = WeightSyncTrainer(pieces_for(weights, trainers)[rank], plan, trainer=rank, folder=folder)
 
     def send(version: int, deadline: float) -> None:
         for tensor in weights.values():
             tensor.fill_(version)
-        sender.send(version, deadline)
+        sender.update_weights(version, deadline)
 
     _serve(pipe, sender, send, lambda: None)
 
 
 def receiver_process(pipe: Connection, folder: str, index: int, die_in_bucket: int | None = None) -> None:
-    def before_landing(message: dict[str, Any], slots: Any) -> None:
-        if message["bucket"] == die_in_bucket:
+    def before_landing(bucket: Bucket, slots: Any) -> None:
+        if bucket.index == die_in_bucket:
             os.kill(os.getpid(), signal.SIGKILL)
 
     engine = KeepingEngine(before_landing)
-    receiver = WeightReceiver(engine, folder=folder, consumer=index)
+    receiver = WeightSyncEngine(engine, folder=folder, engine=index)
     _serve(
         pipe,
         receiver,
-        receiver.receive,
+        receiver.update_weights,
         lambda: (receiver.version, sorted({float(v) for tensor in engine.weights.values() for v in tensor.unique()})),
     )

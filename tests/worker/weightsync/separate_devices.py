@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from rljob_worker.devices.cpu import CpuDevice
-from rljob_worker.weightsync.slots import SHARED_MEMORY
+from rljob_worker.weightsync.shared_memory import SHARED_MEMORY
 
 
 class SeparateDevice(CpuDevice):

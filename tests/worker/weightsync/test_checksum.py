@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
+import numpy.typing as npt
 import pytest
 import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_worker.weightsync.checksum import checksum, copy_with_checksum
+from rljob_worker.weightsync import shared_memory as module
+from rljob_worker.weightsync.shared_memory import checksum, copy_and_checksum, copy_with_checksum
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=3)
 
@@ -27,8 +31,10 @@ def test_checksum_is_xxh3_of_the_row_major_bytes(
     assert checksum(view) == expected
     target = torch.empty(tuple(view.shape) if not flip else tuple(reversed(view.shape)), dtype=dtype)
     target = target if not flip or view.dim() == 1 else torch.empty_strided(view.shape, view.stride(), dtype=dtype)
-    assert copy_with_checksum(view, target) == expected
-    assert torch.equal(target, view)
+    for copy in (copy_with_checksum, copy_and_checksum):
+        target.zero_()
+        assert copy(view, target) == expected
+        assert torch.equal(target, view)
     position = data.draw(st.integers(0, tensor.nbytes - 1))
     tensor.view(-1).view(torch.uint8)[position] ^= 1 << data.draw(st.integers(0, 7))
     assert checksum(view) != expected
@@ -40,6 +46,22 @@ def test_chunks_make_no_difference(size: int) -> None:
     target = torch.zeros_like(tensor)
     assert copy_with_checksum(tensor, target) == checksum(tensor) == xxhash.xxh3_64_intdigest(tensor.numpy().tobytes())
     assert torch.equal(target, tensor)
+    target.zero_()
+    assert copy_and_checksum(tensor, target) == checksum(tensor)
+    assert torch.equal(target, tensor)
+
+
+def test_the_engine_sums_what_arrived_and_the_trainer_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy_badly(write: npt.NDArray[Any], read: npt.NDArray[Any]) -> None:
+        write[:] = read
+        write.reshape(-1)[7] ^= 1
+
+    monkeypatch.setattr(module.np, "copyto", copy_badly)
+    source, target = torch.arange(64, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+    assert copy_with_checksum(source, target) == checksum(source)
+    arrived = copy_and_checksum(source, target)
+    assert arrived != checksum(source)
+    assert arrived == checksum(target)
 
 
 @pytest.mark.parametrize("stride", [(7, 5), (1, 9)])

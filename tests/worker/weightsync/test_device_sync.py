@@ -18,12 +18,13 @@ from peers import ProcessPeer
 from separate_devices import SeparateDevice
 from sync_cases import KeepingEngineOnDevice, TensorPiece, model_weights, pieces_for, plan_for
 
-from rljob_worker.weightsync import rendezvous
-from rljob_worker.weightsync.device_slots import DeviceSlots
-from rljob_worker.weightsync.exchange import Exchange
-from rljob_worker.weightsync.receiver import WeightReceiver
-from rljob_worker.weightsync.sender import WeightSender
-from rljob_worker.weightsync.slots import SHARED_MEMORY
+from rljob_worker.weightsync import mailbox
+from rljob_worker.weightsync.device_ipc import DeviceIpc, Exchange
+from rljob_worker.weightsync.engine import WeightSyncEngine
+from rljob_worker.weightsync.plan import Bucket
+from rljob_worker.weightsync.shared_memory import SHARED_MEMORY
+from rljob_worker.weightsync.trainer import WeightSyncTrainer
+from rljob_worker.weightsync.transport import SLOT_COUNT
 
 SECONDS = 30.0
 BUCKET = 6000
@@ -36,10 +37,10 @@ class WorkerOnDevice(KeepingEngineOnDevice):
         super().__init__(device, SECONDS, self._maybe_damage)
         self._damage = damage
 
-    def _maybe_damage(self, message: dict[str, Any], slots: DeviceSlots) -> None:
-        if message["bucket"] == self._damage:
+    def _maybe_damage(self, bucket: Bucket, slots: DeviceIpc) -> None:
+        if bucket.index == self._damage:
             self._damage = None
-            slots.tensor(message["slot"], message["tensors"][-1]["offset"], torch.uint8, (8,))[3] ^= 16
+            slots.tensor(bucket.index % SLOT_COUNT, bucket.tensors[-1].offset, torch.uint8, (8,))[3] ^= 16
 
 
 class EngineOverDevices:
@@ -76,20 +77,20 @@ class BrokenPiece:
         return self._piece.read()
 
 
-def trainer(pipe: Connection, folder: str, rank: int, ranks: int, consumers: int, broken_in: int) -> None:
+def trainer(pipe: Connection, folder: str, rank: int, ranks: int, engines: int, broken_in: int) -> None:
     """A rank that holds its shard of tensors that are all filled with the version."""
     if ranks > 1:
         store = dist.FileStore(f"{folder}/store", ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=SECONDS))
     device = SeparateDevice(rank)
     weights = model_weights(0)
-    plan = plan_for(weights, producers=ranks, consumers=consumers, bucket_bytes=BUCKET)
+    plan = plan_for(weights, trainers=ranks, engines=engines, bucket_bytes=BUCKET)
     counter = [0]
     pieces: list[Any] = list(pieces_for(weights, ranks)[rank])
     if rank == ranks - 1:
         pieces[-1] = BrokenPiece(pieces[-1], counter, broken_in)
     exchange = Exchange(device, range(ranks), device.staging)
-    sender = WeightSender(pieces, plan, producer=rank, folder=folder, exchange=exchange)
+    sender = WeightSyncTrainer(pieces, plan, trainer=rank, folder=folder, exchange=exchange)
     pipe.send("up")
     while (command := pipe.recv()) is not None:
         counter[0] = version = command[0]
@@ -98,7 +99,7 @@ def trainer(pipe: Connection, folder: str, rank: int, ranks: int, consumers: int
         if command[1:] == ("die",):
             os._exit(9)
         try:
-            report = sender.send(version, SECONDS, sync_id=counter[0])
+            report = sender.update_weights(version, SECONDS)
             assert device.synchronized >= len(plan.buckets)
             pipe.send(("ok", report["bytes"]))
         except Exception as error:
@@ -109,11 +110,11 @@ def trainer(pipe: Connection, folder: str, rank: int, ranks: int, consumers: int
 
 def engine(pipe: Connection, folder: str, index: int, devices: list[int], damage: int | None) -> None:
     land = EngineOverDevices(devices, damage)
-    receiver = WeightReceiver(land, folder=folder, consumer=index)
+    receiver = WeightSyncEngine(land, folder=folder, engine=index)
     pipe.send("up")
     while (command := pipe.recv()) is not None:
         try:
-            receiver.receive(command[0], SECONDS, sync_id=command[0])
+            receiver.update_weights(command[0], SECONDS)
             pipe.send(("ok", land.values()))
         except Exception as error:
             assert receiver.version is None
@@ -180,4 +181,4 @@ def test_a_rank_that_cannot_read_a_piece_ends_the_sync_for_all_at_once() -> None
 
 def test_an_engine_on_a_device_without_trainer_says_so(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"no trainer on this host has device .*:cpu:7"):
-        rendezvous.find_device(tmp_path, SeparateDevice(7).identity(), 0.0)
+        mailbox.find_device(tmp_path, SeparateDevice(7).identity(), 0.0)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_worker.weightsync.errors import WeightSyncError
+from rljob_worker.errors import WeightSyncError
 from rljob_worker.weightsync.mailbox import Mailbox, PeerAborted
 
 
@@ -20,8 +20,8 @@ def soon() -> float:
 def test_messages_of_other_syncs_are_dropped_or_kept(tmp_path: Path) -> None:
     one, two = (Mailbox(tmp_path, name, ["one", "two"]) for name in ("one", "two"))
     try:
-        for sync_id in (1, 3, 2):
-            one.send(["two"], "ready", sync_id, number=sync_id)
+        for sync in (1, 3, 2):
+            one.send(["two"], "ready", sync, number=sync)
         one.abort(1, "an earlier one")
         assert two.receive(2, soon(), nobody).body == {"number": 2}
         assert two.receive(3, soon(), nobody).body == {"number": 3}

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sync_cases import Weights, model_weights, pieces_for, plan_for
 
-from rljob_worker.weightsync.plan import PieceGeometry, SyncPlan, build_plan, engine_module
+from rljob_worker.tensor_slice import TensorSlice
+from rljob_worker.weightsync.plan import SyncPlan, build_plan, engine_module
 
 
 def moe_shapes(layers: int, experts: int, hidden: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -37,8 +38,8 @@ def test_buckets_hold_whole_modules_once_and_without_overlap(
 ) -> None:
     manifest = moe_shapes(layers, experts, hidden)
     shuffled = data.draw(st.permutations(manifest))
-    whole = [PieceGeometry(name, shape, None, 0, 0) for name, shape in manifest]
-    plan = build_plan(shuffled, {0: whole}, dtype=dtype, consumers=1, bucket_bytes=bucket_bytes)
+    whole = [TensorSlice(name, shape, None, 0, 0) for name, shape in manifest]
+    plan = build_plan(shuffled, {0: whole}, dtype=dtype, engines=1, bucket_bytes=bucket_bytes)
 
     assert sorted(plan.names) == sorted(name for name, _ in manifest)
     assert plan.nbytes == sum(math.prod(shape) for _, shape in manifest) * dtype.itemsize
@@ -55,45 +56,45 @@ def test_buckets_hold_whole_modules_once_and_without_overlap(
             assert bucket.nbytes <= max(bucket_bytes, 4 * 2**20)
 
 
-@given(producers=st.integers(1, 5), bucket_bytes=st.integers(1, 40_000), seed=st.integers(0, 3))
+@given(trainers=st.integers(1, 5), bucket_bytes=st.integers(1, 40_000), seed=st.integers(0, 3))
 @settings(max_examples=30, deadline=None)
-def test_pieces_put_together_are_the_tensors(producers: int, bucket_bytes: int, seed: int) -> None:
+def test_pieces_put_together_are_the_tensors(trainers: int, bucket_bytes: int, seed: int) -> None:
     weights = model_weights(seed)
-    plan = plan_for(weights, producers=producers, bucket_bytes=bucket_bytes)
+    plan = plan_for(weights, trainers=trainers, bucket_bytes=bucket_bytes)
     held = {
         (rank, piece.hf_name, piece.start if piece.dim is not None else 0): piece
-        for rank, pieces in pieces_for(weights, producers).items()
+        for rank, pieces in pieces_for(weights, trainers).items()
         for piece in pieces
     }
     for bucket in plan.buckets:
         for tensor in bucket.tensors:
             target = torch.full(tensor.shape, math.nan, dtype=torch.bfloat16)
             for piece in tensor.pieces:
-                piece.part_of(target).copy_(held[piece.producer, tensor.name, piece.start].read())
+                piece.part_of(target).copy_(held[piece.trainer, tensor.name, piece.start].read())
             assert torch.equal(target, weights[tensor.name])
 
 
 def test_plan_survives_json_and_says_when_it_differs() -> None:
-    plan = plan_for(model_weights(0), producers=2, consumers=2)
+    plan = plan_for(model_weights(0), trainers=2, engines=2)
     again = SyncPlan.from_json(plan.to_json())
     assert again == plan
     assert again.fingerprint == plan.fingerprint
-    assert plan_for(model_weights(0), producers=2, consumers=1).fingerprint != plan.fingerprint
-    assert plan_for(model_weights(0), producers=1, consumers=2).fingerprint != plan.fingerprint
+    assert plan_for(model_weights(0), trainers=2, engines=1).fingerprint != plan.fingerprint
+    assert plan_for(model_weights(0), trainers=1, engines=2).fingerprint != plan.fingerprint
 
 
 def test_what_all_ranks_hold_is_shared_out() -> None:
     names = [f"model.layers.{i}.input_layernorm.weight" for i in range(8)]
-    pieces = {rank: [PieceGeometry(name, (64,), None, 0, 0) for name in names] for rank in (3, 5)}
-    plan = build_plan([(name, (64,)) for name in names], pieces, dtype=torch.float32, consumers=1)
-    senders = [piece.producer for bucket in plan.buckets for tensor in bucket.tensors for piece in tensor.pieces]
+    pieces = {rank: [TensorSlice(name, (64,), None, 0, 0) for name in names] for rank in (3, 5)}
+    plan = build_plan([(name, (64,)) for name in names], pieces, dtype=torch.float32, engines=1)
+    senders = [piece.trainer for bucket in plan.buckets for tensor in bucket.tensors for piece in tensor.pieces]
     assert senders.count(3) == senders.count(5) == 4
 
 
 def test_small_models_get_several_buckets() -> None:
     manifest = [(f"model.layers.{i}.mlp.down_proj.weight", (1024, 1024)) for i in range(32)]
-    whole = [PieceGeometry(name, shape, None, 0, 0) for name, shape in manifest]
-    plan = build_plan(manifest, {0: whole}, dtype=torch.float32, consumers=1)
+    whole = [TensorSlice(name, shape, None, 0, 0) for name, shape in manifest]
+    plan = build_plan(manifest, {0: whole}, dtype=torch.float32, engines=1)
     assert len(plan.buckets) >= 8
 
 
@@ -105,8 +106,8 @@ def test_a_module_larger_than_a_bucket_gets_a_larger_slot() -> None:
 NAME = "model.layers.0.mlp.down_proj.weight"
 
 
-def geometry(dim: int | None, start: int, length: int) -> PieceGeometry:
-    return PieceGeometry(NAME, (8, 6), dim, start, length)
+def geometry(dim: int | None, start: int, length: int) -> TensorSlice:
+    return TensorSlice(NAME, (8, 6), dim, start, length)
 
 
 @pytest.mark.parametrize(
@@ -124,13 +125,13 @@ def geometry(dim: int | None, start: int, length: int) -> PieceGeometry:
         ({0: [replace(geometry(None, 0, 0), hf_name="other.weight")]}, "other.weight, which is not a tensor"),
     ],
 )
-def test_pieces_that_do_not_make_the_tensors_are_refused(pieces: dict[int, list[PieceGeometry]], message: str) -> None:
+def test_pieces_that_do_not_make_the_tensors_are_refused(pieces: dict[int, list[TensorSlice]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build_plan([(NAME, (8, 6))], pieces, dtype=torch.float32, consumers=1)
+        build_plan([(NAME, (8, 6))], pieces, dtype=torch.float32, engines=1)
 
 
 def test_a_tensor_named_twice_is_refused() -> None:
     weights: Weights = model_weights(0)
     manifest = [(name, tuple(tensor.shape)) for name, tensor in weights.items()]
     with pytest.raises(ValueError, match="names a tensor twice"):
-        build_plan([*manifest, manifest[3]], pieces_for(weights, 1), dtype=torch.bfloat16, consumers=1)
+        build_plan([*manifest, manifest[3]], pieces_for(weights, 1), dtype=torch.bfloat16, engines=1)

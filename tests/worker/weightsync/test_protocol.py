@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sync_cases import model_weights, plan_for
 
-from rljob_worker.weightsync.errors import WeightSyncError
-from rljob_worker.weightsync.mailbox import Message, consumer_name, producer_name
+from rljob_worker.errors import WeightSyncError
+from rljob_worker.weightsync.mailbox import Message, engine_name, trainer_name
 from rljob_worker.weightsync.plan import SyncPlan
 from rljob_worker.weightsync.protocol import (
     ACKNOWLEDGED,
@@ -20,108 +20,107 @@ from rljob_worker.weightsync.protocol import (
     DONE,
     FILLED,
     READY,
-    ConsumerState,
-    ProducerState,
+    EngineState,
+    TrainerState,
     describe_piece,
 )
-from rljob_worker.weightsync.slots import SLOT_COUNT
+from rljob_worker.weightsync.transport import SLOT_COUNT
 
 VERSION = 7
 WEIGHTS = model_weights(0)
 
 
-def filled(plan: SyncPlan, producer: int, bucket: int, change: dict[str, Any] | None = None) -> Message:
+def filled(plan: SyncPlan, trainer: int, bucket: int, change: dict[str, Any] | None = None) -> Message:
     pieces = [
         describe_piece(tensor, piece, plan.dtype, 1000 * bucket + position)
-        for position, (tensor, piece) in enumerate(plan.buckets[bucket].pieces_of(producer))
+        for position, (tensor, piece) in enumerate(plan.buckets[bucket].pieces_of(trainer))
     ]
     body = {"version": VERSION, "plan": plan.fingerprint, "bucket": bucket, "pieces": pieces}
-    return Message(FILLED, producer_name(producer), 1, body | (change or {}))
+    return Message(FILLED, trainer_name(trainer), 1, body | (change or {}))
 
 
 class Simulation:
     """All peers of one sync; `step(choice)` lets one of those who can act do so."""
 
-    def __init__(self, producers: int, consumers: int) -> None:
-        self.plan = plan_for(WEIGHTS, producers=producers, consumers=consumers, bucket_bytes=6000)
-        self.producers = {p: ProducerState(self.plan, VERSION) for p in self.plan.producers}
-        self.consumers = {c: ConsumerState(self.plan, VERSION) for c in range(consumers)}
-        self.next_fill = dict.fromkeys(self.producers, 0)
+    def __init__(self, trainers: int, engines: int) -> None:
+        self.plan = plan_for(WEIGHTS, trainers=trainers, engines=engines, bucket_bytes=6000)
+        self.trainers = {p: TrainerState(self.plan, VERSION) for p in self.plan.trainers}
+        self.engines = {c: EngineState(self.plan, VERSION) for c in range(engines)}
+        self.next_fill = dict.fromkeys(self.trainers, 0)
         self.committed: set[int] = set()
         self.inbox: dict[str, deque[Message]] = {
-            name: deque() for name in [*map(producer_name, self.producers), *map(consumer_name, self.consumers)]
+            name: deque() for name in [*map(trainer_name, self.trainers), *map(engine_name, self.engines)]
         }
         self.said_done: set[int] = set()
         self.slots: list[int | None] = [None] * SLOT_COUNT
         self.landing: dict[int, int] = {}
-        for consumer in self.consumers:
-            self.from_consumer(consumer, READY, version=VERSION, plan=self.plan.fingerprint)
+        for engine in self.engines:
+            self.from_engine(engine, READY, version=VERSION, plan=self.plan.fingerprint)
 
-    def from_consumer(self, consumer: int, kind: str, **body: Any) -> None:
-        for producer in self.producers:
-            self.inbox[producer_name(producer)].append(Message(kind, consumer_name(consumer), 1, body))
+    def from_engine(self, engine: int, kind: str, **body: Any) -> None:
+        for trainer in self.trainers:
+            self.inbox[trainer_name(trainer)].append(Message(kind, engine_name(engine), 1, body))
 
-    def from_producer(self, message: Message) -> None:
-        for consumer in self.consumers:
-            self.inbox[consumer_name(consumer)].append(message)
+    def from_trainer(self, message: Message) -> None:
+        for engine in self.engines:
+            self.inbox[engine_name(engine)].append(message)
 
     def actions(self) -> list[Any]:
         possible: list[Any] = [("read", name) for name, messages in self.inbox.items() if messages]
-        for producer, state in self.producers.items():
-            bucket = self.next_fill[producer]
+        for trainer, state in self.trainers.items():
+            bucket = self.next_fill[trainer]
             if bucket < len(self.plan.buckets):
                 if not state.blocking(bucket):
-                    possible.append(("fill", producer))
-            elif not state.not_done() and producer not in self.committed:
-                possible.append(("commit", producer))
-        for consumer, state in self.consumers.items():
+                    possible.append(("fill", trainer))
+            elif not state.not_done() and trainer not in self.committed:
+                possible.append(("commit", trainer))
+        for engine, state in self.engines.items():
             if state.bucket() is not None and not state.missing():
-                possible.append(("land", consumer))
-            elif state.bucket() is None and consumer not in self.said_done:
-                possible.append(("done", consumer))
+                possible.append(("land", engine))
+            elif state.bucket() is None and engine not in self.said_done:
+                possible.append(("done", engine))
         return possible
 
     def act(self, action: str, who: Any) -> None:
         if action == "read":
             kind, number = who.split("-")
-            states: dict[int, Any] = self.producers if kind == "trainer" else self.consumers
+            states: dict[int, Any] = self.trainers if kind == "trainer" else self.engines
             states[int(number)].take(self.inbox[who].popleft())
         elif action == "fill":
             bucket = self.next_fill[who]
             # Nobody may still need what the slot held before.
             assert all(
-                state.bucket() is None or state.bucket().index > bucket - SLOT_COUNT
-                for state in self.consumers.values()
+                state.bucket() is None or state.bucket().index > bucket - SLOT_COUNT for state in self.engines.values()
             )
             self.next_fill[who] += 1
-            if who in self.plan.buckets[bucket].producers():
-                self.from_producer(filled(self.plan, who, bucket))
+            if who in self.plan.buckets[bucket].trainers():
+                self.from_trainer(filled(self.plan, who, bucket))
         elif action == "land":
-            state = self.consumers[who]
+            state = self.engines[who]
             bucket = state.bucket()
             assert bucket is not None
-            assert all(self.next_fill[p] > bucket.index for p in bucket.producers())
+            assert all(self.next_fill[p] > bucket.index for p in bucket.trainers())
             sums = state.checksums()
             assert [len(pieces) for pieces in sums] == [len(tensor.pieces) for tensor in bucket.tensors]
             state.landed()
-            self.from_consumer(who, ACKNOWLEDGED, bucket=bucket.index)
+            self.from_engine(who, ACKNOWLEDGED, bucket=bucket.index)
         elif action == "done":
             self.said_done.add(who)
-            self.from_consumer(who, DONE, version=VERSION)
+            self.from_engine(who, DONE, version=VERSION)
         else:
             self.committed.add(who)
-            self.from_producer(Message(COMMIT, producer_name(who), 1, {"version": VERSION}))
+            self.from_trainer(Message(COMMIT, trainer_name(who), 1, {"version": VERSION}))
 
 
-@given(producers=st.integers(1, 3), consumers=st.integers(1, 3), data=st.data())
+@given(trainers=st.integers(1, 3), engines=st.integers(1, 3), data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_every_interleaving_completes(producers: int, consumers: int, data: st.DataObject) -> None:
-    simulation = Simulation(producers, consumers)
+def test_every_interleaving_completes(trainers: int, engines: int, data: st.DataObject) -> None:
+    simulation = Simulation(trainers, engines)
     random = data.draw(st.randoms(use_true_random=False))
     while actions := simulation.actions():
         simulation.act(*random.choice(actions))
-    assert simulation.committed == set(simulation.producers)
-    assert all(not state.not_committed() for state in simulation.consumers.values())
+    assert simulation.committed == set(simulation.trainers)
+    assert all(not state.not_committed() for state in simulation.engines.values())
 
 
 @given(data=st.data(), fault=st.sampled_from(["drop", "duplicate", "swap"]))
@@ -145,7 +144,7 @@ def test_a_lost_repeated_or_reordered_message_never_completes(data: st.DataObjec
             with_error = True
             break
     if done:
-        complete = all(not state.not_committed() for state in simulation.consumers.values())
+        complete = all(not state.not_committed() for state in simulation.engines.values())
         assert with_error or not complete
 
 
@@ -169,7 +168,7 @@ def changed_piece(plan: SyncPlan, **change: Any) -> list[dict[str, Any]]:
 
 
 def test_pieces_are_compared_with_the_plan() -> None:
-    plan = plan_for(WEIGHTS, producers=2, bucket_bytes=20_000)
+    plan = plan_for(WEIGHTS, trainers=2, bucket_bytes=20_000)
     pieces = filled(plan, 0, 0).body["pieces"]
     assert len(pieces) > 2
     name = pieces[1]["name"]
@@ -185,8 +184,8 @@ def test_pieces_are_compared_with_the_plan() -> None:
     ]
     for reported, message in cases:
         with pytest.raises(WeightSyncError, match=f"bucket 0 from trainer-0.*{message}"):
-            ConsumerState(plan, VERSION).take(filled(plan, 0, 0, {"pieces": reported}))
-    ConsumerState(plan, VERSION).take(filled(plan, 0, 0))
+            EngineState(plan, VERSION).take(filled(plan, 0, 0, {"pieces": reported}))
+    EngineState(plan, VERSION).take(filled(plan, 0, 0))
 
 
 @pytest.mark.parametrize(
@@ -200,12 +199,12 @@ def test_pieces_are_compared_with_the_plan() -> None:
 def test_a_filled_bucket_of_another_sync_is_refused(change: dict[str, Any], message: str) -> None:
     plan = plan_for(WEIGHTS)
     with pytest.raises(WeightSyncError, match=message):
-        ConsumerState(plan, VERSION).take(filled(plan, 0, 0, change))
+        EngineState(plan, VERSION).take(filled(plan, 0, 0, change))
 
 
 def test_a_slot_refilled_before_it_was_landed_is_refused() -> None:
     plan = plan_for(WEIGHTS)
-    state = ConsumerState(plan, VERSION)
+    state = EngineState(plan, VERSION)
     for bucket in range(SLOT_COUNT):
         state.take(filled(plan, 0, bucket))
     with pytest.raises(WeightSyncError, match="while its slot was in use"):
@@ -215,6 +214,6 @@ def test_a_slot_refilled_before_it_was_landed_is_refused() -> None:
 def test_strangers_are_refused() -> None:
     plan = plan_for(WEIGHTS)
     with pytest.raises(WeightSyncError, match="trainer-4 sent filled, but takes no part"):
-        ConsumerState(plan, VERSION).take(Message(FILLED, "trainer-4", 1))
+        EngineState(plan, VERSION).take(Message(FILLED, "trainer-4", 1))
     with pytest.raises(WeightSyncError, match="engine-1 sent ready, but takes no part"):
-        ProducerState(plan, VERSION).take(Message(READY, "engine-1", 1))
+        TrainerState(plan, VERSION).take(Message(READY, "engine-1", 1))

@@ -9,23 +9,23 @@ import pytest
 import torch
 from sync_cases import own_mappings
 
-from rljob_worker.weightsync import slots as slots_module
-from rljob_worker.weightsync.errors import WeightSyncError
-from rljob_worker.weightsync.slots import SHARED_MEMORY, Slots, sweep
+from rljob_worker.errors import WeightSyncError
+from rljob_worker.weightsync import shared_memory
+from rljob_worker.weightsync.shared_memory import SHARED_MEMORY, SharedMemory, sweep
 
 DIE_AS_OWNER = """
 import os
-from rljob_worker.weightsync.slots import Slots
-slots = Slots.create("orphan", 4096)
+from rljob_worker.weightsync.shared_memory import SharedMemory
+slots = SharedMemory.create("orphan", 4096)
 print(*slots.names, flush=True)
 os.kill(os.getpid(), 9)
 """
 
 
 def test_what_one_mapping_writes_the_other_reads() -> None:
-    owner = Slots.create("test", 4096)
+    owner = SharedMemory.create("test", 4096)
     try:
-        other = Slots.attach(owner.names, 4096)
+        other = SharedMemory.attach(owner.names, 4096)
         owner.tensor(1, 64, torch.bfloat16, (3, 5)).copy_(torch.arange(15).view(3, 5))
         assert other.tensor(1, 64, torch.bfloat16, (3, 5)).flatten().tolist() == list(range(15))
         assert not other.bytes_of(0).any()
@@ -38,7 +38,7 @@ def test_what_one_mapping_writes_the_other_reads() -> None:
 
 
 def test_only_the_user_may_read_the_weights() -> None:
-    owner = Slots.create("test", 4096)
+    owner = SharedMemory.create("test", 4096)
     try:
         assert os.stat(SHARED_MEMORY / owner.names[0]).st_mode & 0o077 == 0
     finally:
@@ -46,7 +46,7 @@ def test_only_the_user_may_read_the_weights() -> None:
 
 
 def test_slots_of_dead_owners_are_swept_and_those_of_living_ones_kept() -> None:
-    mine = Slots.create("test", 4096)
+    mine = SharedMemory.create("test", 4096)
     try:
         run = subprocess.run([sys.executable, "-c", DIE_AS_OWNER], capture_output=True, text=True, timeout=60)
         orphans = run.stdout.split()
@@ -69,7 +69,7 @@ def test_slots_of_dead_owners_are_swept_and_those_of_living_ones_kept() -> None:
 
 def test_another_users_slots_do_not_stop_this_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """/dev/shm is sticky: root alone may remove what others left."""
-    theirs = SHARED_MEMORY / f"rljob-test-{slots_module._pid_namespace()}-{2**22}-1-0"
+    theirs = SHARED_MEMORY / f"rljob-test-{shared_memory._pid_namespace()}-{2**22}-1-0"
     theirs.touch()
 
     def refused(path: Path, missing_ok: bool = False) -> None:
@@ -88,22 +88,22 @@ def test_too_little_shared_memory_is_an_error_and_leaves_nothing(
 ) -> None:
     before = set(SHARED_MEMORY.iterdir())
     with pytest.raises(WeightSyncError, match=r"bytes free.*bucketBytes"):
-        Slots.create("test", 2**50)
+        SharedMemory.create("test", 2**50)
     assert set(SHARED_MEMORY.iterdir()) == before
-    monkeypatch.setattr(slots_module, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)
     with pytest.raises(WeightSyncError, match="is gone"):
-        Slots.attach(["rljob-test-1-1-1-0"], 4096)
+        SharedMemory.attach(["rljob-test-1-1-1-0"], 4096)
 
 
 def test_a_slot_of_another_size_is_refused() -> None:
-    owner = Slots.create("test", 4096)
+    owner = SharedMemory.create("test", 4096)
     try:
         with pytest.raises(WeightSyncError, match="has 4096 bytes, expected 8192"):
-            Slots.attach(owner.names, 8192)
+            SharedMemory.attach(owner.names, 8192)
     finally:
         owner.close()
 
 
 def test_a_run_name_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="letters, digits"):
-        Slots.create("a/b", 4096)
+        SharedMemory.create("a/b", 4096)

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 from peers import Peers, ProcessPeer, receiver_process, sender_process, threaded_peers
-from sync_cases import KeepingEngine, cut_dim, model_weights, own_mappings, pieces_for, plan_for
+from sync_cases import KeepingEngine, TensorPiece, cut_dim, model_weights, own_mappings, pieces_for, plan_for
 
-from rljob_worker.weightsync.errors import WeightSyncError
+from rljob_worker.errors import WeightSyncError
+from rljob_worker.weightsync.engine import WeightSyncEngine
+from rljob_worker.weightsync.plan import Bucket
 from rljob_worker.weightsync.protocol import FILLED
-from rljob_worker.weightsync.receiver import WeightReceiver
-from rljob_worker.weightsync.sender import WeightSender
-from rljob_worker.weightsync.slots import SHARED_MEMORY, Slots
+from rljob_worker.weightsync.shared_memory import SHARED_MEMORY, SharedMemory
+from rljob_worker.weightsync.trainer import WeightSyncTrainer
+from rljob_worker.weightsync.transport import SLOT_COUNT
 
 
 def failed_everywhere(peers: Peers, outcomes: dict[str, Any], *messages: str) -> None:
@@ -26,14 +28,14 @@ def failed_everywhere(peers: Peers, outcomes: dict[str, Any], *messages: str) ->
             assert message in str(outcome)
 
 
-@pytest.mark.parametrize(("producers", "consumers"), [(1, 1), (2, 2), (3, 1)])
-def test_every_engine_gets_every_tensor(producers: int, consumers: int) -> None:
-    with threaded_peers(producers, [KeepingEngine() for _ in range(consumers)]) as peers:
+@pytest.mark.parametrize(("trainers", "engines"), [(1, 1), (2, 2), (3, 1)])
+def test_every_engine_gets_every_tensor(trainers: int, engines: int) -> None:
+    with threaded_peers(trainers, [KeepingEngine() for _ in range(engines)]) as peers:
         outcomes = peers.sync(5)
         assert peers.landed_right()
-        assert [receiver.version for receiver in peers.receivers] == [5] * consumers
+        assert [receiver.version for receiver in peers.receivers] == [5] * engines
         total = sum(tensor.nbytes for tensor in peers.weights.values())
-        sent = [outcomes[f"trainer-{rank}"] for rank in range(producers)]
+        sent = [outcomes[f"trainer-{rank}"] for rank in range(trainers)]
         assert sum(report["bytes"] for report in sent) == total
         received = outcomes["engine-0"]
         assert received["bytes"] == total
@@ -63,17 +65,16 @@ def test_slots_are_kept_over_syncs_without_growth() -> None:
 def test_a_bit_flipped_in_a_slot_fails_the_sync_and_the_next_one_works() -> None:
     flip = [True]
 
-    def damage(message: dict[str, Any], slots: Slots) -> None:
-        if message["bucket"] == 3 and flip:
-            offset = message["tensors"][-1]["offset"] + 7
-            slots.bytes_of(message["slot"])[offset] ^= 16
+    def damage(bucket: Bucket, slots: SharedMemory) -> None:
+        if bucket.index == 3 and flip:
+            slots.bytes_of(3 % SLOT_COUNT)[bucket.tensors[-1].offset + 7] ^= 16
             flip.clear()
 
     with threaded_peers(2, [KeepingEngine(), KeepingEngine(damage)]) as peers:
         name = peers.senders[0].plan.buckets[3].tensors[-1].name
         failed_everywhere(peers, peers.sync(1), "version 1", "bucket 3", name, "checksum")
-        peers.sync(1)
-        assert [receiver.version for receiver in peers.receivers] == [1, 1]
+        peers.sync(2)
+        assert [receiver.version for receiver in peers.receivers] == [2, 2]
         assert peers.landed_right()
 
 
@@ -124,19 +125,17 @@ def test_a_trainer_whose_parameters_are_wrong_fails_the_sync(fault: str) -> None
             raise RuntimeError("parameter has moved")
         return torch.zeros(3, 3, dtype=torch.bfloat16) if fault == "shape" else torch.zeros(48, 32)
 
-    class WrongPiece:
-        hf_name, hf_shape, dim, start, length = "lm_head.weight", (48, 32), None, 0, 48
-
+    class WrongPiece(TensorPiece):
         def read(self) -> torch.Tensor:
             return read()
 
     weights = model_weights(0)
     plan = plan_for(weights)
-    pieces = [*pieces_for(weights, 1)[0][:-1], WrongPiece()]
+    pieces = [*pieces_for(weights, 1)[0][:-1], WrongPiece("lm_head.weight", (48, 32), None, 0, 48, torch.empty(0))]
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
-        sender = WeightSender(pieces, plan, producer=0, folder=folder)
+        sender = WeightSyncTrainer(pieces, plan, trainer=0, folder=folder)
         engine = KeepingEngine()
-        receiver = WeightReceiver(engine, folder=folder, consumer=0)
+        receiver = WeightSyncEngine(engine, folder=folder, engine=0)
         peers = Peers(folder, weights, [sender], [engine], [receiver])
         last = plan.buckets[-1].index
         expected = "parameter has moved" if fault == "read" else "lm_head.weight: the trainer holds"
@@ -153,32 +152,32 @@ def test_peers_that_do_not_come_are_named_at_the_deadline() -> None:
         failed_everywhere(peers, outcomes, "deadline passed")
         assert "engine-1" in str(outcomes["trainer-0"])
         assert "trainer-1" in str(outcomes["engine-0"]) or "engine-1" in str(outcomes["engine-0"])
-        peers.sync(1)
-        assert [receiver.version for receiver in peers.receivers] == [1, 1]
+        peers.sync(2)
+        assert [receiver.version for receiver in peers.receivers] == [2, 2]
 
 
 def test_trainers_that_never_start_are_named() -> None:
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
-        receiver = WeightReceiver(KeepingEngine(), folder=folder, consumer=0)
+        receiver = WeightSyncEngine(KeepingEngine(), folder=folder, engine=0)
         with pytest.raises(WeightSyncError, match="first sending trainer did not start"):
-            receiver.receive(1, 0.2)
+            receiver.update_weights(1, 0.2)
 
 
 def test_versions_must_agree_and_grow() -> None:
     with threaded_peers(1, [KeepingEngine()]) as peers:
         peers.sync(1)
-        with pytest.raises(ValueError, match="give both sides a greater sync_id"):
-            peers.senders[0].send(1, 1.0)
-        with pytest.raises(ValueError, match="sync id 1"):
-            peers.receivers[0].receive(1, 1.0)
+        with pytest.raises(ValueError, match="version 1 is not greater than 1"):
+            peers.senders[0].update_weights(1, 1.0)
+        with pytest.raises(ValueError, match="version 1 is not greater than 1"):
+            peers.receivers[0].update_weights(1, 1.0)
         assert peers.receivers[0].version is None
 
 
 def test_sides_that_disagree_about_the_version_fail() -> None:
     with threaded_peers(1, [KeepingEngine()]) as peers:
-        receive = peers.receivers[0].receive
-        peers.receivers[0].receive = lambda version, *args, **kwargs: receive(version + 1, *args, **kwargs)  # type: ignore[method-assign]
-        failed_everywhere(peers, peers.sync(1), "engine-0 is at version 2, expected 1")
+        take = peers.receivers[0].update_weights
+        peers.receivers[0].update_weights = lambda version, deadline: take(version + 1, deadline)  # type: ignore[method-assign]
+        failed_everywhere(peers, peers.sync(1, deadline=0.6), "deadline passed")
 
 
 def test_what_an_aborted_sync_left_behind_is_ignored() -> None:
@@ -189,8 +188,8 @@ def test_what_an_aborted_sync_left_behind_is_ignored() -> None:
         assert "engine-0" in str(outcomes["trainer-0"])
         # A bucket of that sync arrives late, with other contents.
         sender._mailbox.send(["engine-0"], FILLED, 1, version=1, plan=sender.plan.fingerprint, bucket=0, pieces=[])
-        peers.sync(1)
-        assert peers.receivers[0].version == 1
+        peers.sync(2)
+        assert peers.receivers[0].version == 2
         assert peers.landed_right()
 
 
@@ -199,10 +198,10 @@ def test_an_impostor_that_fills_twice_fails_the_sync() -> None:
         sender = peers.senders[0]
         original = sender._mailbox.send
 
-        def twice(to: Any, kind: str, sync_id: int, **body: Any) -> None:
-            original(to, kind, sync_id, **body)
+        def twice(to: Any, kind: str, sync: int, **body: Any) -> None:
+            original(to, kind, sync, **body)
             if kind == FILLED and body["bucket"] == 1:
-                original(to, kind, sync_id, **body)
+                original(to, kind, sync, **body)
 
         sender._mailbox.send = twice  # type: ignore[method-assign]
         failed_everywhere(peers, peers.sync(1), "filled bucket 1, expected bucket 2")
@@ -210,20 +209,20 @@ def test_an_impostor_that_fills_twice_fails_the_sync() -> None:
 
 def test_an_engine_number_outside_the_plan_is_refused() -> None:
     with threaded_peers(1, [KeepingEngine()]) as peers:
-        stranger = WeightReceiver(KeepingEngine(), folder=peers.folder, consumer=1)
+        stranger = WeightSyncEngine(KeepingEngine(), folder=peers.folder, engine=1)
         with pytest.raises(WeightSyncError, match="engine 1 is not among the plan's 1"):
-            stranger.receive(1, 1.0)
+            stranger.update_weights(1, 1.0)
 
 
 def test_a_sender_without_its_pieces_is_refused(tmp_path: Path) -> None:
     weights = model_weights(0)
     with pytest.raises(ValueError, match=r"has to send lm_head\.weight"):
-        WeightSender(pieces_for(weights, 1)[0][:-1], plan_for(weights), producer=0, folder=tmp_path)
+        WeightSyncTrainer(pieces_for(weights, 1)[0][:-1], plan_for(weights), trainer=0, folder=tmp_path)
 
 
 def test_a_rank_with_nothing_to_send_returns_at_once(tmp_path: Path) -> None:
-    sender = WeightSender([], plan_for(model_weights(0)), producer=9, folder=tmp_path)
-    assert sender.send(1, 1.0)["bytes"] == 0
+    sender = WeightSyncTrainer([], plan_for(model_weights(0)), trainer=9, folder=tmp_path)
+    assert sender.update_weights(1, 1.0)["bytes"] == 0
     sender.close()
     assert not list(tmp_path.iterdir())
 

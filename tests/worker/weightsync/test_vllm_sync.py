@@ -62,7 +62,7 @@ def test_synced_engines_equal_fresh_ones(models: Path, tensor_parallel: int, kin
         if not result["kind"].endswith("@devices"):
             wrong_plans_are_refused(result["wrong_plans"])
         assert result["version_after_failure"] is None
-        assert result["version"] == 1
+        assert result["version"] == 2
         assert result["report"]["verified"] is True
         assert result["changed"], result
         assert result["same_tokens"], result

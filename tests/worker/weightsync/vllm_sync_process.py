@@ -29,11 +29,12 @@ from safetensors.torch import load_file
 from separate_devices import SeparateDevice
 from sync_cases import pieces_for, plan_for
 
-from rljob_worker.weightsync.errors import WeightSyncError
-from rljob_worker.weightsync.exchange import Exchange
-from rljob_worker.weightsync.receiver import WeightReceiver
-from rljob_worker.weightsync.sender import WeightSender
-from rljob_worker.weightsync.slots import SHARED_MEMORY
+from rljob_worker.errors import WeightSyncError
+from rljob_worker.weightsync.device_ipc import Exchange
+from rljob_worker.weightsync.engine import WeightSyncEngine
+from rljob_worker.weightsync.shared_memory import SHARED_MEMORY
+from rljob_worker.weightsync.trainer import WeightSyncTrainer
+from rljob_worker.weightsync.transport import SLOT_COUNT
 
 EXTENSION = "rljob_worker.weightsync.vllm_extension.WeightLandingExtension"
 EXTENSION_ON_DEVICES = "separate_extension.SeparateDeviceExtension"
@@ -65,13 +66,13 @@ def generate(engine: Any, vocab_size: int) -> tuple[list[list[int]], list[list[f
     return [list(output.token_ids) for output in outputs], log_probs
 
 
-def sync(senders: list[WeightSender], receiver: WeightReceiver, version: int, sync_id: int) -> tuple[str, Any]:
+def sync(senders: list[WeightSyncTrainer], receiver: WeightSyncEngine, version: int) -> tuple[str, Any]:
     """Run one sync with a thread for each sender; (what the receiver raised, its report)."""
     errors: list[str] = []
 
-    def send(sender: WeightSender) -> None:
+    def send(sender: WeightSyncTrainer) -> None:
         try:
-            sender.send(version, 60.0, sync_id=sync_id)
+            sender.update_weights(version, 60.0)
         except WeightSyncError as error:
             errors.append(str(error))
 
@@ -79,7 +80,7 @@ def sync(senders: list[WeightSender], receiver: WeightReceiver, version: int, sy
     for thread in threads:
         thread.start()
     try:
-        return "", receiver.receive(version, 60.0, sync_id=sync_id)
+        return "", receiver.update_weights(version, 60.0)
     except WeightSyncError as error:
         return str(error), None
     finally:
@@ -91,7 +92,7 @@ def sync(senders: list[WeightSender], receiver: WeightReceiver, version: int, sy
 def run(models: Path, model: str, tensor_parallel: int) -> dict[str, Any]:
     kind, _, where = model.partition("@")
     device = SeparateDevice(0) if where == "devices" else None
-    producers = 2 if device is None else 1
+    trainers = 2 if device is None else 1
     weights = load_file(models / f"{kind}-target" / "model.safetensors")
     dtype = "float32" if kind.endswith("float32") else "bfloat16"
     vocab_size = weights["model.embed_tokens.weight"].shape[0]
@@ -101,27 +102,27 @@ def run(models: Path, model: str, tensor_parallel: int) -> dict[str, Any]:
     shut_down(fresh)
     engine = make_engine(models / f"{kind}-start", tensor_parallel, dtype, extension)
     before = generate(engine, vocab_size)
-    plan = plan_for(weights, producers=producers, bucket_bytes=96 * 1024)
+    plan = plan_for(weights, trainers=trainers, bucket_bytes=96 * 1024)
     wrong = wrong_plans(engine, weights) if device is None else {}
     damaged: list[int] = []
 
     def land(method: str, message: dict[str, Any], seconds: float) -> Any:
         if method == "rljob_land_bucket" and message["bucket"] == 2 and not damaged:
-            slot = device.files[message["slot"]] if device is not None else slot_file(folder, message["slot"])
-            damaged.append(flip_bit(slot, message["tensors"][-1]["offset"] + 5))
+            slot = device.files[2 % SLOT_COUNT] if device is not None else slot_file(folder, 2 % SLOT_COUNT)
+            damaged.append(flip_bit(slot, plan.buckets[2].tensors[-1].offset + 5))
         return engine.collective_rpc(method, timeout=seconds, args=(message,))
 
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
-        pieces = pieces_for(weights, producers)
+        pieces = pieces_for(weights, trainers)
         exchange = None if device is None else Exchange(device, [0], device.staging)
         senders = [
-            WeightSender(pieces[rank], plan, producer=rank, folder=folder, exchange=exchange)
-            for rank in range(producers)
+            WeightSyncTrainer(pieces[rank], plan, trainer=rank, folder=folder, exchange=exchange)
+            for rank in range(trainers)
         ]
-        receiver = WeightReceiver(land, folder=folder, consumer=0)
-        failure, _ = sync(senders, receiver, 1, sync_id=1)
+        receiver = WeightSyncEngine(land, folder=folder, engine=0)
+        failure, _ = sync(senders, receiver, 1)
         version_after_failure = receiver.version
-        unexpected, report = sync(senders, receiver, 1, sync_id=2)
+        unexpected, report = sync(senders, receiver, 2)
         version = receiver.version
         for peer in (*senders, receiver):
             peer.close()
@@ -161,13 +162,13 @@ def wrong_plans(engine: Any, weights: dict[str, torch.Tensor]) -> dict[str, str]
     for case, tensors in cases.items():
         with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
             plan = plan_for(tensors, bucket_bytes=96 * 1024)
-            sender = WeightSender(pieces_for(tensors, 1)[0], plan, producer=0, folder=folder)
-            receiver = WeightReceiver(
+            sender = WeightSyncTrainer(pieces_for(tensors, 1)[0], plan, trainer=0, folder=folder)
+            receiver = WeightSyncEngine(
                 lambda method, message, seconds: engine.collective_rpc(method, timeout=seconds, args=(message,)),
                 folder=folder,
-                consumer=0,
+                engine=0,
             )
-            failures[case], _ = sync([sender], receiver, 1, sync_id=1)
+            failures[case], _ = sync([sender], receiver, 1)
             assert receiver.version is None
             sender.close()
             receiver.close()

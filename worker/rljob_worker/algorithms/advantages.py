@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 STD_EPSILON = 1e-6
-"""Added to the standard deviation (slime, verl and TRL-style GRPO: 1e-6)."""
+"""Added to the standard deviation (slime and verl: 1e-6; TRL adds 1e-4)."""
 
 
 def zero_variance(rewards: Tensor) -> Tensor:
@@ -18,11 +18,6 @@ def zero_variance(rewards: Tensor) -> Tensor:
         [P] bool. A group with a non-finite reward is never among them.
     """
     return ((rewards == rewards[:, :1]) & rewards.isfinite()).all(dim=1)
-
-
-def count_zero_variance_groups(rewards: Tensor) -> Tensor:
-    """Number of groups whose rewards are all equal, 0-dim int64; `rewards` is [P, G]."""
-    return zero_variance(rewards).sum()
 
 
 def group_advantages(rewards: Tensor, normalize_by_std: bool) -> Tensor:

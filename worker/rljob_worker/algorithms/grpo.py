@@ -6,8 +6,8 @@ from torch import Tensor
 
 from rljob_api.spec import AlgorithmSpec
 from rljob_worker.algorithms.advantages import group_advantages
-from rljob_worker.algorithms.losses import policy_gradient_loss
-from rljob_worker.algorithms.spec import Algorithm, register
+from rljob_worker.algorithms.losses import ppo_clip
+from rljob_worker.algorithms.registry import Algorithm, register
 
 
 def grpo_advantages(rewards: Tensor, spec: AlgorithmSpec) -> Tensor:
@@ -15,4 +15,14 @@ def grpo_advantages(rewards: Tensor, spec: AlgorithmSpec) -> Tensor:
     return group_advantages(rewards, spec.normalize_by_std)
 
 
-GRPO = register(Algorithm(name="grpo", advantages=grpo_advantages, policy_loss=policy_gradient_loss))
+register(
+    Algorithm(
+        name="grpo",
+        min_group_size=2,
+        clip_high=0.28,
+        normalize_by_std=True,
+        without_effect=("sapo",),
+        advantages=grpo_advantages,
+        token_loss=ppo_clip,
+    )
+)

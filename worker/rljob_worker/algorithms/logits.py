@@ -16,12 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rljob_api.spec.rollout import MIN_TEMPERATURE
 from rljob_worker.types import SamplingParams
 
 GREEDY_TEMPERATURE = 1e-5
 """Below it vLLM samples greedily and reports the plain log-softmax (vllm/sampling_params.py `_SAMPLING_EPS`)."""
-MIN_TEMPERATURE = 1e-2
-"""vLLM raises smaller positive temperatures to this (vllm/sampling_params.py `_MAX_TEMP`)."""
 CHUNK_ELEMENTS = {"cpu": 1 << 18}
 """Logits worked on at once, by device type: on CPU their float32 temporaries (1 MiB each) stay in the cache."""
 DEFAULT_CHUNK_ELEMENTS = 1 << 23

@@ -6,18 +6,17 @@ micro-batches and data-parallel ranks add up to the value of the batch, however 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rljob_api.spec import AlgorithmSpec, LossAggregation
-from rljob_worker.algorithms.finite import propagate_non_finite
+from rljob_worker.algorithms.finite import bounded_ratio, propagate_non_finite
 from rljob_worker.algorithms.kl import kl_estimate
+from rljob_worker.algorithms.sequences import Sequences
 from rljob_worker.algorithms.tis import importance_weights
-
-MAX_LOG_RATIO = 20.0
-"""The log-ratio is clamped to +-20 before exp (verl `compute_policy_loss`), far outside any clip range."""
 
 MAX_METRICS = ("train_rollout_logprob_abs_diff_max",)
 """Metrics reduced by maximum over micro-batches and ranks; all others by sum."""
@@ -28,6 +27,7 @@ TOKEN_MEANS = (
     "tis_clipfrac",
     "train_rollout_logprob_abs_diff",
     "mismatch_kl",
+    "off_policy_masked",
 )
 """Metrics that are token sums, to be divided by the summed `tokens`."""
 
@@ -52,6 +52,25 @@ class LossInputs:
     """[B, S] float32, the reference policy's; required where the KL is in the loss."""
     entropy: Tensor | None = None
     """[B, S] float32; required where the entropy bonus is in the loss, and then differentiable."""
+    sequences: Tensor | None = None
+    """[T] int64, for packed tokens: the response that each belongs to; required where a term is per response."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTokens:
+    """What a policy loss is a function of. All are like `LossInputs.log_probs`, and 0 outside the mask."""
+
+    log_probs: Tensor
+    """Differentiable."""
+    log_ratio: Tensor
+    """log p_new - log p_old, differentiable."""
+    advantages: Tensor
+    sequences: Sequences
+
+
+TokenLoss = Callable[[PolicyTokens, AlgorithmSpec], tuple[Tensor, Tensor]]
+"""An algorithm's own part: (loss of each token, differentiable and NaN where the log-ratio is not finite; which tokens
+the clip decided, bool); both like `PolicyTokens.log_probs`."""
 
 
 def token_weights(
@@ -86,22 +105,6 @@ def token_weights(
     return weights / (constant_length * num_sequences)
 
 
-def aggregate(
-    token_values: Tensor,
-    mask: Tensor,
-    mode: LossAggregation,
-    *,
-    num_tokens: int | Tensor,
-    num_sequences: int | Tensor,
-    constant_length: int,
-) -> Tensor:
-    """This micro-batch's share of the aggregated value, 0-dim float32; arguments as in `token_weights`."""
-    weights = token_weights(
-        mask, mode, num_tokens=num_tokens, num_sequences=num_sequences, constant_length=constant_length
-    )
-    return (torch.where(mask, token_values, 0.0) * weights).sum()
-
-
 def clipped_policy_loss(
     log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> tuple[Tensor, Tensor]:
@@ -121,13 +124,31 @@ def clipped_policy_loss(
         (loss, clipped), both [...]: the loss, NaN where the log-ratio is not finite, and whether the clip to
         [1 - clip_low, 1 + clip_high] decided it (bool).
     """
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    ratio = bounded_ratio(log_ratio)
     unclipped = -ratio * advantages
     bounded = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
     loss = torch.maximum(unclipped, bounded)
     if dual_clip is not None:
         loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
     return propagate_non_finite(loss, log_ratio), bounded > unclipped
+
+
+def ppo_clip(tokens: PolicyTokens, spec: AlgorithmSpec) -> tuple[Tensor, Tensor]:
+    """PPO's clipped loss: the `TokenLoss` of all algorithms that differ by their advantages."""
+    return clipped_policy_loss(tokens.log_ratio, tokens.advantages, spec.clip_low, spec.clip_high, spec.dual_clip)
+
+
+def off_policy_weights(tokens: PolicyTokens, delta: float) -> Tensor:
+    """0 on responses with a negative advantage that the policy has moved away from, 1 elsewhere.
+
+    Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556 section 3.1; slime `compute_opsm_mask`): a response
+    counts as left behind where the mean over its tokens of log p_old - log p_new is above `delta`.
+
+    Returns:
+        Like `tokens.log_probs`, float32 without gradient.
+    """
+    distance = -tokens.sequences.mean(tokens.log_ratio.detach())
+    return ((tokens.advantages >= 0) | (distance <= delta)).to(distance.dtype)
 
 
 def _zero_outside(mask: Tensor, values: Tensor | None) -> Tensor | None:
@@ -145,12 +166,15 @@ def _mismatch_metrics(old: Tensor, rollout: Tensor) -> dict[str, Tensor]:
     }
 
 
-def policy_gradient_loss(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[Tensor, dict[str, Tensor]]:
-    """The micro-batch's share of the loss: sum_t w_t (tis_t L_clip_t - c_entropy H_t + c_kl KL_t).
+def policy_gradient_loss(
+    inputs: LossInputs, spec: AlgorithmSpec, token_loss: TokenLoss = ppo_clip
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The micro-batch's share of the loss: sum_t w_t (m_t tis_t L_t - c_entropy H_t + c_kl KL_t).
 
     Args:
         inputs: the micro-batch.
-        spec: clip range, KL, entropy bonus and TIS.
+        spec: clip range, KL, entropy bonus, TIS and masks.
+        token_loss: L, the algorithm's own part.
 
     Returns:
         (loss, metrics): 0-dim float32, the loss differentiable. The metrics carry no gradient and are reduced over
@@ -181,15 +205,20 @@ def policy_gradient_loss(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[Tenso
     advantages = torch.where(mask, advantages, 0.0)
 
     log_ratio = log_probs - old
-    token_loss, clipped = clipped_policy_loss(log_ratio, advantages, spec.clip_low, spec.clip_high, spec.dual_clip)
+    tokens = PolicyTokens(log_probs, log_ratio, advantages, Sequences(mask, inputs.sequences))
+    token_losses, clipped = token_loss(tokens, spec)
     metrics = {"tokens": mask.sum().float(), "ppo_kl": -log_ratio.sum(), "pg_clipfrac": (clipped & mask).sum().float()}
     if rollout is not None:
         metrics |= _mismatch_metrics(old, rollout)
     if spec.tis.enabled and rollout is not None:
-        tis, ratio = importance_weights(old, rollout, spec.tis.low, spec.tis.high)
-        token_loss = token_loss * tis
+        tis, ratio = importance_weights(old, rollout, spec.tis, tokens.sequences)
+        token_losses = token_losses * tis
         metrics |= {"tis": torch.where(mask, ratio, 0.0).sum(), "tis_clipfrac": ((tis != ratio) & mask).sum().float()}
-    pg_loss = (token_loss * weights).sum()
+    if spec.off_policy_mask is not None:
+        kept = off_policy_weights(tokens, spec.off_policy_mask.delta)
+        token_losses = token_losses * kept
+        metrics["off_policy_masked"] = ((kept == 0) & mask).sum().float()
+    pg_loss = (token_losses * weights).sum()
     loss = pg_loss
     metrics["pg_loss"] = pg_loss
     if inputs.entropy is not None:
@@ -197,7 +226,8 @@ def policy_gradient_loss(inputs: LossInputs, spec: AlgorithmSpec) -> tuple[Tenso
         if spec.entropy_coefficient > 0:
             loss = loss - spec.entropy_coefficient * metrics["entropy_loss"]
     if reference is not None:
-        metrics["kl_loss"] = (kl_estimate(log_probs, reference, spec.kl.estimator) * weights).sum()
+        ratio_of_kl = log_ratio if spec.kl.unbiased else None
+        metrics["kl_loss"] = (kl_estimate(log_probs, reference, spec.kl.estimator, ratio_of_kl) * weights).sum()
         if spec.kl.coefficient > 0:
             loss = loss + spec.kl.coefficient * metrics["kl_loss"]
     metrics["loss"] = loss

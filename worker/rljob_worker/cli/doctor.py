@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from rljob_api.doctor import Wanted
+from rljob_api.wanted import Wanted
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
 from rljob_worker.errors import UserError
 
@@ -28,10 +27,11 @@ examples:
   rljob doctor
   rljob doctor job.yaml
   rljob doctor job.yaml --ray --json
-  rljob doctor job.yaml --deep"""
+  rljob doctor job.yaml --deep
+  rljob doctor --patches"""
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command."""
     command = commands.add_parser(
         "doctor",
@@ -55,11 +55,16 @@ def add_command(commands: Any) -> None:
     command.add_argument(
         "--termination-message", type=Path, metavar="FILE", help="write the problems there, for a pod's status"
     )
+    command.add_argument(
+        "--patches", action="store_true", help="list what RLJob changes in vLLM, Megatron, torch and Ray instead"
+    )
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Examine, print, and say by the exit code whether there are problems."""
+    if arguments.patches:
+        return _patches(arguments)
     if arguments.ray and arguments.head:
         raise UserError("--head: with --ray every node tries the ports of that cluster's head")
     if arguments.ray and arguments.deep:
@@ -79,6 +84,22 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.termination_message is not None:
         arguments.termination_message.write_text(termination_message(report))
     return report.exit_code(strict=arguments.strict)
+
+
+def _patches(arguments: argparse.Namespace) -> int:
+    for option in ("manifest", "ray", "head", "deep", "strict", "wanted", "termination_message"):
+        if getattr(arguments, option):
+            name = "a manifest" if option == "manifest" else f"--{option.replace('_', '-')}"
+            raise UserError(f"--patches: lists what is installed here, and goes with --json alone, not with {name}")
+    from rljob_worker.doctor.collect import kind_of
+    from rljob_worker.doctor.patches import PatchReport
+
+    report = PatchReport(kind_of(None))
+    if arguments.json:
+        print(json.dumps(report.document(), indent=2, ensure_ascii=False))
+    else:
+        report.show(Console())
+    return report.exit_code()
 
 
 def _wanted(arguments: argparse.Namespace) -> Wanted | None:

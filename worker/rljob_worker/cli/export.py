@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command."""
     command = commands.add_parser(
         "export",
@@ -23,13 +22,13 @@ def add_command(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export the checkpoint."""
-    from rljob_worker.driver.checkpoints import CheckpointStore
+    from rljob_worker.driver.checkpoints import Checkpoints, checkpoint_root
     from rljob_worker.errors import UserError
     from rljob_worker.records.run_files import require_run_folder
 
-    spec = require_run_folder(arguments.folder)["job"]["spec"]
-    root = Path(spec["checkpoint"]["path"] or arguments.folder / "checkpoints")
-    store = CheckpointStore(root, spec["checkpoint"]["keep"])
+    spec = require_run_folder(arguments.folder).spec
+    root = checkpoint_root(arguments.folder, spec["checkpoint"]["path"])
+    store = Checkpoints(root)
     newest = store.latest()
     if newest is None:
         raise UserError(f"{root}: no complete checkpoint yet")

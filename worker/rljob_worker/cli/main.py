@@ -10,14 +10,14 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli import doctor, export, plan, report, run, samples, validate
-from rljob_worker.errors import EXIT_OK, JobError, UserError
+from rljob_worker.errors import JobError, UserError
 
 _DESCRIPTION = """Colocated reinforcement-learning post-training: Megatron and vLLM take turns on the same devices.
 
 `rljob run JOB.yaml` runs the same manifest on this machine that `kubectl apply` runs on a cluster."""
 
-_EXIT_INTERRUPTED = 130
 _EXIT_CODES = """exit codes:
   0   the job succeeded
   1   the job failed, and the message says why; `plan`: it does not fit; `doctor`: problems were found
@@ -61,9 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read the output has seen enough (`rljob samples DIR | head`); the flush at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+        return ExitCode.OK
+    except SystemExit as error:
+        # A library that ends the process must not make a success of a job that is not done.
+        print(f"rljob: ended by sys.exit({error.code!r}) before it was done", file=sys.stderr)
+        return ExitCode.FAILED
     except KeyboardInterrupt:
-        return _EXIT_INTERRUPTED
+        return ExitCode.INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from rljob_api import RLJob
 from rljob_api.validation import ManifestError, load_manifest
+from rljob_api.yaml_text import MAX_BYTES
 from rljob_worker.errors import UserError
 
 
@@ -40,14 +39,12 @@ def read_manifest(arguments: argparse.Namespace) -> RLJob:
         raise UserError(str(error)) from None
 
 
-def _standard_input() -> str | dict[str, Any]:
-    """A JSON document, or else YAML text."""
-    text = sys.stdin.read()
+def _standard_input() -> str:
+    """Text, with a line break that tells it from the name of a file."""
+    try:
+        text = sys.stdin.read(MAX_BYTES + 1)
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input is not UTF-8: {error.reason} at byte {error.start}") from None
     if not text.strip():
         raise UserError("standard input holds no manifest")
-    try:
-        document = json.loads(text)
-    except ValueError:
-        # A line break tells text from the name of a file.
-        return text + "\n"
-    return document if isinstance(document, dict) else text + "\n"
+    return text + "\n"

@@ -6,10 +6,11 @@ import argparse
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
-from rljob_worker.errors import EXIT_FAILED, EXIT_OK, UserError
+from rljob_worker.errors import UserError
 
 if TYPE_CHECKING:
     from rljob_api.spec import ModelSpec
@@ -29,7 +30,7 @@ _WIDTH = 160
 _CONFIG = ("config.json",)
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command."""
     command = commands.add_parser(
         "plan",
@@ -76,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         console = Console()
         console.width = console.width if console.is_terminal else _WIDTH
         console.print(as_renderable(plan, remedies, hint, assumed), highlight=False, soft_wrap=False)
-    return EXIT_OK if plan.fits else EXIT_FAILED
+    return ExitCode.OK if plan.fits else ExitCode.FAILED
 
 
 def _bytes(quantity: str | None, option: str) -> int | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
+from rljob_api.wire.step_record import StepRecord
 from rljob_worker.report.text import number
 
 _PLAIN_SECONDS = 5.0
@@ -51,15 +51,15 @@ class RunProgress:
         """Say what the job is doing."""
         self._print(f"rljob: {sentence}")
 
-    def record(self, record: dict[str, Any]) -> None:
+    def record(self, record: StepRecord) -> None:
         """Show a finished step."""
-        self._seconds += record["step_seconds"]
+        self._seconds += record.step_seconds
         self._executed += 1
-        left = self._seconds / self._executed * (self._steps - record["step"])
+        left = self._seconds / self._executed * (self._steps - record.step)
         detail = f"eta {_clock(left)}  {self._detail(record)}"
-        self._progress.update(self._task, completed=record["step"], detail=detail)
-        if not self._console.is_terminal and self._line_due(record["step"]):
-            self._print(f"step {record['step']}/{self._steps}  {detail}")
+        self._progress.update(self._task, completed=record.step, detail=detail)
+        if not self._console.is_terminal and self._line_due(record.step):
+            self._print(f"step {record.step}/{self._steps}  {detail}")
 
     def _line_due(self, step: int) -> bool:
         now = time.monotonic()
@@ -68,11 +68,11 @@ class RunProgress:
             self._last_line = now
         return due
 
-    def _detail(self, record: dict[str, Any]) -> str:
-        largest = sorted(record["phases"].items(), key=lambda item: -item[1])[: self._shown]
+    def _detail(self, record: StepRecord) -> str:
+        largest = sorted(record.phases.items(), key=lambda item: -item[1])[: self._shown]
         phases = "  ".join(f"{name} {_seconds(value)}" for name, value in largest)
-        reward = number(record["metrics"].get("rollout/raw_reward"))
-        return f"reward {reward}  step {_seconds(record['step_seconds'])}  {phases}"
+        reward = number(record.reward)
+        return f"reward {reward}  step {_seconds(record.step_seconds)}  {phases}"
 
     def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -6,13 +6,13 @@ import argparse
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from rljob_api.validation import ManifestError, check_runnable_locally
+from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
-from rljob_worker.errors import EXIT_OK, UserError
+from rljob_worker.errors import UserError
 
 _DESCRIPTION = """Run a job on this machine: embedded Ray, CPU devices, real Megatron, real vLLM.
 With --address, or inside a Ray job, it runs on the nodes of that Ray cluster instead.
@@ -27,7 +27,7 @@ examples:
   rljob run - --output /shared/try --resume auto < job.yaml"""
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command."""
     command = commands.add_parser(
         "run", help="run a job here", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -85,6 +85,6 @@ def run(arguments: argparse.Namespace) -> int:
     said = [*lines, f"run     {output}"]
     result = f"{outcome.outcome}: {outcome.message}"
     # Of a job that failed on a cluster, people see the log's last line first.
-    said = [result, *said] if outcome.exit_code == EXIT_OK else [*said, result]
+    said = [result, *said] if outcome.exit_code == ExitCode.OK else [*said, result]
     console.print("\n".join(said), highlight=False, markup=False, soft_wrap=True)
     return outcome.exit_code

@@ -7,12 +7,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from rljob_api.text import visible
+from rljob_api.safe_text import visible
 from rljob_worker.errors import UserError
 from rljob_worker.report.text import number
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command."""
     command = commands.add_parser(
         "samples",

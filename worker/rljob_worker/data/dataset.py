@@ -94,8 +94,18 @@ class PromptSource:
             "sources": [stream.state() for stream in self._streams],
         }
 
+    def columns(self) -> dict[str, frozenset[str]]:
+        """By a source's place in the manifest: the columns that a reward is given beside prompt, response and label."""
+        return {stream.loaded.field: stream.loaded.reward_columns() for stream in self._streams}
+
     def restore(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken. UserError names the source whose data, weight or name is another one."""
+        self.check(state)
+        for stream, saved in zip(self._streams, state["sources"]):
+            stream.restore(saved)
+
+    def check(self, state: dict[str, Any]) -> None:
+        """UserError where the cursor is not one of this job on this data."""
         for key, field, mine in (
             ("version", "the state's version", STATE_VERSION),
             ("seed", "spec.seed", self._seed),
@@ -111,8 +121,6 @@ class PromptSource:
             )
         for stream, saved in zip(self._streams, state["sources"]):
             stream.check_same_data(saved)
-        for stream, saved in zip(self._streams, state["sources"]):
-            stream.restore(saved)
 
 
 def load_evaluation_prompts(

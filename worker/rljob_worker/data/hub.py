@@ -8,9 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.spec import Hub
-from rljob_worker.errors import UserError
+from rljob_worker.errors import JobError, UserError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+_REFUSALS = {
+    "RepositoryNotFoundError",
+    "RevisionNotFoundError",
+    "RemoteEntryNotFoundError",
+    "GatedRepoError",
+    "DisabledRepoError",
+    "DatasetNotFoundError",
+    "DataFilesNotFoundError",
+}
+"""A hub's answers that stay the same; by name, since each client has its own. All else that is an OSError passes."""
 
 
 def is_hub_id(name: str) -> bool:
@@ -23,8 +34,8 @@ def snapshot(
 ) -> Path:
     """Local folder with the files of a model repository (those that match `patterns`, default all).
 
-    Raises UserError, naming the manifest's `field` (such as `spec.model`), when the repository cannot be fetched or
-    the hub's client is not installed.
+    Raises UserError, naming the manifest's `field` (such as `spec.model`), when there is no such repository or the
+    hub's client is not installed, and JobError when the hub cannot be reached.
     """
     arguments: dict[str, Any] = {"revision": revision} if revision else {}
     if patterns is not None:
@@ -36,7 +47,7 @@ def snapshot(
     try:
         return Path(download(name, **arguments))
     except Exception as error:
-        raise UserError(hub_failure(name, hub, field, error)) from error
+        raise hub_failure(name, hub, field, error) from error
 
 
 def modelscope(field: str) -> Any:
@@ -51,10 +62,14 @@ def modelscope(field: str) -> Any:
     return modelscope
 
 
-def hub_failure(name: str, hub: Hub, field: str, error: Exception) -> str:
-    """One message for whatever a hub's client raised."""
+def hub_failure(name: str, hub: Hub, field: str, error: Exception) -> JobError | UserError:
+    """One error for whatever a hub's client raised: a JobError where the hub may answer another time."""
     reason = str(error).strip().splitlines() or [""]
-    return (
+    message = (
         f"{field}.path: {name!r} is not a local path, and fetching it from {hub.value} failed: "
         f"{type(error).__name__}: {reason[0]}"
     )
+    refused = any(kind.__name__ in _REFUSALS for kind in type(error).__mro__)
+    # The Hugging Face clients let what httpx raises in the middle of a download through, which is no OSError.
+    passes = isinstance(error, OSError) or type(error).__module__.partition(".")[0] in ("httpx", "httpcore")
+    return JobError(message) if passes and not refused else UserError(message)

@@ -16,6 +16,7 @@ from rljob_worker.data.synthetic import generate_rows
 from rljob_worker.errors import UserError
 
 Row = dict[str, Any]
+_LOOKED_AT = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,11 @@ class LoadedSource:
     rows: Sequence[Row]
     fingerprint: str
     """Changes when the rows change."""
+
+    def reward_columns(self) -> frozenset[str]:
+        """Columns of the first rows that are neither prompt nor label."""
+        found = {name for row in self.rows[:_LOOKED_AT] for name in row}
+        return frozenset(found - {self.source.prompt_key, self.source.label_key})
 
     def place(self, row: int) -> str:
         """How a message names a row."""
@@ -112,6 +118,8 @@ def _read_jsonl(content: bytes, path: Path, source: DataSource, field: str) -> l
             raise UserError(f"{place}: not valid JSON: {error.msg} at column {error.colno}") from error
         except UnicodeDecodeError as error:
             raise UserError(f"{place}: not valid UTF-8: {error.reason} at byte {error.start}") from error
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{place}: not valid JSON: {error}") from error
         if not isinstance(row, dict):
             raise UserError(f"{place}: a JSON object is needed, not {type(row).__name__}")
         _check_keys(row, source, field, f"{place} (row {len(rows)})")
@@ -205,7 +213,7 @@ def _load_from_hub(name: str, source: DataSource, field: str) -> Any:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(hub_failure(name, source.hub, field, error)) from error
+        raise hub_failure(name, source.hub, field, error) from error
 
 
 class TableRows(Sequence[Row]):

@@ -17,7 +17,7 @@ from rljob_worker.devices.checksum import device_checksum
 from rljob_worker.devices.ipc import export_tensor, import_tensor
 from rljob_worker.devices.visible import parse_visible_devices, physical_device
 from rljob_worker.errors import UserError
-from rljob_worker.memory.host import MemoryInfo
+from rljob_worker.host.memory import MemoryInfo
 
 
 class AcceleratorDevice(ABC):
@@ -77,10 +77,6 @@ class AcceleratorDevice(ABC):
     def _pluggable_allocator(self, library: str, allocate: str, free: str) -> Any:
         """torch's allocator over two functions of a library, as its MemPool takes it."""
 
-    @abstractmethod
-    def release_host_cache(self) -> None:
-        """As declared in `Device`."""
-
     # Which one
 
     @property
@@ -135,6 +131,16 @@ class AcceleratorDevice(ABC):
         gc.collect()
         self.synchronize()
         self._module.empty_cache()
+
+    def keep_free(self, nbytes: int) -> None:
+        """As declared in `Device`.
+
+        torch checks its own limit before it asks the runtime, where the Ascend memory saver ends the process instead of
+        saying that memory is short.
+        """
+        memory = self.memory_info()
+        allowed = self.reserved_bytes() + max(0, memory.free - nbytes)
+        self._module.set_per_process_memory_fraction(min(1.0, allowed / memory.total), self._logical)
 
     def new_pool(self, allocator: tuple[str, str, str] | None = None) -> Any:
         """A pool of torch's allocator whose blocks are never handed to tensors outside of it.

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from rljob_worker.memory.host import MemoryInfo
+from rljob_worker.host.memory import MemoryInfo
 
 
 @runtime_checkable
@@ -64,8 +64,9 @@ class Device(Protocol):
         """Free unreachable tensors and give cached, unused blocks of the allocator back."""
         ...
 
-    def release_host_cache(self) -> None:
-        """Give cached pinned host memory back."""
+    def keep_free(self, nbytes: int) -> None:
+        """From now on an allocation that would leave less than `nbytes` of the device free first gives this process's
+        cached blocks back, and then raises torch.OutOfMemoryError. What others take later is not seen."""
         ...
 
     def share(self, tensor: torch.Tensor) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -11,6 +12,7 @@ _ROW = 1 << 18
 """32-bit words that share one table of weights (2 MiB)."""
 _ROWS_AT_ONCE = 16
 """Bounds the 64-bit temporaries to 32 MiB each."""
+_LIMBS = 4
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -21,7 +23,11 @@ def device_checksum(tensor: torch.Tensor) -> int:
     Each row of 32-bit words w becomes sum_i m_i * w_i mod 2**64 with fixed 64-bit weights m: multilinear hashing, in
     which two rows that differ collide with a chance below 2**-32 (Lemire and Kaser, Strongly universal string hashing
     is fast, 2014). Integer sums do not depend on their order, so the result is the same on every device and at every
-    run. The host folds the rows, the 0 to 3 bytes after the last word, and the number of bytes with splitmix64.
+    run, also where a device's integers do not wrap around (`_by_limbs`). The host folds the rows, the 0 to 3 bytes
+    after the last word, and the number of bytes with splitmix64.
+
+    Raises:
+        ArithmeticError: the device's integers are not to be trusted.
     """
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     whole = data.numel() // 4 * 4
@@ -38,13 +44,63 @@ def _row_sums(data: torch.Tensor) -> list[int]:
     words = data.view(torch.int32)
     weights = _weights(words.device)
     full = words.numel() // _ROW
+    weighted = _form(words.device)
     sums: list[torch.Tensor] = []
     for start in range(0, full, _ROWS_AT_ONCE):
         rows = words[start * _ROW : min(start + _ROWS_AT_ONCE, full) * _ROW].view(-1, _ROW)
-        sums.append((rows.to(torch.int64) * weights).sum(dim=1))
+        sums.append(weighted(rows, weights))
     if rest := words.numel() - full * _ROW:
-        sums.append((words[full * _ROW :].to(torch.int64) * weights[:rest]).sum().reshape(1))
-    return torch.cat(sums).tolist() if sums else []
+        sums.append(weighted(words[full * _ROW :].view(1, -1), weights[:rest]))
+    return _folded(torch.cat(sums)) if sums else []
+
+
+def _wrapping(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """int64 [rows, 1]: sum_i m_i * w_i of each row, modulo 2**64, where the device's integers wrap around."""
+    return (words.to(torch.int64) * weights).sum(dim=1, keepdim=True)
+
+
+def _by_limbs(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """int64 [rows, 4]: the same sum as sum_j 2**(16 j) * limbs_j, from products that stay below 2**50 in magnitude.
+
+    For devices whose 64-bit products or sums do not wrap around. w = w_1 * 2**16 + w_0 with a signed w_1, m by four
+    limbs of 16 bits; what would be multiplied by 2**64 falls away.
+    """
+    low, high = (words & 0xFFFF).to(torch.int64), (words >> 16).to(torch.int64)
+    parts = [((weights >> 16 * j) & 0xFFFF) for j in range(_LIMBS)]
+    sums = [(low * part).sum(dim=1) for part in parts]
+    for j, part in enumerate(parts[:-1]):
+        sums[j + 1] = sums[j + 1] + (high * part).sum(dim=1)
+    return torch.stack(sums, dim=1)
+
+
+def _folded(sums: torch.Tensor) -> list[int]:
+    """Each row of [rows, limbs] as one integer."""
+    return [sum(limb << 16 * j for j, limb in enumerate(row)) for row in sums.tolist()]
+
+
+def wraps_around(device: torch.device) -> bool:
+    """Whether the device computes the checksum in its fast form."""
+    return _form(device) is _wrapping
+
+
+@lru_cache(maxsize=8)
+def _form(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The fastest form whose result on the device is that of plain integers.
+
+    Raises:
+        ArithmeticError: none is.
+    """
+    words = np.array([1, -1, 2**31 - 1, -(2**31), 0x12345678, -0x789ABCDE + 2**31, 65535, -65536] * 512, dtype=np.int32)
+    weights = _weights(device)[: len(words)]
+    words = words[: len(weights)]
+    pairs = zip(words.tolist(), weights.tolist(), strict=True)
+    right = sum(word * weight for word, weight in pairs) & _MASK
+    for form in (_wrapping, _by_limbs):
+        if _folded(form(torch.from_numpy(words).to(device).view(1, -1), weights))[0] & _MASK == right:
+            return form
+    raise ArithmeticError(
+        f"{device}: sums of 64-bit integers are wrong there, and the weight sync could not be verified"
+    )
 
 
 @lru_cache(maxsize=8)

@@ -9,7 +9,7 @@ import socket
 import torch
 import xxhash
 
-from rljob_worker.memory.host import HostMemory, MemoryInfo
+from rljob_worker.host.memory import HostMemory, MemoryInfo
 
 
 class CpuDevice:
@@ -55,18 +55,20 @@ class CpuDevice:
         if trim is not None:
             trim(0)
 
-    def release_host_cache(self) -> None:
-        """Nothing is pinned."""
+    def keep_free(self, nbytes: int) -> None:
+        """Nothing: host memory has the limit of the pod."""
 
     def share(self, tensor: torch.Tensor) -> bytes:
         """ValueError: host memory is shared from its allocation on, by the weight sync's slots."""
         raise ValueError(
-            "share: memory of the cpu device is shared as staging slots (weightsync/slots.py), not exported"
+            "share: memory of the cpu device is shared as staging slots (weightsync/shared_memory.py), not exported"
         )
 
     def open_shared(self, message: bytes) -> torch.Tensor:
         """ValueError, as `share`."""
-        raise ValueError("open_shared: the cpu device opens staging slots (weightsync/slots.py), not exported memory")
+        raise ValueError(
+            "open_shared: the cpu device opens staging slots (weightsync/shared_memory.py), not exported memory"
+        )
 
     def checksum(self, tensor: torch.Tensor) -> int:
         """xxh3_64 over the contiguous bytes [tensor.numel() * itemsize]; ValueError when it is not on the CPU."""

@@ -42,7 +42,3 @@ class CudaDevice(AcceleratorDevice):
 
     def _pluggable_allocator(self, library: str, allocate: str, free: str) -> Any:
         return self._module.memory.CUDAPluggableAllocator(library, allocate, free).allocator()
-
-    def release_host_cache(self) -> None:
-        """Give cached pinned host memory back."""
-        torch._C._host_emptyCache()

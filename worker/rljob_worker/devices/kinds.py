@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from rljob_api.roles import ASCEND_PROFILES
+from rljob_api.profiles import PROFILES
 from rljob_api.spec import Profile, ResourcesSpec
 from rljob_worker.devices.select import COMPUTE_VARIABLE
 
@@ -25,13 +25,12 @@ class DeviceKind:
 CPU = DeviceKind("cpu")
 NPU = DeviceKind("npu", "NPU", "ASCEND_RT_VISIBLE_DEVICES")
 CUDA = DeviceKind("cuda", "GPU", "CUDA_VISIBLE_DEVICES")
+_KINDS = {kind.name: kind for kind in (CPU, NPU, CUDA)}
 
 
 def kind_of(profile: Profile) -> DeviceKind:
     """Kind of the devices that a profile names."""
-    if profile is Profile.CPU:
-        return CPU
-    return NPU if profile in ASCEND_PROFILES else CUDA
+    return _KINDS[PROFILES[profile].kind]
 
 
 def device_kind(resources: ResourcesSpec) -> DeviceKind:

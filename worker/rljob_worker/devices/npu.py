@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -50,9 +51,17 @@ class NpuDevice(AcceleratorDevice):
         ).rebuild_npu_tensor
         return rebuild
 
+    @contextmanager
+    def use_pool(self, pool: Any) -> Iterator[None]:
+        """As declared in `AcceleratorMemory`; torch_npu's own `use_mem_pool` takes what other threads make as well."""
+        torch_npu = sys.modules["torch_npu"]
+        context = self._module.MemPoolContext(pool)
+        torch_npu._C._npu_beginAllocateCurrentThreadToPool(self._logical, pool.id)
+        try:
+            yield
+        finally:
+            torch_npu._C._npu_endAllocateCurrentStreamToPool(self._logical, pool.id)
+            del context
+
     def _pluggable_allocator(self, library: str, allocate: str, free: str) -> Any:
         return self._module.memory.NPUPluggableAllocator(library, allocate, free).allocator()
-
-    def release_host_cache(self) -> None:
-        """Give cached pinned host memory back."""
-        self._module.host_empty_cache()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from rljob_api.roles import ASCEND_PROFILES, COMPUTE_VARIABLE
+from rljob_api.profiles import PROFILES
+from rljob_api.roles import COMPUTE_VARIABLE
 from rljob_worker.devices.accelerator import AcceleratorDevice
 from rljob_worker.devices.base import Device
 from rljob_worker.devices.cpu import CpuDevice
@@ -13,11 +14,8 @@ from rljob_worker.devices.npu import NpuDevice
 from rljob_worker.devices.visible import parse_visible_devices
 from rljob_worker.errors import UserError
 
-_ACCELERATORS: dict[str, type[AcceleratorDevice]] = {
-    "npu": NpuDevice,
-    "cuda": CudaDevice,
-    **{profile.value: NpuDevice for profile in ASCEND_PROFILES},
-}
+_KINDS: dict[str, type[AcceleratorDevice]] = {"npu": NpuDevice, "cuda": CudaDevice}
+_ACCELERATORS = _KINDS | {name: _KINDS[profile.kind] for name, profile in PROFILES.items() if profile.kind in _KINDS}
 
 
 def get_device(profile: str, index: int = 0) -> Device:

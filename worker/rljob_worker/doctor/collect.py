@@ -12,19 +12,21 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rljob_api.doctor import Wanted
-from rljob_api.roles import ASCEND_PROFILES, COMPUTE_VARIABLE, MEMORY_SAVER_DIGESTS
+from rljob_api.profiles import PROFILES
+from rljob_api.roles import COMPUTE_VARIABLE, MEMORY_SAVER_DIGESTS
 from rljob_api.spec import MemorySaverMode, Profile
+from rljob_api.wanted import Wanted
+from rljob_api.wire.names import DASHBOARD_PORT, GCS_PORT
 from rljob_worker.doctor import parsers, saver
 from rljob_worker.doctor.facts import Interface, Kind, NodeFacts, NpuPort, StoragePath
 from rljob_worker.doctor.network import host_ports
 from rljob_worker.doctor.process import look
 from rljob_worker.doctor.programs import Answer, ask
 from rljob_worker.doctor.sharing import shared_memory_problem
-from rljob_worker.memory.host import HostMemory
+from rljob_worker.host.memory import HostMemory
 
 SHARED_MEMORY = Path("/dev/shm")
-HEAD_PORTS = (6379, 8265)
+HEAD_PORTS = (GCS_PORT, DASHBOARD_PORT)
 """Ray's GCS and its dashboard, with the job API."""
 _DRIVER = Path("usr/local/Ascend/driver")
 _TOOLKITS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann")
@@ -48,7 +50,7 @@ def kind_of(profile: Profile | None, root: Path = Path("/")) -> Kind:
     if os.environ.get(COMPUTE_VARIABLE):
         return "cpu"
     if profile is not None:
-        return "npu" if profile in ASCEND_PROFILES else "cuda" if profile is Profile.CUDA else "cpu"
+        return PROFILES[profile].kind
     if device_numbers(root, "davinci"):
         return "npu"
     return "cuda" if device_numbers(root, "nvidia") else "cpu"

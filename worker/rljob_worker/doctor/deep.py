@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rljob_api.doctor import Wanted
+from rljob_api.wanted import Wanted
 from rljob_worker.doctor.devices import VISIBLE_VARIABLES
 from rljob_worker.doctor.facts import NodeFacts
 from rljob_worker.doctor.findings import Finding, Status, problem
@@ -19,6 +19,7 @@ SECONDS = 600.0
 """Deadline of a step: the first operators on an NPU are compiled for minutes."""
 _STEPS = {
     "saver": "memory given back and taken again",
+    "checksum": "checksum on the device as on the CPU",
     "sharing": "a tensor shared between two processes",
     "collective": "all-reduce over the visible devices",
     "engine": "memory after vLLM's sleep",
@@ -36,7 +37,7 @@ def deep_findings(facts: NodeFacts, wanted: Wanted | None) -> list[Finding]:
     settings = {"kind": facts.kind, "saver": mode, "devices": _devices(facts)}
     # The memory saver's memory cannot be exported; a trainer takes what it shares from elsewhere.
     plain = {name: value for name, value in trainer.items() if name != "LD_PRELOAD" and not name.startswith("TMS_")}
-    environments = {"saver": trainer, "sharing": plain, "collective": trainer, "engine": rollout}
+    environments = {"saver": trainer, "checksum": plain, "sharing": plain, "collective": trainer, "engine": rollout}
     return [_step(name, settings, environments[name]) for name in _STEPS]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import socket
@@ -22,16 +23,20 @@ from rljob_api.roles import engine_variables
 from rljob_api.spec import MemorySaverMode
 from rljob_api.validation import load_manifest
 from rljob_worker.devices import Device, get_device
+from rljob_worker.devices.checksum import device_checksum, wraps_around
 from rljob_worker.doctor.deep import MODULE, answer
 from rljob_worker.doctor.devices import VISIBLE_VARIABLES
 from rljob_worker.doctor.findings import Finding, not_applicable, ok, problem
+from rljob_worker.doctor.programs import last_line
 from rljob_worker.doctor.units import size
 from rljob_worker.types import GenerationRequest, SamplingParams
-from rljob_worker.weightsync.slots import Slots
+from rljob_worker.weightsync.shared_memory import SharedMemory
 
 BYTES = 256 << 20
 """Of the tensors that sleep, are shared and are reduced."""
 _SECONDS = 300.0
+_CONNECT_SECONDS = "60"
+"""Of HCCL. A job waits two hours for its last process; here HCCL's own message is wanted within the deadline."""
 _PROFILE = {"npu": "ascend-a2", "cuda": "cuda", "cpu": "cpu"}
 _SMALL_JOB = {
     "apiVersion": "rljob.dev/v1alpha1",
@@ -75,18 +80,18 @@ def saver(settings: dict[str, Any]) -> Finding:
 
 
 def _arena(device: Device) -> Finding:
+    from rljob_worker.host.memory import process_resident_bytes
     from rljob_worker.memory.arena import Arena, Tag
-    from rljob_worker.memory.host import HostMemory
     from rljob_worker.memory.states import MemorySaver
 
-    name, wanted, host = "saver", "free meanwhile, and intact after", HostMemory()
+    name, wanted = "saver", "free meanwhile, and intact after"
     arena = Arena()
     machine = MemorySaver(arena, device)
     dropped = arena.allocate((BYTES,), torch.uint8, Tag.DISCARD).fill_(90)
     kept = arena.allocate((1 << 20,), torch.uint8, Tag.BACKUP).fill_(165)
-    before = host.process_resident_bytes()
+    before = process_resident_bytes()
     machine.pause()
-    freed = before - host.process_resident_bytes()
+    freed = before - process_resident_bytes()
     machine.resume()
     intact = bool((kept == 165).all()) and dropped.numel() == BYTES
     found = f"{size(freed)} of {size(BYTES)} given back, contents {'intact' if intact else 'lost'}"
@@ -95,11 +100,31 @@ def _arena(device: Device) -> Finding:
     return problem(name, found, wanted, "the kernel does not move pages (Linux 5.7 or later); memorySaver.mode: off")
 
 
+def checksum(settings: dict[str, Any]) -> Finding:
+    """With the arithmetic that every device has, over bytes that use all bits, on the device and on the CPU."""
+    name, wanted = "checksum", "equal to the CPU's"
+    device = get_device(settings["kind"])
+    data = torch.randint(-(2**31), 2**31, (BYTES // 4,), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
+    there = data.to(device.torch_device)
+    try:
+        form = "" if wraps_around(device.torch_device) else ", by limbs: its 64-bit integers do not wrap around"
+        device_checksum(there)
+        device.synchronize()
+        begin = time.perf_counter()
+        found = device_checksum(there)
+        seconds = time.perf_counter() - begin
+    except ArithmeticError as error:
+        return problem(name, str(error), wanted, "another version of the device's operators; the weight sync needs it")
+    if found != (right := device_checksum(data)):
+        return problem(name, f"{found:x} there, {right:x} on the CPU", wanted, "another version of its operators")
+    return ok(name, f"{found:x}, {BYTES / seconds / 2**30:.1f} GiB/s{form}", wanted)
+
+
 def sharing(settings: dict[str, Any]) -> Finding:
     """Hand a tensor to a second process as a weight sync does, without a copy; both must see the same bytes."""
     device = get_device(settings["kind"])
     if settings["kind"] == "cpu":
-        slots = Slots.create("doctor", BYTES)
+        slots = SharedMemory.create("doctor", BYTES)
         try:
             return _ask_peer(device, slots.bytes_of(0).copy_(_pattern(device)), {"names": list(slots.names)})
         finally:
@@ -135,7 +160,7 @@ def peer(settings: dict[str, Any]) -> None:
     """The second process of `sharing`: print the checksum of what it sees."""
     device = get_device(settings.get("kind", "cpu"))
     if "names" in settings:
-        print(device.checksum(Slots.attach(settings["names"], BYTES).bytes_of(0)))
+        print(device.checksum(SharedMemory.attach(settings["names"], BYTES).bytes_of(0)))
         return
     print(device.checksum(device.open_shared(base64.b64decode(settings["message"]))))
 
@@ -146,30 +171,35 @@ def collective(settings: dict[str, Any]) -> Finding:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", MODULE, "rank", json.dumps({**settings, "rank": rank, "port": port})],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **_one_device(settings["kind"], shown)},
-        )
-        for rank, shown in enumerate(settings["devices"])
-    ]
-    try:
-        deadline = time.monotonic() + _SECONDS
-        outputs = [rank.communicate(timeout=max(1.0, deadline - time.monotonic()))[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    bad = [i for i, rank in enumerate(ranks) if rank.returncode]
-    wanted = f"the sum over {count} devices"
-    if bad:
-        said = outputs[bad[0]].strip().splitlines()[-1:] or ["nothing"]
-        fix = "HCCL: interface, links and TLS above; ASCEND_GLOBAL_LOG_LEVEL=1 says more"
-        return problem(name, f"rank {bad[0]}: {said[0]}", wanted, fix)
-    seconds = max(float(output.strip().splitlines()[-1]) for output in outputs)
+    with contextlib.ExitStack() as stack:
+        # Files, and not pipes: while one rank is listened to, another must not wait for a reader of its warnings. Apart
+        # from what is printed on purpose: libraries have a last word when the process ends.
+        said = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in settings["devices"]]
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", MODULE, "rank", json.dumps({**settings, "rank": rank, "port": port})],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, **_one_device(settings["kind"], shown), "HCCL_CONNECT_TIMEOUT": _CONNECT_SECONDS},
+            )
+            for rank, (shown, errors) in enumerate(zip(settings["devices"], said, strict=True))
+        ]
+        try:
+            deadline = time.monotonic() + _SECONDS
+            outputs = [rank.communicate(timeout=max(1.0, deadline - time.monotonic()))[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        bad = [i for i, rank in enumerate(ranks) if rank.returncode]
+        wanted = f"the sum over {count} devices"
+        if bad:
+            said[bad[0]].seek(0)
+            why = last_line(said[bad[0]].read()) or last_line(outputs[bad[0]]) or "nothing"
+            fix = "HCCL: interface, links and TLS above; ASCEND_GLOBAL_LOG_LEVEL=1 says more"
+            return problem(name, f"rank {bad[0]}: {why}", wanted, fix)
+    seconds = max(float(last_line(output)) for output in outputs)
     rate = 2 * (count - 1) / count * BYTES / seconds / 2**30
     return ok(name, f"{size(BYTES)} over {count} in {seconds * 1000:.0f} ms (bus {rate:.1f} GiB/s)", wanted)
 
@@ -228,17 +258,17 @@ def engine(settings: dict[str, Any]) -> Finding:
         report = small.sleep()
         asleep = device.memory_info().free
         small.shutdown()
-    found = f"{size(report['released_bytes'])} given back; free {size(awake)} awake, {size(asleep)} asleep"
+    found = f"{size(report.released_bytes)} given back; free {size(awake)} awake, {size(asleep)} asleep"
     # On the CPU the KV cache has the pages that were used, and others take and give host memory meanwhile.
     on_cpu = settings["kind"] == "cpu"
     wanted = "memory given back" if on_cpu else "more free memory asleep than awake"
-    if report["released_bytes"] > 0 if on_cpu else asleep > awake:
+    if report.released_bytes > 0 if on_cpu else asleep > awake:
         return ok(name, found, wanted)
     return problem(name, found, wanted, "expandable_segments:False for engines, and an image with vllm_ascend_C built")
 
 
 _STEPS: dict[str, Callable[[dict[str, Any]], Finding | None]] = {
-    step.__name__: step for step in (saver, sharing, collective, engine, peer, rank)
+    step.__name__: step for step in (saver, checksum, sharing, collective, engine, peer, rank)
 }
 
 

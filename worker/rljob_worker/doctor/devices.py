@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_api.doctor import Wanted
+from rljob_api.wanted import Wanted
 from rljob_worker.doctor.facts import NodeFacts
 from rljob_worker.doctor.findings import Finding, not_applicable, ok, problem, warning
 from rljob_worker.doctor.parsers import Chip

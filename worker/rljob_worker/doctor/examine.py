@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rljob_api.doctor import Wanted
 from rljob_api.spec import MemorySaverMode
+from rljob_api.wanted import Wanted
 from rljob_worker.doctor import allocator, devices, memory, network, saver, versions
 from rljob_worker.doctor.facts import NodeFacts
 from rljob_worker.doctor.findings import Finding

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rljob_api.wire.names import GCS_PORT
 from rljob_worker.doctor.facts import Interface, NodeFacts
 from rljob_worker.doctor.findings import Finding, not_applicable, ok, problem, warning
 
@@ -120,8 +121,8 @@ def _npu_ports(facts: NodeFacts, nodes: int) -> list[Finding]:
     if facts.ports_problem and all(port.link is None and port.tls is None for port in facts.ports):
         fix = "hccn_tool is in the driver's folder `tools`, and reads /etc/hccn.conf: mount both (profile's hostMounts)"
         text = facts.ports_problem
-        found = problem(name, text, "an answer of hccn_tool", fix) if nodes > 1 else not_applicable(name, text)
-        return [found]
+        # It may want root where the pod's user is none: a finding, which keeps no pod from starting.
+        return [warning(name, text, "an answer of hccn_tool", fix) if nodes > 1 else not_applicable(name, text)]
     return [_links(facts, nodes), _tls(facts)]
 
 
@@ -159,6 +160,6 @@ def _head(facts: NodeFacts) -> Finding:
         return ok(name, "reachable", wanted)
     found = "; ".join(f"{where}: {why}" for where, why in closed.items())
     fix = "start the head, open the ports between the nodes (firewall, NetworkPolicy), or name the right address"
-    if any(where.endswith(":6379") for where in closed):
+    if any(where.endswith(f":{GCS_PORT}") for where in closed):
         return problem(name, found, wanted, fix)
     return warning(name, found, wanted, "the dashboard alone does not answer: the operator submits jobs through it")

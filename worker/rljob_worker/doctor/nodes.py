@@ -15,7 +15,7 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rljob_api.doctor import Wanted
+from rljob_api.wanted import Wanted
 from rljob_worker.doctor import parsers
 from rljob_worker.doctor.collect import collect
 from rljob_worker.doctor.facts import NodeFacts

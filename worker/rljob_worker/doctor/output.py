@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rljob_api.text import visible
+from rljob_api.safe_text import visible
 from rljob_worker.doctor.findings import Finding, Report, Status
 
 _STYLE = {Status.OK: "green", Status.WARNING: "yellow", Status.PROBLEM: "bold red", Status.NOT_APPLICABLE: "dim"}

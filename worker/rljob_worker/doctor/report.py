@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_api.doctor import Wanted
+from rljob_api.wanted import Wanted
 from rljob_worker.doctor.collect import collect
 from rljob_worker.doctor.examine import examine
 from rljob_worker.doctor.findings import Report, not_applicable, on_node

@@ -1,4 +1,4 @@
-"""The Ray side of trainers and engines: process set-up, and calls forwarded to the classes that do the work."""
+"""The Ray side of trainers and engines: process set-up, and one method for each thing that the driver asks of them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,37 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import ray
 
-from rljob_worker.types import Generation, GenerationRequest, SamplingParams
+from rljob_worker.rollout.reports import EngineSlept, EngineStarted, EngineWoke
+from rljob_worker.trainer.checked_file import CheckedFile
+from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
+from rljob_worker.types import (
+    FloatArray,
+    Generation,
+    GenerationRequest,
+    IntArray,
+    SamplingParams,
+    StepMetrics,
+    TrainBatch,
+)
 
+T = TypeVar("T")
+Chunk = list[tuple[int, Generation]]
+"""Responses that finished together, each with the index of its request."""
 _CHUNK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Generic[T]):
     """A call's result, with the seconds that its process has computed so far."""
 
-    value: Any
+    value: T
     busy_seconds: float
 
 
@@ -43,47 +57,126 @@ def prepare_process(log_file: str, stacks_file: str) -> int:
     return os.getpid()
 
 
-def _node() -> str:
-    return str(ray.get_runtime_context().get_node_id())
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a process runs."""
+
+    pid: int
+    node: str
+    """Ray's id of it."""
 
 
-class TrainerActor:
-    """One Megatron rank."""
+@dataclass(frozen=True, slots=True)
+class BatchHandle:
+    """A step's batch in Ray's object store, where each trainer reads it once, whatever it is asked to do with it."""
+
+    step: int
+    ref: Any
+
+
+class _Actor:
+    """What trainers and engines have in common."""
+
+    def __init__(self, log_file: str, stacks_file: str) -> None:
+        self._pid = prepare_process(log_file, stacks_file)
+
+    def location(self) -> Reply[Location]:
+        """This process's pid and node."""
+        return Reply(Location(self._pid, str(ray.get_runtime_context().get_node_id())), 0.0)
+
+    def variable(self, name: str) -> Reply[str]:
+        """A variable of this process's environment; empty where it is not set."""
+        return Reply(os.environ.get(name, ""), 0.0)
+
+
+class TrainerActor(_Actor):
+    """One rank of the trainers; its methods are those of `trainer.Trainer`."""
 
     def __init__(self, log_file: str, stacks_file: str, **arguments: Any) -> None:
-        self.pid = prepare_process(log_file, stacks_file)
+        super().__init__(log_file, stacks_file)
         # Imported beside whatever else starts; built when `setup` can say what is wrong with the arguments.
         from rljob_worker.trainer.trainer import Trainer
 
         self._make = lambda: Trainer(**arguments)
+        self._batch: tuple[int, TrainBatch] | None = None
 
-    def place(self) -> dict[str, Any]:
-        """This process's pid and node."""
-        return {"pid": self.pid, "node": _node()}
-
-    def variable(self, name: str) -> str:
-        """A variable of this process's environment; empty where it is not set."""
-        return os.environ.get(name, "")
-
-    def setup(self) -> dict[str, Any]:
-        """Build the rank; returns its device identity and sizes."""
+    def setup(self) -> Reply[TrainerStarted]:
+        """Build the rank."""
         self._trainer = self._make()
-        return self._trainer.setup()
+        return self._reply(self._trainer.setup())
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Reply:
-        """Run one method of the trainer."""
-        return Reply(getattr(self._trainer, method)(*args, **kwargs), self._trainer.busy_seconds())
+    def sleep(self) -> Reply[TrainerMemory]:
+        """Give memory away."""
+        return self._reply(self._trainer.sleep())
 
-    def control(self, method: str, *args: Any) -> Any:
-        """Run a thread-safe method beside whatever is running."""
-        return getattr(self._trainer, method)(*args)
+    def wake_up(self) -> Reply[TrainerMemory]:
+        """Take it back."""
+        return self._reply(self._trainer.wake_up())
+
+    def ref_log_probs(self, batch: BatchHandle, sampling: SamplingParams) -> Reply[None]:
+        """Log-probabilities under the starting weights, kept there."""
+        self._trainer.ref_log_probs(self._read(batch), sampling)
+        return self._reply(None)
+
+    def log_probs(self, batch: BatchHandle, sampling: SamplingParams) -> Reply[None]:
+        """Log-probabilities before the updates, kept there."""
+        self._trainer.log_probs(self._read(batch), sampling)
+        return self._reply(None)
+
+    def train(self, batch: BatchHandle, sampling: SamplingParams, version: int) -> Reply[StepMetrics]:
+        """All optimizer updates of a step."""
+        try:
+            return self._reply(self._trainer.train(self._read(batch), sampling, version))
+        finally:
+            self._batch = None
+
+    def score(self, token_lists: Sequence[IntArray]) -> Reply[list[FloatArray]]:
+        """Log-probabilities of given tokens."""
+        return self._reply(self._trainer.score(token_lists))
+
+    def send_weights(self, version: int, seconds: float) -> Reply[dict[str, Any]]:
+        """Hand the weights to this host's engines."""
+        return self._reply(self._trainer.send_weights(version, seconds))
+
+    def save(self, folder: str) -> Reply[CheckedFile]:
+        """Write this rank's state."""
+        return self._reply(self._trainer.save(folder))
+
+    def damage(self, folder: str, files: Sequence[CheckedFile]) -> Reply[str]:
+        """Hold this rank's file of a checkpoint against what was written."""
+        return self._reply(self._trainer.damage(folder, files))
+
+    def load(self, folder: str) -> Reply[None]:
+        """Continue from a saved state."""
+        self._trainer.load(folder)
+        return self._reply(None)
+
+    def close(self) -> Reply[None]:
+        """Leave the other ranks."""
+        self._trainer.close()
+        return self._reply(None)
+
+    def request_stop(self) -> None:
+        """Beside whatever is running: it may end early."""
+        self._trainer.request_stop()
+
+    def _read(self, batch: BatchHandle) -> TrainBatch:
+        if self._batch is None or self._batch[0] != batch.step:
+            self._batch = (batch.step, ray.get(batch.ref))
+        return self._batch[1]
+
+    def _reply(self, value: T) -> Reply[T]:
+        return Reply(value, self._trainer.busy_seconds())
 
 
-class EngineActor:
-    """One vLLM engine, on devices that are given by their numbers on its node, or by what the process sees."""
+class EngineActor(_Actor):
+    """One vLLM engine, on devices that are given by their numbers on its node, or by what the process sees.
+
+    Its methods are those of `rollout.engine.Engine`.
+    """
 
     def __init__(self, log_file: str, stacks_file: str, *, devices: list[int] | None, **arguments: Any) -> None:
-        self.pid = prepare_process(log_file, stacks_file)
+        super().__init__(log_file, stacks_file)
         from rljob_worker.devices import get_device
         from rljob_worker.rollout.engine import Engine
 
@@ -94,18 +187,14 @@ class EngineActor:
 
         self._make = make
 
-    def place(self) -> dict[str, Any]:
-        """This process's pid and node."""
-        return {"pid": self.pid, "node": _node()}
-
-    def start(self) -> dict[str, Any]:
+    def start(self) -> Reply[EngineStarted]:
         """Load the model and answer a warm-up request."""
         self._engine = self._make()
-        return self._engine.start()
+        return self._reply(self._engine.start())
 
     def generate(
         self, requests: list[GenerationRequest], sampling: SamplingParams, version: int
-    ) -> Iterator[list[tuple[int, Generation]]]:
+    ) -> Iterator[Reply[Chunk]]:
         """Stream (request index, response) as responses finish, so that they are scored while others still grow."""
         finished: queue.SimpleQueue[tuple[int, Generation] | BaseException | None] = queue.SimpleQueue()
 
@@ -117,22 +206,46 @@ class EngineActor:
                 finished.put(error)
 
         threading.Thread(target=run, name="generate", daemon=True).start()
-        yield from _chunks(finished)
+        # No delegation: Ray sends values into the generator.
+        for chunk in _chunks(finished):
+            yield self._reply(chunk)
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Reply:
-        """Run one method of the engine."""
-        return Reply(getattr(self._engine, method)(*args, **kwargs), self._engine.busy_seconds())
+    def score(self, token_lists: Sequence[IntArray]) -> Reply[list[FloatArray]]:
+        """Log-probabilities of given tokens."""
+        return self._reply(self._engine.score(token_lists))
 
-    def control(self, method: str, *args: Any) -> Any:
-        """Run a thread-safe method beside whatever is running."""
-        return getattr(self._engine, method)(*args)
+    def sleep(self) -> Reply[EngineSlept]:
+        """Give back what can be given back."""
+        return self._reply(self._engine.sleep())
+
+    def wake_weights(self) -> Reply[EngineWoke]:
+        """Take the memory for the weights back."""
+        return self._reply(self._engine.wake_weights())
+
+    def receive_weights(self, version: int, seconds: float) -> Reply[dict[str, Any]]:
+        """Take a version of the weights from the trainers of this host."""
+        return self._reply(self._engine.receive_weights(version, seconds))
+
+    def wake_kv(self) -> Reply[EngineWoke]:
+        """Take the KV cache back."""
+        return self._reply(self._engine.wake_kv())
+
+    def shutdown(self) -> Reply[None]:
+        """Give everything back."""
+        self._engine.shutdown()
+        return self._reply(None)
+
+    def abort(self) -> None:
+        """Beside whatever is running: generation may end early."""
+        self._engine.abort()
+
+    def _reply(self, value: T) -> Reply[T]:
+        return Reply(value, self._engine.busy_seconds())
 
 
-def _chunks(
-    finished: queue.SimpleQueue[tuple[int, Generation] | BaseException | None],
-) -> Iterator[list[tuple[int, Generation]]]:
+def _chunks(finished: queue.SimpleQueue[tuple[int, Generation] | BaseException | None]) -> Iterator[Chunk]:
     """Group what finishes within a short time: one message per response would cost more than it hides."""
-    chunk: list[tuple[int, Generation]] = []
+    chunk: Chunk = []
     while True:
         try:
             item = finished.get(timeout=_CHUNK_SECONDS if chunk else None)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import ray
 import ray.exceptions
@@ -14,14 +14,17 @@ import ray.exceptions
 from rljob_worker.driver.actors import Reply
 from rljob_worker.errors import JobError, PhaseDeadlineError, ProcessDiedError, StopRequested, UserError
 
+A = TypeVar("A")
+B = TypeVar("B")
+T = TypeVar("T", covariant=True)
 _SLICE_SECONDS = 0.2
 _DEATH_SECONDS = 5.0
 """How much later than its peers' errors the death of a process may become known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One running actor call and the process that runs it."""
+class Call(Generic[T]):
+    """One running actor call, which replies with a T, and the process that runs it."""
 
     process: str
     ref: Any
@@ -52,8 +55,8 @@ class Calls:
         self.busy: dict[str, float] = {}
 
     def gather(
-        self, what: str, calls: Sequence[Call], seconds: float, *, stoppable: bool = False, until_stop: bool = False
-    ) -> list[Any]:
+        self, what: str, calls: Sequence[Call[A]], seconds: float, *, stoppable: bool = False, until_stop: bool = False
+    ) -> list[A]:
         """Results in the order of `calls`.
 
         A stop request does not leave a stoppable call behind: it interrupts it and waits for how it ends, since only
@@ -83,7 +86,20 @@ class Calls:
             raise stopped
         return [results[call.ref] for call in calls]
 
-    def _raise_for_the_dead(self, what: str, calls: Sequence[Call]) -> None:
+    def gather_both(
+        self,
+        what: str,
+        first: Sequence[Call[A]],
+        second: Sequence[Call[B]],
+        seconds: float,
+        *,
+        until_stop: bool = False,
+    ) -> tuple[list[A], list[B]]:
+        """As `gather`, of two sides that depend on each other and are waited for together."""
+        both: list[Any] = self.gather(what, [*first, *second], seconds, until_stop=until_stop)
+        return both[: len(first)], both[len(first) :]
+
+    def _raise_for_the_dead(self, what: str, calls: Sequence[Call[Any]]) -> None:
         """ProcessDiedError when one of these processes died: its peers' errors are only what follows from that."""
         by_ref = {call.ref: call for call in calls}
         pending = list(by_ref)
@@ -98,7 +114,7 @@ class Calls:
                 except (JobError, StopRequested, UserError):
                     continue
 
-    def stream(self, what: str, calls: Sequence[Call], seconds: float) -> Iterator[tuple[int, Any]]:
+    def stream(self, what: str, calls: Sequence[Call[A]], seconds: float) -> Iterator[tuple[int, A]]:
         """Items of streaming calls as (position of the call in `calls`, item), in order of arrival; errors as above.
 
         A stop request interrupts the calls and ends the stream with StopRequested.
@@ -121,7 +137,7 @@ class Calls:
     def _finished(
         self,
         what: str,
-        by_ref: dict[Any, Call],
+        by_ref: dict[Any, Call[Any]],
         seconds: float,
         stoppable: bool,
         *,
@@ -150,7 +166,7 @@ class Calls:
 
     def _value(self, what: str, process: str, ref: Any) -> Any:
         try:
-            value = ray.get(ref)
+            reply: Reply[Any] = ray.get(ref)
         except ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, BaseException) else error
             if isinstance(cause, JobError | StopRequested | UserError):
@@ -161,7 +177,5 @@ class Calls:
         except ray.exceptions.RayError as error:
             # Ray's memory monitor, a lost placement group, a runtime_env that cannot be made: only Ray knows why.
             raise ProcessDiedError(f"{what}: {self._death_of(process)}\n{type(error).__name__}: {error}") from error
-        if isinstance(value, Reply):
-            self.busy[process] = value.busy_seconds
-            return value.value
-        return value
+        self.busy[process] = reply.busy_seconds
+        return reply.value

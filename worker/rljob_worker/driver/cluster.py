@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import signal
 import threading
 import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,18 @@ from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rljob_api import RLJobSpec, derived, roles
+from rljob_api.wire.names import MANIFEST_VARIABLE
 from rljob_worker.devices.kinds import device_kind
-from rljob_worker.driver.actors import EngineActor, TrainerActor
-from rljob_worker.driver.calls import Call, Calls
+from rljob_worker.driver.actors import EngineActor, Location, TrainerActor
+from rljob_worker.driver.calls import Calls
+from rljob_worker.driver.groups import EngineGroup, Process, TrainerGroup
 from rljob_worker.driver.nodes import Nodes
-from rljob_worker.driver.placement import Node, Placement, place
+from rljob_worker.driver.placement import Node, Placement, reserve_devices
 from rljob_worker.errors import JobError, UserError
+from rljob_worker.host.sockets import LOOPBACK
 from rljob_worker.rollout.environment import engine_environment
 from rljob_worker.trainer.environment import trainer_environment
-from rljob_worker.types import GenerationRequest, SamplingParams
+from rljob_worker.upstream.ray_node import FULL_PRIORITY
 
 logger = logging.getLogger(__name__)
 _LOG_TAIL_LINES = 20
@@ -35,21 +38,10 @@ _VISIBLE_SECONDS = 10.0
 _SIGNAL_SECONDS = 5.0
 _SHARE = 0.4
 _ON_A_CLUSTER = {
-    # Ray makes its workers nice by default: beside anything else on the machine they would get a fraction of it.
-    "RAY_worker_niceness": "0",
+    **FULL_PRIORITY,
     # The variables of a Ray job reach its actors; nobody there reads the manifest from them.
-    "RLJOB_MANIFEST": "",
+    MANIFEST_VARIABLE: "",
 }
-
-
-@dataclass(slots=True)
-class Process:
-    """An actor with a name, its node's position among the job's nodes and, once started, a pid there."""
-
-    name: str
-    handle: Any
-    node: int
-    pid: int | None = None
 
 
 class Cluster:
@@ -77,8 +69,8 @@ class Cluster:
         self._kind = device_kind(spec.resources)
         self.engines_sleep_first = self._kind.ray_resource is not None
         """Whether engines are asleep after `start`."""
-        self.trainers: list[Process] = []
-        self.engines: list[Process] = []
+        self.trainers = TrainerGroup()
+        self.engines = EngineGroup()
 
     def create(self, calls: Calls, total_updates: int, stop: threading.Event, scratch: Path | None) -> None:
         """Place all actors; they build themselves when `start` calls them.
@@ -98,22 +90,22 @@ class Cluster:
         self._embedded = scratch is not None
         self._logs.mkdir(parents=True, exist_ok=True)
         seconds = self.spec.timeouts.start_seconds
-        placement = self._placement = place(self.spec, stop)
+        placement = self._placement = reserve_devices(self.spec, stop)
         nodes = self._nodes = Nodes(placement, scratch, _ON_A_CLUSTER)
-        folders = nodes.ask_all("folder", seconds=seconds)
+        folders = nodes.folders(seconds)
         self._check_folders(nodes)
-        port = nodes.ask(0, "free_port", seconds=seconds)
-        host = "127.0.0.1" if self._embedded else nodes[0].address
+        store, secret = _meeting_place(nodes, folders, seconds), secrets.token_hex(32)
         common = dict(spec=self.spec.model_dump(mode="json", by_alias=True), model_folder=str(self._model_folder))
         for rank in range(self.devices):
             arguments = common | dict(
                 rank=rank,
                 world_size=self.devices,
-                store=f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}",
+                store=store,
+                secret=secret,
                 total_updates=total_updates,
                 sync_folder=folders[placement.node_of(rank)],
             )
-            self.trainers.append(self._actor(TrainerActor, f"trainer-{rank}", rank, arguments))
+            self.trainers.add(self._actor(TrainerActor, f"trainer-{rank}", rank, arguments))
         tp = self.spec.rollout.tensor_parallel
         visible = self._visible_devices(calls)
         for index in range(derived.engines(self.spec)):
@@ -125,9 +117,7 @@ class Cluster:
                 else [device % placement.devices_per_node for device in range(first, first + tp)],
                 sync_folder=folders[placement.node_of(first)],
             )
-            self.engines.append(
-                self._actor(EngineActor, f"engine-{index}", first, arguments, visible[first : first + tp])
-            )
+            self.engines.add(self._actor(EngineActor, f"engine-{index}", first, arguments, visible[first : first + tp]))
 
     def _visible_devices(self, calls: Calls) -> list[str]:
         """What Ray shows each trainer of the devices of its node; empty where CPUs stand for devices.
@@ -137,8 +127,8 @@ class Cluster:
         variable = self._kind.visible_variable
         if variable is None:
             return []
-        asked = [Call(process.name, process.handle.variable.remote(variable)) for process in self.trainers]
-        shown: list[str] = calls.gather("start", asked, self.spec.timeouts.start_seconds, until_stop=True)
+        asked = self.trainers.variable(variable)
+        shown = calls.gather("start", asked, self.spec.timeouts.start_seconds, until_stop=True)
         for process, devices in zip(self.trainers, shown, strict=True):
             if not devices or "," in devices:
                 raise JobError(
@@ -159,7 +149,7 @@ class Cluster:
                 marker.touch()
                 stack.callback(marker.unlink, missing_ok=True)
                 expected[str(marker)] = what
-            answers = nodes.ask_all("missing", list(expected), _VISIBLE_SECONDS, seconds=2 * _VISIBLE_SECONDS)
+            answers = nodes.missing(list(expected), _VISIBLE_SECONDS, 2 * _VISIBLE_SECONDS)
             for node, missing in enumerate(answers):
                 for path in missing:
                     at = path if path == str(self._model_folder) else str(Path(path).parent)
@@ -202,6 +192,8 @@ class Cluster:
             own, users = trainer_environment(self.spec) | roles.trainer_variables(self.spec), given.trainer
         else:
             own, users = engine_environment(self.spec) | roles.engine_variables(self.spec), given.rollout
+        if self.spec.resources.nodes == 1:
+            own = {"GLOO_SOCKET_IFNAME": LOOPBACK} | own
         if not self._embedded:
             own |= _ON_A_CLUSTER
             if self.spec.resources.threads_per_device is None:
@@ -215,54 +207,40 @@ class Cluster:
         Side by side on CPU. On devices the engines come first and sleep then: vLLM measures free memory while it
         starts, and refuses one that grows or is too little because of a trainer.
         """
-        processes = [*self.trainers, *self.engines]
+        assert self._placement is not None
         seconds = self.spec.timeouts.start_seconds
         # First of all: what hangs or is to be ended can be signalled by its pid alone.
-        asked = [Call(process.name, process.handle.place.remote()) for process in processes]
-        places = calls.gather("start", asked, seconds, until_stop=True)
-        assert self._placement is not None
-        for process, found in zip(processes, places, strict=True):
-            process.pid = found["pid"]
-            expected = self._placement.nodes[process.node]
-            if found["node"] != expected.id:
-                raise JobError(f"start: {process.name} runs on node {found['node']}, not on {expected}")
-
-        def engines() -> list[Call]:
-            return [Call(p.name, p.handle.start.remote()) for p in self.engines]
-
-        def trainers() -> list[Call]:
-            return [Call(p.name, p.handle.setup.remote()) for p in self.trainers]
-
+        self._locate(calls.gather("start", [*self.trainers.locate(), *self.engines.locate()], seconds, until_stop=True))
         if self.engines_sleep_first:
-            serving = calls.gather("start", engines(), seconds, until_stop=True)
-            calls.gather("start", self.on_engines("sleep"), seconds, until_stop=True)
-            reports = [*calls.gather("start", trainers(), seconds, until_stop=True), *serving]
+            engines = calls.gather("start", self.engines.start(), seconds, until_stop=True)
+            calls.gather("start", self.engines.sleep(), seconds, until_stop=True)
+            trainers = calls.gather("start", self.trainers.setup(), seconds, until_stop=True)
         else:
-            reports = calls.gather("start", [*trainers(), *engines()], seconds, until_stop=True)
-        reports = [{**found, **report} for found, report in zip(places, reports, strict=True)]
-        check_pairing(reports[: len(self.trainers)], reports[len(self.trainers) :])
+            trainers, engines = calls.gather_both(
+                "start", self.trainers.setup(), self.engines.start(), seconds, until_stop=True
+            )
+        nodes = self._placement.nodes
+        check_pairing(
+            [(nodes[process.node].id, started.device) for process, started in zip(self.trainers, trainers)],
+            [
+                (nodes[process.node].id, device)
+                for process, started in zip(self.engines, engines)
+                for device in started.devices
+            ],
+        )
 
-    def on_trainers(self, method: str, *args: Any, **kwargs: Any) -> list[Call]:
-        """Start one method on every trainer."""
-        return [Call(p.name, p.handle.call.remote(method, *args, **kwargs)) for p in self.trainers]
-
-    def on_engines(self, method: str, *args: Any, **kwargs: Any) -> list[Call]:
-        """Start one method on every engine."""
-        return [Call(p.name, p.handle.call.remote(method, *args, **kwargs)) for p in self.engines]
-
-    def generate(self, shares: Sequence[list[GenerationRequest]], sampling: SamplingParams, version: int) -> list[Call]:
-        """Start one stream of finished responses on each engine."""
-        return [
-            Call(p.name, p.handle.generate.options(num_returns="streaming").remote(share, sampling, version))
-            for p, share in zip(self.engines, shares)
-        ]
+    def _locate(self, locations: Sequence[Location]) -> None:
+        assert self._placement is not None
+        for process, found in zip((*self.trainers, *self.engines), locations, strict=True):
+            process.pid = found.pid
+            expected = self._placement.nodes[process.node]
+            if found.node != expected.id:
+                raise JobError(f"start: {process.name} runs on node {found.node}, not on {expected}")
 
     def interrupt(self) -> None:
         """Tell running training and generation that they may end early."""
-        for trainer in self.trainers:
-            trainer.handle.control.options(concurrency_group="control").remote("request_stop")
-        for engine in self.engines:
-            engine.handle.control.options(concurrency_group="control").remote("abort")
+        self.trainers.request_stop()
+        self.engines.abort()
 
     def death_of(self, name: str) -> str:
         """Where a process died, and the last lines of its log."""
@@ -303,7 +281,7 @@ class Cluster:
     def shutdown(self, calls: Calls, seconds: float = 20.0) -> None:
         """Close everything that still answers, then end the processes."""
         try:
-            calls.gather("shutdown", [*self.on_engines("shutdown"), *self.on_trainers("close")], seconds)
+            calls.gather("shutdown", [*self.engines.shutdown(), *self.trainers.close()], seconds)
         except JobError as error:
             logger.warning("unclean shutdown: %s", error)
         self.kill()
@@ -326,10 +304,23 @@ class Cluster:
         return self._logs / f"{name}.stacks"
 
 
-def check_pairing(trainers: Sequence[dict[str, Any]], engines: Sequence[dict[str, Any]]) -> None:
-    """Trainer and engine ranks must sit on the same devices of the same nodes: each device once on either side."""
-    training = sorted((report["node"], report["device"]) for report in trainers)
-    serving = sorted((report["node"], device) for report in engines for device in report["devices"])
+def _meeting_place(nodes: Nodes, folders: Sequence[str], seconds: float) -> str:
+    """Where the trainers meet: on one node in a folder that is theirs alone, else at the first node's address."""
+    if len(nodes) == 1:
+        return f"file://{folders[0]}/store"
+    host = nodes[0].address
+    port = nodes.free_port(0, seconds)
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def check_pairing(trainers: Sequence[tuple[str, str]], engines: Sequence[tuple[str, str]]) -> None:
+    """Trainer and engine ranks must sit on the same devices of the same nodes: each device once on either side.
+
+    Args:
+        trainers: node id and device identity of each trainer.
+        engines: those of each engine's ranks.
+    """
+    training, serving = sorted(trainers), sorted(engines)
     if training != serving or len(set(training)) != len(training):
         raise JobError(
             f"start: trainers run on devices {_listed(training)}, engines on {_listed(serving)}; "

@@ -14,8 +14,10 @@ from rljob_worker.data.dataset import PromptSource, load_evaluation_prompts
 from rljob_worker.data.hub import snapshot
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.devices.kinds import device_kind
+from rljob_worker.driver.preflight import check_engine_arguments, check_room
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, check_parallel
+from rljob_worker.models.hf_check import check_hf_weights, checkpoint_bytes
 from rljob_worker.models.random_model import make_random_model
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rollout.platforms import engine_platform
@@ -54,17 +56,27 @@ def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
     check_parallel(model, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
     engine_platform(device_kind(spec.resources).name).check_model(model)
     tokenizer = load_tokenizer(own)
+    check_engine_arguments(list(spec.rollout.engine_args))
+    if spec.model.random is None:
+        check_hf_weights(model_folder, model)
+        if len(tokenizer) > model.vocab_size:
+            raise UserError(
+                f"spec.model.path: the tokenizer has {len(tokenizer)} tokens, the model's embedding {model.vocab_size} "
+                "(vocab_size of its config.json): they are not of one model"
+            )
+    check_room(spec, folder, checkpoint_bytes(model, spec.training.precision))
     limit = _room_for_prompts(model, "spec.rollout.maxResponseTokens", spec.rollout.max_response_tokens)
     evaluation_limit = limit
     if spec.evaluation is not None and spec.evaluation.max_response_tokens is not None:
         field, tokens = "spec.evaluation.maxResponseTokens", spec.evaluation.max_response_tokens
         evaluation_limit = _room_for_prompts(model, field, tokens)
+    prompts = PromptSource(spec, tokenizer, max_prompt_tokens=limit)
     return Inputs(
         tokenizer=tokenizer,
         model_folder=model_folder,
         model=model,
-        prompts=PromptSource(spec, tokenizer, max_prompt_tokens=limit),
-        rewards=RewardRunner(spec, tokenizer),
+        prompts=prompts,
+        rewards=RewardRunner(spec, tokenizer, columns=prompts.columns()),
         evaluation_prompts=load_evaluation_prompts(spec, tokenizer, max_prompt_tokens=evaluation_limit),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_worker.driver.job import Job, Rollout
+from rljob_worker.driver.job import Job
 from rljob_worker.errors import NonFiniteError, StopRequested
 
 
@@ -12,7 +12,7 @@ def train(job: Job) -> None:
         job.evaluate()
     job.complete_restored_step()
     job.clock.restart()
-    while job.step < job.spec.steps:
+    while not job.finished():
         if job.stopping():
             raise StopRequested
         train_step(job)
@@ -21,47 +21,47 @@ def train(job: Job) -> None:
 def train_step(job: Job) -> None:
     """One step: generate, score, train, hand the weights over. Each block is a phase of the step record."""
     clock = job.clock
-    rollout: Rollout = job.next_rollout()
+    step = job.rollouts.next_step()
 
     with clock.phase("rollout"):
-        job.generate(rollout)
+        job.rollouts.generate(step)
     with clock.phase("reward"):
-        job.collect_rewards(rollout)
+        job.rollouts.collect_rewards(step)
     with clock.phase("rollout_sleep"):
-        job.engines("sleep")
+        job.hand_over.sleep_engines()
 
     with clock.phase("wake_up"):
-        job.trainers("wake_up")
-    batch = job.train_batch(rollout)
-    if job.uses_reference:
+        job.hand_over.wake_trainers()
+    batch = job.training.batch(step)
+    if job.training.uses_reference:
         with clock.phase("ref_log_probs"):
-            job.trainers("ref_log_probs", batch, job.sampling, stoppable=True)
-    if job.uses_old_log_probs:
+            job.training.ref_log_probs(batch)
+    if job.training.uses_old_log_probs:
         with clock.phase("log_probs"):
-            job.trainers("log_probs", batch, job.sampling, stoppable=True)
+            job.training.log_probs(batch)
     with clock.phase("actor_train"):
-        applied = job.actor_train(batch)
-    job.describe(rollout)
-    if not applied:
-        job.record(rollout)
-        raise NonFiniteError(f"step {job.step + 1}: {job.non_finite_reason()}; the update was not applied")
+        job.training.actor_train(step, batch)
+    job.describe(step)
+    if not step.applied:
+        job.record(step)
+        raise NonFiniteError(f"step {step.number}: {step.non_finite_reason()}; the update was not applied")
     job.advance()
 
-    if job.due_checkpoint():
+    if job.recovery.due_checkpoint():
         with clock.phase("checkpoint"):
-            job.save_checkpoint()
+            job.recovery.save_checkpoint()
     with clock.phase("rollout_wake_weights"):
-        job.engines("wake_weights")
+        job.hand_over.wake_engine_weights()
     with clock.phase("update_weights"):
-        job.update_weights()
+        job.hand_over.update_weights()
     with clock.phase("sleep"):
-        job.trainers("sleep")
+        job.hand_over.sleep_trainers()
     with clock.phase("rollout_wake_kv"):
-        job.engines("wake_kv")
-    if job.due_probe():
+        job.hand_over.wake_engine_kv()
+    if job.hand_over.due_probe():
         with clock.phase("update_weights"):
-            job.probe_weights()
+            job.hand_over.probe_weights()
     if job.due_evaluation():
         with clock.phase("eval"):
             job.evaluate()
-    job.record(rollout)
+    job.record(step)

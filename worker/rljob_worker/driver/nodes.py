@@ -6,13 +6,11 @@ import logging
 import os
 import shutil
 import signal
-import socket
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import ray
 import ray.exceptions
@@ -20,9 +18,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rljob_worker.driver.placement import Node, Placement
 from rljob_worker.errors import JobError
-from rljob_worker.rollout.guardian import start_time
-from rljob_worker.weightsync import slots
+from rljob_worker.host.processes import start_time
+from rljob_worker.host.sockets import listen
+from rljob_worker.host.sweeps import own_folder
+from rljob_worker.weightsync import shared_memory
 
+P = ParamSpec("P")
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 _SYNC_FOLDER = "rljob-sync-"
 _POLL_SECONDS = 0.2
@@ -39,19 +41,15 @@ class NodeHelper:
 
     def __init__(self, root: str | None = None) -> None:
         """Make the node's scratch folder below `root` (default: the temporary folder); short, for unix sockets."""
-        parent = Path(root or tempfile.gettempdir())
-        _sweep(parent)
-        self._folder = parent / f"{_SYNC_FOLDER}{os.getpid()}-{start_time(os.getpid())}"
-        self._folder.mkdir(mode=0o700)
+        self._folder = own_folder(_SYNC_FOLDER, root)
 
     def folder(self) -> str:
         """Folder that trainers and engines of this node share, and nobody else."""
         return str(self._folder)
 
-    def free_port(self) -> int:
-        """A TCP port that nobody listens on, on any address of this node."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
+    def free_port(self, address: str) -> int:
+        """A TCP port that nobody listens on at an address of this node."""
+        with listen(address, 0) as probe:
             return int(probe.getsockname()[1])
 
     def missing(self, paths: Sequence[str], seconds: float) -> list[str]:
@@ -83,19 +81,13 @@ class NodeHelper:
     def close(self) -> None:
         """Remove the folder, and the staging slots of trainers that were killed; idempotent."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        slots.sweep()
-
-
-def _sweep(parent: Path) -> None:
-    """Remove what helpers left that were killed."""
-    for folder in parent.glob(f"{_SYNC_FOLDER}*-*"):
-        pid, _, started = folder.name.removeprefix(_SYNC_FOLDER).partition("-")
-        if pid.isdigit() and start_time(int(pid)) != started:
-            shutil.rmtree(folder, ignore_errors=True)
+        shared_memory.sweep()
 
 
 class _Helper(Protocol):
-    def submit(self, method: str, *args: Any) -> Callable[[float], Any]:
+    def submit(
+        self, method: Callable[Concatenate[NodeHelper, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> Callable[[float], T]:
         """Start a method; the result of the function that is returned, within so many seconds, is its result."""
         ...
 
@@ -108,8 +100,10 @@ class _Here:
     def __init__(self, root: Path) -> None:
         self._helper = NodeHelper(str(root))
 
-    def submit(self, method: str, *args: Any) -> Callable[[float], Any]:
-        result = getattr(self._helper, method)(*args)
+    def submit(
+        self, method: Callable[Concatenate[NodeHelper, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> Callable[[float], T]:
+        result = method(self._helper, *args, **kwargs)
         return lambda seconds: result
 
     def end(self) -> None:
@@ -131,8 +125,10 @@ class _There:
             .remote()
         )
 
-    def submit(self, method: str, *args: Any) -> Callable[[float], Any]:
-        ref = getattr(self._handle, method).remote(*args)
+    def submit(
+        self, method: Callable[Concatenate[NodeHelper, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> Callable[[float], T]:
+        ref = getattr(self._handle, method.__name__).remote(*args, **kwargs)
         return lambda seconds: ray.get(ref, timeout=max(0.0, seconds))
 
     def end(self) -> None:
@@ -154,20 +150,31 @@ class Nodes:
             _There(placement, i, environment) if scratch is None else _Here(scratch) for i in range(len(self._nodes))
         ]
 
+    def __len__(self) -> int:
+        return len(self._nodes)
+
     def __getitem__(self, node: int) -> Node:
         return self._nodes[node]
 
-    def ask(self, node: int, method: str, *args: Any, seconds: float) -> Any:
-        """Run a helper's method; JobError when the node does not answer in time."""
-        return self._answer(node, self._helpers[node].submit(method, *args), method, seconds)
+    def folders(self, seconds: float) -> list[str]:
+        """Each node's folder; JobError when one of them does not answer in time."""
+        return self._gather([helper.submit(NodeHelper.folder) for helper in self._helpers], "folder", seconds)
 
-    def ask_all(self, method: str, *args: Any, seconds: float) -> list[Any]:
-        """Run a method on all nodes side by side; JobError when one of them does not answer in time."""
-        pending = [helper.submit(method, *args) for helper in self._helpers]
+    def free_port(self, node: int, seconds: float) -> int:
+        """A port of a node's address that nobody listens on; JobError when the node does not answer in time."""
+        asked = self._helpers[node].submit(NodeHelper.free_port, self._nodes[node].address)
+        return self._answer(node, asked, "free_port", seconds)
+
+    def missing(self, paths: Sequence[str], patience: float, seconds: float) -> list[list[str]]:
+        """For each node, those of the paths that do not show up there within `patience`; JobError as above."""
+        asked = [helper.submit(NodeHelper.missing, paths, patience) for helper in self._helpers]
+        return self._gather(asked, "missing", seconds)
+
+    def _gather(self, pending: Sequence[Callable[[float], T]], what: str, seconds: float) -> list[T]:
         deadline = time.monotonic() + seconds
-        return [self._answer(node, result, method, deadline - time.monotonic()) for node, result in enumerate(pending)]
+        return [self._answer(node, result, what, deadline - time.monotonic()) for node, result in enumerate(pending)]
 
-    def _answer(self, node: int, result: Callable[[float], Any], what: str, seconds: float) -> Any:
+    def _answer(self, node: int, result: Callable[[float], T], what: str, seconds: float) -> T:
         try:
             return result(seconds)
         except _NO_ANSWER as error:
@@ -176,25 +183,24 @@ class Nodes:
     def answers(self, node: int, seconds: float) -> bool:
         """Whether a node answers at all."""
         try:
-            self.ask(node, "folder", seconds=seconds)
+            self._answer(node, self._helpers[node].submit(NodeHelper.folder), "folder", seconds)
         except JobError:
             return False
         return True
 
     def signal(self, pids: Mapping[int, Sequence[int]], number: int, seconds: float) -> dict[Node, list[int]]:
         """Send a signal to the processes of each node that still answers; returns processes that are gone."""
-        return self._to_processes("signal", pids, number, seconds=seconds)
+        asked = {node: self._helpers[node].submit(NodeHelper.signal, here, number) for node, here in pids.items()}
+        return self._answers_in_time(asked, seconds)
 
     def end(self, pids: Mapping[int, Sequence[int]], seconds: float) -> None:
         """Kill the processes of each node that still answers."""
-        self._to_processes("end", pids, seconds=seconds)
+        asked = {node: self._helpers[node].submit(NodeHelper.end, here) for node, here in pids.items()}
+        self._answers_in_time(asked, seconds)
 
-    def _to_processes(
-        self, method: str, pids: Mapping[int, Sequence[int]], *args: Any, seconds: float
-    ) -> dict[Node, Any]:
-        pending = {node: self._helpers[node].submit(method, list(of_node), *args) for node, of_node in pids.items()}
+    def _answers_in_time(self, pending: Mapping[int, Callable[[float], T]], seconds: float) -> dict[Node, T]:
         deadline = time.monotonic() + seconds
-        answers: dict[Node, Any] = {}
+        answers: dict[Node, T] = {}
         for node, result in pending.items():
             try:
                 answers[self._nodes[node]] = result(deadline - time.monotonic())
@@ -204,7 +210,7 @@ class Nodes:
 
     def close(self, seconds: float) -> None:
         """Remove the nodes' folders and let the helpers go."""
-        pending = [helper.submit("close") for helper in self._helpers]
+        pending = [helper.submit(NodeHelper.close) for helper in self._helpers]
         deadline = time.monotonic() + seconds
         for result in pending:
             with suppress(_NO_ANSWER):

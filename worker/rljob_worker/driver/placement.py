@@ -122,7 +122,7 @@ def idle_first(spec: RLJobSpec, nodes: Sequence[Node], available: Mapping[str, M
     return sorted(nodes, key=busy)
 
 
-def place(spec: RLJobSpec, stop: threading.Event) -> Placement:
+def reserve_devices(spec: RLJobSpec, stop: threading.Event) -> Placement:
     """Reserve `devicesPerNode` devices on each of `nodes` nodes, waiting for nodes that have yet to join.
 
     Raises:

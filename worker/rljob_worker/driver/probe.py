@@ -12,9 +12,8 @@ import numpy as np
 
 from rljob_api import RLJobSpec
 from rljob_api.spec import Precision
-from rljob_worker.errors import JobError
+from rljob_worker.errors import JobError, WeightSyncError
 from rljob_worker.types import FloatArray, IntArray
-from rljob_worker.weightsync.errors import WeightSyncError
 
 _PROBES = 4
 _PROBE_TOKENS = 32

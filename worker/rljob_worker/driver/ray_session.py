@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import ray
+from ray._private import ray_constants
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from rljob_api import RLJobSpec, derived
+from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.placement import bundle_cpus
 from rljob_worker.errors import JobError, UserError
-from rljob_worker.rollout.guardian import start_time
-from rljob_worker.rollout.processes import Guardian
+from rljob_worker.host.reaper import Reaper
+from rljob_worker.host.sweeps import own_folder
+from rljob_worker.upstream import ray_node
+from rljob_worker.upstream.install import check
+from rljob_worker.upstream.patch import Process
 
 _RAY_FOLDER = "rljob-ray-"
 
@@ -34,31 +42,92 @@ class RaySession:
 
 @contextmanager
 def embedded(spec: RLJobSpec) -> Iterator[RaySession]:
-    """A Ray on this machine for this job alone."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # Ray makes its workers nice by default: beside anything else on the machine they would get a fraction of it.
-    os.environ["RAY_worker_niceness"] = "0"
-    # SIGKILL of an actor must not leave the engine's own child processes behind.
-    os.environ["RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper"] = "true"
-    _sweep_ray_folders()
+    """A Ray on this machine for this job alone: it listens on the loopback address, and asks all for a token.
+
+    Raises:
+        JobError: Ray would listen on another address.
+    """
+    check(Process.DRIVER, device_kind(spec.resources).name)
     # Ray's agents outlive a killed driver for minutes.
-    guardian = Guardian()
-    folder = Path(tempfile.gettempdir()) / f"{_RAY_FOLDER}{os.getpid()}-{start_time(os.getpid())}"
-    folder.mkdir(mode=0o700)
+    reaper = Reaper()
+    folder = own_folder(_RAY_FOLDER)
     try:
-        ray.init(
-            address="local",
-            num_cpus=derived.devices(spec) * bundle_cpus(spec),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-            _temp_dir=str(folder),
-        )
-        yield RaySession(folder, guardian.settled)
+        with _settings(_own_settings(_new_token(folder))), _on_loopback():
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=derived.devices(spec) * bundle_cpus(spec),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.WARNING,
+                    _temp_dir=str(folder),
+                )
+                _children_are_waited_for()
+                address = ray.nodes()[0]["NodeManagerAddress"]
+                if not ip_address(address).is_loopback:
+                    raise JobError(f"the embedded Ray listens on {address}; it must be this machine's loopback address")
+                yield RaySession(folder, reaper.settled)
+            finally:
+                ray.shutdown()
     finally:
-        ray.shutdown()
-        guardian.close()
+        reaper.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _own_settings(token_file: Path) -> dict[str, str | None]:
+    """Variables that Ray and its processes read; None: not set."""
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        **ray_node.settings(),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_file),
+        # It would come before the file, and processes that see it could be others' as well.
+        "RAY_AUTH_TOKEN": None,
+    }
+
+
+def _new_token(folder: Path) -> Path:
+    """A file with a token that only its owner reads; processes are told the path, never the token."""
+    path = folder / "token"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(32))
+    return path
+
+
+@contextmanager
+def _settings(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables of this process and those it starts, have Ray read them, and put back what was there."""
+    before = {name: os.environ.get(name) for name in variables}
+    _set(variables)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    # Ray reads them once, when it is imported, and keeps the token that it read first.
+    AuthenticationTokenLoader.instance().reset_cache()
+    Config.initialize("")
+
+
+def _children_are_waited_for() -> None:
+    """Undo what Ray does where it shall end an actor's children: it ignores SIGCHLD, and then a child that failed is
+    taken for one that ended well, in this process and in all that it starts."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """A Ray that is started here listens on the loopback address: it takes any other for itself even if told that."""
+    with _settings({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}), ray_node.clusters_off():
+        yield
 
 
 @contextmanager
@@ -76,17 +145,14 @@ def connected(address: str) -> Iterator[RaySession]:
         )
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
-    except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
-        raise JobError(f"no Ray cluster answers at {address}: {error}") from error
+    except (ray.exceptions.AuthenticationError, ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
+        # A wrong token and a cluster that is not there look the same here.
+        raise JobError(
+            f"no Ray cluster answers at {address}: {error} (one that asks for a token needs RAY_AUTH_MODE=token, and "
+            "its token in RAY_AUTH_TOKEN or the file that RAY_AUTH_TOKEN_PATH names)"
+        ) from error
+    _children_are_waited_for()
     try:
         yield RaySession()
     finally:
         ray.shutdown()
-
-
-def _sweep_ray_folders() -> None:
-    """Remove what drivers of this user left that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_RAY_FOLDER}*-*"):
-        pid, _, started = folder.name.removeprefix(_RAY_FOLDER).partition("-")
-        if pid.isdigit() and start_time(int(pid)) != started:
-            shutil.rmtree(folder, ignore_errors=True)

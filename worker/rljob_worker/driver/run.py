@@ -12,30 +12,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api import RLJob, RLJobSpec, derived
+from rljob_api.wire.exit_codes import ExitCode
+from rljob_api.wire.names import DRIVER_TOKEN_VARIABLE
+from rljob_api.wire.run_status import ADDRESS_FILE, RunOutcome
 from rljob_worker.devices import COMPUTE_VARIABLE, check_profile
 from rljob_worker.driver.calls import Calls
-from rljob_worker.driver.checkpoints import CheckpointStore
 from rljob_worker.driver.cluster import Cluster
 from rljob_worker.driver.events import EventLog
 from rljob_worker.driver.inputs import Inputs, read_inputs
 from rljob_worker.driver.job import Job
 from rljob_worker.driver.loop import train
 from rljob_worker.driver.placement import check_layout
+from rljob_worker.driver.preflight import check_port
 from rljob_worker.driver.ray_session import RaySession, connected, embedded
 from rljob_worker.driver.run_folder import Resume, RunFolder
 from rljob_worker.driver.stop import StopSignal
-from rljob_worker.errors import EXIT_OK, EXIT_STOPPED, JobError, StopRequested, UserError
+from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.http import DriverServer
 from rljob_worker.records.metrics import JobMetrics
 from rljob_worker.records.steps import StepLog
 from rljob_worker.records.summary import summarize, write_summary
 from rljob_worker.records.tensorboard import TensorBoardSink
-from rljob_worker.records.writer import Record, RecordWriter
+from rljob_worker.records.writer import RecordWriter, Sink
 
 logger = logging.getLogger(__name__)
-TOKEN_VARIABLE = "RLJOB_DRIVER_TOKEN"
-"""Bearer token that the driver's HTTP endpoint asks for, when set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Outcome:
     """How a run ended."""
 
     exit_code: int
-    outcome: str
+    outcome: RunOutcome
     message: str
 
 
@@ -53,7 +54,7 @@ def run_job(
     *,
     resume: Resume,
     address: str | None = None,
-    on_record: Callable[[Record], None],
+    on_record: Sink,
     on_event: Callable[[str], None],
 ) -> Outcome:
     """Run a validated job in a run folder.
@@ -76,6 +77,7 @@ def run_job(
     if os.environ.get(COMPUTE_VARIABLE):
         on_event(f"computing on the CPU, whatever the profile is: {COMPUTE_VARIABLE} is set")
     check_layout(job.spec)
+    check_port(job.spec.records.http_host, job.spec.records.http_port)
     with ExitStack() as stack:
         folder = RunFolder(output, job, resume)
         stack.callback(folder.close)
@@ -83,15 +85,18 @@ def run_job(
         _apply_environment(job.spec)
         try:
             inputs = read_inputs(job.spec, folder.path)
-        except UserError:
+            _check_same_data(folder, inputs)
+        except (JobError, UserError):
             folder.discard_if_new()
             raise
         stack.callback(inputs.rewards.close)
         log = StepLog(folder.path)
         stack.callback(log.close)
         outcome = _run(job.spec, folder, inputs, log, address, on_record, on_event)
-        summary = summarize(log.after(-1), outcome.outcome, outcome.message, folder.attempt)
-        summary["skipped_prompts"] = {name: skipped.count for name, skipped in inputs.prompts.skipped().items()}
+        if folder.is_taken_over():
+            return outcome
+        skipped = {name: skipped.count for name, skipped in inputs.prompts.skipped().items()}
+        summary = summarize(log.records(), outcome.outcome, outcome.message, folder.attempt, skipped)
         write_summary(folder.path, summary)
         return outcome
 
@@ -102,23 +107,23 @@ def _run(
     inputs: Inputs,
     log: StepLog,
     address: str | None,
-    on_record: Callable[[Record], None],
+    on_record: Sink,
     on_event: Callable[[str], None],
 ) -> Outcome:
     with ExitStack() as stack:
-        events = EventLog(folder.path, folder.attempt)
-        stack.callback(events.close)
         metrics = JobMetrics(spec.steps)
-        for record in log.after(-1):
+        events = EventLog(folder.path, folder.attempt, metrics.event)
+        stack.callback(events.close)
+        for record in log.records():
             metrics(record)
-        sinks: list[Callable[[Record], None]] = [metrics, on_record]
+        sinks: list[Sink] = [metrics, on_record]
         if spec.records.tensorboard:
             tensorboard = TensorBoardSink(folder.path)
             stack.callback(tensorboard.close)
             sinks.append(tensorboard)
         writer = RecordWriter(folder.path, log, folder.attempt, sinks)
-        checkpoints = Path(spec.checkpoint.path or folder.path / "checkpoints")
-        cluster = Cluster(spec, folder.path, inputs.model_folder, checkpoints)
+        checkpoints = folder.checkpoints()
+        cluster = Cluster(spec, folder.path, inputs.model_folder, checkpoints.root)
         stop = StopSignal(spec.checkpoint.grace_seconds, cluster.kill)
         calls = Calls(stop.requested, cluster.interrupt, cluster.death_of, lambda what: _dump(cluster, events, what))
         job = Job(
@@ -128,10 +133,11 @@ def _run(
             clock=PhaseClock(on_start=events.phase),
             stop=stop.requested,
             inputs=inputs,
-            checkpoints=CheckpointStore(checkpoints, spec.checkpoint.keep),
+            checkpoints=checkpoints,
             records=writer,
             events=events,
             attempt=folder.attempt,
+            check_owner=folder.check,
         )
         server = _serve(spec, folder.path, log, job, metrics)
         if server is not None:
@@ -157,7 +163,7 @@ def _run(
             stop.finished()
             events.write("failed", message=str(error))
             cluster.kill()
-            outcome = Outcome(error.exit_code, "Failed", str(error))
+            outcome = Outcome(error.exit_code, RunOutcome.FAILED, str(error))
         if server is not None:
             # Whoever asked for the stop may not wait longer than that.
             server.linger(min(spec.records.linger_seconds, stop.seconds_left()))
@@ -181,19 +187,18 @@ def _train(
         cluster.create(calls, total_updates, stop.requested, session.scratch)
         cluster.start(calls)
         session.settled()
-        restored = job.restore_latest()
-        job.first_hand_over()
+        restored = job.start()
         ready = job.ready = True
         where = f"continuing after step {restored}" if restored else "training"
         on_event(f"ready after {time.monotonic() - started:.0f} s; {where}")
         events.write("ready", restored=restored)
         train(job)
-        return Outcome(EXIT_OK, "Succeeded", f"{job.step} steps done")
+        return Outcome(ExitCode.OK, RunOutcome.SUCCEEDED, f"{job.progress.step} steps done")
     except StopRequested:
         events.write("stopping", ready=ready)
-        saved = job.save_before_leaving() if ready else None
-        what = f"saved {saved.name}" if saved else f"nothing new to save after step {job.step}"
-        return Outcome(EXIT_STOPPED, "Stopped", f"stopped as asked; {what}; --resume continues")
+        saved = job.recovery.save_before_leaving() if ready else None
+        what = f"saved {saved.name}" if saved else f"nothing new to save after step {job.progress.step}"
+        return Outcome(ExitCode.STOPPED, RunOutcome.STOPPED, f"stopped as asked; {what}; --resume continues")
 
 
 def _serve(spec: RLJobSpec, folder: Path, log: StepLog, job: Job, metrics: JobMetrics) -> DriverServer | None:
@@ -203,11 +208,11 @@ def _serve(spec: RLJobSpec, folder: Path, log: StepLog, job: Job, metrics: JobMe
         log,
         status=job.status,
         metrics=metrics.text,
-        request_checkpoint=job.request_checkpoint,
+        request_checkpoint=job.recovery.request_checkpoint,
         host=spec.records.http_host,
         port=spec.records.http_port,
-        token=os.environ.get(TOKEN_VARIABLE),
-        address_file=folder / "http.json",
+        token=os.environ.get(DRIVER_TOKEN_VARIABLE),
+        address_file=folder / ADDRESS_FILE,
     )
     server.start()
     return server
@@ -221,6 +226,19 @@ def _apply_environment(spec: RLJobSpec) -> None:
     if paths:
         inherited = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join([*paths, inherited] if inherited else paths)
+
+
+def _check_same_data(folder: RunFolder, inputs: Inputs) -> None:
+    """A resumed run on other data would be refused when the cluster has started."""
+    checkpoints = folder.checkpoints()
+    for step in reversed(checkpoints.complete_steps()):
+        try:
+            cursor = checkpoints.read(step).data_cursor
+        except (JobError, UserError):
+            # Damaged: restoring sets it aside by name and takes the one before.
+            continue
+        inputs.prompts.check(cursor)
+        return
 
 
 def _dump(cluster: Cluster, events: EventLog, what: str) -> None:

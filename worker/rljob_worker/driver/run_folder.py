@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
 import os
 import shutil
-import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
 from rljob_api import RLJob
 from rljob_api.rules import MUTABLE_FIELDS, RESUMABLE_FIELDS
-from rljob_worker.driver.checkpoints import CheckpointStore
-from rljob_worker.errors import JobError, UserError
-from rljob_worker.records.run_files import RUN_FILE, read_run, write_whole
+from rljob_api.wire.run_status import OWNER_FILE, RUN_FILE, RunDescription
+from rljob_worker.driver.checkpoints import Checkpoints, CheckpointStore, checkpoint_root
+from rljob_worker.driver.fencing import EPOCHS, LOCK_FILE, claim_folder, lock_folder
+from rljob_worker.errors import FencedError, JobError, UserError
+from rljob_worker.host.files import TEMPORARY, write_whole
+from rljob_worker.records.run_files import read_run
 
-_LOCK = ".lock"
 Resume = bool | Literal["auto"]
 """Whether to continue the run in the folder; `auto`: if there is one, as often as the same command is given."""
+_NO_FOLDER = {errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP}
+"""Errors of a path that no restart mends; all others are the environment's."""
 _LOCK_SECONDS = 60.0
 """How long a driver before this one may take to end: on another host its lock lives until the file server notices."""
-_LOCK_POLL_SECONDS = 0.5
 _MAY_CHANGE = (*MUTABLE_FIELDS, *RESUMABLE_FIELDS)
 """Blocks of the spec that a resumed run may change without becoming another job."""
 
 
 class RunFolder:
-    """A folder that belongs to one job.
+    """A folder that belongs to one job, and a driver's claim on it and on `spec.checkpoint.path`.
 
     Raises UserError when the folder holds another job's run, a run that was not asked to be resumed, or is in use; with
     `auto`, JobError when it is in use for long: the attempt before this one should have ended.
@@ -35,82 +38,112 @@ class RunFolder:
 
     def __init__(self, path: Path, job: RLJob, resume: Resume) -> None:
         self.path = path.resolve()
-        self._made = not self.path.exists()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if not (self.path / _LOCK).exists():
+        self._made: list[Path] = []
+        self._keep = job.spec.checkpoint.keep
+        root = checkpoint_root(self.path, job.spec.checkpoint.path).resolve()
+        self._root = root
+        self._own_root = self.path in (root, root.parent)
+        """Whether the checkpoints lie in the run folder, which then is the only one to be locked and claimed."""
+        with ExitStack() as stack:
+            self._make(self.path, "a run folder")
+            if not (self.path / LOCK_FILE).exists():
                 self._refuse_strangers()
-            self._lock = open(self.path / _LOCK, "w")  # noqa: SIM115  (held for the life of the driver)
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be a run folder: {error.strerror}") from None
+            seconds = _LOCK_SECONDS if resume == "auto" else 0.0
+            stack.enter_context(lock_folder(self.path, seconds))
+            manifest, previous = self._checked(job, resume)
+            if not self._own_root:
+                self._make(root, "spec.checkpoint.path")
+                stack.enter_context(lock_folder(root, seconds))
+            self._take(manifest, previous)
+            self._locks = stack.pop_all()
+
+    def checkpoints(self) -> CheckpointStore:
+        """Where this driver saves."""
+        return CheckpointStore(self._root, self._keep, self._claim.epoch, self.check)
+
+    def check(self) -> None:
+        """FencedError when a later driver took the run or its checkpoints over."""
+        self._claim.check()
+
+    def is_taken_over(self) -> bool:
+        """Whether a later driver has the folder: how this one ended is nobody's matter then."""
         try:
-            self._lock_or_refuse(_LOCK_SECONDS if resume == "auto" else 0.0)
-            self._take(job, resume)
-        except BaseException:
-            self._lock.close()
-            raise
+            self.check()
+        except FencedError:
+            return True
+        return False
 
-    def _lock_or_refuse(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if not seconds:
-                    raise UserError(f"{self.path}: another rljob driver is running in this folder") from None
-                if time.monotonic() > deadline:
-                    raise JobError(
-                        f"{self.path}: another rljob driver is still running in this folder after {seconds:g} s"
-                    ) from None
-            except OSError as error:
-                raise UserError(f"{self.path}: its file system cannot lock files: {error.strerror}") from None
-            time.sleep(_LOCK_POLL_SECONDS)
+    def _make(self, path: Path, what: str) -> None:
+        try:
+            if not path.exists():
+                path.mkdir(parents=True)
+                self._made.append(path)
+            elif not path.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        except OSError as error:
+            kind = UserError if error.errno in _NO_FOLDER else JobError
+            raise kind(f"{path}: cannot be {what}: {error.strerror}") from None
 
-    def _take(self, job: RLJob, resume: Resume) -> None:
+    def _checked(self, job: RLJob, resume: Resume) -> tuple[dict[str, Any], RunDescription | None]:
+        """The manifest as it is kept, and the run that the folder holds."""
         manifest = job.model_dump(mode="json", by_alias=True, exclude={"status"})
         previous = read_run(self.path)
         if previous is None:
             self._refuse_strangers()
             if resume is not True:
                 _refuse_old_checkpoints(job)
-            self.attempt = 1
+            return manifest, None
+        if not resume:
+            raise UserError(
+                f"{self.path}: holds a run of {previous.name}; "
+                "add --resume to continue it, or name another --output folder"
+            )
+        _refuse_other_job(self.path, previous.job, manifest)
+        manifest["metadata"]["uid"] = manifest["metadata"].get("uid") or previous.uid
+        return manifest, previous
+
+    def _take(self, manifest: dict[str, Any], previous: RunDescription | None) -> None:
+        """From here on, drivers that had the folder before are fenced off."""
+        self._new = previous is None
+        attempt = 1 if previous is None else previous.attempt + 1
+        if self._own_root:
+            claim = claim_folder(self.path, attempt, (self.path / RUN_FILE,))
+            attempt = claim.epoch
         else:
-            if not resume:
-                raise UserError(
-                    f"{self.path}: holds a run of {previous['job']['metadata']['name']}; "
-                    "add --resume to continue it, or name another --output folder"
-                )
-            _refuse_other_job(self.path, previous["job"], manifest)
-            manifest["metadata"]["uid"] = manifest["metadata"].get("uid") or previous["job"]["metadata"].get("uid")
-            self.attempt = previous["attempt"] + 1
-        content = {"job": manifest, "attempt": self.attempt, "pid": os.getpid()}
-        write_whole(self.path / RUN_FILE, json.dumps(content, indent=1))
+            claim = claim_folder(self._root, attempt, (self._root / OWNER_FILE, self.path / RUN_FILE))
+            owner = {"run": str(self.path), "pid": os.getpid(), "nonce": claim.nonce, "epoch": claim.epoch}
+            write_whole(self._root / OWNER_FILE, json.dumps(owner, indent=1), writer=claim.nonce)
+        description = RunDescription(manifest, attempt, os.getpid(), claim.nonce, claim.epoch)
+        write_whole(self.path / RUN_FILE, json.dumps(description.to_json(), indent=1), writer=claim.nonce)
+        self.attempt, self._claim = attempt, claim
 
     def _refuse_strangers(self) -> None:
         """Files of another program; those that a driver killed before its first record leaves behind are none."""
         names = {entry.name for entry in self.path.iterdir()}
-        strangers = sorted(names - {_LOCK, RUN_FILE, f"{RUN_FILE}.tmp"}) if RUN_FILE not in names else []
+        own = {name for name in names if name.startswith(RUN_FILE) and name.endswith(TEMPORARY)}
+        strangers = sorted(names - own - {LOCK_FILE, EPOCHS}) if RUN_FILE not in names else []
         if strangers:
             raise UserError(f"{self.path}: not an RLJob run folder (it holds {strangers[0]}); name an empty one")
 
     def discard_if_new(self) -> None:
         """Remove a first attempt that never started, so that the corrected job can use the same folder."""
-        if self.attempt == 1:
-            for entry in self.path.iterdir():
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-            if self._made:
-                self.path.rmdir()
+        if not self._new:
+            return
+        self._claim.withdraw()
+        for entry in self.path.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        for folder in self._made:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """Let another driver use the folder."""
-        self._lock.close()
+        self._locks.close()
 
 
 def _refuse_old_checkpoints(job: RLJob) -> None:
     """A new run would silently go on from whatever lies in a checkpoint folder that is given by name."""
     given = job.spec.checkpoint.path
-    steps = CheckpointStore(Path(given), job.spec.checkpoint.keep).complete_steps() if given else []
+    steps = Checkpoints(Path(given)).complete_steps() if given else []
     if steps:
         raise UserError(
             f"spec.checkpoint.path: {given} holds a checkpoint of step {steps[-1]}; add --resume to continue from it, "

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from rljob_worker.errors import EXIT_FAILED
+from rljob_api.wire.exit_codes import ExitCode
 
 
 class StopSignal:
@@ -52,7 +52,7 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.requested.is_set():
-            os._exit(EXIT_FAILED)
+            os._exit(ExitCode.FAILED)
         self.request()
 
     def _watch(self) -> None:
@@ -67,4 +67,4 @@ class StopSignal:
                 file=sys.stderr,
                 flush=True,
             )
-            os._exit(EXIT_FAILED)
+            os._exit(ExitCode.FAILED)

@@ -1,16 +1,17 @@
-"""The `weights` block of a step record, from what senders and receivers reported. Pure."""
+"""The `weights` block of a step record, from what trainers and engines reported. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rljob_worker.weightsync.errors import WeightSyncError
+from rljob_api.wire.step_record import WeightSync
+from rljob_worker.errors import WeightSyncError
 
 
 def sync_report(
     version: int, sent: Sequence[Mapping[str, Any]], received: Sequence[Mapping[str, Any]], nodes: int = 1
-) -> dict[str, Any]:
+) -> WeightSync:
     """One block for all processes: bytes of the model and of a node's slots, seconds of the slowest process.
 
     Each of the `nodes` hands the whole model over, to its own engines.
@@ -22,15 +23,18 @@ def sync_report(
         if not r["verified"] or r["version"] != version:
             found = f"version {r['version']}, {'verified' if r['verified'] else 'not verified'}"
             raise WeightSyncError(f"engine {number} reports {found}, after version {version} was handed over")
-    report: dict[str, Any] = {
-        "version": version,
-        "bytes": sum(r["bytes"] for r in sent) // nodes,
-        "staging_bytes": sum(r["staging_bytes"] for r in sent) // nodes,
-        "tensors": received[0]["tensors"],
-        "verified": True,
-        "mode": received[0]["mode"],
-    }
-    for side, reports in (("send", sent), ("receive", received)):
-        names = dict.fromkeys(name for r in reports for name in r if name.endswith("_seconds") or name == "seconds")
-        report[side] = {name: max(r.get(name, 0.0) for r in reports) for name in names}
-    return report
+    return WeightSync(
+        version=version,
+        bytes=sum(r["bytes"] for r in sent) // nodes,
+        staging_bytes=sum(r["staging_bytes"] for r in sent) // nodes,
+        tensors=received[0]["tensors"],
+        verified=True,
+        mode=received[0]["mode"],
+        send=_slowest(sent),
+        receive=_slowest(received),
+    )
+
+
+def _slowest(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    names = dict.fromkeys(name for r in reports for name in r if name.endswith("_seconds") or name == "seconds")
+    return {name: max(r.get(name, 0.0) for r in reports) for name in names}

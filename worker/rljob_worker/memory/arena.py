@@ -19,10 +19,10 @@ from enum import StrEnum
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rljob_worker.memory.placement import PlacementMode, strided_bytes
+from rljob_worker.memory.arena_dispatch import ArenaDispatchMode, strided_bytes
 from rljob_worker.memory.ranges import BackupRange, DiscardRange, PageRange
+from rljob_worker.memory.rollback import all_or_nothing
 from rljob_worker.memory.states import MemorySaverBroken, TransitionRefused
-from rljob_worker.memory.undo import all_or_nothing
 from rljob_worker.memory.virtual import HUGE_PAGE, VirtualMemory, round_up
 
 
@@ -113,7 +113,7 @@ class Arena:
             self._open_regions += 1
         tags.append(chosen)
         try:
-            with PlacementMode(self, lambda: tags[-1]) if len(tags) == 1 else contextlib.nullcontext():
+            with ArenaDispatchMode(self, lambda: tags[-1]) if len(tags) == 1 else contextlib.nullcontext():
                 yield
         finally:
             tags.pop()
@@ -191,9 +191,9 @@ class Arena:
                 raise TransitionRefused(f"pause: {self._open_regions} regions of the memory arena are still open")
             self._keep.collect()
             self._drop.collect()
-            with self._marking_broken(), all_or_nothing("memory arena: pause") as undo:
-                self._keep.sleep(undo)
-                self._drop.sleep(undo)
+            with self._marking_broken(), all_or_nothing("memory arena: pause") as rollback:
+                self._keep.sleep(rollback)
+                self._drop.sleep(rollback)
             self._paused = True
 
     def resume(self) -> None:
@@ -202,9 +202,9 @@ class Arena:
             self._require_usable("resume")
             if not self._paused:
                 return
-            with self._marking_broken(), all_or_nothing("memory arena: resume") as undo:
-                self._drop.wake(undo)
-                self._keep.wake(undo)
+            with self._marking_broken(), all_or_nothing("memory arena: resume") as rollback:
+                self._drop.wake(rollback)
+                self._keep.wake(rollback)
             self._paused = False
 
     @contextlib.contextmanager

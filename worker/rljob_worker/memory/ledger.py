@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import asdict, dataclass
 
 from rljob_worker.devices.base import Device
+from rljob_worker.host.memory import process_resident_bytes
 from rljob_worker.memory.arena import Arena
-from rljob_worker.memory.host import HostMemory
 from rljob_worker.memory.states import MemorySaverBackend
 
 
@@ -36,29 +35,24 @@ class LedgerEntry:
 
 
 class MemoryLedger:
-    """Readings of one rank, the newest `keep` of them. Reading frees nothing and empties no cache."""
+    """Takes readings of one rank. Reading frees nothing and empties no cache."""
 
     def __init__(
         self,
         rank: int,
         device: Device,
         backend: MemorySaverBackend | None = None,
-        *,
-        host: HostMemory | None = None,
-        keep: int = 64,
     ) -> None:
         self._rank = rank
         self._device = device
         self._backend = backend
-        self._host = host or HostMemory()
-        self._entries: deque[LedgerEntry] = deque(maxlen=keep)
 
     def record(self, phase: str, *, resident: bool = False) -> LedgerEntry:
-        """Read and keep an entry: well under 1 ms, but milliseconds with `resident` (smaps of the whole process)."""
+        """Read: well under 1 ms, but milliseconds with `resident` (smaps of the whole process)."""
         info = self._device.memory_info()
         backend = self._backend
         arena = backend if isinstance(backend, Arena) else None
-        entry = LedgerEntry(
+        return LedgerEntry(
             rank=self._rank,
             phase=phase,
             free=info.free,
@@ -66,13 +60,5 @@ class MemoryLedger:
             paused=backend.paused_bytes if backend else 0,
             backup=backend.backup_bytes if backend else 0,
             arena_resident=arena.resident_bytes() if arena and resident else None,
-            process_resident=self._host.process_resident_bytes(),
+            process_resident=process_resident_bytes(),
         )
-        self._entries.append(entry)
-        return entry
-
-    def take(self) -> list[LedgerEntry]:
-        """The entries since the last call, oldest first."""
-        entries = list(self._entries)
-        self._entries.clear()
-        return entries

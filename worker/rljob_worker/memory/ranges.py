@@ -6,9 +6,9 @@ import ctypes
 import os
 from collections import deque
 
+from rljob_worker.host.memory import resident_bytes
 from rljob_worker.memory.blocks import BlockAllocator
-from rljob_worker.memory.host import resident_bytes
-from rljob_worker.memory.undo import Undo
+from rljob_worker.memory.rollback import Rollback
 from rljob_worker.memory.virtual import HUGE_PAGE, PROT_NONE, PROT_READ, PROT_WRITE, VirtualMemory, round_up
 
 _READ_WRITE = PROT_READ | PROT_WRITE
@@ -60,11 +60,11 @@ class PageRange:
         """Bytes of physical memory behind the range, by /proc/self/smaps."""
         return resident_bytes([(self.base, self.base + self.capacity)])
 
-    def sleep(self, undo: Undo) -> None:
+    def sleep(self, rollback: Rollback) -> None:
         """Give the pages away and close the range."""
         raise NotImplementedError
 
-    def wake(self, undo: Undo) -> None:
+    def wake(self, rollback: Rollback) -> None:
         """Open the range again."""
         raise NotImplementedError
 
@@ -80,16 +80,16 @@ class PageRange:
 class DiscardRange(PageRange):
     """Drops its pages; reads zero after waking up."""
 
-    def sleep(self, undo: Undo) -> None:
+    def sleep(self, rollback: Rollback) -> None:
         """As declared; dropping is the last step, because it cannot be undone."""
-        undo(lambda: self._protect(self.base, _READ_WRITE))
+        rollback(lambda: self._protect(self.base, _READ_WRITE))
         self._protect(self.base, PROT_NONE)
         if self.committed:
             self._memory.drop(self.base, self.committed)
 
-    def wake(self, undo: Undo) -> None:
+    def wake(self, rollback: Rollback) -> None:
         """As declared."""
-        undo(lambda: self._protect(self.base, PROT_NONE))
+        rollback(lambda: self._protect(self.base, PROT_NONE))
         self._protect(self.base, _READ_WRITE)
 
 
@@ -105,23 +105,23 @@ class BackupRange(PageRange):
         """Bytes of physical memory behind the backup addresses, by /proc/self/smaps."""
         return resident_bytes([(self.backup_base, self.backup_base + self.capacity)])
 
-    def sleep(self, undo: Undo) -> None:
+    def sleep(self, rollback: Rollback) -> None:
         """As declared. The pages of free blocks are given back."""
         self._drop_free_pages()
-        undo(lambda: self._protect(self.backup_base, PROT_NONE))
-        self._move_all(self.base, self.backup_base, undo)
-        undo(lambda: self._protect(self.base, _READ_WRITE))
+        rollback(lambda: self._protect(self.backup_base, PROT_NONE))
+        self._move_all(self.base, self.backup_base, rollback)
+        rollback(lambda: self._protect(self.base, _READ_WRITE))
         self._protect(self.base, PROT_NONE)
-        undo(lambda: self._protect(self.backup_base, _READ_WRITE))
+        rollback(lambda: self._protect(self.backup_base, _READ_WRITE))
         self._protect(self.backup_base, PROT_READ)
 
-    def wake(self, undo: Undo) -> None:
+    def wake(self, rollback: Rollback) -> None:
         """As declared. The target of a move takes the rights of its source, hence the rights before the moves."""
-        undo(lambda: self._protect(self.backup_base, PROT_READ))
-        undo(lambda: self._protect(self.base, PROT_NONE))
+        rollback(lambda: self._protect(self.backup_base, PROT_READ))
+        rollback(lambda: self._protect(self.base, PROT_NONE))
         self._protect(self.backup_base, _READ_WRITE)
-        self._move_all(self.backup_base, self.base, undo)
-        undo(lambda: self._protect(self.backup_base, _READ_WRITE))
+        self._move_all(self.backup_base, self.base, rollback)
+        rollback(lambda: self._protect(self.backup_base, _READ_WRITE))
         self._protect(self.backup_base, PROT_NONE)
 
     def release(self) -> None:
@@ -129,13 +129,13 @@ class BackupRange(PageRange):
         super().release()
         self._memory.release(self.backup_base, self.capacity + _GUARD)
 
-    def _move_all(self, source: int, target: int, undo: Undo) -> None:
+    def _move_all(self, source: int, target: int, rollback: Rollback) -> None:
         for start, length in self._extents:
-            self._move(source + start, target + start, length, undo)
+            self._move(source + start, target + start, length, rollback)
 
-    def _move(self, source: int, target: int, length: int, undo: Undo) -> None:
+    def _move(self, source: int, target: int, length: int, rollback: Rollback) -> None:
         self._memory.move(source, target, length)
-        undo(lambda: self._memory.move(target, source, length))
+        rollback(lambda: self._memory.move(target, source, length))
 
     def _drop_free_pages(self) -> None:
         page = os.sysconf("SC_PAGE_SIZE")

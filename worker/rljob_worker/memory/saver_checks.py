@@ -13,7 +13,7 @@ from rljob_api.roles import MEMORY_SAVER_LIBRARY
 from rljob_api.spec import MemorySaverMode
 from rljob_worker.devices.base import AcceleratorMemory
 from rljob_worker.errors import UserError
-from rljob_worker.memory.host import HostMemory
+from rljob_worker.host.memory import HostMemory
 from rljob_worker.memory.saver_library import SaverLibrary, defined_in, open_saver_library, torch_mode_path
 from rljob_worker.memory.states import MemorySaver
 from rljob_worker.memory.torch_saver import TorchMemorySaver

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 
@@ -17,14 +17,14 @@ from rljob_worker.memory.states import MemorySaverBackend
 class SleepingMemory(MemorySaverBackend, Protocol):
     """Memory for tensors that sleep: the CPU's arena, or torch_memory_saver on a device."""
 
-    def region(self, tag: str) -> AbstractContextManager[Any]:
+    def region(self, tag: str) -> AbstractContextManager[object]:
         """Tensors that this thread makes on its device inside sleep.
 
         Under tag `backup` they keep their contents, under `discard` they do not.
         """
         ...
 
-    def staging(self) -> AbstractContextManager[Any]:
+    def staging(self) -> AbstractContextManager[object]:
         """Tensors made inside stay awake, can be shared with other processes, and may be made while the rest sleeps."""
         ...
 

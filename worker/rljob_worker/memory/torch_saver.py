@@ -20,10 +20,10 @@ from torch.utils._pytree import tree_iter
 
 from rljob_api.spec import MemorySaverMode
 from rljob_worker.devices.base import AcceleratorMemory
+from rljob_worker.host.memory import HostMemory
 from rljob_worker.memory.arena import Tag
-from rljob_worker.memory.host import HostMemory
+from rljob_worker.memory.arena_dispatch import strided_bytes
 from rljob_worker.memory.host_copy import HostCopy, piece_sizes
-from rljob_worker.memory.placement import strided_bytes
 from rljob_worker.memory.saver_library import SaverLibrary
 from rljob_worker.memory.states import MemorySaverBroken, TransitionRefused
 

@@ -75,7 +75,7 @@ def read_hf_config(folder: str | Path) -> dict[str, Any]:
         raise UserError(f"{path}: no such file; a model folder needs config.json, *.safetensors and tokenizer files")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise UserError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(config, dict):
         raise UserError(f"{path}: must hold a JSON object, got {type(config).__name__}")

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.tensor_slice import TensorSlice
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -35,59 +37,15 @@ _REPLICATED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Parallel:
-    """Where a rank stands; expert tensor parallel size is 1."""
+class Piece(TensorSlice):
+    """A rank's shard of one HF tensor, and the way to its data."""
 
-    tp_rank: int = 0
-    tp_size: int = 1
-    pp_rank: int = 0
-    pp_size: int = 1
-    ep_rank: int = 0
-    ep_size: int = 1
-    dp_rank: int = 0
-    """Data-parallel rank of the dense parameters."""
-    expert_dp_rank: int = 0
-    """Data-parallel rank of the expert parameters."""
-
-    @classmethod
-    def current(cls) -> Parallel:
-        """This process's place in Megatron's parallel state."""
-        from megatron.core import parallel_state as state
-
-        return cls(
-            tp_rank=state.get_tensor_model_parallel_rank(),
-            tp_size=state.get_tensor_model_parallel_world_size(),
-            pp_rank=state.get_pipeline_model_parallel_rank(),
-            pp_size=state.get_pipeline_model_parallel_world_size(),
-            ep_rank=state.get_expert_model_parallel_rank(),
-            ep_size=state.get_expert_model_parallel_world_size(),
-            dp_rank=state.get_data_parallel_rank(),
-            expert_dp_rank=state.get_expert_data_parallel_rank(),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A rank's shard of one HF tensor: `hf_tensor.narrow(dim, start, length)`, or all of it where dim is None."""
-
-    hf_name: str
-    hf_shape: tuple[int, ...]
-    dim: int | None
-    start: int
-    length: int
     read: Callable[[], torch.Tensor]
     """The shard in HF layout, in the parameter's dtype; a view of the parameter where the layout allows one."""
     write: Callable[[torch.Tensor], None]
     """Store a shard of the same shape into the parameter, casting to its dtype."""
     primary: bool = True
     """Over the ranks of a job, the primary pieces cover each tensor exactly once."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the shard."""
-        if self.dim is None:
-            return self.hf_shape
-        return (*self.hf_shape[: self.dim], self.length, *self.hf_shape[self.dim + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +112,7 @@ def _mlp_manifest(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, t
 
 
 def local_pieces(
-    source: torch.nn.Module | Mapping[str, torch.Tensor], cfg: ModelConfig, parallel: Parallel
+    source: torch.nn.Module | Mapping[str, torch.Tensor], cfg: ModelConfig, parallel: ParallelLayout
 ) -> list[Piece]:
     """Everything that one rank holds, in checkpoint order.
 
@@ -165,7 +123,7 @@ def local_pieces(
     Args:
         source: the model (wrappers allowed), or a rank's saved `name -> tensor`.
         cfg: the model's config.
-        parallel: the coordinates of the rank that holds, or held, `source`.
+        parallel: the layout of the rank that holds, or held, `source`.
 
     Raises:
         ValueError: a parameter without counterpart in the HF checkpoint, or of another shape than cfg and parallel ask.
@@ -228,7 +186,7 @@ class _Access:
             )
 
 
-def _layout(name: str, cfg: ModelConfig, parallel: Parallel) -> _Layout | None:
+def _layout(name: str, cfg: ModelConfig, parallel: ParallelLayout) -> _Layout | None:
     hidden = cfg.hidden_size
     dense_owner = parallel.dp_rank == 0
     if name == "embedding.word_embeddings.weight":
@@ -240,7 +198,7 @@ def _layout(name: str, cfg: ModelConfig, parallel: Parallel) -> _Layout | None:
     if name == "decoder.final_layernorm.weight":
         return _replicated(FINAL_NORM, (hidden,), dense_owner and parallel.tp_rank == 0)
     match = _LAYER_PARAMETER.fullmatch(name)
-    layers = cfg.num_layers // parallel.pp_size
+    layers = cfg.num_layers // parallel.pp
     if match is None or int(match[1]) >= layers:
         return None
     layer = int(match[1]) + layers * parallel.pp_rank
@@ -262,14 +220,14 @@ def _layout(name: str, cfg: ModelConfig, parallel: Parallel) -> _Layout | None:
     return _expert(prefix, rest, cfg, parallel) if cfg.is_moe(layer) else None
 
 
-def _expert(prefix: str, rest: str, cfg: ModelConfig, parallel: Parallel) -> _Layout | None:
+def _expert(prefix: str, rest: str, cfg: ModelConfig, parallel: ParallelLayout) -> _Layout | None:
     match = _EXPERT_PARAMETER.fullmatch(rest)
     number = (match["local"] or match["grouped"]) if match else None
-    local_experts = cfg.num_experts // parallel.ep_size
+    local_experts = cfg.num_experts // parallel.ep
     if match is None or not number or int(number) >= local_experts:
         return None
     prefix = f"{prefix}mlp.experts.{int(number) + local_experts * parallel.ep_rank}."
-    owner, width, whole = parallel.expert_dp_rank == 0, cfg.expert_ffn_hidden_size, Parallel()
+    owner, width, whole = parallel.expert_dp_rank == 0, cfg.expert_ffn_hidden_size, ParallelLayout()
     if match["which"] == "1":
         return _fused_gate_up(prefix, cfg.hidden_size, width, whole, owner)
     return _row_parallel(prefix + "down_proj.weight", cfg.hidden_size, width, whole, owner)
@@ -279,30 +237,30 @@ def _replicated(hf_name: str, shape: tuple[int, ...], primary: bool) -> _Layout:
     return _Layout(shape, (_Shard(hf_name, None, 0, shape[0], lambda parameter: parameter, primary),))
 
 
-def _vocabulary(hf_name: str, cfg: ModelConfig, parallel: Parallel, primary: bool) -> _Layout:
-    rows = cfg.padded_vocab_size(parallel.tp_size) // parallel.tp_size
+def _vocabulary(hf_name: str, cfg: ModelConfig, parallel: ParallelLayout, primary: bool) -> _Layout:
+    rows = cfg.padded_vocab_size(parallel.tp) // parallel.tp
     start = rows * parallel.tp_rank
     length = max(0, min(rows, cfg.vocab_size - start))
     shard = _Shard(hf_name, 0, start, length, lambda parameter: parameter[:length], primary)
     return _Layout((rows, cfg.hidden_size), (shard,))
 
 
-def _row_parallel(hf_name: str, rows: int, width: int, parallel: Parallel, primary: bool) -> _Layout:
-    columns = width // parallel.tp_size
+def _row_parallel(hf_name: str, rows: int, width: int, parallel: ParallelLayout, primary: bool) -> _Layout:
+    columns = width // parallel.tp
     shard = _Shard(hf_name, 1, columns * parallel.tp_rank, columns, lambda parameter: parameter, primary)
     return _Layout((rows, columns), (shard,))
 
 
-def _fused_gate_up(prefix: str, hidden: int, width: int, parallel: Parallel, primary: bool) -> _Layout:
-    rows = width // parallel.tp_size
+def _fused_gate_up(prefix: str, hidden: int, width: int, parallel: ParallelLayout, primary: bool) -> _Layout:
+    rows = width // parallel.tp
     start = rows * parallel.tp_rank
     gate = _Shard(prefix + "gate_proj.weight", 0, start, rows, lambda parameter: parameter[:rows], primary)
     up = _Shard(prefix + "up_proj.weight", 0, start, rows, lambda parameter: parameter[rows:], primary)
     return _Layout((2 * rows, hidden), (gate, up))
 
 
-def _fused_qkv(prefix: str, kind: str, cfg: ModelConfig, parallel: Parallel, primary: bool) -> _Layout:
-    groups = cfg.num_query_groups // parallel.tp_size
+def _fused_qkv(prefix: str, kind: str, cfg: ModelConfig, parallel: ParallelLayout, primary: bool) -> _Layout:
+    groups = cfg.num_query_groups // parallel.tp
     query_rows = cfg.num_heads // cfg.num_query_groups * cfg.head_dim
     group_rows = query_rows + 2 * cfg.head_dim
     trailing = (cfg.hidden_size,) if kind == "weight" else ()

@@ -45,16 +45,16 @@ def load_hf_weights(pieces: Iterable[Piece], folder: str | Path) -> None:
     folder = Path(folder)
     pieces = list(pieces)
     shapes = {piece.hf_name: piece.hf_shape for piece in pieces}
-    files = _tensor_files(folder)
+    files = tensor_files(folder)
     cfg = ModelConfig.from_hf(folder)
-    _check_names(files, cfg, folder)
+    check_tensor_names(files, cfg, folder)
     by_file: dict[Path, list[Piece]] = {}
     for piece in pieces:
         if piece.hf_name not in files:
             raise UserError(f"{folder}: tensor {piece.hf_name} is missing")
         by_file.setdefault(files[piece.hf_name], []).append(piece)
-    for path, names in _names_by_file(files).items():
-        with _open(path) as file:
+    for path, names in names_by_file(files).items():
+        with open_tensors(path) as file:
             for name in names:
                 found = tuple(file.get_slice(name).get_shape())
                 if name in shapes and found != shapes[name]:
@@ -62,7 +62,7 @@ def load_hf_weights(pieces: Iterable[Piece], folder: str | Path) -> None:
     if cfg.tied_embeddings and HEAD in files:
         _check_tied_head(files)
     for path, wanted in by_file.items():
-        with _open(path) as file:
+        with open_tensors(path) as file:
             for piece in wanted:
                 piece.write(_read_shard(file.get_slice(piece.hf_name), piece))
 
@@ -74,28 +74,36 @@ def _read_shard(tensor: Any, piece: Piece) -> torch.Tensor:
     return tensor[(slice(None),) * piece.dim + (span,)]
 
 
-def _open(path: Path) -> Any:
+def open_tensors(path: Path) -> Any:
+    """An open safetensors file; UserError where its header does not fit its content."""
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a readable safetensors file: {error}") from error
 
 
-def _names_by_file(files: Mapping[str, Path]) -> dict[Path, list[str]]:
+def names_by_file(files: Mapping[str, Path]) -> dict[Path, list[str]]:
+    """File -> the tensors in it."""
     names: dict[Path, list[str]] = {}
     for name, path in files.items():
         names.setdefault(path, []).append(name)
     return names
 
 
-def _tensor_files(folder: Path) -> dict[str, Path]:
+def _is_file_name(name: Any) -> bool:
+    return isinstance(name, str) and name == Path(name).name and name.endswith(".safetensors")
+
+
+def tensor_files(folder: Path) -> dict[str, Path]:
     """Tensor name -> the file that holds it."""
     index = folder / INDEX_FILE
     if index.is_file():
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
             raise UserError(f"{index}: not a safetensors index: {error!r}") from error
+        if not isinstance(weight_map, dict) or not all(_is_file_name(name) for name in weight_map.values()):
+            raise UserError(f"{index}: weight_map must map tensors to names of files beside it")
         paths = sorted({folder / name for name in weight_map.values()})
         listed = {name: folder / file for name, file in weight_map.items()}
     else:
@@ -107,7 +115,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     for path in paths:
         if not path.is_file():
             raise UserError(f"{path}: no such file, but {INDEX_FILE} lists it")
-        with _open(path) as file:
+        with open_tensors(path) as file:
             for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
                 if name in files:
                     raise UserError(f"{path}: tensor {name} is in {files[name].name} as well")
@@ -118,7 +126,8 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _check_names(files: Mapping[str, Path], cfg: ModelConfig, folder: Path) -> None:
+def check_tensor_names(files: Mapping[str, Path], cfg: ModelConfig, folder: Path) -> None:
+    """UserError when tensors of the model are missing, or others are there."""
     expected = {name for name, _ in hf_manifest(cfg)}
     missing = [name for name, _ in hf_manifest(cfg) if name not in files]
     allowed = expected | ({HEAD} if cfg.tied_embeddings else set())
@@ -134,7 +143,7 @@ def _check_names(files: Mapping[str, Path], cfg: ModelConfig, folder: Path) -> N
 
 def _check_tied_head(files: Mapping[str, Path]) -> None:
     """Some tied checkpoints store the head too; one that differs would be silently dropped."""
-    with _open(files[HEAD]) as head, _open(files[EMBEDDING]) as embedding:
+    with open_tensors(files[HEAD]) as head, open_tensors(files[EMBEDDING]) as embedding:
         if not torch.equal(head.get_tensor(HEAD), embedding.get_tensor(EMBEDDING)):
             raise UserError(
                 f"{files[HEAD]}: tensor {HEAD} differs from {EMBEDDING}, but config.json has tie_word_embeddings true"

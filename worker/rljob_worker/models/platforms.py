@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rljob_worker.models import megatron_cpu, megatron_cuda, megatron_npu
+from rljob_worker.models import megatron_npu, seeding
 from rljob_worker.models.kernels import CausalAttention, CpuCausalAttention, SwiGLU
 
 
@@ -15,9 +15,7 @@ from rljob_worker.models.kernels import CausalAttention, CpuCausalAttention, Swi
 class Platform:
     """Megatron on one kind of device."""
 
-    install: Callable[[], None]
-    """Call before the first megatron import of the process."""
-    finish: Callable[[int], None]
+    seed: Callable[[int], None]
     """Call with the job's seed after `initialize_model_parallel`."""
     attention: type[torch.nn.Module]
     """Core attention of every layer."""
@@ -31,15 +29,14 @@ class Platform:
 
 _PLATFORMS = {
     "cpu": Platform(
-        megatron_cpu.install,
-        megatron_cpu.finish,
+        seeding.seed_cpu,
         CpuCausalAttention,
         SwiGLU,
         build_on_cpu=True,
         keep_pipeline_outputs=True,
     ),
-    "cuda": Platform(megatron_cuda.install, megatron_cuda.finish, CausalAttention, SwiGLU),
-    "npu": Platform(megatron_npu.install, megatron_npu.finish, megatron_npu.FusionAttention, megatron_npu.FusedSwiGLU),
+    "cuda": Platform(seeding.seed_device, CausalAttention, SwiGLU),
+    "npu": Platform(seeding.seed_npu, megatron_npu.FusionAttention, megatron_npu.FusedSwiGLU),
 }
 
 

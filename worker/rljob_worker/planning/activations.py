@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rljob_api.spec import Precision, Recompute, RLJobSpec
 from rljob_worker.algorithms.logits import CHUNK_ELEMENTS, DEFAULT_CHUNK_ELEMENTS
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.planning.layout import Layout, MicroBatch, itemsize
+from rljob_worker.planning.job_shape import JobShape, MicroBatch, itemsize
 
 _FP32 = 4
 _LOSS_TEMPORARIES = 4
@@ -39,7 +39,7 @@ class LayerBytes:
         return self.attention + self.mlp
 
 
-def layer_bytes(model: ModelConfig, layer: int, place: Layout, precision: Precision) -> LayerBytes:
+def layer_bytes(model: ModelConfig, layer: int, job: JobShape, precision: Precision) -> LayerBytes:
     """Saved tensors of one transformer layer, by the method of Korthikanti et al. (arXiv 2205.05198, section 4).
 
     Their count, sbh (10 + 24 / t + 5 a s / (h t)) bytes, is for GPT with dropout, GELU and stored attention scores; the
@@ -59,25 +59,25 @@ def layer_bytes(model: ModelConfig, layer: int, place: Layout, precision: Precis
     """
     size = 2 if precision is Precision.BF16 else 4
     hidden = model.hidden_size
-    queries = model.num_heads * model.head_dim // place.tp
-    keys = model.num_query_groups * model.head_dim // place.tp
-    heads = model.num_heads // place.tp
+    queries = model.num_heads * model.head_dim // job.trainers.tp
+    keys = model.num_query_groups * model.head_dim // job.trainers.tp
+    heads = model.num_heads // job.trainers.tp
     normed = int(model.qk_norm)
-    if place.kind != "cpu":
-        statistics = (_NPU_STATISTICS if place.kind == "npu" else _FP32) * heads
+    if job.kind != "cpu":
+        statistics = (_NPU_STATISTICS if job.kind == "npu" else _FP32) * heads
         attention = size * (4 * hidden + (3 + normed) * queries + 3 * keys) + statistics
     elif precision is Precision.BF16:
         attention = _FP32 * (4 * hidden + 2 * (1 + normed) * (queries + keys)) + size * (2 * hidden + queries)
     else:
         attention = size * (6 * hidden + (3 + 2 * normed) * queries + (3 + normed) * keys)
-    return LayerBytes(attention, size * _mlp_elements(model, layer, place), size * hidden)
+    return LayerBytes(attention, size * _mlp_elements(model, layer, job), size * hidden)
 
 
-def _mlp_elements(model: ModelConfig, layer: int, place: Layout) -> int:
+def _mlp_elements(model: ModelConfig, layer: int, job: JobShape) -> int:
     if not model.is_moe(layer):
-        return 3 * model.ffn_hidden_size // place.tp
-    copies = 2 if place.ep > 1 else 1
-    width = 4 * model.expert_ffn_hidden_size // place.expert_tp
+        return 3 * model.ffn_hidden_size // job.trainers.tp
+    copies = 2 if job.trainers.ep > 1 else 1
+    width = 4 * model.expert_ffn_hidden_size // job.trainers.expert_tp
     return model.experts_per_token * (copies * model.hidden_size + width)
 
 
@@ -92,7 +92,7 @@ class PassBytes:
 
 
 def training_pass(
-    spec: RLJobSpec, model: ModelConfig, place: Layout, stage: int, batch: MicroBatch, largest: int
+    spec: RLJobSpec, model: ModelConfig, job: JobShape, stage: int, batch: MicroBatch, largest: int
 ) -> PassBytes:
     """Forward and backward.
 
@@ -102,58 +102,58 @@ def training_pass(
     Args:
         spec: the job.
         model: its model.
-        place: the layout.
+        job: what the job is made of.
         stage: pipeline stage of the rank.
         batch: the largest micro-batch.
         largest: elements of the rank's largest parameter.
     """
     size, training = itemsize(spec), spec.training
-    layers = [layer_bytes(model, layer, place, training.precision) for layer in place.layers(model, stage)]
-    in_flight = min(batch.count, place.pp - stage)
+    layers = [layer_bytes(model, layer, job, training.precision) for layer in job.layers(model, stage)]
+    in_flight = min(batch.count, job.trainers.pp - stage)
     kept = sum(layer.kept(training.recompute) for layer in layers) * in_flight
     if training.recompute is not Recompute.NONE:
         # The layer that is being computed again.
         kept += max(layer.whole - layer.kept(training.recompute) for layer in layers)
     activations = batch.tokens * kept
     logits = 0
-    if stage == place.pp - 1:
+    if stage == job.trainers.pp - 1:
         activations += (2 * batch.tokens + batch.responses) * model.hidden_size * size
-        logits = _logits(spec, model, place, batch, copies=2)
-    layer_gradients = batch.tokens * size * (2 * model.hidden_size + _widest(model, place))
-    work = max(layer_gradients, largest * size, _loss_chunks(spec, model, place) if logits else 0)
+        logits = _logits(spec, model, job, batch, copies=2)
+    layer_gradients = batch.tokens * size * (2 * model.hidden_size + _widest(model, job))
+    work = max(layer_gradients, largest * size, _loss_chunks(spec, model, job) if logits else 0)
     return PassBytes(activations, logits, work)
 
 
-def forward_pass(spec: RLJobSpec, model: ModelConfig, place: Layout, stage: int, batch: MicroBatch) -> PassBytes:
+def forward_pass(spec: RLJobSpec, model: ModelConfig, job: JobShape, stage: int, batch: MicroBatch) -> PassBytes:
     """Forward only: nothing is kept but the layer at work; then logits without their gradient."""
     size = itemsize(spec)
-    layer = max(layer_bytes(model, i, place, spec.training.precision).whole for i in place.layers(model, stage))
-    if stage < place.pp - 1:
+    layer = max(layer_bytes(model, i, job, spec.training.precision).whole for i in job.layers(model, stage))
+    if stage < job.trainers.pp - 1:
         return PassBytes(batch.tokens * layer, 0, 0)
     hidden = (batch.tokens + batch.responses) * model.hidden_size * size
     return PassBytes(
         max(batch.tokens * layer, hidden),
-        _logits(spec, model, place, batch, copies=1),
-        _loss_chunks(spec, model, place),
+        _logits(spec, model, job, batch, copies=1),
+        _loss_chunks(spec, model, job),
     )
 
 
-def _widest(model: ModelConfig, place: Layout) -> int:
-    return max(_mlp_elements(model, layer, place) for layer in range(model.num_layers))
+def _widest(model: ModelConfig, job: JobShape) -> int:
+    return max(_mlp_elements(model, layer, job) for layer in range(model.num_layers))
 
 
-def _logits(spec: RLJobSpec, model: ModelConfig, place: Layout, batch: MicroBatch, *, copies: int) -> int:
+def _logits(spec: RLJobSpec, model: ModelConfig, job: JobShape, batch: MicroBatch, *, copies: int) -> int:
     """Vocabulary-parallel logits of the response positions in the parameters' dtype, and the mask of kept tokens.
 
     `copies` is 2 where their gradient is beside them: the backward of `algorithms.logits` makes it whole.
     """
-    columns = model.padded_vocab_size(place.tp) // place.tp
+    columns = model.padded_vocab_size(job.trainers.tp) // job.trainers.tp
     rollout = spec.rollout
     masked = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
     return batch.responses * columns * (copies * itemsize(spec) + masked)
 
 
-def _loss_chunks(spec: RLJobSpec, model: ModelConfig, place: Layout) -> int:
+def _loss_chunks(spec: RLJobSpec, model: ModelConfig, job: JobShape) -> int:
     """fp32 temporaries of the loss: bounded chunks, at least one row."""
-    chunk = max(CHUNK_ELEMENTS.get(place.kind, DEFAULT_CHUNK_ELEMENTS), model.vocab_size // place.tp)
+    chunk = max(CHUNK_ELEMENTS.get(job.kind, DEFAULT_CHUNK_ELEMENTS), model.vocab_size // job.trainers.tp)
     return _LOSS_TEMPORARIES * chunk * _FP32

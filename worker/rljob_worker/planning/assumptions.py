@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rljob_api.spec import MemorySaverMode, RLJobSpec
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.planning.layout import ASSUMED_PROMPT_TOKENS
+from rljob_worker.planning.job_shape import ASSUMED_PROMPT_TOKENS
 from rljob_worker.planning.memory import GIB, PROCESS_BYTES, RAY_BYTES, RUNTIME_BYTES, MemoryPlan
 
 
 def assumptions(spec: RLJobSpec, model: ModelConfig, plan: MemoryPlan) -> list[str]:
     """The assumptions that matter to this job."""
-    kind = plan.place.kind
+    kind = plan.job.kind
     lines = [
         f"a micro-batch of {plan.batch.tokens} padded tokens, all samples as long as they may be "
         f"({plan.batch.longest} tokens), logits at {plan.batch.responses} of its positions",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api.spec import RLJobSpec
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.planning.layout import Layout
+from rljob_worker.planning.job_shape import JobShape
 
 _DEFAULT_MIB = 200
 _BUFFERS = 2
@@ -12,7 +12,7 @@ _BUFFERS = 2
 variable reference; facts of torch_npu: memory is given back only when the group is destroyed)."""
 
 
-def trainer_groups(model: ModelConfig, place: Layout) -> list[str]:
+def trainer_groups(model: ModelConfig, job: JobShape) -> list[str]:
     """Megatron's process groups of more than one rank that a training step uses on the device.
 
     Communicators are made at a group's first collective, so groups that are never used cost nothing. Which ones are
@@ -20,32 +20,32 @@ def trainer_groups(model: ModelConfig, place: Layout) -> list[str]:
     The names are those of `parallel_state.get_..._group`.
     """
     groups = {
-        "tensor_model_parallel": place.tp,
-        "pipeline_model_parallel": place.pp,
-        "data_parallel_with_context_parallel": place.dp,
+        "tensor_model_parallel": job.trainers.tp,
+        "pipeline_model_parallel": job.trainers.pp,
+        "data_parallel_with_context_parallel": job.trainers.dp,
         # The gradient norm's.
-        "intra_distributed_optimizer_instance": place.world,
+        "intra_distributed_optimizer_instance": job.trainers.world_size,
         # The tied embedding's gradients are added up over the first and the last stage.
-        "embedding": place.pp if model.tied_embeddings else 1,
+        "embedding": job.trainers.pp if model.tied_embeddings else 1,
     }
     if model.num_experts:
         groups |= {
-            "expert_model_parallel": place.ep,
-            "expert_tensor_and_model_parallel": place.ep * place.expert_tp,
-            "expert_data_parallel": place.expert_dp if place.ep > 1 else 1,
+            "expert_model_parallel": job.trainers.ep,
+            "expert_tensor_and_model_parallel": job.trainers.ep * job.trainers.expert_tp,
+            "expert_data_parallel": job.trainers.expert_dp if job.trainers.ep > 1 else 1,
         }
     return [name for name, size in groups.items() if size > 1]
 
 
-def engine_groups(model: ModelConfig, place: Layout) -> list[str]:
+def engine_groups(model: ModelConfig, job: JobShape) -> list[str]:
     """vLLM's process groups of more than one rank: tensor parallel, and the experts' on devices."""
-    if place.engine_tp == 1:
+    if job.engine_tp == 1:
         return []
     return ["tensor_parallel", "expert_parallel"] if model.num_experts else ["tensor_parallel"]
 
 
-def communicator_bytes(spec: RLJobSpec, place: Layout, groups: list[str]) -> int:
+def communicator_bytes(spec: RLJobSpec, job: JobShape, groups: list[str]) -> int:
     """Device memory of the communicators of some groups; none on cpu, whose Gloo has no buffers."""
-    if place.kind == "cpu":
+    if job.kind == "cpu":
         return 0
     return len(groups) * _BUFFERS * (spec.hccl.buffer_size_mb or _DEFAULT_MIB) * 2**20

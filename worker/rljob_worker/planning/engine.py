@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 
 from rljob_api import derived
-from rljob_api.spec import Profile, RLJobSpec
+from rljob_api.profiles import PROFILES
+from rljob_api.spec import RLJobSpec
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.convert import EMBEDDING, HEAD, hf_manifest
-from rljob_worker.planning.layout import Layout, itemsize, prompt_tokens
+from rljob_worker.planning.job_shape import JobShape, itemsize, prompt_tokens
 from rljob_worker.rollout.arguments import max_model_length, max_sequences
 from rljob_worker.rollout.platforms import CPU_KV_CACHE_BYTES
 
@@ -41,7 +42,7 @@ class EngineMemory:
 
 
 def engine_memory(
-    spec: RLJobSpec, model: ModelConfig, place: Layout, device_bytes: int | None, outside: int, module_elements: int
+    spec: RLJobSpec, model: ModelConfig, job: JobShape, device_bytes: int | None, outside: int, module_elements: int
 ) -> EngineMemory:
     """What vLLM will allocate.
 
@@ -52,12 +53,12 @@ def engine_memory(
     Args:
         spec: the job.
         model: its model.
-        place: the layout.
+        job: what the job is made of.
         device_bytes: memory of a device; None on cpu.
         outside: bytes of the engine's process that torch did not allocate (runtime, communicators).
         module_elements: of the largest group of tensors that the layerwise reload completes at once.
     """
-    size, tp = itemsize(spec), place.engine_tp
+    size, tp = itemsize(spec), job.engine_tp
     weights = _weights(model, tp) * size
     work = _step(spec, model, tp, size, device_bytes)
     per_token = kv_bytes_per_token(model, tp, size)
@@ -113,7 +114,7 @@ def _step(spec: RLJobSpec, model: ModelConfig, tp: int, size: int, device_bytes:
     more, 4096 x ranks on cpu (vllm/engine/arg_utils.py).
     """
     default = 16384 if (device_bytes or 0) >= _VLLM_LARGE_DEVICE else 8192
-    if spec.resources.profile is Profile.CPU:
+    if not PROFILES[spec.resources.profile].has_devices:
         default = 4096 * tp
     prompts = -(-derived.samples_per_step(spec) // derived.engines(spec)) * max_model_length(spec, model)
     tokens = min(spec.rollout.max_batched_tokens or default, prompts)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from rljob_api import derived
-from rljob_api.hardware import HOST_MEMORY, device_memory
+from rljob_api.hardware import device_memory
+from rljob_api.profiles import PROFILES
 from rljob_api.quantities import to_number
 from rljob_api.spec import MemorySaverMode, Precision, RLJobSpec
 from rljob_worker.algorithms import get_algorithm
@@ -16,10 +17,10 @@ from rljob_worker.models.convert import hf_manifest
 from rljob_worker.planning.activations import PassBytes, forward_pass, training_pass
 from rljob_worker.planning.communicators import communicator_bytes, engine_groups, trainer_groups
 from rljob_worker.planning.engine import EngineMemory, engine_memory
-from rljob_worker.planning.layout import Layout, MicroBatch, largest_micro_batch, layout
+from rljob_worker.planning.job_shape import JobShape, MicroBatch, job_shape, largest_micro_batch
 from rljob_worker.planning.parameters import TrainingState, rank_parameters, training_state
 from rljob_worker.weightsync.plan import largest_module, slot_bytes
-from rljob_worker.weightsync.slots import SLOT_COUNT
+from rljob_worker.weightsync.transport import SLOT_COUNT
 
 GIB = 2**30
 Bytes = dict[str, int]
@@ -73,7 +74,7 @@ class MemoryTable:
 class MemoryPlan:
     """What a job will need."""
 
-    place: Layout
+    job: JobShape
     engine: EngineMemory
     batch: MicroBatch
     devices: list[MemoryTable]
@@ -126,61 +127,60 @@ def plan_memory(
     Raises:
         UserError: sizes that do not fit the model or the devices.
     """
-    place = layout(spec, model)
+    job = job_shape(spec, model)
     known = device_memory(spec)
     source = "--device-memory" if device_bytes else "not known"
     if device_bytes is None and known is not None:
         device_bytes, source = known.nbytes, known.source
-    batch = largest_micro_batch(spec, model, place)
-    planner = _Planner(spec, model, place, batch, device_bytes)
-    ranks = {stage: planner.rank(stage) for stage in range(place.pp)}
+    batch = largest_micro_batch(spec, model, job)
+    planner = _Planner(spec, model, job, batch, device_bytes)
+    ranks = {stage: planner.rank(stage) for stage in range(job.trainers.pp)}
     devices = [
-        MemoryTable(_rank_title(place, stage), device_bytes, planner.device_phases(ranks[stage]))
-        for stage in _kinds(place)
+        MemoryTable(_rank_title(job, stage), device_bytes, planner.device_phases(ranks[stage])) for stage in _kinds(job)
     ]
-    default_node = HOST_MEMORY[spec.resources.profile].per_device * place.per_node * GIB
+    default_node = PROFILES[spec.resources.profile].memory_per_device_gib * job.per_node * GIB
     given = spec.resources.worker.memory
     limit = node_bytes or (to_number(given) if given else default_node)
-    nodes = [planner.host_phases([ranks[s] for s in place.stages_of_node(n)]) for n in range(spec.resources.nodes)]
+    nodes = [planner.host_phases([ranks[s] for s in job.stages_of_node(n)]) for n in range(spec.resources.nodes)]
     fullest = max(nodes, key=lambda phases: max(phase.total for phase in phases))
-    title = f"host memory of a worker pod (trainers: {place.per_node}, engines: {derived.engines_per_node(spec)})"
-    return MemoryPlan(place, planner.engine, batch, devices, MemoryTable(title, limit, fullest), source)
+    title = f"host memory of a worker pod (trainers: {job.per_node}, engines: {derived.engines_per_node(spec)})"
+    return MemoryPlan(job, planner.engine, batch, devices, MemoryTable(title, limit, fullest), source)
 
 
-def _kinds(place: Layout) -> list[int]:
+def _kinds(job: JobShape) -> list[int]:
     """Stages that differ: the first, one between, the last."""
-    return sorted({0, min(1, place.pp - 1), place.pp - 1})
+    return sorted({0, min(1, job.trainers.pp - 1), job.trainers.pp - 1})
 
 
-def _rank_title(place: Layout, stage: int) -> str:
-    what = "device" if place.kind != "cpu" else "tensors of a rank, part of the host memory"
-    if place.pp == 1:
-        return f"{what}: every rank ({place.world})"
-    middle = f"2 to {place.pp - 1}" if place.pp > 3 else "2"
-    name = {0: "1", place.pp - 1: str(place.pp)}.get(stage, middle)
-    return f"{what}: ranks of pipeline stage {name} of {place.pp}"
+def _rank_title(job: JobShape, stage: int) -> str:
+    what = "device" if job.kind != "cpu" else "tensors of a rank, part of the host memory"
+    if job.trainers.pp == 1:
+        return f"{what}: every rank ({job.trainers.world_size})"
+    middle = f"2 to {job.trainers.pp - 1}" if job.trainers.pp > 3 else "2"
+    name = {0: "1", job.trainers.pp - 1: str(job.trainers.pp)}.get(stage, middle)
+    return f"{what}: ranks of pipeline stage {name} of {job.trainers.pp}"
 
 
 class _Planner:
     """Puts the parts together, phase by phase."""
 
     def __init__(
-        self, spec: RLJobSpec, model: ModelConfig, place: Layout, batch: MicroBatch, device_bytes: int | None
+        self, spec: RLJobSpec, model: ModelConfig, job: JobShape, batch: MicroBatch, device_bytes: int | None
     ) -> None:
-        self._spec, self._model, self._place, self._batch = spec, model, place, batch
-        self._cpu = place.kind == "cpu"
+        self._spec, self._model, self._job, self._batch = spec, model, job, batch
+        self._cpu = job.kind == "cpu"
         self._saver = spec.memory_saver.mode is not MemorySaverMode.OFF
         manifest = hf_manifest(model)
-        engine_communicators = communicator_bytes(spec, place, engine_groups(model, place))
-        runtime = RUNTIME_BYTES[place.kind]
+        engine_communicators = communicator_bytes(spec, job, engine_groups(model, job))
+        runtime = RUNTIME_BYTES[job.kind]
         dtype = _dtype(spec.training.precision)
         self.slots = SLOT_COUNT * slot_bytes(manifest, dtype=dtype, bucket_bytes=spec.weight_sync.bucket_bytes)
         self.engine = engine_memory(
-            spec, model, place, device_bytes, engine_communicators + runtime, largest_module(manifest)
+            spec, model, job, device_bytes, engine_communicators + runtime, largest_module(manifest)
         )
         self._always = {
             "staging slots": 0 if self._cpu else self.slots,
-            "communicators": engine_communicators + communicator_bytes(spec, place, trainer_groups(model, place)),
+            "communicators": engine_communicators + communicator_bytes(spec, job, trainer_groups(model, job)),
             "runtime": 2 * runtime,
         }
         algorithm = get_algorithm(spec.algorithm.name)
@@ -190,12 +190,12 @@ class _Planner:
 
     def rank(self, stage: int) -> _Rank:
         """The parts of a rank of one stage."""
-        spec, model, place = self._spec, self._model, self._place
-        parameters = rank_parameters(model, place, stage)
+        spec, model, job = self._spec, self._model, self._job
+        parameters = rank_parameters(model, job, stage)
         return _Rank(
-            training_state(parameters, place, spec.training.precision),
-            training_pass(spec, model, place, stage, self._batch, parameters.largest),
-            forward_pass(spec, model, place, stage, self._batch),
+            training_state(parameters, job, spec.training.precision),
+            training_pass(spec, model, job, stage, self._batch, parameters.largest),
+            forward_pass(spec, model, job, stage, self._batch),
         )
 
     # --- a device ----------------------------------------------------------------------------
@@ -250,9 +250,9 @@ class _Planner:
     def host_phases(self, ranks: list[_Rank]) -> list[PhaseMemory]:
         """Peaks of a node's host memory; on cpu the devices' tables are part of it."""
         engines = derived.engines_per_node(self._spec)
-        processes = len(ranks) + engines * (1 if self._place.engine_tp == 1 else 1 + self._place.engine_tp)
+        processes = len(ranks) + engines * (1 if self._job.engine_tp == 1 else 1 + self._job.engine_tp)
         fixed = {
-            "processes": processes * PROCESS_BYTES[self._place.kind] + RAY_BYTES,
+            "processes": processes * PROCESS_BYTES[self._job.kind] + RAY_BYTES,
             "staging slots": self.slots if self._cpu else 0,
             "backup": 0 if self._cpu else sum(self._backup(rank) for rank in ranks),
             "optimizer": sum(self._offloaded(rank) for rank in ranks),

@@ -9,7 +9,7 @@ from functools import lru_cache
 from rljob_api.spec import Precision
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.convert import EMBEDDING, FINAL_NORM, HEAD, hf_manifest
-from rljob_worker.planning.layout import Layout
+from rljob_worker.planning.job_shape import JobShape
 
 _FP32 = 4
 
@@ -32,40 +32,40 @@ class RankParameters:
 
 
 @lru_cache(maxsize=256)
-def rank_parameters(model: ModelConfig, place: Layout, stage: int) -> RankParameters:
+def rank_parameters(model: ModelConfig, job: JobShape, stage: int) -> RankParameters:
     """Count what `models.build.build_gpt_model` makes on a rank of a pipeline stage.
 
     Matrices are cut over tensor-parallel ranks, norms and routers are whole on each, experts are dealt out over expert
     parallel ranks; a last stage that is not the first has a copy of a tied embedding. Megatron's padding of its
     buffers (to 64 elements a parameter, `lcm(dp, 128)` a buffer) is left out: less than 1 % of any real model.
     """
-    layers = set(place.layers(model, stage))
+    layers = set(job.layers(model, stage))
     dense = experts = largest = 0
     for name, shape in hf_manifest(model):
         count = math.prod(shape)
         if name in (EMBEDDING, HEAD):
-            count = count // model.vocab_size * (model.padded_vocab_size(place.tp) // place.tp)
+            count = count // model.vocab_size * (model.padded_vocab_size(job.trainers.tp) // job.trainers.tp)
             copies = (stage == 0 and name == EMBEDDING) + (
-                stage == place.pp - 1 and (name == HEAD or (model.tied_embeddings and place.pp > 1))
+                stage == job.trainers.pp - 1 and (name == HEAD or (model.tied_embeddings and job.trainers.pp > 1))
             )
             dense += count * copies
             largest = max(largest, count * bool(copies))
             continue
         if name == FINAL_NORM:
-            dense += count * (stage == place.pp - 1)
+            dense += count * (stage == job.trainers.pp - 1)
             continue
         if int(name.split(".")[2]) not in layers:
             continue
         if ".experts." in name:
             experts += count
-            largest = max(largest, count // place.expert_tp)
+            largest = max(largest, count // job.trainers.expert_tp)
         elif "norm" in name or name.endswith("mlp.gate.weight"):
             dense += count
         else:
-            dense += count // place.tp
-            largest = max(largest, count // place.tp)
+            dense += count // job.trainers.tp
+            largest = max(largest, count // job.trainers.tp)
     # All experts are alike, so those of one rank are this part of all.
-    return RankParameters(dense, experts // (place.ep * place.expert_tp), largest)
+    return RankParameters(dense, experts // (job.trainers.ep * job.trainers.expert_tp), largest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ class TrainingState:
     optimizer: int
 
 
-def training_state(parameters: RankParameters, place: Layout, precision: Precision) -> TrainingState:
-    """Flat buffers of `trainer.flat`: weights, fp32 gradients, and this rank's part of Adam's state.
+def training_state(parameters: RankParameters, job: JobShape, precision: Precision) -> TrainingState:
+    """Flat buffers of `trainer.megatron`: weights, fp32 gradients, and this rank's part of Adam's state.
 
     Megatron's distributed optimizer in bf16 takes 2 + 4 + 12 / d bytes a parameter (weights; fp32 gradients; fp32
     masters and two moments over d data-parallel ranks), in fp32 training 4 + 4 + 8 / d: docs of Megatron-LM,
@@ -86,7 +86,7 @@ def training_state(parameters: RankParameters, place: Layout, precision: Precisi
     """
     bf16 = precision is Precision.BF16
     flats = 3 if bf16 else 2
-    own = parameters.dense / place.dp + parameters.experts / place.expert_dp
+    own = parameters.dense / job.trainers.dp + parameters.experts / job.trainers.expert_dp
     return TrainingState(
         weights=parameters.total * (2 if bf16 else 4),
         gradients=parameters.total * _FP32,

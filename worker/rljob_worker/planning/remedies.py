@@ -142,7 +142,7 @@ def _kinds(spec: RLJobSpec, plan: MemoryPlan) -> list[list[Change]]:
             "longer responses are cut: another task",
         ),
     ]
-    if plan.place.kind == "npu":
+    if plan.job.kind == "npu":
         smaller = _halved(spec.hccl.buffer_size_mb or 200, _SMALLEST_HCCL_MIB)
         kinds.insert(2, _numbers("hccl.bufferSizeMb", smaller, "slower large collectives"))
     return [kind for kind in kinds if kind]
@@ -159,7 +159,7 @@ def _cache(spec: RLJobSpec, plan: MemoryPlan) -> list[Change]:
     """Smaller or, where the engine's cache cannot hold one sequence, larger."""
     cost = "fewer sequences at once: slower generation"
     grow = plan.engine_short > 0
-    if spec.rollout.kv_cache_bytes is not None or plan.place.kind == "cpu":
+    if spec.rollout.kv_cache_bytes is not None or plan.job.kind == "cpu":
         needed = plan.engine.kv_needed
         sizes = [needed] if grow else _halved(plan.engine.kv_cache, needed)
         return _numbers("rollout.kvCacheBytes", sizes, "more memory for the engine" if grow else cost)
@@ -173,7 +173,7 @@ def _cache(spec: RLJobSpec, plan: MemoryPlan) -> list[Change]:
 
 
 def _parallel(field: str, size: int, plan: MemoryPlan, cost: str) -> list[Change]:
-    return _numbers(field, [size * factor for factor in (2, 4, 8) if size * factor <= plan.place.per_node], cost)
+    return _numbers(field, [size * factor for factor in (2, 4, 8) if size * factor <= plan.job.per_node], cost)
 
 
 def _numbers(field: str, values: list[int], cost: str) -> list[Change]:

@@ -10,37 +10,34 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from rljob_api.wire import names
+from rljob_api.wire.driver_status import DriverStatus
+from rljob_api.wire.run_status import DriverAddress
+from rljob_api.wire.steps_page import PAGE, PAGE_BYTES, page_text
 from rljob_worker.errors import UserError
-from rljob_worker.records.run_files import write_whole
+from rljob_worker.host.files import write_whole
 from rljob_worker.records.steps import StepLog
 
 logger = logging.getLogger(__name__)
 
-PAGE = 1000
-"""Records in one answer at most."""
-PAGE_BYTES = 1 << 21
-"""Size at which an answer ends: a record of 64 devices has some 60 kB, and the operator reads small answers only
-(`rljob_operator.ray.driver`), each within a deadline."""
 _ROUTES = {
-    "/healthz": "GET",
-    "/readyz": "GET",
-    "/v1/status": "GET",
-    "/v1/steps": "GET",
-    "/metrics": "GET",
-    "/v1/checkpoint": "POST",
+    names.HEALTH_PATH: "GET",
+    names.READY_PATH: "GET",
+    names.STATUS_PATH: "GET",
+    names.STEPS_PATH: "GET",
+    names.METRICS_PATH: "GET",
+    names.CHECKPOINT_PATH: "POST",
 }
-_PROBES = ("/healthz", "/readyz")
-_TOKEN_HEADERS = ("Authorization", "X-RLJob-Authorization")
-"""The second is for who comes through the API server's proxy, which keeps the first for itself; so does Ray with
-`X-Ray-Authorization`."""
-_PEEK_HEADER = "X-RLJob-Peek"
+_PROBES = (names.HEALTH_PATH, names.READY_PATH)
+_TOKEN_HEADERS = ("Authorization", names.DRIVER_AUTHORIZATION_HEADER)
 _SOCKET_SECONDS = 10.0
 _LARGEST_BODY = 1 << 16
 _POLL_SECONDS = 0.05
@@ -73,7 +70,7 @@ class DriverServer:
         self,
         log: StepLog,
         *,
-        status: Callable[[], dict[str, Any]],
+        status: Callable[[], DriverStatus],
         metrics: Callable[[], bytes],
         request_checkpoint: Callable[[], None],
         host: str,
@@ -109,7 +106,10 @@ class DriverServer:
     def start(self) -> None:
         """Begin to serve and write the address file."""
         self._thread.start()
-        write_whole(self._address_file, json.dumps({"host": str(self._server.server_address[0]), "port": self.port}))
+        write_whole(self._address_file, self._address())
+
+    def _address(self) -> str:
+        return json.dumps(DriverAddress(str(self._server.server_address[0]), self.port).to_json())
 
     def linger(self, seconds: float) -> bool:
         """Wait until the last record was read over HTTP, at most so long; tells whether it was."""
@@ -119,11 +119,14 @@ class DriverServer:
         return self.last_read >= len(self.log) - 1
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop serving, and take the address away unless it is that of a driver that came after this one."""
         if self._thread.is_alive():
             self._server.shutdown()
+        address = self._address()
         self._server.server_close()
-        self._address_file.unlink(missing_ok=True)
+        with suppress(OSError):
+            if self._address_file.read_text(encoding="utf-8") == address:
+                self._address_file.unlink()
 
 
 class _Server(ThreadingHTTPServer):
@@ -146,16 +149,14 @@ class _Server(ThreadingHTTPServer):
             logger.exception("request from %s failed", client_address)
 
 
-def _first_of(records: Iterable[dict[str, Any]]) -> list[str]:
-    """The first records as JSON, up to the one that takes the answer to `PAGE_BYTES`: never none where there is one."""
-    texts: list[str] = []
+def _first_of(lines: Sequence[str]) -> Sequence[str]:
+    """The first records, up to the one that takes the answer to `PAGE_BYTES`: never none where there is one."""
     size = 0
-    for record in records:
-        texts.append(json.dumps(record))
-        size += len(texts[-1])
+    for count, line in enumerate(lines, start=1):
+        size += len(line)
         if size >= PAGE_BYTES:
-            break
-    return texts
+            return lines[:count]
+    return lines
 
 
 def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
@@ -191,16 +192,16 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
                     self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "the driver failed to answer; its log says why")
 
         def _serve(self, path: str, query: str) -> None:
-            if path == "/healthz":
+            if path == names.HEALTH_PATH:
                 self._answer({"ok": True})
-            elif path == "/readyz":
-                ready = bool(server.status()["ready"])
+            elif path == names.READY_PATH:
+                ready = server.status().ready
                 self._answer({"ready": ready}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
-            elif path == "/v1/status":
-                self._answer(server.status())
-            elif path == "/v1/steps":
+            elif path == names.STATUS_PATH:
+                self._answer(server.status().to_json())
+            elif path == names.STEPS_PATH:
                 self._steps(query)
-            elif path == "/metrics":
+            elif path == names.METRICS_PATH:
                 self._send(server.metrics(), "text/plain; version=0.0.4; charset=utf-8", HTTPStatus.OK)
             else:
                 server.request_checkpoint()
@@ -213,12 +214,10 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
             except ValueError:
                 self._refuse(HTTPStatus.BAD_REQUEST, f"after: {given[:80]!r} is not a whole number")
                 return
-            records = server.log.after(after)[:PAGE]
-            texts = _first_of(records)
-            body = f'{{"steps": [{", ".join(texts)}], "total": {len(server.log)}}}'
-            self._send(body.encode(), "application/json", HTTPStatus.OK)
-            if texts and _PEEK_HEADER not in self.headers:
-                server.last_read = max(server.last_read, records[len(texts) - 1]["index"])
+            lines = _first_of(server.log.after(after)[:PAGE])
+            self._send(page_text(lines, len(server.log)).encode(), "application/json", HTTPStatus.OK)
+            if lines and names.PEEK_HEADER not in self.headers:
+                server.last_read = max(server.last_read, max(after, -1) + len(lines))
 
         def _body_skipped(self) -> bool:
             """Read a body that nobody asked for: what stays unread would be taken for the next request."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rljob_api import metrics as m
+from rljob_api.wire.step_record import StepRecord
+from rljob_worker.records.event_names import CHECKPOINT_SET_ASIDE
 
 Collector = Counter | Gauge | Histogram
 
@@ -29,30 +30,37 @@ class JobMetrics:
 
     def __init__(self, target_steps: int) -> None:
         self._registry = CollectorRegistry()
-        self._by_name: dict[str, Any] = {metric.name: build(metric, self._registry) for metric in m.JOB_METRICS}
+        self._by_name: dict[str, Any] = {
+            metric.name: build(metric, self._registry) for metric in (*m.JOB_METRICS, *m.DRIVER_METRICS)
+        }
         self._get(m.TARGET_STEPS).set(target_steps)
 
     def _get(self, metric: m.Metric) -> Any:
         return self._by_name[metric.name]
 
-    def __call__(self, record: Mapping[str, Any]) -> None:
+    def __call__(self, record: StepRecord) -> None:
         """Count one executed step."""
-        for phase, seconds in {**record["phases"], "other": record["other"]}.items():
+        for phase, seconds in {**record.phases, "other": record.other}.items():
             self._get(m.PHASE_SECONDS).labels(phase=phase).observe(seconds)
-        self._get(m.STEP_SECONDS).observe(record["step_seconds"])
-        self._get(m.STEP).set(record["step"])
-        if record["rerun"]:
+        self._get(m.STEP_SECONDS).observe(record.step_seconds)
+        self._get(m.STEP).set(record.step)
+        if record.rerun:
             self._get(m.LOST_STEPS).inc()
         for metric, value in (
-            (m.REWARD_MEAN, record["metrics"].get(m.REWARD_KEY)),
-            (m.RESPONSE_LENGTH, record["metrics"].get(m.RESPONSE_LENGTH_KEY)),
-            (m.LOGPROB_ABS_DIFF, record["metrics"].get(m.LOGPROB_KEY)),
-            (m.SYNC_BYTES, record["weights"].get("bytes")),
+            (m.REWARD_MEAN, record.reward),
+            (m.RESPONSE_LENGTH, record.response_length),
+            (m.LOGPROB_ABS_DIFF, record.log_prob_abs_diff),
+            (m.SYNC_BYTES, None if record.weights is None else record.weights.bytes),
         ):
             # Without a value the last step's would pass for this one's.
             self._get(metric).set(math.nan if value is None else value)
-        for process, rank, state, value in m.memory_states(record["memory"]):
+        for (process, rank, state), value in record.memory_states().items():
             self._get(m.MEMORY_BYTES).labels(process=process, rank=rank, state=state).set(value)
+
+    def event(self, name: str) -> None:
+        """Count one of the driver's events."""
+        if name == CHECKPOINT_SET_ASIDE:
+            self._get(m.CHECKPOINT_FALLBACKS).inc()
 
     def text(self) -> bytes:
         """The exposition."""

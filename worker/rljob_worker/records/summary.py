@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rljob_api.phases import PHASES
-from rljob_worker.records.run_files import write_whole
+from rljob_api.wire.run_status import SUMMARY_FILE, PhaseSummary, RunOutcome, RunSummary
+from rljob_api.wire.step_record import StepRecord
+from rljob_worker.host.files import write_whole
 from rljob_worker.records.steps import effective_steps
 
 
@@ -21,59 +23,65 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def phase_table(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def phase_table(records: Sequence[StepRecord]) -> list[PhaseSummary]:
     """Per phase in the loop's order, `other` last: seconds in total, median and p95 over the steps that had it.
 
     `share` is of all steps' seconds; the shares of all rows sum to 1.
     """
-    had = {name for record in records for name in record["phases"]}
+    had = {name for record in records for name in record.phases}
     names = [name for name in PHASES if name in had] + sorted(had.difference(PHASES))
-    total = sum(record["step_seconds"] for record in records)
-    table = [_row(name, [r["phases"][name] for r in records if name in r["phases"]], total) for name in names]
-    return [*table, _row("other", [record["other"] for record in records], total)] if records else []
+    total = sum(record.step_seconds for record in records)
+    table = [_row(name, [r.phases[name] for r in records if name in r.phases], total) for name in names]
+    return [*table, _row("other", [record.other for record in records], total)] if records else []
 
 
-def _row(name: str, seconds: list[float], total: float) -> dict[str, Any]:
-    return {
-        "phase": name,
-        "steps": len(seconds),
-        "median": statistics.median(seconds),
-        "p95": percentile(seconds, 0.95),
-        "total": sum(seconds),
-        "share": sum(seconds) / total if total else 0.0,
-    }
+def _row(name: str, seconds: list[float], total: float) -> PhaseSummary:
+    return PhaseSummary(
+        phase=name,
+        steps=len(seconds),
+        median=statistics.median(seconds),
+        p95=percentile(seconds, 0.95),
+        total=sum(seconds),
+        share=sum(seconds) / total if total else 0.0,
+    )
 
 
-def summarize(records: list[dict[str, Any]], outcome: str, message: str, attempt: int) -> dict[str, Any]:
+def summarize(
+    records: Sequence[StepRecord],
+    outcome: RunOutcome,
+    message: str,
+    attempt: int,
+    skipped_prompts: Mapping[str, int] | None = None,
+) -> RunSummary:
     """The content of `summary.json`.
 
     Args:
         records: all step records of the run, re-run steps included.
-        outcome: `Succeeded`, `Stopped` or `Failed`.
+        outcome: how it ended.
         message: one sentence.
         attempt: the attempt that ended.
+        skipped_prompts: rows that were left out, by source.
     """
     kept = effective_steps(records)
-    rewards = [record["metrics"].get("rollout/raw_reward") for record in kept]
-    return {
-        "outcome": outcome,
-        "message": message,
-        "attempt": attempt,
-        "steps": next((record["step"] for record in reversed(kept) if record.get("applied", True)), 0),
-        "executed_steps": len(records),
-        "lost_steps": len(records) - len(kept),
-        "lost_seconds": sum(record["step_seconds"] for record in records)
-        - sum(record["step_seconds"] for record in kept),
-        "reward_first": rewards[0] if rewards else None,
-        "reward_last": rewards[-1] if rewards else None,
-        "step_seconds_median": statistics.median(r["step_seconds"] for r in kept) if kept else None,
-        "switch_seconds_median": statistics.median(r["switch_seconds"] for r in kept) if kept else None,
-        "phases": phase_table(kept) if kept else [],
-    }
+    return RunSummary(
+        outcome=outcome,
+        message=message,
+        attempt=attempt,
+        steps=next((record.step for record in reversed(kept) if record.applied), 0),
+        executed_steps=len(records),
+        lost_steps=len(records) - len(kept),
+        lost_seconds=sum(record.step_seconds for record in records) - sum(record.step_seconds for record in kept),
+        reward_first=kept[0].reward if kept else None,
+        reward_last=kept[-1].reward if kept else None,
+        step_seconds_median=statistics.median(r.step_seconds for r in kept) if kept else None,
+        switch_seconds_median=statistics.median(r.switch_seconds for r in kept) if kept else None,
+        phases=phase_table(kept),
+        skipped_prompts=skipped_prompts or {},
+    )
 
 
-def write_summary(run_folder: Path, summary: dict[str, Any]) -> Path:
+def write_summary(run_folder: Path, summary: RunSummary) -> Path:
     """Write it whole or not at all."""
-    path = run_folder / "summary.json"
-    write_whole(path, json.dumps(summary, indent=1))
+    path = run_folder / SUMMARY_FILE
+    write_whole(path, json.dumps(summary.to_json(), indent=1))
     return path

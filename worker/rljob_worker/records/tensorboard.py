@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from rljob_api.wire.step_record import StepRecord
 
 FOLDER = "tensorboard"
 _FLUSH_SECONDS = 10
@@ -24,18 +24,18 @@ class TensorBoardSink:
         self._writer = EventFileWriter(str(run_folder / FOLDER), flush_secs=_FLUSH_SECONDS)
         self._begun = False
 
-    def __call__(self, record: Mapping[str, Any]) -> None:
+    def __call__(self, record: StepRecord) -> None:
         """Add one record."""
-        step, time = record["step"], record["time"]
+        step, time = record.step, record.time
         if not self._begun:
             self._begun = True
             self._writer.add_event(
                 Event(wall_time=time, step=step, session_log=SessionLog(status=SessionLog.SessionStatus.START))
             )
         scalars = {
-            **record["metrics"],
-            "perf/other_time": record["other"],
-            "perf/switch_time": record["switch_seconds"],
+            **record.metrics,
+            "perf/other_time": record.other,
+            "perf/switch_time": record.switch_seconds,
         }
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items() if value is not None]
         self._writer.add_event(Event(wall_time=time, step=step, summary=Summary(value=values)))

@@ -13,6 +13,7 @@ from typing import Any
 
 from rljob_api.spec import RecordsSpec
 from rljob_worker.errors import UserError
+from rljob_worker.host.files import replacing
 
 FOLDER = "trajectories"
 _NAME = re.compile(r"^step-(\d{6,})\.jsonl\.gz$")
@@ -38,10 +39,8 @@ def write_trajectories(
     folder = run_folder / FOLDER
     folder.mkdir(exist_ok=True)
     path = folder / f"step-{step:06d}.jsonl.gz"
-    temporary = path.with_suffix(".tmp")
-    with gzip.open(temporary, "wb", compresslevel=1) as file:
+    with replacing(path, durable=False) as raw, gzip.open(raw, "wb", compresslevel=1) as file:
         file.write("".join(json.dumps(_without_nan(sample)) + "\n" for sample in samples).encode())
-    temporary.replace(path)
     return path
 
 

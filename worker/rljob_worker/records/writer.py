@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rljob_api.wire.step_record import StepRecord, WeightSync
+from rljob_api.wire.values import finite
 from rljob_worker.phases import StepTiming
-from rljob_worker.records.steps import StepLog, finite
+from rljob_worker.records.steps import StepLog
 
-Record = dict[str, Any]
+Sink = Callable[[StepRecord], None]
 
 ALWAYS_REPORTED = (
     "rollout/raw_reward",
@@ -35,7 +38,7 @@ class RecordWriter:
         sinks: called with each record after it was written (TensorBoard, metric registry, progress bar).
     """
 
-    def __init__(self, folder: Path, log: StepLog, attempt: int, sinks: list[Callable[[Record], None]]) -> None:
+    def __init__(self, folder: Path, log: StepLog, attempt: int, sinks: list[Sink]) -> None:
         self.folder = folder
         self._log = log
         self._attempt = attempt
@@ -47,7 +50,7 @@ class RecordWriter:
         self._memory: dict[str, dict[str, Any]] = {}
         self._busy: dict[str, float] = {}
         self._overlapped: dict[str, float] = {}
-        self._weights: dict[str, Any] = {}
+        self._weights: WeightSync | None = None
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Add scalars to the step."""
@@ -67,51 +70,54 @@ class RecordWriter:
         """Seconds of work that ran beside a phase."""
         self._overlapped.update(values)
 
-    def weights(self, report: Mapping[str, Any]) -> None:
+    def weights(self, report: WeightSync) -> None:
         """What the weight sync did."""
-        self._weights = dict(report)
+        self._weights = report
 
-    def write(self, step: int, timing: StepTiming, **more: Any) -> Record:
+    def write(self, step: int, timing: StepTiming, *, applied: bool = True) -> StepRecord:
         """Write the record of a step and begin the next one's; returns what stands in the log."""
-        written = self._append({**self.draft(step, timing), **more})
+        written = self._append(replace(self.draft(step, timing), applied=applied))
         self._begin()
         return written
 
-    def recover(self, draft: Record) -> None:
-        """Write the record of a step whose checkpoint is complete but whose driver died before it could write it."""
-        self._append({**draft, "recovered": True})
+    def recover(self, draft: StepRecord, metrics: Mapping[str, float]) -> None:
+        """Write the record of a step whose checkpoint is complete but whose driver died before it could write it.
+
+        Args:
+            draft: as it was kept beside the checkpoint.
+            metrics: what was measured since.
+        """
+        self._append(replace(draft, recovered=True, metrics={**draft.metrics, **finite(metrics)}))
 
     def has(self, step: int, attempt: int) -> bool:
         """Whether the record of a step of an attempt stands in the log."""
-        return any((record["step"], record["attempt"]) == (step, attempt) for record in self._log.after(-1))
+        return self._log.has(step, attempt)
 
-    def draft(self, step: int, timing: StepTiming) -> Record:
+    def draft(self, step: int, timing: StepTiming) -> StepRecord:
         """The record as far as it is known; metrics that JSON cannot hold are null."""
         perf = {f"perf/{name}_time": seconds for name, seconds in timing.phases.items()}
         perf["perf/step_time"] = timing.step_seconds
         # slime's train_wait is everything outside training: it contains the other phases and must not be added to them.
         training = ("ref_log_probs", "log_probs", "actor_train")
         perf["perf/train_wait_time"] = timing.step_seconds - sum(timing.phases.get(name, 0.0) for name in training)
-        return {
-            "step": step,
-            "attempt": self._attempt,
-            "time": time.time(),
-            "step_seconds": timing.step_seconds,
-            "phases": timing.phases,
-            "other": timing.other,
-            "switch_seconds": timing.switch,
-            "nested": ["perf/train_wait_time"],
-            "applied": True,
-            "recovered": False,
-            "metrics": finite({**dict.fromkeys(ALWAYS_REPORTED), **self._metrics, **perf}),
-            "weights": self._weights,
-            "memory": self._memory,
-            "busy_seconds": self._busy,
-            "overlapped": self._overlapped,
-        }
+        return StepRecord(
+            step=step,
+            attempt=self._attempt,
+            time=time.time(),
+            step_seconds=timing.step_seconds,
+            phases=timing.phases,
+            other=timing.other,
+            switch_seconds=timing.switch,
+            nested=("perf/train_wait_time",),
+            metrics=finite({**dict.fromkeys(ALWAYS_REPORTED), **self._metrics, **perf}),
+            weights=self._weights,
+            memory=self._memory,
+            busy_seconds=self._busy,
+            overlapped=self._overlapped,
+        )
 
-    def _append(self, record: Record) -> Record:
-        written = self._log.append(record)
+    def _append(self, draft: StepRecord) -> StepRecord:
+        written = self._log.append(draft)
         for sink in self._sinks:
             sink(written)
         return written

@@ -8,11 +8,14 @@ import json
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from rljob_api.text import visible
+from rljob_api import metrics as m
+from rljob_api.safe_text import visible
+from rljob_api.wire.run_status import RunDescription
+from rljob_api.wire.step_record import StepRecord
 from rljob_worker.errors import UserError
-from rljob_worker.records.run_files import require_run_folder, write_whole
+from rljob_worker.host.files import write_whole
+from rljob_worker.records.run_files import require_run_folder
 from rljob_worker.records.steps import effective_steps, read_steps
 from rljob_worker.records.summary import phase_table
 from rljob_worker.records.trajectories import read_trajectories, trajectory_files
@@ -40,17 +43,15 @@ def build_report(run_folder: Path) -> tuple[Path, Path]:
     if not records:
         raise UserError(f"{run_folder}: no step was finished yet, there is nothing to report")
     kept = effective_steps(records)
-    name = run["job"]["metadata"]["name"]
-    png = plot_run(
-        kept, f"{name}: {kept[-1]['step']} of {run['job']['spec']['steps']} steps", run_folder / "report.png"
-    )
+    name, steps = run.name, run.spec["steps"]
+    png = plot_run(kept, f"{name}: {kept[-1].step} of {steps} steps", run_folder / "report.png")
     page = run_folder / "report.html"
     write_whole(page, _page(name, run, records, kept, png, run_folder))
     return page, png
 
 
 def _page(
-    name: str, run: dict[str, Any], records: list[dict[str, Any]], kept: list[dict[str, Any]], png: Path, folder: Path
+    name: str, run: RunDescription, records: list[StepRecord], kept: list[StepRecord], png: Path, folder: Path
 ) -> str:
     image = base64.b64encode(png.read_bytes()).decode()
     return "\n".join(
@@ -59,51 +60,49 @@ def _page(
             f'<head><meta charset="utf-8"/><title>{html.escape(name)}</title><style>{_STYLE}</style></head>',
             f"<body><h1>{html.escape(name)}</h1>",
             _table([], _facts(run, records, kept)),
-            f'<img alt="reward, phase seconds, log-probability difference" src="data:image/png;base64,{image}"/>',
+            f'<img alt="reward, phase seconds, training metrics" src="data:image/png;base64,{image}"/>',
             "<h2>Phases</h2>",
             _phases(kept),
             _examples(folder),
             "<h2>Manifest</h2>",
-            f"<pre>{html.escape(visible(json.dumps(run['job'], indent=1, ensure_ascii=False)))}</pre>",
+            f"<pre>{html.escape(visible(json.dumps(run.job, indent=1, ensure_ascii=False)))}</pre>",
             "</body></html>\n",
         ]
     )
 
 
-def _facts(run: dict[str, Any], records: list[dict[str, Any]], kept: list[dict[str, Any]]) -> list[list[str]]:
-    def median(key: str) -> float:
-        return statistics.median(record[key] for record in kept)
-
-    rewards = [number(record["metrics"].get("rollout/raw_reward")) for record in (kept[0], kept[-1])]
-    tokens = [r["metrics"].get("rollout/response_tokens") for r in kept]
-    seconds = sum(r["phases"].get("rollout", 0.0) for r, count in zip(kept, tokens, strict=True) if count is not None)
-    synced = [record for record in records if record["weights"]]
-    verified = sum(bool(record["weights"].get("verified")) for record in synced)
+def _facts(run: RunDescription, records: list[StepRecord], kept: list[StepRecord]) -> list[list[str]]:
+    step, switch, other = (
+        statistics.median(values)
+        for values in zip(*((r.step_seconds, r.switch_seconds, r.other) for r in kept), strict=True)
+    )
+    rewards = [number(record.reward) for record in (kept[0], kept[-1])]
+    tokens = [r.metric(m.RESPONSE_TOKENS_KEY) for r in kept]
+    seconds = sum(r.phases.get("rollout", 0.0) for r, count in zip(kept, tokens, strict=True) if count is not None)
+    syncs = [record.weights for record in records if record.weights is not None]
     facts = {
-        "steps": f"{kept[-1]['step']} of {run['job']['spec']['steps']}",
-        "attempts": str(run["attempt"]),
+        "steps": f"{kept[-1].step} of {run.spec['steps']}",
+        "attempts": str(run.attempt),
         "steps lost to restarts": str(len(records) - len(kept)),
         "mean reward, first and last step": ", ".join(rewards),
-        "seconds a step, median": number(median("step_seconds")),
-        "of which switching devices over": f"{number(median('switch_seconds'))} "
-        f"({100 * median('switch_seconds') / median('step_seconds'):.1f} %)",
-        "of which in no phase (other)": f"{number(median('other'))} "
-        f"({100 * median('other') / median('step_seconds'):.1f} %)",
+        "seconds a step, median": number(step),
+        "of which switching devices over": f"{number(switch)} ({100 * switch / step:.1f} %)",
+        "of which in no phase (other)": f"{number(other)} ({100 * other / step:.1f} %)",
         "response tokens a second of rollout": f"{sum(filter(None, tokens)) / seconds:,.0f}" if seconds else "-",
-        "weight syncs verified": f"{verified} of {len(synced)}",
+        "weight syncs verified": f"{sum(sync.verified for sync in syncs)} of {len(syncs)}",
     }
     return [[name, value] for name, value in facts.items()]
 
 
-def _phases(kept: list[dict[str, Any]]) -> str:
+def _phases(kept: list[StepRecord]) -> str:
     rows = [
         [
-            row["phase"],
-            f"{row['median'] * 1000:.1f}",
-            f"{row['p95'] * 1000:.1f}",
-            f"{row['total']:.2f}",
-            f"{row['share'] * 100:.1f} %",
-            str(row["steps"]),
+            row.phase,
+            f"{row.median * 1000:.1f}",
+            f"{row.p95 * 1000:.1f}",
+            f"{row.total:.2f}",
+            f"{row.share * 100:.1f} %",
+            str(row.steps),
         ]
         for row in phase_table(kept)
     ]

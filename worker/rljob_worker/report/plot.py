@@ -1,4 +1,4 @@
-"""The picture of a run: reward, where the time went, and whether trainer and engine agree."""
+"""The picture of a run: reward, where the time went, whether trainer and engine agree, and what else was measured."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
+from rljob_api import metrics as m
 from rljob_api.phases import PHASES
-
-Array = npt.NDArray[np.float64]
+from rljob_api.wire.step_record import StepRecord
+from rljob_worker.report.curves import Array, draw_line, metric_of
+from rljob_worker.report.panels import COLUMNS, Panel, draw_panel, panels_of
 
 _COLORS = {
     "rollout": "#1f77b4",
@@ -35,13 +36,14 @@ _COLORS = {
 }
 """Generation is blue, training green, handing the devices over orange to red."""
 _MARKERS = "oDsv^P*X"
+_HEIGHT = 12.0
+_PANEL_HEIGHT = 2.6
+"""Inches: of the three panels over the whole width, and of a row of small ones."""
 _MAX_BARS = 150
 _NAMED_OUTLIERS = 8
-_MARKED_STEPS = 40
-_SMOOTHED_STEPS = 200
 
 
-def plot_run(records: Sequence[dict[str, Any]], title: str, path: Path) -> Path:
+def plot_run(records: Sequence[StepRecord], title: str, path: Path) -> Path:
     """Draw the run's step records into a PNG file.
 
     Args:
@@ -49,14 +51,18 @@ def plot_run(records: Sequence[dict[str, Any]], title: str, path: Path) -> Path:
         title: heading.
         path: file to write.
     """
-    figure = Figure(figsize=(12, 12), layout="constrained")
-    reward, phases, difference = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1.2, 0.9))
+    panels = panels_of(records)
+    rows = -(-len(panels) // COLUMNS)
+    figure = Figure(figsize=(12, _HEIGHT + _PANEL_HEIGHT * rows), layout="constrained")
+    heights = [_HEIGHT, *([_PANEL_HEIGHT * rows] if rows else [])]
+    above, *below = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    reward, phases, difference = above.subplots(3, 1, sharex=True, height_ratios=(1, 1.2, 0.9))
     figure.suptitle(title, fontsize="x-large")
-    steps = np.array([record["step"] for record in records], dtype=float)
+    steps = np.array([record.step for record in records], dtype=float)
     _reward(reward, steps, records)
     _phases(phases, steps, records)
     _difference(difference, steps, records)
-    restarts = [b["step"] - 0.5 for a, b in itertools.pairwise(records) if b["attempt"] != a["attempt"]]
+    restarts = [b.step - 0.5 for a, b in itertools.pairwise(records) if b.attempt != a.attempt]
     for axes in (reward, phases, difference):
         for number, step in enumerate(restarts):
             axes.axvline(step, color="black", ls=":", lw=1, label="restart" if axes is reward and not number else None)
@@ -67,18 +73,33 @@ def plot_run(records: Sequence[dict[str, Any]], title: str, path: Path) -> Path:
     difference.set_xlim(steps[0] - 0.5, steps[-1] + 0.5)
     difference.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     difference.set_xlabel("step")
+    if below:
+        _panels(below[0], panels, rows, steps, records)
     figure.savefig(path, dpi=110)
     return path
 
 
-def _reward(axes: Axes, steps: Array, records: Sequence[dict[str, Any]]) -> None:
-    mean, spread = _metric(records, "rollout/raw_reward"), _metric(records, "rollout/raw_reward_std")
+def _panels(figure: SubFigure, panels: Sequence[Panel], rows: int, steps: Array, records: Sequence[StepRecord]) -> None:
+    grid = figure.subplots(rows, COLUMNS, sharex=True, squeeze=False)
+    for axes, panel in zip(grid.flat, panels):
+        draw_panel(axes, panel, steps, records)
+        axes.set_xlim(steps[0] - 0.5, steps[-1] + 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.remove()
+    for axes in grid.flat[max(len(panels) - COLUMNS, 0) : len(panels)]:
+        axes.set_xlabel("step")
+        axes.tick_params(labelbottom=True)
+
+
+def _reward(axes: Axes, steps: Array, records: Sequence[StepRecord]) -> None:
+    mean, spread = metric_of(records, m.REWARD_KEY), metric_of(records, m.REWARD_STD_KEY)
     color = _COLORS["rollout"]
     axes.fill_between(steps, mean - spread, mean + spread, alpha=0.12, color=color, lw=0, label="± 1 std over samples")
-    _line(axes, steps, mean, color, "mean reward")
-    names = sorted({name for record in records for name in record["metrics"] if _is_evaluation(name)})
+    draw_line(axes, steps, mean, color, "mean reward")
+    names = sorted({name for record in records for name in record.metrics if _is_evaluation(name)})
     for number, name in enumerate(names):
-        values = _metric(records, name)
+        values = metric_of(records, name)
         given = np.isfinite(values)
         color, marker = f"C{1 + number % 9}", _MARKERS[number % len(_MARKERS)]
         axes.plot(steps[given], values[given], color=color, marker=marker, ms=5, lw=1, ls="--", label=name)
@@ -89,12 +110,12 @@ def _is_evaluation(name: str) -> bool:
     return name.startswith("eval/") and not name.endswith("/truncated_ratio") and "/pass@" not in name
 
 
-def _phases(axes: Axes, steps: Array, records: Sequence[dict[str, Any]]) -> None:
+def _phases(axes: Axes, steps: Array, records: Sequence[StepRecord]) -> None:
     """Stacked seconds; many steps are averaged into at most 150 bars so that each stays visible."""
     size = -(-len(records) // _MAX_BARS)
     groups = [np.arange(first, min(first + size, len(records))) for first in range(0, len(records), size)]
     edges = np.array([*(steps[group[0]] for group in groups), steps[-1] + 1]) - 0.5
-    total = sum(record["step_seconds"] for record in records)
+    total = sum(record.step_seconds for record in records)
     height = np.zeros(len(groups))
     for name in (*PHASES, "other"):
         seconds = np.array([_phase(record, name) for record in records])
@@ -137,16 +158,16 @@ def _legend(axes: Axes, reverse: bool) -> None:
     axes.legend(handles[order], labels[order], fontsize="small", frameon=False, **place)
 
 
-def _difference(axes: Axes, steps: Array, records: Sequence[dict[str, Any]]) -> None:
+def _difference(axes: Axes, steps: Array, records: Sequence[StepRecord]) -> None:
     curves = (
-        ("train/train_rollout_logprob_abs_diff_max", "largest of any token", "#bdbdbd"),
-        ("train/train_rollout_logprob_abs_diff", "mean over tokens", "#d62728"),
+        (m.LOGPROB_MAX_KEY, "largest of any token", "#bdbdbd"),
+        (m.LOGPROB_KEY, "mean over tokens", "#d62728"),
     )
     drawn = []
     for name, label, color in curves:
-        values = _metric(records, name)
+        values = metric_of(records, name)
         if np.isfinite(values).any():
-            _line(axes, steps, values, color, label)
+            draw_line(axes, steps, values, color, label)
             drawn.append(values[np.isfinite(values)])
     if not drawn:
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color="gray")
@@ -169,35 +190,8 @@ def _log_with_zeros(axes: Axes, values: Array) -> None:
         axes.set_ylim(-0.2 * smallest, 2 * positive.max())
 
 
-def _line(axes: Axes, steps: Array, values: Array, color: str, label: str) -> None:
-    """A curve with a mark at each step where there are few, and its running mean where there are many."""
-    if len(steps) <= _SMOOTHED_STEPS:
-        marker = "o" if len(steps) <= _MARKED_STEPS else None
-        axes.plot(steps, values, color=color, lw=1.5, marker=marker, markersize=3.5, label=label)
-        return
-    window = len(steps) // 100
-    axes.plot(steps, values, color=color, lw=0.5, alpha=0.35)
-    axes.plot(steps, running_mean(values, window), color=color, lw=1.8, label=f"{label}, {window}-step mean")
-
-
-def running_mean(values: Array, window: int) -> Array:
-    """Mean of the last `window` values at each position, [n]; fewer at the start, NaN values left out."""
-    known = np.isfinite(values)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(known)])
-    end = np.arange(1, len(values) + 1)
-    begin = np.maximum(end - window, 0)
-    count = counts[end] - counts[begin]
-    return np.divide(sums[end] - sums[begin], count, out=np.full(len(values), np.nan), where=count > 0)
-
-
-def _phase(record: dict[str, Any], name: str) -> float:
-    return float(record["other"] if name == "other" else record["phases"].get(name, 0.0))
-
-
-def _metric(records: Sequence[dict[str, Any]], name: str) -> Array:
-    values = [record["metrics"].get(name) for record in records]
-    return np.array([np.nan if value is None else value for value in values], dtype=float)
+def _phase(record: StepRecord, name: str) -> float:
+    return float(record.other if name == "other" else record.phases.get(name, 0.0))
 
 
 def _duration(seconds: float) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rljob_worker.records.steps import effective_steps, read_steps
 from rljob_worker.records.summary import percentile, phase_table
@@ -21,15 +19,16 @@ def phase_table_text(run_folder: Path) -> str:
         return ""
     lines = [f"{'phase':<22}{'median':>11}{'p95':>11}{'share':>9}{'steps':>8}"]
     for row in phase_table(records):
-        lines.append(_line(row["phase"], row["median"], row["p95"], row["share"], row["steps"]))
+        lines.append(_line(row.phase, row.median, row.p95, row.share, row.steps))
     lines.append("-" * len(lines[0]))
-    lines += [_sum("step", "step_seconds", records), _sum("of which switch", "switch_seconds", records)]
+    total = sum(record.step_seconds for record in records)
+    lines.append(_sum("step", [record.step_seconds for record in records], total))
+    lines.append(_sum("of which switch", [record.switch_seconds for record in records], total))
     return "\n".join(lines)
 
 
-def _sum(name: str, key: str, records: Sequence[dict[str, Any]]) -> str:
-    seconds = [record[key] for record in records]
-    share = sum(seconds) / (sum(record["step_seconds"] for record in records) or 1.0)
+def _sum(name: str, seconds: list[float], total: float) -> str:
+    share = sum(seconds) / (total or 1.0)
     return _line(name, statistics.median(seconds), percentile(seconds, 0.95), share, len(seconds))
 
 

@@ -26,7 +26,7 @@ def load_function(path: str) -> Callable[..., Any]:
         raise UserError(f"reward.python: {path!r} is not of the form package.module:function")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"reward.python: {path!r}: module {module_name!r} does not import: {type(error).__name__}: {error}"
         ) from error
@@ -45,8 +45,10 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def check_call(function: Callable[..., Any], path: str, args: Mapping[str, Any], batch: bool) -> None:
-    """UserError when the function can certainly not be called with `args` (a row's columns are not known yet)."""
+def check_call(
+    function: Callable[..., Any], path: str, args: Mapping[str, Any], batch: bool, columns: frozenset[str] | None = None
+) -> None:
+    """UserError when the function cannot be called with `args` and, where they are known, the rows' columns."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError) as error:
@@ -59,6 +61,8 @@ def check_call(function: Callable[..., Any], path: str, args: Mapping[str, Any],
             near = difflib.get_close_matches(name, parameters)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UserError(f"reward.args: {path!r} has no parameter {name!r}{hint}")
+    if not batch:
+        _check_parameters(parameters, path, {*RESERVED, *args}, columns)
     if batch:
         try:
             inspect.signature(function).bind([], **args)
@@ -66,6 +70,24 @@ def check_call(function: Callable[..., Any], path: str, args: Mapping[str, Any],
             raise UserError(
                 f"reward.python: {path!r} with batch: true is called as f(samples, **args), which fails: {error}"
             ) from error
+
+
+def _check_parameters(
+    parameters: Mapping[str, inspect.Parameter], path: str, given: set[str], columns: frozenset[str] | None
+) -> None:
+    for name, parameter in parameters.items():
+        if parameter.default is not parameter.empty or parameter.kind in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        ):
+            continue
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise UserError(f"reward.python: {path!r} takes {name!r} by position alone; arguments are given by name")
+        if columns is not None and name not in given | columns:
+            raise UserError(
+                f"reward.python: {path!r} asks for {name!r}, which is neither a column of the data nor in reward.args; "
+                f"there are {', '.join(sorted(given | columns))} (the column of labelKey comes as label)"
+            )
 
 
 def make_caller(function: Callable[..., Any], args: Mapping[str, Any]) -> Callable[[Sample], Any]:
@@ -84,6 +106,15 @@ def make_caller(function: Callable[..., Any], args: Mapping[str, Any]) -> Callab
 def flatten(sample: Sample) -> dict[str, Any]:
     """One dict of the row's columns and the reserved names, which win over columns of the same name."""
     return dict(sample["metadata"]) | {name: sample[name] for name in RESERVED}
+
+
+def received_scores(values: Any, expected: int) -> list[Score]:
+    """Scores as a scoring process sent them, which runs code that nobody checked. Raises ValueError."""
+    try:
+        pairs = [(score, dict(parts)) for score, parts in values]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"not scores: {error}") from None
+    return checked_batch([parts | {"score": score} for score, parts in pairs], expected)
 
 
 def checked_score(value: Any) -> Score:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
+from typing import Any
 
-from rljob_worker.rewards.functions import Sample, Score
+from rljob_worker.rewards.functions import Sample, Score, received_scores
+from rljob_worker.rewards.process import START_SECONDS, Place, ScoringProcess
 from rljob_worker.rewards.worker import Setup, timeout_message
 
-START_SECONDS = 120.0
-"""A scoring process must have imported its reward by then."""
 ASYNC_GRACE_SECONDS = 2.0
 """How long past its deadline an async reward may take to answer: the process times it out itself, unless blocked."""
 
@@ -37,19 +31,10 @@ class _Task:
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    popen: subprocess.Popen[bytes]
-    connection: Connection
-    start_deadline: float
+    of: ScoringProcess
     ready: bool = False
     running: dict[int, tuple[_Task, float]] = field(default_factory=dict)
     """By task number: the task and its deadline."""
-
-    def kill(self) -> None:
-        # Its own session: what the reward started (a sandbox, a compiler) ends with it.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
-        self.connection.close()
 
 
 class WorkerPool:
@@ -59,10 +44,10 @@ class WorkerPool:
     time is killed and replaced, and what else it was running runs again.
     """
 
-    def __init__(self, setup: Setup, *, processes: int, in_flight: int, grace: float, workdir: Path):
+    def __init__(self, setup: Setup, *, processes: int, in_flight: int, grace: float, place: Place):
         self._setup, self._processes_limit, self._in_flight = setup, processes, in_flight
         self._allowed_seconds = setup.timeout_seconds + grace
-        self._workdir = workdir
+        self._place = place
         self._processes: list[_Process] = []
         self._queue: deque[_Task] = deque()
         self._lock = threading.Lock()
@@ -70,7 +55,6 @@ class WorkerPool:
         self._broken: str | None = None
         self._count = 0
         self._wake_reader, self._wake_writer = socket.socketpair()
-        # Processes are told to die with the thread that started them: all are started by this one.
         self._thread = threading.Thread(target=self._run, name="reward-pool", daemon=True)
 
     def start(self) -> None:
@@ -131,21 +115,10 @@ class WorkerPool:
                 task.done(None, self._broken)
         finally:
             for process in self._processes:
-                process.kill()
+                process.of.kill()
 
     def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(self._workdir), *filter(None, sys.path)])}
-            popen = subprocess.Popen(
-                [sys.executable, "-m", "rljob_worker.rewards.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2,
-                cwd=self._workdir, env=environment, start_new_session=True,
-            )  # fmt: skip
-        connection = Connection(ours.detach())
-        with contextlib.suppress(OSError):
-            connection.send(self._setup)
-        self._processes.append(_Process(popen, connection, time.monotonic() + START_SECONDS))
+        self._processes.append(_Process(ScoringProcess(self._setup, self._place)))
 
     def _assign(self) -> None:
         for process in list(self._processes):
@@ -168,15 +141,15 @@ class WorkerPool:
             return
         process.running[task.number] = task, time.monotonic() + self._allowed_seconds
         try:
-            process.connection.send_bytes(message)
+            process.of.connection.send_bytes(message)
         except OSError:
             self._died(process)
 
     def _receive(self) -> None:
         deadlines = [deadline for process in self._processes for _, deadline in process.running.values()]
-        deadlines += [process.start_deadline for process in self._processes if not process.ready]
+        deadlines += [process.of.start_deadline for process in self._processes if not process.ready]
         timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-        by_connection = {process.connection: process for process in self._processes}
+        by_connection = {process.of.connection: process for process in self._processes}
         for source in wait([*by_connection, self._wake_reader], timeout):
             if isinstance(source, Connection):
                 self._read(by_connection[source])
@@ -185,18 +158,28 @@ class WorkerPool:
 
     def _read(self, process: _Process) -> None:
         try:
-            message = process.connection.recv()
-        except (EOFError, OSError):
+            message = process.of.read()
+            if process.ready:
+                self._take(process, message)
+                return
+            kind, value = message
+        except (EOFError, ValueError, KeyError):
             self._died(process)
             return
-        if message[0] == "ready":
+        if kind == "ready":
             process.ready = True
-        elif message[0] == "failed":
-            self._cannot_start(process, f"the reward does not load in a scoring process:\n{message[1]}")
         else:
-            number, kind, value = message
-            task, _ = process.running.pop(number)
-            task.done(*((value, None) if kind == "scores" else (None, value)))
+            self._cannot_start(process, f"the reward does not load in a scoring process:\n{value}")
+
+    def _take(self, process: _Process, message: list[Any]) -> None:
+        """An answer to a task; ValueError or KeyError when it is none."""
+        number, kind, value = message
+        if not isinstance(number, int):
+            raise ValueError(f"task {number!r}")
+        task, _ = process.running[number]
+        scores = received_scores(value, len(task.samples)) if kind == "scores" else None
+        del process.running[number]
+        task.done(scores, None if scores is not None else str(value))
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -207,18 +190,16 @@ class WorkerPool:
                     del process.running[task.number]
                     task.done(None, timeout_message(self._setup.timeout_seconds))
                 self._retire(process, rerun=True)
-            elif not process.ready and process.start_deadline <= now:
+            elif not process.ready and process.of.start_deadline <= now:
                 self._cannot_start(process, f"a scoring process did not start within {START_SECONDS:g} s")
 
     def _died(self, process: _Process) -> None:
         running = [task for task, _ in process.running.values()]
         ready = process.ready
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.popen.wait(timeout=5)
+        error = process.of.end()
         self._retire(process, rerun=False)
         if ready:
             self._spawn()
-        error = f"the scoring process died with exit code {process.popen.returncode}"
         for task in running:
             task.done(None, error)
         if not ready:
@@ -237,7 +218,7 @@ class WorkerPool:
 
     def _retire(self, process: _Process, *, rerun: bool) -> None:
         self._processes.remove(process)
-        process.kill()
+        process.of.kill()
         if rerun:
             with self._lock:
                 self._queue.extendleft(task for task, _ in reversed(process.running.values()))

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rljob_api.quantities import to_number
 from rljob_api.spec import RewardSpec, RLJobSpec
 from rljob_worker.data.sources import data_sources
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.errors import JobError, UserError
+from rljob_worker.rewards.bounds import Bounds, environment, network_can_be_closed
 from rljob_worker.rewards.builtin import check_args, exact
-from rljob_worker.rewards.functions import Sample, Score, check_call, is_async, load_function
+from rljob_worker.rewards.functions import Sample, Score
 from rljob_worker.rewards.match import Match
 from rljob_worker.rewards.pool import ASYNC_GRACE_SECONDS, WorkerPool
+from rljob_worker.rewards.process import Place, check_function
 from rljob_worker.rewards.worker import Setup
 from rljob_worker.types import Generation, Prompt
 
@@ -72,8 +74,9 @@ class RewardRunner:
     processes of their own, so that a hung one can be killed: sync functions one call at a time in each of up to
     `processes`, async ones up to 256 at once in one. The working directory is on `sys.path` for them.
 
-    Construction checks every reward and imports Python functions; UserError says what is wrong, and nothing was
-    started. Use as a context manager, or `close()`. Not thread-safe.
+    Construction checks every reward and imports Python functions, in processes that end at once: no code of a user runs
+    in the driver. UserError says what is wrong, and nothing was started. Use as a context manager, or `close()`. Not
+    thread-safe.
     """
 
     def __init__(
@@ -81,11 +84,16 @@ class RewardRunner:
         spec: RLJobSpec,
         tokenizer: PreTrainedTokenizerBase,
         *,
+        columns: Mapping[str, frozenset[str]] | None = None,
         workdir: Path | None = None,
         processes: int | None = None,
     ):
+        """`columns`: by a source's place in the manifest, those that a reward is given beside prompt and label."""
         self._tokenizer = tokenizer
         self._workdir = (workdir or Path.cwd()).resolve()
+        self._variables = dict(spec.environment.variables)
+        self._asynchronous: dict[str, bool] = {}
+        """By Python function with its arguments: whether it is async."""
         self._processes = processes or min(MAX_PROCESSES, os.cpu_count() or 1)
         self._changed = threading.Condition()
         self._clock = _BusyClock()
@@ -95,10 +103,11 @@ class RewardRunner:
         self._round = 0
         self._scorers: dict[str, _Inline | _Isolated] = {}
         self._scorer_by_id: dict[int, tuple[RewardSpec, _Inline | _Isolated]] = {}
-        if str(self._workdir) not in sys.path:
-            sys.path.insert(0, str(self._workdir))
-        for where, reward, label_key in _rewards(spec):
-            _check_reward(where, reward, label_key)
+        for where, source, reward, label_key in _rewards(spec):
+            try:
+                self._check(reward, label_key, None if columns is None else columns.get(source))
+            except UserError as error:
+                raise UserError(f"{where}{str(error).removeprefix('reward')}") from error
             self._scorer(reward)
 
     def start(self) -> None:
@@ -176,10 +185,46 @@ class RewardRunner:
         if known is None:
             key = reward.model_dump_json()
             if key not in self._scorers:
-                self._scorers[key] = _make_scorer(reward, self._tokenizer, self._workdir, self._processes)
+                self._scorers[key] = self._make_scorer(reward)
             # The spec is kept with it: its id stays taken.
             known = self._scorer_by_id[id(reward)] = reward, self._scorers[key]
         return known[1]
+
+    def _make_scorer(self, reward: RewardSpec) -> _Inline | _Isolated:
+        if reward.name == "match":
+            match = Match(self._tokenizer)
+            return _Inline(lambda sample, _: match(sample.generation.token_ids, _label(sample)), needs_text=False)
+        if reward.name == "exact":
+            return _Inline(lambda sample, text: exact(text, _label(sample)), needs_text=True)
+        asynchronous = self._asynchronous.get(reward.model_dump_json(), False)
+        pool = WorkerPool(
+            _setup(reward),
+            processes=1 if asynchronous else self._processes,
+            in_flight=MAX_ASYNC_CALLS if asynchronous else 1,
+            grace=ASYNC_GRACE_SECONDS if asynchronous else 0.0,
+            place=self._place(reward),
+        )
+        return _Isolated(pool, reward.batch)
+
+    def _place(self, reward: RewardSpec) -> Place:
+        bounds = Bounds(memory=int(to_number(reward.memory)), network=reward.network)
+        return Place(self._workdir, environment(self._variables, reward.environment), bounds)
+
+    def _check(self, reward: RewardSpec, label_key: str | None, columns: frozenset[str] | None) -> None:
+        """UserError, which begins with `reward`, when the reward cannot be used."""
+        if reward.python is None:
+            assert reward.name is not None
+            check_args(reward.name, reward.args)
+            needs_label = reward.name != "regex" or reward.args.get("compare") is True
+            if needs_label and label_key is None:
+                raise UserError(f"reward.name: {reward.name} compares with a label, but the source's labelKey is null")
+        if not reward.network and not network_can_be_closed():
+            raise UserError(
+                "reward.network: false needs a network namespace, which this kernel or container does not allow; "
+                "leave it out, and close the network from outside (a NetworkPolicy)"
+            )
+        if reward.python is not None:
+            self._asynchronous[reward.model_dump_json()] = check_function(_setup(reward, columns), self._place(reward))
 
     def _score_inline(self, scorer: _Inline, slots: list[_Slot]) -> None:
         texts = self._texts(slots) if scorer.needs_text else [""] * len(slots)
@@ -254,24 +299,8 @@ class _Isolated:
     batch: bool
 
 
-def _make_scorer(
-    reward: RewardSpec, tokenizer: PreTrainedTokenizerBase, workdir: Path, processes: int
-) -> _Inline | _Isolated:
-    if reward.name == "match":
-        match = Match(tokenizer)
-        return _Inline(lambda sample, _: match(sample.generation.token_ids, _label(sample)), needs_text=False)
-    if reward.name == "exact":
-        return _Inline(lambda sample, text: exact(text, _label(sample)), needs_text=True)
-    asynchronous = reward.python is not None and is_async(load_function(reward.python))
-    setup = Setup(reward.name, reward.python, reward.batch, dict(reward.args), reward.timeout_seconds, os.getpid())
-    pool = WorkerPool(
-        setup,
-        processes=1 if asynchronous else processes,
-        in_flight=MAX_ASYNC_CALLS if asynchronous else 1,
-        grace=ASYNC_GRACE_SECONDS if asynchronous else 0.0,
-        workdir=workdir,
-    )
-    return _Isolated(pool, reward.batch)
+def _setup(reward: RewardSpec, columns: frozenset[str] | None = None) -> Setup:
+    return Setup(reward.name, reward.python, reward.batch, dict(reward.args), reward.timeout_seconds, columns)
 
 
 def _label(sample: RewardSample) -> str:
@@ -294,8 +323,8 @@ def _sample_name(sample: RewardSample) -> str:
     return f"prompt {sample.prompt.uid}, sample {sample.index}"
 
 
-def _rewards(spec: RLJobSpec) -> Iterator[tuple[str, RewardSpec, str | None]]:
-    """Each source's reward with its place in the manifest and the source's label key."""
+def _rewards(spec: RLJobSpec) -> Iterator[tuple[str, str, RewardSpec, str | None]]:
+    """Each source's reward with its place in the manifest, the source's, and the source's label key."""
     sources = data_sources(spec)
     if spec.evaluation is not None:
         sources.append(("spec.evaluation.data", spec.evaluation.data))
@@ -303,21 +332,7 @@ def _rewards(spec: RLJobSpec) -> Iterator[tuple[str, RewardSpec, str | None]]:
         reward = source.reward or spec.reward
         if reward is None:
             raise UserError(f"{field_}.reward: neither this source nor spec.reward says how responses are scored")
-        yield f"{field_}.reward" if source.reward else "spec.reward", reward, source.label_key
-
-
-def _check_reward(where: str, reward: RewardSpec, label_key: str | None) -> None:
-    try:
-        if reward.python is not None:
-            check_call(load_function(reward.python), reward.python, reward.args, reward.batch)
-            return
-        assert reward.name is not None
-        check_args(reward.name, reward.args)
-        needs_label = reward.name != "regex" or reward.args.get("compare") is True
-        if needs_label and label_key is None:
-            raise UserError(f"reward.name: {reward.name} compares with a label, but the source's labelKey is null")
-    except UserError as error:
-        raise UserError(f"{where}{str(error).removeprefix('reward')}") from error
+        yield f"{field_}.reward" if source.reward else "spec.reward", field_, reward, source.label_key
 
 
 class _BusyClock:

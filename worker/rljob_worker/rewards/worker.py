@@ -1,17 +1,16 @@
 """A scoring process: `python -m rljob_worker.rewards.worker FD`, started and killed by `pool.py`.
 
 Rewards run here and not in the driver, because a hung function can only be ended together with its process. They run
-in the main thread, where signals work. Messages on the connection are pickled tuples: first the driver's `Setup`,
-answered by `("ready", None)` or `("failed", text)`; then `(task, samples)`, answered by
-`(task, "scores", [(score, parts), ...])` or `(task, "error", text)`.
+in the main thread, where signals work. The driver sends pickled tuples and is answered in JSON: first its `Setup`,
+answered by `["ready", whether it is async]`, `["refused", what the user can change]` or `["failed", text]`; then
+`(task, samples)`, answered by `[task, "scores", [[score, parts], ...]]` or `[task, "error", text]`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
+import json
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -20,10 +19,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rljob_worker.errors import UserError
 from rljob_worker.rewards.builtin import make_math, make_regex
 from rljob_worker.rewards.functions import (
     Sample,
     Score,
+    check_call,
     checked_batch,
     checked_score,
     flatten,
@@ -32,9 +33,7 @@ from rljob_worker.rewards.functions import (
     make_caller,
 )
 
-_PR_SET_PDEATHSIG = 1
 Message = tuple[int, list[Sample]]
-Answer = tuple[int, str, list[Score] | str]
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,8 @@ class Setup:
     batch: bool
     args: dict[str, Any]
     timeout_seconds: float
-    parent: int
-    """Process id of the driver."""
+    columns: frozenset[str] | None = None
+    """Columns of the rows, where they are to be checked against what the function asks for."""
 
 
 def main() -> None:
@@ -55,13 +54,15 @@ def main() -> None:
     connection = Connection(int(sys.argv[1]))
     try:
         setup: Setup = connection.recv()
-        _die_with(setup.parent)
         try:
             score, asynchronous = _scorer(setup)
-        except Exception:
-            connection.send(("failed", traceback.format_exc()))
+        except UserError as error:
+            _answer(connection, "refused", str(error))
             return
-        connection.send(("ready", None))
+        except Exception:
+            _answer(connection, "failed", traceback.format_exc())
+            return
+        _answer(connection, "ready", asynchronous)
         if asynchronous:
             asyncio.run(_serve_async(connection, score, setup.timeout_seconds))
         else:
@@ -70,18 +71,15 @@ def main() -> None:
         return
 
 
-def _die_with(parent: int) -> None:
-    """Without this a hung reward would outlive a driver that was killed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        raise EOFError
+def _answer(connection: Connection, *message: Any) -> None:
+    connection.send_bytes(json.dumps(message).encode())
 
 
 def _scorer(setup: Setup) -> tuple[Callable[[list[Sample]], Any], bool]:
     """A function from a task's samples to their scores (awaitable where the second value is true)."""
     if setup.python is not None:
         function = load_function(setup.python)
+        check_call(function, setup.python, setup.args, setup.batch, setup.columns)
     else:
         function = make_math(setup.timeout_seconds) if setup.name == "math" else make_regex(**setup.args)
     asynchronous = is_async(function)
@@ -113,12 +111,11 @@ def _scorer(setup: Setup) -> tuple[Callable[[list[Sample]], Any], bool]:
 def _serve(connection: Connection, score: Callable[[list[Sample]], list[Score]]) -> None:
     while True:
         task, samples = connection.recv()
-        answer: Answer
         try:
-            answer = (task, "scores", score(samples))
+            answer: tuple[int, str, list[Score] | str] = (task, "scores", score(samples))
         except (Exception, SystemExit) as error:
             answer = (task, "error", _describe(error))
-        connection.send(answer)
+        _answer(connection, *answer)
 
 
 async def _serve_async(
@@ -140,14 +137,13 @@ async def _serve_async(
                 return
 
     async def run(task: int, samples: list[Sample]) -> None:
-        answer: Answer
         deadline = asyncio.timeout(timeout)
         try:
             async with deadline:
-                answer = (task, "scores", await score(samples))
+                answer: tuple[int, str, list[Score] | str] = (task, "scores", await score(samples))
         except (Exception, SystemExit) as error:
             answer = (task, "error", timeout_message(timeout) if deadline.expired() else _describe(error))
-        connection.send(answer)
+        _answer(connection, *answer)
 
     threading.Thread(target=read, daemon=True).start()
     running: set[asyncio.Task[None]] = set()

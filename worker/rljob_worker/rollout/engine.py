@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,14 +16,18 @@ from rljob_api.spec import RLJobSpec
 from rljob_worker.devices import check_profile
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.errors import JobError, UserError
+from rljob_worker.host.reaper import Reaper, sweep_dead_engines
 from rljob_worker.rollout.arguments import engine_arguments
-from rljob_worker.rollout.generation import GenerationStatistics, OnFinished, StepLoop
-from rljob_worker.rollout.platforms import EnginePlatform, engine_platform
-from rljob_worker.rollout.processes import Guardian, sweep_dead_engines
+from rljob_worker.rollout.generation import OnFinished, StepLoop
+from rljob_worker.rollout.platforms import engine_platform
+from rljob_worker.rollout.reports import EngineSlept, EngineStarted, EngineWoke, MemoryReading
 from rljob_worker.rollout.sampling import check_requests, scoring_params, vllm_sampling
 from rljob_worker.rollout.states import EngineState, next_state
 from rljob_worker.types import FloatArray, Generation, GenerationRequest, IntArray, SamplingParams
-from rljob_worker.weightsync.receiver import WeightReceiver
+from rljob_worker.upstream.install import check, install
+from rljob_worker.upstream.patch import Process
+from rljob_worker.upstream.vllm_meeting import meet_in
+from rljob_worker.weightsync.engine import WeightSyncEngine
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -44,7 +48,7 @@ class Engine:
         model_folder: Hugging Face folder to start from; these weights are version 0.
         devices: identities of the devices the engine spans, one for each tensor-parallel rank; None where the workers
             find them out.
-        sync_folder: where the trainers' weight senders on this host can be found.
+        sync_folder: where the trainers' weight sync on this host can be found.
 
     Raises:
         UserError: the spec asks for a device or engine argument that cannot be had.
@@ -79,52 +83,56 @@ class Engine:
         self._lock = threading.Lock()
         self._aborted = threading.Event()
         self._busy = 0.0
-        self._receiver: WeightReceiver | None = None
+        self._weight_sync: WeightSyncEngine | None = None
 
     # --- life ---------------------------------------------------------------------------------
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> EngineStarted:
         """Load the model and answer a warm-up request.
-
-        Returns:
-            `import_seconds`, `load_seconds`, `warmup_seconds`, `devices`, `threads`, `max_model_length`,
-            `max_sequences`, `kv_cache_bytes`.
 
         Raises:
             UserError: vLLM refuses the engine arguments.
         """
         with self._operation("start"):
-            platform = engine_platform(device_kind(self.spec.resources).name)
+            kind = device_kind(self.spec.resources).name
+            platform = engine_platform(kind)
             platform.prepare()
+            # The workers install their own; here an error is told as one of the user's.
+            check(Process.ENGINE_WORKER, kind)
             arguments = engine_arguments(self.spec, self.model_folder)
             sweep_dead_engines()
             # It would override the KV cache size of the spec, in whole GiB.
             os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
-            self._guardian = Guardian()
+            self._reaper = Reaper()
             begin = time.perf_counter()
             import vllm  # noqa: F401
 
+            # vLLM checks that the kernels of its arguments are registered.
+            install(Process.ENGINE, kind)
             imported = time.perf_counter()
-            self._engine = _build(arguments, platform)
+            if self.sync_folder is None:
+                self._meeting_place = tempfile.TemporaryDirectory(prefix="rljob-engine-")
+            meet_in(Path(self.sync_folder or self._meeting_place.name))
+            self._engine = _build(arguments)
             self._tokenizer = _load_tokenizer(Path(self.model_folder))
             self._loop = StepLoop(self._engine.engine_core, self._tokenizer)
-            self._turns = platform.turns(self._engine, self._loop.drain)
+            self._sleep_controller = platform.sleep_controller()(self._engine, self._loop.drain)
             if self.devices is None:
-                self.devices = self._turns.devices()
+                self.devices = self._sleep_controller.devices()
             loaded = time.perf_counter()
             self._warm_up()
-            self._guardian.settled()
+            self._reaper.settled()
             self.weight_version = 0
-            return {
-                "import_seconds": imported - begin,
-                "load_seconds": loaded - imported,
-                "warmup_seconds": time.perf_counter() - loaded,
-                "devices": self.devices,
-                "threads": int(os.environ.get("OMP_NUM_THREADS", 0)),
-                "max_model_length": self._max_length,
-                "max_sequences": arguments["max_num_seqs"],
-                "kv_cache_bytes": arguments.get("kv_cache_memory_bytes") or self._turns.kv_cache_bytes(),
-            }
+            return EngineStarted(
+                import_seconds=imported - begin,
+                load_seconds=loaded - imported,
+                warmup_seconds=time.perf_counter() - loaded,
+                devices=tuple(self.devices),
+                threads=int(os.environ.get("OMP_NUM_THREADS", 0)),
+                max_model_length=self._max_length,
+                max_sequences=arguments["max_num_seqs"],
+                kv_cache_bytes=arguments.get("kv_cache_memory_bytes") or self._sleep_controller.kv_cache_bytes(),
+            )
 
     def shutdown(self) -> None:
         """End the workers and give everything back; idempotent. A running generation is aborted."""
@@ -135,11 +143,11 @@ class Engine:
             started = self.state not in (EngineState.NEW, EngineState.CLOSED)
             self.state = EngineState.CLOSED
             self.weight_version = None
-            if self._receiver is not None:
-                self._receiver.close()
+            if self._weight_sync is not None:
+                self._weight_sync.close()
             if started:
                 self._engine.engine_core.shutdown()
-                self._guardian.close()
+                self._reaper.close()
         finally:
             self._lock.release()
 
@@ -203,29 +211,21 @@ class Engine:
         """End the running generation at its next step with StopRequested, or the next one when none runs."""
         self._aborted.set()
 
-    def statistics(self) -> GenerationStatistics:
-        """What the last `generate` did."""
-        return self._loop.statistics
-
     def busy_seconds(self) -> float:
         """Seconds spent in generation, scoring and weight hand-over since `start`."""
         return self._busy
 
     # --- turns --------------------------------------------------------------------------------
 
-    def sleep(self) -> dict[str, int]:
-        """Forget all cached prefixes and give back the KV cache, and the weights where the device can sleep.
-
-        Returns:
-            `released_bytes` that really came free, of which `released_weight_bytes` (0 on CPU), and `memory`.
-        """
+    def sleep(self) -> EngineSlept:
+        """Forget all cached prefixes and give back the KV cache, and the weights where the device can sleep."""
         with self._operation("sleep"):
-            return self._turns.sleep()
+            return self._sleep_controller.sleep()
 
-    def wake_weights(self) -> dict[str, int]:
-        """Take the memory for the weights back, without content where they had left; `resumed_bytes` and `memory`."""
+    def wake_weights(self) -> EngineWoke:
+        """Take the memory for the weights back, without content where they had left."""
         with self._operation("wake_weights"):
-            return self._turns.wake_weights()
+            return self._sleep_controller.wake_weights()
 
     def receive_weights(self, version: int, seconds: float) -> dict[str, Any]:
         """Take a version of the weights from the trainers of this host, verified.
@@ -235,30 +235,30 @@ class Engine:
             seconds: deadline for all of it.
 
         Returns:
-            The report of `weightsync.receiver.WeightReceiver.receive`.
+            The report of `weightsync.engine.WeightSyncEngine.update_weights`.
 
         Raises:
             WeightSyncError: it failed; the engine holds no usable weights until a later one succeeds.
         """
         with self._operation("receive_weights"):
-            if self._receiver is None:
+            if self._weight_sync is None:
                 if self.sync_folder is None:
-                    raise RuntimeError(f"engine-{self.index}: was given no folder to find the weight senders in")
+                    raise RuntimeError(f"engine-{self.index}: was given no folder to find the weight sync in")
                 number = self.index % derived.engines_per_node(self.spec)
-                self._receiver = WeightReceiver(self._land, folder=self.sync_folder, consumer=number)
+                self._weight_sync = WeightSyncEngine(self._land, folder=self.sync_folder, engine=number)
             self.weight_version = None
-            report = self._receiver.receive(version, seconds)
+            report = self._weight_sync.update_weights(version, seconds)
             self.weight_version = version
             return report
 
-    def wake_kv(self) -> dict[str, int]:
-        """Take the KV cache back, empty; `resumed_bytes` and `memory`."""
+    def wake_kv(self) -> EngineWoke:
+        """Take the KV cache back, empty."""
         with self._operation("wake_kv"):
-            return self._turns.wake_kv()
+            return self._sleep_controller.wake_kv()
 
-    def memory(self) -> dict[str, int]:
-        """`resident_bytes` of this process and its tensor-parallel workers, and what the devices have free."""
-        return self._turns.memory()
+    def memory(self) -> MemoryReading:
+        """Resident pages of this process and its tensor-parallel workers, and what the devices have free."""
+        return self._sleep_controller.memory()
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -290,17 +290,14 @@ class Engine:
         sampling = SamplingParams(max_tokens=2, ignore_eos=True)
         params = vllm_sampling(sampling, self._generation_config, self._end_token)
         self._loop.generate([GenerationRequest((0,), 0)] * 2, params, threading.Event())
-        self._turns.after_warm_up()
+        self._sleep_controller.after_warm_up()
 
 
-def _build(arguments: dict[str, Any], platform: EnginePlatform) -> LLMEngine:
+def _build(arguments: dict[str, Any]) -> LLMEngine:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    for module in platform.kernels:
-        # vLLM checks that the kernels of its arguments are registered.
-        importlib.import_module(module)
     try:
         parsed = EngineArgs(**arguments)
     except TypeError as error:

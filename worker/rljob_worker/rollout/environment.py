@@ -7,10 +7,12 @@ from pathlib import Path
 
 import rljob_api
 import rljob_worker
+from rljob_api import derived
 from rljob_api.spec import RLJobSpec
 from rljob_worker.devices.kinds import device_kind
+from rljob_worker.host.sockets import LOOPBACK
+from rljob_worker.host.threads import threads_per_process
 from rljob_worker.rollout.platforms import engine_platform
-from rljob_worker.threads import threads_per_process
 
 
 def engine_environment(spec: RLJobSpec, *, cache_folder: str | None = None) -> dict[str, str]:
@@ -27,10 +29,12 @@ def engine_environment(spec: RLJobSpec, *, cache_folder: str | None = None) -> d
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         # Ray sets 1 for actors that ask for no CPUs, and vLLM makes torch.set_num_threads a no-op.
-        "OMP_NUM_THREADS": str(threads_per_process(spec)),
+        "OMP_NUM_THREADS": str(threads_per_process(spec.resources.threads_per_device, derived.devices_per_node(spec))),
         "TOKENIZERS_PARALLELISM": "false",
         # The model is a local folder by now; a hub that does not answer must not delay the start.
         "HF_HUB_OFFLINE": "1",
+        # All of an engine is on one node: nobody else needs to reach its workers.
+        "GLOO_SOCKET_IFNAME": LOOPBACK,
         # Workers of a tensor-parallel engine import the worker extension by name.
         "PYTHONPATH": _python_path(),
     }

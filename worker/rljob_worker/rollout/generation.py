@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,18 +25,6 @@ if TYPE_CHECKING:
 
 OnFinished = Callable[[int, Generation], None]
 _IDLE_STEPS = 100
-
-
-@dataclass(slots=True)
-class GenerationStatistics:
-    """One `generate` call."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    finished: dict[str, int] = field(default_factory=dict)
-    """Responses by finish reason."""
 
 
 @dataclass(slots=True)
@@ -60,7 +47,6 @@ class StepLoop:
         self._core = core
         self._tokenizer = tokenizer
         self._next_id = 0
-        self.statistics = GenerationStatistics()
 
     def generate(
         self,
@@ -84,7 +70,6 @@ class StepLoop:
             StopRequested: `aborted` was set; the engine is idle again.
             JobError: vLLM gave a request up, or a log-probability is not finite.
         """
-        start = time.perf_counter()
         growing: dict[str, _Growing] = {}
         done: list[Generation | None] = [None] * len(requests)
         try:
@@ -107,7 +92,6 @@ class StepLoop:
             raise
         generations = [generation for generation in done if generation is not None]
         assert len(generations) == len(requests)
-        self._count(requests, generations, time.perf_counter() - start)
         return generations
 
     def score(self, token_lists: Sequence[Sequence[int]], params: VllmSamplingParams) -> list[FloatArray]:
@@ -193,18 +177,6 @@ class StepLoop:
                 return
             self._core.get_output()
         raise RuntimeError(f"engine: the scheduler still holds requests after {_IDLE_STEPS} steps")
-
-    def _count(self, requests: Sequence[GenerationRequest], generations: Sequence[Generation], seconds: float) -> None:
-        finished: dict[str, int] = {}
-        for generation in generations:
-            finished[generation.finish_reason] = finished.get(generation.finish_reason, 0) + 1
-        self.statistics = GenerationStatistics(
-            requests=len(requests),
-            prompt_tokens=sum(len(request.prompt_token_ids) for request in requests),
-            tokens=sum(len(generation.token_ids) for generation in generations),
-            seconds=seconds,
-            finished=finished,
-        )
 
 
 def _core_request(request_id: str, prompt: list[int], params: VllmSamplingParams) -> EngineCoreRequest:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rljob_api.spec import Precision, RLJobSpec
+from rljob_api.spec import RLJobSpec
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.rollout.cpu_libraries import check_cpu_libraries
-from rljob_worker.rollout.turns import CpuTurns, DeviceTurns, Turns
+from rljob_worker.upstream.switches import CPU_KERNELS, TORCH_LINEAR
 
-CPU_KERNELS = "rljob_cpu"
-"""Provider under which `cpu_norms` registers its kernels with vLLM."""
-TORCH_LINEAR = "RLJOB_TORCH_LINEAR"
-"""Variable that has the engine's linear layers call torch; read by `worker_extension` in each engine process."""
+if TYPE_CHECKING:
+    from rljob_worker.rollout.sleep_controller import SleepController
+
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes that vLLM 0.23's CPU attention has kernels for; repeated here because importing vLLM takes seconds."""
 MERGED = {"additional_config"}
@@ -24,6 +23,7 @@ MERGED = {"additional_config"}
 CPU_KV_CACHE_BYTES = 2**30
 _NZ_OFF = {"weight_nz_mode": 0}
 _NZ_FORCED = "enable_fused_mc2"
+_MOVING_EXPERTS = {"eplb_config", "dynamic_eplb", "expert_map_path"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,12 @@ class EnginePlatform:
     """Engine arguments beside those that all kinds have."""
     environment: Callable[[RLJobSpec], dict[str, str]]
     """Variables beside those that all kinds have."""
-    turns: type[Turns]
-    """How it sleeps."""
+    sleep_controller: Callable[[], type[SleepController]]
+    """How it sleeps; called after `prepare`."""
     check_model: Callable[[ModelConfig], None]
     """Refuses a model that trains here but that the engine cannot generate with; UserError."""
     prepare: Callable[[], None]
     """Called in the engine's process before vLLM is imported."""
-    kernels: tuple[str, ...] = ()
-    """Modules that register kernels with vLLM when they are imported."""
 
 
 def engine_platform(kind: str) -> EnginePlatform:
@@ -52,9 +50,15 @@ def engine_platform(kind: str) -> EnginePlatform:
 def _cpu_arguments(spec: RLJobSpec) -> dict[str, Any]:
     return {
         "kv_cache_memory_bytes": spec.rollout.kv_cache_bytes or CPU_KV_CACHE_BYTES,
-        "worker_extension_cls": "rljob_worker.rollout.worker_extension.RolloutWorkerExtension",
+        "worker_extension_cls": "rljob_worker.rollout.worker_extension.CpuWorkerExtension",
         "ir_op_priority": {op: [CPU_KERNELS, "native"] for op in ("rms_norm", "fused_add_rms_norm")},
     }
+
+
+def _cpu_sleep_controller() -> type[SleepController]:
+    from rljob_worker.rollout.sleep_controller import CpuSleepController
+
+    return CpuSleepController
 
 
 def _cpu_environment(spec: RLJobSpec) -> dict[str, str]:
@@ -64,10 +68,10 @@ def _cpu_environment(spec: RLJobSpec) -> dict[str, str]:
         # Eager mode compiles helpers all the same: 11 to 22 s at start-up for bit-equal results.
         "TORCHDYNAMO_DISABLE": "0" if spec.rollout.graph_mode else "1",
     }
-    fp32_on_x86 = spec.training.precision is Precision.FP32 and platform.machine() == "x86_64"
-    if fp32_on_x86 and not spec.rollout.graph_mode:
+    if platform.machine() == "x86_64" and not spec.rollout.graph_mode:
         # For a decoding step of 64 rows of fp32, torch's packed products take two thirds of the time of vLLM's own, and
-        # as long for a few. The compiler cannot read the packed weights.
+        # as long for a few; in bf16 they take as long. New weights can be written into their memory, where vLLM's own
+        # are packed into new memory, which takes five times as long. The compiler cannot read the packed weights.
         environment[TORCH_LINEAR] = "1"
     return environment
 
@@ -83,6 +87,8 @@ def _check_cpu_model(model: ModelConfig) -> None:
 def _device_arguments(spec: RLJobSpec) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "enable_sleep_mode": True,
+        # vLLM's default is on off the CPU: one batch may then be in flight across a sleep (rljob_api.rules.devices).
+        "async_scheduling": False,
         # Also with a size for the KV cache: vLLM does not start unless this share of the device is free.
         "gpu_memory_utilization": spec.rollout.memory_fraction,
         "worker_extension_cls": "rljob_worker.rollout.device_extension.DeviceWorkerExtension",
@@ -90,6 +96,12 @@ def _device_arguments(spec: RLJobSpec) -> dict[str, Any]:
     if spec.rollout.kv_cache_bytes is not None:
         arguments["kv_cache_memory_bytes"] = spec.rollout.kv_cache_bytes
     return arguments
+
+
+def _device_sleep_controller() -> type[SleepController]:
+    from rljob_worker.rollout.sleep_controller import DeviceSleepController
+
+    return DeviceSleepController
 
 
 def _npu_arguments(spec: RLJobSpec) -> dict[str, Any]:
@@ -101,6 +113,11 @@ def _npu_arguments(spec: RLJobSpec) -> dict[str, Any]:
         raise UserError(
             "spec.rollout.engineArgs: additional_config: weight_nz_mode must be 0 and enable_fused_mc2 off: the engine "
             "could not take new weights"
+        )
+    if moving := sorted(_MOVING_EXPERTS & given.keys()):
+        raise UserError(
+            f"spec.rollout.engineArgs: additional_config: {', '.join(moving)}: vllm-ascend 0.23 loses the experts' "
+            "places when the engine sleeps; leave it out"
         )
     return _device_arguments(spec) | {"additional_config": given | _NZ_OFF}
 
@@ -119,11 +136,10 @@ _PLATFORMS = {
     "cpu": EnginePlatform(
         _cpu_arguments,
         _cpu_environment,
-        CpuTurns,
+        _cpu_sleep_controller,
         _check_cpu_model,
         check_cpu_libraries,
-        kernels=("rljob_worker.rollout.cpu_norms",),
     ),
-    "cuda": EnginePlatform(_device_arguments, _no_variables, DeviceTurns, _any_model, _nothing),
-    "npu": EnginePlatform(_npu_arguments, _no_variables, DeviceTurns, _any_model, _nothing),
+    "cuda": EnginePlatform(_device_arguments, _no_variables, _device_sleep_controller, _any_model, _nothing),
+    "npu": EnginePlatform(_npu_arguments, _no_variables, _device_sleep_controller, _any_model, _nothing),
 }

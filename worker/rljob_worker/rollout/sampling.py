@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rljob_api.spec.rollout import MIN_TEMPERATURE
 from rljob_worker.types import GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
     from vllm import SamplingParams as VllmSamplingParams
-
-_LOWEST_TEMPERATURE = 0.01
 
 
 def vllm_sampling(
@@ -29,10 +28,10 @@ def vllm_sampling(
     from vllm import SamplingParams as VllmSamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    if 0 < sampling.temperature < _LOWEST_TEMPERATURE:
+    if 0 < sampling.temperature < MIN_TEMPERATURE:
         raise ValueError(
             f"temperature: {sampling.temperature} is below what vLLM samples with; use 0 (greedy) or at least "
-            f"{_LOWEST_TEMPERATURE}"
+            f"{MIN_TEMPERATURE}"
         )
     params = VllmSamplingParams(
         temperature=sampling.temperature,

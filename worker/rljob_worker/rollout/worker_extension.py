@@ -1,34 +1,43 @@
-"""What RLJob adds to vLLM's workers on CPU; vLLM mixes this class into the worker's bases."""
+"""What RLJob adds to vLLM's workers; vLLM mixes the class of the device's kind into the worker's bases."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Protocol
 
 import torch
 
-import rljob_worker.rollout.cpu_norms  # noqa: F401  (registers its kernels)
-from rljob_worker.devices.gloo import share_gloo_loop
-from rljob_worker.rollout.cpu_sampler import SeededSampler
-from rljob_worker.rollout.kv_caches import kv_cache_storages
-from rljob_worker.rollout.platforms import TORCH_LINEAR
+from rljob_worker.rollout.kv_caches import KvCaches, kv_cache_storages
 from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
 
 _MADV_DONTNEED = 4
-_PACKED_FOR_ROWS = 64
 
 
-class RolloutWorkerExtension(WeightLandingExtension):
-    """Memory hand-over; landing weights comes with the base."""
+class ModelRunner(Protocol):
+    """What is used of vLLM's model runners."""
 
-    model_runner: Any
+    model: torch.nn.Module
+    kv_caches: KvCaches
 
-    def rljob_prepare(self) -> None:
-        """Draw tokens with `SeededSampler` from now on."""
-        self.model_runner.sampler.topk_topp_sampler.forward = SeededSampler()
+
+class WorkerExtension(WeightLandingExtension):
+    """What all kinds of devices have; landing weights comes with the base."""
+
+    model_runner: ModelRunner
+
+    def rljob_device_identity(self) -> str:
+        """Identity of this worker's device, as its trainer's."""
+        return self.rljob_device().identity()
+
+    def rljob_kv_cache_bytes(self) -> int:
+        """Size of the KV cache."""
+        return sum(kv_cache_storages(self.model_runner.kv_caches).values())
+
+
+class CpuWorkerExtension(WorkerExtension):
+    """Memory hand-over on CPU."""
 
     def rljob_release_kv_cache(self) -> int:
         """Give the KV cache's pages back to the system; bytes that were resident. They read as zero afterwards."""
@@ -39,37 +48,10 @@ class RolloutWorkerExtension(WeightLandingExtension):
                 raise OSError(ctypes.get_errno(), "madvise on the KV cache failed")
         return released
 
-    def rljob_kv_cache_resident_bytes(self) -> int:
-        """Bytes of the KV cache that occupy memory now."""
-        return sum(_resident_bytes(start, length) for start, length in _kv_cache_ranges(self.model_runner.kv_caches))
 
-
-def _use_torch_linear() -> None:
-    """Have vLLM pack and multiply with torch's oneDNN operators in the place of its own ones from now on."""
-    import vllm._custom_ops as ops
-
-    of_earlier_models = ops.onednn_mm
-
-    def pack(weight: torch.Tensor, primitive_cache_size: int = 0) -> torch.Tensor:
-        return torch.ops.mkldnn._reorder_linear_weight(weight.t(), _PACKED_FOR_ROWS)
-
-    def multiply(packed: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if not isinstance(packed, torch.Tensor):
-            return of_earlier_models(packed, x, bias)
-        return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-
-    ops.create_onednn_mm, ops.onednn_mm = pack, multiply  # type: ignore[assignment]
-
-
-# At import, because each worker process imports its extension before it makes groups and builds the model.
-share_gloo_loop()
-if os.environ.get(TORCH_LINEAR) == "1":
-    _use_torch_linear()
-
-
-def _kv_cache_ranges(tensors: list[torch.Tensor]) -> Iterator[tuple[int, int]]:
+def _kv_cache_ranges(kv_caches: KvCaches) -> Iterator[tuple[int, int]]:
     """Whole pages inside each distinct storage: (address, length)."""
-    for address, size in kv_cache_storages(tensors).items():
+    for address, size in kv_cache_storages(kv_caches).items():
         start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > start:

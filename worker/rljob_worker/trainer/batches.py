@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -92,6 +91,8 @@ class MicroBatch:
     """[n] int64, rows of the [S * b] hidden states that predict a response token."""
     labels: Tensor
     """[n] int64, the response tokens."""
+    sequences: Tensor
+    """[n] int64, the row of each of them."""
     mask: Tensor
     """[b, R] bool, one row a response, False where padded; its true places, in row order, are the packed tokens."""
     rollout_log_probs: Tensor
@@ -120,9 +121,6 @@ class PackedBatch:
         self.rollout = np.concatenate(batch.rollout_log_probs).astype(np.float32, copy=False)
         self.rollout_starts: IntArray = np.cumsum(self.responses) - self.responses
         self.advantages = np.asarray(batch.advantages, dtype=np.float32)
-        self.fingerprint = 0
-        for part in (self.lengths, self.prompts, self.tokens, self.rollout, self.advantages):
-            self.fingerprint = zlib.crc32(part.tobytes(), self.fingerprint)
 
     def _check(self, batch: TrainBatch) -> None:
         count = len(batch)
@@ -167,6 +165,7 @@ class PackedBatch:
             position_ids=torch.from_numpy(columns).expand(b, -1),
             selected=torch.from_numpy((in_sample - 1) * b + row),
             labels=torch.from_numpy(self.tokens[self.starts[samples][row] + in_sample]),
+            sequences=torch.from_numpy(row),
             mask=torch.from_numpy(np.arange(max(1, int(counts.max()))) < counts[:, None]),
             rollout_log_probs=torch.from_numpy(self.rollout[self.rollout_starts[samples][row] + within]),
             advantages=torch.from_numpy(self.advantages[samples][row]),
@@ -182,6 +181,7 @@ def _filler() -> MicroBatch:
         position_ids=integers,
         selected=none,
         labels=none,
+        sequences=none,
         mask=torch.zeros(0, 1, dtype=torch.bool),
         rollout_log_probs=torch.zeros(0),
         advantages=torch.zeros(0),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from rljob_api import derived
 from rljob_api.spec import RLJobSpec
-from rljob_worker.threads import threads_per_process
+from rljob_worker.host.threads import threads_per_process
 
 
 def trainer_environment(spec: RLJobSpec) -> dict[str, str]:
     """Environment variables of a trainer actor."""
     return {
-        # Ray sets 1 for actors that ask for no CPUs.
-        "OMP_NUM_THREADS": str(threads_per_process(spec)),
+        # Ray sets 1 for actors that ask for no CPUs. Trainer and engine take turns: each gets the device's whole share.
+        "OMP_NUM_THREADS": str(threads_per_process(spec.resources.threads_per_device, derived.devices_per_node(spec))),
         # Megatron compiles small helpers at first use: seconds at start-up, and nothing gained on CPU.
         "TORCHDYNAMO_DISABLE": "1",
         # Megatron's tensor parallelism counts on the order of work that one queue gives.

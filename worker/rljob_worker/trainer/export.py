@@ -7,9 +7,10 @@ from pathlib import Path
 
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, read_hf_config
-from rljob_worker.models.convert import Parallel, Piece, assemble, local_pieces
+from rljob_worker.models.convert import Piece, assemble, local_pieces
 from rljob_worker.models.hf_io import save_hf_folder
-from rljob_worker.trainer.saved import MODEL_PREFIX
+from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.trainer.megatron.checkpoint import MODEL_PREFIX
 from rljob_worker.trainer.state_file import StateReader, path_of
 
 
@@ -38,15 +39,4 @@ def _pieces(checkpoint: Path, config: ModelConfig, world_size: int) -> Iterator[
         reader = StateReader(path_of(checkpoint, rank))
         names = [name for name in reader.names if name.startswith(MODEL_PREFIX)]
         shard = {name.removeprefix(MODEL_PREFIX): reader.read(name) for name in names}
-        yield from local_pieces(shard, config, _parallel(reader.metadata["coordinates"]))
-
-
-def _parallel(place: dict[str, int]) -> Parallel:
-    return Parallel(
-        tp_rank=place["tp_rank"],
-        tp_size=place["tp"],
-        pp_rank=place["pp_rank"],
-        pp_size=place["pp"],
-        ep_rank=place["ep_rank"],
-        ep_size=place["ep"],
-    )
+        yield from local_pieces(shard, config, ParallelLayout.of_coordinates(reader.metadata["coordinates"]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -12,62 +11,54 @@ import torch.distributed as dist
 from rljob_api import derived
 from rljob_api.spec import RLJobSpec
 from rljob_worker.devices import Device
-from rljob_worker.models.convert import Parallel, hf_manifest, local_pieces
-from rljob_worker.trainer.rank import Rank
-from rljob_worker.weightsync.exchange import Exchange
-from rljob_worker.weightsync.plan import PieceGeometry, build_plan
-from rljob_worker.weightsync.sender import WeightSender
+from rljob_worker.models.convert import hf_manifest
+from rljob_worker.tensor_slice import TensorSlice
+from rljob_worker.trainer.backend import TrainerBackend
+from rljob_worker.weightsync.device_ipc import Exchange
+from rljob_worker.weightsync.plan import build_plan
+from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
 
-def build_sender(rank: Rank, spec: RLJobSpec, device: Device, folder: str) -> WeightSender:
-    """Agree with the ranks of this node who sends what to its engines, and make this rank's sender.
+def build_weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, folder: str) -> WeightSyncTrainer:
+    """Agree with the ranks of this node who sends what to its engines, and make this rank's side of the sync.
 
     Collective over all ranks, awake. Ranks are numbered node by node, and each node holds whole copies of the model.
     """
-    here = _in_node(Parallel.current(), spec)
-    pieces = [piece for piece in local_pieces(rank.ddp.module, rank.config, here) if piece.primary]
-    mine = [PieceGeometry.of(piece) for piece in pieces]
-    everyone: list[list[PieceGeometry]] = [mine]
-    place = rank.coordinates
-    if place.world_size > 1:
-        everyone = [[] for _ in range(place.world_size)]
-        dist.all_gather_object(everyone, mine)
     per_node = derived.devices_per_node(spec)
-    first = place.rank // per_node * per_node
-    neighbours = range(first, min(first + per_node, place.world_size))
+    # Replicas are counted in a node, so that one replica's pieces in each node are primary.
+    here = backend.layout.in_node(per_node)
+    pieces = [piece for piece in backend.pieces(here) if piece.primary]
+    mine = [piece.place for piece in pieces]
+    everyone: list[list[TensorSlice]] = [mine]
+    layout = backend.layout
+    if layout.world_size > 1:
+        everyone = [[] for _ in range(layout.world_size)]
+        dist.all_gather_object(everyone, mine)
+    first = layout.rank // per_node * per_node
+    neighbours = range(first, min(first + per_node, layout.world_size))
     plan = build_plan(
-        hf_manifest(rank.config),
-        {producer: everyone[producer] for producer in neighbours},
-        dtype=rank.parameters[0].dtype,
-        consumers=derived.engines_per_node(spec),
+        hf_manifest(backend.config),
+        {trainer: everyone[trainer] for trainer in neighbours},
+        dtype=backend.parameters[0].dtype,
+        engines=derived.engines_per_node(spec),
         bucket_bytes=spec.weight_sync.bucket_bytes,
     )
-    exchange = _exchange(rank, device, neighbours) if device.own_memory else None
-    return WeightSender(pieces, plan, producer=place.rank, folder=folder, exchange=exchange)
+    exchange = _exchange(backend, device, neighbours) if device.own_memory else None
+    return WeightSyncTrainer(pieces, plan, trainer=layout.rank, folder=folder, exchange=exchange)
 
 
-def _exchange(rank: Rank, device: Device, neighbours: Sequence[int]) -> Exchange:
+def _exchange(backend: TrainerBackend, device: Device, neighbours: Sequence[int]) -> Exchange:
     """The trainers of this node, whose devices each have staging slots of their own; collective over all ranks."""
 
     def allocate(nbytes: int) -> torch.Tensor:
-        with rank.memory.staging() if rank.memory is not None else nullcontext():
+        with backend.memory.staging() if backend.memory is not None else nullcontext():
             return torch.empty(nbytes, dtype=torch.uint8, device=device.torch_device)
 
-    world, size = rank.coordinates.world_size, len(neighbours)
+    world, size = backend.layout.world_size, len(neighbours)
     group = None
-    with rank.groups.recording():
+    with backend.groups.recording():
         # All ranks make all groups, in the same order.
         for first in range(0, world if size < world else 0, size):
             made = dist.new_group(list(range(first, first + size)))
             group = made if first == neighbours[0] else group
     return Exchange(device, neighbours, allocate, group)
-
-
-def _in_node(place: Parallel, spec: RLJobSpec) -> Parallel:
-    """The place with replicas counted in its node, so that one replica's pieces in each node are primary."""
-    per_node = derived.devices_per_node(spec)
-    return replace(
-        place,
-        dp_rank=place.dp_rank % max(1, per_node // place.tp_size),
-        expert_dp_rank=place.expert_dp_rank % max(1, per_node // place.ep_size),
-    )

@@ -12,6 +12,7 @@ from rljob_worker.algorithms import (
     LossInputs,
     finish_metrics,
     get_algorithm,
+    policy_gradient_loss,
     response_log_probs,
     token_weights,
 )
@@ -53,7 +54,7 @@ class PolicyLoss:
         reference_log_probs: list[Tensor] | None,
     ) -> None:
         self._spec = spec.algorithm
-        self._loss = get_algorithm(spec.algorithm.name).policy_loss
+        self._token_loss = get_algorithm(spec.algorithm.name).token_loss
         self._sampling = sampling
         self._vocab_size = vocab_size
         self._tp_group = tp_group
@@ -77,7 +78,7 @@ class PolicyLoss:
             entropy_grad=self._spec.entropy_coefficient > 0,
         )
         weights = token_weights(micro_batch.mask, self._spec.aggregation, **self._denominators)
-        loss, metrics = self._loss(
+        loss, metrics = policy_gradient_loss(
             LossInputs(
                 log_probs=log_probs,
                 advantages=micro_batch.advantages,
@@ -87,8 +88,10 @@ class PolicyLoss:
                 rollout_log_probs=micro_batch.rollout_log_probs,
                 reference_log_probs=None if self._reference is None else self._reference[index],
                 entropy=entropy,
+                sequences=micro_batch.sequences,
             ),
             self._spec,
+            self._token_loss,
         )
         self.names = list(metrics)
         return loss, torch.stack(list(metrics.values()))
@@ -119,9 +122,20 @@ class MetricReduction:
             table = torch.stack(rows).cpu().double()
             total, largest = table.sum(0), table.amax(0)
         if self._world_size > 1:
-            dist.all_reduce(total)
-            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+            total, largest = self._over_ranks(torch.stack([total, largest]))
         return dict(zip(self._names, torch.where(maxima, largest, total).tolist(), strict=True))
+
+    def _over_ranks(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums and maxima over the ranks, [M] each, of their rows [2, M]: equal on all ranks.
+
+        Gathered, and added up here: MindSpeed (core_r0.16.0) puts a function in the place of `all_reduce` that reduces
+        a float32 copy of a float64 tensor and throws it away. Each rank would report its own share, and where one of
+        them has a NaN the ranks would not decide alike.
+        """
+        everyone = [torch.empty_like(own) for _ in range(self._world_size)]
+        dist.all_gather(everyone, own)
+        table = torch.stack(everyone)
+        return table[:, 0].sum(0), table[:, 1].amax(0)
 
     def _agree(self, names: list[str]) -> list[str]:
         if self._world_size == 1:

@@ -15,22 +15,24 @@ names the ranks that did not come. (Gloo tries five times as long to reach a ran
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch.distributed as dist
-from torch.distributed import GroupMember, ProcessGroup, Store, TCPStore
+from torch.distributed import GroupMember, ProcessGroup
 from torch.distributed.distributed_c10d import _world
-from torch.distributed.rendezvous import rendezvous
 
 from rljob_worker.errors import JobError
-from rljob_worker.trainer.references import replace_everywhere
+from rljob_worker.trainer.rendezvous import rendezvous
+from rljob_worker.upstream.process_groups import recorded_groups
+from rljob_worker.upstream.references import replace_everywhere
 
 _ASLEEP_BACKEND = "gloo"
+HOLDERS = ("megatron", "mindspeed", "rljob_worker")
+"""Packages that keep groups and may be given others in their place. Whatever else keeps one was not looked at."""
 
 
 class ReleasedGroup:
@@ -59,11 +61,12 @@ class ProcessGroups:
     """The world and every group that was made under `recording`; all ranks make the same calls in the same order.
 
     Args:
-        init_method: `tcp://host:port`, where rank 0 listens for the life of the job.
+        init_method: where the ranks meet for the life of the job; see `rendezvous`.
         rank: this process among all.
         world_size: number of processes.
         backend: of the live world.
         timeout_seconds: deadline of each wait for other ranks.
+        holders: packages whose objects may keep groups.
     """
 
     def __init__(
@@ -74,15 +77,15 @@ class ProcessGroups:
         world_size: int,
         backend: str,
         timeout_seconds: float,
+        holders: Sequence[str] = HOLDERS,
     ) -> None:
         self.state = GroupsState.LIVE
         self._rank, self._world_size = rank, world_size
         self._backend = backend
+        self._holders = holders
         self._timeout = timedelta(seconds=timeout_seconds)
-        self._host = urlsplit(init_method).hostname or ""
-        if not self._host:
-            raise ValueError(f"init method {init_method!r}: process groups that can be rebuilt need tcp://host:port")
-        self._store: Store = next(rendezvous(init_method, rank, world_size, timeout=self._timeout))[0]
+        self._rendezvous = rendezvous(init_method, rank, self._timeout)
+        self._store = self._rendezvous.store
         self._generation = 0
         self._made: list[tuple[tuple[Any, ...], dict[str, Any], ProcessGroup | ReleasedGroup | None]] = []
         """Arguments of `new_group`, in order, and what came of it here; None where this rank is not a member."""
@@ -91,28 +94,15 @@ class ProcessGroups:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Groups made inside with `torch.distributed.new_group` can be rebuilt."""
-        module: Any = dist
-        original = module.new_group
-
-        def new_group(*args: Any, **kwargs: Any) -> Any:
-            # Megatron gives whole minutes.
-            kwargs["timeout"] = self._timeout
-            group = original(*args, **kwargs)
-            self._made.append((args, kwargs, group if isinstance(group, ProcessGroup) else None))
-            return group
-
-        module.new_group = new_group
-        try:
+        with recorded_groups(self._timeout, lambda *made: self._made.append(made)):
             yield
-        finally:
-            module.new_group = original
 
     def release(self) -> float:
         """Destroy all groups, keeping a world over gloo; nothing when released. Collective; returns seconds.
 
         Raises:
-            JobError: a rank did not come, a group is there that could not be rebuilt, or something holds one where it
-                cannot be replaced.
+            JobError: a rank did not come, a group is there that could not be rebuilt, or something holds one that
+                may not, or where it cannot be replaced.
         """
         if self.state is GroupsState.RELEASED:
             return 0.0
@@ -122,7 +112,8 @@ class ProcessGroups:
             self._meet("release")
             dist.destroy_process_group()
             replace_everywhere(
-                self._exchange(lambda group, *_: None if group is None else ReleasedGroup(group.group_desc))
+                self._exchange(lambda group, *_: None if group is None else ReleasedGroup(group.group_desc)),
+                self._holders,
             )
             self._join(_ASLEEP_BACKEND)
             self._meet("released")
@@ -144,7 +135,9 @@ class ProcessGroups:
             self._meet("rebuild")
             dist.destroy_process_group()
             self._join(self._backend)
-            replace_everywhere(self._exchange(lambda _group, args, kwargs: dist.new_group(*args, **kwargs)))
+            replace_everywhere(
+                self._exchange(lambda _group, args, kwargs: dist.new_group(*args, **kwargs)), self._holders
+            )
             # A rank must not use a group that others have not made yet.
             self._meet("rebuilt")
         return time.perf_counter() - started
@@ -187,22 +180,14 @@ class ProcessGroups:
     def _join(self, backend: str) -> None:
         """A world in a store of its own: keys of one that is destroyed cannot be met again, and do not pile up."""
         self._generation += 1
-        key = f"rljob/store/{self._generation}"
-        if self._rank == 0:
-            store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
-            self._store.set(key, str(store.port))
-        else:
-            port = int(self._store.get(key))
-            store = TCPStore(self._host, port, is_master=False, wait_for_workers=False, timeout=self._timeout)
         dist.init_process_group(
             backend,
-            store=store,
+            store=self._rendezvous.make(self._generation),
             rank=self._rank,
             world_size=self._world_size,
             timeout=self._timeout,
         )
-        if self._rank == 0:
-            self._store.delete_key(f"rljob/store/{self._generation - 1}")
+        self._rendezvous.made(self._generation)
 
     def _meet(self, where: str) -> None:
         """Wait until every rank is here.
@@ -215,7 +200,9 @@ class ProcessGroups:
         self._store.set(keys[self._rank], "")
         try:
             self._store.wait(keys, self._timeout)
-        except dist.DistStoreError:
+        except dist.DistNetworkError:
+            raise
+        except RuntimeError:
             missing = ", ".join(f"trainer-{rank}" for rank, key in enumerate(keys) if not self._store.check([key]))
             raise JobError(
                 f"process groups: {where}: {missing} did not come within {self._timeout.total_seconds():g} s; see its "

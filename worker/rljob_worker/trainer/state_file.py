@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from rljob_worker.host.files import sync_file, sync_folder
+from rljob_worker.trainer.checked_file import CheckedFile
 
 _DTYPE_NAMES = {
     torch.float32: "F32",
@@ -25,8 +30,8 @@ def path_of(folder: str | Path, rank: int) -> Path:
     return Path(folder) / f"rank-{rank:05d}.safetensors"
 
 
-def write_state(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> int:
-    """Write tensors (of any layout and device, also views of one buffer) and JSON metadata; returns the bytes written.
+def write_state(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> CheckedFile:
+    """Write tensors (of any layout and device, also views of one buffer) and JSON metadata into an existing folder.
 
     On return the file and its name in the folder are on disk. The format is safetensors; its own writer refuses tensors
     that share memory and copies all of them first.
@@ -43,20 +48,21 @@ def write_state(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]
         offset += size
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    digest = xxhash.xxh3_64()
     with open(path, "wb") as file:
-        file.write(len(head).to_bytes(8, "little"))
-        file.write(head)
-        for tensor in tensors.values():
-            file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        file.flush()
-        os.fsync(file.fileno())
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return 8 + len(head) + offset
+        parts: Iterator[bytes | memoryview] = chain(
+            (len(head).to_bytes(8, "little"), head), map(_bytes_of, tensors.values())
+        )
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+        sync_file(file)
+    sync_folder(path.parent)
+    return CheckedFile(path.name, 8 + len(head) + offset, digest.hexdigest())
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 class StateReader:

@@ -16,16 +16,18 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from rljob_worker.errors import StopRequested
+from rljob_worker.trainer.rendezvous import Notices
 
 
 class StopAgreement:
     """A rank's stop request, which any thread may set, and what its peers agreed; cleared when a pass has raised."""
 
-    def __init__(self, requested: threading.Event, rank: int, world_size: int, leader: int) -> None:
+    def __init__(self, requested: threading.Event, rank: int, world_size: int, leader: int, notices: Notices) -> None:
         self._rank = rank
         self._world_size = world_size
         self._leader = leader
         self._requested = requested
+        self._notices = notices
         self._pass = 0
         self._next = 0
         self._stop_at: int | None = None
@@ -43,8 +45,8 @@ class StopAgreement:
             if self._rank == self._leader:
                 if self._requested.is_set():
                     self._announce(current)
-            elif self._world_size > 1 and _get_default_store().check([self._key()]):
-                self._stop_at = int(_get_default_store().get(self._key()))
+            elif self._world_size > 1:
+                self._stop_at = self._notices.read(_get_default_store(), self._key())
         return self._stop_at is not None and current >= self._stop_at
 
     def finish_pass(self) -> None:
@@ -62,7 +64,7 @@ class StopAgreement:
         # Alone, there is no peer to tell and the current micro-batch can be skipped itself.
         self._stop_at = current if self._world_size == 1 else current + 1
         if self._world_size > 1:
-            _get_default_store().set(self._key(), str(self._stop_at))
+            self._notices.post(_get_default_store(), self._key(), self._stop_at)
 
     def _key(self) -> str:
         return f"rljob/stop/{self._leader}/{self._pass}"

@@ -1,4 +1,4 @@
-"""The trainer: one Megatron rank, as the driver calls it."""
+"""The trainer: one rank, as the driver calls it; what every training backend shares."""
 
 from __future__ import annotations
 
@@ -7,36 +7,31 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from rljob_api import derived
-from rljob_api.quantities import to_number
 from rljob_api.spec import RLJobSpec
 from rljob_worker.algorithms import get_algorithm
 from rljob_worker.devices import get_device
 from rljob_worker.errors import StopRequested
-from rljob_worker.memory.ledger import MemoryLedger
-from rljob_worker.memory.states import MemorySaver, MemorySaverState
+from rljob_worker.memory.ledger import LedgerEntry, MemoryLedger
+from rljob_worker.trainer.backend import TrainerBackend, UpdateResult, build_backend
 from rljob_worker.trainer.batches import PackedBatch, Update, group_by_tokens, plan_step, split_evenly
-from rljob_worker.trainer.flat import Reference, Snapshot
-from rljob_worker.trainer.hand_over import build_sender
+from rljob_worker.trainer.checked_file import CheckedFile, damage
+from rljob_worker.trainer.hand_over import build_weight_sync
+from rljob_worker.trainer.learning_rate import learning_rate
 from rljob_worker.trainer.objective import LogProbs, PolicyLoss, mean_over_updates
-from rljob_worker.trainer.parallel import lockstep_leader
-from rljob_worker.trainer.passes import Passes
-from rljob_worker.trainer.rank import Rank, build_rank
-from rljob_worker.trainer.saved import load_rank, save_rank
-from rljob_worker.trainer.schedule import learning_rate
-from rljob_worker.trainer.stopping import StopAgreement
-from rljob_worker.trainer.updates import Updater, UpdateResult
+from rljob_worker.trainer.rendezvous import Notices
+from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
+from rljob_worker.trainer.sleeping import MemoryMove
+from rljob_worker.trainer.snapshots import Reference, Snapshot
 from rljob_worker.types import FloatArray, IntArray, SamplingParams, StepMetrics, TrainBatch
-from rljob_worker.weightsync.sender import WeightSender
+from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
 
 class Trainer:
@@ -52,6 +47,7 @@ class Trainer:
         rank: int,
         world_size: int,
         store: str,
+        secret: str,
         model_folder: str,
         total_updates: int,
         sync_folder: str | None = None,
@@ -62,15 +58,17 @@ class Trainer:
             spec: the RLJobSpec as JSON, by alias.
             rank: number of this trainer among all.
             world_size: number of trainers.
-            store: init method of the process group, `tcp://host:port`.
+            store: where the trainers meet; see `rendezvous`.
+            secret: what only the trainers of this job know, the same for all.
             model_folder: Hugging Face folder with the starting weights.
             total_updates: optimizer updates of the whole job, for the learning rate.
             sync_folder: folder of the weight sync's sockets and slots.
         """
         self.spec = RLJobSpec.model_validate(spec)
-        self._rank_number = rank
+        self._rank = rank
         self._world_size = world_size
         self._store = store
+        self._notices = Notices(secret)
         self._model_folder = Path(model_folder)
         self._sync_folder = sync_folder
         self._total_updates = total_updates
@@ -79,75 +77,57 @@ class Trainer:
         self._stop_requested = threading.Event()
         self._updates = 0
         self._busy = 0.0
-        self._batch: tuple[int, list[Update]] | None = None
+        self._planned: tuple[TrainBatch, list[Update]] | None = None
         self._old: list[list[Tensor]] | None = None
         self._reference_log_probs: list[list[Tensor]] | None = None
         self._snapshot: Snapshot | None = None
-        self._sender: WeightSender | None = None
+        self._weight_sync: WeightSyncTrainer | None = None
 
     # --- life -------------------------------------------------------------------------------
 
-    def setup(self) -> dict[str, Any]:
-        """Build this rank, awake; collective. Returns its device, sizes and the seconds it took."""
+    def setup(self) -> TrainerStarted:
+        """Build this rank, awake; collective."""
         started = time.perf_counter()
         if "OMP_NUM_THREADS" in os.environ:
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        self._rank: Rank = build_rank(
+        backend = build_backend(
             self.spec,
             self._device,
-            rank=self._rank_number,
+            rank=self._rank,
             world_size=self._world_size,
             store=self._store,
             model_folder=self._model_folder,
+            stop=self._stop_requested,
+            notices=self._notices,
         )
-        place = self._rank.coordinates
-        stop = StopAgreement(self._stop_requested, place.rank, place.world_size, lockstep_leader())
-        self._passes = Passes(self._rank.ddp, place, stop)
-        self._updater = Updater(self._rank, self._passes)
+        self._backend: TrainerBackend = backend
         needs_reference = self._algorithm.needs_reference(self.spec.algorithm)
-        self._reference = Reference(self._rank.parameters) if needs_reference else None
-        self._ledger = MemoryLedger(place.rank, self._device, self._rank.memory)
-        self._saver: MemorySaver | None = None
-        if self._rank.memory is not None:
-            margin = to_number(self.spec.memory_saver.train_memory_margin)
-            self._saver = MemorySaver(self._rank.memory, self._device, margin_bytes=margin)
-        return {
-            "device": self._device.identity(),
-            "coordinates": place.as_dict(),
-            "parameters": sum(tensor.numel() for tensor in self._rank.named_parameters().values()),
-            "seconds": time.perf_counter() - started,
-        }
+        self._reference = Reference(backend.parameters) if needs_reference else None
+        self._ledger = MemoryLedger(backend.layout.rank, self._device, backend.memory)
+        return TrainerStarted(
+            device=self._device.identity(),
+            coordinates=backend.layout.coordinates(),
+            parameters=backend.parameter_count,
+            seconds=time.perf_counter() - started,
+        )
 
-    def sleep(self) -> dict[str, Any]:
-        """Give the memory of weights, gradients and optimizer away; nothing when asleep. Returns bytes and seconds.
+    def sleep(self) -> TrainerMemory:
+        """Give the memory of weights, gradients and optimizer away; nothing when asleep.
 
         Where `memorySaver.releaseProcessGroups` says so, communicators go too, and the call is collective.
         """
-        return self._transition("sleep")
+        return self._moved("sleep", self._backend.sleep())
 
-    def wake_up(self) -> dict[str, Any]:
+    def wake_up(self) -> TrainerMemory:
         """Take it back; nothing when awake. Raises when too little memory is free, and stays asleep then."""
-        return self._transition("wake_up")
+        return self._moved("wake_up", self._backend.wake_up())
 
-    def _transition(self, what: str) -> dict[str, Any]:
-        if self._saver is None:
-            nothing = {"changed": False, "moved_bytes": 0, "backup_bytes": 0, "seconds": 0.0, "group_seconds": 0.0}
-            return nothing | self.memory(what)
-        groups = self._rank.groups if derived.release_process_groups(self.spec) else None
-        group_seconds = 0.0
-        if what == "sleep":
-            if groups is not None:
-                group_seconds = groups.release()
-            done = self._saver.pause()
-        else:
-            done = self._saver.resume()
-            if groups is not None:
-                group_seconds = groups.rebuild()
-        return asdict(done) | {"group_seconds": group_seconds} | self.memory(what)
+    def _moved(self, what: str, move: MemoryMove) -> TrainerMemory:
+        return TrainerMemory(move.transition, move.group_seconds, self.memory(what))
 
-    def memory(self, phase: str = "now") -> dict[str, Any]:
+    def memory(self, phase: str = "now") -> LedgerEntry:
         """A reading of the memory ledger, in bytes; thread-safe, frees nothing."""
-        return self._ledger.record(phase).as_dict()
+        return self._ledger.record(phase)
 
     def busy_seconds(self) -> float:
         """Seconds spent computing since `setup`; thread-safe."""
@@ -162,13 +142,9 @@ class Trainer:
 
     def close(self) -> None:
         """Drop the slots and leave the process group."""
-        if self._sender is not None:
-            self._sender.close()
-        if dist.is_initialized():
-            from megatron.core import parallel_state
-
-            parallel_state.destroy_model_parallel()
-            self._rank.groups.close()
+        if self._weight_sync is not None:
+            self._weight_sync.close()
+        self._backend.close()
 
     # --- a step -----------------------------------------------------------------------------
 
@@ -211,7 +187,7 @@ class Trainer:
             try:
                 results, rates = self._run_updates(updates, sampling)
             finally:
-                self._batch = self._old = self._reference_log_probs = None
+                self._planned = self._old = self._reference_log_probs = None
                 if self._device.own_memory:
                     # What the passes left in the allocator's cache would lie beside the engine's weights.
                     self._device.empty_cache()
@@ -240,9 +216,9 @@ class Trainer:
             order = split_evenly(packed.lengths, 1)[0]
             groups = group_by_tokens(packed.lengths, order, self.spec.training.max_tokens_per_micro_batch)
             micro_batches = [packed.micro_batch(group) for group in groups]
-            rows = self._passes.forward(micro_batches, self._log_probs_of(sampling or SamplingParams(max_tokens=1)))
+            rows = self._backend.forward(micro_batches, self._log_probs_of(sampling or SamplingParams(max_tokens=1)))
             values = torch.cat(rows).cpu() if rows else torch.zeros(int(packed.responses.sum()))
-            self._from_last_stage(values)
+            self._backend.from_output_rank(values)
         ends = np.cumsum(packed.responses[np.concatenate(groups)])
         parts = np.split(values.numpy(), ends[:-1])
         by_sample = dict(zip(np.concatenate(groups).tolist(), parts, strict=True))
@@ -261,64 +237,64 @@ class Trainer:
             WeightSyncError: it failed on some side; names who, the version and the bucket.
         """
         with self._computing("send_weights"):
-            if self._sender is None:
+            if self._weight_sync is None:
                 if self._sync_folder is None:
                     raise RuntimeError("send_weights: this trainer was made without a sync folder")
-                self._sender = build_sender(self._rank, self.spec, self._device, self._sync_folder)
-            return self._sender.send(version, seconds)
+                self._weight_sync = build_weight_sync(self._backend, self.spec, self._device, self._sync_folder)
+            return self._weight_sync.update_weights(version, seconds)
 
     # --- state ------------------------------------------------------------------------------
 
-    def save(self, folder: str) -> None:
+    def save(self, folder: str) -> CheckedFile:
         """Write this rank's state to `folder`, synced to disk; works asleep and awake."""
-        save_rank(self._rank, folder, updates=self._updates, precision=self.spec.training.precision.value)
+        return self._backend.save(folder, updates=self._updates)
+
+    def damage(self, folder: str, files: Sequence[CheckedFile]) -> str:
+        """What is wrong with this rank's part of a checkpoint, whose files are given by rank; empty when nothing is."""
+        return damage(folder, files[self._rank])
 
     def load(self, folder: str) -> None:
         """Continue from a saved state; ValueError when it is another layout's, or missing or damaged."""
-        self._require_awake("load")
-        self._updates = load_rank(self._rank, folder, precision=self.spec.training.precision.value)
+        self._backend.require_awake("load")
+        self._updates = self._backend.load(folder)
 
     # --- inside -----------------------------------------------------------------------------
 
     @contextmanager
     def _computing(self, what: str) -> Iterator[None]:
-        self._require_awake(what)
+        self._backend.require_awake(what)
         started = time.perf_counter()
         try:
             yield
         finally:
             self._busy += time.perf_counter() - started
 
-    def _require_awake(self, what: str) -> None:
-        if self._saver is not None:
-            self._saver.require(MemorySaverState.ACTIVE, what)
-
     def _plan(self, batch: TrainBatch) -> list[Update]:
         """The batch's updates and micro-batches; the same plan for the forward passes and the training of a step."""
+        if self._planned is not None and self._planned[0] is batch:
+            return self._planned[1]
         packed = PackedBatch(batch)
-        if self._batch is not None and self._batch[0] == packed.fingerprint:
-            return self._batch[1]
-        training, place = self.spec.training, self._rank.coordinates
+        training, layout = self.spec.training, self._backend.layout
         updates = plan_step(
-            packed, training.global_batch_size, place.dp, place.dp_rank, training.max_tokens_per_micro_batch
+            packed, training.global_batch_size, layout.dp, layout.dp_rank, training.max_tokens_per_micro_batch
         )
-        self._batch = (packed.fingerprint, updates)
+        self._planned = (batch, updates)
         self._old = self._reference_log_probs = None
         return updates
 
     def _log_probs_of(self, sampling: SamplingParams) -> LogProbs:
-        return LogProbs(sampling, self._rank.config.vocab_size, self._rank.tp_group)
+        return LogProbs(sampling, self._backend.config.vocab_size, self._backend.vocabulary_group)
 
     def _forward(self, updates: list[Update], sampling: SamplingParams) -> list[list[Tensor]]:
         flat = [micro_batch for update in updates for micro_batch in update.micro_batches]
-        rows = iter(self._passes.forward(flat, self._log_probs_of(sampling)))
+        rows = iter(self._backend.forward(flat, self._log_probs_of(sampling)))
         return [[row for _, row in zip(update.micro_batches, rows)] for update in updates]
 
     def _run_updates(self, updates: list[Update], sampling: SamplingParams) -> tuple[list[UpdateResult], list[float]]:
         self._check_inputs(updates)
         several = len(updates) > 1
         if several:
-            self._snapshot = self._snapshot or Snapshot(self._rank.parameters, self._rank.state)
+            self._snapshot = self._snapshot or Snapshot([*self._backend.parameters, *self._backend.optimizer_state])
             self._snapshot.take()
         before = self._updates
         results: list[UpdateResult] = []
@@ -327,13 +303,13 @@ class Trainer:
             for index, update in enumerate(updates):
                 loss = self._loss(index, update, sampling)
                 rates.append(learning_rate(self._updates, self.spec.training.optimizer, self._total_updates))
-                results.append(self._updater.run(update, loss, rates[-1]))
+                results.append(self._backend.update(update, loss, rates[-1]))
                 if results[-1].fault is not None:
-                    self._roll_back(before)
+                    self._rollback(before)
                     break
                 self._updates += 1
         except StopRequested:
-            self._roll_back(before)
+            self._rollback(before)
             raise
         return results, rates
 
@@ -348,13 +324,13 @@ class Trainer:
             self.spec,
             update,
             sampling,
-            self._rank.config.vocab_size,
-            self._rank.tp_group,
+            self._backend.config.vocab_size,
+            self._backend.vocabulary_group,
             old_log_probs=None if self._old is None else self._old[index],
             reference_log_probs=None if self._reference_log_probs is None else self._reference_log_probs[index],
         )
 
-    def _roll_back(self, updates: int) -> None:
+    def _rollback(self, updates: int) -> None:
         if self._updates != updates:
             assert self._snapshot is not None, "only a step of several updates can have begun to change the weights"
             self._snapshot.restore()
@@ -376,10 +352,3 @@ class Trainer:
         if fault is not None:
             detail["reason"] = f"update {len(results)} of {len(updates)}: {fault}"
         return StepMetrics(metrics, fault is None, detail)
-
-    def _from_last_stage(self, values: Tensor) -> None:
-        from megatron.core import parallel_state
-
-        if self._rank.coordinates.pp > 1:
-            last = parallel_state.get_pipeline_model_parallel_last_rank()
-            dist.broadcast(values, src=last, group=parallel_state.get_pipeline_model_parallel_group())

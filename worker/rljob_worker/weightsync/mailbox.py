@@ -1,19 +1,23 @@
-"""Small messages between the processes of one host, over ZeroMQ sockets in a folder."""
+"""How the processes of a host find each other, by files in the sync's folder, and small messages over ZeroMQ."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from rljob_worker.weightsync.errors import WeightSyncError
+from rljob_worker.errors import WeightSyncError
+from rljob_worker.host.files import write_whole
+from rljob_worker.weightsync.plan import SyncPlan
 
 # sun_path of unix(7), without the terminating zero.
 _LONGEST_SOCKET_PATH = 107
@@ -27,16 +31,16 @@ class Message:
 
     kind: str
     sender: str
-    sync_id: int
+    sync: int
     body: dict[str, Any] = field(default_factory=dict)
 
 
-def producer_name(rank: int) -> str:
+def trainer_name(rank: int) -> str:
     """A trainer's name among the peers; also what errors call it."""
     return f"trainer-{rank}"
 
 
-def consumer_name(index: int) -> str:
+def engine_name(index: int) -> str:
     """An engine's name among the peers."""
     return f"engine-{index}"
 
@@ -67,28 +71,28 @@ class Mailbox:
             outbox.connect(addresses[peer])
             self._outboxes[peer] = outbox
 
-    def send(self, peers: Iterable[str], kind: str, sync_id: int, **body: Any) -> None:
+    def send(self, peers: Iterable[str], kind: str, sync: int, **body: Any) -> None:
         """Queue a message to each of the peers; WeightSyncError when a peer has long stopped reading."""
-        content = json.dumps({"kind": kind, "sender": self.name, "sync_id": sync_id, "body": body}).encode()
+        content = json.dumps({"kind": kind, "sender": self.name, "sync": sync, "body": body}).encode()
         for peer in peers:
             try:
                 self._outboxes[peer].send(content, zmq.NOBLOCK)
             except zmq.Again as error:
                 raise WeightSyncError(f"{peer} does not read its messages") from error
 
-    def abort(self, sync_id: int, reason: str) -> None:
+    def abort(self, sync: int, reason: str) -> None:
         """Tell everybody that this sync is over; peers that cannot be told run into their deadline."""
         for peer in self._outboxes:
             try:
-                self.send([peer], ABORT, sync_id, reason=reason)
+                self.send([peer], ABORT, sync, reason=reason)
             except WeightSyncError:
                 continue
 
-    def receive(self, sync_id: int, deadline: float, awaited: Callable[[], str]) -> Message:
+    def receive(self, sync: int, deadline: float, awaited: Callable[[], str]) -> Message:
         """The next message of this sync; those of earlier ones are dropped, those of later ones kept.
 
         Args:
-            sync_id: the running sync.
+            sync: number of the running one: its version.
             deadline: latest return, in seconds of `time.monotonic()`.
             awaited: says who has to act, for the error.
 
@@ -96,19 +100,19 @@ class Mailbox:
             WeightSyncError: the deadline passed, a peer aborted the sync, or a message is not readable.
         """
         while True:
-            message = self._next(sync_id, deadline, awaited)
-            if message.sync_id > sync_id:
+            message = self._next(sync, deadline, awaited)
+            if message.sync > sync:
                 self._ahead.append(message)
-            elif message.sync_id == sync_id:
+            elif message.sync == sync:
                 if message.kind == ABORT:
                     raise PeerAborted(
                         f"{message.sender} aborted: {message.body.get('reason')} (here waiting for {awaited()})"
                     )
                 return message
 
-    def _next(self, sync_id: int, deadline: float, awaited: Callable[[], str]) -> Message:
+    def _next(self, sync: int, deadline: float, awaited: Callable[[], str]) -> Message:
         for message in self._ahead:
-            if message.sync_id <= sync_id:
+            if message.sync <= sync:
                 self._ahead.remove(message)
                 return message
         remaining = deadline - time.monotonic()
@@ -131,7 +135,7 @@ class PeerAborted(WeightSyncError):
 def _parse(content: bytes) -> Message:
     try:
         value = json.loads(content)
-        return Message(str(value["kind"]), str(value["sender"]), int(value["sync_id"]), dict(value["body"]))
+        return Message(str(value["kind"]), str(value["sender"]), int(value["sync"]), dict(value["body"]))
     except (ValueError, KeyError, TypeError) as error:
         raise WeightSyncError(f"unreadable message: {content[:80]!r}") from error
 
@@ -144,3 +148,50 @@ def _address(folder: str | Path, name: str) -> str:
             f"{_LONGEST_SOCKET_PATH}; use a shorter folder for the weight sync, such as a temporary one in /tmp"
         )
     return f"ipc://{path}"
+
+
+_FILE = "plan.json"
+_POLL_SECONDS = 0.005
+
+
+def run_name(folder: str | Path) -> str:
+    """The part of the slots' names that tells runs apart, from the folder's own name."""
+    return re.sub(r"[^A-Za-z0-9_.]", ".", Path(folder).name)[:64] or "run"
+
+
+def publish(folder: str | Path, plan: SyncPlan, slot_names: tuple[str, ...]) -> None:
+    """Write plan and slots for the others; they see all of it or nothing."""
+    _write(Path(folder) / _FILE, {"plan": plan.to_json(), "slots": slot_names})
+
+
+def find(folder: str | Path, deadline: float) -> tuple[SyncPlan, tuple[str, ...]]:
+    """Wait for plan and slots until `deadline` (`time.monotonic()`); WeightSyncError when they do not come."""
+    value = _read(Path(folder) / _FILE, deadline, "the first sending trainer did not start")
+    return SyncPlan.from_json(value["plan"]), tuple(value["slots"])
+
+
+def publish_device(folder: str | Path, identity: str, handles: Sequence[str]) -> None:
+    """Write where the slots of one device are."""
+    _write(_device_file(folder, identity), {"device": identity, "handles": list(handles)})
+
+
+def find_device(folder: str | Path, identity: str, deadline: float) -> list[str]:
+    """Wait for a device's slots until `deadline`; WeightSyncError when no trainer has that device."""
+    value = _read(_device_file(folder, identity), deadline, f"no trainer on this host has device {identity}")
+    return list(value["handles"])
+
+
+def _device_file(folder: str | Path, identity: str) -> Path:
+    return Path(folder) / f"device-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+
+
+def _write(path: Path, value: object) -> None:
+    write_whole(path, json.dumps(value), durable=False)
+
+
+def _read(path: Path, deadline: float, missing: str) -> Any:
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise WeightSyncError(f"deadline passed while waiting for {path}: {missing}")
+        time.sleep(_POLL_SECONDS)
+    return json.loads(path.read_text())

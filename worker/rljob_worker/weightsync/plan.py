@@ -1,4 +1,4 @@
-"""What goes where: the tensors of a checkpoint laid out in buckets, and which producer writes which part of each."""
+"""What goes where: the tensors of a checkpoint laid out in buckets, and which trainer writes which part of each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+
+from rljob_worker.tensor_slice import TensorSlice
 
 DEFAULT_BUCKET_BYTES = 256 * 2**20
 _ALIGNMENT = 64
@@ -24,58 +26,11 @@ _FUSED |= {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
 _EXPERT = re.compile(r"(.*\.experts)\.\d+\..*")
 
 
-class PieceLike(Protocol):
-    """The place of a piece, as `models.convert.Piece` has it."""
-
-    @property
-    def hf_name(self) -> str:
-        """Name of the Hugging Face tensor."""
-        ...
-
-    @property
-    def hf_shape(self) -> tuple[int, ...]:
-        """Shape of the whole tensor."""
-        ...
-
-    @property
-    def dim(self) -> int | None:
-        """Dimension along which it is cut; None for the whole tensor."""
-        ...
-
-    @property
-    def start(self) -> int:
-        """First index along `dim`."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """Indices along `dim`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class PieceGeometry:
-    """The place of a piece without its data: small, picklable, for ranks to exchange."""
-
-    hf_name: str
-    hf_shape: tuple[int, ...]
-    dim: int | None
-    start: int
-    length: int
-
-    @classmethod
-    def of(cls, piece: PieceLike) -> PieceGeometry:
-        """Strip the data off."""
-        if piece.dim is None:
-            return cls(piece.hf_name, tuple(piece.hf_shape), None, 0, 0)
-        return cls(piece.hf_name, tuple(piece.hf_shape), piece.dim, piece.start, piece.length)
-
-
 @dataclass(frozen=True, slots=True)
 class PlacedPiece:
-    """The part of a tensor that one producer writes: `tensor.narrow(dim, start, length)`, or all where dim is None."""
+    """The part of a tensor that one trainer writes: `tensor.narrow(dim, start, length)`, or all where dim is None."""
 
-    producer: int
+    trainer: int
     dim: int | None
     start: int
     length: int
@@ -105,13 +60,13 @@ class Bucket:
     nbytes: int
     tensors: tuple[PlacedTensor, ...]
 
-    def pieces_of(self, producer: int) -> Iterator[tuple[PlacedTensor, PlacedPiece]]:
-        """What one producer writes, in order."""
-        return ((tensor, piece) for tensor in self.tensors for piece in tensor.pieces if piece.producer == producer)
+    def pieces_of(self, trainer: int) -> Iterator[tuple[PlacedTensor, PlacedPiece]]:
+        """What one trainer writes, in order."""
+        return ((tensor, piece) for tensor in self.tensors for piece in tensor.pieces if piece.trainer == trainer)
 
-    def producers(self) -> set[int]:
+    def trainers(self) -> set[int]:
         """Who writes into it."""
-        return {piece.producer for tensor in self.tensors for piece in tensor.pieces}
+        return {piece.trainer for tensor in self.tensors for piece in tensor.pieces}
 
 
 @dataclass(frozen=True)
@@ -120,7 +75,7 @@ class SyncPlan:
 
     dtype: str
     """Name of the torch dtype of all tensors, e.g. `bfloat16`."""
-    consumers: int
+    engines: int
     """Engines on the host; they are numbered from 0."""
     buckets: tuple[Bucket, ...]
 
@@ -130,9 +85,9 @@ class SyncPlan:
         return max(bucket.nbytes for bucket in self.buckets)
 
     @cached_property
-    def producers(self) -> tuple[int, ...]:
+    def trainers(self) -> tuple[int, ...]:
         """Ranks that send something."""
-        return tuple(sorted(set().union(*(bucket.producers() for bucket in self.buckets))))
+        return tuple(sorted(set().union(*(bucket.trainers() for bucket in self.buckets))))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -166,7 +121,7 @@ class SyncPlan:
             Bucket(bucket["index"], bucket["nbytes"], tuple(_tensor_from(tensor) for tensor in bucket["tensors"]))
             for bucket in value["buckets"]
         )
-        return cls(value["dtype"], value["consumers"], tuple(buckets))
+        return cls(value["dtype"], value["engines"], tuple(buckets))
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -189,30 +144,30 @@ def engine_module(hf_name: str) -> str:
 
 def build_plan(
     manifest: Iterable[tuple[str, tuple[int, ...]]],
-    pieces: Mapping[int, Sequence[PieceLike]],
+    pieces: Mapping[int, Sequence[TensorSlice]],
     *,
     dtype: torch.dtype,
-    consumers: int,
+    engines: int,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> SyncPlan:
-    """Lay the tensors out in buckets and divide the writing among the producers.
+    """Lay the tensors out in buckets and divide the writing among the trainers.
 
     A bucket holds whole engine modules, so a slot can be larger than `bucket_bytes` when a module is. Small models get
     smaller buckets, for filling and landing to overlap.
 
     Args:
         manifest: name and shape of every tensor of the checkpoint, in checkpoint order.
-        pieces: producer (rank) -> the pieces it can send. What several hold is sent by the one with the least to send.
+        pieces: trainer (rank) -> the pieces it can send. What several hold is sent by the one with the least to send.
         dtype: of all tensors, in the trainers and on the wire.
-        consumers: number of engines on the host.
+        engines: number of engines on the host.
         bucket_bytes: target size of a slot in bytes.
 
     Raises:
         ValueError: a tensor that no set of pieces covers exactly once, one that is not in the manifest, or a wrong
             shape; names the tensor.
     """
-    if bucket_bytes < 1 or consumers < 1:
-        raise ValueError(f"bucket_bytes ({bucket_bytes}) and consumers ({consumers}) must be at least 1")
+    if bucket_bytes < 1 or engines < 1:
+        raise ValueError(f"bucket_bytes ({bucket_bytes}) and engines ({engines}) must be at least 1")
     tensors = list(manifest)
     shapes = dict(tensors)
     if not shapes or len(shapes) != len(tensors):
@@ -226,7 +181,7 @@ def build_plan(
             placed.append(PlacedTensor(name, tuple(shapes[name]), offset, sizes[name], covers[name]))
             offset += _aligned(sizes[name])
         buckets.append(Bucket(len(buckets), offset, tuple(placed)))
-    return SyncPlan(str(dtype).removeprefix("torch."), consumers, tuple(buckets))
+    return SyncPlan(str(dtype).removeprefix("torch."), engines, tuple(buckets))
 
 
 def slot_bytes(
@@ -274,21 +229,22 @@ def _pack(modules: Iterable[list[str]], sizes: Mapping[str, int], bucket_bytes: 
 
 
 def _assign(
-    shapes: Mapping[str, tuple[int, ...]], pieces: Mapping[int, Sequence[PieceLike]], itemsize: int
+    shapes: Mapping[str, tuple[int, ...]], pieces: Mapping[int, Sequence[TensorSlice]], itemsize: int
 ) -> dict[str, tuple[PlacedPiece, ...]]:
     holders: dict[str, dict[tuple[int | None, int, int], set[int]]] = {name: {} for name in shapes}
-    for producer, held in sorted(pieces.items()):
-        for geometry in map(PieceGeometry.of, held):
-            name = geometry.hf_name
+    for trainer, held in sorted(pieces.items()):
+        for piece in held:
+            name = piece.hf_name
             if name not in shapes:
-                raise ValueError(f"rank {producer} holds {name}, which is not a tensor of the checkpoint")
-            if tuple(geometry.hf_shape) != tuple(shapes[name]):
+                raise ValueError(f"rank {trainer} holds {name}, which is not a tensor of the checkpoint")
+            if tuple(piece.hf_shape) != tuple(shapes[name]):
                 raise ValueError(
-                    f"{name}: rank {producer} takes its shape for {tuple(geometry.hf_shape)}, "
+                    f"{name}: rank {trainer} takes its shape for {tuple(piece.hf_shape)}, "
                     f"the checkpoint says {tuple(shapes[name])}"
                 )
-            place = (geometry.dim, geometry.start, geometry.length)
-            holders[name].setdefault(place, set()).add(producer)
+            part = piece.place
+            place = (part.dim, part.start, part.length)
+            holders[name].setdefault(place, set()).add(trainer)
     load = dict.fromkeys(pieces, 0)
     covers = {}
     for name, shape in shapes.items():
@@ -296,10 +252,10 @@ def _assign(
         _check_cover(name, shape, places)
         cover = []
         for dim, start, length in places:
-            producer = min(holders[name][dim, start, length], key=lambda rank: (load[rank], rank))
+            trainer = min(holders[name][dim, start, length], key=lambda rank: (load[rank], rank))
             share = math.prod(shape) if dim is None else math.prod(shape) // shape[dim] * length
-            load[producer] += share * itemsize
-            cover.append(PlacedPiece(producer, dim, start, length))
+            load[trainer] += share * itemsize
+            cover.append(PlacedPiece(trainer, dim, start, length))
         covers[name] = tuple(cover)
     return covers
 
@@ -328,5 +284,5 @@ def _check_cover(name: str, shape: tuple[int, ...], places: Sequence[tuple[int |
 
 
 def _tensor_from(value: Mapping[str, Any]) -> PlacedTensor:
-    pieces = (PlacedPiece(p["producer"], p["dim"], p["start"], p["length"]) for p in value["pieces"])
+    pieces = (PlacedPiece(p["trainer"], p["dim"], p["start"], p["length"]) for p in value["pieces"])
     return PlacedTensor(value["name"], tuple(value["shape"]), value["offset"], value["nbytes"], tuple(pieces))

@@ -13,13 +13,13 @@ Anything else, in another order or twice, fails the sync.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rljob_worker.weightsync.errors import WeightSyncError
-from rljob_worker.weightsync.mailbox import Message, consumer_name, producer_name
+from rljob_worker.errors import WeightSyncError
+from rljob_worker.weightsync.mailbox import Message, engine_name, trainer_name
 from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
-from rljob_worker.weightsync.slots import SLOT_COUNT
+from rljob_worker.weightsync.transport import SLOT_COUNT
 
 READY, FILLED, ACKNOWLEDGED, DONE, COMMIT = "ready", "filled", "acknowledged", "done", "commit"
 
@@ -33,95 +33,95 @@ def describe_piece(tensor: PlacedTensor, piece: PlacedPiece, dtype: str, checksu
     return {"name": tensor.name, "shape": list(tensor.shape), "dtype": dtype, **place, "checksum": checksum}
 
 
-class ProducerState:
+class TrainerState:
     """A trainer's view of one sync."""
 
     def __init__(self, plan: SyncPlan, version: int) -> None:
         self._plan, self._version = plan, version
         self._ready: set[int] = set()
         self._done: set[int] = set()
-        self._acknowledged = dict.fromkeys(range(plan.consumers), 0)
+        self._acknowledged = dict.fromkeys(range(plan.engines), 0)
 
     def take(self, message: Message) -> None:
         """Account for a message from an engine; WeightSyncError when it may not come now."""
-        consumer = _number(message, consumer_name, range(self._plan.consumers))
+        engine = _number(message, engine_name, range(self._plan.engines))
         if message.kind == READY:
             _same_plan(message, self._plan)
             _same_version(message, self._version)
-            self._once(message, consumer, self._ready)
-        elif consumer not in self._ready:
+            self._once(message, engine, self._ready)
+        elif engine not in self._ready:
             raise WeightSyncError(f"{message.sender} sent {message.kind} before {READY}")
         elif message.kind == ACKNOWLEDGED:
-            expected = self._acknowledged[consumer]
+            expected = self._acknowledged[engine]
             if message.body.get("bucket") != expected:
                 raise WeightSyncError(
                     f"{message.sender} acknowledged bucket {message.body.get('bucket')}, expected {expected}"
                 )
-            self._acknowledged[consumer] += 1
+            self._acknowledged[engine] += 1
         elif message.kind == DONE:
             _same_version(message, self._version)
-            if self._acknowledged[consumer] != len(self._plan.buckets):
+            if self._acknowledged[engine] != len(self._plan.buckets):
                 raise WeightSyncError(f"{message.sender} says done before it acknowledged all buckets")
-            self._once(message, consumer, self._done)
+            self._once(message, engine, self._done)
         else:
             raise WeightSyncError(f"{message.sender} sent {message.kind}, which no engine sends")
 
-    def _once(self, message: Message, consumer: int, seen: set[int]) -> None:
-        if consumer in seen:
+    def _once(self, message: Message, engine: int, seen: set[int]) -> None:
+        if engine in seen:
             raise WeightSyncError(f"{message.sender} sent {message.kind} twice")
-        seen.add(consumer)
+        seen.add(engine)
 
     def blocking(self, bucket: int) -> list[str]:
         """Engines that have to act before the slot of `bucket` may be written; none: it may be."""
         free = bucket - SLOT_COUNT + 1
         return [
-            consumer_name(consumer)
-            for consumer, acknowledged in self._acknowledged.items()
-            if consumer not in self._ready or acknowledged < free
+            engine_name(engine)
+            for engine, acknowledged in self._acknowledged.items()
+            if engine not in self._ready or acknowledged < free
         ]
 
     def not_done(self) -> list[str]:
         """Engines that have not verified the whole yet."""
-        return [consumer_name(consumer) for consumer in self._acknowledged if consumer not in self._done]
+        return [engine_name(engine) for engine in self._acknowledged if engine not in self._done]
 
 
-class ConsumerState:
+class EngineState:
     """An engine's view of one sync."""
 
     def __init__(self, plan: SyncPlan, version: int) -> None:
         self._plan, self._version = plan, version
-        self._own = {p: [b.index for b in plan.buckets if p in b.producers()] for p in plan.producers}
-        self._filled = dict.fromkeys(plan.producers, 0)
+        self._own = {p: [b.index for b in plan.buckets if p in b.trainers()] for p in plan.trainers}
+        self._filled = dict.fromkeys(plan.trainers, 0)
         self._checksums: dict[int, dict[tuple[str, PlacedPiece], int]] = {}
         self._landed = 0
         self._committed: set[int] = set()
 
     def take(self, message: Message) -> None:
         """Account for a message from a trainer; WeightSyncError when it may not come now or says what it must not."""
-        producer = _number(message, producer_name, self._plan.producers)
+        trainer = _number(message, trainer_name, self._plan.trainers)
         if message.kind == FILLED:
-            self._take_filled(message, producer)
+            self._take_filled(message, trainer)
         elif message.kind == COMMIT:
             _same_version(message, self._version)
-            if self.bucket() is not None or producer in self._committed:
+            if self.bucket() is not None or trainer in self._committed:
                 raise WeightSyncError(f"{message.sender} committed twice, or before all buckets landed")
-            self._committed.add(producer)
+            self._committed.add(trainer)
         else:
             raise WeightSyncError(f"{message.sender} sent {message.kind}, which no trainer sends")
 
-    def _take_filled(self, message: Message, producer: int) -> None:
+    def _take_filled(self, message: Message, trainer: int) -> None:
         _same_plan(message, self._plan)
         _same_version(message, self._version)
-        own, index = self._own[producer], message.body.get("bucket")
-        count = self._filled[producer]
+        own, index = self._own[trainer], message.body.get("bucket")
+        count = self._filled[trainer]
         expected = own[count] if count < len(own) else None
         if index != expected or expected is None:
             raise WeightSyncError(f"{message.sender} filled bucket {index}, expected bucket {expected}")
         if expected >= self._landed + SLOT_COUNT:
             raise WeightSyncError(f"{message.sender} filled bucket {index} while its slot was in use")
         sums = self._checksums.setdefault(expected, {})
-        _check_pieces(message, self._plan, self._plan.buckets[expected], producer, sums)
-        self._filled[producer] = count + 1
+        _check_pieces(message, self._plan, self._plan.buckets[expected], trainer, sums)
+        self._filled[trainer] = count + 1
 
     def bucket(self) -> Bucket | None:
         """The bucket to land next; None when all have landed."""
@@ -133,9 +133,9 @@ class ConsumerState:
         if bucket is None:
             return []
         return [
-            producer_name(producer)
-            for producer in sorted(bucket.producers())
-            if bucket.index in self._own[producer][self._filled[producer] :]
+            trainer_name(trainer)
+            for trainer in sorted(bucket.trainers())
+            if bucket.index in self._own[trainer][self._filled[trainer] :]
         ]
 
     def checksums(self) -> Checksums:
@@ -152,17 +152,17 @@ class ConsumerState:
 
     def not_committed(self) -> list[str]:
         """Trainers that have not said yet that all engines are done."""
-        return [producer_name(producer) for producer in self._plan.producers if producer not in self._committed]
+        return [trainer_name(trainer) for trainer in self._plan.trainers if trainer not in self._committed]
 
 
 def _check_pieces(
-    message: Message, plan: SyncPlan, bucket: Bucket, producer: int, sums: dict[tuple[str, PlacedPiece], int]
+    message: Message, plan: SyncPlan, bucket: Bucket, trainer: int, sums: dict[tuple[str, PlacedPiece], int]
 ) -> None:
     where = f"bucket {bucket.index} from {message.sender}"
     reported = message.body.get("pieces")
     if not isinstance(reported, list):
         raise WeightSyncError(f"{where} lists no pieces")
-    expected = list(bucket.pieces_of(producer))
+    expected = list(bucket.pieces_of(trainer))
     for position, (tensor, piece) in enumerate(expected):
         if position >= len(reported):
             raise WeightSyncError(f"{where}: {tensor.name} is missing")
@@ -197,3 +197,73 @@ def _same_plan(message: Message, plan: SyncPlan) -> None:
 def _same_version(message: Message, version: int) -> None:
     if message.body.get("version") != version:
         raise WeightSyncError(f"{message.sender} is at version {message.body.get('version')}, expected {version}")
+
+
+class Coverage:
+    """Which tensors have reached the loader of every worker of an engine."""
+
+    def __init__(self, plan: SyncPlan, version: int) -> None:
+        self._plan, self._version = plan, version
+        self._landed: list[str] = []
+
+    def landed(self, bucket: Bucket, checksums: Checksums, reports: Sequence[Mapping[str, Any]]) -> None:
+        """Check what the workers say about one bucket.
+
+        Args:
+            bucket: the one that was landed.
+            checksums: the trainers', over their own parameters.
+            reports: one for each worker: `names` in the order in which they landed, `checksums` of what landed, None
+                for a piece that another worker takes.
+
+        Raises:
+            WeightSyncError: names the version, the bucket and the tensor.
+        """
+        where = f"version {self._version}, bucket {bucket.index}"
+        if not reports:
+            raise WeightSyncError(f"{where}: no worker of the engine reported")
+        names = [tensor.name for tensor in bucket.tensors]
+        for worker, report in enumerate(reports):
+            loaded = list(report["names"])
+            if loaded != names:
+                odd = next((name for name in names if loaded.count(name) != 1), "their order")
+                raise WeightSyncError(
+                    f"{where}: worker {worker} was given {len(loaded)} of {len(names)} tensors: {odd}"
+                )
+            for tensor, expected, actual in zip(bucket.tensors, checksums, report["checksums"], strict=True):
+                compare_checksums(tensor, expected, actual, f"{where}, worker {worker}")
+        for position, tensor in enumerate(bucket.tensors):
+            landed = [report["checksums"][position] for report in reports]
+            for piece, sums in zip(tensor.pieces, zip(*landed, strict=True), strict=True):
+                if all(checksum is None for checksum in sums):
+                    raise WeightSyncError(
+                        f"{where}: {tensor.name}, piece of trainer-{piece.trainer} from {piece.start}: no worker of "
+                        "the engine took it"
+                    )
+        self._landed += names
+
+    def finish(self) -> None:
+        """Every name of the plan has landed exactly once; else WeightSyncError."""
+        expected = self._plan.names
+        if tuple(self._landed) == expected:
+            return
+        counts = {name: self._landed.count(name) for name in {*expected, *self._landed}}
+        wrong = {name: count for name, count in counts.items() if count != 1 or name not in expected}
+        name, count = next(iter(wrong.items()), ("order of tensors", 0))
+        raise WeightSyncError(f"version {self._version}: {name} landed {count} times; {len(wrong)} tensors are wrong")
+
+
+def compare_checksums(tensor: PlacedTensor, expected: Sequence[int], actual: Sequence[int | None], where: str) -> None:
+    """WeightSyncError naming the tensor and the piece when a checksum differs; None is of a piece that did not land."""
+    for piece, theirs, ours in zip(tensor.pieces, expected, actual, strict=True):
+        if ours is not None and theirs != ours:
+            raise WeightSyncError(
+                f"{where}: {tensor.name}, piece of trainer-{piece.trainer} from {piece.start}: checksum "
+                f"{ours:#018x} of what landed, {theirs:#018x} of the trainer's parameter"
+            )
+
+
+def later_version(version: int, last: int | None) -> int:
+    """`version`, which tells the messages of one sync from those of another; ValueError when it is not after `last`."""
+    if last is not None and version <= last:
+        raise ValueError(f"version {version} is not greater than {last}, the version of the sync before")
+    return version

@@ -1,34 +1,31 @@
-"""vLLM's side of the weight sync: what a `WeightReceiver` calls in every worker of an engine, by `collective_rpc`."""
+"""vLLM's side of the weight sync: what a `WeightSyncEngine` calls in every worker of an engine, by `collective_rpc`."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from rljob_worker.devices import Device, get_device
-from rljob_worker.weightsync import rendezvous
-from rljob_worker.weightsync.device_slots import DeviceSlots
-from rljob_worker.weightsync.errors import WeightSyncError
-from rljob_worker.weightsync.plan import PlacedPiece, PlacedTensor, dtype_named
-from rljob_worker.weightsync.slots import Slots
-from rljob_worker.weightsync.staging import Staging
-from rljob_worker.weightsync.threads import half_the_threads
-from rljob_worker.weightsync.verify import compare_checksums
-from rljob_worker.weightsync.vllm_cpu import repair_moe_activation
-from rljob_worker.weightsync.vllm_reload import LayerwiseReload
+from rljob_worker.devices.threads import half_the_threads
+from rljob_worker.errors import WeightSyncError
+from rljob_worker.upstream.install import install
+from rljob_worker.upstream.patch import Process
+from rljob_worker.weightsync import mailbox
+from rljob_worker.weightsync.device_ipc import DeviceIpc
+from rljob_worker.weightsync.plan import PlacedTensor, SyncPlan
+from rljob_worker.weightsync.protocol import compare_checksums
+from rljob_worker.weightsync.shared_memory import SharedMemory
+from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
+from rljob_worker.weightsync.vllm_layout import ModelLayout, Module
 
 _log = logging.getLogger(__name__)
 _Method = Callable[[Any, dict[str, Any]], dict[str, Any]]
-
-# vLLM imports a worker extension in every worker, before it loads the model.
-repair_moe_activation()
 
 
 def _reporting(method: _Method) -> _Method:
@@ -57,7 +54,7 @@ def _made_on(device: torch.device) -> AbstractContextManager[Any]:
 
 
 class WeightLandingExtension:
-    """Mixed into vLLM's worker by `worker_extension_cls`; called through `collective_rpc` by a `WeightReceiver`.
+    """Mixed into vLLM's worker by `worker_extension_cls`; called through `collective_rpc` by a `WeightSyncEngine`.
 
     Methods do not raise: what their docstrings list under Raises comes back as `{"error": text}`.
     """
@@ -65,7 +62,15 @@ class WeightLandingExtension:
     device: torch.device
     model_runner: Any
     _rljob_sync: _Landing | None = None
-    _rljob_slots: tuple[Any, Staging] | None = None
+    _rljob_slots: tuple[Any, Transport, SyncPlan] | None = None
+    _rljob_layout: ModelLayout | None = None
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
+        """vLLM makes its worker in every worker process, before groups and model: what is changed there is, here."""
+        from vllm.platforms import current_platform
+
+        install(Process.ENGINE_WORKER, current_platform.device_type)
+        return super().__new__(cls)
 
     def rljob_device(self) -> Device:
         """The device that this worker computes on."""
@@ -73,29 +78,43 @@ class WeightLandingExtension:
 
     @_reporting
     def rljob_begin_sync(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Open a sync: `version`, `dtype`, `folder`, names of the `slots` in host memory, `slot_bytes`, `seconds`.
+        """Open a sync: `version`, the `plan`'s fingerprint, `folder`, names of the `slots` in host memory, `slot_bytes`
+        and `seconds`.
 
         An unfinished one is given up.
 
         Raises:
-            WeightSyncError: the slots are not there.
+            WeightSyncError: the slots are not there, the folder has another plan, or the plan's tensors are not those
+                of the engine's model.
         """
         started = time.perf_counter()
-        place = (message["folder"], message["slots"])
+        place = (message["folder"], message["slots"], message["plan"])
         if self._rljob_slots is None or self._rljob_slots[0] != place:
             if self._rljob_slots is not None:
                 self._rljob_slots[1].close()
-            self._rljob_slots = (place, _attached(self.rljob_device(), message))
-        slots = self._rljob_slots[1]
-        self._rljob_sync = _Landing(self.model_runner.model, slots, message["version"], dtype_named(message["dtype"]))
+                self._rljob_slots = None
+            plan = _plan(message)
+            self._rljob_slots = (place, _attached(self.rljob_device(), message), plan)
+            self._rljob_layout = None
+        _, slots, plan = self._rljob_slots
+        if self._rljob_sync is not None:
+            self._rljob_sync.give_up()
+            self._rljob_sync = None
+        model = self.model_runner.model
+        if self._rljob_layout is None or not self._rljob_layout.holds(model):
+            self._rljob_layout = _layout(model, plan, message["version"])
+        self._rljob_sync = _Landing(self._rljob_layout, plan, slots, message["version"])
         return {"begin_seconds": time.perf_counter() - started}
 
     @_reporting
     def rljob_land_bucket(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Load the tensors of one slot; returns their `names`, the `checksums` of their bytes, and seconds.
+        """Land the tensors of one slot: `version`, number of the `bucket`, the trainers' `checksums`.
+
+        Returns their `names`, the `checksums` of what landed (None for pieces that this worker has no part of), and
+        seconds.
 
         Raises:
-            WeightSyncError: a checksum differs, the model has no use for a tensor, or a module stays incomplete.
+            WeightSyncError: a checksum differs, or the bucket has only a part of a module.
         """
         return self._open_sync(message).land(message)
 
@@ -118,51 +137,109 @@ class WeightLandingExtension:
         return sync
 
 
-def _attached(device: Device, message: Mapping[str, Any]) -> Staging:
+def _plan(message: Mapping[str, Any]) -> SyncPlan:
+    plan, _ = mailbox.find(message["folder"], time.monotonic() + message["seconds"])
+    if plan.fingerprint != message["plan"]:
+        raise WeightSyncError(f"{message['folder']} has plan {plan.fingerprint}, expected {message['plan']}")
+    return plan
+
+
+def _layout(model: Any, plan: SyncPlan, version: int) -> ModelLayout:
+    shapes = {tensor.name: tensor.shape for bucket in plan.buckets for tensor in bucket.tensors}
+    try:
+        return ModelLayout(model, shapes, plan.torch_dtype)
+    except WeightSyncError as error:
+        raise WeightSyncError(f"version {version}: {error}") from error
+
+
+def _attached(device: Device, message: Mapping[str, Any]) -> Transport:
     if not device.own_memory:
-        return Slots.attach(message["slots"], message["slot_bytes"])
+        return SharedMemory.attach(message["slots"], message["slot_bytes"])
     deadline = time.monotonic() + message["seconds"]
-    handles = rendezvous.find_device(message["folder"], device.identity(), deadline)
-    return DeviceSlots.open(device, handles, message["slot_bytes"])
+    handles = mailbox.find_device(message["folder"], device.identity(), deadline)
+    return DeviceIpc.open(device, handles, message["slot_bytes"])
 
 
 class _Landing:
     """One sync in one worker."""
 
-    def __init__(self, model: Any, slots: Staging, version: int, dtype: torch.dtype) -> None:
+    def __init__(self, layout: ModelLayout, plan: SyncPlan, slots: Transport, version: int) -> None:
         self.version = version
-        self._model, self._slots, self._dtype = model, slots, dtype
+        self._layout, self._plan, self._slots = layout, plan, slots
         self._names: list[str] = []
-        self._reload = LayerwiseReload(model)
+
+    def give_up(self) -> None:
+        """Leave modules that were begun as they can be begun again."""
+        self._layout.place_back()
 
     def land(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """See `WeightLandingExtension.rljob_land_bucket`."""
         started = time.perf_counter()
-        bucket = _Bucket(message, self._slots, self._dtype, f"version {self.version}, bucket {message['bucket']}")
-        with ThreadPoolExecutor(1, "rljob-checksum") as hasher:
-            bucket.start_checksums(hasher)
-            self._model.load_weights(self._checked(bucket))
-        loaded = time.perf_counter()
-        self._reload.complete_modules(bucket.where)
+        bucket = self._plan.buckets[message["bucket"]]
+        where = f"version {self.version}, bucket {bucket.index}"
+        names = [tensor.name for tensor in bucket.tensors]
+        waiting = {module.name: (module, set(module.tensors)) for module in self._modules(names, where)}
+        checksums = []
+        repacking = 0.0
+        for tensor, expected in zip(bucket.tensors, message["checksums"], strict=True):
+            places = [waiting[name] for name in {copy.module for copy in self._layout.copies[tensor.name]}]
+            for module, absent in places:
+                if len(absent) == len(module.tensors):
+                    module.begin()
+            checksums.append(self._land(bucket.index, tensor))
+            compare_checksums(tensor, expected, checksums[-1], where)
+            packed = time.perf_counter()
+            for module, absent in places:
+                absent.discard(tensor.name)
+                if not absent:
+                    module.complete()
+            repacking += time.perf_counter() - packed
         self._slots.settle()
-        self._names += bucket.given
+        self._names += names
         return {
-            "names": bucket.given,
-            "checksums": bucket.checksums,
-            "checksum_seconds": bucket.checksum_seconds,
-            "load_seconds": loaded - started - bucket.checksum_seconds,
-            "repack_seconds": time.perf_counter() - loaded,
+            "names": names,
+            "checksums": checksums,
+            "land_seconds": time.perf_counter() - started - repacking,
+            "repack_seconds": repacking,
         }
 
-    def _checked(self, bucket: _Bucket) -> Iterator[tuple[str, torch.Tensor]]:
-        for position, (tensor, weight) in enumerate(bucket.weights):
-            bucket.check(position)
-            before = self._reload.loader_calls
-            yield tensor.name, weight
-            # `load_weights` skips names it does not know without a word: the only trace is that no loader was called.
-            if self._reload.loader_calls == before:
-                raise WeightSyncError(f"{bucket.where}: the engine's model has no parameter for {tensor.name}")
-            bucket.given.append(tensor.name)
+    def _modules(self, names: Sequence[str], where: str) -> list[Module]:
+        """Those that the bucket's tensors go to; WeightSyncError when it has only a part of one."""
+        places = [copy.module for name in names for copy in self._layout.copies[name]]
+        modules = [self._layout.modules[name] for name in dict.fromkeys(places)]
+        for module in modules:
+            if absent := module.tensors.difference(names):
+                raise WeightSyncError(f"{where}: {min(absent)} is missing, which belongs to the engine's {module.name}")
+        return modules
+
+    def _land(self, bucket: int, tensor: PlacedTensor) -> list[int | None]:
+        """Copy a tensor to its places; the checksum of each of its pieces, None where no part of it is for this worker.
+
+        What goes to one place as it is is summed there, in the same pass; of anything else, the slot's bytes are.
+        """
+        whole = self._slots.tensor(bucket % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
+        copies = [
+            (copy.source.on(whole), copy.target.on(self._layout.modules[copy.module].parameter(copy.parameter)))
+            for copy in self._layout.copies[tensor.name]
+        ]
+        taken = self._layout.taken.get(tensor.name)
+        checksums: list[int | None] = []
+        landed = True
+        for piece in tensor.pieces:
+            place = (piece.dim, piece.start, piece.length)
+            if taken is not None and taken.misses(*place):
+                checksums.append(None)
+                continue
+            target = None if taken is None else taken.place_of(copies[0][1], *place)
+            if target is None or target.dtype != whole.dtype:
+                landed = False
+                checksums.append(self._slots.checksum(piece.part_of(whole)))
+            else:
+                checksums.append(self._slots.land(piece.part_of(whole), target))
+        if not landed:
+            for source, target in copies:
+                target.copy_(source)
+        return checksums
 
     def finish(self, names: Sequence[str], model_config: Any) -> int:
         """See `WeightLandingExtension.rljob_finish_sync`; returns the number of tensors."""
@@ -171,52 +248,5 @@ class _Landing:
             raise WeightSyncError(
                 f"version {self.version}: {len(self._names)} of {len(names)} tensors have landed; wrong: {wrong}"
             )
-        self._reload.finish(f"version {self.version}", model_config)
+        self._layout.finish(model_config)
         return len(self._names)
-
-
-class _Bucket:
-    """The tensors of one slot; a tensor's checksum is compared before the loader gets it, while others are loading."""
-
-    def __init__(self, message: Mapping[str, Any], slots: Staging, dtype: torch.dtype, where: str) -> None:
-        self.where = where
-        self._slots = slots
-        self.given: list[str] = []
-        self.checksums: list[list[int]] = []
-        self.checksum_seconds = 0.0
-        """Seconds that loading waited for checksums."""
-        self._expected: list[list[int]] = message["checksums"]
-        placed = [_placed(tensor) for tensor in message["tensors"]]
-        self.weights = [
-            (tensor, slots.tensor(message["slot"], tensor.offset, dtype, tensor.shape)) for tensor in placed
-        ]
-
-    def start_checksums(self, hasher: ThreadPoolExecutor) -> None:
-        """Compute them in order, where the slots allow it on a thread of their own: xxh3 does not hold the
-        interpreter's lock."""
-        start = hasher.submit if self._slots.beside else _at_once
-        self._computed = [start(_checksums, self._slots, tensor, weight) for tensor, weight in self.weights]
-
-    def check(self, position: int) -> None:
-        """Wait for a tensor's checksums; WeightSyncError when they are not those of the trainers."""
-        started = time.perf_counter()
-        tensor = self.weights[position][0]
-        actual = self._computed[position].result()
-        self.checksum_seconds += time.perf_counter() - started
-        compare_checksums(tensor, self._expected[position], actual, self.where)
-        self.checksums.append(actual)
-
-
-def _checksums(slots: Staging, tensor: PlacedTensor, weight: torch.Tensor) -> list[int]:
-    return [slots.checksum(piece.part_of(weight)) for piece in tensor.pieces]
-
-
-def _at_once(function: Callable[..., list[int]], *arguments: Any) -> Future[list[int]]:
-    future: Future[list[int]] = Future()
-    future.set_result(function(*arguments))
-    return future
-
-
-def _placed(value: Mapping[str, Any]) -> PlacedTensor:
-    pieces = tuple(PlacedPiece(p["producer"], p["dim"], p["start"], p["length"]) for p in value["pieces"])
-    return PlacedTensor(value["name"], tuple(value["shape"]), value["offset"], value["nbytes"], pieces)

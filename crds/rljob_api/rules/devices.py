@@ -1,0 +1,66 @@
+"""Rules about what devices, their drivers and vLLM's plugins for them cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rljob_api.profiles import PROFILES, HardwareProfile
+from rljob_api.rules.core import Rule
+from rljob_api.spec import EnvironmentSpec, ResourcesSpec, RLJobSpec
+
+_FORCING_NZ = ("VLLM_ASCEND_ENABLE_FUSED_MC2", "VLLM_ASCEND_ENABLE_MATMUL_ALLREDUCE")
+
+
+def _names(chosen: Callable[[HardwareProfile], object]) -> list[str]:
+    return [name for name, profile in PROFILES.items() if chosen(profile)]
+
+
+def _graph_rule() -> Rule:
+    refusing = _names(lambda profile: not profile.captures_graphs)
+    listed = ", ".join(f"'{name}'" for name in refusing)
+    on_them = f"has(self.resources) && self.resources.profile in [{listed}]"
+    if ResourcesSpec().profile.value in refusing:
+        on_them = f"!has(self.resources) || self.resources.profile in [{listed}]"
+    return Rule(
+        on=RLJobSpec,
+        field="rollout.graphMode",
+        wrong="captured graphs would go on with weights of an earlier step, and torch_npu captures none with"
+        " TASK_QUEUE_ENABLE=2",
+        allowed=f"false on profiles {', '.join(refusing)}",
+        check=lambda s: not s.rollout.graph_mode or PROFILES[s.resources.profile].captures_graphs,
+        cel=f"!self.rollout.graphMode || !({on_them})",
+    )
+
+
+def _engine_arg_rule(name: str) -> Rule:
+    refusing = _names(lambda profile: name in profile.refused_engine_args)
+    return Rule(
+        on=RLJobSpec,
+        field=f"rollout.engineArgs.{name}",
+        wrong=PROFILES[refusing[0]].refused_engine_args[name],
+        allowed=f"false, or leave it out, on profiles {', '.join(refusing)}",
+        check=lambda s: (
+            not s.rollout.engine_args.get(name) or name not in PROFILES[s.resources.profile].refused_engine_args
+        ),
+        cel=None,
+    )
+
+
+def _nz_rule(field: str) -> Rule:
+    return Rule(
+        on=EnvironmentSpec,
+        field=field,
+        wrong=f"{' and '.join(_FORCING_NZ)} need HCCL ports of their own and put weights into the NZ layout, which"
+        " cannot be updated in place",
+        allowed="neither of them, or 0",
+        check=lambda e: all(getattr(e, field).get(name, "0") == "0" for name in _FORCING_NZ),
+        cel=" && ".join(f"(!('{name}' in self.{field}) || self.{field}['{name}'] == '0')" for name in _FORCING_NZ),
+    )
+
+
+DEVICES = (
+    _graph_rule(),
+    *(_engine_arg_rule(name) for name in sorted({arg for p in PROFILES.values() for arg in p.refused_engine_args})),
+    _nz_rule("variables"),
+    _nz_rule("rollout"),
+)

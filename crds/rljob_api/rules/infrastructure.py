@@ -1,0 +1,278 @@
+"""Rules about what is built, parallel sizes and cluster settings."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rljob_api import derived
+from rljob_api.base import ApiModel
+from rljob_api.job import RLJob
+from rljob_api.rules.core import Rule, exactly_one
+from rljob_api.spec import (
+    EnvironmentSpec,
+    FailurePolicy,
+    HcclSpec,
+    PortRange,
+    QueueSystem,
+    RLJobSpec,
+    SchedulingSpec,
+    StorageSpec,
+    Toleration,
+    TrainingSpec,
+    VolumeSpec,
+)
+
+
+def _built(on: type[ApiModel], field: str, what: str, *built: str, which: str = "") -> Rule:
+    listed = ", ".join(f"'{value}'" for value in built)
+    return Rule(
+        on=on,
+        field=field,
+        wrong=f"this {what} is not built yet",
+        allowed=", ".join(built) + which,
+        check=lambda block: getattr(block, field) in built,
+        cel=f"self in [{listed}]",
+        at_field=True,
+    )
+
+
+NOT_BUILT = (
+    _built(
+        RLJobSpec,
+        "mode",
+        "mode",
+        "Colocated",
+        which=", in which all devices of the job train and generate in turn: give it all the devices that the other "
+        "mode would divide",
+    ),
+    _built(TrainingSpec, "backend", "training backend", "Megatron"),
+)
+"""Values that are in the schema so that manifests keep their shape, but that this version cannot run."""
+
+
+def _batch_fits_data_parallel(spec: Any) -> bool:
+    replicas = derived.data_parallel(spec)
+    batch = spec.training.global_batch_size or derived.samples_per_step(spec)
+    return batch % replicas == 0
+
+
+def _devices_fit_model(spec: Any) -> bool:
+    return derived.devices(spec) % (spec.training.tensor_parallel * spec.training.pipeline_parallel) == 0
+
+
+def _let(cel: str, **values: str) -> str:
+    """Give values names in a condition: for each `self.block.field` the API server walks all fields of the spec, and a
+    rule with ten of them took it a millisecond at every write."""
+    for name, value in reversed(values.items()):
+        cel = f"[{value}].all({name}, {cel})"
+    return cel
+
+
+_NOT_GIVEN = "!has(self.resources) || !has(self.resources.devicesPerNode)"
+_DEVICES = "self.resources.nodes * self.resources.devicesPerNode"
+_MODEL_SIZE = "has(self.training) ? self.training.tensorParallel * self.training.pipelineParallel : 1"
+_SAMPLES = "self.rollout.promptsPerStep * self.rollout.samplesPerPrompt"
+_BATCH_GIVEN = "has(self.training) && has(self.training.globalBatchSize)"
+
+# Without devicesPerNode CEL lets these pass: the least common multiple that it defaults to is out of CEL's reach.
+PARALLELISM = (
+    Rule(
+        on=RLJobSpec,
+        field="training.tensorParallel",
+        wrong="the job's devices cannot be divided into model replicas",
+        allowed="training.tensorParallel x training.pipelineParallel divides nodes x devicesPerNode of resources",
+        check=_devices_fit_model,
+        cel=f"{_NOT_GIVEN} || ({_DEVICES}) % ({_MODEL_SIZE}) == 0",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="rollout.tensorParallel",
+        wrong="a node's devices cannot be divided into engines",
+        allowed="rollout.tensorParallel divides resources.devicesPerNode",
+        check=lambda s: derived.devices_per_node(s) % s.rollout.tensor_parallel == 0,
+        cel=f"{_NOT_GIVEN} || self.resources.devicesPerNode % self.rollout.tensorParallel == 0",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="training.globalBatchSize",
+        wrong="the step's samples cannot be divided into optimizer updates",
+        allowed="training.globalBatchSize divides rollout.promptsPerStep x rollout.samplesPerPrompt",
+        check=lambda s: (
+            s.training.global_batch_size is None or derived.samples_per_step(s) % s.training.global_batch_size == 0
+        ),
+        cel=f"!({_BATCH_GIVEN}) || {_SAMPLES} % self.training.globalBatchSize == 0",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="training.globalBatchSize",
+        wrong="an update's samples cannot be divided among the model replicas",
+        allowed="a multiple of the data parallel size: devices / (training.tensorParallel x training.pipelineParallel)"
+        " (without globalBatchSize: rollout.promptsPerStep x rollout.samplesPerPrompt is such a multiple)",
+        check=lambda s: not _devices_fit_model(s) or _batch_fits_data_parallel(s),
+        cel=f"{_NOT_GIVEN} || "
+        + _let(
+            "devices % model_size != 0 || batch % (devices / model_size) == 0",
+            devices=_DEVICES,
+            model_size=_MODEL_SIZE,
+            batch=f"{_BATCH_GIVEN} ? self.training.globalBatchSize : {_SAMPLES}",
+        ),
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="training.expertParallel",
+        wrong="the devices of a pipeline stage cannot be divided into expert-parallel groups",
+        allowed="training.expertParallel divides devices / training.pipelineParallel",
+        check=lambda s: (
+            not _devices_fit_model(s)
+            or derived.devices(s) // s.training.pipeline_parallel % s.training.expert_parallel == 0
+        ),
+        cel=f"{_NOT_GIVEN} || !has(self.training) || "
+        + _let(
+            "devices % (training.tensorParallel * training.pipelineParallel) != 0"
+            " || devices / training.pipelineParallel % training.expertParallel == 0",
+            devices=_DEVICES,
+            training="self.training",
+        ),
+    ),
+)
+
+
+def _disjoint(a: Any, b: Any) -> bool:
+    return a is None or b is None or a.last < b.first or b.last < a.first
+
+
+def _ports_rule(kind: str) -> Rule:
+    trainer, rollout = f"self.trainerPorts.{kind}", f"self.rolloutPorts.{kind}"
+    return Rule(
+        on=HcclSpec,
+        field=f"rolloutPorts.{kind}",
+        wrong="meets the trainers' ports on the same device",
+        allowed=f"a range apart from trainerPorts.{kind}",
+        check=lambda h: _disjoint(getattr(h.trainer_ports, kind), getattr(h.rollout_ports, kind)),
+        cel=f"!has(self.trainerPorts) || !has(self.rolloutPorts) || !has({trainer}) || !has({rollout})"
+        f" || {trainer}.last < {rollout}.first || {rollout}.last < {trainer}.first",
+    )
+
+
+_NAME = "[a-z]([-a-z0-9]*[a-z0-9])?"
+SAVER_VARIABLES = ("LD_PRELOAD", "TMS_HOOK_MODE", "TMS_INIT_ENABLE", "TMS_INIT_ENABLE_CPU_BACKUP")
+
+
+def _variables_rule(field: str) -> Rule:
+    return Rule(
+        on=EnvironmentSpec,
+        field=field,
+        wrong="the memory saver owns " + ", ".join(SAVER_VARIABLES) + " of the trainers",
+        allowed="spec.memorySaver instead; another LD_PRELOAD only in environment.rollout",
+        check=lambda e: not any(name in SAVER_VARIABLES for name in getattr(e, field)),
+        cel=f"!self.{field}.exists(name, name in [{', '.join(repr(name) for name in SAVER_VARIABLES)}])",
+    )
+
+
+NETWORK = (
+    Rule(
+        on=PortRange,
+        field="last",
+        wrong="is below the first port",
+        allowed="at least first",
+        check=lambda p: p.first <= p.last,
+        cel="self.first <= self.last",
+    ),
+    _ports_rule("host"),
+    _ports_rule("device"),
+    Rule(
+        on=RLJobSpec,
+        field="hccl.useHostIp",
+        wrong="a pod without the node's network cannot bind the node's address",
+        allowed="true only with network.hostNetwork true",
+        check=lambda s: s.hccl.use_host_ip is not True or s.network.host_network,
+        cel="!has(self.hccl) || !has(self.hccl.useHostIp) || !self.hccl.useHostIp"
+        " || (has(self.network) && self.network.hostNetwork)",
+    ),
+    Rule(
+        on=HcclSpec,
+        field="useHostIp",
+        wrong="HCCL_IF_IP would override interface",
+        allowed="true, or interface, not both",
+        check=lambda h: h.use_host_ip is not True or h.interface is None,
+        cel="!has(self.useHostIp) || !self.useHostIp || !has(self.interface)",
+    ),
+    Rule(
+        on=HcclSpec,
+        field="opExpansionMode",
+        wrong="AIV and deterministic exclude each other: with HCCL_DETERMINISTIC, HCCL ignores AIV on A2 and is"
+        " deterministic for small messages alone on A3",
+        allowed="another mode, or AIV with deterministic false",
+        check=lambda h: h.op_expansion_mode != "AIV" or not h.deterministic,
+        cel="!has(self.opExpansionMode) || self.opExpansionMode != 'AIV' || !self.deterministic",
+    ),
+    _variables_rule("variables"),
+    _variables_rule("trainer"),
+)
+
+
+def _volumes_rule(field: str, attribute: str) -> Rule:
+    return Rule(
+        on=StorageSpec,
+        field="volumes",
+        wrong=f"two volumes have the same {field}",
+        allowed=f"a different {field} for each volume",
+        check=lambda s: len({getattr(volume, attribute) for volume in s.volumes}) == len(s.volumes),
+        cel=f"self.volumes.all(v, self.volumes.exists_one(w, w.{field} == v.{field}))",
+    )
+
+
+CLUSTER = (
+    Rule(
+        on=RLJob,
+        field="metadata.name",
+        wrong="is no name for a Ray cluster and its services",
+        allowed="at most 47 lower-case letters, digits and hyphens; a letter first, no hyphen last",
+        check=lambda j: len(j.metadata.name) <= 47 and bool(re.fullmatch(_NAME, j.metadata.name)),
+        cel=f"size(self.metadata.name) <= 47 && self.metadata.name.matches('^{_NAME}$')",
+    ),
+    Rule(
+        on=SchedulingSpec,
+        field="queue",
+        wrong="there is no queueing system to read it",
+        allowed="only with scheduling.system Kueue, Volcano or MindCluster",
+        check=lambda s: s.queue is None or s.system != QueueSystem.NONE,
+        cel="!has(self.queue) || self.system != 'None'",
+    ),
+    Rule(
+        on=SchedulingSpec,
+        field="superPodBlock",
+        wrong="only MindCluster places by SuperPoD",
+        allowed="only with scheduling.system MindCluster",
+        check=lambda s: s.super_pod_block is None or s.system == QueueSystem.MIND_CLUSTER,
+        cel="!has(self.superPodBlock) || self.system == 'MindCluster'",
+    ),
+    Rule(
+        on=Toleration,
+        field="",
+        wrong="its operator does not go with its key and value",
+        allowed="operator Equal with a key, or operator Exists without a value",
+        check=lambda t: t.key is not None if t.operator == "Equal" else t.value is None,
+        cel="self.operator == 'Equal' ? has(self.key) : !has(self.value)",
+    ),
+    Rule(
+        on=Toleration,
+        field="tolerationSeconds",
+        wrong="only NoExecute evicts",
+        allowed="only with effect NoExecute",
+        check=lambda t: t.toleration_seconds is None or t.effect == "NoExecute",
+        cel="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+    ),
+    Rule(
+        on=FailurePolicy,
+        field="maxBackoffSeconds",
+        wrong="is below the first wait",
+        allowed="at least backoffSeconds",
+        check=lambda p: p.max_backoff_seconds >= p.backoff_seconds,
+        cel="self.maxBackoffSeconds >= self.backoffSeconds",
+    ),
+    exactly_one(VolumeSpec, "claim", "hostPath", "source"),
+    _volumes_rule("name", "name"),
+    _volumes_rule("mountPath", "mount_path"),
+)

@@ -1,0 +1,125 @@
+"""The Hugging Face config of a model, as far as it can be judged without any library."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rljob_api.rules.findings import Check, Finding
+from rljob_api.spec import RandomModel, RLJobSpec
+
+MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
+_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "max_position_embeddings", "vocab_size"),
+)
+_MOE_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step")
+_NUMBERS = ("rms_norm_eps", "rope_theta", "initializer_range")
+_OTHERS = (
+    *("model_type", "architectures", "hidden_act", "tie_word_embeddings", "attention_bias", "attention_dropout"),
+    *("rope_scaling", "rope_parameters", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
+    *("use_cache", "dtype", "torch_dtype", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id"),
+    *("quantization_config", "_name_or_path", "name_or_path", "auto_map", "pretraining_tp"),
+)
+_MOE_OTHERS = ("mlp_only_layers", "norm_topk_prob", "output_router_logits", "router_aux_loss_coef")
+_LARGEST = 2**31 - 1
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "attention_dropout": (0, 0.0),
+    "use_sliding_window": (False,),
+    "quantization_config": (None,),
+}
+
+
+def config_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """What is wrong with a config that RLJob is to build a model from."""
+    kind = config.get("model_type")
+    if kind not in MODEL_TYPES:
+        yield Finding(("model_type",) if "model_type" in config else (), "names no model that is built",
+                      f"model_type: {', '.join(MODEL_TYPES)}")  # fmt: skip
+        return
+    sizes = (*_SIZES, *_MOE_SIZES) if kind == "qwen3_moe" else _SIZES
+    known = {*sizes, *_NUMBERS, *_OTHERS, *(_MOE_OTHERS if kind == "qwen3_moe" else ())}
+    for key, value in config.items():
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.6)
+            hint = f", did you mean {near[0]}?" if near else ""
+            yield Finding((key,), f"unknown setting of a {kind} model{hint}", ", ".join(sorted(known)))
+        elif key in sizes and not (type(value) is int and 1 <= value <= _LARGEST):
+            yield Finding((key,), "is no size", f"whole number, at least 1 and at most {_LARGEST}")
+        elif key in _NUMBERS and not (type(value) in (int, float) and 0 < value <= 1e12):
+            yield Finding((key,), "is no such number", "number, above 0 and at most 1e12")
+        elif key in _FIXED and value not in _FIXED[key]:
+            yield Finding((key,), "is not built", str(_FIXED[key][0]).lower())
+        elif key == "tie_word_embeddings" and not isinstance(value, bool):
+            yield Finding((key,), "must be true or false", "true or false")
+        elif key in ("rope_scaling", "rope_parameters") and not _plain_rope(value):
+            yield Finding((key,), "this rope is not built", "rope_type: default")
+    yield from _divisible(config)
+
+
+def _plain_rope(value: Any) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, dict) and value.get("rope_type", value.get("type", "default")) == "default"
+
+
+def size_of(config: Mapping[str, Any], name: str) -> int | None:
+    """A size, where the config has one."""
+    value = config.get(name)
+    return value if type(value) is int and value > 0 else None
+
+
+def _divisible(config: Mapping[str, Any]) -> Iterator[Finding]:
+    heads, groups = size_of(config, "num_attention_heads"), size_of(config, "num_key_value_heads")
+    if heads and groups and heads % groups:
+        yield Finding(("num_key_value_heads",), f"does not divide num_attention_heads ({heads})", "a divisor of it")
+    experts, chosen = size_of(config, "num_experts"), size_of(config, "num_experts_per_tok")
+    if experts and chosen and chosen > experts:
+        yield Finding(("num_experts_per_tok",), f"is more than num_experts ({experts})", f"at most {experts}")
+
+
+def parallel_findings(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]:
+    """What of a job's parallel sizes and lengths does not fit its model.
+
+    Args:
+        config: the model's.
+        spec: the job's, with snake_case attributes.
+    """
+    training, engine = spec.training, spec.rollout.tensor_parallel
+    is_moe = config.get("model_type") == "qwen3_moe"
+    for name, size, field in (
+        ("num_attention_heads", training.tensor_parallel, ("training", "tensorParallel")),
+        ("num_key_value_heads", training.tensor_parallel, ("training", "tensorParallel")),
+        ("intermediate_size", training.tensor_parallel, ("training", "tensorParallel")),
+        ("num_hidden_layers", training.pipeline_parallel, ("training", "pipelineParallel")),
+        ("num_experts", training.expert_parallel if is_moe else 1, ("training", "expertParallel")),
+        ("num_attention_heads", engine, ("rollout", "tensorParallel")),
+    ):
+        value = size_of(config, name)
+        if value and value % size:
+            yield Finding(field, f"does not divide the model's {name} ({value})", "a divisor of it")
+    if training.expert_parallel > 1 and config.get("model_type") in ("qwen2", "qwen3"):
+        yield Finding(("training", "expertParallel"), "the model has no experts", "1")
+    if training.tensor_parallel > 1 and is_moe:
+        wrong = "tensor parallel training of a mixture of experts needs sequence parallelism, which is not built"
+        yield Finding(("training", "tensorParallel"), wrong, "1, and training.expertParallel instead")
+    positions = size_of(config, "max_position_embeddings")
+    if positions and spec.rollout.max_response_tokens >= positions:
+        wrong = f"leaves no room for a prompt: the model takes {positions} tokens"
+        yield Finding(("rollout", "maxResponseTokens"), wrong, f"below max_position_embeddings ({positions})")
+
+
+def _of_random(model: Any) -> Iterator[Finding]:
+    for finding in config_findings(model.config):
+        yield Finding(("config", *finding.path), finding.wrong, finding.allowed)
+
+
+def _fits(spec: Any) -> Iterator[Finding]:
+    if spec.model.random is not None:
+        yield from parallel_findings(spec.model.random.config, spec)
+
+
+MODEL_CHECKS: dict[type, tuple[Check, ...]] = {RandomModel: (_of_random,), RLJobSpec: (_fits,)}

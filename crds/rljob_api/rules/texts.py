@@ -1,0 +1,298 @@
+"""Names, paths, variables and arguments: what they may hold, checked where a manifest is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+from rljob_api import kubernetes_names as names
+from rljob_api.job import ObjectMeta
+from rljob_api.quantities import to_number
+from rljob_api.rules.findings import (
+    Check,
+    Finding,
+    keys,
+    labels,
+    object_name,
+    unprintable,
+)
+from rljob_api.spec import (
+    CheckpointSpec,
+    DataSource,
+    DataSpec,
+    EnvironmentSpec,
+    EvaluationSpec,
+    HcclPorts,
+    Hub,
+    ModelSpec,
+    PodResources,
+    ProfileOverrides,
+    RecordsSpec,
+    RewardSpec,
+    RLJobSpec,
+    RolloutSpec,
+    SchedulingSpec,
+    StorageSpec,
+    VolumeSpec,
+)
+from rljob_api.wire.names import DRIVER_TOKEN_VARIABLE
+
+_WITH_LABEL = ("match", "exact", "math")
+_RESERVED_ARGUMENTS = ("prompt", "response", "label", "finish_reason")
+_OWN_VARIABLES = {
+    "PYTHONHOME": "another standard library would be loaded; environment.pythonPath adds folders",
+    "RAY_AUTH_TOKEN": "Ray's token is the job's own",
+    "RAY_AUTH_TOKEN_PATH": "Ray's token is the job's own",
+    DRIVER_TOKEN_VARIABLE: "the operator makes the token",
+}
+_RAY_PORTS = {6379: "GCS", 8265: "dashboard", 10001: "client server", 52365: "agent"}
+_LEAST_MEMORY = 64 * 2**20
+_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
+_FILES = {".csv", ".tsv", ".txt", ".json", ".gz", ".zip", ".zst", ".xlsx", ".arrow", ".pickle", ".pkl"}
+_WEIGHTS = {".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".json"}
+_ENGINE_ARGUMENT = re.compile("[a-z][a-z0-9_]*")
+_PART = "[a-z0-9]+([._-]+[a-z0-9]+)*"
+_HOST = "(localhost|([A-Za-z0-9-]+[.])+[A-Za-z0-9-]+|[A-Za-z0-9.-]+(?=:))(:[0-9]+)?/"
+_IMAGE = re.compile(rf"({_HOST})?{_PART}(/{_PART})*(:[\w.-]{{1,128}})?(@[\w:.+-]+)?")
+
+
+def _path(field: str, path: str | None, what: str, suffixes: set[str]) -> Iterator[Finding]:
+    if path is None:
+        return
+    if not path.strip() or unprintable(path):
+        yield Finding((field,), "is no path: it is empty or holds control characters", what)
+    elif _SCHEME.match(path):
+        yield Finding((field,), "addresses are not read: mount the storage, or name a hub id", what)
+    elif PurePosixPath(path).suffix.lower() in suffixes:
+        yield Finding((field,), f"{PurePosixPath(path).suffix} files are not read", what)
+
+
+def _model(model: Any) -> Iterator[Finding]:
+    yield from _path(
+        "path", model.path, "a folder with config.json, *.safetensors and tokenizer, or a hub id", _WEIGHTS
+    )
+    local = model.path is None or model.path.startswith(("/", "~", "."))
+    if local and model.hub != Hub.HUGGING_FACE:
+        yield Finding(("hub",), "nothing is fetched from a hub", "only with a path that is a hub id")
+    if model.path is not None and local and model.revision is not None:
+        yield Finding(("revision",), "a local folder has no revisions", "only with a path that is a hub id")
+
+
+_OF_A_DATASET = {"split": "train", "subset": None, "hub": Hub.HUGGING_FACE}
+_OF_EACH_SOURCE = {
+    **{"name": None, "split": "train", "subset": None, "hub": Hub.HUGGING_FACE, "promptKey": "prompt"},
+    **{"labelKey": "label", "applyChatTemplate": False, "weight": 1.0},
+}
+
+
+def _snake(name: str) -> str:
+    return re.sub("([A-Z])", lambda m: "_" + m[1].lower(), name)
+
+
+def _source(source: Any) -> Iterator[Finding]:
+    what = "a .jsonl or .parquet file, a folder written by save_to_disk, or a hub id"
+    yield from _path("path", source.path, what, _FILES)
+    if source.name is not None and (unprintable(source.name) or re.search(r"^\.|[/\\]", source.name)):
+        yield Finding(("name",), "is no name of a data set: it stands in names of metrics", "without '/' and '\\'")
+    if source.label_key is not None and source.label_key == source.prompt_key:
+        yield Finding(("labelKey",), "is the column of the prompt", "another column, or null")
+    one_file = source.synthetic is not None or (source.path or "").endswith((".jsonl", ".parquet"))
+    if one_file:
+        for field, default in _OF_A_DATASET.items():
+            if getattr(source, field) != default:
+                yield Finding((field,), "applies to dataset folders and hub ids alone", "leave it out")
+
+
+def _sources(data: Any) -> Iterator[Finding]:
+    if not data.sources:
+        yield from _source(data)
+        return
+    for field, default in _OF_EACH_SOURCE.items():
+        if getattr(data, _snake(field)) != default:
+            yield Finding((field,), "has no effect beside sources", "in each of the sources")
+    seen: dict[str, int] = {}
+    for i, source in enumerate(data.sources):
+        name = source.name or (PurePosixPath(source.path).stem if source.path else None)
+        if name is not None and name in seen and (source.name is None or data.sources[seen[name]].name is None):
+            wrong = f"is called {name!r} in metrics as sources[{seen[name]}] is"
+            yield Finding(("sources", i), wrong, "a name of its own for each source")
+        elif name is not None:
+            seen[name] = i
+
+
+def _evaluation(evaluation: Any) -> Iterator[Finding]:
+    if evaluation.data.weight != 1.0:
+        yield Finding(("data", "weight"), "an evaluation takes every prompt once", "leave it out")
+
+
+def _reward(reward: Any) -> Iterator[Finding]:
+    if to_number(reward.memory) < _LEAST_MEMORY:
+        yield Finding(("memory",), "is too little for a process that imports Python", "at least 64Mi")
+    if reward.error_score != 0 and reward.on_error != "Score":
+        yield Finding(("errorScore",), "has no effect with onError: Fail", "only with onError: Score")
+    for i, name in enumerate(reward.environment):
+        if name in _OWN_VARIABLES:
+            yield Finding(("environment", i), f"{name} is never given to a reward", "another variable")
+    if reward.name is not None:
+        yield from _builtin_arguments(reward.name, reward.args)
+    for name in reward.args if reward.python is not None else ():
+        if name in _RESERVED_ARGUMENTS:
+            yield Finding(("args", name), "is given to every reward function already", "another name")
+        elif not name.isidentifier():
+            yield Finding(("args", name), "is no name of an argument", "letters, digits and '_'")
+
+
+def _builtin_arguments(name: str, args: dict[str, Any]) -> Iterator[Finding]:
+    known = {"regex": {"pattern": str, "compare": bool}}.get(name, {})
+    for key, value in args.items():
+        if key not in known:
+            allowed = f"{', '.join(known)}" if known else "leave args out"
+            yield Finding(("args", key), f"is no argument of the reward {name}", allowed)
+        elif not isinstance(value, known[key]):
+            yield Finding(("args", key), "has the wrong type", "true or false" if known[key] is bool else "a string")
+    pattern = args.get("pattern")
+    if name == "regex" and isinstance(pattern, str):
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            yield Finding(("args", "pattern"), f"is no regular expression: {error}", "as Python's re takes it")
+
+
+def _labels_of_rewards(spec: Any) -> Iterator[Finding]:
+    """A reward that compares with a label, of a source without one."""
+    sources = [(("data", "sources", i), source) for i, source in enumerate(spec.data.sources)]
+    named: list[tuple[tuple[str | int, ...], Any]] = [*sources] or [(("data",), spec.data)]
+    if spec.evaluation is not None:
+        named.append((("evaluation", "data"), spec.evaluation.data))
+    for at, source in named:
+        reward = source.reward or spec.reward
+        where = (*at, "reward", "name") if source.reward else ("reward", "name")
+        if reward is not None and reward.name in _WITH_LABEL and source.label_key is None:
+            yield Finding(
+                where, f"compares with a label, but labelKey of {'.'.join(map(str, at))} is null", "a labelKey"
+            )
+
+
+def _environment(environment: Any) -> Iterator[Finding]:
+    for field in ("variables", "trainer", "rollout"):
+        yield from _variables((field,), getattr(environment, field))
+    for i, path in enumerate(environment.python_path):
+        if not path.strip() or unprintable(path) or ":" in path:
+            yield Finding(("pythonPath", i), "is no folder: empty, or with ':' or control characters", "one path each")
+    for i, name in enumerate(environment.secrets):
+        yield from object_name(("secrets", i), name, "secret")
+
+
+def _variables(at: tuple[str, ...], values: dict[str, str]) -> Iterator[Finding]:
+    for name, value in values.items():
+        if not names.is_variable(name):
+            yield Finding((*at, name), "is no name of a variable", "letters, digits, '_', '-' and '.', no digit first")
+        elif name in _OWN_VARIABLES:
+            yield Finding((*at, name), f"cannot be set: {_OWN_VARIABLES[name]}", "leave it out")
+        elif "\0" in value:
+            yield Finding((*at, name), "holds a NUL, which no variable can", "text without it")
+
+
+def _overrides(overrides: Any) -> Iterator[Finding]:
+    yield from _variables(("environment",), overrides.environment)
+    yield from labels(("nodeSelector",), overrides.node_selector)
+
+
+def _metadata(metadata: Any) -> Iterator[Finding]:
+    if metadata.namespace is not None and not names.is_dns_label(metadata.namespace):
+        allowed = "at most 63 lower-case letters, digits and '-', a letter or digit first and last"
+        yield Finding(("namespace",), "is no name of a namespace", allowed)
+    yield from labels(("labels",), metadata.labels)
+    yield from keys(("annotations",), metadata.annotations)
+
+
+def _scheduling(scheduling: Any) -> Iterator[Finding]:
+    yield from labels(("nodeSelector",), scheduling.node_selector)
+    yield from object_name(("priorityClass",), scheduling.priority_class, "priority class")
+    if scheduling.queue is not None and not (scheduling.queue and names.is_label_value(scheduling.queue)):
+        yield Finding(("queue",), "is no name of a queue", "at most 63 letters, digits, '-', '_' and '.'")
+    known = ("nodeAffinity", "podAffinity", "podAntiAffinity")
+    for key in scheduling.affinity:
+        if key not in known:
+            yield Finding(("affinity", key), "is no field of an affinity", ", ".join(known))
+
+
+def _volume(volume: Any) -> Iterator[Finding]:
+    for field, path in (("mountPath", volume.mount_path), ("hostPath", volume.host_path)):
+        if path is not None and (":" in path or unprintable(path) or ".." in path.split("/")):
+            yield Finding((field,), "is no path to mount", "absolute, without ':' and '..'")
+    if volume.mount_path.strip("/") == "":
+        yield Finding(("mountPath",), "would hide the whole image", "a folder below /")
+    sub_path = volume.sub_path
+    if sub_path is not None and (sub_path.startswith("/") or ".." in sub_path.split("/") or unprintable(sub_path)):
+        yield Finding(("subPath",), "is no folder inside a volume", "relative, without '..'")
+    yield from object_name(("claim",), volume.claim, "persistent volume claim")
+    if volume.source is not None and len(volume.source) != 1:
+        yield Finding(("source",), "is no source of a volume", "exactly one, like {nfs: {server: ..., path: ...}}")
+
+
+def _records(records: Any) -> Iterator[Finding]:
+    if records.http_port in _RAY_PORTS:
+        wrong = f"is the port of Ray's {_RAY_PORTS[records.http_port]} on the same machine"
+        yield Finding(("httpPort",), wrong, "another port, or 0 for a free one")
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:.]+", records.http_host) or re.fullmatch(
+        r"[^:]*:[0-9]+", records.http_host
+    ):
+        yield Finding(("httpHost",), "is no address or host name", "like 127.0.0.1, without scheme and port")
+
+
+def _ports(ports: Any) -> Iterator[Finding]:
+    if ports.host is not None and ports.host.first < 1024:
+        yield Finding(("host", "first"), "ports up to 1023 belong to the system", "at least 1024")
+
+
+def _engine_arguments(rollout: Any) -> Iterator[Finding]:
+    for name in rollout.engine_args:
+        if not _ENGINE_ARGUMENT.fullmatch(name):
+            yield Finding(("engineArgs", name), "is no name of an engine argument", "like max_model_len, with '_'")
+
+
+def _image(spec: Any) -> Iterator[Finding]:
+    if spec.image is not None and not _IMAGE.fullmatch(spec.image):
+        yield Finding(("image",), "is no image", "like registry.example/name:tag, the name in lower case")
+
+
+def _checkpoint(checkpoint: Any) -> Iterator[Finding]:
+    yield from _path("path", checkpoint.path, "a folder that all nodes see", set())
+
+
+def _zero(field: str, least: str) -> Check:
+    def check(block: Any) -> Iterator[Finding]:
+        value = getattr(block, _snake(field))
+        if value is not None and to_number(value) < to_number(least):
+            yield Finding((field,), "is too little", f"at least {least}")
+
+    return check
+
+
+def _cpu(resources: Any) -> Iterator[Finding]:
+    if resources.cpu is not None and float(resources.cpu.rstrip("m")) == 0:
+        yield Finding(("cpu",), "is no processor at all", "above 0, like 32 or 500m")
+
+
+TEXT_CHECKS: dict[type, tuple[Check, ...]] = {
+    ObjectMeta: (_metadata,),
+    ModelSpec: (_model,),
+    DataSource: (_source,),
+    DataSpec: (_sources,),
+    EvaluationSpec: (_evaluation,),
+    RewardSpec: (_reward,),
+    RLJobSpec: (_labels_of_rewards, _image),
+    RolloutSpec: (_engine_arguments,),
+    EnvironmentSpec: (_environment,),
+    ProfileOverrides: (_overrides,),
+    SchedulingSpec: (_scheduling,),
+    StorageSpec: (_zero("sharedMemory", "64Mi"),),
+    VolumeSpec: (_volume,),
+    RecordsSpec: (_records,),
+    HcclPorts: (_ports,),
+    CheckpointSpec: (_checkpoint,),
+    PodResources: (_cpu, _zero("memory", "256Mi")),
+}

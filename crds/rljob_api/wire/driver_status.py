@@ -1,0 +1,63 @@
+"""What `/v1/status` answers: where the training is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from rljob_api.base import INT32_MAX
+from rljob_api.wire.values import block, seconds, text, whole
+
+
+@dataclass(frozen=True, slots=True)
+class DriverStatus:
+    """A driver at one instant."""
+
+    ready: bool
+    """The first step can begin."""
+    step: int
+    """Completed steps."""
+    steps: int | None
+    """Steps that the job will run; drivers of other versions may not say it."""
+    phase: str | None
+    """Phase that runs now."""
+    attempt: int
+    """Of the run folder."""
+    weight_version: int | None
+    last_checkpoint_step: int | None
+    """None: it has saved none and loaded none."""
+    stopping: bool
+    """It was asked to stop."""
+    phase_seconds: float | None = None
+    """How long `phase` has run, or for how long none has; drivers of other versions may not say it. A duration, so that
+    it means the same to a reader whose clock is another."""
+
+    @classmethod
+    def parse(cls, content: Any) -> Self:
+        """Read an answer.
+
+        Raises:
+            WireError: a field is missing, or holds what a status of Kubernetes cannot; names it.
+        """
+        answer = block(content, "the answer")
+        phase, lasted = answer.get("phase"), answer.get("phase_seconds")
+        return cls(
+            ready=answer.get("ready") is True,
+            step=whole(answer.get("step"), "step", INT32_MAX),
+            steps=_optional(answer, "steps"),
+            phase=None if phase is None else text(phase, "phase"),
+            attempt=whole(answer.get("attempt"), "attempt", INT32_MAX),
+            weight_version=_optional(answer, "weight_version"),
+            last_checkpoint_step=_optional(answer, "last_checkpoint_step"),
+            stopping=answer.get("stopping") is True,
+            phase_seconds=None if lasted is None else seconds(lasted, "phase_seconds"),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer, in the order of the fields."""
+        return asdict(self)
+
+
+def _optional(answer: Any, name: str) -> int | None:
+    value = answer.get(name)
+    return None if value is None else whole(value, name, INT32_MAX)

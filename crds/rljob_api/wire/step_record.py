@@ -1,0 +1,211 @@
+"""The step record: a line of `steps.jsonl`, and what `/v1/steps` answers (docs/running.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from rljob_api import metrics as m
+from rljob_api.wire.values import WireError, block, number, seconds, whole
+
+UNNUMBERED = -1
+MemoryReports = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""Bytes by process (`trainer-3`), phase and field of its report."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSync:
+    """What a step's weight sync did; None: not said."""
+
+    version: int | None = None
+    """Weight version that the engines have now."""
+    bytes: float | None = None
+    """Of the model."""
+    staging_bytes: float | None = None
+    """Of a node's staging slots."""
+    tensors: int | None = None
+    verified: bool = True
+    mode: str | None = None
+    send: Mapping[str, float] = field(default_factory=dict)
+    receive: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the slowest trainer and engine, by part."""
+
+    @classmethod
+    def parse(cls, content: Mapping[str, Any], where: str) -> Self:
+        """Read the block as JSON gives it; WireError names the field."""
+        get = content.get
+        version, size, staging, tensors = get("version"), get("bytes"), get("staging_bytes"), get("tensors")
+        return cls(
+            None if version is None else whole(version, f"{where}: version"),
+            None if size is None else number(size, f"{where}.bytes"),
+            None if staging is None else number(staging, f"{where}.staging_bytes"),
+            None if tensors is None else whole(tensors, f"{where}: tensors"),
+            get("verified", True) is not False,
+            get("mode"),
+            get("send") or {},
+            get("receive") or {},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The block, without what is not known."""
+        values = {
+            "version": self.version,
+            "bytes": self.bytes,
+            "staging_bytes": self.staging_bytes,
+            "tensors": self.tensors,
+            "verified": self.verified,
+            "mode": self.mode,
+            "send": self.send or None,
+            "receive": self.receive or None,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One executed step. Keys that this version does not know are left out, optional ones may be missing."""
+
+    step: int
+    attempt: int
+    """Of the run folder: each start of a driver has another one."""
+    time: float
+    """Unix seconds of its end."""
+    step_seconds: float
+    phases: Mapping[str, float]
+    """Wall-clock seconds by phase; disjoint."""
+    other: float
+    """`step_seconds` less all phases; may be a rounding error below 0."""
+    switch_seconds: float
+    """Of which were spent on handing the devices over."""
+    metrics: Mapping[str, float | None]
+    """By slime's names; null: not measured, or not finite. Other programs' are checked by `metric`."""
+    nested: Sequence[str] = ()
+    """Metrics that contain phases and must not be added to them."""
+    applied: bool = True
+    """False: the update was refused, so that the step is not completed."""
+    recovered: bool = False
+    """It was kept beside a checkpoint and written by the attempt after."""
+    weights: WeightSync | None = None
+    """None: there was no weight sync."""
+    memory: MemoryReports = field(default_factory=dict)
+    """As it stands in the record; `memory_states` looks into it."""
+    busy_seconds: Mapping[str, float] = field(default_factory=dict)
+    """By process."""
+    overlapped: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of work that ran beside a phase."""
+    index: int = UNNUMBERED
+    """Position in the file; `UNNUMBERED` before it stands there."""
+    rerun: bool = False
+    """The step was executed before, by an attempt that died."""
+
+    @classmethod
+    def parse(cls, content: Any) -> Self:
+        """Read a record as JSON gives it.
+
+        Raises:
+            WireError: a field that has to be there is missing, or is no such value; names the record and the field.
+        """
+        if not isinstance(content, dict):
+            raise WireError(f"a step record must be an object, not {type(content).__name__}")
+        index = whole(content.get("index"), "a step record: index")
+        return cls._parse(content, f"step record {index}", index)
+
+    @classmethod
+    def parse_draft(cls, content: Any) -> Self:
+        """Read a record that has no place in the file yet; WireError as `parse`."""
+        return cls._parse(block(content, "a step's draft"), "a step's draft", UNNUMBERED)
+
+    @classmethod
+    def _parse(cls, content: Mapping[str, Any], where: str, index: int) -> Self:
+        get = content.get
+        step = whole(get("step"), f"{where}: step")
+        phases = block(get("phases"), f"{where}: phases")
+        for name, value in phases.items():
+            # The whole check is only called for the odd one: this runs for each phase of each step of each job.
+            if type(value) is not float or not 0.0 <= value < 1e6:
+                seconds(value, f"{where}: phases.{name[:80]}")
+        weights = block(get("weights"), f"{where}: weights")
+        record = cls(
+            step=step,
+            attempt=whole(get("attempt"), f"{where}: attempt"),
+            time=number(get("time"), f"{where}: time"),
+            step_seconds=seconds(get("step_seconds"), f"{where}: step_seconds"),
+            phases=phases,
+            other=number(get("other"), f"{where}: other"),
+            switch_seconds=seconds(get("switch_seconds", 0.0), f"{where}: switch_seconds"),
+            metrics=block(get("metrics"), f"{where}: metrics"),
+            nested=get("nested", ()),
+            applied=get("applied", True) is not False,
+            recovered=get("recovered", False) is True,
+            weights=WeightSync.parse(weights, f"{where}: weights") if weights else None,
+            memory=block(get("memory"), f"{where}: memory"),
+            busy_seconds=block(get("busy_seconds", {}), f"{where}: busy_seconds"),
+            overlapped=block(get("overlapped", {}), f"{where}: overlapped"),
+            index=index,
+            rerun=get("rerun", False) is True,
+        )
+        for name in (m.REWARD_KEY, m.RESPONSE_LENGTH_KEY, m.LOGPROB_KEY):
+            record.metric(name)
+        return record
+
+    def to_json(self) -> dict[str, Any]:
+        """The record in the order of its keys; without index and rerun while it is not numbered."""
+        content = {
+            "step": self.step,
+            "attempt": self.attempt,
+            "time": self.time,
+            "step_seconds": self.step_seconds,
+            "phases": self.phases,
+            "other": self.other,
+            "switch_seconds": self.switch_seconds,
+            "nested": list(self.nested),
+            "applied": self.applied,
+            "recovered": self.recovered,
+            "metrics": self.metrics,
+            "weights": {} if self.weights is None else self.weights.to_json(),
+            "memory": self.memory,
+            "busy_seconds": self.busy_seconds,
+            "overlapped": self.overlapped,
+        }
+        return content if self.index == UNNUMBERED else {**content, "index": self.index, "rerun": self.rerun}
+
+    @property
+    def where(self) -> str:
+        """What messages call it."""
+        return "a step's draft" if self.index == UNNUMBERED else f"step record {self.index}"
+
+    def metric(self, name: str) -> float | None:
+        """A metric, None where it was not measured; WireError where it is no number."""
+        value = self.metrics.get(name)
+        return None if value is None else number(value, f"{self.where}: metrics.{name}")
+
+    @property
+    def reward(self) -> float | None:
+        """Mean raw reward of the samples."""
+        return self.metric(m.REWARD_KEY)
+
+    @property
+    def response_length(self) -> float | None:
+        """Mean length of the responses in tokens."""
+        return self.metric(m.RESPONSE_LENGTH_KEY)
+
+    @property
+    def log_prob_abs_diff(self) -> float | None:
+        """Mean absolute difference between the trainer's and the engine's log-probabilities, in nats."""
+        return self.metric(m.LOGPROB_KEY)
+
+    def memory_states(self) -> dict[tuple[str, str, str], float]:
+        """Bytes by (process, rank, state) after the last phase that says so.
+
+        Raises:
+            WireError: `memory` is not as the driver promises.
+        """
+        for process, reports in self.memory.items():
+            if not isinstance(reports, dict) or not all(isinstance(report, dict) for report in reports.values()):
+                raise WireError(f"{self.where}: memory.{process[:80]} must hold an object for each phase")
+        states = m.memory_states(self.memory)
+        return {
+            (p, rank, state): float(number(value, f"{self.where}: memory.{p}-{rank}"))
+            for p, rank, state, value in states
+        }

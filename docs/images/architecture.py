@@ -1,0 +1,91 @@
+"""Draw docs/images/architecture.svg: `python docs/images/architecture.py [FILE]`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+matplotlib.rcParams |= {"svg.hashsalt": "rljob", "font.family": "DejaVu Sans", "font.size": 9}
+
+from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.patches import FancyBboxPatch  # noqa: E402
+
+INK, PAPER = "#1f2937", "#ffffff"
+USER, OPERATOR, DRIVER, TRAINER, ENGINE, FRAME = "#fef3c7", "#dbeafe", "#e0e7ff", "#dcfce7", "#fae8ff", "#f3f4f6"
+
+
+class Drawing:
+    """Boxes and arrows on a page of 100 x 62 units."""
+
+    def __init__(self) -> None:
+        self.figure, self.axes = plt.subplots(figsize=(10, 6.2))
+        self.axes.set(xlim=(0, 100), ylim=(0, 62))
+        self.axes.axis("off")
+        self.figure.subplots_adjust(0, 0, 1, 1)
+
+    def box(self, x: float, y: float, width: float, height: float, title: str, text: str, color: str) -> None:
+        """A box with a title and lines below it."""
+        style = FancyBboxPatch(
+            (x, y), width, height, boxstyle="round,pad=0,rounding_size=1.2", facecolor=color, edgecolor=INK, linewidth=1
+        )
+        self.axes.add_patch(style)
+        self.axes.text(x + 1.3, y + height - 1.2, title, va="top", weight="bold", color=INK)
+        self.axes.text(x + 1.3, y + height - 4.1, text, va="top", color=INK, fontsize=8, linespacing=1.35)
+
+    def arrow(self, start: tuple[float, float], end: tuple[float, float], text: str, at: tuple[float, float]) -> None:
+        """An arrow, and what it says at another place."""
+        self.axes.annotate(
+            "", end, start, arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
+        )
+        self.axes.text(*at, text, color=INK, fontsize=7.5, linespacing=1.3, va="center")
+
+
+def draw() -> Drawing:
+    """The picture."""
+    d = Drawing()
+    d.box(
+        1, 47, 21, 13, "RLJob manifest", "one document, for a laptop\n(rljob run) and a cluster\n(kubectl apply)", USER
+    )
+    d.box(36, 47, 33, 13, "operator/", "shell/ watches and writes (Kopf)\nstate/ reconcile(observed) -> plan, pure\n"
+          "render/ a job's objects, pure\nray/ metrics/", OPERATOR)  # fmt: skip
+    d.box(
+        79,
+        47,
+        20,
+        13,
+        "Seen from outside",
+        "status, events, conditions\nkubectl rljob (plugin/)\nPrometheus, Grafana",
+        USER,
+    )
+    d.box(1, 1, 98, 38, "RayCluster of the job", "", FRAME)
+    d.box(3, 9.5, 25, 24.5, "head pod: driver", "driver/ the loop over phases\nrewards/ scores in processes\n"
+          "of their own\ndata/ algorithms/ advantages\nrecords/ steps.jsonl, HTTP\n"
+          "checkpoints, events", DRIVER)  # fmt: skip
+    d.box(38, 3, 59, 32.5, "worker pod, one a node: each device is shared, they take turns", "", PAPER)
+    d.box(40, 14, 22, 16, "trainer, one a device", "trainer/ Megatron-core\nmodels/ layouts, conversion\n"
+          "memory/ memory saver:\nsleeps while the engine\ngenerates", TRAINER)  # fmt: skip
+    d.box(73, 14, 22, 16, "engine, one a TP group", "rollout/ vLLM\nsleeps while the trainer\nlearns; never generates\n"
+          "with weights of another\nversion", ENGINE)  # fmt: skip
+    d.arrow((22, 53.5), (36, 53.5), "API server", (25.5, 55))
+    d.arrow((69, 53.5), (79, 53.5), "", (0, 0))
+    d.arrow((52, 47), (52, 39), "RayCluster, Secret, NetworkPolicy", (53, 43.3))
+    d.arrow((40, 47), (20, 34), "submit, stop;\nread step records", (15.5, 43.3))
+    d.arrow((28, 26), (40, 26), "train", (31.5, 27.3))
+    d.axes.plot([28, 84], [11, 11], color=INK, linewidth=1.2)
+    d.arrow((84, 11), (84, 14), "generate", (30.5, 12.3))
+    d.arrow((62, 22), (73, 22), "update_weights", (62.4, 23.4))
+    d.axes.text(62.4, 19.3, "two slots, device\nIPC, verified by\nchecksum", fontsize=7.5, color=INK, va="center")
+    d.axes.text(40, 6.8, "weightsync/ devices/ host/ upstream/ are what both stand on; rljob doctor (doctor/) "
+                "looks at the pod first", fontsize=7.5, color=INK, va="center")  # fmt: skip
+    d.axes.text(3, 8.2, "crds/rljob_api/: the types of the manifest,\nthe status and all that processes tell each\n"
+                "other; the CRD is generated from them", fontsize=7.5, color=INK, va="top",
+                linespacing=1.35)  # fmt: skip
+    return d
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_suffix(".svg")
+    draw().figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None, dpi=150)

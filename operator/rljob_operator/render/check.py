@@ -1,0 +1,85 @@
+"""All that is refused of a valid spec because Kubernetes, KubeRay or HCCL would not take what follows from it.
+
+It is checked here, once; the builders take what passed and cannot fail.
+"""
+
+from __future__ import annotations
+
+from rljob_api.profiles import HardwareProfile
+from rljob_api.spec import RLJobSpec
+from rljob_operator.kubernetes_objects import Manifest, block_of
+from rljob_operator.render.errors import RenderError
+from rljob_operator.render.hardware import resolve
+from rljob_operator.render.hccl import check_hccl
+from rljob_operator.render.overrides import merge_template
+from rljob_operator.render.pods import check_pods, check_sizes, head_template, own_labels, worker_size, worker_template
+from rljob_operator.render.ray_cluster import check_ray, ray_cluster, secret_name, valid_spec
+from rljob_operator.render.scheduling import check_scheduling
+from rljob_operator.render.settings import RenderSettings, short
+from rljob_operator.render.submission import check_manifest
+from rljob_operator.render.variables import check_environment, check_tuning
+from rljob_operator.render.volumes import check_run_folder, check_volumes
+from rljob_operator.state.observed import JobView
+
+
+def render_cluster(job: JobView, settings: RenderSettings) -> Manifest:
+    """The RayCluster of a job.
+
+    Raises:
+        RenderError: for what Kubernetes, KubeRay or HCCL would not take.
+    """
+    spec = valid_spec(job)
+    profile = resolve(spec)
+    check(job, spec, profile, settings)
+    labels = own_labels(job.name, spec, profile)
+    head = head_template(job.name, spec, profile, settings, secret_name(job.name))
+    worker = worker_template(job.name, spec, profile, settings)
+    # The user's templates can be judged only where they are merged: what they may hold is all that a pod may.
+    head = merge_template(head, spec.pods.head, labels, "spec.pods.head")
+    worker = merge_template(worker, spec.pods.worker, labels, "spec.pods.worker")
+    check_run_folder(spec, block_of(head, "spec"), block_of(worker, "spec"))
+    return ray_cluster(job, spec, profile, settings, head, worker)
+
+
+def check_renderable(job: JobView, settings: RenderSettings) -> str:
+    """What is wrong with a valid spec that cannot be rendered, as a sentence that names the field; empty: nothing."""
+    try:
+        render_cluster(job, settings)
+    except RenderError as error:
+        return str(error)
+    return ""
+
+
+def check(job: JobView, spec: RLJobSpec, profile: HardwareProfile, settings: RenderSettings) -> None:
+    """Refuse what the builders could make nothing of.
+
+    Args:
+        job: the job.
+        spec: its spec, which is valid.
+        profile: its hardware, with its overrides.
+        settings: the operator's.
+
+    Raises:
+        RenderError: the first problem, with its field.
+    """
+    check_ray(spec, profile, settings)
+    _check_image(spec, settings)
+    check_sizes(spec, profile)
+    check_environment(spec)
+    if "cpu_affinity" in profile.tunable:
+        check_tuning(spec)
+    if profile.uses_hccl:
+        check_hccl(spec)
+    check_volumes(spec, profile, worker_size(spec, profile).shared_memory)
+    check_pods(spec, profile)
+    check_scheduling(spec, profile)
+    check_manifest(job, settings)
+
+
+def _check_image(spec: RLJobSpec, settings: RenderSettings) -> None:
+    image = settings.image(spec)
+    if not image:
+        profile = spec.resources.profile.value
+        raise RenderError("spec.image", f"is missing, and the operator has no default for profile {profile}")
+    if any(character.isspace() or not character.isprintable() for character in image):
+        raise RenderError("spec.image", f"{short(image)} is no image: it holds white space or control characters")

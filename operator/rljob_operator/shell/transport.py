@@ -1,0 +1,177 @@
+"""The HTTP session that Kopf lists and watches with: signed and secured as the official client is, and listened to.
+
+Kopf ends the whole operator on answers that it does not expect: 404 or 410 to a list or watch, an ERROR in the stream
+other than 410, a line that is no JSON. Here they become what it recovers from: a lost connection (it tries again), or
+410 in the stream (it lists again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import aiohttp
+from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
+
+from rljob_operator.shell.access import Access
+from rljob_operator.shell.client import refusal
+from rljob_operator.shell.informer import Informer
+from rljob_operator.shell.metrics import OperatorMetrics
+from rljob_operator.shell.resources import FIELD_MANAGER
+
+_LARGEST_EVENT = 2**24
+_KOPF_TRIES_AGAIN = (401, 403, 429)
+_LIST_AGAIN = b'{"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "list again"}}\n'
+
+
+def kopf_session(
+    access: Access, metrics: OperatorMetrics, informer_at: Callable[[str], Informer | None]
+) -> aiohttp.ClientSession:
+    """A session for `kopf.AiohttpSession`.
+
+    Args:
+        access: the server and the credentials.
+        metrics: where requests are counted.
+        informer_at: the one whose kind is listed and watched at a path.
+    """
+
+    async def through(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+        informer = informer_at(request.url.path)
+        try:
+            token = await access.configuration.get_api_key_with_prefix("BearerToken")
+            if token:
+                request.headers["Authorization"] = token
+            response = await handler(request)
+        except Exception as error:
+            metrics.requests.labels(request.method, "disconnected").inc()
+            if informer is not None:
+                informer.server_was_gone = True
+                informer.interrupted(type(error).__name__, f"{informer}: {error or type(error).__name__}")
+            if isinstance(error, (aiohttp.ClientError, TimeoutError, OSError)):
+                raise
+            raise aiohttp.ClientConnectionError(str(error)) from None  # the token cannot be read (now)
+        metrics.requests.labels(request.method, str(response.status)).inc()
+        if informer is None:
+            return response
+        if response.status >= 400:
+            return await _refused(informer, request, response)
+        if "watch" in request.url.query:
+            lines = _list_again(informer) if informer.server_was_gone else _events(informer, response.content)
+            informer.opened()
+            response.content = _Lines(response.content, lines)  # type: ignore[assignment]
+        else:
+            await _listed(informer, request, response)
+        return response
+
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=access.tls, keepalive_timeout=60),
+        headers={"User-Agent": FIELD_MANAGER, "Accept": "application/json"},
+        cookie_jar=aiohttp.DummyCookieJar(),
+        middlewares=(through,),
+        read_bufsize=2**18,
+        proxy=access.configuration.proxy,
+    )
+
+
+async def _listed(informer: Informer, request: ClientRequest, response: ClientResponse) -> None:
+    try:
+        informer.listed(await response.json(), is_first="continue" not in request.url.query)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = f"{informer}: the server's list cannot be read: {error!r}"
+        informer.interrupted("unreadable", problem)
+        raise aiohttp.ClientConnectionError(problem) from None
+
+
+async def _refused(informer: Informer, request: ClientRequest, response: ClientResponse) -> ClientResponse:
+    is_watch, code = "watch" in request.url.query, response.status
+    error = refusal(f"GET {request.url.path}", code, response.reason, response.headers, await response.read())
+    if code == 410 or (is_watch and code == 504 and "resource version" in str(error).lower()):
+        # Forgotten by the server, or not yet reached: it was put back to before this version.
+        informer.interrupted("expired")
+        if is_watch:
+            response.content = _Lines(response.content, _list_again(informer))  # type: ignore[assignment]
+            response.status = 200
+            return response
+        await informer.pause(0.0)
+        raise aiohttp.ClientPayloadError(str(error))  # Kopf begins the list anew.
+    if code == 404:
+        informer.absent(f"the API server does not know {informer.resource}; is its CRD installed?")
+    elif code == 403:
+        informer.absent(f"the operator may not list and watch {informer.resource}: {error}")
+    else:
+        informer.server_was_gone |= code >= 500
+        informer.interrupted(str(code), f"{informer}: {error}")
+    if code in _KOPF_TRIES_AGAIN or code >= 500:
+        return response
+    raise aiohttp.ClientConnectionError(str(error))
+
+
+class _Lines:
+    """The body of a watch as Kopf reads it; for the rest, what `aiohttp` made of it."""
+
+    def __init__(self, reader: aiohttp.StreamReader, lines: AsyncIterator[bytes]) -> None:
+        self._reader = reader
+        self._lines = lines
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
+        return self._lines
+
+
+async def _list_again(informer: Informer) -> AsyncIterator[bytes]:
+    await informer.pause(0.0)
+    yield _LIST_AGAIN
+
+
+async def _events(informer: Informer, reader: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The lines of a watch as they come, to the first that Kopf must not see: there it is told to list again."""
+    began, rest, cause, problem = time.monotonic(), b"", "", ""
+    try:
+        while not cause:
+            async with asyncio.timeout(informer.times.inactivity):
+                chunk = await reader.readany()
+            informer.heard()
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in filter(None, lines):
+                cause, problem = _checked(informer, line)
+                if cause:
+                    break
+                yield line + b"\n"
+            if not chunk:
+                cause = "ended"
+            elif len(rest) > _LARGEST_EVENT:
+                cause, problem = "unreadable", f"{informer}: an event of more than {_LARGEST_EVENT} bytes"
+    except TimeoutError:
+        # A server that was put back to before this version sends nothing until it has reached it again.
+        cause = "silent"
+    except (aiohttp.ClientError, OSError) as error:
+        cause = type(error).__name__
+        await informer.pause(time.monotonic() - began)
+        raise
+    finally:
+        informer.interrupted(cause or "closed", problem)
+    await informer.pause(time.monotonic() - began)
+    if cause != "ended":
+        yield _LIST_AGAIN
+
+
+def _checked(informer: Informer, line: bytes) -> tuple[str, str]:
+    """Why Kopf must not see a line: a word, and for people; nothing where it may."""
+    try:
+        event = json.loads(line)
+        kind, item = event["type"], event["object"]
+        if kind == "ERROR":
+            return ("expired", "") if item.get("code") == 410 else ("error", f"{informer}: watch: {item}"[:500])
+        version = int(item["metadata"]["resourceVersion"])
+        if kind in ("ADDED", "MODIFIED", "DELETED"):
+            item["metadata"]["uid"], item["metadata"]["name"]
+        elif kind != "BOOKMARK":
+            raise ValueError(f"an event of type {kind!r}")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        return "unreadable", f"{informer}: the server's answer cannot be read: {error!r}"
+    return ("expired" if informer.went_back(version) else "", "")

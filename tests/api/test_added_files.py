@@ -1,0 +1,196 @@
+"""What CONTRIBUTING.md promises: a hardware profile is one file, and so is an algorithm.
+
+The packages are copied, a file is added, and all of them take it: types, CRD, command line and rendering.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from manifests import manifest
+
+from rljob_api.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("crds/rljob_api", "operator/rljob_operator", "worker/rljob_worker", "helm")
+
+PROFILE = '''
+"""A card in a cluster of our own."""
+
+from dataclasses import replace
+
+from rljob_api.profiles.ascend_a2 import PROFILE as ASCEND_A2
+from rljob_api.profiles.base import MindCluster
+
+PROFILE = replace(
+    ASCEND_A2,
+    name="atlas-next",
+    order=35,
+    chip="910C",
+    resource_name="example.com/next",
+    devices_per_node=4,
+    node_selector={"card": "next"},
+    init_containers_share_devices=False,
+    mind_cluster=MindCluster(super_pods=True),
+)
+'''
+ALGORITHM = '''
+"""Each sample against the mean of the others."""
+
+from torch import Tensor
+
+from rljob_api.spec import AlgorithmSpec
+from rljob_worker.algorithms.losses import ppo_clip
+from rljob_worker.algorithms.registry import Algorithm, register
+
+
+def leave_one_out(rewards: Tensor, spec: AlgorithmSpec) -> Tensor:
+    size = rewards.shape[1]
+    return (rewards - rewards.mean(dim=1, keepdim=True)) * size / (size - 1)
+
+
+register(
+    Algorithm(
+        name="another",
+        min_group_size=3,
+        requires_on_policy=True,
+        advantages=leave_one_out,
+        token_loss=ppo_clip,
+    )
+)
+'''
+RENDER = """
+import json, sys
+from rljob_api.validation import load_manifest
+from rljob_operator.render import RenderSettings, check_renderable, render_cluster, role_environment
+from rljob_operator.state.observed import JobView
+
+job = load_manifest(json.loads(sys.argv[1]))
+view = JobView("team", job.metadata.name, "6d0f7a1e-31c5-4a8e-9b0d-000000000001", 1, 0.0, spec=job.spec)
+settings = RenderSettings(worker_image="r.example/worker:1")
+problem = check_renderable(view, settings)
+print(json.dumps({"problem": problem} if problem else {
+    "cluster": render_cluster(view, settings), "rollout": role_environment(job.spec, "rollout")
+}))
+"""
+
+
+class Copy:
+    """The packages in a folder of their own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in PACKAGES:
+            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        (root / "docs").mkdir()
+        for name in ("crds/rljob.dev_rljobs.yaml", "docs/reference.md"):
+            shutil.copy(ROOT / name, root / name)
+
+    def add(self, path: str, text: str) -> None:
+        (self.root / path).write_text(text.lstrip(), encoding="utf-8")
+
+    def run(self, *arguments: str, status: int = 0) -> str:
+        path = os.pathsep.join(str(self.root / name) for name in ("crds", "operator", "worker"))
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.root,
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def validate(self, document: dict, status: int = 0) -> str:
+        (self.root / "job.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+        return self.run("-m", "rljob_worker.cli.main", "validate", "job.yaml", status=status)
+
+    def spec_schema(self) -> dict:
+        crd = yaml.safe_load((self.root / "crds/rljob.dev_rljobs.yaml").read_text(encoding="utf-8"))
+        return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+
+    def rendered(self, document: dict) -> dict:
+        return json.loads(self.run("-c", RENDER, json.dumps(document)).splitlines()[-1])
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    return Copy(tmp_path)
+
+
+def on(profile: str, **resources: object) -> dict:
+    document = manifest()
+    document["spec"]["resources"] = {"profile": profile, **resources}
+    document["spec"]["checkpoint"] = {"path": "/storage/runs"}
+    document["spec"]["storage"] = {"volumes": [{"name": "storage", "mountPath": "/storage", "claim": "rl"}]}
+    return document
+
+
+def test_a_profile_is_one_file(copy: Copy) -> None:
+    job = on("atlas-next", devicesPerNode=4)
+    assert "atlas-next" in copy.validate(job, status=2)
+
+    copy.add("crds/rljob_api/profiles/atlas_next.py", PROFILE)
+    copy.validate(job)
+    copy.run("-m", "rljob_api.generate")
+    copy.run("helm/chart_readme.py")
+    names = ["ascend-a2", "ascend-a3", "ascend-950", "atlas-next", "cce", "hami", "cuda", "cpu"]
+    assert copy.spec_schema()["resources"]["properties"]["profile"]["enum"] == names
+    values = json.loads((copy.root / "helm/rljob/values.schema.json").read_text(encoding="utf-8"))
+    assert values["properties"]["jobs"]["properties"]["images"]["propertyNames"]["enum"] == names
+
+    found = copy.rendered(job)
+    pod = found["cluster"]["spec"]["workerGroupSpecs"][0]["template"]["spec"]
+    assert pod["nodeSelector"] == {"card": "next"}
+    assert pod["containers"][0]["resources"]["limits"]["example.com/next"] == "4"
+    assert "example.com/next" not in pod["initContainers"][0]["resources"]["limits"]
+    assert found["rollout"]["VLLM_ASCEND_ENABLE_NZ"] == "0"
+    assert "have at most 4 devices" in copy.rendered(on("atlas-next", devicesPerNode=8))["problem"]
+    kinds = "from rljob_worker.devices.kinds import kind_of; print(kind_of('atlas-next').name)"
+    assert copy.run("-c", kinds).split()[-1] == "npu"
+
+
+def test_a_profile_in_a_file_of_another_name_is_refused(copy: Copy) -> None:
+    copy.add("crds/rljob_api/profiles/other.py", PROFILE)
+    assert "other.py: its profile is called 'atlas-next'" in copy.validate(manifest(), status=1)
+
+
+@pytest.mark.slow
+def test_an_algorithm_is_one_file(copy: Copy) -> None:
+    job = manifest("algorithm.name=another")
+    assert "allowed: one of grpo" in copy.validate(job, status=2)
+
+    copy.add("worker/rljob_worker/algorithms/another.py", ALGORITHM)
+    copy.run("-m", "rljob_worker.generate", "--check", status=1)
+    copy.run("-m", "rljob_worker.generate")
+    copy.run("-m", "rljob_api.generate")
+    first, *others = ALGORITHMS
+    assert copy.spec_schema()["algorithm"]["properties"]["name"]["enum"] == [first, *sorted([*others, "another"])]
+    copy.validate(job)
+    copy.validate(manifest("rollout.samplesPerPrompt=2", "training.globalBatchSize=null"))
+    too_few = copy.validate(
+        manifest("algorithm.name=another", "rollout.samplesPerPrompt=2", "training.globalBatchSize=64"), status=2
+    )
+    assert (
+        "spec.rollout.samplesPerPrompt: 2: the advantages of a group of one are all zero; allowed: 3 or more" in too_few
+    )
+    twice = copy.validate(manifest("algorithm.name=another", "training.globalBatchSize=128"), status=2)
+    assert "spec.training.globalBatchSize: 128: the second update of a step would learn from samples" in twice
+
+    rendered = on("cpu")
+    rendered["spec"]["algorithm"] = {"name": "another"}
+    assert "cluster" in copy.rendered(rendered)
+    advantages = (
+        "import torch; from rljob_worker.algorithms import get_algorithm; from rljob_api.spec import AlgorithmSpec; "
+        "found = get_algorithm('another').advantages(torch.tensor([[1., 0., -1.]]), AlgorithmSpec(name='another')); "
+        "print(found.tolist())"
+    )
+    assert copy.run("-c", advantages).splitlines()[-1] == "[[1.5, 0.0, -1.5]]"

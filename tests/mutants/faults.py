@@ -1,0 +1,273 @@
+"""Faults made by hand, and the tests that must notice each of them.
+
+A fault is a text that stands exactly once in a file, what takes its place, and tests that pass without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ALGORITHMS = "worker/rljob_worker/algorithms"
+CONVERSION = "tests/worker/models/test_model_conversion.py"
+COUNTING = "tests/operator/metrics/test_counting.py"
+GOODPUT = "tests/operator/state/test_progress_and_goodput.py"
+LOGITS = "tests/worker/algorithms/test_logits.py"
+LOSSES = "tests/worker/algorithms/test_losses.py"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault; `tests` are arguments of pytest."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+FAULTS: tuple[Fault, ...] = (
+    # --- formulas --------------------------------------------------------------------------------
+    Fault(
+        "advantage relative to the other prompts",
+        f"{ALGORITHMS}/advantages.py",
+        "exact.mean(dim=1, keepdim=True)",
+        "exact.mean(dim=0, keepdim=True)",
+        "tests/worker/algorithms/test_advantages.py",
+    ),
+    Fault(
+        "advantage over the biased standard deviation",
+        f"{ALGORITHMS}/advantages.py",
+        "unbiased=True",
+        "unbiased=False",
+        "tests/worker/algorithms/test_advantages.py",
+    ),
+    Fault(
+        "rounding of equal rewards taken for signal",
+        f"{ALGORITHMS}/advantages.py",
+        "advantages.masked_fill(zero_variance(rewards).unsqueeze(1), 0.0)",
+        "advantages",
+        "tests/worker/algorithms/test_advantages.py",
+    ),
+    Fault(
+        "one clip range for both sides",
+        f"{ALGORITHMS}/losses.py",
+        "-ratio.clamp(1 - clip_low, 1 + clip_high)",
+        "-ratio.clamp(1 - clip_low, 1 + clip_low)",
+        LOSSES,
+    ),
+    Fault(
+        "dual clip on the wrong side",
+        f"{ALGORITHMS}/losses.py",
+        "torch.where(advantages < 0, torch.minimum",
+        "torch.where(advantages > 0, torch.minimum",
+        LOSSES,
+    ),
+    Fault(
+        "constant length left out of the aggregation",
+        f"{ALGORITHMS}/losses.py",
+        "return weights / (constant_length * num_sequences)",
+        "return weights / num_sequences",
+        LOSSES,
+    ),
+    Fault(
+        "entropy bonus with the wrong sign",
+        f"{ALGORITHMS}/losses.py",
+        "loss = loss - spec.entropy_coefficient",
+        "loss = loss + spec.entropy_coefficient",
+        LOSSES,
+    ),
+    Fault(
+        "KL the wrong way round",
+        f"{ALGORITHMS}/kl.py",
+        "return torch.exp(-difference) - 1 + difference",
+        "return torch.exp(difference) - 1 - difference",
+        LOSSES,
+    ),
+    Fault(
+        "low-variance KL without bound",
+        f"{ALGORITHMS}/kl.py",
+        "bounded.clamp(-LOW_VAR_BOUND, LOW_VAR_BOUND)",
+        "bounded",
+        LOSSES,
+    ),
+    Fault(
+        "importance weights the wrong way round",
+        f"{ALGORITHMS}/tis.py",
+        "(old_log_probs - rollout_log_probs)",
+        "(rollout_log_probs - old_log_probs)",
+        LOSSES,
+    ),
+    Fault(
+        "trainer ignores the temperature",
+        f"{ALGORITHMS}/logits.py",
+        "if temperature != 1.0:",
+        "if temperature > 1e9:",
+        LOGITS,
+    ),
+    Fault(
+        "top-k keeps one token too few",
+        f"{ALGORITHMS}/logits.py",
+        "~(logits < logits.topk(transform.top_k, dim=-1).values[:, -1:])",
+        "logits > logits.topk(transform.top_k, dim=-1).values[:, -1:]",
+        LOGITS,
+    ),
+    Fault(
+        "padding of the vocabulary counted as tokens",
+        f"{ALGORITHMS}/logits.py",
+        "valid = min(max(vocab_size - start, 0), width)",
+        "valid = width",
+        f"{LOGITS} tests/worker/algorithms/test_vocab_parallel.py",
+    ),
+    # --- weights on their way ----------------------------------------------------------------------
+    Fault(
+        "k and v swapped",
+        "worker/rljob_worker/models/convert.py",
+        '"k": (query_rows, cfg.head_dim), "v": (query_rows + cfg.head_dim, cfg.head_dim)',
+        '"v": (query_rows, cfg.head_dim), "k": (query_rows + cfg.head_dim, cfg.head_dim)',
+        CONVERSION,
+    ),
+    Fault(
+        "gate taken from up",
+        "worker/rljob_worker/models/convert.py",
+        '"gate_proj.weight", 0, start, rows, lambda parameter: parameter[:rows]',
+        '"gate_proj.weight", 0, start, rows, lambda parameter: parameter[rows:]',
+        CONVERSION,
+    ),
+    Fault(
+        "every tensor-parallel rank says it has the first columns",
+        "worker/rljob_worker/models/convert.py",
+        "columns * parallel.tp_rank, columns",
+        "0, columns",
+        CONVERSION,
+    ),
+    Fault(
+        "a tensor dropped",
+        "worker/rljob_worker/models/convert.py",
+        "for shard in layout.shards if shard.length]",
+        'for shard in layout.shards if shard.length and "k_norm" not in shard.hf_name]',
+        CONVERSION,
+    ),
+    Fault(
+        "checksum leaves out the last words",
+        "worker/rljob_worker/devices/checksum.py",
+        "if rest := words.numel() - full * _ROW:",
+        "if (rest := words.numel() - full * _ROW) > _ROW:",
+        "tests/worker/devices/test_accelerator.py",
+    ),
+    Fault(
+        "checksum blind to the order of rows",
+        "worker/rljob_worker/devices/checksum.py",
+        "value = _mix(value ^ (row & _MASK))",
+        "value = value ^ (row & _MASK)",
+        "tests/worker/devices/test_accelerator.py",
+    ),
+    Fault(
+        "the checksums of trainer and engine not compared",
+        "worker/rljob_worker/weightsync/protocol.py",
+        "        if ours is not None and theirs != ours:",
+        "        if False:",
+        "tests/worker/weightsync/test_sync.py tests/worker/weightsync/test_protocol.py",
+    ),
+    Fault(
+        "a slot written again before it was acknowledged",
+        "worker/rljob_worker/weightsync/protocol.py",
+        "free = bucket - SLOT_COUNT + 1",
+        "free = bucket - SLOT_COUNT",
+        "tests/worker/weightsync/test_protocol.py tests/worker/weightsync/test_sync.py",
+    ),
+    # --- memory ------------------------------------------------------------------------------------
+    Fault(
+        "woken without a margin of free memory",
+        "worker/rljob_worker/memory/states.py",
+        "if free < need + self._margin_bytes:",
+        "if free < need:",
+        "tests/worker/memory/test_states.py",
+    ),
+    Fault(
+        "memory given away while the device works",
+        "worker/rljob_worker/memory/states.py",
+        "            self._device.synchronize()\n",
+        "",
+        "tests/worker/memory/test_states.py",
+    ),
+    # --- what a restart finds ------------------------------------------------------------------------
+    Fault(
+        "cursor restored one row late",
+        "worker/rljob_worker/data/dataset.py",
+        'saved["epoch"], saved["position"], saved["drawn"]',
+        'saved["epoch"], saved["position"] + 1, saved["drawn"]',
+        "tests/worker/data/test_dataset.py",
+    ),
+    Fault(
+        "the same order in every epoch",
+        "worker/rljob_worker/data/dataset.py",
+        "_random_bits(rows, self._seed, self.name, epoch)",
+        "_random_bits(rows, self._seed, self.name)",
+        "tests/worker/data/test_dataset.py",
+    ),
+    Fault(
+        "fsync forgotten",
+        "worker/rljob_worker/host/files.py",
+        "    os.fsync(file.fileno())\n",
+        "",
+        "tests/worker/host/test_files.py tests/worker/trainer/test_state_file.py",
+    ),
+    Fault(
+        "torn last line kept",
+        "worker/rljob_worker/host/files.py",
+        "os.truncate(path, whole)",
+        "pass",
+        "tests/worker/records/test_step_log.py",
+    ),
+    Fault(
+        "steps of a dead attempt not marked",
+        "worker/rljob_worker/records/steps.py",
+        "rerun=draft.step in self._attempts",
+        "rerun=False",
+        "tests/worker/records/test_step_log.py",
+    ),
+    Fault(
+        "a step that was run again counts twice",
+        "worker/rljob_worker/records/steps.py",
+        "record.step < kept[-1].step",
+        "record.step <= kept[-1].step",
+        "tests/worker/records/test_step_log.py tests/worker/report",
+    ),
+    # --- operator ------------------------------------------------------------------------------------
+    Fault(
+        "lost work counted as useful",
+        "operator/rljob_operator/metrics/counts.py",
+        "if record.rerun:",
+        "if not record.rerun:",
+        f"{COUNTING} {GOODPUT}",
+    ),
+    Fault(
+        "records counted over a gap",
+        "operator/rljob_operator/metrics/counts.py",
+        "if record.index == self.count + len(found):",
+        "if record.index >= self.count + len(found):",
+        COUNTING,
+    ),
+    Fault(
+        "time of a clock that went back counted",
+        "operator/rljob_operator/state/timing.py",
+        "max(0.0, now - seconds_of(text))",
+        "now - seconds_of(text)",
+        "tests/operator/state",
+    ),
+    Fault(
+        "the wait for the operator counted as time in the queue",
+        "operator/rljob_operator/state/goodput.py",
+        "return min(plan.now, max([seconds_of(since), *known]))",
+        "return plan.now",
+        GOODPUT,
+    ),
+    Fault(
+        "an attempt begun before the status knows of it",
+        "operator/rljob_operator/state/attempts.py",
+        "plan.act(*actions, status_first=True)",
+        "plan.act(*actions, status_first=False)",
+        "tests/operator/state/test_lifecycle.py",
+    ),
+)

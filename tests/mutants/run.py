@@ -1,0 +1,91 @@
+"""Put each fault of `faults.py` into a copy of this checkout, and run the tests that must notice it.
+
+    python tests/mutants/run.py [PART OF A NAME ...]
+
+First the tests run on the unchanged copy: those that fail there would notice anything. Ends with 1 when a fault was
+not noticed, or is no longer to be found in the code: then `faults.py` is to be brought up to date.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from faults import FAULTS, Fault
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 900
+TESTS_FAILED = 1
+"""pytest's exit code; the others mean that no test has judged."""
+
+
+def copy_checkout(folder: Path) -> None:
+    """All files that git knows or would know."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in listed.stdout.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+def run_tests(folder: Path, tests: str, expected: Collection[int]) -> int:
+    """pytest's exit code in the copy; with another one than expected, its output is printed."""
+    path = os.pathsep.join(str(folder / part) for part in ("crds", "operator", "worker"))
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
+    # Bytecode of the code before the fault would be taken for that of the code with it: they can be of one second.
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    if done.returncode not in expected:
+        print(done.stdout[-3000:], done.stderr[-2000:], flush=True)
+    return done.returncode
+
+
+def problem_with(fault: Fault, folder: Path) -> str:
+    """Why the fault went unnoticed, or an empty string."""
+    path = folder / fault.file
+    text = path.read_text() if path.exists() else ""
+    if (count := text.count(fault.old)) != 1:
+        return f"its text stands {count} times in {fault.file}"
+    path.write_text(text.replace(fault.old, fault.new))
+    try:
+        code = run_tests(folder, fault.tests, (0, TESTS_FAILED))
+    except subprocess.TimeoutExpired:
+        return f"its tests did not end in {SECONDS} s"
+    finally:
+        path.write_text(text)
+    return {TESTS_FAILED: "", 0: f"not noticed by {fault.tests}"}.get(code, f"pytest ended with {code}")
+
+
+def main(parts: list[str]) -> int:
+    """Number of faults that were not caught."""
+    faults = [fault for fault in FAULTS if not parts or any(part in fault.name for part in parts)]
+    uncaught = 0
+    with tempfile.TemporaryDirectory(prefix="rljob-mutants-") as scratch:
+        folder = Path(scratch)
+        copy_checkout(folder)
+        all_tests = " ".join(dict.fromkeys(" ".join(fault.tests for fault in faults).split()))
+        if code := run_tests(folder, all_tests, (0,)):
+            sys.exit(f"without any fault, pytest ends with {code}: {all_tests}")
+        for fault in faults:
+            began = time.monotonic()
+            problem = problem_with(fault, folder)
+            uncaught += bool(problem)
+            print(f"{'MISSED' if problem else 'caught'} {time.monotonic() - began:5.0f}s  {fault.name}", end="")
+            print(f": {problem}" if problem else "", flush=True)
+    print(f"{len(faults) - uncaught} of {len(faults)} faults caught")
+    return uncaught
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(sys.argv[1:])))

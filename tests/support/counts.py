@@ -1,0 +1,229 @@
+"""Counts what a redesign was to bring down, and keeps it down: `python tests/support/counts.py`, run by `make lint`.
+
+Each count has a goal and a limit. A limit is the number that was there when it was last brought down: above it the exit
+code is 1, and whoever brings the number further down lowers the limit with it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {"rljob_api": ROOT / "crds", "rljob_operator": ROOT / "operator", "rljob_worker": ROOT / "worker"}
+UPSTREAM = ("torch", "vllm", "vllm_ascend", "megatron", "ray", "mindspeed")
+OF_KUBERNETES = ("operator/rljob_operator/shell/", "operator/rljob_operator/plugin/doctor.py")
+"""Read objects of Kubernetes and KubeRay, whose fields have no types here."""
+CALLS_BY_NAME = {
+    *("call", "control", "submit", "methodcaller", "collective_rpc", "_rpc", "_land", "remote"),
+    *("trainers", "engines", "on_trainers", "on_engines", "_to_processes"),
+}
+RECORDS = re.compile(r"(record|status|summary|page|step|run|previous|written)s?")
+SHOWN = 12
+
+
+@dataclass(frozen=True)
+class File:
+    path: Path
+    module: str
+    text: str
+    tree: ast.Module
+
+    def at(self, node: ast.AST, what: str = "") -> str:
+        return f"{self.path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}{': ' if what else ''}{what}"
+
+
+@dataclass(frozen=True)
+class Count:
+    what: str
+    value: float
+    limit: float
+    goal: float
+    where: list[str]
+
+
+def files_of(package: str) -> list[File]:
+    found = []
+    for path in sorted((PACKAGES[package] / package).rglob("*.py")):
+        parts = path.relative_to(PACKAGES[package]).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        text = path.read_text()
+        found.append(File(path, module, text, ast.parse(text)))
+    return found
+
+
+def imported(file: File) -> Iterator[tuple[ast.stmt, str]]:
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def mutual_imports(files: list[File]) -> list[str]:
+    """Pairs of folders of one package that import each other."""
+    folders = {file.path.parent for file in files}
+    edges: dict[tuple[str, str], str] = defaultdict(str)
+    for file in files:
+        package, _, rest = file.module.partition(".")
+        own = rest.partition(".")[0]
+        for node, name in imported(file):
+            parts = name.split(".")
+            if parts[0] == package and len(parts) > 1 and PACKAGES[package] / package / parts[1] in folders:
+                edges[f"{package}.{own}", f"{package}.{parts[1]}"] = file.at(node)
+    return [f"{a} <-> {b}: {edges[a, b]}, {edges[b, a]}" for a, b in sorted(edges) if a < b and (b, a) in edges]
+
+
+def names_as_strings(files: list[File]) -> list[str]:
+    """Methods that are called by a name in a string."""
+    found = []
+    for file in files:
+        for node in ast.walk(file.tree):
+            if not isinstance(node, ast.Call):
+                continue
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            names = [a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            if called in CALLS_BY_NAME and names and names[0].isidentifier():
+                found.append(file.at(node, f'{called}("{names[0]}")'))
+    return found
+
+
+def fields_by_key(files: list[File]) -> list[str]:
+    """Fields of records and documents that are looked up by a string key."""
+    found = []
+    for file in files:
+        if str(file.path.relative_to(ROOT)).startswith(OF_KUBERNETES):
+            continue
+        for node in ast.walk(file.tree):
+            key: ast.expr | None = None
+            if isinstance(node, ast.Subscript):
+                holder, key = node.value, node.slice
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+                holder, key = node.func.value, node.args[0] if node.args else None
+            if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
+                continue
+            name = holder.attr if isinstance(holder, ast.Attribute) else getattr(holder, "id", "")
+            if RECORDS.fullmatch(name.lstrip("_")):
+                found.append(file.at(node, ast.unparse(node)))
+    return found
+
+
+def patches_elsewhere(files: list[File]) -> list[str]:
+    """Attributes of upstream's modules and classes that are set outside of `upstream/`, and registrations there."""
+    found = []
+    for file in files:
+        if file.module.startswith("rljob_worker.upstream"):
+            continue
+        theirs = _names_of_upstream(file)
+        for node in ast.walk(file.tree):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            for target in targets:
+                if isinstance(target, ast.Attribute) and _root(target.value) in theirs:
+                    found.append(file.at(node, ast.unparse(target)))
+                elif isinstance(target, ast.Attribute) and ast.unparse(target) == "sys.argv":
+                    found.append(file.at(node, "sys.argv"))
+                elif isinstance(target, ast.Subscript) and re.match(
+                    r"os\.environ\['RAY_(?!USAGE)", ast.unparse(target)
+                ):
+                    found.append(file.at(node, ast.unparse(target)))
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                set_there = called == "setattr" and node.args and _root(node.args[0]) in theirs
+                if set_there or called.endswith((".register_impl", ".register_backend")):
+                    found.append(file.at(node, called))
+    return found
+
+
+def _names_of_upstream(file: File) -> set[str]:
+    """Names that stand for upstream's modules and what was imported from them, and their plain aliases."""
+    names: set[str] = set()
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Import):
+            names |= {a.asname or a.name.partition(".")[0] for a in node.names if a.name.partition(".")[0] in UPSTREAM}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in UPSTREAM:
+            names |= {alias.asname or alias.name for alias in node.names}
+    for node in ast.walk(file.tree):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Name | ast.Attribute):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name) and _root(node.value) in names:
+                names.add(target.id)
+    return names
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def anys(files: list[File]) -> tuple[float, list[str]]:
+    """`Any` for 1,000 lines, imports of it included; the files that have most."""
+    counts = {file: len(re.findall(r"\bAny\b", file.text)) for file in files}
+    lines = sum(file.text.count("\n") for file in files)
+    most = sorted(counts, key=lambda file: -counts[file])[:SHOWN]
+    return 1000 * sum(counts.values()) / lines, [f"{file.path.relative_to(ROOT)}: {counts[file]}" for file in most]
+
+
+def weight_path(files: list[File]) -> list[str]:
+    """Files between a trainer's parameter and an engine's that handle tensors: `weightsync/`, and its users."""
+    on_path = []
+    for file in files:
+        folder = file.module.split(".")[1] if "." in file.module else ""
+        uses = any(name.startswith("rljob_worker.weightsync.") for _, name in imported(file))
+        if "Tensor" in file.text and (folder == "weightsync" or (folder in ("trainer", "rollout") and uses)):
+            on_path.append(str(file.path.relative_to(ROOT)))
+    return on_path
+
+
+def count_all() -> list[Count]:
+    api, operator, worker = (files_of(package) for package in PACKAGES)
+    everything = [*api, *operator, *worker]
+    listed: list[tuple[str, Callable[[], list[str]], float, float]] = [
+        ("folder pairs that import each other", lambda: mutual_imports(everything), *LIMITS["pairs"]),
+        ("method names as strings", lambda: names_as_strings([*operator, *worker]), *LIMITS["names"]),
+        ("record fields by string key", lambda: fields_by_key([*operator, *worker]), *LIMITS["fields"]),
+        ("patches outside upstream/", lambda: patches_elsewhere(worker), *LIMITS["patches"]),
+        ("files of a weight's way to an engine", lambda: weight_path(worker), *LIMITS["path"]),
+    ]
+    counts = []
+    for what, find, limit, goal in listed:
+        where = find()
+        counts.append(Count(what, len(where), limit, goal, where))
+    for name, files in (("worker", worker), ("operator", operator)):
+        value, where = anys(files)
+        counts.append(Count(f"Any for 1,000 lines of the {name}", round(value, 1), *LIMITS[name], where))
+    return counts
+
+
+LIMITS: dict[str, tuple[float, float]] = {
+    "pairs": (0, 0),
+    "names": (0, 0),
+    "fields": (0, 0),
+    "patches": (0, 0),
+    "path": (10, 8),
+    "worker": (17.5, 8),
+    "operator": (8, 8),
+}
+"""(limit, goal) of each."""
+
+
+def main() -> int:
+    counts = count_all()
+    for count in counts:
+        bad, open_ = count.value > count.limit, count.value > count.goal
+        verdict = "too many" if bad else f"goal {count.goal:g}" if open_ else "ok"
+        print(f"{count.value:6g}  at most {count.limit:<5g} {verdict:<9} {count.what}")
+        if bad or (open_ and "-v" in sys.argv):
+            print(
+                "".join(f"           {line}\n" for line in count.where[: None if "-v" in sys.argv else SHOWN]), end=""
+            )
+    return int(any(count.value > count.limit for count in counts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

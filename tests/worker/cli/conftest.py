@@ -1,8 +1,0 @@
-"""Step records are made where their tests are."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "records"))

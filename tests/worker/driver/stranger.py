@@ -1,0 +1,121 @@
+"""What another user of the machine tries on a run's ports: `python stranger.py MARKER PORT...`, by root; prints JSON.
+
+`posted`: ports that took a job; `set`: ports where a key-value store took a key; `joined`: where a driver could join.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+SECONDS = 4
+STRANGER = 65534
+PATHS = ("/api/job_agent/jobs/", "/api/jobs/", "/")
+
+
+def http(port: int, marker: str) -> bool:
+    """Whether a job can be posted; asks for pages first."""
+    taken = False
+    body = json.dumps({"entrypoint": f"touch {marker}", "runtime_env": {}}).encode()
+    for path in PATHS:
+        for data in (None, body):
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"}
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=2) as answer:
+                    taken |= data is not None and answer.status < 300 and b"submission_id" in answer.read()
+            except (OSError, urllib.error.HTTPError, ValueError):
+                continue
+            except Exception:  # what answers is not HTTP
+                continue
+    return taken
+
+
+def store(port: int) -> bool:
+    """Set every key that means something to the trainers."""
+    from torch.distributed import PrefixStore, TCPStore
+
+    client = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=SECONDS))
+    for prefixed in (client, PrefixStore("default_pg", client)):
+        for step in range(1000):
+            prefixed.set(f"rljob/stop/0/{step}", "0")
+            prefixed.set(f"rljob/release/{step}/0", "")
+    return client.get("rljob/stop/0/0") == b"0"
+
+
+def join(port: int) -> bool:
+    """Join as a driver."""
+    import ray
+
+    try:
+        ray.init(address=f"127.0.0.1:{port}", log_to_driver=False)
+    except BaseException:
+        return False
+    return True
+
+
+def tried(target: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
+    """What a function returns for each arguments within some seconds, side by side in processes; None when nothing."""
+    running = []
+    for each in arguments:
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.write(writer, json.dumps(target(*each)).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        running.append((pid, reader))
+    deadline = time.monotonic() + seconds
+    found = []
+    for pid, reader in running:
+        ready = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]
+        answer = os.read(reader, 4096) if ready else b""
+        found.append(json.loads(answer) if answer else None)
+        os.close(reader)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return found
+
+
+def become_another_user() -> None:
+    os.setgroups([])
+    os.setgid(STRANGER)
+    os.setuid(STRANGER)
+    try:
+        os.setuid(0)
+    except PermissionError:
+        return
+    raise SystemExit("still root")
+
+
+def main(marker: str, ports: list[int]) -> None:
+    # The interpreter's own folders may be closed to others: what is needed is imported before.
+    import ray  # noqa: F401
+    import torch.distributed  # noqa: F401
+
+    become_another_user()
+    each = [(port,) for port in ports]
+    posted = tried(http, [(port, marker) for port in ports], 60)
+    taken = tried(store, each, 20)
+    joined = tried(join, each, 40)
+    result = {
+        name: [port for port, done in zip(ports, all_done, strict=True) if done]
+        for name, all_done in (("posted", posted), ("set", taken), ("joined", joined))
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], [int(port) for port in sys.argv[2:]])

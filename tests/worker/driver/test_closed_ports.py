@@ -1,0 +1,121 @@
+"""What a stranger on the same machine or network can do to a run: the sockets of its processes, and attacks on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+from typing import Any
+
+import jobs
+import psutil
+import pytest
+
+pytestmark = pytest.mark.slow
+ATTACK = Path(__file__).with_name("stranger.py")
+TWO_TRAINERS: dict[str, Any] = {
+    "rollout": {
+        "promptsPerStep": 4, "samplesPerPrompt": 4, "maxResponseTokens": 4, "ignoreEos": True, "tensorParallel": 2,
+    },
+    "training": {"precision": "fp32", "tensorParallel": 2, "globalBatchSize": 16, "optimizer": {"lr": 1.0e-3}},
+}  # fmt: skip
+
+
+class Run:
+    """A job that trains, until it is told to stop."""
+
+    def __init__(self, folder: Path, **spec: Any) -> None:
+        self.output = folder / "run"
+        self._mark = uuid.uuid4().hex
+        job = jobs.manifest(folder, steps=100000, checkpoint={"everySteps": 100000}, **spec)
+        self.process = jobs.start("run", job, "--output", self.output, environment={"RLJOB_TEST_MARK": self._mark})
+        jobs.wait_for(lambda: self._step() >= 2 or self.process.poll() is not None, "two steps")
+        assert self.process.poll() is None, jobs.finish(self.process)
+
+    def _step(self) -> int:
+        log = self.output / "steps.jsonl"
+        return len(log.read_text().splitlines()) if log.exists() else 0
+
+    def processes(self) -> list[psutil.Process]:
+        """All of the run's: they inherit its mark, or one of their parents did."""
+        family = {self.process.pid, *(child.pid for child in psutil.Process(self.process.pid).children(recursive=True))}
+        for process in psutil.process_iter():
+            try:
+                marked = process.environ().get("RLJOB_TEST_MARK") == self._mark
+            except psutil.Error:
+                continue
+            if marked:
+                family |= {process.pid, *(child.pid for child in process.children(recursive=True))}
+        return [psutil.Process(pid) for pid in family if psutil.pid_exists(pid)]
+
+    def listening(self) -> list[tuple[str, int, str]]:
+        """Address, port and process of every TCP socket that listens and every UDP socket that has no peer."""
+        found = []
+        for process in self.processes():
+            for socket in process.net_connections(kind="inet"):
+                without_peer = socket.status == psutil.CONN_NONE and not socket.raddr
+                if socket.laddr and (socket.status == psutil.CONN_LISTEN or without_peer):
+                    found.append((socket.laddr.ip, socket.laddr.port, process.name()))
+        return found
+
+    def goes_on(self) -> None:
+        """It trains as before, and stops as asked."""
+        step = self._step()
+        jobs.wait_for(lambda: self._step() >= step + 3 or self.process.poll() is not None, "three more steps", 60)
+        assert self.process.poll() is None, jobs.finish(self.process)
+        self.process.send_signal(signal.SIGTERM)
+        code, output = jobs.finish(self.process, 60)
+        assert "stopped as asked; saved step-" in output, (code, output)
+        assert not [event for event in jobs.events(self.output) if event["event"] == "failed"]
+
+
+@pytest.fixture(params=[{}, TWO_TRAINERS], ids=["one-trainer", "two-trainers"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
+    running = Run(tmp_path, **request.param)
+    yield running
+    if running.process.poll() is None:
+        os.killpg(running.process.pid, signal.SIGKILL)
+        running.process.wait()
+
+
+def test_a_stranger_reaches_nothing(run: Run, tmp_path: Path) -> None:
+    listening = run.listening()
+    assert any(name in ("gcs_server", "raylet") for _, _, name in listening), listening
+    assert [entry for entry in listening if not _is_loopback(entry[0])] == []
+    for process in run.processes():
+        # A command line can be read by all users.
+        assert not [argument for argument in process.cmdline() if "token" in argument.lower()], process
+    if os.getuid() == 0:
+        ports = sorted({port for _, port, _ in listening})
+        seen = attack(ports, tmp_path)
+        assert not (tmp_path / "open" / "job").exists(), seen
+        assert seen == {"posted": [], "set": [], "joined": []}
+    run.goes_on()
+
+
+def attack(ports: list[int], tmp_path: Path) -> dict[str, Any]:
+    """Try everything on these ports as another user."""
+    # pytest's folders are closed to others.
+    (tmp_path / "open").mkdir(mode=0o777)
+    os.chmod(tmp_path / "open", 0o777)
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    done = subprocess.run(
+        [sys.executable, "-I", str(ATTACK), str(tmp_path / "open" / "job"), *map(str, ports)],
+        cwd="/", env=environment, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _is_loopback(text: str) -> bool:
+    address = ip_address(text.partition("%")[0])
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped.is_loopback
+    return address.is_loopback

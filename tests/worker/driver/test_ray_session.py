@@ -1,0 +1,87 @@
+"""A Ray of the job's own asks for a token of its own; one that is there is asked with its owner's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+from ray_cluster import free_port
+
+from rljob_api import RLJobSpec
+from rljob_worker.driver.ray_session import connected, embedded
+from rljob_worker.errors import JobError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+TOKEN = "that-of-the-cluster-which-was-there-before"
+SPEC = RLJobSpec.model_validate(
+    {
+        "steps": 1,
+        "model": {"path": "/model"},
+        "data": {"path": "/data.jsonl"},
+        "reward": {"name": "match"},
+        "rollout": {"promptsPerStep": 4, "samplesPerPrompt": 2, "maxResponseTokens": 8},
+        "resources": {"profile": "cpu"},
+    }
+)
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """A Ray cluster that asks for TOKEN."""
+    folder = Path(tempfile.mkdtemp(prefix="rc-", dir="/tmp"))
+    ray_command = [sys.executable, "-m", "ray.scripts.scripts"]
+    port = free_port()
+    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0"}
+    command = [*ray_command, "start", "--head", "--num-cpus=1", f"--port={port}", "--include-dashboard=false"]
+    command += [f"--temp-dir={folder}", f"--dashboard-agent-listen-port={free_port()}", "--block"]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        yield f"127.0.0.1:{port}"
+        process.terminate()
+        process.wait(30)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def ray_settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+
+
+def test_each_ray_has_its_own_token(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    before = ray_settings()
+    with embedded(SPEC) as session:
+        assert session.scratch is not None
+        token = session.scratch / "token"
+        assert stat.S_IMODE(token.stat().st_mode) == 0o600
+        assert len(token.read_text()) == 64
+
+        @ray.remote
+        def environment() -> dict[str, str]:
+            return dict(os.environ)
+
+        values = ray.get(environment.remote(), timeout=60).values()
+        assert not [value for value in values if TOKEN in value or token.read_text() in value]
+    assert ray_settings() == before
+
+    with connected(address):
+        assert len(ray.nodes()) == 1
+
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a stranger's")
+    AuthenticationTokenLoader.instance().reset_cache()
+    with pytest.raises(JobError, match="RAY_AUTH_TOKEN"), connected(address):
+        pass
+
+
+def test_a_child_that_fails_is_seen_to_fail() -> None:
+    with embedded(SPEC):
+        assert subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode == 3

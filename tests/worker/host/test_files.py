@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+
+from rljob_worker.host import files
+from rljob_worker.host.files import cut_torn_line, replacing, write_whole
+
+
+def test_a_reader_finds_the_old_or_the_new_content(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    write_whole(path, "old")
+    with replacing(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    with contextlib.suppress(KeyboardInterrupt), replacing(path) as file:
+        file.write(b"torn")
+        raise KeyboardInterrupt
+    assert path.read_text() == "new"
+    write_whole(path, "caf\u00e9 \udcff")
+    assert path.read_bytes() == "caf\u00e9 \\udcff".encode()
+    assert [entry.name for entry in tmp_path.iterdir() if entry.suffix != files.TEMPORARY] == ["state.json"]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_durable_content_is_on_disk_before_it_has_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    happened: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda _: happened.append("sync"))
+    real = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda s, t: (happened.append("replace"), real(s, t))[1])
+    write_whole(tmp_path / "file", "content", durable=durable)
+    assert happened == (["sync", "replace"] if durable else ["replace"])
+
+
+def test_a_torn_last_line_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    cut_torn_line(path)
+    for content, left in (("", ""), ("torn", ""), ("one\n", "one\n"), ("one\ntwo\nto", "one\ntwo\n")):
+        path.write_text(content)
+        cut_torn_line(path)
+        assert path.read_text() == left

@@ -1,0 +1,194 @@
+"""What a reward that runs a model's output must not be able to do."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from reward_cases import Make, gone, make_spec, samples_of, scores, soon
+from transformers import PreTrainedTokenizerBase
+
+from rljob_worker.errors import UserError
+from rljob_worker.rewards.bounds import network_can_be_closed
+from rljob_worker.rewards.runner import RewardError, RewardRunner
+
+HOSTILE = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+
+def sees(response):
+    Path("seen.json").write_text(json.dumps(dict(os.environ)))
+    return 1.0
+def eats(response):
+    held = []
+    while "b" in response: held.append(bytearray(2**24))
+    return 1.0
+def shares_eating(response):
+    for _ in range(4):
+        if "b" in response and os.fork() == 0:
+            held = bytearray(100 * 2**20)
+            for i in range(0, len(held), 4096): held[i] = 1
+            time.sleep(1000)
+    time.sleep(1000 if "b" in response else 0)
+    return 1.0
+def forks(response):
+    while "b" in response:
+        if os.fork() == 0: time.sleep(1000)
+    return 1.0
+def opens(response):
+    held = [open(os.devnull) for _ in range(5000)]
+    return 1.0
+def writes(response):
+    with open("large", "wb") as file: file.truncate(2**31)
+    return 1.0
+def floods(response):
+    print("y" * 2**22)
+    sys.stdout.flush()
+    return 1.0
+def leaves(response):
+    program = "import os, time; os.setsid(); open('left.pid', 'w').write(str(os.getpid())); time.sleep(1000)"
+    middle = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', %r], env={})"
+    subprocess.run([sys.executable, "-c", middle % program])
+    while not os.path.exists("left.pid") or not Path("left.pid").read_text(): time.sleep(0.01)
+    if "b" in response: time.sleep(1000)
+    return 1.0
+def connects(response):
+    import socket
+    with socket.create_connection(("127.0.0.1", int(response)), timeout=5): return 1.0
+def lies(response):
+    import gc
+    from multiprocessing.connection import Connection
+    mine = next(o for o in gc.get_objects() if isinstance(o, Connection))
+    class Evil:
+        def __reduce__(self): return os.system, ("touch owned",)
+    if response == "a": mine.send((1, "scores", Evil()))
+    if response == "b": os.write(mine.fileno(), b"\\x00\\x10\\x00\\x00half a message")
+    if response == "c": mine.send_bytes(b'[1, "scores", [[1e400, {}]]]')
+    if response == "d": mine.send_bytes(b'[77, "scores", []]')
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile")
+    (folder / "hostile_rewards_for_test.py").write_text(HOSTILE)
+    (folder / "leaving_rewards_for_test.py").write_text("import sys; sys.exit(0)")
+    (folder / "vanishing_rewards_for_test.py").write_text("import os; os._exit(0)")
+    (folder / "slow_rewards_for_test.py").write_text("raise KeyboardInterrupt")
+    return folder
+
+
+def hostile(make_runner: Make, function: str, **fields: Any) -> Any:
+    return make_runner(None, python=f"hostile_rewards_for_test:{function}", **fields)
+
+
+def test_a_reward_sees_no_secret_of_the_driver(
+    make_runner: Make, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/tmp/token")
+    monkeypatch.setenv("RLJOB_DRIVER_TOKEN", "secret")
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    monkeypatch.setenv("JUDGE_API_KEY", "given by name")
+    runner, spec = hostile(make_runner, "sees", environment=["JUDGE_API_KEY", "RLJOB_DRIVER_TOKEN"])
+    assert scores(runner, spec, ["a"]) == [1.0]
+    seen = (workdir / "seen.json").read_text()
+    assert "secret" not in seen
+    assert "/tmp/token" not in seen
+    assert "given by name" in seen
+    assert '"PATH"' in seen
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("eats", "MemoryError"),
+        ("shares_eating", r"used more than 256 MiB \(reward.memory\)"),
+        ("forks", "it had started more than 64 processes"),
+    ],
+)
+def test_a_reward_that_takes_too_much_is_ended_alone(make_runner: Make, function: str, message: str) -> None:
+    runner, spec = hostile(make_runner, function, memory="256Mi", timeoutSeconds=60)
+    with pytest.raises(RewardError, match=message):
+        runner.score(samples_of(spec, ["b"]), soon(60))
+    assert scores(runner, spec, ["a"]) == [1.0]
+    runner.close()
+    assert not [p for p in psutil.Process().children(recursive=True) if "hostile" in " ".join(p.cmdline())]
+
+
+@pytest.mark.parametrize(("function", "message"), [("opens", "Too many open files"), ("writes", "File too large")])
+def test_files_are_bounded(make_runner: Make, function: str, message: str) -> None:
+    runner, spec = hostile(make_runner, function)
+    with pytest.raises(RewardError, match=message):
+        runner.score(samples_of(spec, ["a"]), soon(30))
+
+
+def test_what_it_prints_is_bounded(make_runner: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    runner, spec = hostile(make_runner, "floods")
+    assert scores(runner, spec, ["a"] * 3) == [1.0] * 3
+    runner.close()
+    said = capfd.readouterr().err
+    assert said.count("y") < 2 * 2**20 + 1000
+    assert "reward: no more of what it prints is shown" in said
+
+
+@pytest.mark.parametrize("response", ["a", "b"])
+def test_a_grandchild_in_a_session_of_its_own_ends_with_it(make_runner: Make, workdir: Path, response: str) -> None:
+    (workdir / "left.pid").unlink(missing_ok=True)
+    runner, spec = hostile(make_runner, "leaves", timeoutSeconds=3, onError="Score")
+    assert scores(runner, spec, [response]) == [1.0 if response == "a" else 0.0]
+    left = int((workdir / "left.pid").read_text())
+    if response == "a":
+        assert psutil.pid_exists(left)
+    runner.close()
+    assert gone(left)
+
+
+def test_a_closed_network(make_runner: Make) -> None:
+    if not network_can_be_closed():
+        with pytest.raises(UserError, match=r"spec\.reward\.network: false needs a network namespace"):
+            hostile(make_runner, "connects", network=False)
+        return
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        for network, result in ((True, [1.0]), (False, [0.0])):
+            runner, spec = hostile(make_runner, "connects", network=network, onError="Score")
+            samples = samples_of(spec, ["a"])
+            found = runner.score([replace(samples[0], text=port)], soon(30))
+            assert [score.score for score in found] == result, found
+
+
+def test_a_refused_network_is_named(make_runner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob_worker.rewards.runner.network_can_be_closed", lambda: False)
+    with pytest.raises(UserError, match=r"spec\.reward\.network: false needs a network namespace"):
+        hostile(make_runner, "connects", network=False)
+
+
+@pytest.mark.parametrize("response", ["a", "b", "c", "d"])
+def test_a_process_that_lies_to_the_driver_is_ended(make_runner: Make, workdir: Path, response: str) -> None:
+    runner, spec = hostile(make_runner, "lies", timeoutSeconds=20, onError="Score")
+    started = time.monotonic()
+    assert scores(runner, spec, [response]) == [0.0]
+    assert time.monotonic() - started < 25
+    assert not (workdir / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("leaving", "module 'leaving_rewards_for_test' does not import: SystemExit: 0"),
+        ("vanishing", "does not import: the scoring process died with exit code 0"),
+        ("slow", "does not import: the scoring process died with exit code"),
+    ],
+)
+def test_a_module_that_ends_its_process_is_refused(
+    module: str, message: str, workdir: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    with pytest.raises(UserError) as caught:
+        RewardRunner(make_spec({"python": f"{module}_rewards_for_test:f"}), tokenizer, workdir=workdir)
+    assert message in str(caught.value)

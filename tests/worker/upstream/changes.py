@@ -1,0 +1,139 @@
+"""What code changes in upstream's modules: `python changes.py import | apply`, in a fresh process.
+
+Prints, as JSON, the full names of attributes of modules, classes and objects that were replaced, added or removed: by
+importing every module of the worker, or by each patch in a fork of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+PACKAGES = ("torch", "vllm", "megatron", "ray")
+_PLAIN = (int, float, str, bytes, bool, type(None))
+_LAZY = ("__getattr__", "__path__", "__warningregistry__")
+
+
+def modules_of_the_worker() -> list[str]:
+    import rljob_worker
+
+    return [module.name for module in pkgutil.walk_packages(rljob_worker.__path__, "rljob_worker.")]
+
+
+def upstream_modules() -> dict[str, types.ModuleType]:
+    return {
+        name: module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in PACKAGES and isinstance(module, types.ModuleType)
+    }
+
+
+def attributes(modules: dict[str, types.ModuleType]) -> dict[str, Any]:
+    """Full name -> value, or a shallow copy of a container."""
+    found: dict[str, Any] = {f"env:{name}": value for name, value in os.environ.items()}
+    found["warnings.filters"] = _copy(warnings.filters)
+    found["sys.argv"] = _copy(sys.argv)
+    for module_name, module in modules.items():
+        for name, value in list(vars(module).items()):
+            if name in _LAZY or isinstance(value, types.ModuleType):
+                continue
+            found[f"{module_name}.{name}"] = _copy(value)
+            for inner, content in _inside(value, module_name):
+                found[f"{module_name}.{name}.{inner}"] = _copy(content)
+    return found
+
+
+def _inside(value: Any, module_name: str) -> Iterator[tuple[str, Any]]:
+    """Attributes of a class of this module, and of an object of one of upstream's classes."""
+    if isinstance(value, type):
+        if value.__module__ == module_name:
+            yield from list(vars(value).items())
+    elif type(value).__module__.partition(".")[0] in PACKAGES and type(getattr(value, "__dict__", None)) is dict:
+        yield from list(vars(value).items())
+
+
+def _copy(value: Any) -> Any:
+    if type(value) is dict:
+        return ("dict", [(key, value[key]) for key in list(value)])
+    return ("list", list(value)) if type(value) in (list, set) else value
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is tuple and type(other) is tuple and len(one) == len(other):
+        return all(_same(a, b) for a, b in zip(one, other, strict=True))
+    if type(one) is list and type(other) is list and len(one) == len(other):
+        return all(_same(a, b) for a, b in zip(one, other, strict=True))
+    return type(one) is type(other) and isinstance(one, _PLAIN) and one == other
+
+
+def changed_by(action: Callable[[], object], modules: dict[str, types.ModuleType]) -> list[str]:
+    before = attributes(modules)
+    action()
+    after = attributes(modules)
+    missing = object()
+    changed = {n for n in before.keys() | after.keys() if not _same(before.get(n, missing), after.get(n, missing))}
+    return sorted(name for name in changed if name.rpartition(".")[0] not in changed)
+
+
+def by_import() -> list[str]:
+    """What importing every module of the worker changes in the modules of upstream that it brings along."""
+    listed = subprocess.run([sys.executable, __file__, "modules"], capture_output=True, text=True, check=True).stdout
+    for name in json.loads(listed.splitlines()[-1]):
+        importlib.import_module(name)
+    return changed_by(lambda: [importlib.import_module(name) for name in modules_of_the_worker()], upstream_modules())
+
+
+def by_patches() -> dict[str, list[str]]:
+    """For each patch of a whole process that can be applied here: what it changes."""
+    from rljob_worker.upstream.install import PATCHES
+
+    chosen = [patch for patch in PATCHES if not patch.scoped and patch.devices != ("npu",)]
+    for target in (target for patch in chosen for target in patch.targets):
+        if target.partition(".")[0] in PACKAGES:
+            _import_prefix(target)
+    return {patch.name: _forked(lambda apply=patch.apply: changed_by(apply, upstream_modules())) for patch in chosen}
+
+
+def _forked(action: Callable[[], list[str]]) -> list[str]:
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        with open(writing, "w") as answer:
+            json.dump(action(), answer)
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as answer:
+        changed: list[str] = json.load(answer)
+    os.wait()
+    return changed
+
+
+def _import_prefix(target: str) -> None:
+    parts = target.split(".")
+    for count in range(1, len(parts)):
+        try:
+            importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            return
+
+
+def main() -> None:
+    if sys.argv[1] == "modules":
+        for name in modules_of_the_worker():
+            importlib.import_module(name)
+        print(json.dumps(list(upstream_modules())))
+    else:
+        print(json.dumps(by_import() if sys.argv[1] == "import" else by_patches()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

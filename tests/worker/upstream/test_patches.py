@@ -1,0 +1,190 @@
+"""Every change of upstream's software: where it is, what it touches, which versions it is for."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_worker.cli.main import main
+from rljob_worker.errors import UserError
+from rljob_worker.upstream import install as installing
+from rljob_worker.upstream.install import PATCHES, check
+from rljob_worker.upstream.patch import Patch, Process
+from rljob_worker.upstream.switches import TORCH_LINEAR
+
+ROOT = Path(__file__).resolve().parents[3]
+CHANGES = Path(__file__).with_name("changes.py")
+WHOLE = [patch for patch in PATCHES if not patch.scoped and patch.devices != ("npu",)]
+
+
+def _answer(*command: str, **variables: str) -> Any:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | variables
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=400, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    # vLLM's log goes to the same place, and not always before the answer.
+    answers = [line for line in done.stdout.splitlines() if line.startswith(("{", "["))]
+    assert answers, done.stdout[-3000:] + done.stderr[-3000:]
+    return json.loads(answers[-1])
+
+
+@pytest.mark.slow
+def test_importing_the_worker_changes_nothing_of_upstream() -> None:
+    assert _answer(str(CHANGES), "import") == []
+
+
+@pytest.mark.slow
+def test_each_patch_changes_its_targets_and_nothing_else() -> None:
+    assert _answer(str(CHANGES), "apply") == {patch.name: sorted(patch.targets) for patch in WHOLE}
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+def test_a_patch_is_in_its_folder_and_names_its_test(patch: Patch) -> None:
+    assert (ROOT / "worker" / patch.file).parent == ROOT / "worker/rljob_worker/upstream"
+    file, _, function = patch.test.partition("::")
+    tree = ast.parse((ROOT / file).read_text())
+    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_names_are_given_once() -> None:
+    assert len({patch.name for patch in PATCHES}) == len(PATCHES)
+
+
+@pytest.mark.parametrize(("version", "found"), [("0.24.0", "vllm 0.24.0"), (None, "vllm not installed")])
+def test_another_version_names_the_patches_to_look_at(
+    version: str | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(Process.ENGINE_WORKER, "cpu")
+    monkeypatch.setattr(installing, "_version", lambda package: version if package == "vllm" else "2.11.0+cpu")
+    with pytest.raises(UserError) as refused:
+        installing.install(Process.ENGINE_WORKER, "cpu")
+    lines = str(refused.value).splitlines()
+    assert lines[0].startswith("engine worker: installed versions for which RLJob has not been adapted")
+    assert lines[1:] == [
+        f"  {found}: patch {patch.name} ({patch.file}) is for "
+        f"{', '.join(f'{package} {versions}' for package, versions in patch.versions.items())}; its test: {patch.test}"
+        for patch in PATCHES
+        if Process.ENGINE_WORKER in patch.processes and "cpu" in patch.devices and "vllm" in patch.versions
+    ]
+
+
+def test_the_doctor_lists_them(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["doctor", "--patches", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in document["patches"]] == [patch.name for patch in PATCHES]
+    rng = next(entry for entry in document["patches"] if entry["name"] == "megatron-rng-on-cpu")
+    assert rng["installed"] == {"megatron-core": "0.16.1"}
+    assert (rng["status"], rng["processes"], rng["devices"]) == ("ok", ["trainer"], ["cpu"])
+    ascend = next(entry for entry in document["patches"] if entry["versions"].keys() == {"vllm-ascend"})
+    assert ascend["status"] == "not applicable", "its package is not installed, and this machine has no NPU"
+
+    assert main(["doctor", "--patches"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("ok ") for line in lines) == len(PATCHES) - 1
+    assert any("megatron-rng-on-cpu: megatron-core 0.16.1; wanted: megatron-core ==0.16.*" in line for line in lines)
+
+    monkeypatch.setattr("rljob_worker.doctor.patches.installed_version", lambda package: "9.0")
+    assert main(["doctor", "--patches"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "fix: see whether rljob_worker/upstream/torch_gloo.py still holds (docs/upstream.md)" in "\n".join(lines)
+
+
+def test_ray_reads_its_settings() -> None:
+    import ray
+
+    raylet = Path(ray.__file__).parent / "core/src/ray/raylet/raylet"
+    program = raylet.read_bytes()
+    for patch in PATCHES:
+        for target in patch.targets:
+            if target.startswith("env:RAY_"):
+                assert target.removeprefix("env:RAY_").encode() in program
+
+
+TRAINER = """
+import json
+from rljob_worker.upstream.install import install
+from rljob_worker.upstream.patch import Process
+for _ in range(2):
+    install(Process.TRAINER, "cpu")
+import torch
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+with torch.cuda.stream(torch.cuda.Stream()):
+    made = [getattr(torch, name)(2, device="cuda") for name in ("tensor", "zeros", "ones", "empty")]
+made.append(torch.full((2,), 1.0, device="cuda:0"))
+tracker = get_cuda_rng_tracker()
+tracker.add("one", 5)
+outside = torch.get_rng_state()
+with tracker.fork("one"):
+    first = torch.rand(3)
+untouched = torch.equal(torch.get_rng_state(), outside)
+with tracker.fork("one"):
+    second = torch.rand(3)
+both = torch.rand(6, generator=torch.Generator().manual_seed(5))
+print(json.dumps({
+    "devices": [tensor.device.type for tensor in made],
+    "current": torch.cuda.current_device(),
+    "type": made[1].type(),
+    "moved": made[1].cuda().device.type,
+    "drawn": torch.equal(torch.cat([first, second]), both),
+    "untouched": untouched,
+}))
+"""
+
+WORKER = """
+import json
+from rljob_worker.upstream.install import install
+from rljob_worker.upstream.patch import Process
+import torch
+import vllm._custom_ops as ops
+own = ops.onednn_mm
+for _ in range(2):
+    install(Process.ENGINE_WORKER, "cpu")
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.cpu_fused_moe import _CPU_MOE_ACT_FN
+x, weight, bias = torch.randn(64, 32), torch.randn(48, 32), torch.randn(48)
+replaced = ops.onednn_mm is not own
+close = not replaced
+if replaced:
+    product = ops.onednn_mm(ops.create_onednn_mm(weight.t(), 8), x, bias)
+    close = torch.allclose(product, torch.nn.functional.linear(x, weight, bias), atol=1e-4)
+gate, up = x.chunk(2, -1)
+activated = _CPU_MOE_ACT_FN[MoEActivation.SILU](x)
+print(json.dumps({
+    "replaced": replaced,
+    "close": close,
+    "activated": torch.allclose(activated, torch.nn.functional.silu(gate) * up, atol=1e-6),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Any:
+    return _answer("-c", TRAINER)
+
+
+@pytest.mark.slow
+def test_torch_answers_to_cuda_names(trainer: Any) -> None:
+    assert trainer["devices"] == ["cpu"] * 5
+    assert (trainer["current"], trainer["type"], trainer["moved"]) == ("cpu", "torch.cuda.FloatTensor", "cpu")
+
+
+@pytest.mark.slow
+def test_megatron_tracks_the_cpu_generator(trainer: Any) -> None:
+    assert trainer["drawn"]
+    assert trainer["untouched"]
+
+
+@pytest.mark.slow
+def test_torch_multiplies_for_vllm() -> None:
+    assert _answer("-c", WORKER, **{TORCH_LINEAR: "1"}) == {"replaced": True, "close": True, "activated": True}
+
+
+@pytest.mark.slow
+def test_the_moe_activation_needs_no_object() -> None:
+    assert _answer("-c", WORKER, **{TORCH_LINEAR: "0"}) == {"replaced": False, "close": True, "activated": True}

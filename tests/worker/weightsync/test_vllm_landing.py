@@ -1,0 +1,181 @@
+"""Landing in a model of vLLM's kind, without an engine: loaders, packed products, padding, what is tied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from sync_cases import Weights, pieces_for, plan_for
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.model_loader.reload.layerwise import record_metadata_for_reloading
+
+from rljob_worker.devices import packed_linear
+from rljob_worker.errors import WeightSyncError
+from rljob_worker.weightsync.shared_memory import SharedMemory
+from rljob_worker.weightsync.vllm_extension import _Landing
+from rljob_worker.weightsync.vllm_layout import ModelLayout
+
+HIDDEN, ROWS, VOCABULARY = 64, 128, 60
+
+
+class Packing(QuantizeMethodBase):
+    """As vLLM on CPU: the weight goes into a packed one that the module multiplies with."""
+
+    def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None: ...
+
+    def apply(self, layer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        handler = packed_linear.pack(layer.weight.data)
+        layer.cpu_linear = lambda x, weight, bias: packed_linear.multiply(handler, x, bias)
+        if layer.removes:
+            layer.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+
+
+class Linear(torch.nn.Module):
+    def __init__(self, rows: int, *, packed: bool, removes: bool = True, padding: int = 0) -> None:
+        super().__init__()
+        self.removes = removes
+        self.weight = torch.nn.Parameter(torch.full((rows + padding, HIDDEN), 9.0), requires_grad=False)
+        self.weight.weight_loader = self.load  # type: ignore[attr-defined]
+        if packed:
+            self.quant_method = Packing()
+
+    def load(self, parameter: torch.Tensor, weight: torch.Tensor, start: int = 0) -> None:
+        parameter.data.narrow(0, start, len(weight)).copy_(weight)
+        if len(parameter) % ROWS:
+            parameter.data[len(weight) :].fill_(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cpu_linear(x, self.weight, None) if hasattr(self, "cpu_linear") else x @ self.weight.T
+
+
+class Model(torch.nn.Module):
+    """`gate` and `up` are one parameter of the engine; `head` keeps its weight beside what is packed of it."""
+
+    def __init__(self, weights: Weights, *, packed: bool = True) -> None:
+        super().__init__()
+        self.fused = Linear(2 * ROWS, packed=packed)
+        self.head = Linear(ROWS, packed=packed, removes=False)
+        self.table = Linear(VOCABULARY, packed=False, padding=4)
+        record_metadata_for_reloading(self)
+        self.load_weights(weights.items())
+        for module in (self.fused, self.head):
+            if packed:
+                module.quant_method.process_weights_after_loading(module)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, weight in weights:
+            if name in ("fused.gate_proj.weight", "fused.up_proj.weight"):
+                self.fused.weight.weight_loader(self.fused.weight, weight, ROWS * ("up" in name))
+            elif name in ("head.weight", "table.weight"):
+                parameter = getattr(self, name.partition(".")[0]).weight
+                parameter.weight_loader(parameter, weight)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [self.fused(x), self.head(x), self.head.weight, self.table(x), self.table.weight]
+
+
+def some_weights(seed: int) -> Weights:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {
+        "fused.gate_proj.weight": ROWS,
+        "fused.up_proj.weight": ROWS,
+        "head.weight": ROWS,
+        "table.weight": VOCABULARY,
+    }
+    return {name: torch.randn(rows, HIDDEN, generator=generator) for name, rows in shapes.items()}
+
+
+class Sync:
+    """Slots that are filled and landed by this one process."""
+
+    def __init__(self, model: Model, weights: Weights, trainers: int = 2) -> None:
+        self.plan = plan_for(weights, trainers=trainers, bucket_bytes=1)
+        self.layout = ModelLayout(model, {name: tuple(w.shape) for name, w in weights.items()}, torch.float32)
+        self.slots = SharedMemory.create("landing", self.plan.slot_bytes)
+        self.trainers = trainers
+
+    def update(self, weights: Weights, *, damage: str = "") -> None:
+        landing = _Landing(self.layout, self.plan, self.slots, 1)
+        pieces = {
+            (piece.hf_name, piece.start if piece.dim is not None else 0): piece
+            for held in pieces_for(weights, self.trainers).values()
+            for piece in held
+        }
+        for bucket in self.plan.buckets:
+            sums = []
+            for tensor in bucket.tensors:
+                whole = self.slots.tensor(bucket.index % 2, tensor.offset, torch.float32, tensor.shape)
+                sums.append(
+                    [self.slots.fill(pieces[tensor.name, p.start].read(), p.part_of(whole)) for p in tensor.pieces]
+                )
+                if tensor.name == damage:
+                    whole[-1, -1] += 1
+            landing.land({"bucket": bucket.index, "checksums": sums})
+        landing.finish(list(self.plan.names), None)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_model_computes_after_each_sync_what_a_fresh_one_does(packed: bool) -> None:
+    model = Model(some_weights(0), packed=packed)
+    sync = Sync(model, some_weights(0))
+    x = torch.randn(5, HIDDEN)
+    addresses = []
+    try:
+        for seed in (1, 2, 3):
+            sync.update(some_weights(seed))
+            fresh = Model(some_weights(seed), packed=packed)
+            assert all(torch.equal(ours, theirs) for ours, theirs in zip(model(x), fresh(x), strict=True))
+            assert model.fused.weight.numel() == fresh.fused.weight.numel()
+            addresses.append(
+                [id(model.fused.weight), model.head.weight.data_ptr(), id(model.fused.__dict__.get("cpu_linear"))]
+            )
+        assert addresses[1] == addresses[2], "the third sync writes where the second did"
+        assert sync.layout.holds(model)
+    finally:
+        sync.slots.close()
+
+
+@pytest.mark.parametrize("name", ["fused.gate_proj.weight", "head.weight", "table.weight"])
+def test_a_bit_that_is_wrong_is_refused_and_the_next_sync_is_right(name: str) -> None:
+    model = Model(some_weights(0))
+    sync = Sync(model, some_weights(0))
+    try:
+        for seed in (1, 2):
+            with pytest.raises(WeightSyncError, match=f"{name}.*checksum"):
+                sync.update(some_weights(seed), damage=name)
+            sync.layout.place_back()
+            sync.update(some_weights(seed + 5))
+            x = torch.randn(5, HIDDEN)
+            fresh = Model(some_weights(seed + 5))
+            assert all(torch.equal(ours, theirs) for ours, theirs in zip(model(x), fresh(x), strict=True))
+    finally:
+        sync.slots.close()
+
+
+def test_a_loader_that_does_more_than_copy_and_a_tensor_too_few_or_many_are_refused() -> None:
+    weights = some_weights(0)
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    x = torch.randn(5, HIDDEN)
+    model, expected = Model(weights), Model(weights)(x)
+    for wrong, message in (
+        ({k: v for k, v in shapes.items() if "up" not in k}, "fused got 8192 of its 16384 elements"),
+        ({k: v for k, v in shapes.items() if k != "head.weight"}, "head.weight was not loaded"),
+        (shapes | {"other.weight": (4, 4)}, "no parameter for other.weight"),
+    ):
+        with pytest.raises(WeightSyncError, match=message):
+            ModelLayout(model, wrong, torch.float32)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(model(x), expected, strict=True))
+
+    def doubling(parameter: torch.Tensor, weight: torch.Tensor) -> None:
+        parameter.data.copy_(weight * 2)
+
+    other = Model(weights, packed=False)
+    other.head.weight.weight_loader = doubling  # type: ignore[attr-defined]
+    record_metadata_for_reloading(other)
+    with pytest.raises(WeightSyncError, match=r"head\.weight does more than copy"):
+        ModelLayout(other, shapes, torch.float32)

@@ -1,0 +1,185 @@
+"""The job's trainers and engines as two groups, with a method for each thing that the driver asks of all their members.
+
+A method starts the calls; `calls.Calls` waits for their results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import ray
+
+from rljob_worker.driver.actors import BatchHandle, Chunk, EngineActor, Location, Reply, TrainerActor
+from rljob_worker.driver.calls import Call
+from rljob_worker.rollout.reports import EngineSlept, EngineStarted, EngineWoke
+from rljob_worker.trainer.checked_file import CheckedFile
+from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
+from rljob_worker.types import FloatArray, GenerationRequest, IntArray, SamplingParams, StepMetrics, TrainBatch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Process:
+    """An actor with a name, its node's position among the job's nodes and, once started, a pid there."""
+
+    name: str
+    handle: Any
+    node: int
+    pid: int | None = None
+
+
+class _Group:
+    def __init__(self) -> None:
+        self.processes: list[Process] = []
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(self.processes)
+
+    def __len__(self) -> int:
+        return len(self.processes)
+
+    def __getitem__(self, number: int) -> Process:
+        return self.processes[number]
+
+    def add(self, process: Process) -> None:
+        """Take a member in; they are numbered in this order."""
+        self.processes.append(process)
+
+    def _all(self, method: Callable[Concatenate[Any, P], Reply[T]], *args: P.args, **kwargs: P.kwargs) -> list[Call[T]]:
+        return [Call(process.name, _remote(process, method).remote(*args, **kwargs)) for process in self.processes]
+
+    def _beside(self, method: Callable[[Any], None]) -> None:
+        """Have every member run a thread-safe method beside whatever is running; nobody waits for it."""
+        for process in self.processes:
+            _remote(process, method).options(concurrency_group="control").remote()
+
+
+class TrainerGroup(_Group):
+    """All trainers, by rank."""
+
+    def locate(self) -> list[Call[Location]]:
+        """Ask where they run."""
+        return self._all(TrainerActor.location)
+
+    def variable(self, name: str) -> list[Call[str]]:
+        """Ask for a variable of their environments."""
+        return self._all(TrainerActor.variable, name)
+
+    def setup(self) -> list[Call[TrainerStarted]]:
+        """Build them."""
+        return self._all(TrainerActor.setup)
+
+    def put(self, step: int, batch: TrainBatch) -> BatchHandle:
+        """Lay a step's batch into Ray's object store, for all that it is used for."""
+        return BatchHandle(step, ray.put(batch))
+
+    def sleep(self) -> list[Call[TrainerMemory]]:
+        """Give the devices' memory away."""
+        return self._all(TrainerActor.sleep)
+
+    def wake_up(self) -> list[Call[TrainerMemory]]:
+        """Take it back."""
+        return self._all(TrainerActor.wake_up)
+
+    def ref_log_probs(self, batch: BatchHandle, sampling: SamplingParams) -> list[Call[None]]:
+        """Compute log-probabilities under the starting weights, for the coming `train`."""
+        return self._all(TrainerActor.ref_log_probs, batch, sampling)
+
+    def log_probs(self, batch: BatchHandle, sampling: SamplingParams) -> list[Call[None]]:
+        """Compute log-probabilities before the updates, for the coming `train`."""
+        return self._all(TrainerActor.log_probs, batch, sampling)
+
+    def train(self, batch: BatchHandle, sampling: SamplingParams, version: int) -> list[Call[StepMetrics]]:
+        """Do all optimizer updates of a step, which lead to weight `version`."""
+        return self._all(TrainerActor.train, batch, sampling, version)
+
+    def score(self, token_lists: Sequence[IntArray]) -> list[Call[list[FloatArray]]]:
+        """Compute the log-probability of each token but the first."""
+        return self._all(TrainerActor.score, token_lists)
+
+    def send_weights(self, version: int, seconds: float) -> list[Call[dict[str, Any]]]:
+        """Hand the weights to the engines within so many seconds."""
+        return self._all(TrainerActor.send_weights, version, seconds)
+
+    def save(self, folder: str) -> list[Call[CheckedFile]]:
+        """Write every rank's state."""
+        return self._all(TrainerActor.save, folder)
+
+    def damage(self, folder: str, files: Sequence[CheckedFile]) -> list[Call[str]]:
+        """Say what is wrong with every rank's file of a checkpoint; empty where nothing is."""
+        return self._all(TrainerActor.damage, folder, files)
+
+    def load(self, folder: str) -> list[Call[None]]:
+        """Continue from a saved state."""
+        return self._all(TrainerActor.load, folder)
+
+    def close(self) -> list[Call[None]]:
+        """Leave one another in order."""
+        return self._all(TrainerActor.close)
+
+    def request_stop(self) -> None:
+        """A running step may end early."""
+        self._beside(TrainerActor.request_stop)
+
+
+class EngineGroup(_Group):
+    """All engines, in the order of the devices that they span."""
+
+    def locate(self) -> list[Call[Location]]:
+        """Ask where they run."""
+        return self._all(EngineActor.location)
+
+    def start(self) -> list[Call[EngineStarted]]:
+        """Load the model."""
+        return self._all(EngineActor.start)
+
+    def generate(
+        self, shares: Sequence[list[GenerationRequest]], sampling: SamplingParams, version: int
+    ) -> list[Call[Chunk]]:
+        """Start one stream of finished responses on each engine, for `Calls.stream`."""
+        return [
+            Call(
+                process.name,
+                _remote(process, EngineActor.generate)
+                .options(num_returns="streaming")
+                .remote(share, sampling, version),
+            )
+            for process, share in zip(self.processes, shares)
+        ]
+
+    def score(self, token_lists: Sequence[IntArray]) -> list[Call[list[FloatArray]]]:
+        """Compute the log-probability of each token but the first."""
+        return self._all(EngineActor.score, token_lists)
+
+    def sleep(self) -> list[Call[EngineSlept]]:
+        """Give weights and KV cache back."""
+        return self._all(EngineActor.sleep)
+
+    def wake_weights(self) -> list[Call[EngineWoke]]:
+        """Take the memory for the weights back."""
+        return self._all(EngineActor.wake_weights)
+
+    def receive_weights(self, version: int, seconds: float) -> list[Call[dict[str, Any]]]:
+        """Take a version of the weights from the trainers within so many seconds."""
+        return self._all(EngineActor.receive_weights, version, seconds)
+
+    def wake_kv(self) -> list[Call[EngineWoke]]:
+        """Take the KV cache back."""
+        return self._all(EngineActor.wake_kv)
+
+    def shutdown(self) -> list[Call[None]]:
+        """Give everything back."""
+        return self._all(EngineActor.shutdown)
+
+    def abort(self) -> None:
+        """Running generation may end early."""
+        self._beside(EngineActor.abort)
+
+
+def _remote(process: Process, method: Callable[..., Any]) -> Any:
+    """The method of the process's actor, to be started with `remote`: the one place where Ray handles are called."""
+    return getattr(process.handle, method.__name__)

@@ -1,0 +1,95 @@
+"""What a job would find out minutes later, when it has pods and devices: ports, folders, arguments, changed data."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import errno
+import importlib.util
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+from rljob_api import RLJobSpec
+from rljob_worker.errors import JobError, UserError
+
+_ROOM_FOR = 2
+"""Checkpoints: a new one is written whole before the oldest is deleted."""
+
+
+def check_port(host: str, port: int | None) -> None:
+    """Refuse an address that the driver's HTTP endpoint cannot listen on.
+
+    Raises:
+        UserError: this machine has no such address.
+        JobError: the port is taken, which may pass.
+    """
+    if port is None:
+        return
+    field = f"spec.records.httpPort: {port}" if port else f"spec.records.httpHost: {host}"
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except socket.gaierror as error:
+        raise UserError(f"spec.records.httpHost: {host} is no address of this machine: {error.strerror}") from None
+    except OSError as error:
+        wrong = f"{field}: cannot listen on {host}: {error.strerror}; another port, or 0 for a free one"
+        raise (JobError if error.errno == errno.EADDRINUSE else UserError)(wrong) from None
+
+
+def check_engine_arguments(arguments: list[str]) -> None:
+    """Refuse arguments that vLLM does not have, without importing it, which takes seconds."""
+    known = engine_argument_names() if arguments else frozenset()
+    for name in arguments if known else ():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f", did you mean {near[0]}?" if near else ""
+            raise UserError(f"spec.rollout.engineArgs.{name}: vLLM has no such engine argument{hint}")
+
+
+def engine_argument_names() -> frozenset[str]:
+    """Fields of the installed vLLM's `EngineArgs` and `AsyncEngineArgs`; empty without vLLM."""
+    package = importlib.util.find_spec("vllm")
+    if package is None or package.origin is None:
+        return frozenset()
+    source = (Path(package.origin).parent / "engine" / "arg_utils.py").read_text(encoding="utf-8")
+    return frozenset(
+        field.target.id
+        for block in ast.parse(source).body
+        if isinstance(block, ast.ClassDef) and block.name in ("EngineArgs", "AsyncEngineArgs")
+        for field in block.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    )
+
+
+def check_room(spec: RLJobSpec, run_folder: Path, checkpoint_bytes: int) -> None:
+    """Refuse folders that cannot be written, or are too small for a run's checkpoints.
+
+    Raises:
+        UserError: `checkpoint.path` cannot be a folder that is written.
+        JobError: there is too little room for two checkpoints, which may change.
+    """
+    given = spec.checkpoint.path
+    field = "spec.checkpoint.path" if given else "--output"
+    folder = Path(given) if given else run_folder
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        if not existing.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        # A folder that is made for the job is made when the first checkpoint is: a refused job leaves nothing behind.
+        with tempfile.TemporaryFile(dir=existing) as probe:
+            probe.write(b"rljob")
+            probe.flush()
+    except OSError as error:
+        raise UserError(f"{field}: {folder}: cannot be written ({existing}): {error.strerror}") from None
+    free = shutil.disk_usage(existing).free
+    wanted = _ROOM_FOR * checkpoint_bytes
+    if free < wanted:
+        raise JobError(
+            f"{field}: {folder}: {free / 2**30:.1f} GiB are free; {_ROOM_FOR} checkpoints of this model need "
+            f"{wanted / 2**30:.1f} GiB (a new one is whole before the oldest is deleted)"
+        )

@@ -1,0 +1,56 @@
+"""Training: a step's responses to the trainers, and what they learned."""
+
+from __future__ import annotations
+
+from rljob_api import RLJobSpec, derived
+from rljob_worker.algorithms import get_algorithm
+from rljob_worker.driver.actors import BatchHandle
+from rljob_worker.driver.batch import train_batch, training_sampling
+from rljob_worker.driver.groups import TrainerGroup
+from rljob_worker.driver.phase_calls import PhaseCalls
+from rljob_worker.driver.step import Step
+
+
+class Training:
+    """What the trainers do with a step.
+
+    Args:
+        spec: the job.
+        trainers: all of them.
+        calls: waits for them.
+    """
+
+    def __init__(self, spec: RLJobSpec, trainers: TrainerGroup, calls: PhaseCalls) -> None:
+        self._spec = spec
+        self._trainers = trainers
+        self._calls = calls
+        self._algorithm = get_algorithm(spec.algorithm.name)
+        self._sampling = training_sampling(spec)
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether a step needs the reference policy's log-probabilities."""
+        return self._algorithm.needs_reference(self._spec.algorithm)
+
+    @property
+    def uses_old_log_probs(self) -> bool:
+        """Whether a step needs log-probabilities from before its updates."""
+        return self._algorithm.needs_old_log_probs(derived.updates_per_step(self._spec))
+
+    def batch(self, step: Step) -> BatchHandle:
+        """What the trainers learn from, where all of them can read it."""
+        batch = train_batch(step.prompts, step.responses.generations, step.advantages)
+        return self._trainers.put(step.number, batch)
+
+    def ref_log_probs(self, batch: BatchHandle) -> None:
+        """Log-probabilities under the starting weights; they stay with the trainers."""
+        self._calls.gather("ref_log_probs", self._trainers.ref_log_probs(batch, self._sampling), stoppable=True)
+
+    def log_probs(self, batch: BatchHandle) -> None:
+        """Log-probabilities before the updates; they stay with the trainers."""
+        self._calls.gather("log_probs", self._trainers.log_probs(batch, self._sampling), stoppable=True)
+
+    def actor_train(self, step: Step, batch: BatchHandle) -> None:
+        """All optimizer updates of the step."""
+        calls = self._trainers.train(batch, self._sampling, step.weight_version + 1)
+        step.trained = self._calls.gather("actor_train", calls, stoppable=True)

@@ -1,0 +1,208 @@
+"""The tokens of one generation, append-only, and where each of them came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rljob_worker.types import FloatArray, IntArray
+
+BoolArray = npt.NDArray[np.bool_]
+NO_VERSION = -1
+"""In `TokenStream.versions`: a token that no weights sampled."""
+
+
+class SpanKind(StrEnum):
+    """Who wrote a span's tokens."""
+
+    PROMPT = "prompt"
+    SAMPLED = "sampled"
+    """The policy. Only these are trained on."""
+    OBSERVED = "observed"
+    """An environment, in answer to the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of tokens of one origin.
+
+    Attributes:
+        start: index of its first token in the stream.
+        stop: index after its last one.
+        turn: number of the policy's answer that it belongs to; the prompt belongs to turn 0.
+        version: weights that sampled it; None for what was not sampled.
+
+    Raises:
+        ValueError: the span is empty, or has a version where nothing was sampled, or none where something was.
+    """
+
+    kind: SpanKind
+    start: int
+    stop: int
+    turn: int = 0
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise ValueError(f"span [{self.start}, {self.stop}) is empty or begins before the stream")
+        if self.turn < 0:
+            raise ValueError(f"span [{self.start}, {self.stop}): turn {self.turn} is negative")
+        if (self.version is None) is (self.kind is SpanKind.SAMPLED):
+            raise ValueError(f"a {self.kind} span with version {self.version}; only sampled ones have one, and must")
+        if self.version is not None and self.version < 0:
+            raise ValueError(f"span [{self.start}, {self.stop}): version {self.version} is negative")
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def continues(self, other: Span) -> bool:
+        """Whether it is the rest of `other`: side by side and of the same origin."""
+        return replace(other, start=self.start, stop=self.stop) == self and other.stop == self.start
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenStream:
+    """Tokens, the engine's log-probabilities of them, and spans; n tokens.
+
+    A value: `append` gives another stream that has this one as its beginning. Nothing is ever tokenised a second time.
+
+    Attributes:
+        ids: [n] int64.
+        log_probs: [n] float32, of the distribution that was sampled from; NaN where nothing was sampled, so that no
+            computation can take such a number for one.
+        spans: one after the other from 0 to n; the first is the prompt. Neighbours differ in origin.
+
+    Raises:
+        ValueError: the arrays are not of one length, or the spans do not cover them.
+    """
+
+    ids: IntArray
+    log_probs: FloatArray
+    spans: tuple[Span, ...]
+
+    def __post_init__(self) -> None:
+        if self.ids.ndim != 1 or self.ids.shape != self.log_probs.shape:
+            raise ValueError(f"{self.ids.shape} tokens with {self.log_probs.shape} log-probabilities")
+        edges = [0, *(span.stop for span in self.spans)]
+        if [span.start for span in self.spans] != edges[:-1] or edges[-1] != len(self.ids):
+            raise ValueError(f"{len(self.ids)} tokens are not covered by spans that end at {edges[1:]}")
+        if not self.spans or self.spans[0].kind is not SpanKind.PROMPT:
+            raise ValueError("a stream begins with its prompt")
+        if any(later.continues(earlier) for earlier, later in zip(self.spans, self.spans[1:])):
+            raise ValueError("two neighbouring spans have the same origin")
+        if any(later.turn < earlier.turn for earlier, later in zip(self.spans, self.spans[1:])):
+            raise ValueError("a span belongs to an earlier turn than the one before it")
+        if not np.array_equal(np.isfinite(self.log_probs), self.sampled):
+            raise ValueError("log-probabilities must be finite where tokens were sampled, and NaN elsewhere")
+        self.ids.setflags(write=False)
+        self.log_probs.setflags(write=False)
+
+    @classmethod
+    def of_prompt(cls, ids: Sequence[int] | IntArray) -> TokenStream:
+        """A stream that nothing has answered yet; ValueError for a prompt without tokens."""
+        tokens = np.array(ids, dtype=np.int64)
+        return cls(tokens, _not_sampled(len(tokens)), (Span(SpanKind.PROMPT, 0, len(tokens)),))
+
+    def append_sampled(
+        self, ids: Sequence[int] | IntArray, log_probs: Sequence[float] | FloatArray, *, version: int
+    ) -> TokenStream:
+        """This stream and what weights of `version` sampled after it: k ids and k finite log-probabilities."""
+        last = self.spans[-1]
+        turn = last.turn + 1 if last.kind is SpanKind.OBSERVED else last.turn
+        return self._append(SpanKind.SAMPLED, ids, np.array(log_probs, dtype=np.float32), turn, version)
+
+    def append_observed(self, ids: Sequence[int] | IntArray) -> TokenStream:
+        """This stream and what an environment answered to it."""
+        return self._append(SpanKind.OBSERVED, ids, _not_sampled(len(ids)), self.spans[-1].turn, None)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, TokenStream)
+            and self.spans == other.spans
+            and self.ids.tobytes() == other.ids.tobytes()
+            and self.log_probs.tobytes() == other.log_probs.tobytes()
+        )
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return self.spans[0].stop
+
+    @property
+    def sampled(self) -> BoolArray:
+        """[n]: which tokens the policy sampled: the loss mask."""
+        return self.versions != NO_VERSION
+
+    @property
+    def versions(self) -> IntArray:
+        """[n] int64: weights that sampled each token; `NO_VERSION` where none did."""
+        of_spans = [NO_VERSION if span.version is None else span.version for span in self.spans]
+        return np.repeat(np.array(of_spans, dtype=np.int64), [len(span) for span in self.spans])
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy sampled."""
+        return sum(len(span) for span in self.spans if span.kind is SpanKind.SAMPLED)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The lowest version that sampled a token; None where nothing was sampled yet."""
+        return min((span.version for span in self.spans if span.version is not None), default=None)
+
+    def begins_with(self, other: TokenStream) -> bool:
+        """Whether `other` is an earlier state of this stream."""
+        n = len(other)
+        return (
+            np.array_equal(self.ids[:n], other.ids)
+            and self.log_probs[:n].tobytes() == other.log_probs.tobytes()
+            and np.array_equal(self.versions[:n], other.versions)
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """A JSON value that `from_json` takes back to the same bits."""
+        return {
+            "ids": self.ids.tolist(),
+            "log_probs": self.log_probs[self.sampled].tolist(),
+            "spans": [[span.kind.value, span.stop, span.turn, span.version] for span in self.spans],
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> TokenStream:
+        """What `as_json` gave; ValueError when it is not such a value."""
+        try:
+            starts = [0, *(stop for _, stop, _, _ in value["spans"])]
+            spans = tuple(
+                Span(SpanKind(kind), start, stop, turn, version)
+                for start, (kind, stop, turn, version) in zip(starts, value["spans"])
+            )
+            log_probs = _not_sampled(len(value["ids"]))
+            for span in spans:
+                if span.kind is SpanKind.SAMPLED:
+                    log_probs[span.start : span.stop] = 0.0
+            log_probs[np.isfinite(log_probs)] = value["log_probs"]
+            return cls(np.array(value["ids"], dtype=np.int64), log_probs, spans)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not a token stream: {error}") from error
+
+    def _append(
+        self, kind: SpanKind, ids: Sequence[int] | IntArray, log_probs: FloatArray, turn: int, version: int | None
+    ) -> TokenStream:
+        if not len(ids):
+            return self
+        added = Span(kind, len(self), len(self) + len(ids), turn, version)
+        last = self.spans[-1]
+        spans = (*self.spans[:-1], replace(last, stop=added.stop)) if added.continues(last) else (*self.spans, added)
+        tokens = np.array(ids, dtype=np.int64)
+        return TokenStream(np.concatenate([self.ids, tokens]), np.concatenate([self.log_probs, log_probs]), spans)
+
+
+def _not_sampled(count: int) -> FloatArray:
+    return np.full(count, np.nan, dtype=np.float32)

@@ -1,0 +1,53 @@
+"""A Hugging Face checkpoint folder, judged by its files' headers and some of its numbers before anything is started."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+
+from rljob_worker.errors import UserError
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.convert import EMBEDDING, HEAD, hf_manifest
+from rljob_worker.models.hf_io import check_tensor_names, names_by_file, open_tensors, tensor_files
+
+_DTYPES = ("F32", "BF16", "F16")
+_SAMPLED = 4096
+"""Numbers of a tensor that are looked at, at its beginning and at its end."""
+
+
+def check_hf_weights(folder: Path, cfg: ModelConfig) -> None:
+    """Refuse weights that the trainers would refuse minutes later, or that hold NaN.
+
+    Every tensor's name, file, shape and dtype is compared with the config; of each, up to 2 x 4,096 numbers are read.
+
+    Raises:
+        UserError: naming tensor and file.
+    """
+    files = tensor_files(folder)
+    check_tensor_names(files, cfg, folder)
+    shapes = dict(hf_manifest(cfg))
+    if cfg.tied_embeddings:
+        shapes[HEAD] = shapes[EMBEDDING]
+    for path, names in names_by_file(files).items():
+        with open_tensors(path) as file:
+            for name in names:
+                if name not in shapes:
+                    continue
+                tensor = file.get_slice(name)
+                shape, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
+                if shape != shapes[name]:
+                    raise UserError(f"{path}: tensor {name} has shape {shape}; config.json says {shapes[name]}")
+                if dtype not in _DTYPES:
+                    raise UserError(f"{path}: tensor {name} is of type {dtype}; {', '.join(_DTYPES)} are read")
+                rows = max(1, _SAMPLED // max(1, math.prod(shape[1:])))
+                for part in (tensor[:rows], tensor[-rows:]):
+                    if not bool(torch.isfinite(part).all()):
+                        raise UserError(f"{path}: tensor {name} holds numbers that are not finite")
+
+
+def checkpoint_bytes(cfg: ModelConfig, precision: str) -> int:
+    """Bytes of a checkpoint: weights, fp32 master weights where they are bf16, and Adam's two moments in fp32."""
+    parameters = sum(math.prod(shape) for _, shape in hf_manifest(cfg))
+    return parameters * (4 + 4 + 4 + (2 if precision == "bf16" else 0))

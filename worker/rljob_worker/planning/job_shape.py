@@ -1,0 +1,116 @@
+"""The ranks of a job and the largest piece of work that each is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rljob_api import derived
+from rljob_api.spec import Precision, RLJobSpec
+from rljob_worker.devices.kinds import kind_of
+from rljob_worker.errors import UserError
+from rljob_worker.models.config import ModelConfig, check_parallel
+from rljob_worker.parallel_layout import ParallelLayout, check_sizes
+
+ASSUMED_PROMPT_TOKENS = 1024
+"""Length of the longest prompt where `data.maxPromptTokens` does not say it."""
+_SPECIAL_TOKENS = 2
+"""Around a synthetic prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobShape:
+    """What a job is made of, as far as its memory asks."""
+
+    kind: str
+    """`npu`, `cuda` or `cpu`."""
+    trainers: ParallelLayout
+    per_node: int
+    """Trainers of a node."""
+    engine_tp: int
+    """Tensor parallel size of an engine."""
+
+    def stages_of_node(self, node: int) -> list[int]:
+        """Pipeline stage of each rank on a node; ranks are numbered node by node."""
+        first, trainers = node * self.per_node, self.trainers
+        last = min(first + self.per_node, trainers.world_size)
+        return [replace(trainers, rank=rank).pp_rank for rank in range(first, last)]
+
+    def layers(self, model: ModelConfig, stage: int) -> range:
+        """Layers of a stage: an even cut."""
+        count = model.num_layers // self.trainers.pp
+        return range(stage * count, (stage + 1) * count)
+
+
+def job_shape(spec: RLJobSpec, model: ModelConfig) -> JobShape:
+    """What a job is made of.
+
+    Raises:
+        UserError: parallel sizes that do not fit the devices or the model.
+    """
+    training = spec.training
+    world = derived.devices(spec)
+    kind = kind_of(spec.resources.profile).name
+    try:
+        check_sizes(training, world)
+    except ValueError as error:
+        raise UserError(f"spec.{error}") from None
+    tp, pp, ep = training.tensor_parallel, training.pipeline_parallel, training.expert_parallel
+    check_parallel(model, tp, pp, ep)
+    return JobShape(
+        kind=kind,
+        trainers=ParallelLayout(world, tp, pp, ep),
+        per_node=derived.devices_per_node(spec),
+        engine_tp=spec.rollout.tensor_parallel,
+    )
+
+
+def itemsize(spec: RLJobSpec) -> int:
+    """Bytes of a parameter or activation."""
+    return 2 if spec.training.precision is Precision.BF16 else 4
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The largest micro-batch that a trainer may be given, in tokens."""
+
+    tokens: int
+    """Padded."""
+    responses: int
+    """Positions that logits are computed at."""
+    count: int
+    """Micro-batches of that size in an update."""
+    longest: int
+    """Longest sequence."""
+    assumed_prompt: bool
+    """Whether the prompt's length is assumed."""
+
+
+def largest_micro_batch(spec: RLJobSpec, model: ModelConfig, job: JobShape) -> MicroBatch:
+    """Worst case of `trainer.batches.plan_step`: all samples of an update as long as they may be.
+
+    `group_by_tokens` bounds padded tokens by `maxTokensPerMicroBatch`; one longer sample is a group of its own. Logits
+    are computed at response positions only, so short prompts are the worst.
+    """
+    response = spec.rollout.max_response_tokens
+    prompt, assumed = prompt_tokens(spec)
+    longest = min(prompt + response, model.max_position_embeddings)
+    bound = spec.training.max_tokens_per_micro_batch
+    samples = -(-(spec.training.global_batch_size or derived.samples_per_step(spec)) // job.trainers.dp)
+    tokens = min(max(bound // longest, 1), samples) * longest if bound < longest else min(bound, samples * longest)
+    return MicroBatch(
+        tokens=tokens,
+        responses=min(tokens, samples * response),
+        count=max(1, samples * longest // tokens),
+        longest=longest,
+        assumed_prompt=assumed,
+    )
+
+
+def prompt_tokens(spec: RLJobSpec) -> tuple[int, bool]:
+    """Tokens of the longest prompt, and whether that is assumed."""
+    if spec.data.max_prompt_tokens is not None:
+        return spec.data.max_prompt_tokens, False
+    symbols = [source.synthetic.prompt_symbols for source in spec.data.sources or [spec.data] if source.synthetic]
+    if len(symbols) == len(spec.data.sources or [spec.data]):
+        return max(symbols) + _SPECIAL_TOKENS, False
+    return ASSUMED_PROMPT_TOKENS, True

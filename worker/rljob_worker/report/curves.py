@@ -1,0 +1,44 @@
+"""Metrics of step records as curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+
+from rljob_api.wire.step_record import StepRecord
+
+Array = npt.NDArray[np.float64]
+
+_MARKED_STEPS = 40
+_SMOOTHED_STEPS = 200
+
+
+def metric_of(records: Sequence[StepRecord], name: str) -> Array:
+    """A metric by record, [n]; NaN where it was not measured."""
+    values = [record.metric(name) for record in records]
+    return np.array([np.nan if value is None else value for value in values], dtype=float)
+
+
+def draw_line(axes: Axes, steps: Array, values: Array, color: str, label: str) -> None:
+    """A curve with a mark at each step where there are few, and its running mean where there are many."""
+    if len(steps) <= _SMOOTHED_STEPS:
+        marker = "o" if len(steps) <= _MARKED_STEPS else None
+        axes.plot(steps, values, color=color, lw=1.5, marker=marker, markersize=3.5, label=label)
+        return
+    window = len(steps) // 100
+    axes.plot(steps, values, color=color, lw=0.5, alpha=0.35)
+    axes.plot(steps, running_mean(values, window), color=color, lw=1.8, label=f"{label}, {window}-step mean")
+
+
+def running_mean(values: Array, window: int) -> Array:
+    """Mean of the last `window` values at each position, [n]; fewer at the start, NaN values left out."""
+    known = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(known)])
+    end = np.arange(1, len(values) + 1)
+    begin = np.maximum(end - window, 0)
+    count = counts[end] - counts[begin]
+    return np.divide(sums[end] - sums[begin], count, out=np.full(len(values), np.nan), where=count > 0)

@@ -1,0 +1,214 @@
+"""A process that keeps one scoring process in bounds, and lets nothing of it survive.
+
+It is the scoring process's parent, and takes in its orphans (PR_SET_CHILD_SUBREAPER): what a reward starts stays below
+the keeper, whatever session or process group it makes for itself. When the scoring process ends, is over a bound, or
+the driver closes the pipe on standard input (which the kernel does however the driver ends), all of it is killed. It
+runs as a script without site-packages: `python -I -S keeper.py BOUNDS COMMAND...`, BOUNDS being JSON.
+
+Its exit code is that of the scoring process (128 + signal where one ended it), or one of those below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from typing import Any
+
+OVER_MEMORY, OVER_PROCESSES, NO_NETWORK_NAMESPACE, NOT_STARTED = 120, 121, 122, 127
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_LOOK_SECONDS = 0.25
+_KILL_SECONDS = 5.0
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main(bounds: dict[str, Any], command: list[str]) -> int:
+    """Run the command within the bounds; returns the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    woken, wake = os.pipe()
+    for descriptor in (woken, wake):
+        os.set_blocking(descriptor, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    output, inherited = os.pipe()
+    keeper = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _become(bounds, command, inherited, keeper)
+    os.close(inherited)
+    # Whatever is inherited belongs to the scoring process alone: its end must be seen.
+    for descriptor in bounds["descriptors"]:
+        os.close(descriptor)
+    try:
+        return _watch(child, bounds, output, woken)
+    finally:
+        kill_all_below()
+
+
+def _become(bounds: dict[str, Any], command: list[str], output: int, keeper: int) -> None:
+    """Replace this process by the command."""
+    code = NOT_STARTED
+    try:
+        os.setsid()
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != keeper:
+            os._exit(NOT_STARTED)
+        # A program of another user's rights could not be killed.
+        _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        if not bounds["network"] and not leave_network():
+            code = NO_NETWORK_NAMESPACE
+            raise OSError(ctypes.get_errno(), "no network namespace")
+        for limit, value in (
+            (resource.RLIMIT_DATA, bounds["memory"]),
+            (resource.RLIMIT_NOFILE, bounds["open_files"]),
+            (resource.RLIMIT_FSIZE, bounds["file_bytes"]),
+            (resource.RLIMIT_CORE, 0),
+        ):
+            hard = resource.getrlimit(limit)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(limit, (value, value))
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.execv(command[0], command)
+    except OSError as error:
+        os.write(2, f"reward: {error}\n".encode())
+    finally:
+        os._exit(code)
+
+
+def leave_network() -> bool:
+    """Move to a network of one's own, in which there is nothing; False where the kernel does not allow it."""
+    user, group = os.getuid(), os.getgid()
+    if _libc.unshare(_CLONE_NEWNET) == 0:
+        return True
+    if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+        return False
+    with contextlib.suppress(OSError):
+        for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{file}", "w") as opened:
+                opened.write(text)
+    return True
+
+
+def _watch(child: int, bounds: dict[str, Any], output: int, woken: int) -> int:
+    room = bounds["output_bytes"]
+    look = 0.0
+    sources = [0, output, woken]
+    while True:
+        ready = select.select(sources, [], [], _LOOK_SECONDS)[0]
+        if 0 in ready and not os.read(0, 1):
+            return 0
+        if output in ready:
+            room = _pass_on(output, room, sources)
+        if woken in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(woken, 4096)
+        status = _reap(child)
+        if status is not None:
+            while output in sources and select.select([output], [], [], 0)[0]:
+                room = _pass_on(output, room, sources)
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+        if time.monotonic() >= look:
+            look = time.monotonic() + _LOOK_SECONDS
+            below = descendants()
+            if len(below) > bounds["processes"]:
+                return OVER_PROCESSES
+            # What is shared after a fork counts in each of them: exact figures take longer.
+            if sum(map(_memory, below)) > bounds["memory"] and sum(map(_own_share, below)) > bounds["memory"]:
+                return OVER_MEMORY
+
+
+def _pass_on(output: int, room: int, sources: list[int]) -> int:
+    """Give what was printed to the driver's own output, up to a bound; returns what room is left."""
+    text = os.read(output, 65536)
+    if not text:
+        sources.remove(output)
+    elif room > 0:
+        with contextlib.suppress(OSError):
+            os.write(2, text[:room])
+            if len(text) >= room:
+                os.write(2, b"\nreward: no more of what it prints is shown\n")
+    return room - len(text)
+
+
+def _reap(child: int) -> int | None:
+    """Take the exit status of all that ended; that of the child, when it did."""
+    found = None
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            if pid == child:
+                found = status
+    return found
+
+
+def descendants() -> list[int]:
+    """All processes below this one."""
+    found: list[int] = []
+    new = [os.getpid()]
+    while new:
+        new = [child for parent in new for child in _children(parent)]
+        found += new
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
+                children += map(int, file.read().split())
+    return children
+
+
+def _memory(pid: int) -> int:
+    """Bytes of anonymous and shared memory that a process has, not of the files that it maps."""
+    return _sum_of(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:"))
+
+
+def _own_share(pid: int) -> int:
+    """The same, each page divided by the number of processes that have it."""
+    return _sum_of(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
+
+
+def _sum_of(path: str, names: tuple[str, ...]) -> int:
+    total = 0
+    with contextlib.suppress(OSError), open(path, errors="replace") as file:
+        for line in file:
+            if line.startswith(names):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def kill_all_below() -> None:
+    """End all processes below this one; orphans of those that were killed come below it too."""
+    deadline = time.monotonic() + _KILL_SECONDS
+    while (below := descendants()) and time.monotonic() < deadline:
+        # Stopped first, so that none has a child while the others are killed.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in below:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+        _reap(0)
+        time.sleep(0.005)
+    _reap(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1]), sys.argv[2:]))

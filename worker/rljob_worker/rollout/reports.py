@@ -1,0 +1,64 @@
+"""What an engine tells the driver about itself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStarted:
+    """An engine that answered its warm-up request."""
+
+    import_seconds: float
+    load_seconds: float
+    warmup_seconds: float
+    devices: tuple[str, ...]
+    """Identities on their node, one for each tensor-parallel rank."""
+    threads: int
+    max_model_length: int
+    """Tokens of the longest sequence."""
+    max_sequences: int
+    kv_cache_bytes: int
+    """In one tensor-parallel worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """Memory of an engine with its tensor-parallel workers, and of its devices, whoever uses them; bytes."""
+
+    resident_bytes: int
+    device_free_bytes: int | None = None
+    """None where CPUs stand for devices; so the total."""
+    device_total_bytes: int | None = None
+
+    def as_record(self) -> dict[str, int]:
+        """For the step record; what there is no reading of is not in it."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSlept:
+    """What an engine gave back."""
+
+    released_bytes: int
+    """That really came free."""
+    released_weight_bytes: int
+    """Of them the weights'; 0 where weights cannot sleep."""
+    memory: MemoryReading
+
+    def as_record(self) -> dict[str, int]:
+        """For the step record: flat."""
+        own = {"released_bytes": self.released_bytes, "released_weight_bytes": self.released_weight_bytes}
+        return own | self.memory.as_record()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWoke:
+    """What an engine took back."""
+
+    resumed_bytes: int
+    memory: MemoryReading
+
+    def as_record(self) -> dict[str, int]:
+        """For the step record: flat."""
+        return {"resumed_bytes": self.resumed_bytes} | self.memory.as_record()

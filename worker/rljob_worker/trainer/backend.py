@@ -1,0 +1,153 @@
+"""What the trainer asks of a training backend, and which one a job gets.
+
+`trainer.Trainer` keeps what all of them share: the plan of a step, its loss, going back when a step fails, the learning
+rate and what is reported. A backend has the model, its gradients and its optimizer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from rljob_api.spec import RLJobSpec
+from rljob_worker.devices import Device
+from rljob_worker.memory.sleeping import SleepingMemory
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.convert import Piece
+from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.trainer.batches import MicroBatch, Update
+from rljob_worker.trainer.checked_file import CheckedFile
+from rljob_worker.trainer.objective import PolicyLoss
+from rljob_worker.trainer.process_groups import ProcessGroups
+from rljob_worker.trainer.rendezvous import Notices
+from rljob_worker.trainer.sleeping import MemoryMove
+
+Compute = Callable[[int, MicroBatch, Tensor], tuple[Tensor, Tensor]]
+"""(index of the micro-batch, itself, logits [n, V / ranks of the vocabulary] of its n response positions) -> (its share
+of the loss, a result to collect)."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """What an update did; the same on all ranks."""
+
+    metrics: dict[str, float]
+    """Reduced over micro-batches and ranks, as `objective.MetricReduction` names them."""
+    grad_norm: float
+    """Global norm before clipping; NaN where it was not computed."""
+    fault: str | None
+    """Why nothing was applied: where the first non-finite values were."""
+
+
+class TrainerBackend(Protocol):
+    """One rank of the model that is trained. All ranks make the same calls in the same order."""
+
+    layout: ParallelLayout
+    config: ModelConfig
+    groups: ProcessGroups
+    """All that the rank is in."""
+    memory: SleepingMemory | None
+    """Where the rank's tensors are and sleep; None where the memory saver is off."""
+    vocabulary_group: dist.ProcessGroup | None
+    """Ranks that share the columns of the logits; None where each has all of them."""
+    parameters: list[Tensor]
+    """Buffers that hold all of this rank's parameters, in the model's dtype."""
+    optimizer_state: list[Tensor]
+    """What the optimizer changes beside them."""
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of this rank's share of the model."""
+        ...
+
+    def forward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
+        """Run the model without gradients.
+
+        Returns:
+            The results of `compute` where this rank has the output layer, [] elsewhere.
+
+        Raises:
+            StopRequested: on all ranks.
+        """
+        ...
+
+    def from_output_rank(self, values: Tensor) -> None:
+        """Overwrite `values` with those of a rank that has the output layer; of the same shape on all ranks."""
+        ...
+
+    def update(self, update: Update, loss: PolicyLoss, learning_rate: float) -> UpdateResult:
+        """One optimizer update: applied whole or not at all, on all ranks alike.
+
+        Raises:
+            StopRequested: on all ranks, before the weights changed.
+        """
+        ...
+
+    def pieces(self, layout: ParallelLayout) -> list[Piece]:
+        """The HF tensors' parts that this rank holds, primary as they are in `layout`; for the weight sync."""
+        ...
+
+    def save(self, folder: str, *, updates: int) -> CheckedFile:
+        """Write this rank's state and the number of updates done, synced to disk; works asleep and awake."""
+        ...
+
+    def load(self, folder: str) -> int:
+        """Continue from a saved state; returns the updates done so far.
+
+        Raises:
+            ValueError: it is another layout's, precision's or model's, or missing or damaged.
+        """
+        ...
+
+    def sleep(self) -> MemoryMove:
+        """Give the memory of weights, gradients and optimizer away; nothing when asleep."""
+        ...
+
+    def wake_up(self) -> MemoryMove:
+        """Take it back; nothing when awake. Raises when too little memory is free, and stays asleep then."""
+        ...
+
+    def require_awake(self, what: str) -> None:
+        """TransitionRefused, naming `what`, when asleep."""
+        ...
+
+    def close(self) -> None:
+        """Leave the other ranks."""
+        ...
+
+
+def build_backend(
+    spec: RLJobSpec,
+    device: Device,
+    *,
+    rank: int,
+    world_size: int,
+    store: str,
+    model_folder: Path,
+    stop: threading.Event,
+    notices: Notices,
+) -> TrainerBackend:
+    """Build this rank of the job's backend with the checkpoint's weights, awake; collective.
+
+    Args:
+        spec: the job.
+        device: this rank's.
+        rank: number of this rank.
+        world_size: number of ranks.
+        store: where the ranks meet.
+        model_folder: Hugging Face folder with the starting weights.
+        stop: set when a running pass is to end early.
+        notices: what the ranks agree on over the store.
+    """
+    # One is built: `spec.training.backend` has no other value.
+    from rljob_worker.trainer.megatron.backend import MegatronBackend
+    from rljob_worker.trainer.megatron.rank_state import build_rank_state
+
+    state = build_rank_state(spec, device, rank=rank, world_size=world_size, store=store, model_folder=model_folder)
+    return MegatronBackend(state, spec, device, stop, notices)

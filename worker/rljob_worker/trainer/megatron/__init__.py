@@ -1,0 +1,1 @@
+"""Training with Megatron: tensor, pipeline, expert and data parallelism, and its distributed optimizer."""

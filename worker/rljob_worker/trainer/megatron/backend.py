@@ -1,0 +1,100 @@
+"""Megatron as a training backend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from rljob_api.spec import RLJobSpec
+from rljob_worker.devices import Device
+from rljob_worker.models.convert import Piece, local_pieces
+from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.trainer.backend import Compute, UpdateResult
+from rljob_worker.trainer.batches import MicroBatch, Update
+from rljob_worker.trainer.checked_file import CheckedFile
+from rljob_worker.trainer.megatron.checkpoint import load_rank, save_rank
+from rljob_worker.trainer.megatron.parallel_state import lockstep_leader
+from rljob_worker.trainer.megatron.pipeline import PipelineRunner
+from rljob_worker.trainer.megatron.rank_state import RankState
+from rljob_worker.trainer.megatron.updates import Updater
+from rljob_worker.trainer.objective import PolicyLoss
+from rljob_worker.trainer.rendezvous import Notices
+from rljob_worker.trainer.sleeping import MemoryMove, RankMemory
+from rljob_worker.trainer.stopping import StopAgreement
+
+
+class MegatronBackend:
+    """A `TrainerBackend`: one rank's model, schedule and optimizer."""
+
+    def __init__(
+        self, rank: RankState, spec: RLJobSpec, device: Device, stop: threading.Event, notices: Notices
+    ) -> None:
+        self.rank = rank
+        self.layout = rank.layout
+        self.config = rank.config
+        self.groups = rank.groups
+        self.memory = rank.memory
+        self.vocabulary_group = rank.tp_group
+        self.parameters = rank.parameters
+        self.optimizer_state = [*rank.state.flats, *(shard.step for shard in rank.state.shards)]
+        self._precision = spec.training.precision.value
+        agreement = StopAgreement(stop, rank.layout.rank, rank.layout.world_size, lockstep_leader(), notices)
+        self._pipeline = PipelineRunner(rank.ddp, rank.layout, agreement)
+        self._updater = Updater(rank, self._pipeline)
+        self._rank_memory = RankMemory(spec, device, rank.memory, rank.groups)
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of this rank's share of the model."""
+        return sum(tensor.numel() for tensor in self.rank.named_parameters().values())
+
+    def forward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
+        """Results of `compute` on the last pipeline stage, [] on the others."""
+        return self._pipeline.forward(micro_batches, compute)
+
+    def from_output_rank(self, values: Tensor) -> None:
+        """Broadcast from the last pipeline stage."""
+        from megatron.core import parallel_state
+
+        if self.layout.pp > 1:
+            last = parallel_state.get_pipeline_model_parallel_last_rank()
+            dist.broadcast(values, src=last, group=parallel_state.get_pipeline_model_parallel_group())
+
+    def update(self, update: Update, loss: PolicyLoss, learning_rate: float) -> UpdateResult:
+        """Gradients of one update's loss, then a clipped Adam update."""
+        return self._updater.run(update, loss, learning_rate)
+
+    def pieces(self, layout: ParallelLayout) -> list[Piece]:
+        """Views of the parameters where the layout allows one."""
+        return local_pieces(self.rank.ddp.module, self.config, layout)
+
+    def save(self, folder: str, *, updates: int) -> CheckedFile:
+        """Write this rank's file."""
+        return save_rank(self.rank, folder, updates=updates, precision=self._precision)
+
+    def load(self, folder: str) -> int:
+        """Read this rank's file; returns the updates done so far."""
+        return load_rank(self.rank, folder, precision=self._precision)
+
+    def sleep(self) -> MemoryMove:
+        """Give memory and, where the job says so, communicators away."""
+        return self._rank_memory.sleep()
+
+    def wake_up(self) -> MemoryMove:
+        """Take them back."""
+        return self._rank_memory.wake_up()
+
+    def require_awake(self, what: str) -> None:
+        """TransitionRefused, naming `what`, when asleep."""
+        self._rank_memory.require_awake(what)
+
+    def close(self) -> None:
+        """Drop Megatron's state and leave the process groups."""
+        if dist.is_initialized():
+            from megatron.core import parallel_state
+
+            parallel_state.destroy_model_parallel()
+            self.groups.close()

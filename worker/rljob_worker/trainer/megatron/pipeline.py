@@ -1,0 +1,101 @@
+"""Running micro-batches through Megatron's pipeline schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.trainer.backend import Compute
+from rljob_worker.trainer.batches import MicroBatch
+from rljob_worker.trainer.stopping import StopAgreement
+
+
+class PipelineRunner:
+    """Forward and forward-backward passes of this rank's model over micro-batches.
+
+    The output layer runs on response positions only: with long prompts and large vocabularies, its logits are most of
+    the memory and a large part of the time.
+    """
+
+    def __init__(self, ddp: Any, layout: ParallelLayout, stop: StopAgreement) -> None:
+        from megatron.core.distributed import finalize_model_grads
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        self._ddp = ddp
+        self._layout = layout
+        self._stop = stop
+        self._selected: Tensor | None = None
+        self._schedule = get_forward_backward_func()
+        self._finalize = finalize_model_grads
+        self._device = next(ddp.parameters()).device
+        self._no_tokens = torch.zeros((), dtype=torch.int, device=self._device)
+        model = ddp.module
+        model.config.finalize_model_grads_func = self._finish_gradients
+        if layout.last_stage:
+            model.output_layer.register_forward_pre_hook(self._select)
+
+    def forward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
+        """Results of `compute` on the last pipeline stage, [] on the others; raises StopRequested on all ranks."""
+        with torch.no_grad():
+            results = self._run(micro_batches, compute, forward_only=True)
+        self._stop.finish_pass()
+        return results
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
+        """As `forward`, and the gradients of the summed losses, summed over data-parallel ranks, in the buffers."""
+        self._ddp.zero_grad_buffer()
+        return self._run(micro_batches, compute, forward_only=False)
+
+    def _run(self, micro_batches: Sequence[MicroBatch], compute: Compute, *, forward_only: bool) -> list[Tensor]:
+        self._stop.begin_pass()
+        return self._schedule(
+            forward_step_func=partial(self._step, compute),
+            data_iterator=iter(enumerate(micro_batches)),
+            model=[self._ddp],
+            num_microbatches=len(micro_batches),
+            # Stages tell one another the shape of each micro-batch; these two are not used.
+            seq_length=1,
+            micro_batch_size=1,
+            forward_only=forward_only,
+        )
+
+    def _step(self, compute: Compute, data: Iterator[tuple[int, MicroBatch]], model: Any) -> tuple[Tensor, Any]:
+        index, micro_batch = next(data)
+        if self._stop.skip():
+            return self._nothing(), self._no_loss
+        micro_batch = micro_batch.to(self._device)
+        self._selected = micro_batch.selected
+        output = model(micro_batch.input_ids, micro_batch.position_ids, None)
+
+        def loss_func(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            loss, result = compute(index, micro_batch, logits.squeeze(0))
+            return loss, self._no_tokens, result
+
+        return output, loss_func
+
+    def _select(self, _module: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        assert self._selected is not None
+        hidden, *rest = args
+        return (hidden.flatten(0, 1).index_select(0, self._selected).unsqueeze(1), *rest)
+
+    def _nothing(self) -> Tensor:
+        """Output of a skipped micro-batch; it keeps the gradient path between stages."""
+        model = self._ddp.module
+        if not self._layout.first_stage:
+            return model.decoder.input_tensor * 0.0
+        config = model.config
+        size = (1, 1, config.hidden_size)
+        return torch.zeros(size, dtype=config.params_dtype, device=self._device, requires_grad=True)
+
+    def _no_loss(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return output.float().sum() * 0.0, self._no_tokens, self._no_tokens
+
+    def _finish_gradients(self, model: list[Any], _num_tokens: Tensor | None = None, **kwargs: Any) -> None:
+        # Here the whole pass has run and no peer waits for this rank any more.
+        self._stop.finish_pass()
+        self._finalize(model, None, **kwargs)

@@ -1,0 +1,119 @@
+"""Everything that one Megatron rank is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rljob_api.spec import Precision, RLJobSpec
+from rljob_worker.devices import Device
+from rljob_worker.memory.sleeping import SleepingMemory, sleeping_memory
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.platforms import megatron_platform
+from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.trainer.megatron.flat_buffers import Region, move_buffers
+from rljob_worker.trainer.megatron.optimizer_state import OptimizerState
+from rljob_worker.trainer.megatron.parallel_state import initialize
+from rljob_worker.trainer.process_groups import ProcessGroups
+from rljob_worker.upstream.install import install
+from rljob_worker.upstream.patch import Process
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """One rank's model and optimizer.
+
+    Attributes:
+        groups: all that the rank is in.
+        ddp: Megatron's DistributedDataParallel around the bare GPTModel.
+        optimizer: Megatron's chained distributed optimizers.
+        parameters: flat buffers that hold all parameters.
+        state: the optimizer's tensors.
+        memory: where all these are and sleep; None where the memory saver is off.
+        tp_group: ranks that share the vocabulary; None when there is one.
+    """
+
+    layout: ParallelLayout
+    groups: ProcessGroups
+    config: ModelConfig
+    ddp: Any
+    optimizer: Any
+    parameters: list[Tensor]
+    state: OptimizerState
+    memory: SleepingMemory | None
+    tp_group: dist.ProcessGroup | None
+
+    def named_parameters(self) -> dict[str, Tensor]:
+        """This rank's parameters by Megatron name."""
+        return {name: parameter.detach() for name, parameter in self.ddp.module.named_parameters()}
+
+    @property
+    def readable(self) -> Callable[[Tensor], Tensor]:
+        """A tensor's content, asleep or awake."""
+        return self.memory.readable if self.memory is not None else torch.Tensor.detach
+
+
+def build_rank_state(
+    spec: RLJobSpec, device: Device, *, rank: int, world_size: int, store: str, model_folder: Path
+) -> RankState:
+    """Join the other ranks, build the model with the checkpoint's weights, and the optimizer; collective."""
+    platform = megatron_platform(device.name)
+    install(Process.TRAINER, device.name)
+    training = spec.training
+    device.set_current()
+    # First of all: its check lets the device's memory sleep once, and a preloaded library that is not in never will be.
+    memory = sleeping_memory(spec.memory_saver.mode, device)
+    layout, groups = initialize(
+        training,
+        rank=rank,
+        world_size=world_size,
+        store=store,
+        backend=device.process_group_backend,
+        timeout_seconds=min(spec.timeouts.start_seconds, spec.timeouts.phase_seconds),
+    )
+    torch.manual_seed(spec.seed)
+    platform.seed(spec.seed)
+
+    from megatron.core import parallel_state
+
+    from rljob_worker.models.build import build_gpt_model
+    from rljob_worker.models.convert import local_pieces
+    from rljob_worker.models.hf_io import load_hf_weights
+    from rljob_worker.trainer.megatron.optimizer import build_optimizer, wrap_model
+
+    config = ModelConfig.from_hf(model_folder)
+    model = build_gpt_model(
+        config,
+        tp=layout.tp,
+        pp=layout.pp,
+        ep=layout.ep,
+        dtype=torch.bfloat16 if training.precision is Precision.BF16 else torch.float32,
+        recompute=training.recompute.value,
+        device=device.name,
+    )
+    region: Region = nullcontext if memory is None else memory.region
+    ddp = wrap_model(model)
+    parameters = move_buffers(ddp, region)
+    load_hf_weights(local_pieces(ddp.module, config, layout), model_folder)
+    optimizer = build_optimizer(ddp, training, device.process_group_backend)
+    offload = training.optimizer.host_offload
+    # Host memory does not sleep: what is offloaded stays outside the memory saver.
+    state = OptimizerState(optimizer, ddp, nullcontext if offload else region, on_host=offload and device.own_memory)
+    return RankState(
+        layout=layout,
+        groups=groups,
+        config=config,
+        ddp=ddp,
+        optimizer=optimizer,
+        parameters=parameters,
+        state=state,
+        memory=memory,
+        tp_group=parallel_state.get_tensor_model_parallel_group() if layout.tp > 1 else None,
+    )

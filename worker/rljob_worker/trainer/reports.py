@@ -1,0 +1,42 @@
+"""What a trainer tells the driver about itself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rljob_worker.memory.ledger import LedgerEntry
+from rljob_worker.memory.states import Transition
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerStarted:
+    """A trainer that was built."""
+
+    device: str
+    """Identity of its device on its node."""
+    coordinates: dict[str, int]
+    """Where it stands in the parallel layout."""
+    parameters: int
+    """Elements of its shard of the model."""
+    seconds: float
+    """That building it took."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerMemory:
+    """What going to sleep or waking up did to a trainer's memory."""
+
+    transition: Transition | None
+    """None where the memory saver is off."""
+    group_seconds: float
+    """That giving up or rebuilding the process groups took; 0 where they stay."""
+    reading: LedgerEntry
+    """The ledger afterwards."""
+
+    def as_record(self) -> dict[str, Any]:
+        """For the step record: flat, bytes and seconds."""
+        moved: dict[str, Any] = {"changed": False, "seconds": 0.0, "moved_bytes": 0, "backup_bytes": 0}
+        if self.transition is not None:
+            moved = asdict(self.transition)
+        return moved | {"group_seconds": self.group_seconds} | self.reading.as_dict()

@@ -1,0 +1,131 @@
+"""megatron-core without CUDA's libraries, and on CPU; the CUDA names that it calls are in `torch_cpu`."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from rljob_worker.upstream.patch import MEGATRON, Patch, Process
+
+
+class _CpuRngTracker:
+    """Megatron's CUDA RNG tracker over torch's CPU generator: named states, forked in and out."""
+
+    def __init__(self) -> None:
+        self.states_: dict[str, torch.Tensor] = {}
+        self.seeds_: set[int] = set()
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def reset(self) -> None:
+        self.states_, self.seeds_ = {}, set()
+
+    def get_states(self) -> dict[str, torch.Tensor]:
+        return dict(self.states_)
+
+    def set_states(self, states: dict[str, torch.Tensor]) -> None:
+        self.states_ = dict(states)
+
+    def add(self, name: str, seed: int) -> None:
+        if name in self.states_:
+            raise ValueError(f"RNG state {name!r} exists already")
+        self.seeds_.add(seed)
+        self.states_[name] = torch.Generator().manual_seed(seed).get_state()
+
+    @contextlib.contextmanager
+    def fork(self, name: str = "model-parallel-rng") -> Iterator[None]:
+        outer = torch.get_rng_state()
+        torch.set_rng_state(self.states_[name])
+        try:
+            yield
+        finally:
+            self.states_[name] = torch.get_rng_state()
+            torch.set_rng_state(outer)
+
+
+def _warnings() -> None:
+    for missing in ("Apex is not installed", "Transformer Engine and Apex are not installed"):
+        warnings.filterwarnings("ignore", message=missing, category=UserWarning)
+
+
+def _rng() -> None:
+    from megatron.core.tensor_parallel import random
+
+    module: Any = random
+    module._CUDA_RNG_STATE_TRACKER = _CpuRngTracker()
+    module._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+    module._get_cuda_rng_state = lambda *_args, **_kwargs: torch.get_rng_state()
+    module._set_cuda_rng_state = lambda state, *_args, **_kwargs: torch.set_rng_state(state)
+
+
+def _grouped_products() -> None:
+    from megatron.core.transformer.moe import moe_utils
+
+    moe: Any = moe_utils
+    if not hasattr(moe, "te_general_gemm"):
+        moe.te_general_gemm = None
+
+
+def _copies_to_host() -> None:
+    from megatron.core.transformer.moe import token_dispatcher
+
+    dispatcher: Any = token_dispatcher
+    dispatcher.maybe_move_tensor_to_cpu = _to_host
+
+
+def _to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
+
+
+def _patch(name: str, targets: tuple[str, ...], why: str, test: str, apply: Callable[[], None]) -> Patch:
+    return Patch(name, targets, {"megatron-core": MEGATRON}, why, test, apply, (Process.TRAINER,), ("cpu",))
+
+
+_RANDOM = "megatron.core.tensor_parallel.random"
+_MOE_TEST = "tests/worker/models/test_model_conversion.py::test_logits_equal_transformers"
+PATCHES = (
+    Patch(
+        "megatron-warnings",
+        ("warnings.filters",),
+        {"megatron-core": MEGATRON},
+        "it warns that Apex and Transformer Engine are missing; torch's own norm, optimizer and clipping are wanted",
+        "tests/worker/models/test_model_conversion.py::test_ranks_print_no_warnings",
+        _warnings,
+        (Process.TRAINER,),
+        ("cpu", "cuda"),
+    ),
+    _patch(
+        "megatron-rng-on-cpu",
+        tuple(
+            f"{_RANDOM}.{name}"
+            for name in (
+                "_CUDA_RNG_STATE_TRACKER",
+                "_CUDA_RNG_STATE_TRACKER_INITIALIZED",
+                "_get_cuda_rng_state",
+                "_set_cuda_rng_state",
+            )
+        ),
+        "Megatron's tracker of random states is one of CUDA generators",
+        "tests/worker/upstream/test_patches.py::test_megatron_tracks_the_cpu_generator",
+        _rng,
+    ),
+    _patch(
+        "megatron-grouped-gemm-name",
+        ("megatron.core.transformer.moe.moe_utils.te_general_gemm",),
+        "without Transformer Engine megatron-core never defines this name, and still reads it",
+        _MOE_TEST,
+        _grouped_products,
+    ),
+    _patch(
+        "megatron-dispatcher-on-cpu",
+        ("megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu",),
+        "the device-to-host copy leaves CPU tensors as they are, also where numpy is asked for",
+        _MOE_TEST,
+        _copies_to_host,
+    ),
+)

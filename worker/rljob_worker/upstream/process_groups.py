@@ -1,0 +1,61 @@
+"""torch's process groups, known and replaceable: `trainer.process_groups` gives them up while a trainer sleeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from rljob_worker.upstream.patch import MEGATRON, TORCH, Patch, Process
+from rljob_worker.upstream.references import replace_everywhere
+
+Made = Callable[[tuple[Any, ...], dict[str, Any], ProcessGroup | None], None]
+"""Told of a group: arguments of `new_group`, and what came of it here; None where this rank is not a member."""
+
+
+@contextmanager
+def recorded_groups(timeout: timedelta, made: Made) -> Iterator[None]:
+    """Tell of each group made inside with `torch.distributed.new_group`, which gets `timeout`."""
+    module: Any = dist
+    original = module.new_group
+
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        # Megatron gives whole minutes.
+        kwargs["timeout"] = timeout
+        group = original(*args, **kwargs)
+        made(args, kwargs, group if isinstance(group, ProcessGroup) else None)
+        return group
+
+    module.new_group = new_group
+    try:
+        yield
+    finally:
+        module.new_group = original
+
+
+PATCHES = (
+    Patch(
+        "torch-groups-recorded",
+        ("torch.distributed.new_group",),
+        {"torch": TORCH, "megatron-core": MEGATRON},
+        "Megatron makes its groups itself; what made them makes them again, and the deadline is the job's",
+        "tests/worker/trainer/test_process_groups.py::test_training_goes_on_bit_for_bit_and_nothing_grows",
+        recorded_groups,
+        (Process.TRAINER,),
+        scoped=True,
+    ),
+    Patch(
+        "torch-groups-replaced",
+        ("every reference to a process group",),
+        {"torch": TORCH, "megatron-core": MEGATRON},
+        "a communicator holds device memory while anything refers to its group, and Megatron does in many places",
+        "tests/worker/trainer/test_process_groups.py::test_training_goes_on_bit_for_bit_and_nothing_grows",
+        replace_everywhere,
+        (Process.TRAINER,),
+        scoped=True,
+    ),
+)

@@ -1,0 +1,54 @@
+"""What Ray reads from variables and constants, and documents nowhere, for a Ray that a driver starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rljob_worker.upstream.patch import RAY, Patch, Process
+
+FULL_PRIORITY = {"RAY_worker_niceness": "0"}
+"""For the actors of a job on somebody else's Ray, in their `runtime_env`."""
+_END_CHILDREN = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
+
+
+def settings() -> dict[str, str]:
+    """Variables for Ray and its processes."""
+    return FULL_PRIORITY | _END_CHILDREN
+
+
+@contextmanager
+def clusters_off() -> Iterator[None]:
+    """Inside, Ray takes the loopback address for its own: of a node that could have others it takes another."""
+    from ray._private import ray_constants
+
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+PATCHES = (
+    Patch(
+        "ray-settings",
+        tuple(f"env:{name}" for name in settings()),
+        {"ray": RAY},
+        "Ray makes its workers nice: beside anything else they would get a fraction of the machine; and SIGKILL of "
+        "an actor would leave the engine's own child processes behind",
+        "tests/worker/upstream/test_patches.py::test_ray_reads_its_settings",
+        settings,
+        (Process.DRIVER,),
+        scoped=True,
+    ),
+    Patch(
+        "ray-on-loopback",
+        ("ray._private.ray_constants.ENABLE_RAY_CLUSTER",),
+        {"ray": RAY},
+        "an embedded Ray would listen on an address of the machine, even if it is told another",
+        "tests/worker/driver/test_closed_ports.py::test_a_stranger_reaches_nothing",
+        clusters_off,
+        (Process.DRIVER,),
+        scoped=True,
+    ),
+)

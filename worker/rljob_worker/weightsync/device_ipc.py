@@ -1,0 +1,141 @@
+"""The two staging slots of one accelerator, by device IPC, and how a host's trainers fill each other's.
+
+The slots are memory of the device's trainer, which the engine on the same device opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from rljob_worker.devices import Device
+from rljob_worker.errors import WeightSyncError
+from rljob_worker.weightsync.plan import Bucket
+from rljob_worker.weightsync.transport import SLOT_COUNT, Transport, view_of
+
+
+class DeviceIpc:
+    """Both slots, kept and exported once for the life of the process: an export cannot be taken back.
+
+    The memory must never sleep: a sleeping exporter would pull it from under the engine.
+    """
+
+    def __init__(self, device: Device, memory: Sequence[torch.Tensor], *, owner: bool = True) -> None:
+        """SharedMemory in memory that is there; use `open` for another process's.
+
+        Args:
+            device: where the memory is.
+            memory: SLOT_COUNT tensors uint8 [slot_bytes], which never sleep and can be exported.
+            owner: this process made the memory.
+        """
+        self._device = device
+        self._memory = list(memory)
+        self._owner = owner
+
+    @property
+    def owned_bytes(self) -> int:
+        """Bytes of both slots where this process made them; 0 where another did."""
+        return sum(tensor.nbytes for tensor in self._memory) if self._owner else 0
+
+    @classmethod
+    def open(cls, device: Device, handles: Sequence[str], slot_bytes: int) -> DeviceIpc:
+        """Map the slots that another process exported.
+
+        Raises:
+            WeightSyncError: they are not `slot_bytes` long.
+        """
+        memory = [device.open_shared(bytes.fromhex(handle)) for handle in handles]
+        sizes = [tensor.nbytes for tensor in memory]
+        if sizes != [slot_bytes] * SLOT_COUNT:
+            raise WeightSyncError(f"{device.identity()}: its staging slots have {sizes} bytes, expected {slot_bytes}")
+        return cls(device, memory, owner=False)
+
+    def handles(self) -> list[str]:
+        """What `open` needs, as text."""
+        return [self._device.share(tensor).hex() for tensor in self._memory]
+
+    def tensor(self, index: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        """The view of slot `index` of `shape` and `dtype` that starts at `offset` bytes."""
+        return view_of(self._memory[index], offset, dtype, shape)
+
+    def fill(self, source: torch.Tensor, target: torch.Tensor) -> int:
+        """Copy on the device; the checksum of `source`, never of where it went."""
+        target.copy_(source)
+        return self._device.checksum(source)
+
+    def land(self, source: torch.Tensor, target: torch.Tensor) -> int:
+        """Copy on the device; the checksum of `target` then."""
+        target.copy_(source)
+        return self._device.checksum(target)
+
+    def checksum(self, tensor: torch.Tensor) -> int:
+        """The device's own checksum."""
+        return self._device.checksum(tensor)
+
+    def settle(self) -> None:
+        """Wait for the device."""
+        self._device.synchronize()
+
+    def close(self) -> None:
+        """Drop the tensors; the memory stays as long as somebody has it open."""
+        self._memory = []
+
+
+class Exchange:
+    """The trainers of one host, which go through a sync bucket by bucket together.
+
+    A collective operation that one rank does not come to would hang the others: before each, all say whether they can
+    go on. Every wait ends with the group's own time-out.
+
+    Args:
+        device: this rank's.
+        ranks: global ranks of the host's trainers, this one among them; their numbers in the plan.
+        allocate: makes device memory uint8 [bytes] that never sleeps and that `Device.share` can export.
+        group: process group of them, with a backend for CPU tensors beside the device's; None: the world.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        ranks: Sequence[int],
+        allocate: Callable[[int], torch.Tensor],
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.device = device
+        self._ranks = list(ranks)
+        self._allocate = allocate
+        self._group = group
+        self._alone = len(self._ranks) == 1
+
+    def make_slots(self, slot_bytes: int) -> DeviceIpc:
+        """This rank's slots, for the engine on the same device to open."""
+        return DeviceIpc(self.device, [self._allocate(slot_bytes) for _ in range(SLOT_COUNT)])
+
+    def agree(self, problem: str = "") -> None:
+        """Say that this rank can go on, or why not; returns when all can.
+
+        Raises:
+            WeightSyncError: another rank cannot; with what it said.
+        """
+        if self._alone:
+            return
+        said: list[str] = [""] * len(self._ranks)
+        dist.all_gather_object(said, problem, group=self._group)
+        others = [f"trainer-{rank}: {text}" for rank, text in zip(self._ranks, said, strict=True) if text]
+        if others and not problem:
+            raise WeightSyncError("; ".join(others))
+
+    def spread(self, bucket: Bucket, slots: Transport, dtype: torch.dtype) -> None:
+        """Bring each piece of a bucket from the slot of the rank that wrote it into the slots of all."""
+        if self._alone:
+            return
+        for tensor in bucket.tensors:
+            whole = slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, dtype, tensor.shape)
+            for piece in tensor.pieces:
+                part = piece.part_of(whole)
+                sent = part.contiguous()
+                dist.broadcast(sent, src=piece.trainer, group=self._group)
+                if sent.data_ptr() != part.data_ptr():
+                    part.copy_(sent)

@@ -1,0 +1,211 @@
+"""An engine's side of the weight sync."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rljob_worker.errors import WeightSyncError
+from rljob_worker.weightsync import mailbox
+from rljob_worker.weightsync.mailbox import Mailbox, PeerAborted, engine_name, trainer_name
+from rljob_worker.weightsync.plan import Bucket, SyncPlan
+from rljob_worker.weightsync.protocol import ACKNOWLEDGED, DONE, READY, Checksums, Coverage, EngineState, later_version
+
+Land = Callable[[str, dict[str, Any], float], Sequence[dict[str, Any]]]
+"""(method, message, seconds) -> the method's results from all workers of the engine."""
+
+
+class WeightSyncEngine:
+    """Takes weights from the trainers of the host and lands them in one engine.
+
+    An engine whose workers have `vllm_extension.WeightLandingExtension` mixed in (`worker_extension_cls`) gives its
+    `collective_rpc`; the messages are plain lists, dicts, strings and numbers:
+
+        def land(method, message, seconds):
+            return llm.collective_rpc(method, timeout=seconds, args=(message,))
+
+        sync = WeightSyncEngine(land, folder=sync_folder, engine=engine_index)
+        report = sync.update_weights(version, deadline=60.0)
+        llm.reset_prefix_cache()       # cached keys and values are those of the old weights
+        assert sync.version == version
+
+    No requests may run meanwhile. While `sync.version` is None the engine's weights are of no version: it must not
+    generate until a later sync succeeds.
+    """
+
+    def __init__(self, land: Land, *, folder: str | Path, engine: int) -> None:
+        """Plan and peers become known with the first sync.
+
+        Args:
+            land: runs a method of the worker extension in all workers of the engine.
+            folder: the one that the trainers' `WeightSyncTrainer`s got.
+            engine: number of this engine on its host, from 0.
+        """
+        self._land, self._folder, self._engine = land, folder, engine
+        self._version: int | None = None
+        self._last_version: int | None = None
+        self._host: _Host | None = None
+
+    @property
+    def version(self) -> int | None:
+        """Version of the engine's weights after the last sync; None before the first and after one that failed."""
+        return self._version
+
+    def update_weights(self, version: int, deadline: float) -> dict[str, Any]:
+        """Take one version of the weights; returns when this and all other engines have verified it.
+
+        Args:
+            version: the version to expect, greater than all before it.
+            deadline: seconds from now by which it must be over.
+
+        Returns:
+            `version`, `bytes`, `tensors`, `buckets`, `verified` (True), `mode` (`load`), `seconds` in all, and of those
+            `begin_seconds`, `wait_seconds` (for trainers), `land_seconds` (copies with their checksums),
+            `repack_seconds` (what vLLM packs), `finish_seconds` and `rpc_seconds` (the way to the workers); the
+            slowest worker counts.
+
+        Raises:
+            ValueError: the version is not greater than the one before.
+            WeightSyncError: what went wrong on this or another side, naming who, the version, bucket and tensor.
+        """
+        self._version = None
+        self._last_version = later_version(version, self._last_version)
+        run = _Update(self._land, version, time.monotonic() + deadline)
+        try:
+            report = run(self._join(time.monotonic() + deadline))
+        except PeerAborted as error:
+            raise WeightSyncError(f"receiving version {version}: {error}") from error
+        except Exception as error:
+            reason = f"receiving version {version}, {run.doing}: {error}"
+            self._abort(version, reason)
+            raise WeightSyncError(reason) from error
+        except BaseException as error:
+            self._abort(version, f"receiving version {version} was interrupted: {error!r}")
+            raise
+        self._version = version
+        return report
+
+    def close(self) -> None:
+        """Close the sockets."""
+        if self._host is not None:
+            self._host.mailbox.close()
+            self._host = None
+
+    def _abort(self, version: int, reason: str) -> None:
+        if self._host is not None:
+            self._host.mailbox.abort(version, reason)
+
+    def _join(self, deadline: float) -> _Host:
+        if self._host is None:
+            plan, slots = mailbox.find(self._folder, deadline)
+            if self._engine not in range(plan.engines):
+                raise WeightSyncError(f"engine {self._engine} is not among the plan's {plan.engines}")
+            peers = [*map(trainer_name, plan.trainers), *map(engine_name, range(plan.engines))]
+            self._host = _Host(plan, str(self._folder), slots, Mailbox(self._folder, engine_name(self._engine), peers))
+        return self._host
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """What an engine finds on its host."""
+
+    plan: SyncPlan
+    folder: str
+    slots: tuple[str, ...]
+    mailbox: Mailbox
+
+
+class _Update:
+    """One sync, from the engine's side."""
+
+    def __init__(self, land: Land, version: int, deadline: float) -> None:
+        self._land, self._version, self._deadline = land, version, deadline
+        self._seconds = dict.fromkeys(("begin", "wait", "land", "repack", "finish", "rpc"), 0.0)
+        self.doing = "before the first bucket"
+
+    def __call__(self, host: _Host) -> dict[str, Any]:
+        started = time.perf_counter()
+        plan, self._mailbox = host.plan, host.mailbox
+        self._state, self._coverage = EngineState(plan, self._version), Coverage(plan, self._version)
+        self._trainers = [trainer_name(trainer) for trainer in plan.trainers]
+        self._tell(READY, version=self._version, plan=plan.fingerprint)
+        self._begin(host)
+        while (bucket := self._state.bucket()) is not None:
+            self.doing = f"bucket {bucket.index}"
+            self._wait(self._state.missing, f"bucket {bucket.index}")
+            self._land_bucket(bucket)
+            self._tell(ACKNOWLEDGED, bucket=bucket.index)
+        self.doing = "after the last bucket"
+        self._finish(plan)
+        self._tell(DONE, version=self._version)
+        self._wait(self._state.not_committed, "commit")
+        return {
+            "version": self._version,
+            "bytes": plan.nbytes,
+            "tensors": len(plan.names),
+            "buckets": len(plan.buckets),
+            "verified": True,
+            "mode": "load",
+            "seconds": time.perf_counter() - started,
+            **{f"{what}_seconds": seconds for what, seconds in self._seconds.items()},
+        }
+
+    def _begin(self, host: _Host) -> None:
+        message = {
+            "version": self._version,
+            "plan": host.plan.fingerprint,
+            "folder": host.folder,
+            "slots": list(host.slots),
+            "slot_bytes": host.plan.slot_bytes,
+            "seconds": max(0.0, self._deadline - time.monotonic()),
+        }
+        self._call("rljob_begin_sync", message, "begin")
+
+    def _land_bucket(self, bucket: Bucket) -> None:
+        checksums: Checksums = self._state.checksums()
+        message = {
+            "version": self._version,
+            "bucket": bucket.index,
+            "checksums": checksums,
+        }
+        reports = self._call("rljob_land_bucket", message, "land", "repack")
+        self._coverage.landed(bucket, checksums, reports)
+        self._state.landed()
+
+    def _finish(self, plan: SyncPlan) -> None:
+        self._coverage.finish()
+        reports = self._call("rljob_finish_sync", {"version": self._version, "names": list(plan.names)}, "finish")
+        for worker, report in enumerate(reports):
+            if report["version"] != self._version or report["tensors"] != len(plan.names):
+                raise WeightSyncError(
+                    f"worker {worker} has {report['tensors']} tensors of version {report['version']}, "
+                    f"expected {len(plan.names)} of version {self._version}"
+                )
+
+    def _call(self, method: str, message: dict[str, Any], *parts: str) -> Sequence[dict[str, Any]]:
+        started = time.perf_counter()
+        reports = list(self._land(method, message, max(0.001, self._deadline - time.monotonic())))
+        spent = time.perf_counter() - started
+        for worker, report in enumerate(reports):
+            if "error" in report:
+                raise WeightSyncError(f"worker {worker}: {report['error']}")
+        for part in parts:
+            seconds = max(report[f"{part}_seconds"] for report in reports)
+            self._seconds[part] += seconds
+            spent -= seconds
+        self._seconds["rpc"] += spent
+        return reports
+
+    def _tell(self, kind: str, **body: Any) -> None:
+        self._mailbox.send(self._trainers, kind, self._version, **body)
+
+    def _wait(self, missing: Callable[[], list[str]], what: str) -> None:
+        started = time.perf_counter()
+        while missing():
+            self._state.take(
+                self._mailbox.receive(self._version, self._deadline, lambda: f"{what}: {', '.join(missing())}")
+            )
+        self._seconds["wait"] += time.perf_counter() - started

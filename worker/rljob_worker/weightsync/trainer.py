@@ -1,0 +1,281 @@
+"""A trainer's side of the weight sync."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from rljob_worker.devices.threads import half_the_threads
+from rljob_worker.errors import WeightSyncError
+from rljob_worker.tensor_slice import TensorSlice
+from rljob_worker.weightsync import mailbox
+from rljob_worker.weightsync.device_ipc import Exchange
+from rljob_worker.weightsync.mailbox import Mailbox, PeerAborted, engine_name, trainer_name
+from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
+from rljob_worker.weightsync.protocol import COMMIT, FILLED, TrainerState, describe_piece, later_version
+from rljob_worker.weightsync.shared_memory import SharedMemory
+from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
+
+
+class Piece(Protocol):
+    """A slice of a tensor with its data, as `models.convert.Piece`."""
+
+    @property
+    def place(self) -> TensorSlice:
+        """Which slice."""
+        ...
+
+    def read(self) -> torch.Tensor:
+        """The data in HF layout, on the trainer's device."""
+        ...
+
+
+class WeightSyncTrainer:
+    """Writes this rank's pieces into the slots, bucket by bucket, once all engines have room.
+
+    All ranks build the same plan (gather `piece.place` of the primary pieces over the ranks) and then:
+
+        sync = WeightSyncTrainer(pieces, plan, trainer=rank, folder=sync_folder)
+        report = sync.update_weights(version, deadline=60.0)
+
+    In host memory all ranks write into the same slots, and one that the plan gives nothing to send has nothing to do:
+    `update_weights` returns at once. On accelerators each rank fills the slots of its own device, with the other ranks'
+    pieces too, and `update_weights` is collective.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        plan: SyncPlan,
+        *,
+        trainer: int,
+        folder: str | Path,
+        exchange: Exchange | None = None,
+    ) -> None:
+        """Bind the socket; the lowest sending rank also tells the others the plan, and makes the slots in host memory.
+
+        Args:
+            pieces: what this rank holds; of tensors that others send too, the plan says who.
+            plan: the same on all ranks.
+            trainer: this rank's number in the plan.
+            folder: a short path, the same for all trainers and engines of the host and for them alone.
+            exchange: the trainers of the host whose devices have slots of their own; None: host memory.
+
+        Raises:
+            ValueError: a piece that the plan gives to this rank is not in `pieces`, or the folder's path is too long.
+            WeightSyncError: no room for the slots.
+        """
+        self.plan = plan
+        self._folder, self._exchange = folder, exchange
+        self._last_version: int | None = None
+        self._mailbox: Mailbox | None = None
+        self._slots: Transport | None = None
+        if exchange is not None:
+            self._slots = slots = exchange.make_slots(plan.slot_bytes)
+            mailbox.publish_device(folder, exchange.device.identity(), slots.handles())
+        self._rank = _Rank(trainer, _pieces_by_place(pieces))
+        if trainer not in plan.trainers:
+            return
+        self._rank.check(plan)
+        peers = [*map(trainer_name, plan.trainers), *map(engine_name, range(plan.engines))]
+        self._mailbox = Mailbox(folder, trainer_name(trainer), peers)
+        if trainer == plan.trainers[0]:
+            names: tuple[str, ...] = ()
+            if exchange is None:
+                self._slots = shared = SharedMemory.create(mailbox.run_name(folder), plan.slot_bytes)
+                names = shared.names
+            mailbox.publish(folder, plan, names)
+
+    def update_weights(self, version: int, deadline: float) -> dict[str, Any]:
+        """Hand the weights over to all engines; returns when every engine has verified them.
+
+        Args:
+            version: the version these weights are, greater than all before it; engines take it on.
+            deadline: seconds from now by which it must be over.
+
+        Returns:
+            `version`, `bytes`, `tensors` and `pieces` that this rank sent, `staging_bytes` of the slots that it owns,
+            `seconds` in all, and of those `read_seconds`, `fill_seconds` (copying and checksums), `spread_seconds`
+            (exchange with the host's other trainers) and `wait_seconds` (for engines and other trainers).
+
+        Raises:
+            ValueError: the version is not greater than the one before.
+            WeightSyncError: what went wrong on this or another side, naming who, the version and the bucket.
+        """
+        self._last_version = later_version(version, self._last_version)
+        if self._mailbox is None and self._exchange is None:
+            return {"version": version, "bytes": 0, "staging_bytes": 0, "tensors": 0, "pieces": 0, "seconds": 0.0}
+        until = time.monotonic() + deadline
+        run = _Update(self.plan, self._rank, self._exchange, self._mailbox, version, until)
+        try:
+            with half_the_threads():
+                return run(self._attached_slots(until))
+        except PeerAborted as error:
+            raise WeightSyncError(f"sending version {version}: {error}") from error
+        except Exception as error:
+            reason = f"sending version {version}, {run.doing}: {error}"
+            self._abort(version, reason)
+            raise WeightSyncError(reason) from error
+        except BaseException as error:
+            self._abort(version, f"sending version {version} was interrupted: {error!r}")
+            raise
+
+    def close(self) -> None:
+        """Close the sockets and drop the slots; the rank that made them removes them."""
+        if self._mailbox is not None:
+            self._mailbox.close()
+        if self._slots is not None:
+            self._slots.close()
+
+    def _abort(self, version: int, reason: str) -> None:
+        if self._mailbox is not None:
+            self._mailbox.abort(version, reason)
+
+    def _attached_slots(self, deadline: float) -> Transport:
+        if self._slots is None:
+            plan, names = mailbox.find(self._folder, deadline)
+            if plan.fingerprint != self.plan.fingerprint:
+                raise WeightSyncError(f"{trainer_name(plan.trainers[0])} works by another plan")
+            self._slots = SharedMemory.attach(names, plan.slot_bytes)
+        return self._slots
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """What a rank holds."""
+
+    number: int
+    pieces: Mapping[tuple[str, int | None, int, int], Piece]
+
+    def check(self, plan: SyncPlan) -> None:
+        """ValueError when the plan gives it a piece to send that it does not hold."""
+        for bucket in plan.buckets:
+            for tensor, piece in bucket.pieces_of(self.number):
+                if (tensor.name, piece.dim, piece.start, piece.length) not in self.pieces:
+                    raise ValueError(f"rank {self.number} has to send {tensor.name} from {piece.start}, but has it not")
+
+    def read(self, tensor: PlacedTensor, piece: PlacedPiece) -> torch.Tensor:
+        """A piece's data."""
+        return self.pieces[tensor.name, piece.dim, piece.start, piece.length].read()
+
+
+class _Update:
+    """One sync, from the trainer's side."""
+
+    def __init__(
+        self,
+        plan: SyncPlan,
+        rank: _Rank,
+        exchange: Exchange | None,
+        mailbox: Mailbox | None,
+        version: int,
+        deadline: float,
+    ) -> None:
+        self._plan, self._rank, self._exchange, self._mailbox = plan, rank, exchange, mailbox
+        self._version, self._deadline = version, deadline
+        self._state = TrainerState(plan, version)
+        self._seconds = dict.fromkeys(("read", "fill", "spread", "wait"), 0.0)
+        self._bytes = self._pieces = 0
+        self._tensors: set[str] = set()
+        self.doing = "before the first bucket"
+
+    def __call__(self, slots: Transport) -> dict[str, Any]:
+        started = time.perf_counter()
+        self._slots = slots
+        for bucket in self._plan.buckets:
+            writes = self._rank.number in bucket.trainers()
+            if writes or self._exchange is not None:
+                self._send_bucket(bucket, writes)
+        self.doing = "after the last bucket"
+        with self._agreeing():
+            if self._mailbox is not None:
+                self._wait(self._state.not_done, "done")
+        if self._mailbox is not None:
+            self._tell(COMMIT)
+        return {
+            "version": self._version,
+            "bytes": self._bytes,
+            "staging_bytes": self._slots.owned_bytes,
+            "tensors": len(self._tensors),
+            "pieces": self._pieces,
+            "seconds": time.perf_counter() - started,
+            **{f"{what}_seconds": seconds for what, seconds in self._seconds.items()},
+        }
+
+    def _send_bucket(self, bucket: Bucket, writes: bool) -> None:
+        self.doing = f"bucket {bucket.index}"
+        pieces: list[dict[str, Any]] = []
+        with torch.no_grad():
+            with self._agreeing():
+                if writes:
+                    self._wait(lambda: self._state.blocking(bucket.index), f"room for bucket {bucket.index}")
+                    pieces = [self._fill(bucket, *placed) for placed in bucket.pieces_of(self._rank.number)]
+            with self._agreeing():
+                if self._exchange is not None:
+                    self._spread(bucket, self._exchange)
+        if writes:
+            self._tell(FILLED, plan=self._plan.fingerprint, bucket=bucket.index, pieces=pieces)
+
+    def _spread(self, bucket: Bucket, exchange: Exchange) -> None:
+        started = time.perf_counter()
+        exchange.spread(bucket, self._slots, self._plan.torch_dtype)
+        self._slots.settle()
+        self._seconds["spread"] += time.perf_counter() - started
+
+    @contextmanager
+    def _agreeing(self) -> Iterator[None]:
+        """Something that no rank of the exchange goes on after when one of them failed in it."""
+        try:
+            yield
+        except Exception as error:
+            if self._exchange is not None:
+                self._exchange.agree(str(error) or repr(error))
+            raise
+        if self._exchange is not None:
+            started = time.perf_counter()
+            self._exchange.agree()
+            self._seconds["wait"] += time.perf_counter() - started
+
+    def _tell(self, kind: str, **body: Any) -> None:
+        assert self._mailbox is not None
+        engines = [engine_name(engine) for engine in range(self._plan.engines)]
+        self._mailbox.send(engines, kind, self._version, version=self._version, **body)
+
+    def _fill(self, bucket: Bucket, tensor: PlacedTensor, piece: PlacedPiece) -> dict[str, Any]:
+        started = time.perf_counter()
+        source = self._rank.read(tensor, piece)
+        self._seconds["read"] += time.perf_counter() - started
+        target = piece.part_of(
+            self._slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
+        )
+        if source.shape != target.shape or source.dtype != target.dtype:
+            raise WeightSyncError(
+                f"{tensor.name}: the trainer holds {source.dtype} {tuple(source.shape)}, "
+                f"expected {target.dtype} {tuple(target.shape)}"
+            )
+        checksum = self._slots.fill(source, target)
+        self._seconds["fill"] += time.perf_counter() - started
+        self._bytes += source.nbytes
+        self._pieces += 1
+        self._tensors.add(tensor.name)
+        return describe_piece(tensor, piece, str(source.dtype).removeprefix("torch."), checksum)
+
+    def _wait(self, blocking: Callable[[], list[str]], what: str) -> None:
+        started = time.perf_counter()
+        assert self._mailbox is not None
+        while blocking():
+            self._state.take(
+                self._mailbox.receive(self._version, self._deadline, lambda: f"{what}: {', '.join(blocking())}")
+            )
+        self._seconds["wait"] += time.perf_counter() - started
+
+
+def _pieces_by_place(pieces: Sequence[Piece]) -> dict[tuple[str, int | None, int, int], Piece]:
+    places = ((piece.place, piece) for piece in pieces)
+    return {(place.hf_name, place.dim, place.start, place.length): piece for place, piece in places}

@@ -1,0 +1,53 @@
+"""What the weight sync knows of the way from trainers to engines; each transport is one file."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+SLOT_COUNT = 2
+
+
+class Transport(Protocol):
+    """Two slots that trainers write and engines read.
+
+    On CPU they are in shared memory, one pair for all processes of the host (`shared_memory.SharedMemory`). On an
+    accelerator each device has a pair of its own, which its trainer fills and shares with the engine on it
+    (`device_ipc.DeviceIpc`).
+    """
+
+    @property
+    def owned_bytes(self) -> int:
+        """Bytes of both slots where this process made them; 0 where another did."""
+        ...
+
+    def tensor(self, index: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        """The view of slot `index` of `shape` and `dtype` that starts at `offset` bytes."""
+        ...
+
+    def fill(self, source: torch.Tensor, target: torch.Tensor) -> int:
+        """Copy `source` into `target` (same shape and dtype); the checksum of `source`."""
+        ...
+
+    def land(self, source: torch.Tensor, target: torch.Tensor) -> int:
+        """Copy `source` into `target` (same shape and dtype); the checksum of what is in `target` then."""
+        ...
+
+    def checksum(self, tensor: torch.Tensor) -> int:
+        """64-bit checksum, the same function as that of `fill`; shape and dtype are not part of it."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until all that was asked of the slots is done: before another process is told so."""
+        ...
+
+    def close(self) -> None:
+        """Give the slots back; nothing the second time."""
+        ...
+
+
+def view_of(slot: torch.Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """The view of `shape` and `dtype` that starts at `offset` bytes of a slot uint8 [slot_bytes]."""
+    nbytes = dtype.itemsize * torch.Size(shape).numel()
+    return slot[offset : offset + nbytes].view(dtype).view(shape)

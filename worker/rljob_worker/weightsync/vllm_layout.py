@@ -1,0 +1,414 @@
+"""Where the tensors of a checkpoint lie in a running vLLM 0.23 model.
+
+vLLM's own loaders are the only ones that know: fused parameters, shards, experts, padding. They run once, over tensors
+that have no memory, and every copy that they would make is noted. From then on a sync makes these copies itself.
+
+Parameters that the engine computes with as they are in a checkpoint are written where they are. Modules that pack their
+weights out of sight (oneDNN, grouped expert kernels) get parameters in the checkpoint's layout for the time in between,
+which vLLM packs, and the result goes into the memory that the engine computes with.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rljob_worker.devices import packed_linear
+from rljob_worker.errors import WeightSyncError
+
+_FILLS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Elements of a tensor's memory, as `torch.as_strided` has them."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    """Elements from the tensor's first one."""
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> View:
+        """The view that `tensor` is of a tensor that begins where its storage does."""
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
+
+    def on(self, tensor: torch.Tensor) -> torch.Tensor:
+        """These elements of `tensor`."""
+        return tensor.as_strided(self.shape, self.stride, tensor.storage_offset() + self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Elements of a checkpoint's tensor, and where they go."""
+
+    module: str
+    parameter: str
+    """Name inside the module."""
+    source: View
+    target: View
+
+
+class Scratch:
+    """Memory for the parameters of one module after the other, kept: new pages cost more than the copy into them."""
+
+    def __init__(self) -> None:
+        self._free: list[torch.Tensor] = []
+
+    def take(self, like: torch.Tensor) -> torch.Tensor:
+        """A tensor of the shape, strides and dtype of `like`, with any values."""
+        for position, tensor in enumerate(self._free):
+            if _same_layout(tensor, like):
+                return self._free.pop(position)
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+
+    def give_back(self, tensors: list[torch.Tensor]) -> None:
+        """Nobody uses them any more."""
+        self._free += tensors
+
+    def drop(self) -> None:
+        """Free the memory."""
+        self._free = []
+
+
+@dataclass(slots=True)
+class Module:
+    """A module of the engine that owns parameters."""
+
+    name: str
+    module: Any
+    in_checkpoint: dict[str, Any]
+    """Its parameters and buffers as loaders expect them, on meta."""
+    in_use: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
+    """The parameters and buffers that it computes with."""
+    fills: list[tuple[str, View, float]] = field(default_factory=list)
+    """Padding that no checkpoint has."""
+    tensors: set[str] = field(default_factory=set)
+    """Names of what it is loaded from."""
+    never_multiplies: bool = False
+    """It is a table to look things up in, though vLLM on CPU packs it for products like any other weight."""
+    block: int | None = None
+    """Order of what torch packed of its weight; None where that is not known (yet)."""
+    scratch: Scratch = field(default_factory=Scratch)
+    taken: list[torch.Tensor] = field(default_factory=list)
+    """What it has of the scratch memory."""
+
+    def parameter(self, name: str) -> torch.Tensor:
+        """The one that copies go to now."""
+        parameter: torch.Tensor = getattr(self.module, name)
+        return parameter.data
+
+    def begin(self) -> None:
+        """Give it parameters in the checkpoint's layout, unless it has them."""
+        if self.lands_in_place():
+            return
+        in_use = self.in_use[0] | self.in_use[1]
+        self._remove()
+        for name, wanted in self.in_checkpoint.items():
+            current = in_use.get(name)
+            if current is not None and _same_layout(wanted, current):
+                place = current.data
+            else:
+                self.taken.append(self.scratch.take(wanted))
+                place = self.taken[-1].detach()
+            # Loading and packing need the attributes that the parameter had when it was made (`output_dim` and such).
+            place.__class__ = wanted.__class__
+            place.__dict__ = wanted.__dict__.copy()
+            if isinstance(place, torch.nn.Parameter):
+                self.module.register_parameter(name, place)
+            else:
+                self.module.register_buffer(name, place)
+
+    def complete(self) -> None:
+        """Pack what it was given, and put it where the engine computes with it."""
+        for name, view, value in self.fills:
+            view.on(self.parameter(name)).fill_(value)
+        if self.lands_in_place():
+            return
+        if hasattr(self.module, "_already_called_process_weights_after_loading"):
+            del self.module._already_called_process_weights_after_loading
+        self.pack()
+        parameters, buffers = self.in_use
+        for name, current in (parameters | buffers).items():
+            new = getattr(self.module, name)
+            if self.block is not None and new.shape != current.shape:
+                continue  # what vLLM leaves of a weight that it has packed
+            if new.data_ptr() != current.data_ptr() or not _same_layout(new, current):
+                current.data.copy_(new)
+        self.place_back()
+
+    def pack(self) -> None:
+        """Do what vLLM does with a module's parameters once they are loaded, in memory that is there if possible."""
+        from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+
+        weight, packed = getattr(self.module, "weight", None), self._packed()
+        if self.block is not None and weight is not None and packed is not None:
+            packed_linear.repack(packed, weight.data, self.block)
+            return
+        method = getattr(self.module, "quant_method", None)
+        if isinstance(method, QuantizeMethodBase):
+            method.process_weights_after_loading(self.module)
+        packed = self._packed()
+        if weight is not None and packed is not None:
+            self.block = packed_linear.block_of(packed, weight.data)
+
+    def _packed(self) -> torch.Tensor | None:
+        """What torch packed of the weight, where that is what `cpu_linear` multiplies with."""
+        for cell in getattr(getattr(self.module, "cpu_linear", None), "__closure__", None) or ():
+            if isinstance(cell.cell_contents, torch.Tensor) and cell.cell_contents.is_mkldnn:
+                return cell.cell_contents
+        return None
+
+    def place_back(self) -> None:
+        """Put the parameters and buffers back that it computes with."""
+        self._remove()
+        self.scratch.give_back(self.taken)
+        self.taken = []
+        for name, parameter in self.in_use[0].items():
+            self.module.register_parameter(name, parameter)
+        for name, buffer in self.in_use[1].items():
+            self.module.register_buffer(name, buffer)
+
+    def _remove(self) -> None:
+        for own in (self.module._parameters, self.module._buffers):
+            for name in [name for name, tensor in own.items() if tensor is not None]:
+                delattr(self.module, name)
+
+    def lands_in_place(self) -> bool:
+        """Whether it computes with its parameters alone, as they are in a checkpoint.
+
+        On CPU, `cpu_linear` is what multiplies, and where it is a plain function of the weight nothing is packed, as on
+        CPUs whose instructions oneDNN's packed kernels do not support.
+        """
+        for name, current in self.in_use[0].items():
+            wanted = self.in_checkpoint.get(name)
+            if wanted is None or not _same_layout(wanted, current):
+                return False
+        if getattr(self.module, "quant_method", None) is None:
+            return True
+        multiply = getattr(self.module, "cpu_linear", None)
+        if multiply is None:
+            return False
+        plain = isinstance(multiply, FunctionType) and not multiply.__closure__ and not multiply.__defaults__
+        return plain or self.never_multiplies
+
+
+class ModelLayout:
+    """Where each tensor of a checkpoint goes in one model; made once, good for as long as `holds`."""
+
+    def __init__(self, model: Any, tensors: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> None:
+        """Run the loaders of `model` over tensors of these names and shapes, without memory.
+
+        Raises:
+            WeightSyncError: the model has no parameter for a tensor, a module got too few or too many elements, a
+                parameter gets nothing, or a loader changes values on the way.
+        """
+        from vllm.model_executor.model_loader.reload import layerwise
+
+        self._model = model
+        self.copies: dict[str, list[Copy]] = {name: [] for name in tensors}
+        self.modules: dict[str, Module] = {}
+        with _on_meta(model, layerwise) as modules:
+            trace = _Trace(modules, self.copies)
+            given = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in tensors.items()}
+            trace.run(model, layerwise, given)
+            self._tied = _check_complete(modules, trace.elements)
+        _find_tables(modules.values())
+        self.modules = {name: module for name, module in modules.items() if module.tensors}
+        self._scratch = Scratch()
+        for module in self.modules.values():
+            module.scratch = self._scratch
+        self.taken = {name: Taken.of(copies, tuple(tensors[name])) for name, copies in self.copies.items() if copies}
+
+    def holds(self, model: Any) -> bool:
+        """Whether `model` still computes with the parameters that were there."""
+        return model is self._model and all(
+            module.module._parameters.get(name) is parameter
+            for module in self.modules.values()
+            for name, parameter in module.in_use[0].items()
+        )
+
+    def place_back(self) -> None:
+        """Give up what an unfinished sync has begun."""
+        for module in self.modules.values():
+            module.place_back()
+
+    def finish(self, model_config: Any) -> None:
+        """Make the model ready to run when every module is complete."""
+        from vllm.model_executor.layers.attention import Attention, MLAAttention
+
+        for module in self._tied:
+            # The shared parameter is new, but what was packed out of it for this module is not.
+            if not module.lands_in_place():
+                module.pack()
+        for layer in self._model.modules():
+            if isinstance(layer, (Attention, MLAAttention)):
+                layer.process_weights_after_loading(model_config.dtype)
+        if any(parameter.device.type != "cpu" for parameter in self._model.parameters()):
+            self._scratch.drop()  # memory that the KV cache needs
+
+
+@contextmanager
+def _on_meta(model: Any, layerwise: Any) -> Iterator[dict[str, Module]]:
+    """The modules of the model, whose parameters are on meta inside, in the layout of a checkpoint."""
+    layerwise.initialize_layerwise_reload(model)
+    modules = {}
+    for name, module in model.named_modules():
+        info = layerwise.get_layerwise_info(module)
+        parameters, buffers = info.kernel_tensors
+        modules[name] = Module(name, module, layerwise.get_layer_tensors(module), (parameters, buffers))
+    try:
+        yield modules
+    finally:
+        for module in modules.values():
+            for tensor in module.in_checkpoint.values():
+                tensor.weight_loader = layerwise._get_original_loader(tensor)
+            module.place_back()
+            layerwise.get_layerwise_info(module.module).reset()
+        model._do_torchao_reload = model._original_do_torchao_reload
+
+
+class _Trace(TorchDispatchMode):
+    """Notes what loaders do to parameters."""
+
+    def __init__(self, modules: Mapping[str, Module], copies: dict[str, list[Copy]]) -> None:
+        super().__init__()
+        self._modules, self._copies = modules, copies
+        self._parameters: dict[int, tuple[str, str]] = {}
+        self._given: dict[int, str] = {}
+        self.elements: dict[str, int] = {}
+        """Modules that loaders have written to -> elements written."""
+
+    def run(self, model: Any, layerwise: Any, given: Mapping[str, torch.Tensor]) -> None:
+        """Load `given`; WeightSyncError when the model has no use for one of them."""
+        called: set[str] = set()
+        self._given = {_storage(tensor): name for name, tensor in given.items()}
+        for name, module in self._modules.items():
+            for own, parameter in module.module.named_parameters(recurse=False):
+                self._parameters[_storage(parameter)] = (name, own)
+                parameter.weight_loader = self._traced(layerwise._get_original_loader(parameter), called)
+        model.load_weights(iter(given.items()))
+        # `load_weights` skips names it does not know without a word: the only trace is that no loader was called.
+        for name in given:
+            if name not in called:
+                raise WeightSyncError(f"the engine's model has no parameter for {name}")
+
+    def _traced(self, original: Callable[..., Any], called: set[str]) -> Callable[..., Any]:
+        # Under the name by which the reload finds its way from a wrapped loader back to the original one.
+        @functools.wraps(original)
+        def online_process_loader(param: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+            called.update(self._given[_storage(tensor)] for tensor in tensors if _storage(tensor) in self._given)
+            with self:
+                return original(param, *args, **kwargs)
+
+        online_process_loader.__name__ = "online_process_loader"
+        return online_process_loader
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.is_mutable and isinstance(args[0], torch.Tensor):
+            place = self._parameters.get(_storage(args[0]))
+            if place is not None:
+                self._note(func, place, *args)
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, func: Any, place: tuple[str, str], target: torch.Tensor, *args: Any) -> None:
+        module = self._modules[place[0]]
+        self.elements[place[0]] = self.elements.get(place[0], 0) + target.numel()
+        if func in _FILLS:
+            module.fills.append((place[1], View.of(target), args[0] if args else 0.0))
+            return
+        name = self._given.get(_storage(args[0])) if func is torch.ops.aten.copy_.default else None
+        if name is None:
+            raise WeightSyncError(f"the loader of the engine's {'.'.join(place)} does more than copy: {func}")
+        module.tensors.add(name)
+        self._copies[name].append(Copy(*place, View.of(args[0]), View.of(target)))
+
+
+def _check_complete(modules: Mapping[str, Module], elements: Mapping[str, int]) -> list[Module]:
+    """Modules that get nothing because all their parameters belong to modules that do; any other is an error."""
+    loaded: set[int] = set()
+    waiting = []
+    for name, module in modules.items():
+        parameters = module.in_use[0]
+        if name in elements:
+            expected = sum(parameter.numel() for parameter in module.module.parameters(recurse=False))
+            if elements[name] != expected:
+                raise WeightSyncError(f"the engine's {name} got {elements[name]} of its {expected} elements")
+            loaded |= {id(parameter) for parameter in parameters.values()}
+        elif parameters:
+            waiting.append(module)
+    for module in waiting:
+        for own, parameter in module.in_use[0].items():
+            if id(parameter) not in loaded:
+                raise WeightSyncError(f"the engine's {module.name}.{own} was not loaded")
+    return waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The part of a tensor that goes to one place as it is: `tensor.narrow(dim, start, length)`, or all of it."""
+
+    dim: int | None
+    start: int
+    length: int
+
+    @classmethod
+    def of(cls, copies: Sequence[Copy], shape: tuple[int, ...]) -> Taken | None:
+        """What `copies` of a tensor of `shape` take; None where it is no single part, or changes its shape."""
+        source, target = copies[0].source, copies[0].target
+        if len(copies) > 1 or source.stride != _strides(shape) or source.shape != target.shape:
+            return None
+        cut = [dim for dim, length in enumerate(shape) if source.shape[dim] != length]
+        if not cut:
+            return cls(None, 0, 0)
+        return cls(cut[0], source.offset // source.stride[cut[0]], source.shape[cut[0]]) if len(cut) == 1 else None
+
+    def misses(self, dim: int | None, start: int, length: int) -> bool:
+        """Whether nothing of a piece is taken."""
+        if self.dim is None or dim != self.dim:
+            return False
+        return start + length <= self.start or start >= self.start + self.length
+
+    def place_of(self, target: torch.Tensor, dim: int | None, start: int, length: int) -> torch.Tensor | None:
+        """Where in `target` a whole piece goes; None where only some of it is taken."""
+        if self.dim is None:
+            return target if dim is None else target.narrow(dim, start, length)
+        if dim != self.dim or start < self.start or start + length > self.start + self.length:
+            return None
+        return target.narrow(dim, start - self.start, length)
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and one.stride() == other.stride()
+
+
+def _find_tables(modules: Iterable[Module]) -> None:
+    """Mark the embeddings of models that have a head of their own; elsewhere the embeddings are the head."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    modules = list(modules)
+    if not any(module.tensors and isinstance(module.module, ParallelLMHead) for module in modules):
+        return
+    for module in modules:
+        kind = module.module
+        module.never_multiplies = isinstance(kind, VocabParallelEmbedding) and not isinstance(kind, ParallelLMHead)
