@@ -214,7 +214,14 @@ def job_dashboard() -> dict[str, Any]:
             (_share("actor_train|log_probs|ref_log_probs"), "training"),
             unit="percentunit",
         ),
-        signed(graph("Reward", "Mean raw reward of each step.", (f"max(rljob_reward_mean{{{JOB}}})", "reward"))),
+        signed(
+            graph(
+                "Reward",
+                "Mean raw reward of each step, and of the named parts that a reward function returns.",
+                (f"max(rljob_reward_mean{{{JOB}}})", "reward"),
+                (f"max by (part) (rljob_reward_part{{{JOB}}})", "{{part}}"),
+            )
+        ),
         graph(
             "Response length",
             "Mean length of each step's responses.",

@@ -63,6 +63,17 @@ STEP_SECONDS = Metric("rljob_step_seconds", Kind.HISTOGRAM, "Wall-clock seconds 
 STEP = Metric("rljob_step", Kind.GAUGE, "Last completed step.", unit="steps")
 TARGET_STEPS = Metric("rljob_target_steps", Kind.GAUGE, "Steps that the job will run.", unit="steps")
 REWARD_MEAN = Metric("rljob_reward_mean", Kind.GAUGE, "Mean raw reward of the last step.")
+REWARD_PART = Metric(
+    "rljob_reward_part",
+    Kind.GAUGE,
+    "Mean of each named part of the reward in the last step, over the samples that have it.",
+    ("part",),
+)
+REWARD_PARTS_LEFT_OUT = Metric(
+    "rljob_reward_parts_left_out",
+    Kind.GAUGE,
+    "Names of reward parts in the last step that have no series: more than 32, or not fit to be a label.",
+)
 RESPONSE_LENGTH = Metric(
     "rljob_response_length_mean", Kind.GAUGE, "Mean length of the last step's responses.", unit="tokens"
 )
@@ -96,6 +107,8 @@ JOB_METRICS = (
     STEP,
     TARGET_STEPS,
     REWARD_MEAN,
+    REWARD_PART,
+    REWARD_PARTS_LEFT_OUT,
     RESPONSE_LENGTH,
     SYNC_BYTES,
     LOGPROB_ABS_DIFF,

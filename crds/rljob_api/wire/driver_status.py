@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from rljob_api.base import INT32_MAX
-from rljob_api.wire.values import block, seconds, text, whole
+from rljob_api.reward_parts import MOST_PARTS
+from rljob_api.wire.values import WireError, block, number, seconds, text, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class DriverStatus:
     phase_seconds: float | None = None
     """How long `phase` has run, or for how long none has; drivers of other versions may not say it. A duration, so that
     it means the same to a reader whose clock is another."""
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    """Means of the reward's named parts in the last recorded step; drivers of other versions may not say it."""
 
     @classmethod
     def parse(cls, content: Any) -> Self:
@@ -51,11 +55,19 @@ class DriverStatus:
             last_checkpoint_step=_optional(answer, "last_checkpoint_step"),
             stopping=answer.get("stopping") is True,
             phase_seconds=None if lasted is None else seconds(lasted, "phase_seconds"),
+            reward_parts=_parts(answer.get("reward_parts", {})),
         )
 
     def to_json(self) -> dict[str, Any]:
         """The answer, in the order of the fields."""
         return asdict(self)
+
+
+def _parts(value: Any) -> dict[str, float]:
+    parts = block(value, "reward_parts")
+    if len(parts) > MOST_PARTS:
+        raise WireError(f"reward_parts must be at most {MOST_PARTS}, not {len(parts)}")
+    return {name: number(mean, f"reward_parts.{name[:80]}") for name, mean in parts.items()}
 
 
 def _optional(answer: Any, name: str) -> int | None:

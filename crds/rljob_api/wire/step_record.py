@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from rljob_api import metrics as m
+from rljob_api.reward_parts import LEFT_OUT_KEY, PREFIX
 from rljob_api.wire.values import WireError, block, number, seconds, whole
 
 UNNUMBERED = -1
@@ -145,8 +146,9 @@ class StepRecord:
             index=index,
             rerun=get("rerun", False) is True,
         )
-        for name in (m.REWARD_KEY, m.RESPONSE_LENGTH_KEY, m.LOGPROB_KEY):
+        for name in (m.REWARD_KEY, m.RESPONSE_LENGTH_KEY, m.LOGPROB_KEY, LEFT_OUT_KEY):
             record.metric(name)
+        record.reward_parts()
         return record
 
     def to_json(self) -> dict[str, Any]:
@@ -184,6 +186,15 @@ class StepRecord:
     def reward(self) -> float | None:
         """Mean raw reward of the samples."""
         return self.metric(m.REWARD_KEY)
+
+    def reward_parts(self) -> dict[str, float | None]:
+        """Mean of each named part of the reward over the samples that have it; WireError where one is no number."""
+        return {name.removeprefix(PREFIX): self.metric(name) for name in self.metrics if name.startswith(PREFIX)}
+
+    @property
+    def reward_parts_left_out(self) -> float:
+        """How many names of parts the driver made no metric of."""
+        return self.metric(LEFT_OUT_KEY) or 0.0
 
     @property
     def response_length(self) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,5 +66,7 @@ def shown(value: object) -> str:
 
 
 def finite(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """JSON has no NaN: what is not finite becomes null, so that a reader cannot take it for a number."""
-    return {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}
+    """JSON has no NaN: what `number` would refuse becomes null, so that a reader cannot take it for a number."""
+    return {
+        name: value if value is not None and -_LARGEST < value < _LARGEST else None for name, value in values.items()
+    }

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from rljob_api import metrics as m
+from rljob_api.reward_parts import PartNames
 from rljob_api.wire.step_record import StepRecord
+from rljob_operator.metrics.exposition import labels
 from rljob_operator.metrics.record import OTHER, PHASE_LABELS, Fingerprint, fingerprint, phases_by_label, view_of
 from rljob_operator.state.observed import StepView
 
@@ -59,6 +61,7 @@ class RunCounts:
         "_buckets",
         "_first",
         "_last",
+        "_parts",
         "_recent",
         "_sums",
         "behind",
@@ -68,7 +71,9 @@ class RunCounts:
         "lost_seconds",
         "lost_steps",
         "memory",
+        "parts_left_out",
         "response_length",
+        "reward_parts",
         "step",
         "sync_bytes",
         "unverified",
@@ -89,12 +94,16 @@ class RunCounts:
         self.response_length = math.nan
         self.memory: Mapping[str, float] = {}
         """Bytes by rendered labels, of the newest record."""
+        self.reward_parts: Mapping[str, float] = {}
+        """Means of the newest record by rendered labels; NaN for parts of earlier records."""
+        self.parts_left_out = 0.0
         self.unverified = 0
         self.useful_seconds = 0.0
         self.lost_seconds = 0.0
         self.lost_steps = 0
         self._first: Fingerprint | None = None
         self._last: Fingerprint | None = None
+        self._parts = PartNames()
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self._buckets = array("Q", bytes(8 * _WIDTH * (_STEP_ROW + 1)))
         self._sums = array("d", bytes(8 * (_STEP_ROW + 1)))
@@ -129,6 +138,7 @@ class RunCounts:
             self.useful_seconds += seconds
         if record.applied:
             self.step = record.step
+        self._parts.admit(record.reward_parts())
         self.unverified += record.weights is not None and not record.weights.verified
         self._last = fingerprint(record)
         if self._first is None:
@@ -141,7 +151,15 @@ class RunCounts:
         self.sync_bytes = math.nan if size is None else float(size)
         self.response_length = math.nan if newest.response_length is None else float(newest.response_length)
         self.last = view_of(newest)
+        self._show_parts(newest)
         self.memory = memory
+
+    def _show_parts(self, newest: StepRecord) -> None:
+        # The driver keeps the same bounds; but the records come from whatever image the job runs.
+        values, names = newest.reward_parts(), list(self._parts)
+        shown = {name: values.get(name) for name in names}
+        self.reward_parts = {labels(part=n): math.nan if v is None else float(v) for n, v in shown.items()}
+        self.parts_left_out = newest.reward_parts_left_out + len(values.keys() - shown.keys())
 
     def _observe(self, row: int, seconds: float) -> None:
         self._buckets[row * _WIDTH + bisect_left(m.SECONDS_BUCKETS, seconds)] += 1

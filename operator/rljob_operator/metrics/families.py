@@ -59,6 +59,12 @@ def _memory(job: JobMetrics, now: float) -> Iterator[str]:
             yield _line(m.MEMORY_BYTES, job, value, own_labels)
 
 
+def _reward_parts(job: JobMetrics, now: float) -> Iterator[str]:
+    if job.records is not None:
+        for own_labels, value in job.records.reward_parts.items():
+            yield _line(m.REWARD_PART, job, value, own_labels)
+
+
 def _status_phase(job: JobMetrics, now: float) -> Iterator[str]:
     if job.status is not None and job.status.phase is not None:
         yield _line(m.STATUS_PHASE, job, 1, _label(phase=job.status.phase.value))
@@ -143,6 +149,8 @@ FAMILIES: tuple[tuple[m.Metric, Lines], ...] = (
     _single(m.STEP, _step),
     _single(m.TARGET_STEPS, lambda job: None if job.status is None else job.status.target_steps),
     _single(m.REWARD_MEAN, _reward),
+    (m.REWARD_PART, _reward_parts),
+    _single(m.REWARD_PARTS_LEFT_OUT, lambda job: None if job.records is None else job.records.parts_left_out),
     _single(m.RESPONSE_LENGTH, lambda job: None if job.records is None else job.records.response_length),
     _single(m.SYNC_BYTES, lambda job: None if job.records is None else job.records.sync_bytes),
     _single(m.LOGPROB_ABS_DIFF, _logprob_abs_diff),

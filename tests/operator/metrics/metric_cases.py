@@ -44,6 +44,7 @@ def record(index: int, step: int | None = None, run: int = 0, ranks: int = 2, **
         "recovered": False,
         "metrics": {
             "rollout/raw_reward": 0.25 + step / 1000,
+            "rollout/reward_parts/format": 0.5 + step / 1000,
             "rollout/response_len/mean": 64.0 + step,
             "train/train_rollout_logprob_abs_diff": 0.003,
             "train/loss": None,

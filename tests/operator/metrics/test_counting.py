@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from metric_cases import KEY, record, run_of, samples, view
 
 from rljob_api import metrics as m
+from rljob_api.reward_parts import LEFT_OUT_KEY, MOST_PARTS, PREFIX
 from rljob_api.wire.step_record import StepRecord
 from rljob_api.wire.values import WireError
 from rljob_operator.metrics import DriverTotals, JobMetricsStore
@@ -199,6 +200,21 @@ def test_values_that_a_step_lacks_are_not_those_of_the_step_before() -> None:
     assert b"rljob_device_memory_bytes{" not in text
 
 
+def test_parts_of_a_reward_have_a_bounded_number_of_series_whatever_the_driver_sends() -> None:
+    def metrics(*names: str) -> dict[str, float]:
+        return {f"{PREFIX}{name}": 0.25 for name in names} | {LEFT_OUT_KEY: 3.0}
+
+    many = [f"p{i:02}" for i in range(MOST_PARTS - 1)]
+    values = samples(
+        fed([record(0, metrics=metrics("first")), record(1, metrics=metrics(*many, 'x"}', "late"))]).exposition()
+    )
+    shown = {name for name in values if name.startswith("rljob_reward_part{")}
+    assert shown == {f'rljob_reward_part{{{LABELS},part="{name}"}}' for name in ("first", *many)}
+    assert values[f'rljob_reward_part{{{LABELS},part="p00"}}'] == 0.25
+    assert math.isnan(values[f'rljob_reward_part{{{LABELS},part="first"}}']), "not that of the step before"
+    assert values[f"rljob_reward_parts_left_out{{{LABELS}}}"] == 3 + 2
+
+
 def test_phases_of_another_version_keep_the_sum_and_the_number_of_series() -> None:
     phases = {f"phase {i}": 0.5 for i in range(1000)} | {"rollout": 2.0}
     values = samples(fed([record(0, phases=phases)]).exposition())
@@ -227,6 +243,8 @@ BROKEN: list[tuple[Any, str]] = [
     ({**record(3), "phases": None}, "phases must be an object, not None"),
     ({**record(3), "phases": {"rollout": "1"}}, "phases.rollout must be a finite number, not '1'"),
     ({**record(3), "metrics": {"rollout/raw_reward": []}}, "metrics.rollout/raw_reward must be a finite number"),
+    ({**record(3), "metrics": {f"{PREFIX}a": "1"}}, "metrics.rollout/reward_parts/a must be a finite number, not '1'"),
+    ({**record(3), "metrics": {LEFT_OUT_KEY: "many"}}, "reward_parts_left_out must be a finite number, not 'many'"),
     ({**record(3), "weights": {"version": "x"}}, "weights: version must be a whole number"),
     ({**record(3), "memory": {"trainer-0": 7}}, "memory.trainer-0 must hold an object"),
     ({**record(3), "memory": {"trainer-0": {"sleep": {"used": math.inf}}}}, "memory.trainer-0 must be a finite number"),

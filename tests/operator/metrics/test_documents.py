@@ -98,7 +98,12 @@ def test_dashboards_use_series_that_there_are_and_leave_none_out() -> None:
     assert set(re.findall(r"rljob:[a-z0-9_:]+", queries)) <= recorded
     assert "vector(0)" not in queries, "a panel without data must be seen to have none"
     shown = {metric.name for metric in m.ALL_METRICS if metric.name in queries}
-    not_shown = {m.VERIFICATION_FAILURES.name, m.CONDITION.name, m.CHECKPOINT_FALLBACKS.name}
+    not_shown = {
+        m.VERIFICATION_FAILURES.name,
+        m.CONDITION.name,
+        m.CHECKPOINT_FALLBACKS.name,
+        m.REWARD_PARTS_LEFT_OUT.name,
+    }
     assert {metric.name for metric in m.ALL_METRICS} - shown == not_shown
 
 

@@ -56,6 +56,7 @@ class FakeJob:
                 "switch_seconds": 0.0,
                 "metrics": {
                     "rollout/raw_reward": 0.5,
+                    "rollout/reward_parts/format": 0.5,
                     "rollout/response_len/mean": 6.5,
                     "train/train_rollout_logprob_abs_diff": 0.001,
                 },

@@ -12,6 +12,7 @@ from record_cases import run_folder, write_run, write_samples, write_step
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rljob_api.phases import PHASES
+from rljob_api.reward_parts import LEFT_OUT_KEY, PREFIX
 from rljob_api.spec import RecordsSpec
 from rljob_api.wire.run_status import RunOutcome
 from rljob_api.wire.step_record import StepRecord, WeightSync
@@ -132,6 +133,20 @@ def test_a_reward_that_is_not_finite_does_not_show_the_step_before(tmp_path: Pat
         writer.metrics({"rollout/raw_reward": reward})
         writer.write(step, StepTiming(1.0, {}))
     assert math.isnan(_samples(metrics.text().decode())["rljob_reward_mean"])
+
+
+def test_parts_of_a_reward_are_series_that_do_not_show_the_step_before(tmp_path: Path) -> None:
+    metrics = JobMetrics(2)
+    writer = RecordWriter(tmp_path, StepLog(tmp_path), 1, [metrics])
+    for step, parts in ((1, {"a": 1.0, "b": 1e305}), (2, {"a": 0.5})):
+        writer.metrics({f"{PREFIX}{name}": value for name, value in parts.items()} | {LEFT_OUT_KEY: 2.0})
+        written = writer.write(step, StepTiming(1.0, {}))
+    assert written.reward_parts() == {"a": 0.5}
+    assert read_steps(tmp_path)[0].reward_parts() == {"a": 1.0, "b": None}, "no reader would take a number of that size"
+    values = _samples(metrics.text().decode())
+    assert values['rljob_reward_part{part="a"}'] == 0.5
+    assert math.isnan(values['rljob_reward_part{part="b"}'])
+    assert values["rljob_reward_parts_left_out"] == 2
 
 
 def _scalars(folder: Path) -> EventAccumulator:

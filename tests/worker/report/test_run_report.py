@@ -13,6 +13,7 @@ from matplotlib.image import imread
 from record_cases import run_folder, write_run, write_samples
 
 from rljob_api import metrics as m
+from rljob_api.reward_parts import PREFIX
 from rljob_api.safe_text import visible
 from rljob_worker.errors import UserError
 from rljob_worker.phases import StepTiming
@@ -168,6 +169,17 @@ def test_what_was_measured_has_a_panel_and_nothing_else(tmp_path: Path, drawn: l
     bare = [replace(record, metrics={}) for record in records]
     plot_run(bare, "title", tmp_path / "x.png")
     assert len(drawn[1].axes) == 3
+
+
+def test_parts_of_a_reward_share_panels_of_as_many_as_there_are_colours(tmp_path: Path, drawn: list[Figure]) -> None:
+    parts = {f"{PREFIX}part {i:02}": i / 10 for i in range(8)}
+    records = [replace(r, metrics={**r.metrics, **parts, f"{PREFIX}$x$": 1.0}) for r in write_run(tmp_path, 3)]
+    plot_run(records, "title", tmp_path / "x.png")
+    panels = {axes.get_title(): axes for axes in drawn[0].axes[3:]}
+    first, second = (panels[f"Parts of the reward, {i} of 2"] for i in (1, 2))
+    assert [line.get_label() for line in first.lines] == [f"part {i:02}" for i in range(6)]
+    assert [line.get_label() for line in second.lines] == ["part 06", "part 07"]
+    assert list(second.lines[1].get_ydata()) == [0.7] * 3
 
 
 def test_a_bar_that_is_cut_off_is_named(tmp_path: Path, drawn: list[Figure]) -> None:

@@ -24,6 +24,7 @@ from rljob_worker.driver.training import Training
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.trajectories import write_trajectories
 from rljob_worker.records.writer import RecordWriter
+from rljob_worker.rewards.parts import PartMeans
 from rljob_worker.rollout.arguments import max_model_length
 
 
@@ -43,6 +44,7 @@ class Job:
         records: RecordWriter,
         events: EventLog,
         attempt: int,
+        part_means: PartMeans,
         check_owner: Callable[[], None],
     ) -> None:
         self.spec = spec
@@ -56,6 +58,8 @@ class Job:
         self._records = records
         self._events = events
         self._attempt = attempt
+        self._part_means = part_means
+        self._reward_parts: dict[str, float] = {}
         self._busy: dict[str, float] = {}
         self._unrecorded: StepRecord | None = None
         in_phase = PhaseCalls(calls, clock, spec.timeouts)
@@ -127,6 +131,7 @@ class Job:
         group = step.rewards.shape[1]
         write_trajectories(self._records.folder, self.spec.records, step.number, step.samples(), group)
         self._records.metrics(rollout_metrics(step.responses.generations, step.rewards, step.advantages))
+        self._records.metrics(self._part_means.metrics(step.reward_results))
         self._records.metrics(step.trained[0].metrics)
         self._records.overlapped({"reward": self._inputs.rewards.take_busy_seconds()})
 
@@ -134,7 +139,8 @@ class Job:
         """Close the step's clock and write its record; FencedError where that is a later driver's turn."""
         self._check_owner()
         self._records.busy(self._busy_since_last_step())
-        self._records.write(step.number, self.clock.end_step(), applied=step.trained[0].applied)
+        written = self._records.write(step.number, self.clock.end_step(), applied=step.trained[0].applied)
+        self._reward_parts = {name: mean for name, mean in written.reward_parts().items() if mean is not None}
         self._events.step = self.recovery.recorded_step = step.number
 
     def status(self) -> DriverStatus:
@@ -150,6 +156,7 @@ class Job:
             last_checkpoint_step=self.recovery.saved_step,
             stopping=self._stop.is_set(),
             phase_seconds=round(seconds, 3),
+            reward_parts=self._reward_parts,
         )
 
     def _evaluation(self) -> dict[str, float]:

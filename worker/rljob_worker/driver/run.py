@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api import RLJob, RLJobSpec, derived
+from rljob_api.reward_parts import MOST_PARTS, NAME_RULE
+from rljob_api.safe_text import visible
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_api.wire.names import DRIVER_TOKEN_VARIABLE
 from rljob_api.wire.run_status import ADDRESS_FILE, RunOutcome
@@ -29,12 +31,14 @@ from rljob_worker.driver.run_folder import Resume, RunFolder
 from rljob_worker.driver.stop import StopSignal
 from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.phases import PhaseClock
+from rljob_worker.records.event_names import REWARD_PARTS_LEFT_OUT
 from rljob_worker.records.http import DriverServer
 from rljob_worker.records.metrics import JobMetrics
 from rljob_worker.records.steps import StepLog
 from rljob_worker.records.summary import summarize, write_summary
 from rljob_worker.records.tensorboard import TensorBoardSink
 from rljob_worker.records.writer import RecordWriter, Sink
+from rljob_worker.rewards.parts import PartMeans
 
 logger = logging.getLogger(__name__)
 
@@ -114,8 +118,10 @@ def _run(
         metrics = JobMetrics(spec.steps)
         events = EventLog(folder.path, folder.attempt, metrics.event)
         stack.callback(events.close)
-        for record in log.records():
+        earlier = log.records()
+        for record in earlier:
             metrics(record)
+        parts = (name for record in earlier for name in record.reward_parts())
         sinks: list[Sink] = [metrics, on_record]
         if spec.records.tensorboard:
             tensorboard = TensorBoardSink(folder.path)
@@ -137,6 +143,7 @@ def _run(
             records=writer,
             events=events,
             attempt=folder.attempt,
+            part_means=PartMeans(parts, lambda names: _parts_left_out(events, names)),
             check_owner=folder.check,
         )
         server = _serve(spec, folder.path, log, job, metrics)
@@ -239,6 +246,18 @@ def _check_same_data(folder: RunFolder, inputs: Inputs) -> None:
             continue
         inputs.prompts.check(cursor)
         return
+
+
+def _parts_left_out(events: EventLog, names: list[str]) -> None:
+    shown = [visible(name[:80]) for name in names]
+    events.write(REWARD_PARTS_LEFT_OUT, names=shown)
+    logger.warning(
+        "parts of the reward that have no metric (in trajectories they are recorded): %s; a job has metrics of %d "
+        "parts, and a name needs %s",
+        ", ".join(shown),
+        MOST_PARTS,
+        NAME_RULE,
+    )
 
 
 def _dump(cluster: Cluster, events: EventLog, what: str) -> None:

@@ -4,3 +4,5 @@ from __future__ import annotations
 
 CHECKPOINT_SET_ASIDE = "checkpoint_set_aside"
 """A damaged checkpoint was given another name, and the one before it is used."""
+REWARD_PARTS_LEFT_OUT = "reward_parts_left_out"
+"""Named parts of the reward have no metric: there are too many, or their names are not fit for one."""

@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rljob_api import metrics as m
+from rljob_api.reward_parts import PartNames
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.records.event_names import CHECKPOINT_SET_ASIDE
 
@@ -33,6 +34,7 @@ class JobMetrics:
         self._by_name: dict[str, Any] = {
             metric.name: build(metric, self._registry) for metric in (*m.JOB_METRICS, *m.DRIVER_METRICS)
         }
+        self._parts = PartNames()
         self._get(m.TARGET_STEPS).set(target_steps)
 
     def _get(self, metric: m.Metric) -> Any:
@@ -54,8 +56,17 @@ class JobMetrics:
         ):
             # Without a value the last step's would pass for this one's.
             self._get(metric).set(math.nan if value is None else value)
+        self._reward_parts(record)
         for (process, rank, state), value in record.memory_states().items():
             self._get(m.MEMORY_BYTES).labels(process=process, rank=rank, state=state).set(value)
+
+    def _reward_parts(self, record: StepRecord) -> None:
+        parts = record.reward_parts()
+        left_out = self._parts.admit(parts)
+        for name in self._parts:
+            value = parts.get(name)
+            self._get(m.REWARD_PART).labels(part=name).set(math.nan if value is None else value)
+        self._get(m.REWARD_PARTS_LEFT_OUT).set(record.reward_parts_left_out + len(left_out))
 
     def event(self, name: str) -> None:
         """Count one of the driver's events."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 
+from rljob_api.reward_parts import PREFIX, PartNames
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.report.curves import Array, draw_line, metric_of
 
@@ -52,9 +53,27 @@ def panels_of(records: Sequence[StepRecord]) -> list[Panel]:
     evaluation = Panel("Evaluation", "share or reward", {name: name for name in evaluated}, sparse=True)
     found = [
         Panel(panel.title, panel.unit, {n: label for n, label in panel.curves.items() if n in measured}, panel.sparse)
-        for panel in (*_PANELS, evaluation)
+        for panel in (*_PANELS, *_reward_parts(records), evaluation)
     ]
     return [panel for panel in found if panel.curves]
+
+
+def _reward_parts(records: Sequence[StepRecord]) -> list[Panel]:
+    """As many curves in a panel as there are colours."""
+    names = PartNames()
+    for record in records:
+        names.admit(record.reward_parts())
+    ordered, most = sorted(names), len(_COLORS)
+    shares = [ordered[first : first + most] for first in range(0, len(ordered), most)]
+    title = "Parts of the reward"
+    return [
+        Panel(
+            f"{title}, {number} of {len(shares)}" if len(shares) > 1 else title,
+            "mean over samples",
+            {f"{PREFIX}{name}": name for name in share},
+        )
+        for number, share in enumerate(shares, start=1)
+    ]
 
 
 def draw_panel(axes: Axes, panel: Panel, steps: Array, records: Sequence[StepRecord]) -> None:
