@@ -91,6 +91,7 @@ async def look(cluster: Cluster, name: str) -> ObservedJob:
         job=job,
         cluster=view,
         pods=pods,
+        names_taken=next((c.message for c in job.status.conditions if c.reason == "NamesTaken"), ""),
         queue=None if view is None else await _queue(cluster, view.uid, unseen),
         node_devices=await _devices(cluster) if any(pod.unschedulable for pod in pods) else None,
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from rljob_operator.render.access import (
     DIGEST_ANNOTATION,
     policy_digest,
-    policy_name,
     policy_to_apply,
     render_policy,
     render_secret,
 )
 from rljob_operator.render.check import check_renderable, render_cluster
 from rljob_operator.render.errors import RenderError
-from rljob_operator.render.ray_cluster import WORKER_GROUP, secret_name, uses_token
+from rljob_operator.render.object_names import head_service_name, names_in_use, policy_name, secret_name
+from rljob_operator.render.ray_cluster import WORKER_GROUP, uses_token
 from rljob_operator.render.settings import RenderSettings
 from rljob_operator.render.submission import driver_manifest, run_folder, submission
 from rljob_operator.render.variables import role_environment
@@ -24,6 +24,8 @@ __all__ = [
     "RenderSettings",
     "check_renderable",
     "driver_manifest",
+    "head_service_name",
+    "names_in_use",
     "policy_digest",
     "policy_name",
     "policy_to_apply",

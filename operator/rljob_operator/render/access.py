@@ -9,8 +9,9 @@ import json
 from rljob_api.json_types import Json
 from rljob_api.wire.names import DRIVER_TOKEN_KEY
 from rljob_operator.kubernetes_objects import Manifest, block_of
+from rljob_operator.render.object_names import policy_name, secret_name
 from rljob_operator.render.pods import JOB_LABEL
-from rljob_operator.render.ray_cluster import metadata, secret_name, valid_spec
+from rljob_operator.render.ray_cluster import metadata, valid_spec
 from rljob_operator.render.settings import RenderSettings
 from rljob_operator.state.observed import JobView
 
@@ -18,11 +19,6 @@ DIGEST_ANNOTATION = "rljob.dev/spec-digest"
 """On the policy: a digest of its spec as it was rendered. What is stored is not compared with what is rendered: the API
 server fills in defaults, and a cluster's own admission may add to it."""
 _LAST_PORT = 65535
-
-
-def policy_name(job: str) -> str:
-    """Name of the head's NetworkPolicy."""
-    return f"{job}-head"
 
 
 def render_secret(job: JobView, token: str) -> Manifest:

@@ -11,9 +11,10 @@ from rljob_operator.kubernetes_objects import Manifest, block_of
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.hardware import resolve
 from rljob_operator.render.hccl import check_hccl
+from rljob_operator.render.object_names import secret_name
 from rljob_operator.render.overrides import merge_template
 from rljob_operator.render.pods import check_pods, check_sizes, head_template, own_labels, worker_size, worker_template
-from rljob_operator.render.ray_cluster import check_ray, ray_cluster, secret_name, valid_spec
+from rljob_operator.render.ray_cluster import check_ray, ray_cluster, valid_spec
 from rljob_operator.render.scheduling import check_scheduling
 from rljob_operator.render.settings import RenderSettings, short
 from rljob_operator.render.submission import check_manifest

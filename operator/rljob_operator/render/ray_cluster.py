@@ -21,11 +21,6 @@ WORKER_GROUP = "workers"
 _OLDEST_KUBERAY = (1, 5)
 
 
-def secret_name(job: str) -> str:
-    """Name of the Secret with the driver's bearer token."""
-    return f"{job}-driver"
-
-
 def valid_spec(job: JobView) -> RLJobSpec:
     """The job's spec, which must have passed validation."""
     if job.spec is None:

@@ -35,9 +35,9 @@ from rljob_operator.state.checkpoints import without_request
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.plan import (
     Action,
-    ApplyCluster,
     ApplyPolicy,
     ApplySecret,
+    CreateCluster,
     DeleteCluster,
     DeleteJob,
     Plan,
@@ -188,8 +188,8 @@ class Executor:
                     await self._make_secret(job)
                 case ApplyPolicy():
                     await self._apply_policy(job)
-                case ApplyCluster():
-                    await self._apply_cluster(job)
+                case CreateCluster():
+                    await self._create_cluster(job)
                 case DeleteCluster(uid=uid):
                     await self._delete_cluster(job, uid)
                 case DeleteJob():
@@ -209,27 +209,24 @@ class Executor:
         self._metrics.writes.labels(resource.plural).inc()
         return item
 
-    async def _apply_cluster(self, job: JobView) -> None:
-        cluster = render_cluster(job, self._settings.render)
-        known = self._informers.clusters.get(job.namespace, job.name)
-        if known is None:
-            await self._look_for_strangers(job)
-        elif known.owner_uid == job.uid:
-            # A precondition: never one that took its place meanwhile.
-            cluster = with_metadata(cluster, uid=known.view.uid)
-        self._informers.clusters.learn(await self._apply(RAY_CLUSTERS, job, job.name, cluster))
-
-    async def _look_for_strangers(self, job: JobView) -> None:
-        """Applying over a RayCluster that somebody else made under this name would take it from them."""
+    async def _create_cluster(self, job: JobView) -> None:
+        """Created, not applied: to apply over one that somebody else made under this name would take it from them."""
+        body = render_cluster(job, self._settings.render)
         try:
-            item = await self._client.get(RAY_CLUSTERS, job.namespace, job.name)
+            item = await self._client.create(RAY_CLUSTERS, job.namespace, body)
         except ApiError as error:
-            if error.code == 404:
-                return
-            raise
-        self._informers.clusters.learn(item)
-        if controller_uid(item) != job.uid:
-            raise Conflict("a RayCluster of this name was made meanwhile")
+            if error.reason != "AlreadyExists":
+                raise
+        else:
+            self._metrics.writes.labels("rayclusters").inc()
+            self._informers.clusters.learn(item)
+            return
+        try:
+            self._informers.clusters.learn(await self._client.get(RAY_CLUSTERS, job.namespace, job.name))
+        except ApiError as error:
+            if error.code != 404:
+                raise
+        raise Conflict("there is a RayCluster of this name that the watch has not shown yet")
 
     async def _make_secret(self, job: JobView) -> None:
         key, name = JobKey(job.namespace, job.name), secret_name(job.name)
@@ -331,7 +328,7 @@ class Executor:
 _WORDS: dict[type[Action], str] = {
     ApplySecret: "Making the Secret with the driver's token",
     ApplyPolicy: "Applying the head's NetworkPolicy",
-    ApplyCluster: "Applying the RayCluster",
+    CreateCluster: "Making the RayCluster",
     DeleteCluster: "Deleting the RayCluster",
     DeleteJob: "Deleting the job after its time to live",
     Submit: "Submitting the driver",

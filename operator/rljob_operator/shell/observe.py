@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -25,11 +24,18 @@ from rljob_operator.metrics import JobMetricsStore
 from rljob_operator.ray.driver import Driver
 from rljob_operator.ray.http import AnswerTooLarge, NoAnswer
 from rljob_operator.ray.jobs import RayJobs
-from rljob_operator.render import check_renderable, policy_digest, policy_to_apply, secret_name
+from rljob_operator.render import (
+    check_renderable,
+    head_service_name,
+    policy_digest,
+    policy_to_apply,
+    secret_name,
+)
 from rljob_operator.settings import Settings
 from rljob_operator.shell.client import ApiError
 from rljob_operator.shell.informers import Informers
 from rljob_operator.shell.metrics import OperatorMetrics
+from rljob_operator.shell.names_taken import names_taken
 from rljob_operator.shell.resources import JobKey
 from rljob_operator.shell.tokens import Tokens
 from rljob_operator.shell.views import ClusterState, job_view
@@ -40,7 +46,6 @@ logger = logging.getLogger(__name__)
 _KEPT_SPECS = 1500
 """Eleven kB each; to validate one again takes a millisecond."""
 _REFUSED = (401, 403)
-_SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _VOUCHED_SECONDS = 60.0
 _SMALL_PAGE_BYTES = 2**20
 """All workers at once may read a page of this size."""
@@ -131,6 +136,7 @@ class Observer:
             gone_pods=tuple(GonePod(pod, at) for at, pod in self._informers.pods.lately_of_job(key)),
             queue=self._queue(key, cluster),
             secret_exists=secret_exists,
+            names_taken=self._names_taken(job) if cluster is None else "",
             policy_current=self._policy_current(job),
             submission=submission,
             submission_error=submission_error,
@@ -184,6 +190,11 @@ class Observer:
         self._specs[name] = spec
         while len(self._specs) > _KEPT_SPECS:
             self._specs.popitem(last=False)
+
+    def _names_taken(self, job: JobView) -> str:
+        if job.spec is None or is_idle(job):
+            return ""
+        return names_taken(job, self._informers.jobs, self._job, self._settings.render)
 
     # --- what belongs to it -----------------------------------------------------------------
 
@@ -387,9 +398,11 @@ class Observer:
     def _address(template: str, key: JobKey, cluster: ClusterView) -> str:
         if "{service}" in template and cluster.head_service is None:
             raise NoAnswer(f"RayCluster {key.name} has no head service yet.")
-        # A token goes there: what stands in the status must not be able to lead out of the namespace.
-        if cluster.head_service is not None and not _SERVICE.fullmatch(cluster.head_service):
-            raise NoAnswer(f"RayCluster {key.name} names {cluster.head_service!r}, which is no name of a Service.")
+        # A token goes there: what somebody wrote into the status must not be able to lead it to another Service.
+        own = head_service_name(key.name)
+        if cluster.head_service not in (None, own):
+            text = f"RayCluster {key.name} names {cluster.head_service!r} as its head's Service, which is {own}"
+            raise NoAnswer(f"{text}; no token goes there.")
         return template.format(service=cluster.head_service, namespace=key.namespace, name=key.name)
 
     def _maybe_stale_token(self, key: JobKey, error: NoAnswer) -> None:

@@ -9,7 +9,7 @@ from rljob_api.wire.names import DASHBOARD_PORT
 from rljob_operator.state.causes import cut, sentence
 from rljob_operator.state.explain import explain
 from rljob_operator.state.lifecycle import former_head_ends, problem_text
-from rljob_operator.state.plan import ApplyCluster
+from rljob_operator.state.plan import CreateCluster
 from rljob_operator.state.plan_builder import FINAL, PlanBuilder
 from rljob_operator.state.status_text import clean, reason_word
 from rljob_operator.state.timing import FRESHNESS_SECONDS, SILENCE_SECONDS, seconds_since
@@ -108,7 +108,7 @@ def _why_running(plan: PlanBuilder) -> tuple[str, str]:
 
 def _why_not_running(plan: PlanBuilder, phase: JobPhase) -> tuple[str, str]:
     attempt = plan.attempt
-    if any(isinstance(action, ApplyCluster) for action in plan.actions):
+    if any(isinstance(action, CreateCluster) for action in plan.actions):
         return "Scheduling", _COMING_UP_TEXTS["Scheduling"]
     if attempt is not None and attempt.reason is not None:
         return reason_word(attempt.reason, "Failing"), attempt.message or attempt.reason

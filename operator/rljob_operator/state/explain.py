@@ -146,6 +146,8 @@ def _cluster(observed: Observed, now: float | None) -> Explanation | None:
         if job.status.phase is None:
             text = f"No operator has looked at RLJob {job.name} yet; if that lasts, see whether the operator runs."
             return Explanation("NotSeen", text)
+        if observed.names_taken:
+            return Explanation("NamesTaken", observed.names_taken)
         return Explanation("ClusterMissing", f"The operator has not made RayCluster {job.name} yet.")
     if not cluster.owned:
         owner = f"belongs to {cluster.owner}" if cluster.owner else "was not made by the operator"

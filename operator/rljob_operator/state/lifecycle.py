@@ -7,7 +7,7 @@ from rljob_api.status import JobPhase
 from rljob_operator.state.attempts import begin_attempt, submit_again
 from rljob_operator.state.deadlines import active_deadline_is_over, deadline_text
 from rljob_operator.state.failures import DEADLINE
-from rljob_operator.state.plan import ApplyCluster, ApplyPolicy, ApplySecret, DeleteCluster, DeleteJob
+from rljob_operator.state.plan import ApplyPolicy, ApplySecret, CreateCluster, DeleteCluster, DeleteJob
 from rljob_operator.state.plan_builder import PlanBuilder
 from rljob_operator.state.status_text import clean
 from rljob_operator.state.timing import seconds_of, time_text
@@ -108,10 +108,10 @@ def _give_back(plan: PlanBuilder) -> JobPhase:
 def _make_cluster(plan: PlanBuilder) -> JobPhase:
     if release_cluster(plan):
         return JobPhase.QUEUED
-    if plan.job.problem:
+    if plan.job.problem or plan.observed.names_taken:
         return JobPhase.PENDING
     # The status comes first: it tells the API server that the spec is in use (see rljob_api.rules).
-    plan.act(*_missing_parts(plan), ApplyCluster(), status_first=True)
+    plan.act(*_missing_parts(plan), CreateCluster(), status_first=True)
     return JobPhase.QUEUED
 
 

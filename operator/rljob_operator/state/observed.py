@@ -215,6 +215,8 @@ class Observed:
     gone_pods: tuple[GonePod, ...] = ()
     queue: QueueView | None = None
     secret_exists: bool = False
+    names_taken: str = ""
+    """Why the names of the objects that the job would get are not free, as a sentence: an older job needs them."""
     policy_current: bool = False
     """The head's NetworkPolicy is there as it is rendered now, or none is wanted and none is there."""
     submission: SubmissionView | None = None

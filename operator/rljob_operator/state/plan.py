@@ -19,8 +19,8 @@ class ApplyPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class ApplyCluster:
-    """Apply the RayCluster, as `render` makes it of the job."""
+class CreateCluster:
+    """Make the RayCluster, as `render` makes it of the job; one of that name that is there already stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class RequestCheckpoint:
     annotation: str
 
 
-Action = ApplySecret | ApplyPolicy | ApplyCluster | DeleteCluster | DeleteJob | Submit | Stop | RequestCheckpoint
+Action = ApplySecret | ApplyPolicy | CreateCluster | DeleteCluster | DeleteJob | Submit | Stop | RequestCheckpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ is stored there before it is done (`Plan.status_first`).
 
 | phase | means | leaves it when |
 |---|---|---|
-| Pending | the spec is invalid, or another RayCluster has the name | that is corrected |
+| Pending | the spec is invalid, or something else has the name | that is corrected |
 | Queued | devices are asked for | every pod has its node |
 | Starting | devices are held, no driver is ready | the driver is ready |
 | Running | the driver is ready | it ends, or is lost |

@@ -14,7 +14,7 @@ JOB_RULES: Rules = {
     for group, resource, verbs in (
         ("rljob.dev", "rljobs", "get list watch delete"),
         ("rljob.dev", "rljobs/status", "patch"),
-        ("ray.io", "rayclusters", "get list watch create patch delete"),
+        ("ray.io", "rayclusters", "get list watch create delete"),
         ("", "pods", "get list watch"),
         ("", "secrets", "get create"),
         ("networking.k8s.io", "networkpolicies", "get list watch create patch"),

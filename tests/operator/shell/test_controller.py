@@ -14,7 +14,7 @@ from rljob_api.status import JobPhase, RLJobStatus
 from rljob_operator.render import RenderSettings
 from rljob_operator.shell.resources import JobKey
 from rljob_operator.state.observed import Observed
-from rljob_operator.state.plan import ApplyCluster, ApplyPolicy, ApplySecret, DeleteCluster, DeleteJob, Event, Plan
+from rljob_operator.state.plan import ApplyPolicy, ApplySecret, CreateCluster, DeleteCluster, DeleteJob, Event, Plan
 
 A, B = JobKey("default", "a"), JobKey("default", "b")
 
@@ -200,14 +200,14 @@ def test_the_next_plan_sees_the_own_write_although_the_watch_does_not() -> None:
         def reconcile(observed: Observed, now: float) -> Plan:
             case.api.silent = True
             seen.append((observed.job.status.message, observed.cluster is not None))
-            actions = () if observed.cluster else (ApplySecret(), ApplyPolicy(), ApplyCluster())
+            actions = () if observed.cluster else (ApplySecret(), ApplyPolicy(), CreateCluster())
             return say("written", actions=actions, requeue_after=0.05)
 
         async with case.operator(reconcile):
             await until(lambda: len(seen) >= 3)
         assert seen[0] == (None, False)
         assert set(seen[1:]) == {("written", True)}
-        assert case.api.count("PATCH", "/rayclusters/a") == 1
+        assert case.api.count("POST", "/rayclusters") == 1
         assert case.api.count("POST", "/secrets") == 1
 
     play(test)
@@ -237,17 +237,17 @@ def test_a_deleted_cluster_is_gone_from_the_cache_at_once_and_another_one_stays(
 def test_after_a_failed_action_the_status_is_left_and_the_user_is_told() -> None:
     async def test(case: Case) -> None:
         await case.api.put("rljobs", manifest())
-        case.api.fail("PATCH", "/rayclusters/a", code=403, times=1)
+        case.api.fail("POST", "/rayclusters", code=403, times=1)
 
         def reconcile(observed: Observed, now: float) -> Plan:
-            return say("done", actions=(ApplyCluster(),) if observed.cluster is None else ())
+            return say("done", actions=(CreateCluster(),) if observed.cluster is None else ())
 
         async with case.operator(reconcile):
             await until(lambda: bool(case.api.objects.get("events")))
             assert case.status() == {}
             event = next(iter(case.api.objects["events"].values()))
             assert (event["type"], event["reason"]) == ("Warning", "RequestRefused")
-            assert "Applying the RayCluster failed" in event["message"]
+            assert "Making the RayCluster failed" in event["message"]
             await until(lambda: case.status().get("message") == "done")
 
     play(test)
@@ -259,7 +259,7 @@ def test_a_running_attempt_is_asked_about_and_others_are_not() -> None:
     def reconcile(observed: Observed, now: float) -> Plan:
         seen.append(observed)
         if observed.cluster is None:
-            return say("x", actions=(ApplySecret(), ApplyCluster()))
+            return say("x", actions=(ApplySecret(), CreateCluster()))
         attempt: dict[str, Any] = {"number": 0, "submissionId": "rljob-u-0"}
         started = observed.cluster.ready
         return Plan(
@@ -295,7 +295,7 @@ def test_what_became_of_the_pods_is_as_new_as_the_answers_about_the_driver() -> 
     def reconcile(observed: Observed, now: float) -> Plan:
         seen.append(observed)
         if observed.cluster is None:
-            return say("x", actions=(ApplySecret(), ApplyCluster()))
+            return say("x", actions=(ApplySecret(), CreateCluster()))
         attempt: dict[str, Any] = {"number": 0, "submissionId": "rljob-u-0"}
         attempts = [attempt] if observed.cluster.ready else []
         return Plan(RLJobStatus.model_validate({"attempt": 0, "attempts": attempts}), requeue_after=0.02)
@@ -322,7 +322,7 @@ def test_ray_is_not_asked_while_the_driver_of_a_running_attempt_answers() -> Non
     def reconcile(observed: Observed, now: float) -> Plan:
         seen.append(observed)
         if observed.cluster is None:
-            return say("x", actions=(ApplySecret(), ApplyCluster()))
+            return say("x", actions=(ApplySecret(), CreateCluster()))
         attempt = {"number": 0, "submissionId": "rljob-u-0", "accepted": True, "startStep": 0, **change}
         status = {"attempt": 0, "attempts": [attempt], "observedGeneration": observed.job.generation}
         return Plan(RLJobStatus.model_validate(status), requeue_after=0.02)
@@ -360,7 +360,7 @@ def test_what_one_jobs_server_wants_kept_is_sent_to_none() -> None:
 
     def reconcile(observed: Observed, now: float) -> Plan:
         if observed.cluster is None:
-            return say("x", actions=(ApplySecret(), ApplyCluster()))
+            return say("x", actions=(ApplySecret(), CreateCluster()))
         attempts = [{"number": 0, "submissionId": "rljob-u-0"}] if observed.cluster.ready else []
         return Plan(RLJobStatus.model_validate({"attempt": 0, "attempts": attempts}), requeue_after=0.02)
 
@@ -411,7 +411,7 @@ def test_queues_are_watched_where_they_are_and_forgotten_where_they_go() -> None
 
     def reconcile(observed: Observed, now: float) -> Plan:
         seen.append(observed)
-        return say("x", actions=() if observed.cluster else (ApplyCluster(),))
+        return say("x", actions=() if observed.cluster else (CreateCluster(),))
 
     async def test(case: Case) -> None:
         await case.api.put("rljobs", manifest())

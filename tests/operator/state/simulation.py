@@ -28,9 +28,9 @@ from rljob_operator.state.observed import (
 )
 from rljob_operator.state.plan import (
     Action,
-    ApplyCluster,
     ApplyPolicy,
     ApplySecret,
+    CreateCluster,
     DeleteCluster,
     DeleteJob,
     Plan,
@@ -435,14 +435,14 @@ class World:
         return True
 
     def _act(self, action: Action, ray_answers: bool) -> None:
-        assert not self.problem or not isinstance(action, ApplyPolicy | ApplyCluster | Submit), "it cannot be rendered"
+        assert not self.problem or not isinstance(action, ApplyPolicy | CreateCluster | Submit), "it cannot be rendered"
         self.actions.append(action)
         match action:
             case ApplySecret():
                 self.secret = True
             case ApplyPolicy():
                 self.policy = True
-            case ApplyCluster():
+            case CreateCluster():
                 if self.cluster is None:
                     self.cluster = Cluster(f"cluster-{next(self._ids)}")
                 elif not self.cluster.owned:

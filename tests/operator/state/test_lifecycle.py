@@ -11,9 +11,9 @@ from simulation import UID, World, make_spec
 from rljob_api.status import Condition, JobPhase
 from rljob_operator.state.observed import QueueView
 from rljob_operator.state.plan import (
-    ApplyCluster,
     ApplyPolicy,
     ApplySecret,
+    CreateCluster,
     DeleteCluster,
     DeleteJob,
     RequestCheckpoint,
@@ -42,7 +42,7 @@ def run_until(world: World, phase: JobPhase, seconds: float = 2000.0) -> None:
 
 def test_first_look_asks_for_everything_and_stores_that_first(world: World) -> None:
     plan = reconcile(world.observed(), world.now)
-    assert plan.actions == (ApplySecret(), ApplyPolicy(), ApplyCluster())
+    assert plan.actions == (ApplySecret(), ApplyPolicy(), CreateCluster())
     assert plan.status_first
     assert plan.status.phase is JobPhase.QUEUED
     assert plan.status.attempt == 0
@@ -57,7 +57,13 @@ def test_a_life_without_trouble(world: World) -> None:
         if not phases or phases[-1] is not world.status.phase:
             phases.append(world.status.phase)
     assert phases == [JobPhase.QUEUED, JobPhase.STARTING, JobPhase.RUNNING, JobPhase.SUCCEEDED]
-    assert [type(action) for action in world.actions] == [ApplySecret, ApplyPolicy, ApplyCluster, Submit, DeleteCluster]
+    assert [type(action) for action in world.actions] == [
+        ApplySecret,
+        ApplyPolicy,
+        CreateCluster,
+        Submit,
+        DeleteCluster,
+    ]
     (attempt,) = world.status.attempts
     assert attempt.submission_id == f"rljob-{UID}-0"
     assert (attempt.start_step, attempt.end_step, attempt.exit_code, attempt.counted) == (0, 40, 0, False)
@@ -93,7 +99,7 @@ def test_writes_from_creation_to_running(world: World) -> None:
         before = world.status_writes
         plan = world.look()
         urgent += plan.urgent and world.status_writes > before
-    objects = [a for a in world.actions if isinstance(a, ApplySecret | ApplyPolicy | ApplyCluster)]
+    objects = [a for a in world.actions if isinstance(a, ApplySecret | ApplyPolicy | CreateCluster)]
     assert urgent + len(objects) <= 7
 
 
@@ -210,7 +216,7 @@ def test_status_that_was_changed_by_someone_else_stops_the_actions(world: World)
     assert world.actions == []
     assert world.status.phase is None
     world.look()
-    assert ApplyCluster() in world.actions
+    assert CreateCluster() in world.actions
 
 
 # --- suspend and resume ------------------------------------------------------------------------
@@ -299,7 +305,7 @@ def test_cache_that_still_shows_the_cluster_that_was_given_back(running: Running
     world.edit(suspend=False)
     stale = replace(world.observed(), cluster=before.cluster, pods=before.pods)
     plan = reconcile(stale, world.now)
-    assert not any(isinstance(action, Submit | ApplyCluster) for action in plan.actions)
+    assert not any(isinstance(action, Submit | CreateCluster) for action in plan.actions)
     assert plan.status.phase is JobPhase.QUEUED
 
 
@@ -336,7 +342,7 @@ def test_policy_is_no_concern_of_a_suspended_job(running: Running) -> None:
     world.policy = False
     assert world.look().actions == ()
     world.edit(suspend=False)
-    assert world.look().actions == (ApplyPolicy(), ApplyCluster())
+    assert world.look().actions == (ApplyPolicy(), CreateCluster())
 
 
 # --- what is in the way ------------------------------------------------------------------------
@@ -355,6 +361,18 @@ def test_cluster_of_the_same_name_that_is_somebody_elses(world: World) -> None:
     world.edit(suspend=False)
     world.stranger_leaves()
     run_until(world, JobPhase.RUNNING)
+
+
+def test_a_job_whose_names_are_taken_waits_and_one_that_runs_goes_on(world: World, running: Running) -> None:
+    said = "RLJob x, which is older, has the Secret x-driver that this job would need too; delete that job."
+    plan = reconcile(replace(world.observed(), names_taken=said), world.now)
+    assert (plan.status.phase, plan.actions) == (JobPhase.PENDING, ())
+    assert (plan.status.message, plan.requeue_after) == (said, 60.0)
+    assert {c.reason for c in plan.status.conditions if c.type == "Queued"} == {"NamesTaken"}
+    world.look()
+    assert world.status.phase is JobPhase.QUEUED
+    busy = running()
+    assert reconcile(replace(busy.observed(), names_taken=said), busy.now).status.phase is JobPhase.RUNNING
 
 
 def test_spec_that_cannot_be_read(world: World) -> None:

@@ -15,7 +15,7 @@ from simulation import UID, World, make_spec
 from rljob_api.schema import structural_schema
 from rljob_api.status import JobPhase, RLJobStatus
 from rljob_operator.state.observed import PodRole, SubmissionState
-from rljob_operator.state.plan import ApplyCluster, DeleteCluster, Plan, Submit
+from rljob_operator.state.plan import CreateCluster, DeleteCluster, Plan, Submit
 from rljob_operator.state.reconcile import reconcile
 
 FINAL = (JobPhase.SUCCEEDED, JobPhase.FAILED)
@@ -110,7 +110,7 @@ class Witness:
         done = world.actions[actions:]
         if ended_before:
             assert world.status.phase is before.phase, "a finished job was begun again"
-            assert not any(isinstance(action, Submit | ApplyCluster) for action in done)
+            assert not any(isinstance(action, Submit | CreateCluster) for action in done)
         self._submissions(done, runs)
         for attempt in world.status.attempts:
             if attempt.accepted or attempt.end_time is not None:
@@ -120,7 +120,7 @@ class Witness:
     def _status(self, before: RLJobStatus, plan: Plan) -> None:
         text = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         assert RLJobStatus.model_validate(text) == plan.status
-        if any(isinstance(action, Submit | ApplyCluster | DeleteCluster) for action in plan.actions):
+        if any(isinstance(action, Submit | CreateCluster | DeleteCluster) for action in plan.actions):
             assert plan.status_first, "what must not be forgotten is stored before it is done"
         old = {c.type: c for c in before.conditions}
         for new in plan.status.conditions:
