@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rljob_api.local_files import resolved
 from rljob_api.spec import Profile
 from rljob_api.validation import ManifestError, apply_overrides, load_manifest
 
@@ -21,7 +22,7 @@ def spec_of(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_example_is_valid(path: Path) -> None:
-    assert load_manifest(path).metadata.name
+    assert resolved(load_manifest(path), EXAMPLES).metadata.name
 
 
 def test_the_quickstart_on_a_cluster_is_the_quickstart() -> None:

@@ -65,6 +65,11 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["reward.python=package.module:function"], ["spec.reward"]),
     (["reward.name=null"], ["spec.reward"]),
     (["reward.batch=true"], ["spec.reward.batch"]),
+    (["reward={parts: [{name: math}], name: math}"], ["spec.reward"]),
+    (["reward={parts: [{name: math}, {weight: 2}]}"], ["spec.reward.parts[1]"]),
+    (["reward={parts: [{name: math, batch: true}]}"], ["spec.reward.parts[0].batch"]),
+    (["reward={parts: [{name: regex}]}"], ["spec.reward.parts[0].args"]),
+    (["reward={parts: [{python: a:score}, {python: ./b.py:score}]}"], ["spec.reward.parts"]),
     (["reward.name=regex"], ["spec.reward.args"]),
     (["reward=null"], ["spec.reward"]),
     (
@@ -169,6 +174,8 @@ ACCEPTED: list[list[str]] = [
     ],
     ["reward=null", "data.reward.python=package.module:function", "data.reward.batch=true"],
     ["reward={name: regex, args: {pattern: '[0-9]+'}}"],
+    ["reward={python: './my rewards/a-b.py:score'}"],
+    ["reward={parts: [{name: math, weight: 2}, {python: a:f, batch: true, weight: -0.5}, {name: math, recordAs: m}]}"],
     ["evaluation={data: {path: a}, samplesPerPrompt: 4, passAt: [1, 4], temperature: 1}"],
     ["data.labelKey=null", "reward={name: regex, args: {pattern: a}}", "records.httpPort=null"],
     ["timeouts.phases={rollout: 100, update_weights: 10}"],
@@ -205,6 +212,7 @@ def refused_locally(document: dict) -> set[tuple[str, str]]:
 
 
 IN_CEL = {rule.message for rule in RULES if rule.cel is not None}
+LOCAL_ONLY = {rule.message for rule in RULES if rule.cel is None}
 
 
 @pytest.mark.parametrize(("changes", "blamed"), REFUSED, ids=[" ".join(changes) for changes, _ in REFUSED])

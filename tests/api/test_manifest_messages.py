@@ -130,7 +130,7 @@ def test_all_problems_at_once() -> None:
         "spec.data: {",
         'spec.data.sources[0]: {"promptKey": "x"}: needs exactly one of path and synthetic',
         'spec.timeouts.phases: {"rolout": 3}: names a phase that does not exist',
-        'spec.reward: {"name": null}: needs exactly one of name and python',
+        'spec.reward: {"name": null}: needs exactly one of name, python and parts',
     ]
     for start in blamed:
         assert sum(text.startswith(start) for text in found) == 1, (start, found)

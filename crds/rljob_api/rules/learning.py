@@ -9,7 +9,9 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from rljob_api.algorithms import ALGORITHMS, AlgorithmFacts
+from rljob_api.base import ApiModel
 from rljob_api.phases import PHASES
+from rljob_api.rewards import part_name
 from rljob_api.rules.core import Rule, exactly_one
 from rljob_api.spec import (
     AlgorithmSpec,
@@ -18,6 +20,7 @@ from rljob_api.spec import (
     EvaluationSpec,
     ModelSpec,
     OptimizerSpec,
+    RewardPart,
     RewardSpec,
     RLJobSpec,
     RolloutSpec,
@@ -36,6 +39,30 @@ def _all_have_reward(spec: Any) -> bool:
 def _source_names_differ(data: Any) -> bool:
     names = [source.name for source in data.sources if source.name is not None]
     return len(names) == len(set(names))
+
+
+def _part_names_differ(reward: Any) -> bool:
+    names = [part_name(part) for part in reward.parts or []]
+    return len(names) == len(set(names))
+
+
+def _reward_rules(function: type[ApiModel]) -> Iterator[Rule]:
+    yield Rule(
+        on=function,
+        field="batch",
+        wrong="the built-in rewards take single samples",
+        allowed="true only with python",
+        check=lambda r: not r.batch or r.python is not None,
+        cel="!self.batch || has(self.python)",
+    )
+    yield Rule(
+        on=function,
+        field="args",
+        wrong="the regex reward needs a pattern",
+        allowed="{pattern: REGULAR EXPRESSION}",
+        check=lambda r: r.name != "regex" or isinstance(r.args.get("pattern"), str),
+        cel=None,
+    )
 
 
 MODEL_AND_DATA = (
@@ -65,21 +92,15 @@ MODEL_AND_DATA = (
         check=_source_names_differ,
         cel="self.sources.all(a, !has(a.name) || self.sources.exists_one(b, has(b.name) && b.name == a.name))",
     ),
-    exactly_one(RewardSpec, "name", "python"),
+    exactly_one(RewardSpec, "name", "python", "parts"),
+    exactly_one(RewardPart, "name", "python"),
+    *(rule for function in (RewardSpec, RewardPart) for rule in _reward_rules(function)),
     Rule(
         on=RewardSpec,
-        field="batch",
-        wrong="the built-in rewards take single samples",
-        allowed="true only with python",
-        check=lambda r: not r.batch or r.python is not None,
-        cel="!self.batch || has(self.python)",
-    ),
-    Rule(
-        on=RewardSpec,
-        field="args",
-        wrong="the regex reward needs a pattern",
-        allowed="{pattern: REGULAR EXPRESSION}",
-        check=lambda r: r.name != "regex" or isinstance(r.args.get("pattern"), str),
+        field="parts",
+        wrong="two parts are recorded by the same name",
+        allowed="a recordAs for each of them",
+        check=_part_names_differ,
         cel=None,
     ),
     Rule(

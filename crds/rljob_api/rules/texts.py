@@ -30,6 +30,7 @@ from rljob_api.spec import (
     PodResources,
     ProfileOverrides,
     RecordsSpec,
+    RewardPart,
     RewardSpec,
     RLJobSpec,
     RolloutSpec,
@@ -135,8 +136,16 @@ def _reward(reward: Any) -> Iterator[Finding]:
     for i, name in enumerate(reward.environment):
         if name in _OWN_VARIABLES:
             yield Finding(("environment", i), f"{name} is never given to a reward", "another variable")
+    if reward.parts is not None and reward.args:
+        yield Finding(("args",), "has no effect beside parts", "in each of the parts")
+    yield from _function(reward)
+
+
+def _function(reward: Any) -> Iterator[Finding]:
     if reward.name is not None:
         yield from _builtin_arguments(reward.name, reward.args)
+    if reward.python is not None and unprintable(reward.python):
+        yield Finding(("python",), "holds control characters", "package.module:function, or ./file.py:function")
     for name in reward.args if reward.python is not None else ():
         if name in _RESERVED_ARGUMENTS:
             yield Finding(("args", name), "is given to every reward function already", "another name")
@@ -168,11 +177,13 @@ def _labels_of_rewards(spec: Any) -> Iterator[Finding]:
         named.append((("evaluation", "data"), spec.evaluation.data))
     for at, source in named:
         reward = source.reward or spec.reward
-        where = (*at, "reward", "name") if source.reward else ("reward", "name")
-        if reward is not None and reward.name in _WITH_LABEL and source.label_key is None:
-            yield Finding(
-                where, f"compares with a label, but labelKey of {'.'.join(map(str, at))} is null", "a labelKey"
-            )
+        where = (*at, "reward") if source.reward else ("reward",)
+        parts = [] if reward is None else list(enumerate(reward.parts or []))
+        functions: list[tuple[tuple[str | int, ...], Any]] = [((*where, "parts", i), part) for i, part in parts]
+        for place, function in functions or [(where, reward)]:
+            if function is not None and function.name in _WITH_LABEL and source.label_key is None:
+                wrong = f"compares with a label, but labelKey of {'.'.join(map(str, at))} is null"
+                yield Finding((*place, "name"), wrong, "a labelKey")
 
 
 def _environment(environment: Any) -> Iterator[Finding]:
@@ -283,6 +294,7 @@ TEXT_CHECKS: dict[type, tuple[Check, ...]] = {
     DataSource: (_source,),
     DataSpec: (_sources,),
     EvaluationSpec: (_evaluation,),
+    RewardPart: (_function,),
     RewardSpec: (_reward,),
     RLJobSpec: (_labels_of_rewards, _image),
     RolloutSpec: (_engine_arguments,),

@@ -37,7 +37,15 @@ from rljob_api.spec.colocation import (
     PortRange,
     WeightSyncSpec,
 )
-from rljob_api.spec.data import DataSource, DataSpec, EvaluationSpec, RewardSpec, SyntheticData
+from rljob_api.spec.data import (
+    DataSource,
+    DataSpec,
+    EvaluationSpec,
+    RewardFunction,
+    RewardPart,
+    RewardSpec,
+    SyntheticData,
+)
 from rljob_api.spec.job import Mode, RLJobSpec
 from rljob_api.spec.lifecycle import (
     CheckpointSpec,
@@ -95,6 +103,8 @@ __all__ = [
     "Recompute",
     "RecordsSpec",
     "ResourcesSpec",
+    "RewardFunction",
+    "RewardPart",
     "RewardScope",
     "RewardShapingSpec",
     "RewardSpec",

@@ -22,6 +22,7 @@ from rljob_api.base import (
 )
 from rljob_api.spec.model import Hub
 
+_FUNCTION = r"^([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*$"
 _VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253)]
 
 
@@ -42,18 +43,37 @@ class SyntheticData(ApiModel):
     """Seed of the generator."""
 
 
-class RewardSpec(ApiModel):
-    """How a response is scored: exactly one of `name` and `python`."""
+class RewardFunction(ApiModel):
+    """What scores a response: exactly one of `name` and `python`."""
 
     name: Literal["match", "exact", "regex", "math"] | None = None
     """Built in: `match` (share of the label's tokens that are right, position by position), `exact`, `regex`, `math`
     (math-verify)."""
-    python: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$", max_length=253)] | None = None
-    """`package.module:function`, sync or async; takes one sample, or a list when `batch` is true."""
+    python: Annotated[str, Field(pattern=_FUNCTION, max_length=1024)] | None = None
+    """`package.module:function`, or a file and its function, `./rewards.py:function`, relative to the manifest's folder
+    (on a cluster an absolute path, in a volume or the image). Sync or async; takes one sample, or a list when `batch`
+    is true."""
     batch: bool = False
     """Call `python` once with all samples of a prompt group instead of once per sample."""
     args: FreeForm = {}
     """Keyword arguments for the reward function (`regex` needs `pattern`)."""
+
+
+class RewardPart(RewardFunction):
+    """One of several rewards that are added up: exactly one of `name` and `python`."""
+
+    weight: FiniteFloat = 1.0
+    """What its score is multiplied by; a negative weight makes a penalty of it."""
+    record_as: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=63)] | None = None
+    """Its name in trajectories and metrics; default: `name`, or the function's."""
+
+
+class RewardSpec(RewardFunction):
+    """How a response is scored: exactly one of `name`, `python` and `parts`."""
+
+    parts: Annotated[list[RewardPart], Field(min_length=1, max_length=8)] | None = None
+    """Several rewards: the score is the sum of theirs, each times its weight. Each one's own score is recorded by its
+    name, before the weight."""
     timeout_seconds: PositiveFloat = 30.0
     """Deadline for one call."""
     on_error: Literal["Fail", "Score"] = "Fail"

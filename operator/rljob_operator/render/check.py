@@ -5,6 +5,7 @@ It is checked here, once; the builders take what passed and cannot fail.
 
 from __future__ import annotations
 
+from rljob_api.local_files import local_files
 from rljob_api.profiles import HardwareProfile
 from rljob_api.spec import RLJobSpec
 from rljob_operator.kubernetes_objects import Manifest, block_of
@@ -65,6 +66,7 @@ def check(job: JobView, spec: RLJobSpec, profile: HardwareProfile, settings: Ren
     """
     check_ray(spec, profile, settings)
     _check_image(spec, settings)
+    _check_files(spec)
     check_sizes(spec, profile)
     check_environment(spec)
     if "cpu_affinity" in profile.tunable:
@@ -75,6 +77,14 @@ def check(job: JobView, spec: RLJobSpec, profile: HardwareProfile, settings: Ren
     check_pods(spec, profile)
     check_scheduling(spec, profile)
     check_manifest(job, settings)
+
+
+def _check_files(spec: RLJobSpec) -> None:
+    """Refuse files that lie beside the manifest, which no pod has."""
+    for field, file in local_files(spec):
+        if not file.startswith("/"):
+            right = "on a cluster the path is absolute, below a volume of spec.storage.volumes or in the image"
+            raise RenderError(field, f"{short(file)} lies beside the manifest, where no pod sees it; {right}")
 
 
 def _check_image(spec: RLJobSpec, settings: RenderSettings) -> None:

@@ -376,3 +376,9 @@ def test_the_nodes_cache_of_operators_is_made_writable_for_that_group_alone(tmp_
     subprocess.run([*first["command"], command], check=True)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o2770
     assert [c["name"] for c in worker_pod(rendered())["initContainers"]] == ["rljob-doctor"]
+
+
+def test_files_beside_the_manifest_are_refused() -> None:
+    said = check_renderable(base("reward={parts: [{name: math}, {python: './my.py:score'}]}"), SETTINGS)
+    assert said.startswith("spec.reward.parts[1].python: './my.py' lies beside the manifest, where no pod sees it")
+    assert check_renderable(base("reward={python: '/storage/my.py:score'}"), SETTINGS) == ""

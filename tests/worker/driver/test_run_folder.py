@@ -69,6 +69,18 @@ def test_another_job_is_refused_with_what_differs(tmp_path: Path) -> None:
     RunFolder(tmp_path, job(), resume=True).close()
 
 
+def test_a_run_of_a_version_that_knew_fewer_fields_is_the_same_job(tmp_path: Path) -> None:
+    used(tmp_path, job())
+    file = tmp_path / "run.json"
+    old = json.loads(file.read_text())
+    reward = {name: value for name, value in old["job"]["spec"]["reward"].items() if name in ("name", "args")}
+    old["job"]["spec"]["reward"] = reward
+    file.write_text(json.dumps(old))
+    RunFolder(tmp_path, job(), resume=True).close()
+    with pytest.raises(UserError, match=r'spec\.reward\.memory: "2Gi" there, "1Gi" here'):
+        RunFolder(tmp_path, job(reward={"name": "match", "memory": "1Gi"}), resume=True)
+
+
 def test_what_does_not_make_another_job_may_change(tmp_path: Path) -> None:
     used(tmp_path, job())
     changed = job(steps=20, checkpoint={"everySteps": 5}, timeouts={"phaseSeconds": 9}, records={"tensorboard": False})

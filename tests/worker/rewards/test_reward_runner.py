@@ -131,6 +131,59 @@ def test_several_rewards_in_one_job(workdir: Path, tokenizer: PreTrainedTokenize
         assert [r.score for r in runner.score(first + second + first, soon())] == [1.0, 2.0, 1.0]
 
 
+def test_parts_are_added_up_and_recorded(workdir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    parts = [
+        {"name": "match", "weight": 2.0},
+        {"name": "regex", "args": {"pattern": "a", "compare": False}, "weight": -0.5, "recordAs": "has-a"},
+        {"python": "my_rewards_for_test:batch", "batch": True, "weight": 0.0},
+        {"python": "my_rewards_for_test:parts"},
+    ]
+    spec = make_spec({"parts": parts})
+    with RewardRunner(spec, tokenizer, workdir=workdir, processes=1) as runner:
+        results = runner.score(samples_of(spec, ["a c", "b"], "data/0") + samples_of(spec, ["a b"], "data/1"), soon())
+    assert [r.parts for r in results] == [
+        {"match": 0.5, "has-a": 1.0, "batch": 12.0, "parts": 3.0, "parts.level": 7.0, "parts.same": 0.0},
+        {"match": 0.0, "has-a": 0.0, "batch": 10.0, "parts": 1.0, "parts.level": 7.0, "parts.same": 0.0},
+        {"match": 1.0, "has-a": 1.0, "batch": 11.0, "parts": 3.0, "parts.level": 7.0, "parts.same": 0.0},
+    ]
+    assert [r.score for r in results] == [3.5, 1.0, 4.5]
+
+
+def test_a_part_that_fails_fails_the_whole(workdir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    reward = {"parts": [{"name": "exact"}, {"python": "my_rewards_for_test:raises", "weight": 0.5}]}
+    spec = make_spec(reward)
+    with RewardRunner(spec, tokenizer, workdir=workdir, processes=1) as runner:
+        with pytest.raises(RewardError, match="prompt data/0, sample 1 failed: raises: KeyError: 'no b please'"):
+            runner.score(samples_of(spec, ["a", "a b"]), soon())
+        assert scores(runner, spec, ["a"]) == [0.5]
+    spec = make_spec(reward | {"onError": "Score", "errorScore": -3})
+    with RewardRunner(spec, tokenizer, workdir=workdir, processes=1) as runner:
+        good, bad = runner.score(samples_of(spec, ["a", "a b"]), soon())
+    assert (good.score, good.parts) == (0.5, {"exact": 0.0, "raises": 1.0})
+    assert (bad.score, bad.parts) == (-3, {})
+    assert bad.error is not None
+    assert bad.error.startswith("raises: KeyError")
+
+
+def test_a_function_in_a_file(workdir: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """One that is called like a module of the standard library, and imports its neighbour."""
+    (tmp_path / "helper_for_test.py").write_text("POINTS = 3.0")
+    (tmp_path / "math.py").write_text(
+        "from dataclasses import dataclass\nimport helper_for_test\n"
+        "@dataclass\nclass Points:\n    value: float\n"
+        "def score(response): return Points(helper_for_test.POINTS).value"
+    )
+    spec = make_spec({"python": f"{tmp_path}/math.py:score"})
+    with RewardRunner(spec, tokenizer, workdir=workdir, processes=1) as runner:
+        assert scores(runner, spec, ["a"]) == [3.0]
+    for function, message in (
+        (f"{tmp_path}/math.py:scroe", r"spec\.reward\.parts\[0\]\.python: .*has no 'scroe'; did you mean score\?"),
+        (f"{tmp_path}/moth.py:score", r"spec\.reward\.parts\[0\]\.python: .*FileNotFoundError"),
+    ):
+        with pytest.raises(UserError, match=message):
+            RewardRunner(make_spec({"parts": [{"python": function}]}), tokenizer, workdir=workdir)
+
+
 # --- order, overlap, cost ----------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from rljob_api import RLJob
+from rljob_api.local_files import resolved
 from rljob_api.validation import ManifestError, load_manifest
 from rljob_api.yaml_text import MAX_BYTES
 from rljob_worker.errors import UserError
@@ -31,11 +32,13 @@ def add_manifest_arguments(command: argparse.ArgumentParser, *, required: bool =
 
 
 def read_manifest(arguments: argparse.Namespace) -> RLJob:
-    """The validated job; UserError lists everything that is wrong with it."""
-    source = _standard_input() if arguments.manifest == "-" else Path(arguments.manifest)
+    """The validated job, with absolute paths of the files beside it; UserError lists everything that is wrong."""
+    from_input = arguments.manifest == "-"
+    source = _standard_input() if from_input else Path(arguments.manifest)
     try:
-        return load_manifest(source, overrides=arguments.overrides)
-    except ManifestError as error:
+        job = load_manifest(source, overrides=arguments.overrides)
+        return resolved(job, Path.cwd() if from_input else Path(arguments.manifest).parent)
+    except (ManifestError, FileNotFoundError) as error:
         raise UserError(str(error)) from None
 
 

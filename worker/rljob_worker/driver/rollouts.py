@@ -17,7 +17,8 @@ from rljob_worker.driver.inputs import Inputs
 from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.driver.step import Progress, Responses, Step
 from rljob_worker.errors import JobError, StopRequested
-from rljob_worker.rewards.runner import RewardResult, RewardSample
+from rljob_worker.rewards.runner import RewardSample
+from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.types import Generation, GenerationRequest, Prompt, SamplingParams
 
 

@@ -10,7 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
-from rljob_api import RLJob
+from pydantic import ValidationError
+
+from rljob_api import RLJob, RLJobSpec
 from rljob_api.rules import MUTABLE_FIELDS, RESUMABLE_FIELDS
 from rljob_api.wire.run_status import OWNER_FILE, RUN_FILE, RunDescription
 from rljob_worker.driver.checkpoints import Checkpoints, CheckpointStore, checkpoint_root
@@ -151,7 +153,18 @@ def _refuse_old_checkpoints(job: RLJob) -> None:
         )
 
 
+def _with_defaults(manifest: dict[str, Any]) -> dict[str, Any]:
+    """A manifest as this version would have kept it: fields that an older one did not know have their defaults."""
+    try:
+        spec = RLJobSpec.model_validate_json(json.dumps(manifest["spec"]), strict=True)
+    except ValidationError:
+        # Of a later version, or damaged: compared as it is.
+        return manifest
+    return manifest | {"spec": spec.model_dump(mode="json", by_alias=True)}
+
+
 def _refuse_other_job(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    old = _with_defaults(old)
     differences = []
     if old["metadata"].get("name") != new["metadata"].get("name"):
         differences.append(f"metadata.name: {old['metadata'].get('name')} there, {new['metadata'].get('name')} here")

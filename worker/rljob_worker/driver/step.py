@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rljob_worker.rewards.runner import RewardResult
+from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.types import FloatArray, Generation, Prompt, StepMetrics
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 import math
 import numbers
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from rljob_api.local_files import function_file
 from rljob_worker.errors import UserError
 
 RESERVED = ("prompt", "response", "label", "finish_reason")
@@ -20,12 +25,13 @@ Score = tuple[float, dict[str, float]]
 
 
 def load_function(path: str) -> Callable[..., Any]:
-    """The function at `package.module:function`; UserError when it does not import or is not there."""
-    module_name, _, name = path.partition(":")
+    """The function at `package.module:function` or `FILE.py:function`; UserError when it does not import or is not
+    there."""
+    module_name, _, name = path.rpartition(":")
     if not module_name or not name.isidentifier():
-        raise UserError(f"reward.python: {path!r} is not of the form package.module:function")
+        raise UserError(f"reward.python: {path!r} is of neither form: package.module:function, FILE.py:function")
     try:
-        module = importlib.import_module(module_name)
+        module = _import_file(Path(module_name)) if function_file(path) else importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise UserError(
             f"reward.python: {path!r}: module {module_name!r} does not import: {type(error).__name__}: {error}"
@@ -38,6 +44,20 @@ def load_function(path: str) -> Callable[..., Any]:
     if not callable(function):
         raise UserError(f"reward.python: {path!r} is not a function but {type(function).__name__}")
     return function
+
+
+def _import_file(file: Path) -> ModuleType:
+    """The module in a file, which may import what lies beside it, as when Python runs it."""
+    # A name of its own: a file may be called like a module of the standard library.
+    name = f"reward_file_{file.stem}"
+    found = importlib.util.spec_from_file_location(name, file)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    sys.path.insert(0, str(file.parent))
+    found.loader.exec_module(module)
+    return module
 
 
 def is_async(function: Callable[..., Any]) -> bool:

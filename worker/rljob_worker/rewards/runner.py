@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from rljob_worker.rewards.functions import Sample, Score
 from rljob_worker.rewards.match import Match
 from rljob_worker.rewards.pool import ASYNC_GRACE_SECONDS, WorkerPool
 from rljob_worker.rewards.process import Place, check_function
+from rljob_worker.rewards.weighted_parts import Part, RewardResult, join, parts_of
 from rljob_worker.rewards.worker import Setup
 from rljob_worker.types import Generation, Prompt
 
@@ -49,20 +50,12 @@ class RewardSample:
     """The response as `decode_responses` gives it, where the caller has it already."""
 
 
-@dataclass(frozen=True, slots=True)
-class RewardResult:
-    """The score of one response."""
-
-    score: float
-    parts: dict[str, float] = field(default_factory=dict)
-    """What a reward function reported beside the score."""
-    error: str | None = None
-    """Why the reward failed, with `onError: Score`; the score is then `errorScore`."""
-
-
 @dataclass(slots=True, eq=False)
 class _Slot:
+    """One call: a response and one part of its reward."""
+
     sample: RewardSample
+    part: Part
     result: RewardResult | None = None
     failure: str | None = None
 
@@ -97,18 +90,20 @@ class RewardRunner:
         self._processes = processes or min(MAX_PROCESSES, os.cpu_count() or 1)
         self._changed = threading.Condition()
         self._clock = _BusyClock()
-        self._slots: list[_Slot] = []
+        self._slots: list[list[_Slot]] = []
+        """By sample, in the order of their submission: a call for each part of its reward."""
         self._open = 0
         self._failed: list[_Slot] = []
         self._round = 0
         self._scorers: dict[str, _Inline | _Isolated] = {}
-        self._scorer_by_id: dict[int, tuple[RewardSpec, _Inline | _Isolated]] = {}
+        self._known: dict[int, tuple[RewardSpec, list[tuple[Part, _Inline | _Isolated]]]] = {}
         for where, source, reward, label_key in _rewards(spec):
-            try:
-                self._check(reward, label_key, None if columns is None else columns.get(source))
-            except UserError as error:
-                raise UserError(f"{where}{str(error).removeprefix('reward')}") from error
-            self._scorer(reward)
+            for part in parts_of(reward):
+                try:
+                    self._check(part.reward, label_key, None if columns is None else columns.get(source))
+                except UserError as error:
+                    raise UserError(f"{where}{part.place}{str(error).removeprefix('reward')}") from error
+            self._scorers_of(reward)
 
     def start(self) -> None:
         """Start the scoring processes ahead of the first `submit`."""
@@ -119,18 +114,19 @@ class RewardRunner:
     def submit(self, samples: Sequence[RewardSample]) -> None:
         """Begin to score, without waiting. Samples of one prompt that share a batch reward are one call: submit a
         prompt's group whole."""
-        slots = [_Slot(sample) for sample in samples]
+        slots = [[_Slot(sample, part) for part, _ in self._scorers_of(sample.prompt.reward)] for sample in samples]
         with self._changed:
             self._slots += slots
-            self._open += len(slots)
+            self._open += sum(map(len, slots))
         with self._clock:
-            for _, group in groupby(slots, key=lambda slot: id(slot.sample.prompt.reward)):
-                members = list(group)
-                scorer = self._scorer(members[0].sample.prompt.reward)
-                if isinstance(scorer, _Inline):
-                    self._score_inline(scorer, members)
-                else:
-                    self._score_isolated(scorer, members)
+            for _, group in groupby(slots, key=lambda parts: id(parts[0].sample.prompt.reward)):
+                calls = list(group)
+                for index, (_, scorer) in enumerate(self._scorers_of(calls[0][0].sample.prompt.reward)):
+                    members = [parts[index] for parts in calls]
+                    if isinstance(scorer, _Inline):
+                        self._score_inline(scorer, members)
+                    else:
+                        self._score_isolated(scorer, members)
 
     def collect(self, deadline: float) -> list[RewardResult]:
         """The results of all samples submitted since the last `collect`, in the order they were submitted.
@@ -143,21 +139,25 @@ class RewardRunner:
             while self._open and not self._failed:
                 if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
                     break
-            slots, failed, unfinished = self._slots, self._failed, self._open
+            slots, failed = self._slots, self._failed
+            unfinished = [parts for parts in slots if any(slot.result is None for slot in parts)]
             self._slots, self._failed, self._open = [], [], 0
             self._round += 1
         if failed or unfinished:
             self._forget_queued()
         if failed:
             first = failed[0]
-            raise RewardError(f"the reward of {_sample_name(first.sample)} failed: {first.failure}")
+            which = f"{first.part.name}: " if first.part.name else ""
+            raise RewardError(f"the reward of {_sample_name(first.sample)} failed: {which}{first.failure}")
         if unfinished:
-            waiting = next(slot for slot in slots if slot.result is None)
             raise RewardError(
-                f"{unfinished} of {len(slots)} rewards had not ended at the deadline, the first being that of "
-                f"{_sample_name(waiting.sample)}"
+                f"{len(unfinished)} of {len(slots)} rewards had not ended at the deadline, the first being that of "
+                f"{_sample_name(unfinished[0][0].sample)}"
             )
-        return [slot.result for slot in slots if slot.result is not None]
+        return [
+            join([slot.part for slot in parts], [slot.result for slot in parts if slot.result is not None])
+            for parts in slots
+        ]
 
     def score(self, samples: Sequence[RewardSample], deadline: float) -> list[RewardResult]:
         """`submit`, then `collect`."""
@@ -180,14 +180,17 @@ class RewardRunner:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _scorer(self, reward: RewardSpec) -> _Inline | _Isolated:
-        known = self._scorer_by_id.get(id(reward))
+    def _scorers_of(self, reward: RewardSpec) -> list[tuple[Part, _Inline | _Isolated]]:
+        known = self._known.get(id(reward))
         if known is None:
-            key = reward.model_dump_json()
-            if key not in self._scorers:
-                self._scorers[key] = self._make_scorer(reward)
+            found = []
+            for part in parts_of(reward):
+                key = part.reward.model_dump_json()
+                if key not in self._scorers:
+                    self._scorers[key] = self._make_scorer(part.reward)
+                found.append((part, self._scorers[key]))
             # The spec is kept with it: its id stays taken.
-            known = self._scorer_by_id[id(reward)] = reward, self._scorers[key]
+            known = self._known[id(reward)] = reward, found
         return known[1]
 
     def _make_scorer(self, reward: RewardSpec) -> _Inline | _Isolated:

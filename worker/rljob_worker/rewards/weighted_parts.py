@@ -1,0 +1,70 @@
+"""A reward as the functions that it is made of, and their scores as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rljob_api.rewards import part_name
+from rljob_api.spec import RewardSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RewardResult:
+    """The score of one response."""
+
+    score: float
+    parts: dict[str, float] = field(default_factory=dict)
+    """What a reward function reported beside the score, or each part's own score by its name."""
+    error: str | None = None
+    """Why the reward failed, with `onError: Score`; the score is then `errorScore`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One function of a reward."""
+
+    name: str | None
+    """How it is recorded; None where it is the whole reward."""
+    place: str
+    """Below the reward in the manifest: empty, or `.parts[0]`."""
+    weight: float
+    reward: RewardSpec
+    """The reward with this function alone."""
+
+
+def parts_of(reward: RewardSpec) -> list[Part]:
+    """Its functions, in the manifest's order."""
+    if reward.parts is None:
+        return [Part(None, "", 1.0, reward)]
+    return [
+        Part(
+            part_name(part),
+            f".parts[{index}]",
+            part.weight,
+            reward.model_copy(
+                update={
+                    "name": part.name, "python": part.python, "batch": part.batch, "args": part.args, "parts": None
+                }
+            ),
+        )
+        for index, part in enumerate(reward.parts)
+    ]  # fmt: skip
+
+
+def join(parts: Sequence[Part], results: Sequence[RewardResult]) -> RewardResult:
+    """One response's result from those of its reward's parts.
+
+    The score is the sum of theirs times their weights. Recorded are each part's own score by its name, and what it
+    reported beside it as `name.reported`. Where a part failed, its error and `errorScore` are the whole's.
+    """
+    if parts[0].name is None:
+        return results[0]
+    recorded: dict[str, float] = {}
+    for part, result in zip(parts, results):
+        if result.error is not None:
+            return RewardResult(part.reward.error_score, {}, f"{part.name}: {result.error}")
+        recorded[str(part.name)] = result.score
+        recorded |= {f"{part.name}.{name}": value for name, value in result.parts.items()}
+    return RewardResult(math.fsum(part.weight * result.score for part, result in zip(parts, results)), recorded)
