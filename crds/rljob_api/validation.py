@@ -17,7 +17,6 @@ from rljob_api.blocks import Views, path_text, without_nulls
 from rljob_api.job import RLJob
 from rljob_api.overrides import apply_overrides
 from rljob_api.problems import ABSENT, ManifestError, Problem
-from rljob_api.profiles import PROFILES
 from rljob_api.rules import checks_on, rules_on
 from rljob_api.schema import Node, describe, structural_schema, subschema
 from rljob_api.yaml_text import YamlError, parse_yaml, read_text
@@ -44,20 +43,16 @@ def load_manifest(manifest: Path | str | dict[str, Any], overrides: list[str] | 
 
 
 def check_runnable_locally(job: RLJob) -> None:
-    """Refuse what `rljob run` cannot do: this machine is one node, used without devices.
+    """Refuse what `rljob run` cannot do without a Ray cluster: this machine is one node.
 
     Raises:
         ManifestError: with all problems.
     """
-    resources = job.spec.resources
-    problems = []
-    if PROFILES[resources.profile].has_devices:
-        wrong = "a local run uses the processor alone; other profiles run on a cluster"
-        problems.append(Problem("spec.resources.profile", wrong, "cpu", resources.profile.value))
-    if resources.nodes != 1:
-        problems.append(Problem("spec.resources.nodes", "this machine is one node", "1", resources.nodes))
-    if problems:
-        raise ManifestError(problems, job.metadata.name)
+    nodes = job.spec.resources.nodes
+    if nodes != 1:
+        raise ManifestError(
+            [Problem("spec.resources.nodes", "this machine is one node", "1", nodes)], job.metadata.name
+        )
 
 
 def _read(manifest: Path | str | dict[str, Any]) -> tuple[Any, str]:

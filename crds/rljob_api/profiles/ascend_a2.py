@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from rljob_api.profiles.base import NO_ASYNC_SCHEDULING, HardwareProfile, HostMount, MindCluster, Tuning
+from rljob_api.profiles.base import (
+    BACKEND_AUTOLOAD_VARIABLE,
+    NO_ASYNC_SCHEDULING,
+    HardwareProfile,
+    HostMount,
+    MindCluster,
+    Tuning,
+)
 
 DRIVER = "/usr/local/Ascend/driver"
 """Folder of the Ascend driver in the pod, and on the node unless `overrides.driverPath` says otherwise."""
@@ -12,8 +19,8 @@ DRIVER = "/usr/local/Ascend/driver"
 _HEAD = {
     # MindCluster: switches the Docker runtime's hook off, so that a pod without devices gets none.
     "ASCEND_VISIBLE_DEVICES": "void",
-    # Importing torch loads torch_npu, which needs the driver's libraries; the head has none and uses no device.
-    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    # The head has no libraries of the driver, and uses no device.
+    BACKEND_AUTOLOAD_VARIABLE: "0",
 }
 _MOUNTS = (
     # ROLL mounts these five; MindCluster's job YAML mounts driver and add-ons although its runtime mounts driver/lib64.

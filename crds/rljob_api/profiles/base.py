@@ -12,6 +12,8 @@ from typing import Literal
 Kind = Literal["npu", "cuda", "cpu"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
+BACKEND_AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+"""With 0, importing torch does not load torch_npu, which needs the Ascend driver's libraries."""
 NO_ASYNC_SCHEDULING = "one batch more may be in flight when the engine goes to sleep, and that was never tried"
 """Why vLLM's default on devices, `async_scheduling`, is off (vllm/config/vllm.py of 0.23)."""
 

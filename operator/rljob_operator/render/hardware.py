@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rljob_api.profiles import PROFILES, HardwareProfile, HostMount, Tuning
+from rljob_api.profiles import PROFILES, HardwareProfile, HostMount
 from rljob_api.profiles.ascend_a2 import DRIVER
-from rljob_api.spec import ProfileOverrides, RLJobSpec, TuningSpec
+from rljob_api.spec import ProfileOverrides, RLJobSpec
+from rljob_api.tuning import resolved_tuning
 
 
 def resolve(spec: RLJobSpec) -> HardwareProfile:
     """The job's profile with `resources.overrides` and `resources.tuning` over it."""
     profile = PROFILES[spec.resources.profile]
     given = spec.resources.overrides
-    tuning = profile.tuning
-    if spec.memory_saver.mode == "torch" and tuning.task_queue_enable == 2:
-        # The torch hook sees the calling thread alone, not the one that level 2 allocates workspaces on.
-        tuning = replace(tuning, task_queue_enable=1)
     return replace(
         profile,
         resource_name=given.resource_name if profile.has_devices and given.resource_name else profile.resource_name,
@@ -25,7 +22,7 @@ def resolve(spec: RLJobSpec) -> HardwareProfile:
         node_selector=given.node_selector if given.node_selector is not None else profile.node_selector,
         host_mounts=_host_mounts(profile, given),
         visible_devices_annotation=_annotation(spec, profile),
-        tuning=_tuned(tuning, spec.resources.tuning, profile.tunable),
+        tuning=resolved_tuning(spec),
     )
 
 
@@ -54,8 +51,3 @@ def _host_mounts(profile: HardwareProfile, given: ProfileOverrides) -> tuple[Hos
             for mount in mounts
         )
     return mounts
-
-
-def _tuned(tuning: Tuning, given: TuningSpec, tunable: tuple[str, ...]) -> Tuning:
-    chosen = {name: value for name in tunable if (value := getattr(given, name)) is not None}
-    return replace(tuning, **chosen)

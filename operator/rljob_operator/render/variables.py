@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from rljob_api import derived, roles
+from rljob_api import roles
 from rljob_api.json_types import Json
 from rljob_api.profiles import PROFILES, HardwareProfile
 from rljob_api.spec import RLJobSpec
+from rljob_api.tuning import shared_cores, tuning_variables
 from rljob_api.wire.names import DRIVER_TOKEN_VARIABLE, MANIFEST_VARIABLE
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.hccl import hccl_environment
@@ -40,9 +41,6 @@ _RESTRICTED = {
     "HOME": "/tmp",
     "USER": "rljob",
 }
-_LOG_LEVELS = {"DEBUG": ("0", "DEBUG"), "INFO": ("1", "INFO"), "WARNING": ("2", "WARN"), "ERROR": ("3", "ERROR")}
-"""Level -> ASCEND_GLOBAL_LOG_LEVEL (a number), ASDOPS_LOG_LEVEL and ATB_LOG_LEVEL (a word)."""
-
 _OWNED = {
     "ASCEND_RT_VISIBLE_DEVICES": "Ray gives each process its devices",
     "ASCEND_VISIBLE_DEVICES": "the device plugin gives each pod its devices (spec.resources.overrides has the "
@@ -79,7 +77,7 @@ def pod_environment(spec: RLJobSpec, profile: HardwareProfile, *, head: bool) ->
     env = _list(_RAY)
     if profile.restricted:
         env += _list(_RESTRICTED)
-    env += _tuning(profile)
+    env += _list(tuning_variables(profile.tuning, COMPILE_CACHE))
     if profile.uses_hccl:
         env += hccl_environment(spec, head=head)
     if head:
@@ -130,13 +128,9 @@ def check_environment(spec: RLJobSpec) -> None:
 
 def check_tuning(spec: RLJobSpec) -> None:
     """Refuse what would bind all processes of a node to the same cores."""
-    chosen, devices = spec.resources.tuning.cpu_affinity, derived.devices_per_node(spec)
-    if chosen not in (None, "0") and devices > 1:
-        raise RenderError(
-            "spec.resources.tuning.cpuAffinity",
-            f"{short(chosen)}: each of the {devices} processes of a node sees its device as npu0, and all would be "
-            "bound to the same cores; leave it out, or 0",
-        )
+    if wrong := shared_cores(spec):
+        chosen = spec.resources.tuning.cpu_affinity or ""
+        raise RenderError("spec.resources.tuning.cpuAffinity", f"{short(chosen)}: {wrong}")
 
 
 def _check_allocator(field: str, values: Mapping[str, str], right: str) -> None:
@@ -151,32 +145,6 @@ def _check_allocator(field: str, values: Mapping[str, str], right: str) -> None:
                 field,
                 f"{name} is {short(value)}: sleeping needs expandable_segments:False on both sides, in so many words",
             )
-
-
-def _tuning(profile: HardwareProfile) -> Env:
-    tuning = profile.tuning
-    number, word = _LOG_LEVELS.get(tuning.log_level or "", (None, None))
-    values = {
-        "OMP_NUM_THREADS": _number(tuning.omp_num_threads),
-        "TASK_QUEUE_ENABLE": _number(tuning.task_queue_enable),
-        "CPU_AFFINITY_CONF": tuning.cpu_affinity,
-        "MULTI_STREAM_MEMORY_REUSE": _number(tuning.multi_stream_memory_reuse),
-        "COMBINED_ENABLE": _number(tuning.combined_enable),
-        "ASCEND_GLOBAL_LOG_LEVEL": number,
-        "ASDOPS_LOG_LEVEL": word,
-        "ATB_LOG_LEVEL": word,
-    }
-    if tuning.compile_cache:
-        values |= {
-            "ACL_OP_COMPILER_CACHE_MODE": "enable",
-            "ACL_OP_COMPILER_CACHE_DIR": COMPILE_CACHE,
-            "ASCEND_MAX_OP_CACHE_SIZE": _number(tuning.compile_cache_mib),
-        }
-    return _list({name: value for name, value in values.items() if value is not None})
-
-
-def _number(value: int | None) -> str | None:
-    return None if value is None else str(int(value))
 
 
 def _list(values: Mapping[str, str]) -> Env:

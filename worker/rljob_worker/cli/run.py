@@ -9,12 +9,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
 from rljob_api.validation import ManifestError, check_runnable_locally
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
 from rljob_worker.errors import UserError
 
-_DESCRIPTION = """Run a job on this machine: embedded Ray, CPU devices, real Megatron, real vLLM.
+_DESCRIPTION = """Run a job on this machine: embedded Ray, real Megatron, real vLLM, the devices of spec.resources.
 With --address, or inside a Ray job, it runs on the nodes of that Ray cluster instead.
 
 The run folder holds run.json, steps.jsonl (one record a step), trajectories/, tensorboard/, checkpoints/, logs/,
@@ -63,6 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(str(error)) from None
     console = Console(stderr=False)
     output = arguments.output or Path("runs") / f"{job.metadata.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    # The driver uses no device: what one lacks is to be said in words, not by torch_npu's traceback.
+    os.environ[BACKEND_AUTOLOAD_VARIABLE] = "0"
     # Importing the worker takes seconds: a wrong manifest should not have to wait for it.
     from rljob_worker.cli.progress import RunProgress
     from rljob_worker.driver.run import run_job

@@ -23,6 +23,7 @@ from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.actors import EngineActor, Location, TrainerActor
 from rljob_worker.driver.calls import Calls
 from rljob_worker.driver.groups import EngineGroup, Process, TrainerGroup
+from rljob_worker.driver.machine import machine_variables
 from rljob_worker.driver.nodes import Nodes
 from rljob_worker.driver.placement import Node, Placement, reserve_devices
 from rljob_worker.errors import JobError, UserError
@@ -84,13 +85,13 @@ class Cluster:
 
         Raises:
             JobError: the devices are not to be had.
-            UserError: a node does not see the job's folders.
+            UserError: a node does not see the job's folders; this machine alone has too few devices.
             StopRequested: the job was asked to stop meanwhile.
         """
         self._embedded = scratch is not None
         self._logs.mkdir(parents=True, exist_ok=True)
         seconds = self.spec.timeouts.start_seconds
-        placement = self._placement = reserve_devices(self.spec, stop)
+        placement = self._placement = reserve_devices(self.spec, stop, more_may_join=not self._embedded)
         nodes = self._nodes = Nodes(placement, scratch, _ON_A_CLUSTER)
         folders = nodes.folders(seconds)
         self._check_folders(nodes)
@@ -192,6 +193,8 @@ class Cluster:
             own, users = trainer_environment(self.spec) | roles.trainer_variables(self.spec), given.trainer
         else:
             own, users = engine_environment(self.spec) | roles.engine_variables(self.spec), given.rollout
+        if self._embedded:
+            own |= machine_variables(self.spec, trainer=kind is TrainerActor)
         if self.spec.resources.nodes == 1:
             own = {"GLOO_SOCKET_IFNAME": LOOPBACK} | own
         if not self._embedded:

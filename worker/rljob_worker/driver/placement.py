@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -122,10 +123,11 @@ def idle_first(spec: RLJobSpec, nodes: Sequence[Node], available: Mapping[str, M
     return sorted(nodes, key=busy)
 
 
-def reserve_devices(spec: RLJobSpec, stop: threading.Event) -> Placement:
+def reserve_devices(spec: RLJobSpec, stop: threading.Event, *, more_may_join: bool) -> Placement:
     """Reserve `devicesPerNode` devices on each of `nodes` nodes, waiting for nodes that have yet to join.
 
     Raises:
+        UserError: no node can join, and those that are there have too few devices.
         JobError: they are not to be had within `timeouts.startSeconds`; says which nodes there are.
         StopRequested: the job was asked to stop meanwhile.
     """
@@ -133,6 +135,8 @@ def reserve_devices(spec: RLJobSpec, stop: threading.Event) -> Placement:
     while True:
         candidates = idle_first(spec, capable_nodes(spec, ray.nodes()), available_resources_per_node())
         nodes = candidates[: spec.resources.nodes]
+        if len(nodes) < spec.resources.nodes and not more_may_join:
+            raise UserError(_lack(spec, ray.nodes()))
         if len(nodes) == spec.resources.nodes:
             group = _group(spec, nodes)
             # With others to choose from, a node that is busy after all is not waited for until the deadline.
@@ -167,14 +171,25 @@ def _reserved(group: PlacementGroup, nodes: Sequence[Node], stop: threading.Even
 
 
 def _shortage(spec: RLJobSpec, table: Sequence[Mapping[str, Any]]) -> str:
+    wanted, has = _wanted_and_there(spec, table)
+    return (
+        f"start: {spec.resources.nodes} node(s) with {wanted} each (spec.resources) were not to be had within "
+        f"{spec.timeouts.start_seconds:g} s (spec.timeouts.startSeconds); the Ray cluster's nodes: {has}"
+    )
+
+
+def _lack(spec: RLJobSpec, table: Sequence[Mapping[str, Any]]) -> str:
+    wanted, has = _wanted_and_there(spec, table)
+    variable = device_kind(spec.resources).visible_variable
+    shown = f" ({variable}={os.environ[variable]} in this shell)" if variable and variable in os.environ else ""
+    return f"spec.resources.devicesPerNode: the job needs {wanted}; this machine is {has}{shown}"
+
+
+def _wanted_and_there(spec: RLJobSpec, table: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     per_node, resource = derived.devices_per_node(spec), device_kind(spec.resources).ray_resource
     wanted = f"{per_node * bundle_cpus(spec)} free CPUs" + (f" and {per_node} free {resource}" if resource else "")
     has = [
         f"{node} with {node.cpus:g} CPUs" + (f" and {node.devices:g} {resource}" if resource else "")
         for node in living_nodes(table, resource)
     ]
-    return (
-        f"start: {spec.resources.nodes} node(s) with {wanted} each (spec.resources) were not to be had within "
-        f"{spec.timeouts.start_seconds:g} s (spec.timeouts.startSeconds); the Ray cluster's nodes: "
-        f"{', '.join(has) or 'none'}"
-    )
+    return wanted, ", ".join(has) or "none"

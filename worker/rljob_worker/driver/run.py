@@ -24,6 +24,7 @@ from rljob_worker.driver.events import EventLog
 from rljob_worker.driver.inputs import Inputs, read_inputs
 from rljob_worker.driver.job import Job
 from rljob_worker.driver.loop import train
+from rljob_worker.driver.machine import check_machine
 from rljob_worker.driver.placement import check_layout
 from rljob_worker.driver.preflight import check_port
 from rljob_worker.driver.ray_session import RaySession, connected, embedded
@@ -64,7 +65,7 @@ def run_job(
     """Run a validated job in a run folder.
 
     Args:
-        job: the job; without `address` it must be runnable on this machine.
+        job: the job; without `address` it must be of one node.
         output: run folder, made when it does not exist; with `address`, one that all nodes see at the same path.
         resume: continue the run that the folder holds.
         address: Ray cluster to run on; None: one that is started here for this job alone.
@@ -74,6 +75,7 @@ def run_job(
     Raises:
         UserError: model, data, reward or run folder are not what the manifest says; nothing was started.
     """
+    _apply_environment(job.spec)
     try:
         check_profile(job.spec.resources.profile.value)
     except ValueError as error:
@@ -81,12 +83,13 @@ def run_job(
     if os.environ.get(COMPUTE_VARIABLE):
         on_event(f"computing on the CPU, whatever the profile is: {COMPUTE_VARIABLE} is set")
     check_layout(job.spec)
+    if address is None:
+        check_machine(job.spec)
     check_port(job.spec.records.http_host, job.spec.records.http_port)
     with ExitStack() as stack:
         folder = RunFolder(output, job, resume)
         stack.callback(folder.close)
         on_event("reading model, tokenizer and data")
-        _apply_environment(job.spec)
         try:
             inputs = read_inputs(job.spec, folder.path)
             _check_same_data(folder, inputs)

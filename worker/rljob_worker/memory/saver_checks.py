@@ -14,7 +14,7 @@ from rljob_api.spec import MemorySaverMode
 from rljob_worker.devices.base import AcceleratorMemory
 from rljob_worker.errors import UserError
 from rljob_worker.host.memory import HostMemory
-from rljob_worker.memory.saver_library import SaverLibrary, defined_in, open_saver_library, torch_mode_path
+from rljob_worker.memory.saver_library import SaverLibrary, defined_in, open_saver_library, package_library
 from rljob_worker.memory.states import MemorySaver
 from rljob_worker.memory.torch_saver import TorchMemorySaver
 
@@ -208,7 +208,7 @@ def verified_torch_saver(
     """
     device.set_current()
     facts = read_facts(device)
-    path = "" if mode is MemorySaverMode.PRELOAD else torch_mode_path()
+    path = "" if mode is MemorySaverMode.PRELOAD else package_library(mode)
     checks = preload_checks(facts, device) if mode is MemorySaverMode.PRELOAD else torch_checks(facts, device, path)
     refuse_failed(checks)
     library: SaverLibrary = open_saver_library(mode)

@@ -21,7 +21,7 @@ _ALL = (
 )
 _UPSTREAM_ONLY = "tms_get_cpu_backup_pointer"
 _TORCH_MODE = ("tms_torch_malloc", "tms_torch_free")
-_TORCH_MODE_LIBRARY = "torch_memory_saver_hook_mode_torch"
+_FILE = "torch_memory_saver_hook_mode_{mode}"
 _DEFAULT_TAG = b"default"
 
 
@@ -110,18 +110,18 @@ def open_saver_library(mode: MemorySaverMode) -> SaverLibrary:
     """
     if mode is MemorySaverMode.PRELOAD:
         return SaverLibrary(ctypes.CDLL(None), mode)
-    return SaverLibrary(ctypes.CDLL(torch_mode_path()), mode)
+    return SaverLibrary(ctypes.CDLL(package_library(mode)), mode)
 
 
-def torch_mode_path() -> str:
-    """Path of the library for torch mode; UserError when the package is missing or has none, or several."""
+def package_library(mode: MemorySaverMode) -> str:
+    """Path of the package's library for a mode; UserError when the package is missing or has none, or several."""
     try:
         utils: Any = importlib.import_module("torch_memory_saver.utils")
-        return os.fspath(utils.get_binary_path_from_package(_TORCH_MODE_LIBRARY))
+        return os.fspath(utils.get_binary_path_from_package(_FILE.format(mode=mode.value)))
     except (ImportError, AssertionError, RuntimeError) as error:
         raise UserError(
-            f"memory saver: torch_memory_saver has no library for torch mode here ({error}); install the build for "
-            "this kind of device and do not copy its libraries, or take spec.memorySaver.mode preload"
+            f"memory saver: torch_memory_saver has no library for {mode.value} mode here ({error}); install the build "
+            "for this kind of device and do not copy its libraries, or take another spec.memorySaver.mode"
         ) from error
 
 

@@ -1,0 +1,68 @@
+"""Variables that Ascend users tune by hand: a profile's, with `resources.tuning` over them.
+
+In pods the operator sets them for all processes; without Kubernetes the driver does, for trainers and engines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rljob_api import derived
+from rljob_api.profiles import PROFILES, Tuning
+from rljob_api.spec import MemorySaverMode, RLJobSpec
+
+_LOG_LEVELS = {"DEBUG": ("0", "DEBUG"), "INFO": ("1", "INFO"), "WARNING": ("2", "WARN"), "ERROR": ("3", "ERROR")}
+"""Level -> ASCEND_GLOBAL_LOG_LEVEL (a number), ASDOPS_LOG_LEVEL and ATB_LOG_LEVEL (a word)."""
+
+
+def resolved_tuning(spec: RLJobSpec) -> Tuning:
+    """The profile's tuning with `resources.tuning` over it."""
+    profile = PROFILES[spec.resources.profile]
+    tuning = profile.tuning
+    if spec.memory_saver.mode is MemorySaverMode.TORCH and tuning.task_queue_enable == 2:
+        # The torch hook sees the calling thread alone, not the one that level 2 allocates workspaces on.
+        tuning = replace(tuning, task_queue_enable=1)
+    given = spec.resources.tuning
+    return replace(tuning, **{name: value for name in profile.tunable if (value := getattr(given, name)) is not None})
+
+
+def tuning_variables(tuning: Tuning, compile_cache: str) -> dict[str, str]:
+    """The tuning as variables.
+
+    Args:
+        tuning: what was resolved.
+        compile_cache: folder for compiled operators.
+    """
+    number, word = _LOG_LEVELS.get(tuning.log_level or "", (None, None))
+    values = {
+        "OMP_NUM_THREADS": _number(tuning.omp_num_threads),
+        "TASK_QUEUE_ENABLE": _number(tuning.task_queue_enable),
+        "CPU_AFFINITY_CONF": tuning.cpu_affinity,
+        "MULTI_STREAM_MEMORY_REUSE": _number(tuning.multi_stream_memory_reuse),
+        "COMBINED_ENABLE": _number(tuning.combined_enable),
+        "ASCEND_GLOBAL_LOG_LEVEL": number,
+        "ASDOPS_LOG_LEVEL": word,
+        "ATB_LOG_LEVEL": word,
+    }
+    if tuning.compile_cache:
+        values |= {
+            "ACL_OP_COMPILER_CACHE_MODE": "enable",
+            "ACL_OP_COMPILER_CACHE_DIR": compile_cache,
+            "ASCEND_MAX_OP_CACHE_SIZE": _number(tuning.compile_cache_mib),
+        }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def shared_cores(spec: RLJobSpec) -> str | None:
+    """What is wrong with a core binding that all processes of a node would share; None: nothing."""
+    chosen, devices = spec.resources.tuning.cpu_affinity, derived.devices_per_node(spec)
+    if chosen in (None, "0") or devices == 1:
+        return None
+    return (
+        f"each of the {devices} processes of a node sees its device as npu0, and all would be bound to the same cores; "
+        "leave it out, or 0"
+    )
+
+
+def _number(value: int | None) -> str | None:
+    return None if value is None else str(int(value))
