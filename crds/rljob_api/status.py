@@ -243,6 +243,9 @@ class RLJobStatus(StatusModel):
     """Number of the current attempt."""
     restarts: NonNegativeInt | None = None
     """Restarts that counted."""
+    failed_attempts: Annotated[dict[str, NonNegativeInt], Field(max_length=32)] | None = None
+    """How many attempts failed for each reason and were followed by another: all of them, also those that `attempts`
+    lists no more."""
     attempts: Annotated[
         list[AttemptStatus],
         Field(

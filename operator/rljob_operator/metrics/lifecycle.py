@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rljob_api import derived
 from rljob_api.spec import FailureReason
 from rljob_api.status import AttemptStatus, ConditionType, Goodput, JobPhase, Progress, RLJobStatus
 from rljob_api.wire.exit_codes import ExitCode
-from rljob_operator.state.attempts import STEPS_RAISED, SUSPENDED
+from rljob_operator.state.attempts import OTHER, failed_attempts
 from rljob_operator.state.failures import STOPPED, USER_ERROR
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.timing import seconds_of, seconds_since
 
-OTHER_REASON = "Other"
-"""Restarts for any other reason, and those whose attempts the status no longer lists."""
-REASONS = (*(reason.value for reason in FailureReason), USER_ERROR, STOPPED, OTHER_REASON)
+REASONS = (*(reason.value for reason in FailureReason), USER_ERROR, STOPPED, OTHER)
 """All values of the `reason` label of restarts."""
 
 
@@ -38,7 +36,6 @@ class Lifecycle:
     last_step_time: float | None = None
     restarts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     failed_syncs: int = 0
-    _restarts_seen: int = -1
     _ends_seen: int = -1
 
     def observe(self, job: JobView) -> None:
@@ -51,7 +48,7 @@ class Lifecycle:
         self.goodput = status.goodput
         self.running_since = _running_since(status)
         self._progress(status.progress)
-        self._count_restarts(status)
+        self._count_restarts(failed_attempts(status))
         self._count_failed_syncs(status.attempts)
 
     def _progress(self, progress: Progress | None) -> None:
@@ -61,18 +58,12 @@ class Lifecycle:
         self.log_prob_abs_diff = None if last is None else last.log_prob_abs_diff
         self.last_step_time = None if last is None or last.time is None else seconds_of(last.time)
 
-    def _count_restarts(self, status: RLJobStatus) -> None:
-        """Each attempt that failed and has a successor, once: the status lists the newest ten only."""
-        succeeded = [a for a in status.attempts if a.number < (status.attempt or 0)]
-        restarts = [a for a in succeeded if a.reason not in (SUSPENDED, STEPS_RAISED)]
-        if self._restarts_seen < 0:
-            unlisted = (status.restarts or 0) - sum(a.counted for a in status.attempts)
-            self.restarts[OTHER_REASON] += max(0, unlisted)
-        for attempt in restarts:
-            if attempt.number > self._restarts_seen:
-                reason = attempt.reason or OTHER_REASON
-                self.restarts[reason if reason in self.restarts else OTHER_REASON] += 1
-        self._restarts_seen = max([self._restarts_seen, *(a.number for a in succeeded)])
+    def _count_restarts(self, counts: Mapping[str, int]) -> None:
+        known = dict.fromkeys(REASONS, 0)
+        for reason, count in counts.items():
+            known[reason if reason in known else OTHER] += count
+        # An older status counts less, and a counter never falls.
+        self.restarts = {reason: max(count, self.restarts[reason]) for reason, count in known.items()}
 
     def _count_failed_syncs(self, attempts: Iterable[AttemptStatus]) -> None:
         ended = [a for a in attempts if a.end_time is not None and a.number > self._ends_seen]

@@ -82,10 +82,11 @@ class Cache(Generic[Item, Value]):
         return [self._entries[key].value for key in sorted(self._by_job.get(job, ()))]
 
     def lately_of_job(self, job: JobKey) -> list[tuple[float, Value]]:
-        """Values that may explain a failure and were replaced in the last half minute, with when (Unix seconds)."""
-        while self._lately and self._lately[0][0] < time.time() - _LATELY_SECONDS:
+        """Values that may explain a failure and were replaced in the last half minute, with the seconds since then."""
+        now = time.monotonic()
+        while self._lately and self._lately[0][0] < now - _LATELY_SECONDS:
             self._lately.popleft()
-        return [(at, value) for at, of, value in self._lately if of == job]
+        return [(now - at, value) for at, of, value in self._lately if of == job]
 
     def jobs(self) -> Iterator[JobKey]:
         """The jobs that have objects here."""
@@ -163,7 +164,7 @@ class Cache(Generic[Item, Value]):
 
     def _remember(self, entry: _Entry[Value], following: Value | None) -> None:
         if self._explains_failure is not None and self._explains_failure(entry.value, following):
-            self._lately.append((time.time(), entry.job, entry.value))
+            self._lately.append((time.monotonic(), entry.job, entry.value))
 
 
 def _key(meta: ObjectMeta) -> ObjectKey:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from rljob_api.job import GROUP, KIND, VERSION
 from rljob_api.json_types import Json
@@ -40,6 +39,7 @@ from rljob_operator.state.plan import (
     CreateCluster,
     DeleteCluster,
     DeleteJob,
+    Event,
     Plan,
     RequestCheckpoint,
     Stop,
@@ -124,12 +124,12 @@ class Executor:
             self._check()
             try:
                 await self._act(look, action)
-            except ActionFailed:
-                if isinstance(action, RequestCheckpoint) and not plan.status_first:
-                    # A driver that refuses this must not hold back its progress.
-                    kept = without_request(plan.status, look.observed.job.status)
-                    await self._write_status(look, replace(plan, status=kept))
-                raise
+            except ActionFailed as failed:
+                if not isinstance(action, RequestCheckpoint):
+                    raise
+                # A driver that refuses this must not hold back what else there is to do and to tell.
+                plan = without_request(plan, look.observed.job.status)
+                self._events.record(look.observed.job, Event("Warning", "CheckpointNotRequested", str(failed)))
         if not plan.status_first and not any(isinstance(action, DeleteJob) for action in plan.actions):
             retry_after = await self._write_status(look, plan)
         # What an Event tells is stored first: else the next plan would tell it again.

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Mapping
 from copy import copy
+from email.utils import parsedate_to_datetime
 from typing import cast
 
 import aiohttp
@@ -26,6 +27,8 @@ APPLY_PATCH = "application/apply-patch+yaml; charset=utf-8"
 """With the parameter the `kubernetes` package sends the text that it is given; without, it makes JSON of it."""
 MERGE_PATCH = "application/merge-patch+json"
 _PAUSE_SECONDS = 1.0
+_CLOCKS_AGREE_SECONDS = 3.0
+"""A smaller difference is that of an answer's way."""
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 """In the terms of YAML 1.2, section 5.1, beside what `json` escapes itself; and what it takes for a line's end."""
 
@@ -75,10 +78,24 @@ class ApiClient:
         self._try_seconds = try_seconds
         self._total_seconds = total_seconds
         self._places = asyncio.Semaphore(places)
+        self._ahead = 0.0
 
     async def close(self) -> None:
         """End all connections."""
         await self._official.close()
+
+    def now(self) -> float:
+        """Unix seconds by the API server's clock, as its last answer told them: what one replica writes into a status
+        is compared with what another one's clock says, and that one may be wrong."""
+        return time.time() + self._ahead
+
+    def _compare_clocks(self, date: str | None) -> None:
+        """From an answer's `Date`, which knows whole seconds only, and is as old as the answer's way was long."""
+        try:
+            ahead = parsedate_to_datetime(date or "").timestamp() - time.time()
+        except ValueError:
+            return
+        self._ahead = ahead if abs(ahead) > _CLOCKS_AGREE_SECONDS else 0.0
 
     async def get(self, resource: Resource[Item], namespace: str | None, name: str) -> Item:
         """Read one object."""
@@ -163,6 +180,7 @@ class ApiClient:
                 )
                 response = await self._official.call_api(*request, _request_timeout=aiohttp.ClientTimeout(total=None))
                 outcome = str(response.status)
+                self._compare_clocks(response.headers.get("Date"))
                 content = bytes(await response.read())
         except TimeoutError:
             outcome = "timeout"

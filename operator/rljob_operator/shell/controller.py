@@ -292,7 +292,7 @@ class Controller:
         self.metrics.reconcile_seconds.labels(result).observe(time.monotonic() - began)
 
     async def _carry_out(self, key: JobKey, look: ObservedJob) -> None:
-        plan = self._reconcile(look.observed, time.time())
+        plan = self._reconcile(look.observed, self.client.now())
         retry_after = await self._executor.carry_out(look, plan)
         before, after = look.observed.job, replace(look.observed.job, status=plan.status)
         if is_idle(after):

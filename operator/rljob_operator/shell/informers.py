@@ -108,6 +108,10 @@ class Informers:
         """Those of the kinds that must be there, then those of the kinds that are."""
         return chain(self.needed, *self.optional.values())
 
+    def now(self) -> float:
+        """Unix seconds by the API server's clock."""
+        return self._client.now()
+
     def policy_of(self, job: JobView) -> PolicyState | None:
         """The NetworkPolicy of the job's head; never somebody else's."""
         found = self.policies.get(job.namespace, policy_name(job.name))

@@ -37,7 +37,7 @@ class LeaderElection:
         self._settings = settings
         self._acts_until = 0.0
         self._lease: LeaseObject | None = None
-        self._seen: tuple[str, str | None, int | None] | None = None
+        self._seen: str | None = None
         self._seen_at = 0.0
 
     @property
@@ -128,7 +128,8 @@ class LeaderElection:
             self._lease = None
         spec = _spec(self._lease)
         holder = str(spec.get("holderIdentity") or "")
-        seen = (holder, spec.get("renewTime"), spec.get("leaseTransitions"))
+        # Any change is a sign of life: what the other's clock says, and whether it goes at all, does not matter.
+        seen = self._lease["metadata"]["resourceVersion"] if self._lease is not None else None
         if seen != self._seen:
             self._seen, self._seen_at = seen, time.monotonic()
         runs_out = self._seen_at + float(spec.get("leaseDurationSeconds") or settings.lease_seconds)

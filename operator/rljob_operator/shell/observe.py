@@ -128,12 +128,12 @@ class Observer:
         secret_exists = await self._secret_exists(key, job)
         # The caches after the answers, which take their time: what ended a driver must not be older news than its end.
         state = self._informers.clusters.get(*key)
-        cluster = None if state is None else state.for_job(job.uid)
+        cluster, now = None if state is None else state.for_job(job.uid), self._informers.now()
         observed = Observed(
             job=job,
             cluster=cluster,
             pods=tuple(self._informers.pods.of_job(key)),
-            gone_pods=tuple(GonePod(pod, at) for at, pod in self._informers.pods.lately_of_job(key)),
+            gone_pods=tuple(GonePod(pod, now - age) for age, pod in self._informers.pods.lately_of_job(key)),
             queue=self._queue(key, cluster),
             secret_exists=secret_exists,
             names_taken=self._names_taken(job) if cluster is None else "",

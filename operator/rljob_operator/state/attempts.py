@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from rljob_api.spec import FailureAction, FailureReason
-from rljob_api.status import AttemptStatus, Progress
+from rljob_api.status import AttemptStatus, Progress, RLJobStatus
 from rljob_operator.state.failures import (
     COMPLETED,
     DEADLINE,
@@ -35,6 +35,8 @@ from rljob_operator.state.timing import NOTICE_SECONDS, seconds_since, time_text
 
 KEPT = 10
 """Attempts in the status, as its schema says."""
+OTHER = "Other"
+"""The reason of failed attempts of which none is known."""
 
 
 class AttemptOutcome(Enum):
@@ -66,7 +68,7 @@ def begin_attempt(plan: PlanBuilder) -> None:
         steps=plan.spec.steps,
         start_time=time_text(plan.now),
     )
-    plan.set(attempts=[*plan.status.attempts, attempt][-KEPT:], attempt=number, next_attempt_time=None)
+    _add(plan, attempt)
     plan.note("Normal", "Submitting", f"Attempt {number} is submitted to {plan.head.name}.")
     _submit(plan)
 
@@ -121,9 +123,39 @@ def close_unstarted(plan: PlanBuilder, began: str | None, cause: FailureCause) -
     """Number and close an attempt whose driver could not even be submitted, so that the failure policy judges it."""
     last = plan.last_attempt
     number = 0 if last is None else last.number + 1
-    attempt = AttemptStatus(number=number, start_time=began)
-    plan.set(attempts=[*plan.status.attempts, attempt][-KEPT:], attempt=number, next_attempt_time=None)
+    _add(plan, AttemptStatus(number=number, start_time=began))
     return _end(plan, cause)
+
+
+def failed_attempts(status: RLJobStatus) -> dict[str, int]:
+    """How many attempts failed for each reason and were followed by another.
+
+    A status of an operator that did not count them knows the reasons of those that it lists; the others are `OTHER`.
+    """
+    if status.failed_attempts is not None:
+        return dict(status.failed_attempts)
+    counts: dict[str, int] = {}
+    unlisted = (status.restarts or 0) - sum(attempt.counted for attempt in status.attempts)
+    if unlisted > 0:
+        counts[OTHER] = unlisted
+    for attempt in status.attempts:
+        if attempt.number < (status.attempt or 0):
+            _count(counts, attempt)
+    return counts
+
+
+def _count(counts: dict[str, int], attempt: AttemptStatus) -> None:
+    if attempt.reason not in (SUSPENDED, STEPS_RAISED):
+        reason = attempt.reason or OTHER
+        counts[reason] = counts.get(reason, 0) + 1
+
+
+def _add(plan: PlanBuilder, attempt: AttemptStatus) -> None:
+    last, counts = plan.last_attempt, failed_attempts(plan.status)
+    if last is not None:
+        _count(counts, last)
+    listed = [*plan.status.attempts, attempt][-KEPT:]
+    plan.set(attempts=listed, attempt=attempt.number, next_attempt_time=None, failed_attempts=counts)
 
 
 def _session(plan: PlanBuilder) -> str | None:

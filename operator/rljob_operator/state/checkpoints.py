@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rljob_api.status import CheckpointRequest, Condition, ConditionType, RLJobStatus
-from rljob_operator.state.plan import RequestCheckpoint
+from rljob_operator.state.plan import Plan, RequestCheckpoint
 from rljob_operator.state.plan_builder import PlanBuilder
 from rljob_operator.state.status_text import short_value
 from rljob_operator.state.timing import time_text
 
 ANNOTATION = "rljob.dev/checkpoint-requested"
+_ASKED = "CheckpointRequested"
 
 
 def request_checkpoint(plan: PlanBuilder) -> None:
@@ -32,26 +35,30 @@ def request_checkpoint(plan: PlanBuilder) -> None:
         return
     # Of the driver's step and its last checkpoint either may have been read first: an older one fulfils nothing.
     step = max(plan.step, _saved_step(plan))
+    if plan.status_first:
+        return  # A status that is stored first would say that the driver was asked; the next look asks it.
     asked = CheckpointRequest(value=short_value(value), time=time_text(plan.now), step=step)
     plan.set(checkpoint_request=asked)
     plan.act(RequestCheckpoint(value))
     _say(plan, "True", "Requested", f"A checkpoint was asked for at step {step}.")
-    plan.note("Normal", "CheckpointRequested", f"The driver saves a checkpoint after the step that follows {step}.")
+    plan.note("Normal", _ASKED, f"The driver saves a checkpoint after the step that follows {step}.")
 
 
-def without_request(status: RLJobStatus, before: RLJobStatus) -> RLJobStatus:
-    """The status where the driver did not take the request: all of it is known but that. It is asked again later.
+def without_request(plan: Plan, before: RLJobStatus) -> Plan:
+    """The plan where the driver did not take the request: the rest of it is done. It is asked again later.
 
     Args:
-        status: as planned.
-        before: as stored.
+        plan: as it was made.
+        before: the status as it is stored.
     """
+    status = plan.status
 
     def others(of: RLJobStatus, wanted: bool) -> list[Condition]:
         return [one for one in of.conditions if (one.type == ConditionType.CHECKPOINTING) == wanted]
 
     conditions = [*others(status, False), *others(before, True)]
-    return status.model_copy(update={"checkpoint_request": before.checkpoint_request, "conditions": conditions})
+    kept = status.model_copy(update={"checkpoint_request": before.checkpoint_request, "conditions": conditions})
+    return replace(plan, status=kept, events=tuple(one for one in plan.events if one.reason != _ASKED))
 
 
 def _fulfilled(plan: PlanBuilder, request: CheckpointRequest) -> bool:

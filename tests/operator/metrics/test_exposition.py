@@ -168,13 +168,21 @@ def test_restarts_are_counted_once_by_reason_however_often_and_late_they_are_see
         made.observe_status(view(attempt=2, restarts=1, attempts=[*listed, attempt(2, ended=False)]))
         made.observe_status(view(attempt=1, restarts=1, attempts=[listed[0], attempt(1, ended=False)]))
     assert restarts(made) == {"HeadLost": 1}
-    many = [attempt(n, reason="PodLost" if n % 2 else "Imagined", counted=True) for n in range(2, 12)]
-    late = view(attempt=12, restarts=11, attempts=many)
+    counted = {"HeadLost": 1, "PodLost": 9, "Imagined": 2}
+    many = [attempt(n, reason="PodLost", counted=True) for n in range(3, 13)]
+    late = view(attempt=12, restarts=12, attempts=many, failedAttempts=counted)
     made.observe_status(late)
-    assert restarts(made) == {"HeadLost": 1, "PodLost": 5, "Other": 5}
+    assert restarts(made) == {"HeadLost": 1, "PodLost": 9, "Other": 2}
     fresh = store()
     fresh.observe_status(late)
-    assert restarts(fresh) == {"PodLost": 5, "Other": 6}, "the sum is right; what is no longer listed is Other"
+    assert restarts(fresh) == restarts(made), "a restart of the operator moves none to another reason"
+
+
+def test_restarts_of_a_status_that_does_not_count_them() -> None:
+    made = store()
+    listed = [attempt(n, reason="PodLost", counted=True) for n in range(2, 12)]
+    made.observe_status(view(attempt=11, restarts=12, attempts=listed))
+    assert restarts(made) == {"PodLost": 9, "Other": 2}, "the sum is right; what is not listed is Other"
 
 
 def test_attempts_that_ended_for_a_wrong_hand_over_are_counted() -> None:

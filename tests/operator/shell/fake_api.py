@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from typing import Any
 
 from aiohttp import web
@@ -68,6 +70,8 @@ class FakeApi:
         self.end_watches = asyncio.Event()
         self.changed = asyncio.Condition()
         self.url = ""
+        self.clock_ahead = 0.0
+        """Of this machine's, in seconds."""
 
     # --- used by tests ----------------------------------------------------------------------
 
@@ -144,6 +148,9 @@ class FakeApi:
             self.changed.notify_all()
 
     # --- HTTP -------------------------------------------------------------------------------
+
+    async def tell_time(self, _: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Date"] = formatdate(time.time() + self.clock_ahead, usegmt=True)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.requests.append((request.method, request.path_qs))
@@ -320,6 +327,7 @@ async def serving(api: FakeApi) -> AsyncIterator[FakeApi]:
     """Serve on a free port of this machine."""
     app = web.Application(client_max_size=2**24)
     app.router.add_route("*", "/{path:.*}", api.handle)
+    app.on_response_prepare.append(api.tell_time)
     runner = web.AppRunner(app, shutdown_timeout=0.2, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

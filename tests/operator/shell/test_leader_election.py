@@ -67,6 +67,29 @@ def test_a_standby_takes_over_only_after_the_leader_stopped_acting() -> None:
     asyncio.run(run())
 
 
+def test_a_leader_whose_clock_stands_still_or_is_wrong_keeps_the_lease_while_it_renews_it() -> None:
+    async def run() -> None:
+        async with replicas(1) as (api, (standby,)):
+            for renewed in ("2001-01-01T00:00:00.000000Z", "2099-01-01T00:00:00.000000Z"):
+                spec = {
+                    "holderIdentity": "other",
+                    "leaseDurationSeconds": 1,
+                    "renewTime": renewed,
+                    "leaseTransitions": 1,
+                }
+                item = {"metadata": {"name": "rljob-operator", "namespace": "rljob-system"}, "spec": spec}
+                waiting = asyncio.create_task(standby.acquire())
+                for _ in range(8):
+                    await api.put("leases", item)
+                    await asyncio.sleep(0.2)
+                assert not waiting.done(), renewed
+                last = time.monotonic()
+                await asyncio.wait_for(waiting, 3)
+                assert time.monotonic() - last > 0.5, "its time counts from the last renewal"
+
+    asyncio.run(run())
+
+
 def test_a_released_lease_is_taken_at_once() -> None:
     async def run() -> None:
         async with replicas(2) as (api, (first, second)):

@@ -19,6 +19,7 @@ from operator_cases import SETTINGS, SPEC, Case, a_case, fetched, hurried, make_
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.shell.controller import Controller
 from rljob_operator.state.reconcile import reconcile
+from rljob_operator.state.timing import seconds_of
 
 NO_IMAGE = replace(SETTINGS.render, worker_image="")
 STEPS = 'rljob_step_seconds_count{namespace="default",rljob="a"}'
@@ -447,7 +448,9 @@ def test_a_cluster_that_was_put_back_is_looked_after() -> None:
     play(life)
 
 
-def test_a_driver_that_refuses_a_checkpoint_does_not_hold_back_its_progress() -> None:
+def test_a_driver_that_refuses_a_checkpoint_does_not_hold_back_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob_operator.state.reconcile.RUNNING_LOOK_SECONDS", 0.1)
+
     async def life(case: Case) -> None:
         async with case.operator(reconcile, status_seconds=0.1) as controller:
             await to_running(case)
@@ -455,12 +458,38 @@ def test_a_driver_that_refuses_a_checkpoint_does_not_hold_back_its_progress() ->
             now = case.api.objects["rljobs"]["default", "a"]
             asked = {**now["metadata"], "annotations": {"rljob.dev/checkpoint-requested": "now"}}
             await case.api.put("rljobs", {**now, "metadata": asked})
-            await until(lambda: case.job.checkpoints >= 1)
+            # Looked at as always, and not more and more seldom as after a failure.
+            await until(lambda: case.job.checkpoints >= 8, lambda: case.job.checkpoints, 4.0)
             case.job.step()
-            await hurried(controller, lambda: case.status()["progress"]["step"] == 1, case.status)
+            await until(lambda: case.status()["progress"]["step"] == 1, case.status, 2.0)
             assert "checkpointRequest" not in case.status()
+            assert f"{STEPS} 1" in (await fetched(controller, "/metrics"))[1]
+            events = case.api.objects["events"]
+            await until(
+                lambda: "CheckpointNotRequested" in {event["reason"] for event in events.values()}, lambda: events
+            )
+            assert "CheckpointRequested" not in {event["reason"] for event in events.values()}
             case.job.refuses_checkpoints = False
-            await hurried(controller, lambda: "checkpointRequest" in case.status(), case.status)
+            await until(lambda: "checkpointRequest" in case.status(), case.status)
+
+    play(life)
+
+
+def test_the_api_servers_clock_counts_and_not_the_replicas_own() -> None:
+    """Times of the status are compared with what another replica wrote, whose clock may be another one."""
+
+    async def life(case: Case) -> None:
+        case.api.clock_ahead = -3600.0
+        async with case.operator(reconcile):
+            await case.api.put("rljobs", manifest())
+            await until(lambda: "startTime" in case.status(), case.status)
+        assert abs(time.time() - 3600 - seconds_of(case.status()["startTime"])) < 5
+        case.api.clock_ahead = 0.0
+        async with case.operator(reconcile):
+            await edit(case, suspend=True)
+            await case.reaches("Suspended")
+        since = next(c for c in case.status()["conditions"] if c["type"] == "Suspended")["lastTransitionTime"]
+        assert abs(time.time() - seconds_of(since)) < 5
 
     play(life)
 

@@ -179,6 +179,7 @@ def test_ignored_failures_are_not_counted_and_at_most_ten_attempts_are_kept(runn
     assert world.status.phase is JobPhase.RUNNING
     assert world.status.restarts == 0
     assert [attempt.number for attempt in world.status.attempts] == list(range(3, 13))
+    assert world.status.failed_attempts == {"DriverExited": 12}
 
 
 @pytest.mark.parametrize(("code", "state"), [(75, SubmissionState.FAILED), (None, SubmissionState.STOPPED)])

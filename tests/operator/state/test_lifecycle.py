@@ -586,6 +586,17 @@ def test_checkpoint_is_asked_for_once_for_each_value(running: Running) -> None:
     assert world.checkpoints_asked == 2
 
 
+def test_request_is_not_stored_before_the_driver_was_asked(running: Running) -> None:
+    world = running()
+    world.annotate("now")
+    world.policy = False
+    plan = world.look()
+    assert plan.status_first
+    assert RequestCheckpoint("now") not in plan.actions
+    assert world.status.checkpoint_request is None
+    assert world.look().actions == (RequestCheckpoint("now"),)
+
+
 def test_request_that_died_with_its_driver_is_handed_to_the_next(running: Running) -> None:
     world = running()
     world.run(12)
