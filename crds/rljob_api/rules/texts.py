@@ -38,7 +38,7 @@ from rljob_api.spec import (
     StorageSpec,
     VolumeSpec,
 )
-from rljob_api.wire.names import DRIVER_TOKEN_VARIABLE
+from rljob_api.wire.names import ATTEMPT_VARIABLE, DRIVER_TOKEN_VARIABLE
 
 _WITH_LABEL = ("match", "exact", "math")
 _RESERVED_ARGUMENTS = ("prompt", "response", "label", "finish_reason")
@@ -46,6 +46,7 @@ _OWN_VARIABLES = {
     "PYTHONHOME": "another standard library would be loaded; environment.pythonPath adds folders",
     "RAY_AUTH_TOKEN": "Ray's token is the job's own",
     "RAY_AUTH_TOKEN_PATH": "Ray's token is the job's own",
+    ATTEMPT_VARIABLE: "the operator counts the attempts",
     DRIVER_TOKEN_VARIABLE: "the operator makes the token",
 }
 _RAY_PORTS = {6379: "GCS", 8265: "dashboard", 10001: "client server", 52365: "agent"}

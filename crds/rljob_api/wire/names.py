@@ -17,6 +17,8 @@ DRIVER_TOKEN_VARIABLE = "RLJOB_DRIVER_TOKEN"
 """Bearer token that the driver's HTTP endpoint asks for, when set."""
 MANIFEST_VARIABLE = "RLJOB_MANIFEST"
 """Manifest of a submitted driver: base64 of gzip of JSON."""
+ATTEMPT_VARIABLE = "RLJOB_ATTEMPT"
+"""Number of the attempt that a submitted driver belongs to, from 0: of two drivers of a job the later one."""
 
 DRIVER_TOKEN_KEY = "token"
 """Key of the driver's token in the job's Secret."""

@@ -12,7 +12,7 @@ from rljob_api import derived
 from rljob_api.job import GROUP, KIND, VERSION
 from rljob_api.quantities import to_cores
 from rljob_api.spec import RLJobSpec
-from rljob_api.wire.names import MANIFEST_VARIABLE
+from rljob_api.wire.names import ATTEMPT_VARIABLE, MANIFEST_VARIABLE
 from rljob_api.wire.run_status import SUMMARY_FILE, SUMMARY_OF_SUCCESS
 from rljob_operator.kubernetes_objects import Manifest, block_of
 from rljob_operator.render.errors import RenderError
@@ -48,7 +48,9 @@ def submission(job: JobView, attempt: int, settings: RenderSettings) -> Manifest
     return {
         "entrypoint": f"{_OUTLIVE_THE_DRIVER}; {run} && {_is_done(folder)}",
         "submission_id": submission_id(job.uid, attempt),
-        "runtime_env": {"env_vars": {MANIFEST_VARIABLE: encoded_manifest(job, settings)}},
+        "runtime_env": {
+            "env_vars": {MANIFEST_VARIABLE: encoded_manifest(job, settings), ATTEMPT_VARIABLE: str(attempt)}
+        },
         "metadata": {"rljob": f"{job.namespace}/{job.name}", "uid": job.uid, "attempt": str(attempt)},
         "entrypoint_num_cpus": 0,
     }

@@ -12,7 +12,7 @@ from rljob_api.json_types import Json
 from rljob_api.profiles import PROFILES, HardwareProfile
 from rljob_api.spec import RLJobSpec
 from rljob_api.tuning import shared_cores, tuning_variables
-from rljob_api.wire.names import DRIVER_TOKEN_VARIABLE, MANIFEST_VARIABLE
+from rljob_api.wire.names import ATTEMPT_VARIABLE, DRIVER_TOKEN_VARIABLE, MANIFEST_VARIABLE
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.hccl import hccl_environment
 from rljob_operator.render.names import check_name, check_variables
@@ -51,6 +51,7 @@ _OWNED = {
     "RAY_REDIS_ADDRESS": "a restart goes on from a checkpoint, Ray's own fault tolerance is not used",
     "REDIS_USERNAME": "a restart goes on from a checkpoint, Ray's own fault tolerance is not used",
     DRIVER_TOKEN_VARIABLE: "the operator makes the token",
+    ATTEMPT_VARIABLE: "the operator counts the attempts",
     MANIFEST_VARIABLE: "the operator hands over the manifest in it",
     "HCCL_IF_BASE_PORT": "trainer and engine on one device would bind the same ports; take spec.hccl.trainerPorts "
     "and rolloutPorts",

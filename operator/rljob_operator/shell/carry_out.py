@@ -190,8 +190,8 @@ class Executor:
                     await self._apply_policy(job)
                 case CreateCluster():
                     await self._create_cluster(job)
-                case DeleteCluster(uid=uid):
-                    await self._delete_cluster(job, uid)
+                case DeleteCluster(uid=uid, wait=wait):
+                    await self._delete_cluster(job, uid, wait)
                 case DeleteJob():
                     await self._delete_job(job)
                 case Submit() | Stop() | RequestCheckpoint():
@@ -288,9 +288,9 @@ class Executor:
         body = with_metadata(policy, resourceVersion=version)
         self._informers.policies.learn(await self._apply(NETWORK_POLICIES, job, policy_name(job.name), body))
 
-    async def _delete_cluster(self, job: JobView, uid: str) -> None:
+    async def _delete_cluster(self, job: JobView, uid: str, wait: bool) -> None:
         try:
-            answer = await self._client.delete(RAY_CLUSTERS, job.namespace, job.name, uid)
+            answer = await self._client.delete(RAY_CLUSTERS, job.namespace, job.name, uid, wait=wait)
         except ApiError as error:
             if error.code not in (404, 409):
                 raise

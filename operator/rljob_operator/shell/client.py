@@ -114,13 +114,23 @@ class ApiClient:
         path = resource.path(namespace, name, subresource)
         return cast("Item", await self.request("PATCH", path, params=params, body=body, content_type=APPLY_PATCH))
 
-    async def delete(self, resource: Resource[Item], namespace: str, name: str, uid: str) -> Item | None:
+    async def delete(
+        self, resource: Resource[Item], namespace: str, name: str, uid: str, *, wait: bool = False
+    ) -> Item | None:
         """Delete the object with this UID, never another one of that name (ApiError with code 409).
+
+        Args:
+            resource: its kind.
+            namespace: its namespace.
+            name: its name.
+            uid: its UID.
+            wait: it stays until what it controls is gone; of an object that waits already False ends the wait.
 
         Returns:
             The object where it is still there, since something holds it; None: it is gone.
         """
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        policy = "Foreground" if wait else "Background"
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": policy}
         answer = await self.request(
             "DELETE", resource.path(namespace, name), body={**body, "preconditions": {"uid": uid}}
         )

@@ -216,6 +216,8 @@ def pod_view(item: PodObject) -> PodView:
         phase=str(status.get("phase") or "Pending"),
         ready=_holds(conditions, "Ready") and status.get("phase") == "Running",
         deleting="deletionTimestamp" in meta,
+        deleted=unix_seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
+        cluster_uid=_owner_uid(item),
         node=spec.get("nodeName") or None,
         scheduled=unix_seconds(since) if since else None,
         node_lost=status.get("phase") == "Unknown" or status.get("reason") in _NODE_LOST or cause in _NODE_LOST,

@@ -8,9 +8,10 @@ from rljob_api.status import ClusterStatus, ConditionType, JobPhase
 from rljob_api.wire.names import DASHBOARD_PORT
 from rljob_operator.state.causes import cut, sentence
 from rljob_operator.state.explain import explain
-from rljob_operator.state.lifecycle import former_head_ends, problem_text
+from rljob_operator.state.lifecycle import problem_text
 from rljob_operator.state.plan import CreateCluster
 from rljob_operator.state.plan_builder import FINAL, PlanBuilder
+from rljob_operator.state.release import former_head_ends
 from rljob_operator.state.status_text import clean, reason_word
 from rljob_operator.state.timing import FRESHNESS_SECONDS, SILENCE_SECONDS, seconds_since
 

@@ -7,8 +7,9 @@ from rljob_api.status import AttemptStatus, ConditionType
 from rljob_operator.state.failures import DEADLINE, STEPS_DONE, SUSPENDED, FailureCause, pod_failure
 from rljob_operator.state.goodput import active_seconds
 from rljob_operator.state.observed import SubmissionState
-from rljob_operator.state.plan import DeleteCluster, Stop
+from rljob_operator.state.plan import Stop
 from rljob_operator.state.plan_builder import PlanBuilder
+from rljob_operator.state.release import release_cluster
 from rljob_operator.state.status_text import clean
 from rljob_operator.state.timing import (
     DEADLINE_MARGIN_SECONDS,
@@ -58,7 +59,10 @@ def _press(plan: PlanBuilder) -> None:
     attempt, cluster = plan.attempt, plan.own_cluster
     assert attempt is not None
     assert attempt.submission_id is not None
-    if cluster is None or cluster.deleting:
+    if cluster is None:
+        return
+    if cluster.deleting:
+        release_cluster(plan)
         return
     if plan.now < stop_deadline(plan.spec, attempt):
         known = plan.submission is not None and plan.submission.state is not SubmissionState.MISSING
@@ -69,8 +73,7 @@ def _press(plan: PlanBuilder) -> None:
         late = f"it did not end within {plan.spec.checkpoint.grace_seconds:g} s (spec.checkpoint.graceSeconds)"
         plan.set_attempt(message=clean(f"{attempt.message or ''} {late[0].upper()}{late[1:]}.".strip()))
         plan.note("Warning", "StopTimedOut", f"Attempt {attempt.number} is given up with its cluster: {late}.")
-    plan.set(cluster=plan.cluster_status.model_copy(update={"released_uid": cluster.uid}))
-    plan.act(DeleteCluster(cluster.uid), status_first=True)
+    release_cluster(plan)
 
 
 def _reason_to_stop(plan: PlanBuilder, attempt: AttemptStatus) -> FailureCause | None:

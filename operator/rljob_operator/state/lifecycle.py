@@ -7,10 +7,11 @@ from rljob_api.status import JobPhase
 from rljob_operator.state.attempts import begin_attempt, submit_again
 from rljob_operator.state.deadlines import active_deadline_is_over, deadline_text
 from rljob_operator.state.failures import DEADLINE
-from rljob_operator.state.plan import ApplyPolicy, ApplySecret, CreateCluster, DeleteCluster, DeleteJob
+from rljob_operator.state.plan import ApplyPolicy, ApplySecret, CreateCluster, DeleteJob
 from rljob_operator.state.plan_builder import PlanBuilder
+from rljob_operator.state.release import former_head_ends, release_cluster
 from rljob_operator.state.status_text import clean
-from rljob_operator.state.timing import seconds_of, time_text
+from rljob_operator.state.timing import WAITING_LOOK_SECONDS, seconds_of, time_text
 
 
 def begin_status(plan: PlanBuilder) -> None:
@@ -58,17 +59,6 @@ def _given_up(plan: PlanBuilder) -> bool:
     return unready and plan.status.next_attempt_time is not None
 
 
-def release_cluster(plan: PlanBuilder) -> bool:
-    """Delete the job's RayCluster, so that its devices are free; tells whether there still is one."""
-    cluster = plan.own_cluster
-    if cluster is None:
-        return False
-    if not cluster.deleting:
-        plan.set(cluster=plan.cluster_status.model_copy(update={"released_uid": cluster.uid}))
-        plan.act(DeleteCluster(cluster.uid), status_first=True)
-    return True
-
-
 def finish(plan: PlanBuilder) -> None:
     """End the job for good. What is known of its end is stored before the pods go."""
     plan.set(completion_time=time_text(plan.now), next_attempt_time=None)
@@ -76,15 +66,20 @@ def finish(plan: PlanBuilder) -> None:
 
 
 def retire(plan: PlanBuilder) -> float | None:
-    """Care for a finished job: its cluster goes, and in time the job itself. Returns seconds until its TTL is over."""
+    """Care for a finished job: its cluster goes, and in time the job itself.
+
+    Returns:
+        Seconds until it is to be looked at again.
+    """
     plan.set(observed_generation=plan.job.generation)
     release_cluster(plan)
     ttl = plan.job.spec.ttl_seconds_after_finished if plan.job.spec is not None else None
+    look = None if plan.own_cluster is None else WAITING_LOOK_SECONDS
     if ttl is None or plan.status.completion_time is None:
-        return None
+        return look
     left = seconds_of(plan.status.completion_time) + ttl - plan.now
     if left > 0:
-        return left
+        return left if look is None else min(left, look)
     plan.act(DeleteJob())
     return None
 
@@ -100,9 +95,9 @@ def _phase_of_attempt(plan: PlanBuilder) -> JobPhase:
 
 def _give_back(plan: PlanBuilder) -> JobPhase:
     plan.set(next_attempt_time=None)
-    if release_cluster(plan):
-        return plan.status.phase or JobPhase.PENDING
-    return JobPhase.SUSPENDED
+    release_cluster(plan)
+    asked_for = plan.own_cluster is None or plan.own_cluster.deleting
+    return JobPhase.SUSPENDED if asked_for else plan.status.phase or JobPhase.PENDING
 
 
 def _make_cluster(plan: PlanBuilder) -> JobPhase:
@@ -152,14 +147,6 @@ def _ready_for_attempt(plan: PlanBuilder) -> bool:
     if cluster is None or not cluster.ready or cluster.suspended or head is None or not head.ready or plan.job.problem:
         return False
     return not former_head_ends(plan) and plan.status.next_attempt_time is None
-
-
-def former_head_ends(plan: PlanBuilder) -> bool:
-    """Whether another head pod is still ending: its driver may still write to the run folder.
-
-    On a lost node nobody can tell; there the run folder's lock keeps two drivers apart.
-    """
-    return any(pod.deleting and not pod.node_lost for pod in plan.heads)
 
 
 def problem_text(plan: PlanBuilder) -> str:

@@ -48,6 +48,10 @@ class PodView:
     """Pending, Running, Succeeded, Failed or Unknown."""
     ready: bool
     deleting: bool = False
+    deleted: float | None = None
+    """When its grace period ends, where it is being deleted."""
+    cluster_uid: str = ""
+    """UID of the RayCluster that controls it."""
     node: str | None = None
     scheduled: float | None = None
     """When it got its node."""

@@ -28,6 +28,8 @@ class DeleteCluster:
     """Delete the RayCluster with this UID (a precondition: never another one of that name)."""
 
     uid: str
+    wait: bool = True
+    """It stays until its pods are gone; False: it goes at once, and nobody knows of pods that cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,8 +76,10 @@ class PlanBuilder:
 
     @property
     def head(self) -> PodView | None:
-        """The head pod, unless it ends or there is none."""
-        alive = [pod for pod in self.heads if not pod.deleting and pod.phase not in ("Failed", "Succeeded")]
+        """The head pod of the job's RayCluster, unless it ends or there is none."""
+        own = self.own_cluster
+        mine = [pod for pod in self.heads if own is not None and pod.cluster_uid == own.uid]
+        alive = [pod for pod in mine if not pod.deleting and pod.phase not in ("Failed", "Succeeded")]
         return alive[0] if len(alive) == 1 else None
 
     @property

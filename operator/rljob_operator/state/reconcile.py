@@ -114,6 +114,8 @@ def _announce(plan: PlanBuilder, phase: JobPhase) -> None:
 
 def _next_reconcile(plan: PlanBuilder, phase: JobPhase) -> float | None:
     attempt, now = plan.attempt, plan.now
+    if phase in (*FINAL, JobPhase.SUSPENDED) and plan.own_cluster is not None:
+        return WAITING_LOOK_SECONDS
     if phase in FINAL:
         ttl = plan.spec.ttl_seconds_after_finished
         return None if ttl is None else float(ttl)

@@ -16,6 +16,9 @@ WAITING_LOOK_SECONDS = 60.0
 """How often where a watch tells of every change that counts; only in case an event was lost."""
 LOST_POD_SECONDS = 60.0
 """How long the driver is given to notice on its own that a pod of it is gone."""
+LATE_POD_SECONDS = 300.0
+"""How long after its grace period a pod that is still there may be the kubelet's delay; later nobody can tell whether
+what ran in it does."""
 NOTICE_SECONDS = 300.0
 """How long a cause that went away still explains why the driver failed."""
 SILENCE_SECONDS = 30.0

@@ -61,6 +61,7 @@ class FakeApi:
         self.oldest = 0
         self.requests: list[tuple[str, str]] = []
         self.faults: list[Fault] = []
+        self.deletions: list[tuple[str, str]] = []
         self.groups: dict[str, dict[str, list[str]]] = {}
         self.absent: set[str] = set()
         self.bookmark_seconds = 0.05
@@ -286,6 +287,7 @@ class FakeApi:
             return web.json_response(old)
         body = await request.json()
         if request.method == "DELETE":
+            self.deletions.append((plural, body["propagationPolicy"]))
             wanted = body.get("preconditions", {}).get("uid")
             if wanted and wanted != old["metadata"]["uid"]:
                 return _status(409, "Conflict", "the UID in the precondition does not match")

@@ -79,10 +79,12 @@ def ready_cluster(api: FakeApi, name: str = "a") -> dict[str, Any]:
     }
 
 
-def ray_pod(name: str, role: str, job: str = "a") -> dict[str, Any]:
+def ray_pod(name: str, role: str, cluster: dict[str, Any]) -> dict[str, Any]:
+    job, uid = cluster["metadata"]["name"], cluster["metadata"]["uid"]
     return {
         "metadata": {
             "name": name,
+            "ownerReferences": [{"kind": "RayCluster", "name": job, "uid": uid, "controller": True}],
             "labels": {"ray.io/cluster": job, "ray.io/node-type": role, "rljob.dev/job": job},
         },
         "spec": {"nodeName": "n1"},
@@ -92,8 +94,9 @@ def ray_pod(name: str, role: str, job: str = "a") -> dict[str, Any]:
 
 async def make_ready(api: FakeApi, name: str = "a") -> None:
     """Play KubeRay: pods, then the cluster's status."""
-    await api.put("pods", ray_pod(f"{name}-head", "head", name))
-    await api.put("pods", ray_pod(f"{name}-worker", "worker", name))
+    cluster = api.objects["rayclusters"]["default", name]
+    await api.put("pods", ray_pod(f"{name}-head", "head", cluster))
+    await api.put("pods", ray_pod(f"{name}-worker", "worker", cluster))
     await api.patch_status("rayclusters", name, ready_cluster(api, name))
 
 

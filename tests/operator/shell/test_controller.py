@@ -224,12 +224,14 @@ def test_a_deleted_cluster_is_gone_from_the_cache_at_once_and_another_one_stays(
         def reconcile(observed: Observed, now: float) -> Plan:
             case.api.silent = True
             seen.append(observed.cluster and observed.cluster.uid)
-            return say("x", actions=(DeleteCluster(uid), DeleteCluster("another")), requeue_after=0.05)
+            actions = (DeleteCluster(uid), DeleteCluster("another"), DeleteCluster("another", wait=False))
+            return say("x", actions=actions, requeue_after=0.05)
 
         async with case.operator(reconcile):
             await until(lambda: len(seen) >= 3)
         assert seen[0] == uid
         assert set(seen[1:]) == {None}
+        assert case.api.deletions == [("rayclusters", "Foreground")]
 
     play(test)
 

@@ -7,6 +7,7 @@ see caches that lag behind, may get no answer from Ray or the driver, and may di
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -91,6 +92,7 @@ class Cluster:
     suspended: bool = False
     """KubeRay's conditions: the first while pods still end, the second when all are gone."""
     ready: bool = False
+    deleting: bool = False
 
 
 @dataclass
@@ -104,6 +106,10 @@ class RayJob:
     ready: bool = False
     step: float = 0.0
     run_attempt: int = 0
+    folder: Folder | None = None
+    """Where it took its number."""
+    cut_off: bool = False
+    """Its node is lost to everybody, and it runs on there."""
     hangs: bool = False
     stuck: float | None = None
     """Seconds since when its phase makes no progress, while it answers."""
@@ -151,7 +157,13 @@ class World:
         self.image_missing = False
         """One worker's node cannot pull the image."""
         self.start_seconds = 20.0
+        self.fences = True
+        """Whether a driver sees that a later one has begun (rljob_worker.driver.fencing)."""
         self.runs: list[RayJob] = []
+        self.ghosts: list[RayJob] = []
+        """Drivers on lost nodes whose pods nobody knows any more."""
+        self.watch: Callable[[], None] = lambda: None
+        """Called after each part of the time that passes."""
         self.checkpoints_asked = 0
         self.actions: list[Action] = []
         self._ids = count(1)
@@ -170,13 +182,14 @@ class World:
             self.now += part
             self._kuberay()
             self._kubelets(part)
-            for jobs in self.ray.values():
-                for job in jobs.values():
-                    self._drive(job, part)
+            for job in [*self.ghosts, *(job for jobs in self.ray.values() for job in jobs.values())]:
+                self._drive(job, part)
             self._snap()
+            self.watch()
 
     def _kuberay(self) -> None:
         self._suspend_or_resume()
+        self._collect_garbage()
         for pod in self.pods:
             mine = self.cluster is not None and self.cluster.owned and pod.cluster == self.cluster.uid
             if pod.deleting is None and (not mine or self.cluster is None or self.cluster.suspending):
@@ -184,7 +197,7 @@ class World:
             if pod.deleting is None and pod.phase == "Failed":
                 pod.deleting = 5.0
         cluster = self.cluster
-        if cluster is None or not cluster.owned:
+        if cluster is None or not cluster.owned or cluster.deleting:
             return
         alive = [p for p in self.pods if p.deleting is None and p.cluster == cluster.uid]
         if not cluster.suspending and not cluster.suspended:
@@ -195,6 +208,16 @@ class World:
         ready = [p for p in alive if p.phase == "Running" and not p.node_lost]
         suspended = cluster.suspending or cluster.suspended
         cluster.ready = not suspended and len(ready) == self.spec.resources.nodes + 1
+
+    def _collect_garbage(self) -> None:
+        """Deletion in the foreground: first the pods, then the cluster."""
+        if self.cluster is None or not self.cluster.deleting:
+            return
+        left = [pod for pod in self.pods if pod.cluster == self.cluster.uid]
+        for pod in left:
+            pod.deleting = 20.0 if pod.deleting is None else pod.deleting
+        if not left:
+            self.cluster = None
 
     def _suspend_or_resume(self) -> None:
         """In KubeRay's order: the wish, the pods' deletion, and when the last one is gone that it is done."""
@@ -217,7 +240,8 @@ class World:
             pod.age += seconds
             if pod.deleting is not None:
                 pod.deleting -= seconds
-                self._ask_driver_of(pod)
+                if not pod.node_lost:
+                    self._ask_driver_of(pod)
                 continue
             if not pod.node and self.capacity:
                 pod.node = True
@@ -228,6 +252,8 @@ class World:
             elif pod.phase == "Running" and pod.role is PodRole.HEAD and not pod.session:
                 self._start_ray(pod)
         for pod in [p for p in self.pods if p.deleting is not None and p.deleting <= 0]:
+            if pod.node_lost:
+                self.ghosts += self.ray.pop(pod.session, {}).values()
             self._kill_ray(pod)
             self.pods.remove(pod)
 
@@ -252,11 +278,14 @@ class World:
         if job.state is SubmissionState.PENDING:
             job.state = SubmissionState.RUNNING
             self.folder.attempts += 1
-            job.run_attempt = self.folder.attempts
+            job.run_attempt, job.folder = self.folder.attempts, self.folder
         if job.state is not SubmissionState.RUNNING or job.hangs:
             return
         if job.stuck is not None:
             job.stuck += seconds
+            return
+        if not self.may_commit(job):
+            self._exit(job, SubmissionState.FAILED, 1)
             return
         if job.stops:
             self.folder.checkpoint = max(self.folder.checkpoint, int(job.step)) if job.ready else self.folder.checkpoint
@@ -272,8 +301,17 @@ class World:
             if job.step >= job.target:
                 self._exit(job, SubmissionState.SUCCEEDED, 0)
 
+    def may_commit(self, job: RayJob) -> bool:
+        """Whether what it saves now counts."""
+        if job.state is not SubmissionState.RUNNING or job.folder is not self.folder:
+            return False
+        return not self.fences or job.run_attempt >= self.folder.attempts
+
     def _exit(self, job: RayJob, state: SubmissionState, code: int | None) -> None:
+        counts = self.may_commit(job)
         job.state, job.exit_code = state, code
+        if not counts:
+            return
         again = min(self.folder.useful, STEP_SECONDS * max(0, int(job.step) - self.folder.checkpoint))
         self.folder.useful -= again
         self.folder.lost += again
@@ -291,16 +329,16 @@ class World:
         self.version += 1
 
     def driver_exits(self, code: int | None, state: SubmissionState = SubmissionState.FAILED) -> None:
-        for job in self.running:
+        for job in self.reachable:
             self._exit(job, state, code)
 
     def driver_hangs(self) -> None:
-        for job in self.running:
+        for job in self.reachable:
             job.hangs = True
 
     def driver_is_stuck(self) -> None:
         """Its threads wait for each other, all but the one that answers; not even its own deadline ends it."""
-        for job in self.running:
+        for job in self.reachable:
             job.stuck = 0.0
 
     def head_container_restarts(self) -> None:
@@ -318,9 +356,20 @@ class World:
                 self.driver_exits(1)
         self._snap()
 
-    def node_is_lost(self) -> None:
-        for pod in [p for p in self.pods if p.role is PodRole.WORKER and p.deleting is None][:1]:
+    def node_is_lost(self, role: PodRole = PodRole.WORKER) -> None:
+        """It is cut off: what runs there goes on, and after a while the pod is taken from the API server."""
+        for pod in [p for p in self.pods if p.role is role and p.deleting is None][:1]:
             pod.node_lost, pod.deleting = True, 300.0
+            for job in self.ray.get(pod.session, {}).values():
+                job.cut_off = True
+        self._snap()
+
+    def lost_nodes_are_found(self) -> None:
+        """They were dead after all, or are switched off: nothing runs there any more, and their pods are gone."""
+        self.ghosts = []
+        for pod in [pod for pod in self.pods if pod.node_lost]:
+            self._kill_ray(pod)
+            self.pods.remove(pod)
         self._snap()
 
     def queue_takes_devices(self) -> None:
@@ -348,11 +397,24 @@ class World:
 
     def folder_is_lost(self) -> None:
         self.folder = Folder()
+        for job in self.reachable:
+            job.folder = self.folder
 
     @property
     def running(self) -> list[RayJob]:
         """Drivers that run now, anywhere."""
-        return [j for jobs in self.ray.values() for j in jobs.values() if j.state is SubmissionState.RUNNING]
+        everywhere = [*self.ghosts, *(job for jobs in self.ray.values() for job in jobs.values())]
+        return [job for job in everywhere if job.state is SubmissionState.RUNNING]
+
+    @property
+    def holds_cluster(self) -> bool:
+        """Whether there is a RayCluster that is not being deleted."""
+        return self.cluster is not None and not self.cluster.deleting
+
+    @property
+    def reachable(self) -> list[RayJob]:
+        """Drivers that run now, where somebody can see it."""
+        return [job for job in self.running if not job.cut_off]
 
     @property
     def head(self) -> Pod | None:
@@ -447,10 +509,13 @@ class World:
                     self.cluster = Cluster(f"cluster-{next(self._ids)}")
                 elif not self.cluster.owned:
                     raise ActionFailed
-            case DeleteCluster(uid=uid):
+            case DeleteCluster(uid=uid, wait=wait):
                 if self.cluster is not None and self.cluster.uid == uid:
                     assert self.cluster.owned, "somebody else's cluster was deleted"
-                    self.cluster = None
+                    self.cluster.deleting = True
+                    if not wait:
+                        self.cluster = None
+                    self._collect_garbage()
             case DeleteJob():
                 self.deleted = True
             case _:
@@ -471,7 +536,7 @@ class World:
                     jobs[name].stops = True
             case RequestCheckpoint():
                 self.checkpoints_asked += 1
-                for job in self.running:
+                for job in self.reachable:
                     self.folder.checkpoint = int(job.step) + 1
 
     # --- views ------------------------------------------------------------------------------
@@ -479,7 +544,7 @@ class World:
     def _snap(self) -> None:
         cluster = self.cluster
         view = None if cluster is None else cluster_state(self._manifest(cluster)).for_job(UID)
-        self._seen.append((view, tuple(map(_pod_view, self.pods))))
+        self._seen.append((view, tuple(_pod_view(pod, self.now) for pod in self.pods)))
 
     def _manifest(self, cluster: Cluster) -> dict[str, Any]:
         """The RayCluster as far as the operator reads it; `RayClusterProvisioned` is there only while it is ready."""
@@ -498,6 +563,7 @@ class World:
                 "generation": 1,
                 "creationTimestamp": "2023-11-14T22:13:20Z",
                 "ownerReferences": [owner],
+                **({"deletionTimestamp": "2023-11-14T22:13:20Z"} if cluster.deleting else {}),
             },
             "spec": {"suspend": cluster.suspend},
             "status": {
@@ -557,7 +623,7 @@ class World:
             self.look()
 
 
-def _pod_view(pod: Pod) -> PodView:
+def _pod_view(pod: Pod, now: float) -> PodView:
     return PodView(
         name=pod.uid,
         uid=pod.uid,
@@ -565,6 +631,8 @@ def _pod_view(pod: Pod) -> PodView:
         phase=pod.phase,
         ready=pod.phase == "Running" and not pod.node_lost,
         deleting=pod.deleting is not None,
+        deleted=None if pod.deleting is None else now + pod.deleting,
+        cluster_uid=pod.cluster,
         node="node" if pod.node else None,
         node_lost=pod.node_lost,
         terminated_reason=pod.terminated,

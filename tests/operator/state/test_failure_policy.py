@@ -13,7 +13,7 @@ from rljob_api.spec import FailurePolicy, FailureReason
 from rljob_api.status import AttemptStatus, JobPhase
 from rljob_operator.state.failures import FailureCause, backoff_seconds, decide, pod_failure
 from rljob_operator.state.observed import GonePod, PodRole, SubmissionState
-from rljob_operator.state.plan import DeleteCluster, Stop
+from rljob_operator.state.plan import CreateCluster, DeleteCluster, Stop
 from rljob_operator.state.reconcile import reconcile
 from rljob_operator.state.timing import seconds_of
 
@@ -141,7 +141,7 @@ def test_restarts_end_at_the_policy(running: Running) -> None:
     assert world.status.restarts == 2
     assert len(world.runs) == 3
     assert "all 2 restarts are used" in (world.status.message or "")
-    assert world.cluster is None, "a failed job holds no devices"
+    assert not world.holds_cluster, "a failed job holds no devices"
 
 
 def test_no_restart_at_all(running: Running) -> None:
@@ -377,6 +377,66 @@ def test_next_attempt_waits_for_the_former_head_to_end(running: Running) -> None
     assert world.status.phase is JobPhase.RUNNING
 
 
+def test_a_driver_on_a_lost_node_is_fenced_off_by_the_next_one(running: Running) -> None:
+    most_running, most_committing = 0, 0
+
+    def watch() -> None:
+        nonlocal most_running, most_committing
+        most_running = max(most_running, len(world.running))
+        most_committing = max(most_committing, sum(map(world.may_commit, world.running)))
+
+    world = running(steps=2000)
+    world.watch = watch
+    world.run(60)
+    world.node_is_lost(PodRole.HEAD)
+    settle(world, 2000)
+    assert first(world).reason == "NodeLost"
+    assert (most_running, most_committing) == (2, 1), "the old one trained on, and only one of both could commit"
+    assert world.runs[0].exit_code == 1
+
+
+def test_a_pod_on_a_lost_node_does_not_hold_back_the_others_devices(running: Running) -> None:
+    world = running(steps=2000)
+    world.node_is_lost(PodRole.HEAD)
+    world.edit(suspend=True)
+    world.run(200)
+    releases = [action for action in world.actions if isinstance(action, DeleteCluster)]
+    assert [action.wait for action in releases] == [True, False]
+    assert (world.status.phase, world.cluster) == (JobPhase.SUSPENDED, None)
+    assert [pod.node_lost for pod in world.pods] == [True]
+    assert len(world.running) == 1
+
+
+def test_the_next_cluster_waits_for_the_pods_of_the_one_before(running: Running) -> None:
+    world = running()
+    world.driver_hangs()
+    world.edit(suspend=True)
+    while not isinstance(world.actions[-1], DeleteCluster):
+        world.run(5)
+    world.edit(suspend=False)
+    for pod in world.pods:
+        pod.deleting = 100.0
+    world.run(90)
+    assert len(world.running) == 1, "the driver that hangs is still there"
+    assert [type(action) for action in world.actions].count(CreateCluster) == 1
+    settle(world)
+    assert world.status.phase is JobPhase.RUNNING
+    assert [type(action) for action in world.actions].count(CreateCluster) == 2
+
+
+def test_a_pod_that_is_there_long_after_its_time_is_not_waited_for(running: Running) -> None:
+    world = running()
+    world.edit(suspend=True)
+    world.run(20)
+    observed = world.observed()
+    assert observed.cluster is not None
+    assert observed.cluster.deleting
+    assert {pod.deleting for pod in observed.pods} == {True}
+    assert reconcile(observed, world.now + 200).actions == ()
+    (action,) = reconcile(observed, world.now + 400).actions
+    assert action == DeleteCluster(observed.cluster.uid, wait=False)
+
+
 def test_start_timeout_counts_from_the_ready_cluster(world: World) -> None:
     world.start_seconds = 1e6
     world.capacity = False
@@ -563,11 +623,11 @@ def test_pods_that_are_not_ready_in_time_give_their_devices_back_and_count_as_an
     assert "ImagePullBackOff" in (attempt.message or "")
     assert attempt.counted
     assert world.status.phase is JobPhase.QUEUED
-    assert world.cluster is None, "nothing is held while the next attempt waits"
+    assert not world.holds_cluster, "nothing is held while the next attempt waits"
     world.run(1500)
     assert [a.reason for a in world.status.attempts] == ["ReadyTimeout", "ReadyTimeout"]
     assert world.status.phase is JobPhase.FAILED
-    assert world.cluster is None
+    assert not world.holds_cluster
     assert not world.runs
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
@@ -35,6 +36,8 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "worker out of memory": lambda w: w.pod_fails(PodRole.WORKER, "OOMKilled"),
     "worker evicted": lambda w: w.pod_fails(PodRole.WORKER, "Evicted"),
     "node lost": lambda w: w.node_is_lost(),
+    "head's node lost": lambda w: w.node_is_lost(PodRole.HEAD),
+    "lost nodes found": lambda w: w.lost_nodes_are_found(),
     "queue takes devices": lambda w: w.queue_takes_devices(),
     "queue admits": lambda w: w.queue_admits(),
     "cluster deleted": lambda w: w.cluster_is_deleted(),
@@ -99,7 +102,7 @@ class Witness:
     def __init__(self, world: World) -> None:
         self.world = world
         self.known: set[str] = set()
-        self.most_restarts = 0
+        world.watch = self.one_driver
 
     def look(self, **how: Any) -> None:
         world = self.world
@@ -143,7 +146,8 @@ class Witness:
             assert run.id not in self.known, "an attempt that is known to have run was submitted again"
 
     def one_driver(self) -> None:
-        assert len(self.world.running) <= 1, "two drivers at once"
+        assert len(self.world.reachable) <= 1, "two drivers at once where both can be seen"
+        assert sum(map(self.world.may_commit, self.world.running)) <= 1, "two drivers that can commit"
         places = [(run.id, run.session) for run in self.world.runs]
         assert len(places) == len(set(places)), "Ray ran an id twice"
 
@@ -198,6 +202,16 @@ def test_any_life_keeps_the_invariants_and_comes_to_an_end(life: Life, policy: d
     if world.status.phase is JobPhase.SUCCEEDED:
         assert world.status.progress is not None
         assert world.status.progress.step >= min(world.spec.steps, world.status.attempts[-1].steps or 0)
+
+
+def test_the_invariants_notice_two_drivers() -> None:
+    """The head's node is cut off, and the driver there trains on. Without the fence of the next one both commit."""
+    life: Life = (True, [("head's node lost", 60.0, [], 16)] + [(None, 60.0, [], 16)] * 4)
+    play(World(make_spec(steps=2000)), life)
+    world = World(make_spec(steps=2000))
+    world.fences = False
+    with pytest.raises(AssertionError, match="two drivers that can commit"):
+        play(world, life)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
