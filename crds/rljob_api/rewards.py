@@ -2,7 +2,89 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+_TAG = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+MAX_TAGS = 8
+MAX_TOKENS = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One of a built-in reward's `args`."""
+
+    allowed: str
+    """In words."""
+    fits: Callable[[Any], bool]
+
+
+def _is_tokens(least: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and least <= value <= MAX_TOKENS
+
+
+def _are_tags(value: Any) -> bool:
+    fit = isinstance(value, list) and all(isinstance(tag, str) and _TAG.fullmatch(tag) for tag in value)
+    return fit and 1 <= len(value) <= MAX_TAGS and len(set(value)) == len(value)
+
+
+_TEXT = Argument("a string", lambda value: isinstance(value, str))
+_SWITCH = Argument("true or false", lambda value: isinstance(value, bool))
+_TOKENS = Argument(f"a number of tokens, 1 to {MAX_TOKENS}", _is_tokens(1))
+_TARGET = Argument(f"a number of tokens, 0 to {MAX_TOKENS}", _is_tokens(0))
+_TAGS = Argument(f"1 to {MAX_TAGS} different names of tags, like [think, answer]", _are_tags)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinReward:
+    """A reward that a manifest can name."""
+
+    compares: bool = False
+    """It needs a label, whatever its arguments are."""
+    arguments: Mapping[str, Argument] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+
+
+BUILTIN_REWARDS: Mapping[str, BuiltinReward] = {
+    "match": BuiltinReward(compares=True),
+    "exact": BuiltinReward(compares=True),
+    "regex": BuiltinReward(arguments={"pattern": _TEXT, "compare": _SWITCH}, required=("pattern",)),
+    "math": BuiltinReward(compares=True),
+    "gsm8k": BuiltinReward(compares=True, arguments={"flexible": _SWITCH}),
+    "format": BuiltinReward(arguments={"tags": _TAGS, "opened": _SWITCH, "rest": _SWITCH}),
+    "length": BuiltinReward(arguments={"limit": _TOKENS, "target": _TARGET}),
+    "overlong": BuiltinReward(arguments={"limit": _TOKENS, "cache": _TOKENS}, required=("cache",)),
+}
+
+
+def argument_faults(name: str, args: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(argument, what is wrong, what is allowed) of a built-in reward's `args`; a missing one is none."""
+    known = BUILTIN_REWARDS[name].arguments
+    for key, value in args.items():
+        if key not in known:
+            yield key, f"is no argument of the reward {name}", ", ".join(known) or "leave args out"
+        elif not known[key].fits(value):
+            yield key, "has the wrong type or value", known[key].allowed
+    pattern = args.get("pattern")
+    if name == "regex" and isinstance(pattern, str):
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            yield "pattern", f"is no regular expression: {error}", "as Python's re takes it"
+
+
+def missing_arguments(name: str, args: Mapping[str, Any]) -> list[str]:
+    """Arguments that a built-in reward needs and was not given."""
+    if name not in BUILTIN_REWARDS:
+        return []
+    return [key for key in BUILTIN_REWARDS[name].required if args.get(key) is None]
+
+
+def token_limit(args: Mapping[str, Any], max_response_tokens: int) -> int:
+    """`limit` of `length` and `overlong`: as many tokens as a response can have, where it is not given."""
+    return int(args.get("limit", max_response_tokens))
 
 
 def part_name(part: Any) -> str:

@@ -71,6 +71,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["reward={parts: [{name: regex}]}"], ["spec.reward.parts[0].args"]),
     (["reward={parts: [{python: a:score}, {python: ./b.py:score}]}"], ["spec.reward.parts"]),
     (["reward.name=regex"], ["spec.reward.args"]),
+    (["reward.name=overlong"], ["spec.reward.args"]),
     (["reward=null"], ["spec.reward"]),
     (
         [
@@ -175,6 +176,8 @@ ACCEPTED: list[list[str]] = [
     ["reward=null", "data.reward.python=package.module:function", "data.reward.batch=true"],
     ["reward={name: regex, args: {pattern: '[0-9]+'}}"],
     ["reward={python: './my rewards/a-b.py:score'}"],
+    ["reward={parts: [{name: gsm8k, args: {flexible: true}}, {name: overlong, args: {cache: 4096}}]}"],
+    ["reward={parts: [{name: format, args: {tags: [think], rest: true}}, {name: length}]}", "data.labelKey=null"],
     ["reward={parts: [{name: math, weight: 2}, {python: a:f, batch: true, weight: -0.5}, {name: math, recordAs: m}]}"],
     ["evaluation={data: {path: a}, samplesPerPrompt: 4, passAt: [1, 4], temperature: 1}"],
     ["data.labelKey=null", "reward={name: regex, args: {pattern: a}}", "records.httpPort=null"],

@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 from rljob_api.algorithms import ALGORITHMS, AlgorithmFacts
 from rljob_api.base import ApiModel
 from rljob_api.phases import PHASES
-from rljob_api.rewards import part_name
+from rljob_api.rewards import missing_arguments, part_name
 from rljob_api.rules.core import Rule, exactly_one
 from rljob_api.spec import (
     AlgorithmSpec,
@@ -58,9 +58,9 @@ def _reward_rules(function: type[ApiModel]) -> Iterator[Rule]:
     yield Rule(
         on=function,
         field="args",
-        wrong="the regex reward needs a pattern",
-        allowed="{pattern: REGULAR EXPRESSION}",
-        check=lambda r: r.name != "regex" or isinstance(r.args.get("pattern"), str),
+        wrong="the built-in reward needs an argument that is not there",
+        allowed="{pattern: REGULAR EXPRESSION} with regex, {cache: TOKENS} with overlong",
+        check=lambda r: r.name is None or not missing_arguments(r.name, r.args),
         cel=None,
     )
 

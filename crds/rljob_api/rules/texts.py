@@ -10,6 +10,7 @@ from typing import Any
 from rljob_api import kubernetes_names as names
 from rljob_api.job import ObjectMeta
 from rljob_api.quantities import to_number
+from rljob_api.rewards import BUILTIN_REWARDS, argument_faults, token_limit
 from rljob_api.rules.findings import (
     Check,
     Finding,
@@ -40,7 +41,6 @@ from rljob_api.spec import (
 )
 from rljob_api.wire.names import ATTEMPT_VARIABLE, DRIVER_TOKEN_VARIABLE
 
-_WITH_LABEL = ("match", "exact", "math")
 _RESERVED_ARGUMENTS = ("prompt", "response", "label", "finish_reason")
 _OWN_VARIABLES = {
     "PYTHONHOME": "another standard library would be loaded; environment.pythonPath adds folders",
@@ -144,7 +144,8 @@ def _reward(reward: Any) -> Iterator[Finding]:
 
 def _function(reward: Any) -> Iterator[Finding]:
     if reward.name is not None:
-        yield from _builtin_arguments(reward.name, reward.args)
+        for key, wrong, allowed in argument_faults(reward.name, reward.args):
+            yield Finding(("args", key), wrong, allowed)
     if reward.python is not None and unprintable(reward.python):
         yield Finding(("python",), "holds control characters", "package.module:function, or ./file.py:function")
     for name in reward.args if reward.python is not None else ():
@@ -154,37 +155,39 @@ def _function(reward: Any) -> Iterator[Finding]:
             yield Finding(("args", name), "is no name of an argument", "letters, digits and '_'")
 
 
-def _builtin_arguments(name: str, args: dict[str, Any]) -> Iterator[Finding]:
-    known = {"regex": {"pattern": str, "compare": bool}}.get(name, {})
-    for key, value in args.items():
-        if key not in known:
-            allowed = f"{', '.join(known)}" if known else "leave args out"
-            yield Finding(("args", key), f"is no argument of the reward {name}", allowed)
-        elif not isinstance(value, known[key]):
-            yield Finding(("args", key), "has the wrong type", "true or false" if known[key] is bool else "a string")
-    pattern = args.get("pattern")
-    if name == "regex" and isinstance(pattern, str):
-        try:
-            re.compile(pattern)
-        except (re.error, RecursionError, OverflowError) as error:
-            yield Finding(("args", "pattern"), f"is no regular expression: {error}", "as Python's re takes it")
+_Function = tuple[tuple[str | int, ...], Any]
 
 
-def _labels_of_rewards(spec: Any) -> Iterator[Finding]:
-    """A reward that compares with a label, of a source without one."""
-    sources = [(("data", "sources", i), source) for i, source in enumerate(spec.data.sources)]
-    named: list[tuple[tuple[str | int, ...], Any]] = [*sources] or [(("data",), spec.data)]
+def _functions(spec: Any) -> Iterator[tuple[_Function, _Function]]:
+    """Each function that scores, with its place, and each source that it scores, with its own."""
+    sources: list[_Function] = [(("data", "sources", i), source) for i, source in enumerate(spec.data.sources)]
+    sources = sources or [(("data",), spec.data)]
     if spec.evaluation is not None:
-        named.append((("evaluation", "data"), spec.evaluation.data))
-    for at, source in named:
+        sources.append((("evaluation", "data"), spec.evaluation.data))
+    for at, source in sources:
         reward = source.reward or spec.reward
         where = (*at, "reward") if source.reward else ("reward",)
-        parts = [] if reward is None else list(enumerate(reward.parts or []))
-        functions: list[tuple[tuple[str | int, ...], Any]] = [((*where, "parts", i), part) for i, part in parts]
-        for place, function in functions or [(where, reward)]:
-            if function is not None and function.name in _WITH_LABEL and source.label_key is None:
-                wrong = f"compares with a label, but labelKey of {'.'.join(map(str, at))} is null"
-                yield Finding((*place, "name"), wrong, "a labelKey")
+        if reward is not None:
+            parts = [((*where, "parts", i), part) for i, part in enumerate(reward.parts or [])]
+            for function in parts or [(where, reward)]:
+                yield function, (at, source)
+
+
+def _rewards(spec: Any) -> Iterator[Finding]:
+    """Built-in rewards that do not fit a source or the rollout."""
+    seen = set()
+    for (place, function), (at, source) in _functions(spec):
+        facts = BUILTIN_REWARDS.get(function.name)
+        if facts is not None and facts.compares and source.label_key is None:
+            wrong = f"compares with a label, but labelKey of {'.'.join(map(str, at))} is null"
+            yield Finding((*place, "name"), wrong, "a labelKey")
+        cache = function.args.get("cache")
+        if function.name == "overlong" and place not in seen and isinstance(cache, int):
+            limit = token_limit(function.args, spec.rollout.max_response_tokens)
+            if cache > limit:
+                wrong = "every response would be punished"
+                yield Finding((*place, "args", "cache"), wrong, f"at most the limit, {limit} tokens")
+        seen.add(place)
 
 
 def _environment(environment: Any) -> Iterator[Finding]:
@@ -297,7 +300,7 @@ TEXT_CHECKS: dict[type, tuple[Check, ...]] = {
     EvaluationSpec: (_evaluation,),
     RewardPart: (_function,),
     RewardSpec: (_reward,),
-    RLJobSpec: (_labels_of_rewards, _image),
+    RLJobSpec: (_rewards, _image),
     RolloutSpec: (_engine_arguments,),
     EnvironmentSpec: (_environment,),
     ProfileOverrides: (_overrides,),

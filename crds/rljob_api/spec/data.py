@@ -46,9 +46,10 @@ class SyntheticData(ApiModel):
 class RewardFunction(ApiModel):
     """What scores a response: exactly one of `name` and `python`."""
 
-    name: Literal["match", "exact", "regex", "math"] | None = None
+    name: Literal["match", "exact", "regex", "math", "gsm8k", "format", "length", "overlong"] | None = None
     """Built in: `match` (share of the label's tokens that are right, position by position), `exact`, `regex`, `math`
-    (math-verify)."""
+    (math-verify), `gsm8k` (the number after `####`), `format` (tags such as `<think>`), `length` and `overlong`
+    (penalties: 0 down to -1)."""
     python: Annotated[str, Field(pattern=_FUNCTION, max_length=1024)] | None = None
     """`package.module:function`, or a file and its function, `./rewards.py:function`, relative to the manifest's folder
     (on a cluster an absolute path, in a volume or the image). Sync or async; takes one sample, or a list when `batch`
@@ -56,7 +57,7 @@ class RewardFunction(ApiModel):
     batch: bool = False
     """Call `python` once with all samples of a prompt group instead of once per sample."""
     args: FreeForm = {}
-    """Keyword arguments for the reward function (`regex` needs `pattern`)."""
+    """Keyword arguments for the reward function (`regex` needs `pattern`, `overlong` needs `cache`)."""
 
 
 class RewardPart(RewardFunction):

@@ -75,6 +75,10 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_builtin_rewards(make_runner: Make) -> None:
     assert scores(*make_runner(name="match"), ["a b", "a c", "b a", "a b c"]) == [1.0, 0.5, 0.0, 1.0]
     assert scores(*make_runner(name="exact"), ["a b", "a b c"]) == [1.0, 0.0]
+    assert scores(*make_runner(name="format", args={"tags": ["b"]}), ["a b"]) == [0.0]
+    assert scores(*make_runner(name="length"), ["a", "a a a a"]) == [-0.125, -0.5]
+    assert scores(*make_runner(name="length", args={"limit": 4, "target": 2}), ["a", "a a"]) == [-0.25, 0.0]
+    assert scores(*make_runner(name="overlong", args={"cache": 4}), ["a " * n for n in (4, 5, 8)]) == [0.0, -0.25, -1.0]
     assert scores(*make_runner(name="regex", args={"pattern": "a ."}), ["c a b", "a c", "b"]) == [1.0, 0.0, 0.0]
 
 
@@ -340,7 +344,8 @@ def test_after_a_failure_the_next_round_is_clean(make_runner: Make) -> None:
             {"python": "my_rewards_for_test:where", "batch": True},
             "with batch: true is called as f(samples, **args), which fails: too many positional",
         ),
-        ({"name": "regex"}, "spec.reward.args.pattern: regex needs a pattern"),
+        ({"name": "regex"}, "spec.reward.args.pattern: regex needs it"),
+        ({"parts": [{"name": "exact"}, {"name": "overlong"}]}, "spec.reward.parts[1].args.cache: overlong needs it"),
         (None, "spec.data.reward: neither this source nor spec.reward"),
     ],
 )
@@ -352,7 +357,7 @@ def test_a_wrong_reward_is_refused_at_construction(
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["match", "exact", "math"])
+@pytest.mark.parametrize("name", ["match", "exact", "math", "gsm8k"])
 def test_a_reward_that_compares_needs_labels(name: str, workdir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(UserError, match=rf"spec\.reward\.name: {name} compares with a label, .* labelKey is null"):
         RewardRunner(make_spec({"name": name}, labelKey=None), tokenizer, workdir=workdir)

@@ -12,12 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.quantities import to_number
+from rljob_api.rewards import BUILTIN_REWARDS, token_limit
 from rljob_api.spec import RewardSpec, RLJobSpec
 from rljob_worker.data.sources import data_sources
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.rewards.bounds import Bounds, environment, network_can_be_closed
-from rljob_worker.rewards.builtin import check_args, exact
+from rljob_worker.rewards.builtin import (
+    check_args,
+    exact,
+    gsm8k,
+    length_penalty,
+    make_format,
+    overlong_penalty,
+)
 from rljob_worker.rewards.functions import Sample, Score
 from rljob_worker.rewards.match import Match
 from rljob_worker.rewards.pool import ASYNC_GRACE_SECONDS, WorkerPool
@@ -63,9 +71,9 @@ class _Slot:
 class RewardRunner:
     """Runs the rewards of a job's sources.
 
-    `match` and `exact` are scored at once in the caller's thread. `regex`, `math` and Python functions run in
-    processes of their own, so that a hung one can be killed: sync functions one call at a time in each of up to
-    `processes`, async ones up to 256 at once in one. The working directory is on `sys.path` for them.
+    Built-in rewards that take linear time are scored at once in the caller's thread. `regex`, `math` and Python
+    functions run in processes of their own, so that a hung one can be killed: sync functions one call at a time in each
+    of up to `processes`, async ones up to 256 at once in one. The working directory is on `sys.path` for them.
 
     Construction checks every reward and imports Python functions, in processes that end at once: no code of a user runs
     in the driver. UserError says what is wrong, and nothing was started. Use as a context manager, or `close()`. Not
@@ -85,6 +93,7 @@ class RewardRunner:
         self._tokenizer = tokenizer
         self._workdir = (workdir or Path.cwd()).resolve()
         self._variables = dict(spec.environment.variables)
+        self._max_response_tokens = spec.rollout.max_response_tokens
         self._asynchronous: dict[str, bool] = {}
         """By Python function with its arguments: whether it is async."""
         self._processes = processes or min(MAX_PROCESSES, os.cpu_count() or 1)
@@ -197,8 +206,8 @@ class RewardRunner:
         if reward.name == "match":
             match = Match(self._tokenizer)
             return _Inline(lambda sample, _: match(sample.generation.token_ids, _label(sample)), needs_text=False)
-        if reward.name == "exact":
-            return _Inline(lambda sample, text: exact(text, _label(sample)), needs_text=True)
+        if (inline := _inline(reward, self._max_response_tokens)) is not None:
+            return inline
         asynchronous = self._asynchronous.get(reward.model_dump_json(), False)
         pool = WorkerPool(
             _setup(reward),
@@ -218,7 +227,7 @@ class RewardRunner:
         if reward.python is None:
             assert reward.name is not None
             check_args(reward.name, reward.args)
-            needs_label = reward.name != "regex" or reward.args.get("compare") is True
+            needs_label = BUILTIN_REWARDS[reward.name].compares or reward.args.get("compare") is True
             if needs_label and label_key is None:
                 raise UserError(f"reward.name: {reward.name} compares with a label, but the source's labelKey is null")
         if not reward.network and not network_can_be_closed():
@@ -300,6 +309,29 @@ class _Inline:
 class _Isolated:
     pool: WorkerPool
     batch: bool
+
+
+def _inline(reward: RewardSpec, max_response_tokens: int) -> _Inline | None:
+    """A built-in reward whose time is linear in the response, whatever that is: it needs no process to be ended."""
+    args = reward.args
+    limit = token_limit(args, max_response_tokens)
+    if reward.name == "exact":
+        return _Inline(lambda sample, text: exact(text, _label(sample)), needs_text=True)
+    if reward.name == "gsm8k":
+        return _Inline(lambda sample, text: gsm8k(text, _label(sample), **args), needs_text=True)
+    if reward.name == "format":
+        fits = make_format(**args)
+        return _Inline(lambda _, text: fits(text), needs_text=True)
+    if reward.name == "length":
+        target = args.get("target", 0)
+        return _Inline(lambda sample, _: length_penalty(_tokens(sample), limit, target), needs_text=False)
+    if reward.name == "overlong":
+        return _Inline(lambda sample, _: overlong_penalty(_tokens(sample), limit, args["cache"]), needs_text=False)
+    return None
+
+
+def _tokens(sample: RewardSample) -> int:
+    return len(sample.generation.token_ids)
 
 
 def _setup(reward: RewardSpec, columns: frozenset[str] | None = None) -> Setup:
