@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults test-mutants image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
+.PHONY: help install quickstart tracker-packages cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults test-mutants image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
 
 UV_VERSION := 0.13.9
 LOCK := requirements/cpu.txt
@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 RUNS := runs
 LOCK_HASH := $(shell sha256sum $(LOCK) pyproject.toml | sha256sum | cut -c1-16)
 STAMP := $(VENV)/installed-$(LOCK_HASH)
+TRACKERS_STAMP := $(VENV)/trackers/installed
 
 # The first interpreter that really is 3.11 or 3.12; PYTHON=... overrides.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
@@ -56,7 +57,15 @@ cluster-down: $(STAMP) ## End it
 demo-cluster: $(STAMP) ## Bring it up, apply the quickstart there and follow it to its end
 	@$(BIN)/python tests/cluster/local_cluster.py demo
 
-test: $(STAMP) ## All tests, in two processes side by side; those on a Kubernetes control plane need root and Go, and say so
+# Their pins are not those of vLLM and Megatron: the packages of the trackers have an environment of their own here.
+$(TRACKERS_STAMP): $(STAMP) requirements/trackers.txt
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)/trackers
+	$(BIN)/uv pip install --quiet --python $(VENV)/trackers/bin/python --no-deps -r requirements/trackers.txt
+	@touch $@
+
+tracker-packages: $(TRACKERS_STAMP) ## The packages of all experiment trackers, for their tests, in .venv/trackers
+
+test: $(STAMP) $(TRACKERS_STAMP) ## All tests, in two processes side by side; those on a Kubernetes control plane need root and Go, and say so
 	@$(BIN)/python -m pytest --numprocesses 2 $(TEST_ARGS)
 
 test-cluster: $(STAMP) cluster-programs ## Only those on a Kubernetes control plane
@@ -100,6 +109,8 @@ lock: $(STAMP) ## Resolve the lock files anew
 	@$(BIN)/uv pip compile pyproject.toml --extra cpu --universal --python-version 3.11 --constraints $(LOCK) \
 		--override requirements/overrides.txt --generate-hashes --no-header --no-annotate --upgrade --quiet \
 		-o requirements/worker-cpu.txt
+	@$(BIN)/uv pip compile pyproject.toml --extra wandb --extra mlflow --extra clearml --extra swanlab --extra trackio \
+		--universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade --quiet -o requirements/trackers.txt
 	@$(call lock_over_base,ascend,worker)
 	@$(call lock_over_base,cuda,cuda)
 	@printf 'trl==1.16.0\ntorch==2.11.0\ntransformers==5.23.0\n' | $(BIN)/uv pip compile - --universal --python-version 3.11 \

@@ -153,6 +153,13 @@ REFUSED: list[tuple[list[str], list[str]]] = [
         ["storage.volumes=[{name: a, mountPath: /a, claim: x}, {name: b, mountPath: /a, claim: x}]"],
         ["spec.storage.volumes"],
     ),
+    (["records.trackers=[{name: wandb}, {name: wandb}]"], ["spec.records.trackers"]),
+    (["records.trackers=[{name: mlflow, workspace: w}]"], ["spec.records.trackers[0].workspace"]),
+    (["records.trackers=[{name: mlflow, url: 'http://a', offline: true}]"], ["spec.records.trackers[0].url"]),
+    (
+        ["records.trackers=[{name: mlflow}]", "environment.variables={MLFLOW_TRACKING_TOKEN: t}"],
+        ["spec.records.trackers"],
+    ),
 ]
 
 ACCEPTED: list[list[str]] = [

@@ -55,6 +55,7 @@ from rljob_api.spec.lifecycle import (
     FailureRule,
     RecordsSpec,
     TimeoutsSpec,
+    TrackerSpec,
 )
 from rljob_api.spec.model import Hub, ModelSpec, RandomModel, TrainedTokenizer
 from rljob_api.spec.rollout import RolloutSpec
@@ -118,6 +119,7 @@ __all__ = [
     "TisOutside",
     "TisSpec",
     "Toleration",
+    "TrackerSpec",
     "TrainedTokenizer",
     "TrainingBackend",
     "TrainingSpec",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -91,6 +91,36 @@ class TimeoutsSpec(ApiModel):
     """Seconds for single phases, by their names in the step record (`rollout`, `actor_train`, `update_weights` ...)."""
 
 
+class TrackerSpec(ApiModel):
+    """An experiment tracker that gets each step's scalars, tables of samples and the job as its configuration.
+
+    Its package is an extra of its own (`pip install 'rljob[wandb]'`). Keys come from the environment alone: a Secret of
+    `environment.secrets` with the variables that the package reads (`WANDB_API_KEY`, `MLFLOW_TRACKING_TOKEN`,
+    `CLEARML_API_ACCESS_KEY` and `CLEARML_API_SECRET_KEY`, `SWANLAB_API_KEY`, `TRACKIO_WRITE_TOKEN`).
+    """
+
+    name: Literal["wandb", "mlflow", "clearml", "swanlab", "trackio"]
+    """W&B, MLflow, ClearML, SwanLab or Trackio."""
+    project: Name = "rljob"
+    """Project; MLflow's experiment."""
+    run: Name | None = None
+    """Name of the run; default: the job's name. A restarted job continues the run, whose id is in the run folder."""
+    workspace: Name | None = None
+    """Team or user that the project belongs to: W&B's entity, SwanLab's workspace."""
+    url: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9+.-]*://[^@?\s]+$", max_length=1024)] | None = None
+    """Address of the server, without a key; default: what the package's variables say, else its public server (Trackio:
+    a database in the run folder)."""
+    offline: bool = False
+    """Write to the run folder and use no network; what is there can be sent later, with the package's own tools."""
+    samples: Annotated[int, Field(ge=0, le=256)] = 8
+    """Rows of a table of samples; 0: no tables."""
+    samples_every_steps: PositiveInt = 10
+    """A table every Nth step."""
+    finish_seconds: Annotated[float, Field(gt=0, le=600)] = 30.0
+    """How long the job's end may wait for the last values to be delivered, in seconds; a stop request's grace period is
+    not made longer. What was not delivered is said."""
+
+
 class RecordsSpec(ApiModel):
     """What is written about each step beside `steps.jsonl`."""
 
@@ -100,6 +130,9 @@ class RecordsSpec(ApiModel):
     """At most this many samples a step (whole groups first); default: all."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
+    trackers: Annotated[list[TrackerSpec], Field(max_length=5)] = []
+    """Experiment trackers beside TensorBoard, each at most once. They run beside the job: one that fails neither ends
+    nor delays it."""
     http_port: Annotated[int, Field(ge=0, le=65535)] | None = 0
     """Port of the driver's HTTP endpoint; 0 picks a free one (written to `http.json` in the run folder), null serves
     none."""

@@ -15,6 +15,8 @@ AGENT_PORT = 52365
 
 DRIVER_TOKEN_VARIABLE = "RLJOB_DRIVER_TOKEN"
 """Bearer token that the driver's HTTP endpoint asks for, when set."""
+PRIVATE_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", DRIVER_TOKEN_VARIABLE)
+"""Of a driver: what it starts to run other people's code gets none of them."""
 MANIFEST_VARIABLE = "RLJOB_MANIFEST"
 """Manifest of a submitted driver: base64 of gzip of JSON."""
 ATTEMPT_VARIABLE = "RLJOB_ATTEMPT"

@@ -182,6 +182,11 @@ class StepRecord:
         value = self.metrics.get(name)
         return None if value is None else number(value, f"{self.where}: metrics.{name}")
 
+    def scalars(self) -> dict[str, float]:
+        """What is drawn over the steps, by name; without what was not measured."""
+        own = {"perf/other_time": self.other, "perf/switch_time": self.switch_seconds}
+        return {name: value for name, value in {**self.metrics, **own}.items() if value is not None}
+
     @property
     def reward(self) -> float | None:
         """Mean raw reward of the samples."""

@@ -129,7 +129,9 @@ class Job:
     def describe(self, step: Step) -> None:
         """Write the step's trajectories and note its metrics, now that it was trained on."""
         group = step.rewards.shape[1]
-        write_trajectories(self._records.folder, self.spec.records, step.number, step.samples(), group)
+        samples = step.samples()
+        write_trajectories(self._records.folder, self.spec.records, step.number, samples, group)
+        self._records.samples(step.number, samples)
         self._records.metrics(rollout_metrics(step.responses.generations, step.rewards, step.advantages))
         self._records.metrics(self._part_means.metrics(step.reward_results))
         self._records.metrics(step.trained[0].metrics)

@@ -51,6 +51,18 @@ def check_engine_arguments(arguments: list[str]) -> None:
             raise UserError(f"spec.rollout.engineArgs.{name}: vLLM has no such engine argument{hint}")
 
 
+def check_trackers(spec: RLJobSpec) -> None:
+    """Refuse trackers whose package this environment lacks."""
+    for index, tracker in enumerate(spec.records.trackers):
+        package = importlib.util.find_spec(tracker.name)
+        # A folder of that name (W&B and Trackio make one where they are started) is no package.
+        if package is None or package.origin is None:
+            raise UserError(
+                f"spec.records.trackers[{index}].name: {tracker.name}: its package is not installed; "
+                f"pip install 'rljob[{tracker.name}]', in the worker's image for a cluster"
+            )
+
+
 def engine_argument_names() -> frozenset[str]:
     """Fields of the installed vLLM's `EngineArgs` and `AsyncEngineArgs`; empty without vLLM."""
     package = importlib.util.find_spec("vllm")

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rljob_api import RLJob, RLJobSpec, derived
@@ -26,7 +26,7 @@ from rljob_worker.driver.job import Job
 from rljob_worker.driver.loop import train
 from rljob_worker.driver.machine import check_machine
 from rljob_worker.driver.placement import check_layout
-from rljob_worker.driver.preflight import check_port
+from rljob_worker.driver.preflight import check_port, check_trackers
 from rljob_worker.driver.ray_session import RaySession, connected, embedded
 from rljob_worker.driver.run_folder import Resume, RunFolder
 from rljob_worker.driver.stop import StopSignal
@@ -38,6 +38,7 @@ from rljob_worker.records.metrics import JobMetrics
 from rljob_worker.records.steps import StepLog
 from rljob_worker.records.summary import summarize, write_summary
 from rljob_worker.records.tensorboard import TensorBoardSink
+from rljob_worker.records.trackers.trackers import Trackers
 from rljob_worker.records.writer import RecordWriter, Sink
 from rljob_worker.rewards.parts import PartMeans
 
@@ -85,6 +86,7 @@ def run_job(
     check_layout(job.spec)
     if address is None:
         check_machine(job.spec)
+    check_trackers(job.spec)
     check_port(job.spec.records.http_host, job.spec.records.http_port)
     with ExitStack() as stack:
         folder = RunFolder(output, job, resume)
@@ -99,7 +101,7 @@ def run_job(
         stack.callback(inputs.rewards.close)
         log = StepLog(folder.path)
         stack.callback(log.close)
-        outcome = _run(job.spec, folder, inputs, log, address, on_record, on_event)
+        outcome = _run(job, folder, inputs, log, address, on_record, on_event)
         if folder.is_taken_over():
             return outcome
         skipped = {name: skipped.count for name, skipped in inputs.prompts.skipped().items()}
@@ -109,7 +111,7 @@ def run_job(
 
 
 def _run(
-    spec: RLJobSpec,
+    manifest: RLJob,
     folder: RunFolder,
     inputs: Inputs,
     log: StepLog,
@@ -117,6 +119,7 @@ def _run(
     on_record: Sink,
     on_event: Callable[[str], None],
 ) -> Outcome:
+    spec = manifest.spec
     with ExitStack() as stack:
         metrics = JobMetrics(spec.steps)
         events = EventLog(folder.path, folder.attempt, metrics.event)
@@ -130,7 +133,11 @@ def _run(
             tensorboard = TensorBoardSink(folder.path)
             stack.callback(tensorboard.close)
             sinks.append(tensorboard)
-        writer = RecordWriter(folder.path, log, folder.attempt, sinks)
+        trackers = Trackers(folder.path, spec, manifest.metadata.name, on_event)
+        # Where the end below is not reached, what could not be foreseen waits for nobody.
+        stack.callback(trackers.close, failed=True, seconds=0.0)
+        sinks.append(trackers)
+        writer = RecordWriter(folder.path, log, folder.attempt, sinks, trackers.samples)
         checkpoints = folder.checkpoints()
         cluster = Cluster(spec, folder.path, inputs.model_folder, checkpoints.root)
         stop = StopSignal(spec.checkpoint.grace_seconds, cluster.kill)
@@ -174,6 +181,8 @@ def _run(
             events.write("failed", message=str(error))
             cluster.kill()
             outcome = Outcome(error.exit_code, RunOutcome.FAILED, str(error))
+        for delivery in trackers.close(outcome.outcome is RunOutcome.FAILED, stop.seconds_left()):
+            events.write("tracker", **asdict(delivery))
         if server is not None:
             # Whoever asked for the stop may not wait longer than that.
             server.linger(min(spec.records.linger_seconds, stop.seconds_left()))

@@ -32,12 +32,7 @@ class TensorBoardSink:
             self._writer.add_event(
                 Event(wall_time=time, step=step, session_log=SessionLog(status=SessionLog.SessionStatus.START))
             )
-        scalars = {
-            **record.metrics,
-            "perf/other_time": record.other,
-            "perf/switch_time": record.switch_seconds,
-        }
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items() if value is not None]
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in record.scalars().items()]
         self._writer.add_event(Event(wall_time=time, step=step, summary=Summary(value=values)))
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from rljob_worker.phases import StepTiming
 from rljob_worker.records.steps import StepLog
 
 Sink = Callable[[StepRecord], None]
+SampleSink = Callable[[int, Sequence[Mapping[str, Any]]], None]
 
 ALWAYS_REPORTED = (
     "rollout/raw_reward",
@@ -35,11 +36,15 @@ class RecordWriter:
         folder: the run folder.
         log: where records go.
         attempt: stamped on each record.
-        sinks: called with each record after it was written (TensorBoard, metric registry, progress bar).
+        sinks: called with each record after it was written (TensorBoard, metric registry, progress bar, trackers).
+        on_samples: called with each step and its samples, as in the trajectories.
     """
 
-    def __init__(self, folder: Path, log: StepLog, attempt: int, sinks: list[Sink]) -> None:
+    def __init__(
+        self, folder: Path, log: StepLog, attempt: int, sinks: list[Sink], on_samples: SampleSink | None = None
+    ) -> None:
         self.folder = folder
+        self._on_samples = on_samples
         self._log = log
         self._attempt = attempt
         self._sinks = sinks
@@ -73,6 +78,11 @@ class RecordWriter:
     def weights(self, report: WeightSync) -> None:
         """What the weight sync did."""
         self._weights = report
+
+    def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Pass on what a step's responses were."""
+        if self._on_samples is not None:
+            self._on_samples(step, samples)
 
     def write(self, step: int, timing: StepTiming, *, applied: bool = True) -> StepRecord:
         """Write the record of a step and begin the next one's; returns what stands in the log."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from rljob_api.wire.names import DRIVER_TOKEN_VARIABLE
+from rljob_api.wire.names import PRIVATE_VARIABLES
 from rljob_worker.host.reaper_process import OWNER_VARIABLE
 from rljob_worker.rewards import keeper
 
@@ -21,7 +21,6 @@ _PASSED = (
     OWNER_VARIABLE,
 )  # fmt: skip
 _PASSED_PREFIXES = ("LC_",)
-_NEVER = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", DRIVER_TOKEN_VARIABLE)
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Several rewards run beside generation: a thread for each core would also take memory for each."""
 
@@ -61,7 +60,7 @@ def environment(given: Mapping[str, str], names: Iterable[str]) -> dict[str, str
         if name in _PASSED or name.startswith(_PASSED_PREFIXES) or name in set(names)
     }
     variables = dict.fromkeys(_ONE_THREAD, "1") | own | dict(given)
-    return {name: value for name, value in variables.items() if name not in _NEVER}
+    return {name: value for name, value in variables.items() if name not in PRIVATE_VARIABLES}
 
 
 def explain(code: int, bounds: Bounds) -> str:

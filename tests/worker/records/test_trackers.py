@@ -1,0 +1,220 @@
+"""Experiment trackers with their real packages, offline, and against servers that are not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rljob_api import RLJobSpec
+from rljob_api.problems import ManifestError
+from rljob_api.validation import load_manifest
+from rljob_api.wire.names import DRIVER_TOKEN_VARIABLE
+from rljob_api.wire.step_record import StepRecord
+from rljob_worker.driver.preflight import check_trackers
+from rljob_worker.errors import UserError
+from rljob_worker.records.trackers.feed import Delivery, TrackerFeed
+from rljob_worker.records.trackers.trackers import Trackers, config_of, row_of
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+NAMES = ("wandb", "mlflow", "clearml", "swanlab", "trackio")
+STEPS = ((1, 2, 3), (3, 4))
+"""Of two attempts."""
+PYTHON = Path(os.environ.get("RLJOB_TRACKERS_PYTHON", Path(sys.prefix) / "trackers" / "bin" / "python"))
+"""Of the environment that `make tracker-packages` makes."""
+SAMPLE = {
+    "prompt": "2 + 2 =", "label": "4", "response": "it is \ud800 4", "reward": 1.0, "reward_parts": {"format": 0.5},
+    "finish_reason": "stop", "response_tokens": 3, "advantage": 0.1,
+}  # fmt: skip
+
+with_packages = pytest.mark.skipif(not PYTHON.is_file(), reason="needs `make tracker-packages`")
+
+
+def spec_of(*trackers: dict[str, Any], **blocks: Any) -> RLJobSpec:
+    spec = yaml.safe_load((REPOSITORY / "examples" / "quickstart.yaml").read_text())["spec"]
+    return RLJobSpec.model_validate(spec | {"records": {"trackers": list(trackers)}} | blocks)
+
+
+def record(step: int, attempt: int = 1) -> StepRecord:
+    metrics = {"train/loss": 1 / step, "rollout/raw_reward": float(attempt), "train/kl_loss": None}
+    return StepRecord(step, attempt, 1.7e9 + step, 1.0, {"rollout": 0.5}, 0.5, 0.0, metrics)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker_on_the_path() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{REPOSITORY / 'worker'}:{REPOSITORY / 'crds'}")
+        yield
+
+
+@pytest.fixture(scope="module")
+def deliveries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[Delivery]]]:
+    """All trackers beside each other; a second attempt does step 3 again."""
+    folder, found = tmp_path_factory.mktemp("run"), []
+    for attempt, steps in enumerate(STEPS, 1):
+        # An offline session of ClearML cannot be continued, and takes ten seconds to close.
+        names = NAMES if attempt == 1 else [name for name in NAMES if name != "clearml"]
+        spec = spec_of(*({"name": name, "offline": True, "samples": 2, "samplesEverySteps": 2} for name in names))
+        trackers = Trackers(folder, spec, "my-run", lambda text: None, str(PYTHON))
+        for step in steps:
+            trackers(record(step, attempt))
+            trackers.samples(step, [SAMPLE] * 5)
+        found.append(trackers.close(failed=False))
+    return folder, found
+
+
+@with_packages
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tracker_gets_config_scalars_and_samples_and_a_restart_continues_its_run(
+    deliveries: tuple[Path, list[list[Delivery]]], name: str
+) -> None:
+    folder, attempts = deliveries
+    delivered = [one for attempt in attempts for one in attempt if one.name == name]
+    steps = [step for attempt in STEPS[: len(delivered)] for step in attempt]
+    log = (folder / "logs" / f"tracker-{name}.log").read_text()
+    everything = [(4, 4, True, ""), (3, 3, True, "")][: len(delivered)]
+    assert [(one.offered, one.delivered, one.finished, one.said()) for one in delivered] == everything, log
+    reader = Path(__file__).parent / "read_tracker.py"
+    printed = subprocess.run(
+        [PYTHON, reader, name, folder / "trackers" / name], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    found = json.loads(printed.splitlines()[-1])
+    assert found["scalars"] == [pytest.approx([step, 1 / step]) for step in steps]
+    assert found["tables"] == len(delivered)
+    assert found["config"]["steps"] == 200
+    assert found["name"] == "my-run"
+    known = json.loads((folder / "trackers" / f"{name}.json").read_text())["id"]
+    assert set(found["ids"]) == {known}
+
+
+@with_packages
+@pytest.mark.slow
+def test_no_server_and_a_silent_server_end_nothing_and_delay_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in ("WANDB_API_KEY", "CLEARML_API_ACCESS_KEY", "CLEARML_API_SECRET_KEY", "SWANLAB_API_KEY"):
+        monkeypatch.setenv(key, "0" * 40)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        # Who connects is never answered: the worst of networks.
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        spec = spec_of(*({"name": name, "url": url, "finishSeconds": 8} for name in NAMES))
+        trackers = Trackers(tmp_path, spec, "my-run", lambda text: None, str(PYTHON))
+        pids = [feed._process.pid for _, feed in trackers._feeds if feed._process]
+        begun = time.monotonic()
+        for step in range(1, 4001):
+            trackers(record(step))
+        assert time.monotonic() - begun < 2
+        begun = time.monotonic()
+        deliveries = trackers.close(failed=False)
+        assert time.monotonic() - begun < 10
+    assert len(pids) == len(NAMES)
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    for delivery in deliveries:
+        assert f"tracker {delivery.name}: " in delivery.said(), delivery
+        assert "4000 of 4000 messages were not delivered" in delivery.said()
+        assert caplog.text.count(delivery.said()) == 1
+        assert delivery.dropped >= 1000
+        # Trackio refuses a server without a token at once; the others wait for an answer.
+        assert ("write token" if delivery.name == "trackio" else "did not finish in time") in delivery.first_failure
+
+
+def test_a_tracker_that_cannot_start_is_named_once_and_all_it_missed_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opening = {"project": "p", "run": "r", "workspace": None, "url": None, "offline": True, "config": {}}
+    feed = TrackerFeed(tmp_path, "nothing_of_this_name", opening, 5.0, lambda text: None)
+    for step in range(1, 11):
+        feed.send({"step": step, "time": 1.0, "scalars": {}})
+    feed.finish(failed=False)
+    delivery = feed.close(time.monotonic() + 30)
+    assert delivery.said().startswith("tracker nothing_of_this_name: 10 of 10 messages were not delivered")
+    assert "ModuleNotFoundError: No module named 'rljob_worker.records.trackers.nothing_of_this_name'" in (
+        delivery.first_failure
+    )
+    assert caplog.text.count("training goes on") == 1
+
+
+def test_a_run_folder_that_cannot_be_written_costs_the_tracker_alone(tmp_path: Path) -> None:
+    (tmp_path / "trackers").write_text("a file")
+    trackers = Trackers(tmp_path, spec_of({"name": "wandb", "offline": True}), "r", lambda text: None)
+    trackers(record(1))
+    (delivery,) = trackers.close(failed=False)
+    assert "1 of 1 messages were not delivered" in delivery.said()
+    assert str(tmp_path / "trackers") in delivery.first_failure
+
+
+def test_a_package_that_is_missing_is_refused_by_name_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # W&B and Trackio leave a folder of their name where they are started: it is no package.
+    for name in NAMES:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for name in NAMES:
+        with pytest.raises(UserError, match=rf"trackers\[0\].name: {name}: .* pip install 'rljob\[{name}\]'"):
+            check_trackers(spec_of({"name": name}))
+    check_trackers(spec_of())
+
+
+def test_each_tracker_is_an_extra() -> None:
+    extras = (REPOSITORY / "pyproject.toml").read_text()
+    assert all(f"\n{name} = [" in extras for name in NAMES)
+    locked = (REPOSITORY / "requirements" / "trackers.txt").read_text()
+    assert all(f"\n{name}==" in f"\n{locked}" for name in ("wandb", "mlflow-skinny", "clearml", "swanlab", "trackio"))
+
+
+def test_neither_variables_nor_tokens_leave_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(spec_of(environment={"variables": {"PRIVATE": "secret-of-the-job"}}))
+    assert config["rollout"]["promptsPerStep"] == 32
+    assert "secret-of-the-job" not in json.dumps(config)
+    monkeypatch.setenv(DRIVER_TOKEN_VARIABLE, "token-of-the-driver")
+    given: list[dict[str, str]] = []
+
+    def popen(*args: Any, **options: Any) -> None:
+        given.append(options["env"])
+        raise OSError(2, "no process in this test")
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    Trackers(tmp_path, spec_of({"name": "wandb"}), "r", lambda text: None).close(failed=False)
+    assert given
+    assert DRIVER_TOKEN_VARIABLE not in given[0]
+    assert given[0]["PATH"] == os.environ["PATH"]
+
+
+def test_cells_of_a_sample_table_are_what_every_tracker_takes() -> None:
+    row = row_of({**SAMPLE, "reward": float("nan"), "label": {"answer": [1]}, "response": "x" * 20_000, "prompt": True})
+    assert row["reward"] is None
+    assert (row["label"], row["prompt"]) == ('{"answer": [1]}', "true")
+    assert len(str(row["response"])) == 10_000
+    assert row["reward_parts"] == '{"format": 0.5}'
+    assert row_of(SAMPLE)["response"] == "it is \\ud800 4"
+
+
+@pytest.mark.parametrize(
+    ("tracker", "field"), [({"name": "mlflow", "url": "http://user:key@a"}, "url"), ({"name": "neptune"}, "name")]
+)
+def test_what_a_tracker_cannot_be_is_refused(tracker: dict[str, str], field: str) -> None:
+    manifest = yaml.safe_load((REPOSITORY / "examples" / "quickstart.yaml").read_text())
+    manifest["spec"]["records"] = {"trackers": [tracker]}
+    with pytest.raises(ManifestError, match=rf"spec.records.trackers\[0\].{field}"):
+        load_manifest(yaml.safe_dump(manifest))
+
+
+def test_a_key_in_the_manifest_is_refused() -> None:
+    manifest = yaml.safe_load((REPOSITORY / "examples" / "quickstart.yaml").read_text())
+    manifest["spec"] |= {"environment": {"variables": {"WANDB_API_KEY": "the-key"}}}
+    load_manifest(yaml.safe_dump(manifest))
+    manifest["spec"] |= {"records": {"trackers": [{"name": "wandb"}]}}
+    with pytest.raises(ManifestError, match=r"spec.records.trackers: .* has the key of one") as refused:
+        load_manifest(yaml.safe_dump(manifest))
+    assert "the-key" not in str(refused.value)
