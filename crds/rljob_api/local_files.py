@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from rljob_api.base import ApiModel
 from rljob_api.blocks import fields_of
 from rljob_api.job import RLJob
-from rljob_api.spec import RewardFunction, RLJobSpec
+from rljob_api.spec import ChatSpec, RewardFunction, RLJobSpec
 
 Block = TypeVar("Block", bound=ApiModel)
 Change = Callable[[str, str], str]
@@ -66,5 +66,7 @@ def _changed(block: Block, at: str, change: Change) -> Block:
     if isinstance(block, RewardFunction) and (named := function_file(block.python)):
         file, function = named
         changes["python"] = f"{change(f'{at}.python', file)}:{function}"
+    if isinstance(block, ChatSpec) and block.template_file is not None:
+        changes["template_file"] = change(f"{at}.templateFile", block.template_file)
     changes = {name: value for name, value in changes.items() if value != getattr(block, name)}
     return block.model_copy(update=changes) if changes else block

@@ -31,6 +31,7 @@ def test_relative_files_are_those_of_the_manifests_folder(tmp_path: Path) -> Non
     job = load_manifest(
         manifest(
             "reward={parts: [{python: ./one.py:f}, {python: package.module:g}]}",
+            "evaluation.data={path: c, applyChatTemplate: true, chat: {templateFile: two.py}}",
             "data={sources: [{path: a, reward: {python: two.py:h}}, {path: b, reward: {python: /elsewhere/x.py:f}}]}",
         )
     )
@@ -38,11 +39,13 @@ def test_relative_files_are_those_of_the_manifests_folder(tmp_path: Path) -> Non
         ("spec.data.sources[0].reward.python", "two.py"),
         ("spec.data.sources[1].reward.python", "/elsewhere/x.py"),
         ("spec.reward.parts[0].python", "./one.py"),
+        ("spec.evaluation.data.chat.templateFile", "two.py"),
     ]
     assert [file for _, file in local_files(resolved(job, tmp_path).spec)] == [
         str(tmp_path / "two.py"),
         "/elsewhere/x.py",
         str(tmp_path / "one.py"),
+        str(tmp_path / "two.py"),
     ]
     assert resolved(job, tmp_path).metadata == job.metadata
     (tmp_path / "one.py").unlink()

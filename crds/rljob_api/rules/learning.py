@@ -48,6 +48,17 @@ def _part_names_differ(reward: Any) -> bool:
     return len(names) == len(set(names))
 
 
+def _chat_rule(source: type[ApiModel]) -> Rule:
+    return Rule(
+        on=source,
+        field="chat",
+        wrong="has no effect without a chat template",
+        allowed="only with applyChatTemplate: true",
+        check=lambda s: s.chat is None or s.apply_chat_template,
+        cel="!has(self.chat) || self.applyChatTemplate",
+    )
+
+
 def _reward_rules(function: type[ApiModel]) -> Iterator[Rule]:
     yield Rule(
         on=function,
@@ -78,6 +89,7 @@ MODEL_AND_DATA = (
         cel="!has(self.revision) || has(self.path)",
     ),
     exactly_one(DataSource, "path", "synthetic"),
+    *(_chat_rule(source) for source in (DataSource, DataSpec)),
     Rule(
         on=DataSpec,
         field="",

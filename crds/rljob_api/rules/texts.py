@@ -20,6 +20,7 @@ from rljob_api.rules.findings import (
     unprintable,
 )
 from rljob_api.spec import (
+    ChatSpec,
     CheckpointSpec,
     DataSource,
     DataSpec,
@@ -85,8 +86,24 @@ def _model(model: Any) -> Iterator[Finding]:
 _OF_A_DATASET = {"split": "train", "subset": None, "hub": Hub.HUGGING_FACE}
 _OF_EACH_SOURCE = {
     **{"name": None, "split": "train", "subset": None, "hub": Hub.HUGGING_FACE, "promptKey": "prompt"},
-    **{"labelKey": "label", "applyChatTemplate": False, "weight": 1.0},
+    **{"labelKey": "label", "applyChatTemplate": False, "weight": 1.0, "chat": None},
 }
+
+
+_GIVEN_TO_TEMPLATES = (
+    *("messages", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize"),
+    *("chat_template", "tokenizer_kwargs", "return_dict", "return_tensors", "return_assistant_tokens_mask"),
+    *("padding", "truncation", "max_length", "kwargs"),
+)
+
+
+def _chat(chat: Any) -> Iterator[Finding]:
+    yield from _path("templateFile", chat.template_file, "a Jinja file", set())
+    for name in chat.template_args:
+        if name in _GIVEN_TO_TEMPLATES:
+            yield Finding(("templateArgs", name), "is given to every template already", "another name")
+        elif not name.isidentifier():
+            yield Finding(("templateArgs", name), "is no name of a variable", "letters, digits and '_'")
 
 
 def _snake(name: str) -> str:
@@ -295,6 +312,7 @@ def _cpu(resources: Any) -> Iterator[Finding]:
 TEXT_CHECKS: dict[type, tuple[Check, ...]] = {
     ObjectMeta: (_metadata,),
     ModelSpec: (_model,),
+    ChatSpec: (_chat,),
     DataSource: (_source,),
     DataSpec: (_sources,),
     EvaluationSpec: (_evaluation,),

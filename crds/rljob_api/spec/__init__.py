@@ -38,6 +38,7 @@ from rljob_api.spec.colocation import (
     WeightSyncSpec,
 )
 from rljob_api.spec.data import (
+    ChatSpec,
     DataSource,
     DataSpec,
     EvaluationSpec,
@@ -63,6 +64,7 @@ from rljob_api.spec.training import LrSchedule, OptimizerSpec, Precision, Recomp
 
 __all__ = [
     "AlgorithmSpec",
+    "ChatSpec",
     "CheckpointSpec",
     "DataSource",
     "DataSpec",

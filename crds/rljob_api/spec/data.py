@@ -91,6 +91,18 @@ class RewardSpec(RewardFunction):
     reward may run what a model wrote."""
 
 
+class ChatSpec(ApiModel):
+    """What a chat template is given beside the prompt; only with `applyChatTemplate`."""
+
+    system: Annotated[str, Field(min_length=1, max_length=32768)] | None = None
+    """System prompt before each prompt's messages; a row that begins with a system message of its own keeps that."""
+    template_file: Text | None = None
+    """Jinja file instead of the tokenizer's own template, relative to the manifest's folder (on a cluster an absolute
+    path, in a volume or the image)."""
+    template_args: FreeForm = {}
+    """Variables of the template, such as `enable_thinking: false`; one that it does not use is refused."""
+
+
 class DataSource(ApiModel):
     """One data set: exactly one of `path` and `synthetic`."""
 
@@ -112,6 +124,8 @@ class DataSource(ApiModel):
     """Column with the reference answer; null when the reward needs none."""
     apply_chat_template: bool = False
     """Render the prompt through the tokenizer's chat template (a plain string becomes one user message)."""
+    chat: ChatSpec | None = None
+    """System prompt, own template and template arguments."""
     weight: PositiveFloat = 1.0
     """Share of prompts drawn from this source, relative to the other sources' weights."""
     reward: RewardSpec | None = None

@@ -11,6 +11,7 @@ import numpy as np
 import xxhash
 
 from rljob_api.spec import DataSource, RewardSpec, RLJobSpec
+from rljob_worker.data.chat import ChatTemplate
 from rljob_worker.data.sources import LoadedSource, check_prompt, label_text, load_source, load_sources
 from rljob_worker.errors import UserError
 from rljob_worker.types import IntArray, Prompt
@@ -23,6 +24,8 @@ logger = logging.getLogger("rljob.data")
 STATE_VERSION = 1
 _CACHED_TOKENS = 1_000_000
 _EXAMPLES = 3
+_RENDERED = 100
+"""Prompts of each source whose rendering is looked at before anything starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +156,14 @@ class _Renderer:
         self.loaded = loaded
         self._tokenizer = tokenizer
         self._reward = _reward_of(loaded, default_reward)
-        if loaded.source.apply_chat_template and not tokenizer.chat_template:
-            raise UserError(f"{loaded.field}.applyChatTemplate: the model's tokenizer has no chat template")
+        self._chat: ChatTemplate | None = None
+        if loaded.source.apply_chat_template:
+            self._chat = ChatTemplate(loaded.source, loaded.field, tokenizer, loaded.template)
+            key = loaded.source.prompt_key
+            first = [(content[key], loaded.place(row)) for row, content in enumerate(loaded.rows[:_RENDERED])]
+            for prompt, place in first:
+                check_prompt(prompt, place, loaded.field, loaded.source)
+            self._chat.check(first)
 
     def render(self, rows: Sequence[int]) -> list[Prompt]:
         """The prompts of these rows, tokenized as one batch."""
@@ -186,16 +195,7 @@ class _Renderer:
     def _text(self, prompt: Any, row: int) -> str:
         source = self.loaded.source
         check_prompt(prompt, self.loaded.place(row), self.loaded.field, source)
-        if not source.apply_chat_template:
-            return str(prompt)
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        try:
-            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except Exception as error:
-            raise UserError(
-                f"{self.loaded.place(row)}: the chat template refuses the prompt: {type(error).__name__}: {error}"
-            ) from error
-        return str(text)
+        return str(prompt) if self._chat is None else self._chat.render(prompt, self.loaded.place(row))
 
 
 class _Stream:
@@ -260,7 +260,9 @@ class _Stream:
                 f"{changed} since the data cursor was saved: {saved['rows']} rows then, {len(self.loaded.rows)} now"
             )
         if saved["fingerprint"] != self.loaded.fingerprint:
-            raise UserError(f"{changed} since the data cursor was saved: as many rows, but other content")
+            raise UserError(
+                f"{changed} since the data cursor was saved: as many rows, but other content or another chat template"
+            )
         if saved["weight"] != self.loaded.source.weight:
             raise UserError(
                 f"{self.loaded.field}.weight: is {self.loaded.source.weight}, "

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from rljob_api.spec import DataSource, Hub, RLJobSpec
+from rljob_worker.data.chat import read_template
 from rljob_worker.data.hub import hub_failure, is_hub_id, modelscope
 from rljob_worker.data.synthetic import generate_rows
 from rljob_worker.errors import UserError
@@ -32,7 +33,9 @@ class LoadedSource:
     source: DataSource
     rows: Sequence[Row]
     fingerprint: str
-    """Changes when the rows change."""
+    """Changes when the rows change, or the source's own chat template."""
+    template: str | None = None
+    """Text of that template."""
 
     def reward_columns(self) -> frozenset[str]:
         """Columns of the first rows that are neither prompt nor label."""
@@ -67,6 +70,15 @@ def load_sources(spec: RLJobSpec) -> list[LoadedSource]:
 
 def load_source(source: DataSource, field: str) -> LoadedSource:
     """Read one source (`field` is its place in the manifest); UserError says what is wrong, and where."""
+    loaded = _load_rows(source, field)
+    template = read_template(source, field)
+    if template is None:
+        return loaded
+    both = xxhash.xxh3_128_hexdigest(f"{loaded.fingerprint}\0{template}".encode())
+    return replace(loaded, fingerprint=both, template=template)
+
+
+def _load_rows(source: DataSource, field: str) -> LoadedSource:
     if source.synthetic is not None:
         return _load_synthetic(source, field)
     if source.path is None:

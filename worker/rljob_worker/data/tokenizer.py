@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.spec import DataSource, RandomModel, RLJobSpec
+from rljob_worker.data.chat import ChatTemplate
 from rljob_worker.data.hub import is_hub_id, snapshot
 from rljob_worker.data.sources import data_sources, label_text, load_source
 from rljob_worker.errors import UserError
@@ -140,11 +141,27 @@ def _train(spec: RLJobSpec, model: RandomModel) -> PreTrainedTokenizerBase:
 
 def _texts(sources: Iterable[tuple[str, DataSource]]) -> Iterator[str]:
     for field, source in sources:
-        for row in load_source(source, field).rows:
+        loaded = load_source(source, field)
+        chat = None
+        if source.chat is not None and source.apply_chat_template:
+            chat = ChatTemplate(source, field, _renderer(), loaded.template)
+        for number, row in enumerate(loaded.rows):
             prompt = row[source.prompt_key]
-            yield from [prompt] if isinstance(prompt, str) else (str(message["content"]) for message in prompt)
+            if chat is not None:
+                yield chat.render(prompt, loaded.place(number))
+            else:
+                yield from [prompt] if isinstance(prompt, str) else (str(message["content"]) for message in prompt)
             if source.label_key is not None:
                 yield label_text(row[source.label_key])
+
+
+def _renderer() -> PreTrainedTokenizerBase:
+    """A tokenizer that can only render, for what the words of the one to be trained are taken from."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN))
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=EOS, pad_token=PAD, chat_template=CHAT_TEMPLATE)
 
 
 def _train_word(texts: Iterable[str], special: list[str], vocab_size: int) -> Tokenizer:
