@@ -152,7 +152,7 @@ class EvaluationSpec(ApiModel):
     every_steps: PositiveInt = 50
     """Evaluate after every N steps."""
     at_start: bool = False
-    """Evaluate once before training too."""
+    """Evaluate once before training too; recorded as step 0."""
     max_prompts: PositiveInt | None = None
     """Use only the first N prompts."""
     samples_per_prompt: SampleCount = 1

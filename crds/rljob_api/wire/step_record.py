@@ -68,6 +68,7 @@ class StepRecord:
     """One executed step. Keys that this version does not know are left out, optional ones may be missing."""
 
     step: int
+    """0: the evaluation before the first step, which is no step itself (`is_step`)."""
     attempt: int
     """Of the run folder: each start of a driver has another one."""
     time: float
@@ -173,6 +174,11 @@ class StepRecord:
         return content if self.index == UNNUMBERED else {**content, "index": self.index, "rerun": self.rerun}
 
     @property
+    def is_step(self) -> bool:
+        """Whether it is of a step: whatever counts, adds up or times steps leaves others out."""
+        return self.step > 0
+
+    @property
     def where(self) -> str:
         """What messages call it."""
         return "a step's draft" if self.index == UNNUMBERED else f"step record {self.index}"
@@ -183,8 +189,8 @@ class StepRecord:
         return None if value is None else number(value, f"{self.where}: metrics.{name}")
 
     def scalars(self) -> dict[str, float]:
-        """What is drawn over the steps, by name; without what was not measured."""
-        own = {"perf/other_time": self.other, "perf/switch_time": self.switch_seconds}
+        """What is drawn over the steps, by name; without what was not measured, and of step 0 without the step's times."""
+        own = {"perf/other_time": self.other, "perf/switch_time": self.switch_seconds} if self.is_step else {}
         return {name: value for name, value in {**self.metrics, **own}.items() if value is not None}
 
     @property

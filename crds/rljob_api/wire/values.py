@@ -68,5 +68,6 @@ def shown(value: object) -> str:
 def finite(values: Mapping[str, float | None]) -> dict[str, float | None]:
     """JSON has no NaN: what `number` would refuse becomes null, so that a reader cannot take it for a number."""
     return {
-        name: value if value is not None and -_LARGEST < value < _LARGEST else None for name, value in values.items()
+        name: value if value is not None and -_LARGEST < float(value) < _LARGEST else None
+        for name, value in values.items()
     }

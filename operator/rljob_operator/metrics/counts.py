@@ -82,7 +82,7 @@ class RunCounts:
 
     def __init__(self) -> None:
         self.count = 0
-        """Records counted: the index of the next one."""
+        """Records read: the index of the next one. That of step 0 is among them, and counts nowhere else."""
         self.behind = 0
         """Records that the driver had at the last feed and that were not counted."""
         self.complete = False
@@ -124,6 +124,14 @@ class RunCounts:
     def add(self, record: StepRecord) -> None:
         """Count a record; its index must be `count`."""
         assert record.index == self.count
+        if record.is_step:
+            self._count_step(record)
+        self._last = fingerprint(record)
+        if self._first is None:
+            self._first = self._last
+        self.count += 1
+
+    def _count_step(self, record: StepRecord) -> None:
         for label, seconds in phases_by_label(record).items():
             self._observe(_ROW[label], seconds)
         # The clock may be a rounding error below zero here.
@@ -140,13 +148,9 @@ class RunCounts:
             self.step = record.step
         self._parts.admit(record.reward_parts())
         self.unverified += record.weights is not None and not record.weights.verified
-        self._last = fingerprint(record)
-        if self._first is None:
-            self._first = self._last
-        self.count += 1
 
     def show(self, newest: StepRecord, memory: Mapping[str, float]) -> None:
-        """Keep what is shown of the newest counted record, with its memory by rendered labels."""
+        """Keep what is shown of the newest counted step, with its memory by rendered labels."""
         size = None if newest.weights is None else newest.weights.bytes
         self.sync_bytes = math.nan if size is None else float(size)
         self.response_length = math.nan if newest.response_length is None else float(newest.response_length)

@@ -31,8 +31,8 @@ class JobMetrics:
 
     @property
     def records(self) -> RunCounts | None:
-        """What the records add up to, once all that there are were counted."""
-        return self.counts if self.counts.complete and self.counts.count else None
+        """What the records add up to, once all that there are were counted and one of them is of a step."""
+        return self.counts if self.counts.complete and self.counts.last is not None else None
 
 
 Lines = Callable[[JobMetrics, float], Iterator[str]]

@@ -62,11 +62,12 @@ class JobMetricsStore:
         replaced = job.counts.contradicts(parsed) or (total is not None and total < job.counts.count)
         counts = RunCounts() if replaced else job.counts
         fresh = counts.next_of(parsed)
-        memory = bounded(fresh[-1].memory_states()) if fresh else {}
+        newest = next((record for record in reversed(fresh) if record.is_step), None)
+        memory = {} if newest is None else bounded(newest.memory_states())
         for record in fresh:
             counts.add(record)
-        if fresh:
-            counts.show(fresh[-1], memory)
+        if newest is not None:
+            counts.show(newest, memory)
         counts.behind = max(0, (counts.count if total is None else total) - counts.count)
         counts.complete = counts.complete or not counts.behind
         job.counts = counts

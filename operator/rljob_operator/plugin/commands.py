@@ -63,7 +63,8 @@ async def _steps(cluster: Cluster, job: JobView, count: int) -> tuple[list[JsonO
             async with open_head(cluster, JobKey(job.namespace, job.name), job.uid, state) as head:
                 driver = await head.driver()
                 records, total = await _last_records(driver, count)
-            steps = [Step.from_record(StepRecord.parse(record)) for record in records]
+            parsed = map(StepRecord.parse, records)
+            steps = [Step.from_record(record) for record in parsed if record.is_step]
             return records, steps, f"The last {len(records)} of {total} step records"
         except (NoAnswer, WireError) as error:
             why = str(error)

@@ -66,9 +66,10 @@ def test_the_operator_shows_what_the_driver_shows() -> None:
         assert match == [pytest.approx(value)], name
 
 
-steps_of_a_run = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 6)), min_size=1, max_size=4).map(
+steps_of_a_run = st.lists(st.tuples(st.integers(1, 12), st.integers(-1, 6)), min_size=1, max_size=4).map(
     lambda parts: [step for length, start in parts for step in range(1 + start, 1 + start + length)]
 )
+"""Attempts, each from a step on; from 0 where it begins with an evaluation."""
 operations = st.lists(
     st.one_of(
         st.tuples(st.just("page"), st.integers(0, 50), st.integers(0, 50)),
@@ -101,7 +102,8 @@ def test_any_way_of_reading_ends_in_the_counts_of_one_reading(
     made.observe_status(view(phase="Running"))
     assert made.exposition() == once.exposition()
     assert made.driver_totals(KEY) == once.driver_totals(KEY)
-    assert samples(made.exposition())[COUNT] == len(records)
+    executed = [step for step in steps if step]
+    assert samples(made.exposition()).get(COUNT, 0) == len(executed)
 
 
 def _play(
@@ -177,6 +179,24 @@ def test_steps_that_ran_again_are_lost_work() -> None:
     assert totals.last is not None
     assert (totals.last.step, totals.last.weight_version, totals.last.reward) == (5, 5, pytest.approx(0.255))
     assert store().driver_totals(KEY) == DriverTotals()
+
+
+def test_an_evaluation_at_the_start_is_read_and_counted_nowhere() -> None:
+    at_start = record(0, 0, step_seconds=900.0, phases={"eval": 900.0}, weights={}, memory={}, metrics={"eval/x": 0.5})
+    made = fed([at_start])
+    made.observe_status(view(phase="Running"))
+    assert made.next_index(KEY) == -1, "it is compared when it comes again"
+    assert made.driver_totals(KEY) == DriverTotals()
+    values = samples(made.exposition())
+    assert not [name for name in values if name.startswith(("rljob_phase_seconds", "rljob_step", "rljob_lost"))]
+    rest = [record(1, 1), record(2, 2), {**at_start, "index": 3, "rerun": True}, record(4, 1, rerun=True)]
+    steps = [
+        {**each, "index": index} for index, each in enumerate((record(1, 1), record(2, 2), record(4, 1, rerun=True)))
+    ]
+    made, without = fed([at_start, *rest]), fed(steps)
+    assert made.exposition() == without.exposition()
+    assert made.driver_totals(KEY) == without.driver_totals(KEY)
+    assert made.driver_totals(KEY).lost_steps == 1
 
 
 def test_the_median_is_over_the_recent_steps() -> None:

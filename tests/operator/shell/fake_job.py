@@ -41,7 +41,7 @@ class FakeJob:
         self.records.append(
             {
                 "index": index,
-                "step": index,
+                "step": index + 1,
                 "attempt": 0,
                 "rerun": False,
                 "time": 1.8e9 + index,

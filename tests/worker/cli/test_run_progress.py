@@ -76,6 +76,14 @@ def test_the_time_left_of_a_resumed_run_is_that_of_its_own_pace(records: list[St
     assert "eta 1:39:00" in shown([resumed], 200, terminal=False)
 
 
+def test_an_evaluation_at_the_start_is_said_and_is_no_step(records: list[StepRecord]) -> None:
+    at_start = replace(records[0], step=0, step_seconds=600.0, metrics={"eval/x": 0.25, REWARD_KEY: None})
+    for terminal in (True, False):
+        text = shown([at_start, replace(records[0], step_seconds=1.0)], 20, terminal)
+        assert "rljob: evaluated before training in 600.0 s: eval/x 0.250\n" in text.replace("\r", "")
+        assert "eta 0:19" in text, "of the pace of steps alone"
+
+
 def test_a_step_without_a_reward_is_shown(records: list[StepRecord]) -> None:
     record = replace(records[0], metrics={REWARD_KEY: None})
     for terminal in (True, False):

@@ -124,16 +124,36 @@ def test_a_stop_while_starting_is_obeyed_at_once(tmp_path: Path) -> None:
 
 
 def test_a_stop_during_an_evaluation_loses_neither_it_nor_the_step(tmp_path: Path) -> None:
-    held_out = {"everySteps": 100, "maxPrompts": 2, "data": {"synthetic": {"rows": 8, "seed": 5}}}
-    job = manifest(tmp_path, steps=2, evaluation=held_out)
+    held_out = {"everySteps": 100, "maxPrompts": 2, "data": {"synthetic": {"rows": 8, "seed": 5}}, "atStart": True}
+    code = "def score(response, **_):\n    return {'score': len(response) % 3, 'long': len(response) > 4, '$': 1}\n"
+    (tmp_path / "my_parts.py").write_text(code)
+    job = manifest(
+        tmp_path,
+        steps=2,
+        evaluation=held_out,
+        reward={"python": "my_parts:score"},
+        environment={"pythonPath": [str(tmp_path)]},
+    )
     fault = {"do": "kill", "signal": signal.SIGTERM, "process": "driver", "phase": "rollout_wake_kv", "step": 2}
     code, output = finish(start_faulty(job, tmp_path / "run", fault))
     assert code == ExitCode.STOPPED, output
-    assert [record["step"] for record in read_steps(tmp_path / "run")] == [1]
+    at_start, first = read_steps(tmp_path / "run")
+    assert (at_start["step"], first["step"], first["index"]) == (0, 1, 1)
+    assert any(name.startswith("eval/") for name in at_start["metrics"])
+    assert at_start["phases"].keys() == {"eval"}
+    assert 0 <= first["metrics"]["rollout/reward_parts/long"] <= 1
+    assert first["metrics"]["rollout/reward_parts_left_out"] == 1
+    assert [event["names"] for event in events(tmp_path / "run") if event["event"] == "reward_parts_left_out"] == [
+        ["$"]
+    ]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["steps"], summary["executed_steps"]) == (1, 1), "the second is in its checkpoint"
     code, output = run("run", job, "--output", tmp_path / "run", "--resume")
     assert code == 0, output
     last = read_steps(tmp_path / "run")[-1]
     assert (last["step"], last["attempt"], last["recovered"]) == (2, 1, True)
+    assert len(read_steps(tmp_path / "run")) == 3
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["executed_steps"] == 2
     assert any(name.startswith("eval/") for name in last["metrics"])
 
 

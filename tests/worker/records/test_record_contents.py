@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,42 @@ def test_histograms_are_the_sums_of_the_records_also_after_a_restart(tmp_path: P
     assert after['rljob_device_memory_bytes{process="trainer",rank="0",state="used"}'] == 1_000
     assert after['rljob_device_memory_bytes{process="engine",rank="0",state="resident"}'] == 6_025
     assert after["rljob_weights_sync_bytes"] == 1_200_000
+
+
+def test_an_evaluation_at_the_start_is_step_0_and_no_step(tmp_path: Path) -> None:
+    run_folder(tmp_path)
+    metrics, board = JobMetrics(150), TensorBoardSink(tmp_path)
+    log, random = StepLog(tmp_path), np.random.default_rng(1)
+    writer = RecordWriter(tmp_path, log, 1, [metrics, board])
+    writer.memory("rollout_wake_kv", {"engine-0": {"resident_bytes": 7}})
+    evaluated = {"eval/x": 0.25, "eval/x/pass@1": 0.125}
+    writer.write_evaluation_at_start(StepTiming(9.5, {"eval": 9.0}), evaluated, {"engine-0": 8.0}, {"reward": 0.5})
+    for step in (1, 2):
+        write_step(writer, random, step)
+    board.close()
+    first, *steps = read_steps(tmp_path)
+    assert (first.step, first.is_step, first.phases, first.weights, first.memory) == (0, False, {"eval": 9.0}, None, {})
+    assert (first.busy_seconds, first.overlapped) == ({"engine-0": 8.0}, {"reward": 0.5})
+    measured = {name: value for name, value in first.metrics.items() if value is not None}
+    assert measured == {**evaluated, "perf/eval_time": 9.0}
+    assert first.metrics.keys() >= {"rollout/raw_reward", "train/loss"}, "null, as in any record"
+    assert [record.step for record in steps] == [1, 2]
+    assert log.has(0, 1)
+
+    values = _samples(metrics.text().decode())
+    assert (values["rljob_step_seconds_count"], values["rljob_step"]) == (2, 2)
+    assert 'rljob_phase_seconds_count{phase="eval"}' not in values
+    accumulator = _scalars(tmp_path)
+    assert [(event.step, event.value) for event in accumulator.Scalars("eval/x")] == [(0, 0.25)]
+    for name in ("perf/step_time", "perf/other_time", "perf/switch_time", "perf/train_wait_time"):
+        assert [event.step for event in accumulator.Scalars(name)] == [1, 2], name
+
+    summary = summarize([first, *steps], RunOutcome.SUCCEEDED, "done", 1)
+    assert summary == summarize(steps, RunOutcome.SUCCEEDED, "done", 1)
+    assert (summary.executed_steps, summary.lost_steps, summary.reward_first) == (2, 0, steps[0].reward)
+    again = [first, *steps, replace(first, attempt=2, rerun=True)]
+    lost = summarize(again, RunOutcome.FAILED, "killed before its first step", 2)
+    assert (lost.steps, lost.executed_steps, lost.lost_steps, lost.reward_last) == (0, 2, 2, None)
 
 
 def test_a_reward_that_is_not_finite_does_not_show_the_step_before(tmp_path: Path) -> None:

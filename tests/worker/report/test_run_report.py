@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
-from record_cases import run_folder, write_run, write_samples
+from record_cases import run_folder, write_run, write_samples, write_step
 
 from rljob_api import metrics as m
 from rljob_api.reward_parts import PREFIX
 from rljob_api.safe_text import visible
+from rljob_api.wire.step_record import StepRecord
 from rljob_worker.errors import UserError
 from rljob_worker.phases import StepTiming
-from rljob_worker.records.steps import StepLog
+from rljob_worker.records.steps import StepLog, read_steps
 from rljob_worker.records.writer import RecordWriter
 from rljob_worker.report import plot
 from rljob_worker.report.build import build_report
@@ -169,6 +170,37 @@ def test_what_was_measured_has_a_panel_and_nothing_else(tmp_path: Path, drawn: l
     bare = [replace(record, metrics={}) for record in records]
     plot_run(bare, "title", tmp_path / "x.png")
     assert len(drawn[1].axes) == 3
+
+
+def test_curves_of_evaluations_begin_at_step_0_and_the_time_of_steps_does_not(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    run_folder(tmp_path)
+    writer = RecordWriter(tmp_path, StepLog(tmp_path), 1, [])
+    writer.write_evaluation_at_start(StepTiming(900.0, {"eval": 900.0}), {"eval/synthetic": 0.1}, {}, {})
+    with pytest.raises(UserError, match="no step was finished yet"):
+        build_report(tmp_path)
+    assert phase_table_text(tmp_path) == ""
+    random = np.random.default_rng(0)
+    for step in range(1, 51):
+        write_step(writer, random, step)
+    records = read_steps(tmp_path)
+    plot_run(records, "title", tmp_path / "x.png")
+    reward, phases, *_ = drawn[0].axes
+    line = next(line for line in reward.lines if line.get_label() == "eval/synthetic")
+    assert list(line.get_xdata()) == [0, 25, 50]
+    assert reward.get_xlim() == (-0.5, 50.5)
+    edges = phases.patches[-1].get_data().edges
+    assert (edges[0], edges[-1]) == (0.5, 50.5)
+    phases_of_steps, *others = _table_of(tmp_path, records), _table_of(tmp_path / "without", records[1:])
+    assert others == [phases_of_steps]
+
+
+def _table_of(folder: Path, records: list[StepRecord]) -> str:
+    folder.mkdir(exist_ok=True)
+    lines = [json.dumps(replace(record, index=index).to_json()) for index, record in enumerate(records)]
+    (folder / "steps.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return phase_table_text(folder)
 
 
 def test_parts_of_a_reward_share_panels_of_as_many_as_there_are_colours(tmp_path: Path, drawn: list[Figure]) -> None:

@@ -52,7 +52,11 @@ class RunProgress:
         self._print(f"rljob: {sentence}")
 
     def record(self, record: StepRecord) -> None:
-        """Show a finished step."""
+        """Show a finished step, or the evaluation before the first one."""
+        if not record.is_step:
+            found = "  ".join(f"{n} {number(record.metric(n))}" for n in record.metrics if n.startswith("eval/"))
+            self.event(f"evaluated before training in {_seconds(record.step_seconds)}: {found}")
+            return
         self._seconds += record.step_seconds
         self._executed += 1
         left = self._seconds / self._executed * (self._steps - record.step)

@@ -107,9 +107,21 @@ class Job:
         Raises:
             StopRequested: the step is then recorded by whoever continues from its checkpoint, with an evaluation.
         """
-        metrics = self._evaluation()
-        if self.progress.step:
-            self._records.metrics(metrics)
+        self._records.metrics(self._evaluation())
+
+    def evaluate_at_start(self) -> None:
+        """Score the held-out prompts before anything is learned, and record that as step 0, which is no step.
+
+        Raises:
+            StopRequested: there is no such record then; whoever begins at the first step evaluates again.
+        """
+        self.clock.restart()
+        with self.clock.phase("eval"):
+            metrics = self._evaluation()
+        self._check_owner()
+        overlapped = {"reward": self._inputs.rewards.take_busy_seconds()}
+        busy = self._busy_since_last_step()
+        self._records.write_evaluation_at_start(self.clock.end_step(), metrics, busy, overlapped)
 
     def complete_restored_step(self) -> None:
         """Evaluate and record the restored step, where the attempt before ended between its checkpoint and its end."""

@@ -9,7 +9,7 @@ from rljob_worker.errors import NonFiniteError, StopRequested
 def train(job: Job) -> None:
     """Run steps until the job is done; StopRequested when it was asked to stop before."""
     if job.due_initial_evaluation():
-        job.evaluate()
+        job.evaluate_at_start()
     job.complete_restored_step()
     job.clock.restart()
     while not job.finished():

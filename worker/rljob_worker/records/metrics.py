@@ -42,6 +42,8 @@ class JobMetrics:
 
     def __call__(self, record: StepRecord) -> None:
         """Count one executed step."""
+        if not record.is_step:
+            return
         for phase, seconds in {**record.phases, "other": record.other}.items():
             self._get(m.PHASE_SECONDS).labels(phase=phase).observe(seconds)
         self._get(m.STEP_SECONDS).observe(record.step_seconds)

@@ -125,7 +125,7 @@ def _parsed(path: Path, number: int, line: str) -> StepRecord:
 
 
 def effective_steps(records: Sequence[StepRecord]) -> list[StepRecord]:
-    """The records that the newest weights came from, by step.
+    """The records that the newest weights came from, by step; that of step 0 among them.
 
     An attempt that continues from an older checkpoint makes every record of that step or a later one obsolete, whether
     or not it got as far again.

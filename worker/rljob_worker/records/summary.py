@@ -56,13 +56,14 @@ def summarize(
     """The content of `summary.json`.
 
     Args:
-        records: all step records of the run, re-run steps included.
+        records: all records of the run, re-run steps included.
         outcome: how it ended.
         message: one sentence.
         attempt: the attempt that ended.
         skipped_prompts: rows that were left out, by source.
     """
-    kept = effective_steps(records)
+    kept = [record for record in effective_steps(records) if record.is_step]
+    records = [record for record in records if record.is_step]
     return RunSummary(
         outcome=outcome,
         message=message,

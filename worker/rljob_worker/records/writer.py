@@ -90,6 +90,23 @@ class RecordWriter:
         self._begin()
         return written
 
+    def write_evaluation_at_start(
+        self,
+        timing: StepTiming,
+        metrics: Mapping[str, float],
+        busy: Mapping[str, float],
+        overlapped: Mapping[str, float],
+    ) -> None:
+        """Write the record of step 0.
+
+        What was gathered so far is the first step's: the first weight sync, for example.
+        """
+        record = RecordWriter(self.folder, self._log, self._attempt, self._sinks)
+        record.metrics(metrics)
+        record.busy(busy)
+        record.overlapped(overlapped)
+        record.write(0, timing)
+
     def recover(self, draft: StepRecord, metrics: Mapping[str, float]) -> None:
         """Write the record of a step whose checkpoint is complete but whose driver died before it could write it.
 
@@ -106,10 +123,12 @@ class RecordWriter:
     def draft(self, step: int, timing: StepTiming) -> StepRecord:
         """The record as far as it is known; metrics that JSON cannot hold are null."""
         perf = {f"perf/{name}_time": seconds for name, seconds in timing.phases.items()}
-        perf["perf/step_time"] = timing.step_seconds
-        # slime's train_wait is everything outside training: it contains the other phases and must not be added to them.
-        training = ("ref_log_probs", "log_probs", "actor_train")
-        perf["perf/train_wait_time"] = timing.step_seconds - sum(timing.phases.get(name, 0.0) for name in training)
+        if step:
+            perf["perf/step_time"] = timing.step_seconds
+            # slime's train_wait is everything outside training: it contains the other phases and must not be added to
+            # them.
+            training = ("ref_log_probs", "log_probs", "actor_train")
+            perf["perf/train_wait_time"] = timing.step_seconds - sum(timing.phases.get(name, 0.0) for name in training)
         return StepRecord(
             step=step,
             attempt=self._attempt,
@@ -118,7 +137,7 @@ class RecordWriter:
             phases=timing.phases,
             other=timing.other,
             switch_seconds=timing.switch,
-            nested=("perf/train_wait_time",),
+            nested=("perf/train_wait_time",) if step else (),
             metrics=finite({**dict.fromkeys(ALWAYS_REPORTED), **self._metrics, **perf}),
             weights=self._weights,
             memory=self._memory,

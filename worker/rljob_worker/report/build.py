@@ -39,12 +39,13 @@ def build_report(run_folder: Path) -> tuple[Path, Path]:
         UserError: not a run folder, or the run has no step record yet.
     """
     run = require_run_folder(run_folder)
-    records = read_steps(run_folder)
-    if not records:
+    everything = read_steps(run_folder)
+    drawn = effective_steps(everything)
+    records, kept = ([record for record in some if record.is_step] for some in (everything, drawn))
+    if not kept:
         raise UserError(f"{run_folder}: no step was finished yet, there is nothing to report")
-    kept = effective_steps(records)
     name, steps = run.name, run.spec["steps"]
-    png = plot_run(kept, f"{name}: {kept[-1].step} of {steps} steps", run_folder / "report.png")
+    png = plot_run(drawn, f"{name}: {kept[-1].step} of {steps} steps", run_folder / "report.png")
     page = run_folder / "report.html"
     write_whole(page, _page(name, run, records, kept, png, run_folder))
     return page, png

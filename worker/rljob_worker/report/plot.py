@@ -47,7 +47,7 @@ def plot_run(records: Sequence[StepRecord], title: str, path: Path) -> Path:
     """Draw the run's step records into a PNG file.
 
     Args:
-        records: step records in order, each step once; at least one.
+        records: records in order, each step once; at least one is of a step, and that of step 0 may be before it.
         title: heading.
         path: file to write.
     """
@@ -60,7 +60,8 @@ def plot_run(records: Sequence[StepRecord], title: str, path: Path) -> Path:
     figure.suptitle(title, fontsize="x-large")
     steps = np.array([record.step for record in records], dtype=float)
     _reward(reward, steps, records)
-    _phases(phases, steps, records)
+    timed = [record for record in records if record.is_step]
+    _phases(phases, steps[-len(timed) :], timed)
     _difference(difference, steps, records)
     restarts = [b.step - 0.5 for a, b in itertools.pairwise(records) if b.attempt != a.attempt]
     for axes in (reward, phases, difference):

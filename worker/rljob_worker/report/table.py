@@ -14,7 +14,7 @@ def phase_table_text(run_folder: Path) -> str:
 
     Empty when no step was finished.
     """
-    records = effective_steps(read_steps(run_folder))
+    records = [record for record in effective_steps(read_steps(run_folder)) if record.is_step]
     if not records:
         return ""
     lines = [f"{'phase':<22}{'median':>11}{'p95':>11}{'share':>9}{'steps':>8}"]
