@@ -220,6 +220,8 @@ ALL_METRICS = (*JOB_METRICS, *DRIVER_METRICS, *LIFECYCLE_METRICS, *OPERATOR_METR
 
 REWARD_KEY = "rollout/raw_reward"
 REWARD_STD_KEY = "rollout/raw_reward_std"
+REWARD_MIN_KEY = "rollout/raw_reward_min"
+REWARD_MAX_KEY = "rollout/raw_reward_max"
 RESPONSE_TOKENS_KEY = "rollout/response_tokens"
 RESPONSE_LENGTH_KEY = "rollout/response_len/mean"
 LOGPROB_KEY = "train/train_rollout_logprob_abs_diff"

@@ -189,7 +189,7 @@ class StepRecord:
         return None if value is None else number(value, f"{self.where}: metrics.{name}")
 
     def scalars(self) -> dict[str, float]:
-        """What is drawn over the steps, by name; without what was not measured, and of step 0 without the step's times."""
+        """What is drawn over the steps, by name; without what was not measured, as the times of a step at step 0."""
         own = {"perf/other_time": self.other, "perf/switch_time": self.switch_seconds} if self.is_step else {}
         return {name: value for name, value in {**self.metrics, **own}.items() if value is not None}
 

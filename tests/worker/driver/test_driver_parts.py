@@ -81,6 +81,8 @@ def test_rollout_metrics() -> None:
     metrics = rollout_metrics(generations, rewards, np.array([[-1, 1], [0, 0]], np.float32))
     expected = {
         "rollout/raw_reward": 0.3,
+        "rollout/raw_reward_min": 0.0,
+        "rollout/raw_reward_max": 1.0,
         "rollout/rewards": 0.0,
         "rollout/response_len/mean": 1.5,
         "rollout/response_len/median": 1.5,

@@ -158,18 +158,37 @@ def test_what_was_measured_has_a_panel_and_nothing_else(tmp_path: Path, drawn: l
         "Truncated responses": ["rollout/truncated_ratio"],
         "Entropy of the policy": ["train/entropy_loss"],
         "Gradient norm": ["train/grad_norm"],
-        "Evaluation": ["eval/synthetic", "eval/synthetic/pass@1"],
+        "Evaluation: mean reward": ["eval/synthetic"],
+        "Evaluation: passed and truncated": ["eval/synthetic/pass@1"],
     }
     plot_run(records, "title", tmp_path / "x.png")
     titles = [axes.get_title() for axes in drawn[0].axes]
     assert titles[3:] == list(panels)
-    (evaluated, _) = drawn[0].axes[7].lines
+    (evaluated,) = drawn[0].axes[7].lines
     assert list(evaluated.get_xdata()) == [25, 50]
     curve = next(line for line in drawn[0].axes[6].lines if line.get_label() == "gradient norm")
     assert list(curve.get_ydata()) == [record.metric("train/grad_norm") for record in records]
     bare = [replace(record, metrics={}) for record in records]
     plot_run(bare, "title", tmp_path / "x.png")
     assert len(drawn[1].axes) == 3
+
+
+def test_the_band_of_the_reward_stays_within_what_occurred(tmp_path: Path, drawn: list[Figure]) -> None:
+    records = write_run(tmp_path, 3)
+    seen = {m.REWARD_KEY: 0.05, m.REWARD_STD_KEY: 0.2, m.REWARD_MIN_KEY: 0.0, m.REWARD_MAX_KEY: 1.0}
+    plot_run([replace(record, metrics=seen) for record in records], "title", tmp_path / "x.png")
+    older = {m.REWARD_KEY: 0.05, m.REWARD_STD_KEY: 0.2}
+    plot_run([replace(record, metrics=older) for record in records], "title", tmp_path / "x.png")
+    ends = [figure.axes[0].collections[0].get_paths()[0].get_extents() for figure in drawn]
+    assert [(box.y0, pytest.approx(box.y1)) for box in ends] == [(0.0, 0.25), (pytest.approx(-0.15), 0.25)]
+
+
+@pytest.mark.parametrize(("share", "top"), [(0.0, 1.06), (0.004, 0.00424), (1.0, 1.06)])
+def test_shares_are_read_against_zero(tmp_path: Path, drawn: list[Figure], share: float, top: float) -> None:
+    records = [replace(record, metrics={"rollout/truncated_ratio": share}) for record in write_run(tmp_path, 2)]
+    plot_run(records, "title", tmp_path / "x.png")
+    low, high = drawn[0].axes[3].get_ylim()
+    assert (low < 0, high) == (True, pytest.approx(top))
 
 
 def test_curves_of_evaluations_begin_at_step_0_and_the_time_of_steps_does_not(

@@ -96,6 +96,8 @@ def rollout_metrics(generations: Sequence[Generation], rewards: FloatArray, adva
     return {
         "rollout/raw_reward": float(rewards.mean()),
         "rollout/raw_reward_std": float(rewards.std()),
+        "rollout/raw_reward_min": float(rewards.min()),
+        "rollout/raw_reward_max": float(rewards.max()),
         "rollout/rewards": float(advantages.mean()),
         "rollout/response_len/mean": float(lengths.mean()),
         "rollout/response_len/median": float(np.median(lengths)),

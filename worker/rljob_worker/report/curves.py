@@ -22,15 +22,17 @@ def metric_of(records: Sequence[StepRecord], name: str) -> Array:
     return np.array([np.nan if value is None else value for value in values], dtype=float)
 
 
-def draw_line(axes: Axes, steps: Array, values: Array, color: str, label: str) -> None:
+def draw_line(axes: Axes, steps: Array, values: Array, color: str, label: str, width: float = 1.5) -> None:
     """A curve with a mark at each step where there are few, and its running mean where there are many."""
-    if len(steps) <= _SMOOTHED_STEPS:
-        marker = "o" if len(steps) <= _MARKED_STEPS else None
-        axes.plot(steps, values, color=color, lw=1.5, marker=marker, markersize=3.5, label=label)
+    # Not what was measured at step 0: a run has as many steps with it as without.
+    count = np.count_nonzero(steps)
+    if count <= _SMOOTHED_STEPS:
+        marker = "o" if count <= _MARKED_STEPS else None
+        axes.plot(steps, values, color=color, lw=width, marker=marker, markersize=3.5, label=label)
         return
-    window = len(steps) // 100
+    window = int(count) // 100
     axes.plot(steps, values, color=color, lw=0.5, alpha=0.35)
-    axes.plot(steps, running_mean(values, window), color=color, lw=1.8, label=f"{label}, {window}-step mean")
+    axes.plot(steps, running_mean(values, window), color=color, lw=width + 0.3, label=f"{label}, {window}-step mean")
 
 
 def running_mean(values: Array, window: int) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,6 +15,9 @@ from rljob_worker.report.curves import Array, draw_line, metric_of
 COLUMNS = 2
 _COLORS = ("#1f77b4", "#d62728", "#238b45", "#9467bd", "#fd8d3c", "#525252")
 _EVALUATION = "eval/"
+_SHARE = "share"
+_WIDEST, _THINNEST = 2.6, 1.3
+"""Points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,59 +37,75 @@ _PANELS = (
         "rollout/response_len/max": "longest", "rollout/response_len/mean": "mean",
         "rollout/response_len/min": "shortest",
     }),
-    Panel("Truncated responses", "share", {"rollout/truncated_ratio": "cut at maxResponseTokens"}),
+    Panel("Truncated responses", _SHARE, {"rollout/truncated_ratio": "cut at maxResponseTokens"}),
     Panel("Entropy of the policy", "nats", {"train/entropy_loss": "mean over tokens"}),
     Panel("Gradient norm", "before clipping", {"train/grad_norm": "gradient norm"}),
     Panel("KL divergence", "nats", {
         "train/kl_loss": "to the reference", "train/ppo_kl": "to the policy before the step",
         "train/mismatch_kl": "trainer to engine",
     }),
-    Panel("Clipped tokens", "share", {"train/pg_clipfrac": "by the policy loss", "train/tis_clipfrac": "by TIS"}),
-    Panel("Groups without a signal", "share", {"rollout/zero_std/ratio": "all rewards of the group are equal"}),
+    Panel("Clipped tokens", _SHARE, {"train/pg_clipfrac": "by the policy loss", "train/tis_clipfrac": "by TIS"}),
+    Panel("Groups without a signal", _SHARE, {"rollout/zero_std/ratio": "all rewards of the group are equal"}),
 )  # fmt: skip
 
 
 def panels_of(records: Sequence[StepRecord]) -> list[Panel]:
     """The panels that these records have something for, with the curves that were measured at all."""
     measured = {name for record in records for name, value in record.metrics.items() if value is not None}
-    evaluated = sorted(name for name in measured if name.startswith(_EVALUATION))
-    evaluation = Panel("Evaluation", "share or reward", {name: name for name in evaluated}, sparse=True)
+    evaluated = {name: name.removeprefix(_EVALUATION) for name in measured if name.startswith(_EVALUATION)}
+    rewards = {name: label for name, label in evaluated.items() if is_mean_reward(name)}
+    shares = {name: label for name, label in evaluated.items() if name not in rewards}
+    parts = PartNames()
+    for record in records:
+        parts.admit(record.reward_parts())
     found = [
-        Panel(panel.title, panel.unit, {n: label for n, label in panel.curves.items() if n in measured}, panel.sparse)
-        for panel in (*_PANELS, *_reward_parts(records), evaluation)
+        *_PANELS,
+        *_divided(Panel("Parts of the reward", "mean over samples", {f"{PREFIX}{name}": name for name in parts})),
+        *_divided(Panel("Evaluation: mean reward", "reward", rewards, sparse=True)),
+        *_divided(Panel("Evaluation: passed and truncated", _SHARE, shares, sparse=True)),
     ]
+    found = [replace(p, curves={n: label for n, label in p.curves.items() if n in measured}) for p in found]
     return [panel for panel in found if panel.curves]
 
 
-def _reward_parts(records: Sequence[StepRecord]) -> list[Panel]:
-    """As many curves in a panel as there are colours."""
-    names = PartNames()
-    for record in records:
-        names.admit(record.reward_parts())
-    ordered, most = sorted(names), len(_COLORS)
-    shares = [ordered[first : first + most] for first in range(0, len(ordered), most)]
-    title = "Parts of the reward"
-    return [
-        Panel(
-            f"{title}, {number} of {len(shares)}" if len(shares) > 1 else title,
-            "mean over samples",
-            {f"{PREFIX}{name}": name for name in share},
-        )
-        for number, share in enumerate(shares, start=1)
-    ]
+def is_mean_reward(name: str) -> bool:
+    """Whether a metric is the mean reward of an evaluation."""
+    return name.startswith(_EVALUATION) and not name.endswith("/truncated_ratio") and "/pass@" not in name
+
+
+def _divided(panel: Panel) -> list[Panel]:
+    """The panel's curves by name, in panels of as many as there are colours."""
+    names, most = sorted(panel.curves), len(_COLORS)
+    groups = [names[first : first + most] for first in range(0, len(names), most)]
+    titles = (
+        [panel.title] if len(groups) < 2 else [f"{panel.title}, {i + 1} of {len(groups)}" for i in range(len(groups))]
+    )
+    return [replace(panel, title=t, curves={n: panel.curves[n] for n in g}) for t, g in zip(titles, groups)]
 
 
 def draw_panel(axes: Axes, panel: Panel, steps: Array, records: Sequence[StepRecord]) -> None:
     """Draw one panel."""
-    for number, (name, label) in enumerate(panel.curves.items()):
-        values, color = metric_of(records, name), _COLORS[number % len(_COLORS)]
+    # The later a curve is drawn the thinner it is: equal ones are all to be seen.
+    widths = np.linspace(_WIDEST, _THINNEST, len(panel.curves)) if len(panel.curves) > 1 else [_THINNEST]
+    for (name, label), color, width in zip(panel.curves.items(), _COLORS, widths):
+        values = metric_of(records, name)
         if panel.sparse:
             given = np.isfinite(values)
-            axes.plot(steps[given], values[given], color=color, marker="o", ms=4, lw=1, ls="--", label=label)
+            axes.plot(
+                steps[given], values[given], color=color, marker="o", ms=2 + width, lw=width, ls="--", label=label
+            )
         else:
-            draw_line(axes, steps, values, color, label)
+            draw_line(axes, steps, values, color, label, float(width))
+    if panel.unit == _SHARE:
+        _from_zero(axes, np.concatenate([metric_of(records, name) for name in panel.curves]))
     axes.set(ylabel=panel.unit)
     axes.set_title(panel.title, fontsize="medium")
     axes.legend(fontsize="x-small", loc="best", framealpha=0.7)
     axes.grid(alpha=0.25)
     axes.set_axisbelow(True)
+
+
+def _from_zero(axes: Axes, values: Array) -> None:
+    """Shares are read against 0; where all are 0, against 1."""
+    top = float(np.nanmax(values)) or 1.0
+    axes.set_ylim(-0.03 * top, 1.06 * top)

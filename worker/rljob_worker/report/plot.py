@@ -16,7 +16,7 @@ from rljob_api import metrics as m
 from rljob_api.phases import PHASES
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.report.curves import Array, draw_line, metric_of
-from rljob_worker.report.panels import COLUMNS, Panel, draw_panel, panels_of
+from rljob_worker.report.panels import COLUMNS, Panel, draw_panel, is_mean_reward, panels_of
 
 _COLORS = {
     "rollout": "#1f77b4",
@@ -96,19 +96,18 @@ def _panels(figure: SubFigure, panels: Sequence[Panel], rows: int, steps: Array,
 def _reward(axes: Axes, steps: Array, records: Sequence[StepRecord]) -> None:
     mean, spread = metric_of(records, m.REWARD_KEY), metric_of(records, m.REWARD_STD_KEY)
     color = _COLORS["rollout"]
-    axes.fill_between(steps, mean - spread, mean + spread, alpha=0.12, color=color, lw=0, label="± 1 std over samples")
+    # A deviation of skewed rewards reaches past all of them. The records of older versions do not have the extremes.
+    low = np.fmax(mean - spread, metric_of(records, m.REWARD_MIN_KEY))
+    high = np.fmin(mean + spread, metric_of(records, m.REWARD_MAX_KEY))
+    axes.fill_between(steps, low, high, alpha=0.12, color=color, lw=0, label="± 1 std over samples")
     draw_line(axes, steps, mean, color, "mean reward")
-    names = sorted({name for record in records for name in record.metrics if _is_evaluation(name)})
+    names = sorted({name for record in records for name in record.metrics if is_mean_reward(name)})
     for number, name in enumerate(names):
         values = metric_of(records, name)
         given = np.isfinite(values)
         color, marker = f"C{1 + number % 9}", _MARKERS[number % len(_MARKERS)]
         axes.plot(steps[given], values[given], color=color, marker=marker, ms=5, lw=1, ls="--", label=name)
-    axes.set(ylabel="reward", title="Reward of training samples")
-
-
-def _is_evaluation(name: str) -> bool:
-    return name.startswith("eval/") and not name.endswith("/truncated_ratio") and "/pass@" not in name
+    axes.set(ylabel="reward", title="Reward of training samples" + (" and of evaluations" if names else ""))
 
 
 def _phases(axes: Axes, steps: Array, records: Sequence[StepRecord]) -> None:
