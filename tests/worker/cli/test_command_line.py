@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ import yaml
 from jobs import lone_store
 from record_cases import MANIFEST, run_folder, write_run, write_samples
 
+from rljob_api.wire.run_status import RunOutcome
+from rljob_api.wire.step_record import StepRecord
 from rljob_worker.cli.main import main
 from rljob_worker.driver.checkpoints import DriverState
+from rljob_worker.driver.run import Outcome
 
 REPOSITORY = Path(__file__).parents[3]
 COMMANDS = ("run", "validate", "plan", "doctor", "report", "samples", "export")
@@ -248,3 +252,31 @@ def test_sys_exit_inside_a_command_is_no_success(
     monkeypatch.setattr("rljob_worker.cli.validate.run", lambda _arguments: sys.exit(0))
     assert main(["validate", str(tmp_path / "job.yaml")]) == 1
     assert "ended by sys.exit(0) before it was done" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("outcome", "executed", "shown"),
+    [(RunOutcome.FAILED, 0, False), (RunOutcome.FAILED, 1, True), (RunOutcome.SUCCEEDED, 0, True)],
+)
+def test_a_resume_that_fails_does_not_show_the_steps_of_the_attempt_before(
+    capsys: pytest.CaptureFixture[str],
+    manifest: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: RunOutcome,
+    executed: int,
+    shown: bool,
+) -> None:
+    records = write_run(tmp_path / "run", 3)
+
+    def attempt(*_: object, on_record: Callable[[StepRecord], None], **__: object) -> Outcome:
+        for record in records[:executed]:
+            on_record(record)
+        return Outcome(0 if outcome is RunOutcome.SUCCEEDED else 1, outcome, "said at the end")
+
+    monkeypatch.setattr("rljob_worker.driver.run.run_job", attempt)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    main(["run", manifest, "--output", str(tmp_path / "run"), "--resume"])
+    said = capsys.readouterr().out
+    assert f"{outcome}: said at the end" in said
+    assert ("actor_train  " in said, "report.png" in said) == (shown, shown)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 import statistics
 import urllib.error
@@ -43,7 +44,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert code == 0, output
     assert f"Succeeded: {STEPS} steps done" in output
     assert "report.png" in output
+    (folder / "said").write_text(output)
     return folder / "run"
+
+
+def test_a_run_that_succeeds_says_nothing_that_frightens(finished: Path) -> None:
+    said = (finished.parent / "said").read_text()
+    assert not re.search(r"(?i)warn|error|fail|died|kill|raylet|exception|traceback|lost", said), said
 
 
 def test_records_hold_what_the_issue_asks_for(finished: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +129,21 @@ def test_slots_of_trainers_that_were_killed_go_with_the_helper(tmp_path: Path) -
     assert len(slots) == 2
     assert all(slot.exists() for slot in slots)
     helper = NodeHelper(str(tmp_path))
-    helper.end([trainer.pid])
+    helper.end([trainer.pid], 0.0)
     helper.close()
     assert not any(slot.exists() for slot in slots)
     assert trainer.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("patience", "code"), [(20.0, 0), (0.0, -signal.SIGKILL)])
+def test_who_leaves_in_time_is_not_killed(tmp_path: Path, patience: float, code: int) -> None:
+    process = subprocess.Popen(["sleep", "0.5"])
+    helper = NodeHelper(str(tmp_path))
+    began = time.monotonic()
+    helper.end([process.pid], patience)
+    assert time.monotonic() - began < 10
+    helper.close()
+    assert process.wait(10) == code
 
 
 def test_idle_nodes_come_first_and_the_order_stays() -> None:

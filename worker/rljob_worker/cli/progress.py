@@ -25,7 +25,8 @@ class RunProgress:
         self._shown = phases_shown
         self._last_line: float | None = None
         self._seconds = 0.0
-        self._executed = 0
+        self.executed = 0
+        """Steps that were shown."""
         detail = TextColumn("{task.fields[detail]}", markup=False, table_column=Column(no_wrap=True, ratio=1))
         self._progress = Progress(
             TextColumn("[bold]{task.completed:.0f}/{task.total:.0f}", table_column=Column(no_wrap=True)),
@@ -58,8 +59,8 @@ class RunProgress:
             self.event(f"evaluated before training in {_seconds(record.step_seconds)}: {found}")
             return
         self._seconds += record.step_seconds
-        self._executed += 1
-        left = self._seconds / self._executed * (self._steps - record.step)
+        self.executed += 1
+        left = self._seconds / self.executed * (self._steps - record.step)
         detail = f"eta {_clock(left)}  {self._detail(record)}"
         self._progress.update(self._task, completed=record.step, detail=detail)
         if not self._console.is_terminal and self._line_due(record.step):

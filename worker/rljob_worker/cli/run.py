@@ -82,7 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
             on_event=progress.event,
         )
     lines = []
-    if (output / "steps.jsonl").stat().st_size:
+    # The steps of a run that could not be continued are those of the attempts before, and were shown then.
+    if progress.executed or outcome.exit_code == ExitCode.OK:
         html, png = build_report(output)
         lines += [phase_table_text(output), f"report  {html}\n        {png}"]
     said = [*lines, f"run     {output}"]

@@ -37,6 +37,8 @@ _LOG_TAIL_LINES = 20
 _VISIBLE_SECONDS = 10.0
 """How long a new file may take to show up on another node."""
 _SIGNAL_SECONDS = 5.0
+LEAVE_SECONDS = 2.0
+"""What trainers and engines may take to leave once Ray told them to; they take a fraction of a second."""
 _SHARE = 0.4
 _ON_A_CLUSTER = {
     **FULL_PRIORITY,
@@ -287,15 +289,20 @@ class Cluster:
             calls.gather("shutdown", [*self.engines.shutdown(), *self.trainers.close()], seconds)
         except JobError as error:
             logger.warning("unclean shutdown: %s", error)
-        self.kill()
+        self.kill(LEAVE_SECONDS)
 
-    def kill(self) -> None:
-        """End all processes without asking, and give the devices back."""
+    def kill(self, patience: float = 0.0) -> None:
+        """End all processes without asking, and give the devices back.
+
+        Args:
+            patience: seconds that they have to leave when Ray tells them to. Of those that are killed before, Ray
+                tells the user that a worker died by an unexpected error.
+        """
         for process in (*self.trainers, *self.engines):
             ray.kill(process.handle)
         if self._nodes is not None:
             # Ray asks the process itself, which does not answer when it is stopped or hangs in a call.
-            self._nodes.end(self._pids(), _SIGNAL_SECONDS)
+            self._nodes.end(self._pids(), patience, _SIGNAL_SECONDS)
             self._nodes.close(_SIGNAL_SECONDS)
         if self._placement is not None:
             remove_placement_group(self._placement.group)

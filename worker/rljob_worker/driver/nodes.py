@@ -71,17 +71,25 @@ class NodeHelper:
                 gone.append(pid)
         return gone
 
-    def end(self, pids: Sequence[int]) -> None:
-        """Kill processes of this node, and wait a moment for them to be gone: they hold what `close` removes."""
-        self.signal(pids, signal.SIGKILL)
-        deadline = time.monotonic() + _END_SECONDS
-        while any(start_time(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.02)
+    def end(self, pids: Sequence[int], patience: float) -> None:
+        """Kill the processes of this node that do not leave within `patience`, and wait a moment for them to be gone.
+
+        They hold what `close` removes.
+        """
+        _wait_for_end(pids, patience)
+        self.signal([pid for pid in pids if start_time(pid)], signal.SIGKILL)
+        _wait_for_end(pids, _END_SECONDS)
 
     def close(self) -> None:
         """Remove the folder, and the staging slots of trainers that were killed; idempotent."""
         shutil.rmtree(self._folder, ignore_errors=True)
         shared_memory.sweep()
+
+
+def _wait_for_end(pids: Sequence[int], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while any(start_time(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 class _Helper(Protocol):
@@ -193,10 +201,10 @@ class Nodes:
         asked = {node: self._helpers[node].submit(NodeHelper.signal, here, number) for node, here in pids.items()}
         return self._answers_in_time(asked, seconds)
 
-    def end(self, pids: Mapping[int, Sequence[int]], seconds: float) -> None:
-        """Kill the processes of each node that still answers."""
-        asked = {node: self._helpers[node].submit(NodeHelper.end, here) for node, here in pids.items()}
-        self._answers_in_time(asked, seconds)
+    def end(self, pids: Mapping[int, Sequence[int]], patience: float, seconds: float) -> None:
+        """Kill what does not leave within `patience`, on each node that still answers."""
+        asked = {node: self._helpers[node].submit(NodeHelper.end, here, patience) for node, here in pids.items()}
+        self._answers_in_time(asked, patience + seconds)
 
     def _answers_in_time(self, pending: Mapping[int, Callable[[float], T]], seconds: float) -> dict[Node, T]:
         deadline = time.monotonic() + seconds

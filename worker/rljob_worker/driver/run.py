@@ -19,7 +19,7 @@ from rljob_api.wire.names import DRIVER_TOKEN_VARIABLE
 from rljob_api.wire.run_status import ADDRESS_FILE, RunOutcome
 from rljob_worker.devices import COMPUTE_VARIABLE, check_profile
 from rljob_worker.driver.calls import Calls
-from rljob_worker.driver.cluster import Cluster
+from rljob_worker.driver.cluster import LEAVE_SECONDS, Cluster
 from rljob_worker.driver.events import EventLog
 from rljob_worker.driver.inputs import Inputs, read_inputs
 from rljob_worker.driver.job import Job
@@ -173,13 +173,13 @@ def _run(
                 cluster.shutdown(calls)
             else:
                 # Still starting: there is nothing to close, and nobody to ask.
-                cluster.kill()
+                cluster.kill(LEAVE_SECONDS)
             events.write("end", outcome=outcome.outcome)
         except (JobError, UserError) as error:
             logger.error("%s", error)
             stop.finished()
             events.write("failed", message=str(error))
-            cluster.kill()
+            cluster.kill(LEAVE_SECONDS)
             outcome = Outcome(error.exit_code, RunOutcome.FAILED, str(error))
         for delivery in trackers.close(outcome.outcome is RunOutcome.FAILED, stop.seconds_left()):
             events.write("tracker", **asdict(delivery))
