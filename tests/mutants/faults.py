@@ -270,4 +270,25 @@ FAULTS: tuple[Fault, ...] = (
         "plan.act(*actions, status_first=False)",
         "tests/operator/state/test_lifecycle.py",
     ),
+    Fault(
+        "a head pod of another RayCluster taken for the job's",
+        "operator/rljob_operator/state/plan_builder.py",
+        "pod.cluster_uid == own.uid",
+        "True",
+        "tests/operator/state/test_lifecycle.py",
+    ),
+    Fault(
+        "the next RayCluster begun beside the pods of the one before",
+        "operator/rljob_operator/state/release.py",
+        "plan.act(DeleteCluster(cluster.uid), status_first=True)",
+        "plan.act(DeleteCluster(cluster.uid, wait=False), status_first=True)",
+        "tests/operator/state/test_failure_policy.py",
+    ),
+    Fault(
+        "a pod on a lost node waited for",
+        "operator/rljob_operator/state/release.py",
+        "return bool(left) and all(",
+        "return not left and all(",
+        "tests/operator/state/test_failure_policy.py",
+    ),
 )

@@ -364,6 +364,12 @@ class World:
                 job.cut_off = True
         self._snap()
 
+    def head_is_drained(self) -> None:
+        """Its pod has long to end."""
+        for pod in [p for p in self.pods if p.role is PodRole.HEAD and p.deleting is None]:
+            pod.deleting = 400.0
+        self._snap()
+
     def lost_nodes_are_found(self) -> None:
         """They were dead after all, or are switched off: nothing runs there any more, and their pods are gone."""
         self.ghosts = []

@@ -9,7 +9,7 @@ import pytest
 from simulation import UID, World, make_spec
 
 from rljob_api.status import Condition, JobPhase
-from rljob_operator.state.observed import QueueView
+from rljob_operator.state.observed import PodRole, QueueView
 from rljob_operator.state.plan import (
     ApplyPolicy,
     ApplySecret,
@@ -377,6 +377,18 @@ def test_a_job_whose_names_are_taken_waits_and_one_that_runs_goes_on(world: Worl
     assert world.status.phase is JobPhase.QUEUED
     busy = running()
     assert reconcile(replace(busy.observed(), names_taken=said), busy.now).status.phase is JobPhase.RUNNING
+
+
+def test_a_head_pod_of_another_cluster_is_not_the_jobs(world: World) -> None:
+    world.run(10)
+    world.pass_time(60)
+    observed = world.observed()
+    (mine,) = [pod for pod in observed.pods if pod.role is PodRole.HEAD]
+    theirs = replace(mine, name="theirs", uid="theirs", cluster_uid="another")
+    plan = reconcile(replace(observed, pods=(theirs, *observed.pods)), world.now)
+    assert plan.status.attempts[0].head_uid == mine.uid
+    alone = tuple(pod for pod in observed.pods if pod is not mine)
+    assert not reconcile(replace(observed, pods=(theirs, *alone)), world.now).status.attempts
 
 
 def test_spec_that_cannot_be_read(world: World) -> None:

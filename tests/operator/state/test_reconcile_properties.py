@@ -35,6 +35,7 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "head out of memory": lambda w: w.pod_fails(PodRole.HEAD, "OOMKilled"),
     "worker out of memory": lambda w: w.pod_fails(PodRole.WORKER, "OOMKilled"),
     "worker evicted": lambda w: w.pod_fails(PodRole.WORKER, "Evicted"),
+    "head drained": lambda w: w.head_is_drained(),
     "node lost": lambda w: w.node_is_lost(),
     "head's node lost": lambda w: w.node_is_lost(PodRole.HEAD),
     "lost nodes found": lambda w: w.lost_nodes_are_found(),
@@ -204,14 +205,21 @@ def test_any_life_keeps_the_invariants_and_comes_to_an_end(life: Life, policy: d
         assert world.status.progress.step >= min(world.spec.steps, world.status.attempts[-1].steps or 0)
 
 
-def test_the_invariants_notice_two_drivers() -> None:
-    """The head's node is cut off, and the driver there trains on. Without the fence of the next one both commit."""
-    life: Life = (True, [("head's node lost", 60.0, [], 16)] + [(None, 60.0, [], 16)] * 4)
-    play(World(make_spec(steps=2000)), life)
-    world = World(make_spec(steps=2000))
+def test_the_invariants_notice_two_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is cut off and trains on, and none but the next one's fence stops it; one hangs, and its pod takes long."""
+    quiet: Life = (True, [(None, 60.0, [], 16)] * 5)
+    cut_off: Life = (True, [("head's node lost", 60.0, [], 16), *quiet[1]])
+    hangs: Life = (True, [("driver hangs", 0.0, [], 0), ("head drained", 60.0, [], 16), *quiet[1]])
+    spec = make_spec(steps=2000)
+    for life in (cut_off, hangs):
+        play(World(spec), life)
+    world = World(spec)
     world.fences = False
     with pytest.raises(AssertionError, match="two drivers that can commit"):
-        play(world, life)
+        play(world, cut_off)
+    monkeypatch.setattr("rljob_operator.state.lifecycle.former_head_ends", lambda _: False)
+    with pytest.raises(AssertionError, match="two drivers at once where both can be seen"):
+        play(World(spec), hangs)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
