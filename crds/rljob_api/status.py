@@ -106,6 +106,8 @@ class Progress(StatusModel):
     """Version of the weights that the engines hold."""
     last_step: LastStep | None = None
     """The last completed step."""
+    stopped_early: Message | None = None
+    """Why `spec.earlyStop` ended the run before its last step."""
     last_checkpoint: CheckpointStatus | None = None
     """The checkpoint that a restart continues from."""
     last_update_time: Time | None = None

@@ -158,6 +158,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
         ["storage.volumes=[{name: a, mountPath: /a, claim: x}, {name: b, mountPath: /a, claim: x}]"],
         ["spec.storage.volumes"],
     ),
+    (["earlyStop.metric=eval/held-out"], ["spec.earlyStop.metric"]),
+    (["checkpoint.keepBest.metric=eval/held-out"], ["spec.checkpoint.keepBest.metric"]),
     (["records.trackers=[{name: wandb}, {name: wandb}]"], ["spec.records.trackers"]),
     (["records.trackers=[{name: mlflow, workspace: w}]"], ["spec.records.trackers[0].workspace"]),
     (["records.trackers=[{name: mlflow, url: 'http://a', offline: true}]"], ["spec.records.trackers[0].url"]),

@@ -23,6 +23,7 @@ MAY_CHANGE = [
     "ttlSecondsAfterFinished=60",
 ]
 WHILE_SUSPENDED = [
+    "earlyStop.metric=train/loss",
     "image=other",
     "evaluation.data.path=/data/held-out.jsonl",
     "timeouts.phaseSeconds=60",

@@ -52,6 +52,7 @@ MUTABLE_FIELDS = (
 RESUMABLE_FIELDS = (
     "image",
     "evaluation",
+    "earlyStop",
     "timeouts",
     "records",
     "scheduling",

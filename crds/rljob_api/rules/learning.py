@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pydantic.alias_generators import to_camel
@@ -191,7 +191,31 @@ def _without_effect(algorithm: AlgorithmFacts, attribute: str) -> Rule:
     )
 
 
+def _evaluation_metric(field: str, block: str, given: str, metric: Callable[[Any], str | None]) -> Rule:
+    def check(spec: Any) -> bool:
+        name = metric(spec)
+        return name is None or not name.startswith("eval/") or spec.evaluation is not None
+
+    return Rule(
+        on=RLJobSpec,
+        field=f"{field}.metric",
+        wrong="there is no evaluation that could measure it",
+        allowed="spec.evaluation, or a metric of each step",
+        check=check,
+        cel=f"!({given}) || !self.{block}.metric.startsWith('eval/') || has(self.evaluation)",
+    )
+
+
 EVALUATION = (
+    _evaluation_metric(
+        "earlyStop", "earlyStop", "has(self.earlyStop)", lambda s: s.early_stop.metric if s.early_stop else None
+    ),
+    _evaluation_metric(
+        "checkpoint.keepBest",
+        "checkpoint.keepBest",
+        "has(self.checkpoint) && has(self.checkpoint.keepBest)",
+        lambda s: s.checkpoint.keep_best.metric if s.checkpoint.keep_best else None,
+    ),
     Rule(
         on=EvaluationSpec,
         field="samplesPerPrompt",

@@ -16,7 +16,7 @@ from rljob_api.spec.cluster import (
 )
 from rljob_api.spec.colocation import HcclSpec, MemorySaverSpec, WeightSyncSpec
 from rljob_api.spec.data import DataSpec, EvaluationSpec, RewardSpec
-from rljob_api.spec.lifecycle import CheckpointSpec, FailurePolicy, RecordsSpec, TimeoutsSpec
+from rljob_api.spec.lifecycle import CheckpointSpec, EarlyStopSpec, FailurePolicy, RecordsSpec, TimeoutsSpec
 from rljob_api.spec.model import ModelSpec
 from rljob_api.spec.rollout import RolloutSpec
 from rljob_api.spec.training import TrainingSpec
@@ -75,6 +75,8 @@ class RLJobSpec(ApiModel):
     """Network."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """Checkpoints."""
+    early_stop: EarlyStopSpec | None = None
+    """What ends the run before its last step."""
     failure_policy: FailurePolicy = FailurePolicy()
     """Restarts."""
     timeouts: TimeoutsSpec = TimeoutsSpec()

@@ -10,6 +10,38 @@ from pydantic import Field
 from rljob_api.base import ApiModel, Name, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Text
 
 
+class MetricMode(StrEnum):
+    """Which values of a metric are the better ones."""
+
+    MAX = "Max"
+    MIN = "Min"
+
+
+class KeepBestSpec(ApiModel):
+    """The checkpoint with the best value of a metric, which is kept however old it is."""
+
+    metric: Name
+    """A metric of the step record: `eval/NAME`, `rollout/raw_reward` ... Only steps with both a checkpoint and a value
+    count: let `checkpoint.everySteps` and `evaluation.everySteps` fit each other."""
+    mode: MetricMode = MetricMode.MAX
+    """`Max`: large values are good; `Min`: small ones."""
+
+
+class EarlyStopSpec(ApiModel):
+    """When a run is done before its last step: a success whose last step is saved; status and report say why."""
+
+    metric: Name
+    """A metric of the step record: `eval/NAME`, `rollout/raw_reward` ..."""
+    mode: MetricMode = MetricMode.MAX
+    """`Max`: large values are good; `Min`: small ones."""
+    patience: PositiveInt = 5
+    """Values in a row, one for each step that has one, without progress."""
+    min_change: NonNegativeFloat = 0.0
+    """What is not better than the best value by more than this is no progress."""
+    after_step: NonNegativeInt = 0
+    """Steps before this one are not looked at."""
+
+
 class CheckpointSpec(ApiModel):
     """What a restart continues from."""
 
@@ -19,6 +51,8 @@ class CheckpointSpec(ApiModel):
     """Save after every N steps; the last step is always saved."""
     keep: PositiveInt = 3
     """Newest checkpoints that are kept."""
+    keep_best: KeepBestSpec | None = None
+    """Keep the best one too; `rljob export --best` writes it."""
     grace_seconds: PositiveFloat = 30.0
     """Time a stop request leaves for saving, in seconds."""
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from rljob_api import metrics as m
 from rljob_api.reward_parts import LEFT_OUT_KEY, PREFIX
-from rljob_api.wire.values import WireError, block, number, seconds, whole
+from rljob_api.wire.values import WireError, block, number, seconds, text, whole
 
 UNNUMBERED = -1
 MemoryReports = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -86,6 +86,8 @@ class StepRecord:
     """Metrics that contain phases and must not be added to them."""
     applied: bool = True
     """False: the update was refused, so that the step is not completed."""
+    stopped_early: str = ""
+    """Why the run ends with this step, `spec.earlyStop`; empty: it does not."""
     recovered: bool = False
     """It was kept beside a checkpoint and written by the attempt after."""
     weights: WeightSync | None = None
@@ -139,6 +141,7 @@ class StepRecord:
             metrics=block(get("metrics"), f"{where}: metrics"),
             nested=get("nested", ()),
             applied=get("applied", True) is not False,
+            stopped_early=text(get("stopped_early", ""), f"{where}: stopped_early"),
             recovered=get("recovered", False) is True,
             weights=WeightSync.parse(weights, f"{where}: weights") if weights else None,
             memory=block(get("memory"), f"{where}: memory"),
@@ -171,6 +174,8 @@ class StepRecord:
             "busy_seconds": self.busy_seconds,
             "overlapped": self.overlapped,
         }
+        if self.stopped_early:
+            content["stopped_early"] = self.stopped_early
         return content if self.index == UNNUMBERED else {**content, "index": self.index, "rerun": self.rerun}
 
     @property

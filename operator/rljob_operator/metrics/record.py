@@ -53,4 +53,5 @@ def view_of(record: StepRecord) -> StepView:
         log_prob_abs_diff=record.log_prob_abs_diff,
         time=record.time,
         weight_version=None if record.weights is None else record.weights.version,
+        stopped_early=record.stopped_early,
     )

@@ -228,6 +228,9 @@ def _ended(plan: PlanBuilder) -> AttemptOutcome:
     if submission.state is not SubmissionState.SUCCEEDED:
         seen = pod_failure(plan.observed, attempt) or missing_pods(plan.observed)
         return _end(plan, exit_failure(submission, attempt, seen))
+    early = plan.status.progress.stopped_early if plan.status.progress else None
+    if early:
+        return _end(plan, FailureCause(COMPLETED, f"Stopped early after step {plan.step}: {early}"))
     given = attempt.steps if attempt.steps is not None else plan.spec.steps
     if given < plan.spec.steps:
         message = f"All {given} steps of the time are done; spec.steps is {plan.spec.steps} now."
@@ -241,7 +244,8 @@ def _end(plan: PlanBuilder, cause: FailureCause) -> AttemptOutcome:
     ended = submission is not None and submission.state.ended
     code = submission.exit_code if ended and submission is not None else None
     lines = submission.last_log_lines if ended and submission is not None else ()
-    if cause.reason == COMPLETED and attempt.steps is not None:
+    early = plan.status.progress.stopped_early if plan.status.progress else None
+    if cause.reason == COMPLETED and attempt.steps is not None and not early:
         # A quick job may end before its driver was ever reached, or before what it said could be written.
         known = plan.status.progress or Progress(steps=plan.spec.steps)
         plan.set(progress=with_estimate(known, max(plan.step, attempt.steps)))

@@ -304,7 +304,9 @@ def _one_word(reason: str) -> str:
 
 def _steps(observed: Observed) -> str:
     progress = observed.job.status.progress
-    return f"{progress.step} steps" if progress else "all steps"
+    if progress is None:
+        return "all steps"
+    return f"{progress.step} steps" + (f", stopped early: {progress.stopped_early}" if progress.stopped_early else "")
 
 
 def _spec_of(observed: Observed) -> RLJobSpec:

@@ -180,6 +180,8 @@ class StepView:
     log_prob_abs_diff: float | None
     time: float
     weight_version: int | None = None
+    stopped_early: str = ""
+    """Why the run ends with it."""
 
 
 @dataclass(frozen=True, slots=True)

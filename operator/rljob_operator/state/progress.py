@@ -48,6 +48,7 @@ def _read(driver: DriverView, old: Progress, plan: PlanBuilder) -> Progress:
             "reward_mean": _shown(_finite(last.reward)) if last else old.reward_mean,
             "weight_version": _version(last) if last else old.weight_version,
             "last_step": _last_step(last) if last else old.last_step,
+            "stopped_early": (clean(last.stopped_early) or None) if last else old.stopped_early,
             "last_checkpoint": checkpoint,
             "last_update_time": time_text(plan.now),
         }

@@ -10,8 +10,9 @@ import pytest
 from simulation import World
 
 from rljob_api.status import Goodput, JobPhase, RLJobStatus
+from rljob_operator.state.explain import explain
 from rljob_operator.state.goodput import settle, settled
-from rljob_operator.state.observed import Observed, PodRole, PodView, StepView
+from rljob_operator.state.observed import Observed, PodRole, PodView, StepView, SubmissionState
 from rljob_operator.state.plan_builder import PlanBuilder
 from rljob_operator.state.reconcile import reconcile
 from rljob_operator.state.status_text import clean, reason_word, short_value
@@ -39,6 +40,25 @@ def test_progress_of_a_running_job(running: Running) -> None:
     assert progress.last_step.phase_seconds == {"rollout": 6.0, "sleep": 0.5}
     assert progress.last_step.switch_seconds == 1.5
     assert progress.last_checkpoint.step == 6
+
+
+def test_a_run_that_stopped_early_says_so_and_is_done_at_its_own_step(running: Running) -> None:
+    world = running()
+    world.run(75)
+    last = replace(world.observed().driver.last, stopped_early="no value was above 0.5\x1b")  # type: ignore[union-attr]
+    plan = reconcile(with_driver(world, last=last), world.now)
+    world.status = plan.status
+    assert plan.status.progress is not None
+    assert plan.status.progress.stopped_early == "no value was above 0.5 "
+    world.driver_exits(0, SubmissionState.SUCCEEDED)
+    observed = world.observed()
+    done = reconcile(observed, world.now).status
+    assert done.phase is JobPhase.SUCCEEDED
+    assert done.message == "Stopped early after step 7: no value was above 0.5 "
+    assert done.progress is not None
+    assert (done.progress.step, done.progress.steps) == (7, 40)
+    said = explain(replace(observed, job=replace(observed.job, status=done)), world.now)
+    assert "7 steps, stopped early: no value was above 0.5" in str(said)
 
 
 def test_values_that_json_cannot_hold_are_left_out(running: Running) -> None:

@@ -185,6 +185,7 @@ def test_export_says_which_checkpoints_there_are(capsys: pytest.CaptureFixture[s
         store.commit(store.begin(step), DriverState(step, step, {}, 1, 1))
     said = refused(capsys, "export", str(folder), "--step", "30", "--to", str(target))
     assert "no complete checkpoint of step 30; complete ones: 20, 40" in said
+    assert "no spec.checkpoint.keepBest" in refused(capsys, "export", str(folder), "--best", "--to", str(target))
     target.mkdir()
     (target / "mine").write_text("x")
     assert "is not an empty folder" in refused(capsys, "export", str(folder), "--to", str(target))

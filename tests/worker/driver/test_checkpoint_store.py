@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,23 @@ def test_the_newest_is_found_and_the_oldest_are_dropped(tmp_path: Path) -> None:
     assert content(store) == {9: 1, 10: 1}
     assert store.latest() == state(10)
     assert sorted(entry.name for entry in store.root.iterdir()) == ["step-10", "step-9"]
+
+
+def test_the_best_is_kept_however_old_it_is(tmp_path: Path) -> None:
+    values: dict[int, float] = {}
+
+    def best(steps: Collection[int]) -> int | None:
+        return max((step for step in steps if step in values), key=values.__getitem__, default=None)
+
+    store = CheckpointStore(tmp_path, 1, 1, lambda: None, best)
+    there = []
+    for step, value in ((1, 0.1), (2, 0.9), (3, 0.2), (4, 0.3), (5, 1.0), (6, 0.4)):
+        save(store, step)
+        there.append(store.complete_steps())
+        values[step] = value
+    # What is not measured yet is kept for being the newest.
+    assert there == [[1], [1, 2], [2, 3], [2, 4], [2, 5], [5, 6]]
+    assert content(store) == {5: 1, 6: 1}
 
 
 def test_what_is_not_complete_is_not_there(tmp_path: Path) -> None:

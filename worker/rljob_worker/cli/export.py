@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rljob_worker.driver.checkpoints import Checkpoints
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -15,9 +19,27 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "that transformers and plain vLLM load. Needs no devices.",
     )
     command.add_argument("folder", metavar="DIR", type=Path, help="the run folder")
-    command.add_argument("--step", type=int, metavar="N", help="checkpoint to export (default: the newest)")
+    chosen = command.add_mutually_exclusive_group()
+    chosen.add_argument("--step", type=int, metavar="N", help="checkpoint to export (default: the newest)")
+    chosen.add_argument("--best", action="store_true", help="the one that checkpoint.keepBest of the job keeps")
     command.add_argument("--to", type=Path, metavar="FOLDER", required=True, help="folder to write; must be empty")
     command.set_defaults(run=run)
+
+
+def _best(folder: Path, spec: dict[str, Any], store: Checkpoints) -> int:
+    from rljob_api.spec import KeepBestSpec
+    from rljob_worker.errors import UserError
+    from rljob_worker.records.metric_history import best_step, values_of
+    from rljob_worker.records.steps import read_steps
+
+    given = spec["checkpoint"].get("keepBest")
+    if given is None:
+        raise UserError(f"--best: the run in {folder} has no spec.checkpoint.keepBest; name a step with --step")
+    best = KeepBestSpec.model_validate(given)
+    step = best_step(values_of(read_steps(folder), best.metric), best.mode, store.complete_steps())
+    if step is None:
+        raise UserError(f"--best: no step with a checkpoint in {store.root} has a value of {best.metric} yet")
+    return step
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -32,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     newest = store.latest()
     if newest is None:
         raise UserError(f"{root}: no complete checkpoint yet")
-    state = newest if arguments.step is None else store.read(arguments.step)
+    step = _best(arguments.folder, spec, store) if arguments.best else arguments.step
+    state = newest if step is None else store.read(step)
     if arguments.to.exists() and (not arguments.to.is_dir() or any(arguments.to.iterdir())):
         raise UserError(f"--to: {arguments.to} exists and is not an empty folder")
     # Only now what takes seconds to import.

@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -132,10 +132,19 @@ class CheckpointStore(Checkpoints):
         keep: how many stay.
         epoch: number of this driver among those that ever wrote there.
         check: FencedError when a later driver took over.
+        best: which of some steps is kept beside the newest, if any.
     """
 
-    def __init__(self, root: Path, keep: int, epoch: int, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        keep: int,
+        epoch: int,
+        check: Callable[[], None],
+        best: Callable[[Collection[int]], int | None] = lambda steps: None,
+    ) -> None:
         super().__init__(root)
+        self._best = best
         self._keep = keep
         self._epoch = epoch
         self._check = check
@@ -177,8 +186,11 @@ class CheckpointStore(Checkpoints):
             self._check()
             if replaced.is_dir():
                 self._delete(replaced)
-            for step in self.complete_steps()[: -self._keep]:
-                self._delete(self.folder(step))
+            steps = self.complete_steps()
+            best = self._best(steps)
+            for step in steps[: -self._keep]:
+                if step != best:
+                    self._delete(self.folder(step))
         return final
 
     def newest_whole(

@@ -22,6 +22,7 @@ from rljob_worker.driver.rollouts import Rollouts
 from rljob_worker.driver.step import Progress, Step
 from rljob_worker.driver.training import Training
 from rljob_worker.phases import PhaseClock
+from rljob_worker.records.metric_history import EarlyStop
 from rljob_worker.records.trajectories import write_trajectories
 from rljob_worker.records.writer import RecordWriter
 from rljob_worker.rewards.parts import PartMeans
@@ -44,6 +45,7 @@ class Job:
         records: RecordWriter,
         events: EventLog,
         attempt: int,
+        early_stop: EarlyStop,
         part_means: PartMeans,
         check_owner: Callable[[], None],
     ) -> None:
@@ -58,6 +60,7 @@ class Job:
         self._records = records
         self._events = events
         self._attempt = attempt
+        self._early_stop = early_stop
         self._part_means = part_means
         self._reward_parts: dict[str, float] = {}
         self._busy: dict[str, float] = {}
@@ -72,8 +75,18 @@ class Job:
         )
 
     def finished(self) -> bool:
-        """Whether all steps are done."""
-        return self.progress.step >= self.spec.steps
+        """Whether all steps are done, or `spec.earlyStop` ends the run before."""
+        return self.progress.step >= self.spec.steps or bool(self._early_stop.reason())
+
+    def end(self) -> str:
+        """Save a run that ends early; returns why it does, empty where all steps are done.
+
+        A run that ended early needs no checkpoint at a regular step: what it did since would be lost.
+        """
+        reason = self._early_stop.reason() if self.progress.step < self.spec.steps else ""
+        if reason:
+            self.recovery.save_before_leaving()
+        return reason
 
     def stopping(self) -> bool:
         """Whether the job was asked to stop."""
@@ -86,6 +99,7 @@ class Job:
             The step that it continues after; 0 from the beginning.
         """
         self._unrecorded = self.recovery.restore_latest()
+        self._early_stop.continue_after(self.progress.step)
         self._events.step = self.progress.step
         self.hand_over.first()
         return self.progress.step

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,9 +14,11 @@ from pathlib import Path
 from rljob_api import RLJob, RLJobSpec, derived
 from rljob_api.reward_parts import MOST_PARTS, NAME_RULE
 from rljob_api.safe_text import visible
+from rljob_api.spec import CheckpointSpec
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_api.wire.names import DRIVER_TOKEN_VARIABLE
 from rljob_api.wire.run_status import ADDRESS_FILE, RunOutcome
+from rljob_api.wire.step_record import StepRecord
 from rljob_worker.devices import COMPUTE_VARIABLE, check_profile
 from rljob_worker.driver.calls import Calls
 from rljob_worker.driver.cluster import LEAVE_SECONDS, Cluster
@@ -34,6 +36,7 @@ from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.event_names import REWARD_PARTS_LEFT_OUT
 from rljob_worker.records.http import DriverServer
+from rljob_worker.records.metric_history import EarlyStop, best_step, name_unknown_metric, values_of
 from rljob_worker.records.metrics import JobMetrics
 from rljob_worker.records.steps import StepLog
 from rljob_worker.records.summary import summarize, write_summary
@@ -128,7 +131,7 @@ def _run(
         for record in earlier:
             metrics(record)
         parts = (name for record in earlier for name in record.reward_parts())
-        sinks: list[Sink] = [metrics, on_record]
+        sinks: list[Sink] = [metrics, on_record, _warn_of_unknown_metrics(spec)]
         if spec.records.tensorboard:
             tensorboard = TensorBoardSink(folder.path)
             stack.callback(tensorboard.close)
@@ -137,8 +140,9 @@ def _run(
         # Where the end below is not reached, what could not be foreseen waits for nobody.
         stack.callback(trackers.close, failed=True, seconds=0.0)
         sinks.append(trackers)
-        writer = RecordWriter(folder.path, log, folder.attempt, sinks, trackers.samples)
-        checkpoints = folder.checkpoints()
+        early_stop = EarlyStop(spec.early_stop, earlier)
+        writer = RecordWriter(folder.path, log, folder.attempt, sinks, trackers.samples, early_stop)
+        checkpoints = folder.checkpoints(lambda steps: _best_of(spec.checkpoint, log, steps))
         cluster = Cluster(spec, folder.path, inputs.model_folder, checkpoints.root)
         stop = StopSignal(spec.checkpoint.grace_seconds, cluster.kill)
         calls = Calls(stop.requested, cluster.interrupt, cluster.death_of, lambda what: _dump(cluster, events, what))
@@ -153,6 +157,7 @@ def _run(
             records=writer,
             events=events,
             attempt=folder.attempt,
+            early_stop=early_stop,
             part_means=PartMeans(parts, lambda names: _parts_left_out(events, names)),
             check_owner=folder.check,
         )
@@ -212,12 +217,32 @@ def _train(
         on_event(f"ready after {time.monotonic() - started:.0f} s; {where}")
         events.write("ready", restored=restored)
         train(job)
-        return Outcome(ExitCode.OK, RunOutcome.SUCCEEDED, f"{job.progress.step} steps done")
+        reason = job.end()
+        early = f"; stopped early: {reason}" if reason else ""
+        return Outcome(ExitCode.OK, RunOutcome.SUCCEEDED, f"{job.progress.step} steps done{early}")
     except StopRequested:
         events.write("stopping", ready=ready)
         saved = job.recovery.save_before_leaving() if ready else None
         what = f"saved {saved.name}" if saved else f"nothing new to save after step {job.progress.step}"
         return Outcome(ExitCode.STOPPED, RunOutcome.STOPPED, f"stopped as asked; {what}; --resume continues")
+
+
+def _best_of(spec: CheckpointSpec, log: StepLog, steps: Collection[int]) -> int | None:
+    """Which checkpoint is kept whatever its age; the records say, so that there is nothing else to keep up to date."""
+    best = spec.keep_best
+    return None if best is None else best_step(values_of(log.records(), best.metric), best.mode, steps)
+
+
+def _warn_of_unknown_metrics(spec: RLJobSpec) -> Sink:
+    """Look at the first record that is written for the metrics that the job names."""
+    named = {"spec.earlyStop": spec.early_stop, "spec.checkpoint.keepBest": spec.checkpoint.keep_best}
+    wanted = {f"{field}.metric": block.metric for field, block in named.items() if block is not None}
+
+    def look(record: StepRecord) -> None:
+        while record.step and wanted:
+            name_unknown_metric(*wanted.popitem(), record)
+
+    return look
 
 
 def _serve(spec: RLJobSpec, folder: Path, log: StepLog, job: Job, metrics: JobMetrics) -> DriverServer | None:

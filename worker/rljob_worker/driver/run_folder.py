@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -59,9 +60,9 @@ class RunFolder:
             self._take(manifest, previous)
             self._locks = stack.pop_all()
 
-    def checkpoints(self) -> CheckpointStore:
-        """Where this driver saves."""
-        return CheckpointStore(self._root, self._keep, self._claim.epoch, self.check)
+    def checkpoints(self, best: Callable[[Collection[int]], int | None] = lambda steps: None) -> CheckpointStore:
+        """Where this driver saves; `best` chooses of some steps the one that is kept whatever its age."""
+        return CheckpointStore(self._root, self._keep, self._claim.epoch, self.check, best)
 
     def check(self) -> None:
         """FencedError when a later driver took the run or its checkpoints over."""

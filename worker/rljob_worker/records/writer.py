@@ -38,12 +38,20 @@ class RecordWriter:
         attempt: stamped on each record.
         sinks: called with each record after it was written (TensorBoard, metric registry, progress bar, trackers).
         on_samples: called with each step and its samples, as in the trajectories.
+        early_stop: says of a record that is about to be written why the run ends with it.
     """
 
     def __init__(
-        self, folder: Path, log: StepLog, attempt: int, sinks: list[Sink], on_samples: SampleSink | None = None
+        self,
+        folder: Path,
+        log: StepLog,
+        attempt: int,
+        sinks: list[Sink],
+        on_samples: SampleSink | None = None,
+        early_stop: Callable[[StepRecord], str] = lambda record: "",
     ) -> None:
         self.folder = folder
+        self._early_stop = early_stop
         self._on_samples = on_samples
         self._log = log
         self._attempt = attempt
@@ -86,7 +94,8 @@ class RecordWriter:
 
     def write(self, step: int, timing: StepTiming, *, applied: bool = True) -> StepRecord:
         """Write the record of a step and begin the next one's; returns what stands in the log."""
-        written = self._append(replace(self.draft(step, timing), applied=applied))
+        draft = replace(self.draft(step, timing), applied=applied)
+        written = self._append(replace(draft, stopped_early=self._early_stop(draft)))
         self._begin()
         return written
 
@@ -101,7 +110,7 @@ class RecordWriter:
 
         What was gathered so far is the first step's: the first weight sync, for example.
         """
-        record = RecordWriter(self.folder, self._log, self._attempt, self._sinks)
+        record = RecordWriter(self.folder, self._log, self._attempt, self._sinks, early_stop=self._early_stop)
         record.metrics(metrics)
         record.busy(busy)
         record.overlapped(overlapped)
@@ -114,7 +123,8 @@ class RecordWriter:
             draft: as it was kept beside the checkpoint.
             metrics: what was measured since.
         """
-        self._append(replace(draft, recovered=True, metrics={**draft.metrics, **finite(metrics)}))
+        draft = replace(draft, recovered=True, metrics={**draft.metrics, **finite(metrics)})
+        self._append(replace(draft, stopped_early=self._early_stop(draft)))
 
     def has(self, step: int, attempt: int) -> bool:
         """Whether the record of a step of an attempt stands in the log."""

@@ -83,6 +83,7 @@ def _facts(run: RunDescription, records: list[StepRecord], kept: list[StepRecord
     syncs = [record.weights for record in records if record.weights is not None]
     facts = {
         "steps": f"{kept[-1].step} of {run.spec['steps']}",
+        **({"stopped early": visible(kept[-1].stopped_early)} if kept[-1].stopped_early else {}),
         "attempts": str(run.attempt),
         "steps lost to restarts": str(len(records) - len(kept)),
         "mean reward, first and last step": ", ".join(rewards),
