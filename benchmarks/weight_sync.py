@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,8 @@ class EngineSide:
         )
         self._receiver = WeightSyncEngine(self._land, folder=sync_folder, engine=0)
 
-    def _land(self, method: str, message: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
-        return self._engine.collective_rpc(method, timeout=seconds, args=(message,))
+    def _land(self, method: Callable[..., Any], message: Any, seconds: float) -> list[Any]:
+        return self._engine.collective_rpc(method.__name__, timeout=seconds, args=(message,))
 
     def receive(self, version: int) -> dict[str, Any]:
         return self._receiver.update_weights(version, DEADLINE)

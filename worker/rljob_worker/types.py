@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rljob_api.json_types import Json
 from rljob_api.spec import RewardSpec
 
 IntArray = npt.NDArray[np.int64]
@@ -25,7 +26,7 @@ class Prompt:
     token_ids: tuple[int, ...]
     label: str | None
     reward: RewardSpec
-    metadata: dict[str, Any] = field(default_factory=dict, hash=False)
+    metadata: Mapping[str, object] = field(default_factory=dict, hash=False)
     """The row's other columns, for reward functions."""
 
 
@@ -89,4 +90,4 @@ class StepMetrics:
     metrics: dict[str, float] = field(default_factory=dict)
     applied: bool = True
     """False when a non-finite loss or gradient stopped the update."""
-    detail: dict[str, Any] = field(default_factory=dict)
+    detail: Mapping[str, Json] = field(default_factory=dict)

@@ -79,9 +79,9 @@ class KeepingEngine:
         self._slots: Transport | None = None
         self._before_landing = before_landing or (lambda bucket, slots: None)
 
-    def __call__(self, method: str, message: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
+    def __call__(self, method: Callable[..., Any], message: Any, seconds: float) -> list[Any]:
         assert seconds > 0
-        return [getattr(self, method)(message)]
+        return [getattr(self, method.__name__)(message)]
 
     def _attached(self, message: dict[str, Any]) -> Transport:
         return SharedMemory.attach(message["slots"], message["slot_bytes"])
@@ -91,7 +91,7 @@ class KeepingEngine:
             self._slots = self._attached(message)
         self._plan, _ = mailbox.find(message["folder"], time.monotonic() + message["seconds"])
         self._landing: Weights = {}
-        return {"begin_seconds": 0.0}
+        return {"seconds": {"begin": 0.0}}
 
     def rljob_land_bucket(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self._slots is not None
@@ -103,11 +103,11 @@ class KeepingEngine:
             sums.append([self._slots.checksum(piece.part_of(weight)) for piece in tensor.pieces])
             self._landing[tensor.name] = weight.clone()
         names = [tensor.name for tensor in bucket.tensors]
-        return {"names": names, "checksums": sums, "land_seconds": 0.0, "repack_seconds": 0.0}
+        return {"names": names, "checksums": sums, "seconds": {"land": 0.0, "repack": 0.0}}
 
     def rljob_finish_sync(self, message: dict[str, Any]) -> dict[str, Any]:
         self.weights, self.finished_version = self._landing, message["version"]
-        return {"version": message["version"], "tensors": len(self._landing), "finish_seconds": 0.0}
+        return {"version": message["version"], "tensors": len(self._landing), "seconds": {"finish": 0.0}}
 
     def close(self) -> None:
         if self._slots is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -51,8 +51,8 @@ class EngineOverDevices:
             WorkerOnDevice(SeparateDevice(index), damage if index == devices[-1] else None) for index in devices
         ]
 
-    def __call__(self, method: str, message: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
-        return [getattr(worker, method)(message) for worker in self.workers]
+    def __call__(self, method: Callable[..., Any], message: Any, seconds: float) -> list[Any]:
+        return [getattr(worker, method.__name__)(message) for worker in self.workers]
 
     def values(self) -> list[list[float]]:
         """What each worker holds."""

@@ -13,6 +13,7 @@ from sync_cases import KeepingEngine, TensorPiece, cut_dim, model_weights, own_m
 
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.weightsync.engine import WeightSyncEngine
+from rljob_worker.weightsync.messages import Failure
 from rljob_worker.weightsync.plan import Bucket
 from rljob_worker.weightsync.protocol import FILLED
 from rljob_worker.weightsync.shared_memory import SHARED_MEMORY, SharedMemory
@@ -85,7 +86,7 @@ class ForgetfulEngine(KeepingEngine):
         super().__init__()
         self._fault = fault
 
-    def rljob_land_bucket(self, message: dict[str, Any]) -> dict[str, Any]:
+    def rljob_land_bucket(self, message: dict[str, Any]) -> dict[str, Any] | Failure:
         report = super().rljob_land_bucket(message)
         if message["bucket"] == 1:
             first = report["names"][0]
@@ -96,7 +97,7 @@ class ForgetfulEngine(KeepingEngine):
                 "raise": report["names"],
             }[self._fault]
             if self._fault == "raise":
-                return {"error": "no memory"}
+                return Failure("no memory")
         return report
 
 

@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,11 @@ def run(models: Path, model: str, tensor_parallel: int) -> dict[str, Any]:
     wrong = wrong_plans(engine, weights) if device is None else {}
     damaged: list[int] = []
 
-    def land(method: str, message: dict[str, Any], seconds: float) -> Any:
-        if method == "rljob_land_bucket" and message["bucket"] == 2 and not damaged:
+    def land(method: Callable[..., Any], message: Any, seconds: float) -> Any:
+        if method.__name__ == "rljob_land_bucket" and message["bucket"] == 2 and not damaged:
             slot = device.files[2 % SLOT_COUNT] if device is not None else slot_file(folder, 2 % SLOT_COUNT)
             damaged.append(flip_bit(slot, plan.buckets[2].tensors[-1].offset + 5))
-        return engine.collective_rpc(method, timeout=seconds, args=(message,))
+        return engine.collective_rpc(method.__name__, timeout=seconds, args=(message,))
 
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
         pieces = pieces_for(weights, trainers)
@@ -164,7 +165,9 @@ def wrong_plans(engine: Any, weights: dict[str, torch.Tensor]) -> dict[str, str]
             plan = plan_for(tensors, bucket_bytes=96 * 1024)
             sender = WeightSyncTrainer(pieces_for(tensors, 1)[0], plan, trainer=0, folder=folder)
             receiver = WeightSyncEngine(
-                lambda method, message, seconds: engine.collective_rpc(method, timeout=seconds, args=(message,)),
+                lambda method, message, seconds: engine.collective_rpc(
+                    method.__name__, timeout=seconds, args=(message,)
+                ),
                 folder=folder,
                 engine=0,
             )

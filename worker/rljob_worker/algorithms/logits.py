@@ -9,7 +9,7 @@ here apply the same operations in the same order to the trainer's logits, on voc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ class VocabShard:
         valid = min(max(vocab_size - start, 0), width)
         return cls(start, valid, vocab_size, group if size > 1 else None)
 
-    def all_reduce(self, values: Tensor, op: Any) -> Tensor:
+    def all_reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
         """Reduces `values` in place over the shards."""
         if self.group is not None:
             dist.all_reduce(values, op=op, group=self.group)
@@ -181,6 +181,21 @@ def _local_keep_mask(logits: Tensor, labels: Tensor, transform: LogitsTransform,
     return keep
 
 
+class _Context(Protocol):
+    """What `_TokenLogProbs` keeps between its passes."""
+
+    temperature: float
+    shard: VocabShard
+    entropy_grad: bool
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]: ...
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+
+
 class _TokenLogProbs(torch.autograd.Function):
     """Log-probability of each row's label and entropy of each row, [n, width] -> [n], [n].
 
@@ -191,7 +206,7 @@ class _TokenLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Context,
         logits: Tensor,
         labels: Tensor,
         keep: Tensor | None,
@@ -231,10 +246,9 @@ class _TokenLogProbs(torch.autograd.Function):
         return log_probs, row_entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
         logits, labels, keep, maximum, log_total, row_entropy = ctx.saved_tensors
-        shard: VocabShard = ctx.shard
-        temperature = ctx.temperature
+        shard, temperature = ctx.shard, ctx.temperature
         grad_log_probs, grad_entropy = grads[0] / temperature, grads[1] / temperature
         column, owned = shard.local_labels(labels)
         grad_logits = torch.empty_like(logits)

@@ -9,15 +9,44 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar, Protocol
 
 import torch
 
+from rljob_worker.devices.base import MemoryPool
 from rljob_worker.devices.checksum import device_checksum
 from rljob_worker.devices.ipc import export_tensor, import_tensor
 from rljob_worker.devices.visible import parse_visible_devices, physical_device
 from rljob_worker.errors import UserError
 from rljob_worker.host.memory import MemoryInfo
+
+
+class DeviceModule(Protocol):
+    """What `torch.cuda` and `torch.npu` are asked for. Devices are numbered among those that the process sees."""
+
+    memory: ModuleType
+    """Has the class of a pluggable allocator, under a name of its own for each kind."""
+
+    def device_count(self) -> int: ...  # noqa: D102
+
+    def get_device_properties(self, device: int) -> object: ...  # noqa: D102
+
+    def set_device(self, device: int) -> None: ...  # noqa: D102
+
+    def mem_get_info(self, device: int) -> tuple[int, int]: ...  # noqa: D102
+
+    def memory_reserved(self, device: int) -> int: ...  # noqa: D102
+
+    def synchronize(self, device: int) -> None: ...  # noqa: D102
+
+    def empty_cache(self) -> None: ...  # noqa: D102
+
+    def set_per_process_memory_fraction(self, fraction: float, device: int) -> None: ...  # noqa: D102
+
+    def MemPool(self, allocator: object) -> MemoryPool: ...  # noqa: D102
+
+    def use_mem_pool(self, pool: MemoryPool, device: int) -> AbstractContextManager[None]: ...  # noqa: D102
 
 
 class AcceleratorDevice(ABC):
@@ -65,7 +94,7 @@ class AcceleratorDevice(ABC):
 
     @classmethod
     @abstractmethod
-    def _load(cls) -> Any:
+    def _load(cls) -> DeviceModule:
         """torch's module of this kind of device; UserError when its library does not load."""
 
     @classmethod
@@ -74,7 +103,7 @@ class AcceleratorDevice(ABC):
         """torch's function that opens an exported tensor."""
 
     @abstractmethod
-    def _pluggable_allocator(self, library: str, allocate: str, free: str) -> Any:
+    def _pluggable_allocator(self, library: str, allocate: str, free: str) -> object:
         """torch's allocator over two functions of a library, as its MemPool takes it."""
 
     # Which one
@@ -142,7 +171,7 @@ class AcceleratorDevice(ABC):
         allowed = self.reserved_bytes() + max(0, memory.free - nbytes)
         self._module.set_per_process_memory_fraction(min(1.0, allowed / memory.total), self._logical)
 
-    def new_pool(self, allocator: tuple[str, str, str] | None = None) -> Any:
+    def new_pool(self, allocator: tuple[str, str, str] | None = None) -> MemoryPool:
         """A pool of torch's allocator whose blocks are never handed to tensors outside of it.
 
         Args:
@@ -154,10 +183,9 @@ class AcceleratorDevice(ABC):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
         return pool
 
-    def use_pool(self, pool: Any) -> AbstractContextManager[Any]:
+    def use_pool(self, pool: MemoryPool) -> AbstractContextManager[None]:
         """Tensors that this thread makes inside take their memory from the pool."""
-        context: AbstractContextManager[Any] = self._module.use_mem_pool(pool, self._logical)
-        return context
+        return self._module.use_mem_pool(pool, self._logical)
 
     # Contents
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from rljob_worker.host.memory import MemoryInfo
+
+
+class MemoryPool(Protocol):
+    """`torch.cuda.MemPool`, or torch_npu's."""
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """By which torch's allocator knows it."""
+        ...
 
 
 @runtime_checkable
@@ -104,10 +113,10 @@ class AcceleratorMemory(Device, Protocol):
         """Device memory that torch's allocator holds in this process, in use or cached."""
         ...
 
-    def new_pool(self, allocator: tuple[str, str, str] | None = None) -> Any:
+    def new_pool(self, allocator: tuple[str, str, str] | None = None) -> MemoryPool:
         """A pool of torch's allocator, kept for the life of the process."""
         ...
 
-    def use_pool(self, pool: Any) -> AbstractContextManager[Any]:
+    def use_pool(self, pool: MemoryPool) -> AbstractContextManager[None]:
         """Tensors that this thread makes inside take their memory from the pool."""
         ...

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.multiprocessing.reductions as reductions
 
-from rljob_worker.devices.accelerator import AcceleratorDevice
+from rljob_worker.devices.accelerator import AcceleratorDevice, DeviceModule
 from rljob_worker.errors import UserError
 
 
@@ -32,13 +31,14 @@ class CudaDevice(AcceleratorDevice):
             )
 
     @classmethod
-    def _load(cls) -> Any:
-        return torch.get_device_module("cuda")
+    def _load(cls) -> DeviceModule:
+        module: DeviceModule = torch.get_device_module("cuda")
+        return module
 
     @classmethod
     def _rebuild(cls) -> Callable[..., torch.Tensor]:
         rebuild: Callable[..., torch.Tensor] = reductions.rebuild_cuda_tensor
         return rebuild
 
-    def _pluggable_allocator(self, library: str, allocate: str, free: str) -> Any:
+    def _pluggable_allocator(self, library: str, allocate: str, free: str) -> object:
         return self._module.memory.CUDAPluggableAllocator(library, allocate, free).allocator()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.multiprocessing.reductions as reductions
@@ -75,7 +74,7 @@ def import_tensor(
         device: identity of the importer's device.
         logical_index: its number in the importer's process.
     """
-    fields: dict[str, Any] = json.loads(message)
+    fields: dict[str, object] = json.loads(message)
     origin = fields.pop("on")
     if origin != device:
         raise ValueError(f"open_shared: the memory is on {origin}, this process uses {device}; they must be the same")
@@ -89,7 +88,7 @@ def import_tensor(
     return rebuild(*(values[name] for name in _FIELDS))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return {"hex": value.hex()}
     if isinstance(value, torch.dtype):
@@ -99,11 +98,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _value(name: str, value: Any) -> Any:
+def _value(name: str, value: object) -> object:
     if isinstance(value, dict):
         return bytes.fromhex(value["hex"])
     if name == "dtype":
-        return getattr(torch, value)
-    if name == "size":
-        return torch.Size(value)
-    return tuple(value) if isinstance(value, list) else value
+        return getattr(torch, str(value))
+    if isinstance(value, list):
+        return torch.Size(value) if name == "size" else tuple(value)
+    return value

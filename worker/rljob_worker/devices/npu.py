@@ -7,17 +7,23 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Protocol
 
 import torch
 
-from rljob_worker.devices.accelerator import AcceleratorDevice
+from rljob_worker.devices.accelerator import AcceleratorDevice, DeviceModule
+from rljob_worker.devices.base import MemoryPool
 from rljob_worker.errors import UserError
+
+
+class _NpuModule(DeviceModule, Protocol):
+    def MemPoolContext(self, pool: MemoryPool) -> object: ...
 
 
 class NpuDevice(AcceleratorDevice):
     """One Ascend NPU."""
 
+    _module: _NpuModule
     name = "npu"
     visible_devices_variable = "ASCEND_RT_VISIBLE_DEVICES"
     process_group_backend = "cpu:gloo,npu:hccl"
@@ -34,7 +40,7 @@ class NpuDevice(AcceleratorDevice):
             )
 
     @classmethod
-    def _load(cls) -> Any:
+    def _load(cls) -> DeviceModule:
         try:
             importlib.import_module("torch_npu")
         except ImportError as error:
@@ -42,7 +48,8 @@ class NpuDevice(AcceleratorDevice):
                 f"torch_npu does not load ({error}); source CANN's set_env.sh before Python starts, and take the "
                 f"torch_npu that fits torch {torch.__version__}"
             ) from error
-        return torch.get_device_module("npu")
+        module: _NpuModule = torch.get_device_module("npu")
+        return module
 
     @classmethod
     def _rebuild(cls) -> Callable[..., torch.Tensor]:
@@ -52,7 +59,7 @@ class NpuDevice(AcceleratorDevice):
         return rebuild
 
     @contextmanager
-    def use_pool(self, pool: Any) -> Iterator[None]:
+    def use_pool(self, pool: MemoryPool) -> Iterator[None]:
         """As declared in `AcceleratorMemory`; torch_npu's own `use_mem_pool` takes what other threads make as well."""
         torch_npu = sys.modules["torch_npu"]
         context = self._module.MemPoolContext(pool)
@@ -63,5 +70,5 @@ class NpuDevice(AcceleratorDevice):
             torch_npu._C._npu_endAllocateCurrentStreamToPool(self._logical, pool.id)
             del context
 
-    def _pluggable_allocator(self, library: str, allocate: str, free: str) -> Any:
+    def _pluggable_allocator(self, library: str, allocate: str, free: str) -> object:
         return self._module.memory.NPUPluggableAllocator(library, allocate, free).allocator()

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 from rljob_api.wanted import Wanted
 from rljob_worker.doctor.devices import VISIBLE_VARIABLES
@@ -29,12 +29,23 @@ MODULE = "rljob_worker.doctor.deep_steps"
 _MARK = "rljob-doctor-finding "
 
 
+class Settings(TypedDict):
+    """What a step is told."""
+
+    kind: str
+    """Of the devices."""
+    saver: str
+    """A `MemorySaverMode`."""
+    devices: list[str]
+    """As the variable of visible devices names them."""
+
+
 def deep_findings(facts: NodeFacts, wanted: Wanted | None) -> list[Finding]:
     """Try every step on this node; each has a deadline, and one that fails does not keep the next from being tried."""
     trainer = dict(wanted.trainer) if wanted is not None else {}
     rollout = dict(wanted.rollout) if wanted is not None else {}
     mode = wanted.memory_saver.value if wanted is not None else ("off" if facts.kind == "cpu" else "preload")
-    settings = {"kind": facts.kind, "saver": mode, "devices": _devices(facts)}
+    settings: Settings = {"kind": facts.kind, "saver": mode, "devices": _devices(facts)}
     # The memory saver's memory cannot be exported; a trainer takes what it shares from elsewhere.
     plain = {name: value for name, value in trainer.items() if name != "LD_PRELOAD" and not name.startswith("TMS_")}
     environments = {"saver": trainer, "checksum": plain, "sharing": plain, "collective": trainer, "engine": rollout}
@@ -49,7 +60,7 @@ def _devices(facts: NodeFacts) -> list[str]:
     return value.split(",") if value else [str(i) for i in range(len(facts.device_files))]
 
 
-def _step(step: str, settings: Mapping[str, Any], environment: Mapping[str, str]) -> Finding:
+def _step(step: str, settings: Settings, environment: Mapping[str, str]) -> Finding:
     name, wanted = _STEPS[step], "it works"
     command = [sys.executable, "-m", MODULE, step, json.dumps(settings)]
     try:

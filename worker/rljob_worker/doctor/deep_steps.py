@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 import torch.distributed as dist
@@ -23,8 +23,9 @@ from rljob_api.roles import engine_variables
 from rljob_api.spec import MemorySaverMode
 from rljob_api.validation import load_manifest
 from rljob_worker.devices import Device, get_device
+from rljob_worker.devices.base import AcceleratorMemory
 from rljob_worker.devices.checksum import device_checksum, wraps_around
-from rljob_worker.doctor.deep import MODULE, answer
+from rljob_worker.doctor.deep import MODULE, Settings, answer
 from rljob_worker.doctor.devices import VISIBLE_VARIABLES
 from rljob_worker.doctor.findings import Finding, not_applicable, ok, problem
 from rljob_worker.doctor.programs import last_line
@@ -65,9 +66,25 @@ _SMALL_JOB = {
 }
 
 
-def saver(settings: dict[str, Any]) -> Finding:
+class RankSettings(Settings):
+    """What a process of `collective` is told."""
+
+    rank: int
+    port: int
+
+
+class Shared(TypedDict, total=False):
+    """Where the second process of `sharing` finds the memory: names of slots on the CPU, an exported tensor's message,
+    in base64, elsewhere."""
+
+    kind: str
+    names: list[str]
+    message: str
+
+
+def saver(settings: Settings) -> Finding:
     """Let memory sleep and wake: it must be free meanwhile, and its contents come back."""
-    device: Any = get_device(settings["kind"])
+    device = get_device(settings["kind"])
     if settings["kind"] == "cpu":
         return _arena(device)
     name, mode = "saver", MemorySaverMode(settings["saver"])
@@ -75,6 +92,7 @@ def saver(settings: dict[str, Any]) -> Finding:
         return not_applicable(name, "spec.memorySaver.mode is off")
     from rljob_worker.memory.saver_checks import verified_torch_saver
 
+    assert isinstance(device, AcceleratorMemory)
     verified_torch_saver(mode, device)
     return ok(name, f"{size(BYTES)} slept and woke, contents intact", "free meanwhile, and intact after")
 
@@ -100,7 +118,7 @@ def _arena(device: Device) -> Finding:
     return problem(name, found, wanted, "the kernel does not move pages (Linux 5.7 or later); memorySaver.mode: off")
 
 
-def checksum(settings: dict[str, Any]) -> Finding:
+def checksum(settings: Settings) -> Finding:
     """With the arithmetic that every device has, over bytes that use all bits, on the device and on the CPU."""
     name, wanted = "checksum", "equal to the CPU's"
     device = get_device(settings["kind"])
@@ -120,7 +138,7 @@ def checksum(settings: dict[str, Any]) -> Finding:
     return ok(name, f"{found:x}, {BYTES / seconds / 2**30:.1f} GiB/s{form}", wanted)
 
 
-def sharing(settings: dict[str, Any]) -> Finding:
+def sharing(settings: Settings) -> Finding:
     """Hand a tensor to a second process as a weight sync does, without a copy; both must see the same bytes."""
     device = get_device(settings["kind"])
     if settings["kind"] == "cpu":
@@ -139,7 +157,7 @@ def _pattern(device: Device) -> torch.Tensor:
     return torch.arange(BYTES, dtype=torch.int32, device=device.torch_device).to(torch.uint8)
 
 
-def _ask_peer(device: Device, tensor: torch.Tensor, shared: dict[str, Any]) -> Finding:
+def _ask_peer(device: Device, tensor: torch.Tensor, shared: Shared) -> Finding:
     name, wanted, begin = "sharing", "equal checksums on both sides", time.perf_counter()
     answered = subprocess.run(
         [sys.executable, "-m", MODULE, "peer", json.dumps(shared)], capture_output=True, text=True, timeout=_SECONDS
@@ -156,7 +174,7 @@ def _ask_peer(device: Device, tensor: torch.Tensor, shared: dict[str, Any]) -> F
     return ok(name, f"{size(BYTES)} seen by a second process, which took {seconds:.1f} s in all", wanted)
 
 
-def peer(settings: dict[str, Any]) -> None:
+def peer(settings: Shared) -> None:
     """The second process of `sharing`: print the checksum of what it sees."""
     device = get_device(settings.get("kind", "cpu"))
     if "names" in settings:
@@ -165,7 +183,7 @@ def peer(settings: dict[str, Any]) -> None:
     print(device.checksum(device.open_shared(base64.b64decode(settings["message"]))))
 
 
-def collective(settings: dict[str, Any]) -> Finding:
+def collective(settings: Settings) -> Finding:
     """All-reduce over the devices, a process each, with the backend of the trainers."""
     name, count = "collective", len(settings["devices"])
     with socket.socket() as probe:
@@ -177,7 +195,7 @@ def collective(settings: dict[str, Any]) -> Finding:
         said = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in settings["devices"]]
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-m", MODULE, "rank", json.dumps({**settings, "rank": rank, "port": port})],
+                [sys.executable, "-m", MODULE, "rank", json.dumps(_of_rank(settings, rank, port))],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
@@ -204,12 +222,16 @@ def collective(settings: dict[str, Any]) -> Finding:
     return ok(name, f"{size(BYTES)} over {count} in {seconds * 1000:.0f} ms (bus {rate:.1f} GiB/s)", wanted)
 
 
+def _of_rank(settings: Settings, rank: int, port: int) -> RankSettings:
+    return {**settings, "rank": rank, "port": port}
+
+
 def _one_device(kind: str, shown: str) -> dict[str, str]:
     """As Ray shows a trainer its device."""
     return {VISIBLE_VARIABLES[kind]: shown} if kind in VISIBLE_VARIABLES else {}
 
 
-def rank(settings: dict[str, Any]) -> None:
+def rank(settings: RankSettings) -> None:
     """One process of `collective`; prints the seconds of the second round, the first one connects."""
     number, count = settings["rank"], len(settings["devices"])
     device = get_device(settings["kind"], number)
@@ -231,7 +253,7 @@ def rank(settings: dict[str, Any]) -> None:
     print(seconds)
 
 
-def engine(settings: dict[str, Any]) -> Finding:
+def engine(settings: Settings) -> Finding:
     """Start a small vLLM as a job does, let it sleep, and read the device's free memory."""
     from rljob_worker.driver.inputs import MODEL_FOLDER, read_inputs
     from rljob_worker.rollout.environment import engine_environment
@@ -267,7 +289,7 @@ def engine(settings: dict[str, Any]) -> Finding:
     return problem(name, found, wanted, "expandable_segments:False for engines, and an image with vllm_ascend_C built")
 
 
-_STEPS: dict[str, Callable[[dict[str, Any]], Finding | None]] = {
+_STEPS: dict[str, Callable[..., Finding | None]] = {
     step.__name__: step for step in (saver, checksum, sharing, collective, engine, peer, rank)
 }
 

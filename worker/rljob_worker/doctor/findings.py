@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+
+from rljob_api.json_types import JsonObject
 
 FORMAT = 1
 """Version of the JSON document; fields are added under the same number, never changed or removed."""
@@ -86,7 +87,7 @@ class Report:
         failing = (Status.PROBLEM, Status.WARNING) if strict else (Status.PROBLEM,)
         return int(self.result() in failing)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """The report as JSON; docs/doctor.md says what each field means."""
         return {
             "format": FORMAT,

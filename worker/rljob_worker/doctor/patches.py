@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich.console import Console
 from rich.table import Table
 
+from rljob_api.json_types import JsonObject
 from rljob_worker.doctor.findings import FORMAT, Finding, Status, not_applicable, ok, problem
 from rljob_worker.doctor.output import line
 from rljob_worker.upstream.install import PATCHES
@@ -27,7 +26,7 @@ class PatchReport:
         """1 where a version is outside of a patch's range."""
         return int(any(finding.status is Status.PROBLEM for finding in self.findings))
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """As JSON; docs/upstream.md says what each field means."""
         return {
             "format": FORMAT,

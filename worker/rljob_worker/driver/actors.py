@@ -27,6 +27,7 @@ from rljob_worker.types import (
     StepMetrics,
     TrainBatch,
 )
+from rljob_worker.weightsync.messages import EngineReport, TrainerReport
 
 T = TypeVar("T")
 Chunk = list[tuple[int, Generation]]
@@ -134,7 +135,7 @@ class TrainerActor(_Actor):
         """Log-probabilities of given tokens."""
         return self._reply(self._trainer.score(token_lists))
 
-    def send_weights(self, version: int, seconds: float) -> Reply[dict[str, Any]]:
+    def send_weights(self, version: int, seconds: float) -> Reply[TrainerReport]:
         """Hand the weights to this host's engines."""
         return self._reply(self._trainer.send_weights(version, seconds))
 
@@ -222,7 +223,7 @@ class EngineActor(_Actor):
         """Take the memory for the weights back."""
         return self._reply(self._engine.wake_weights())
 
-    def receive_weights(self, version: int, seconds: float) -> Reply[dict[str, Any]]:
+    def receive_weights(self, version: int, seconds: float) -> Reply[EngineReport]:
         """Take a version of the weights from the trainers of this host."""
         return self._reply(self._engine.receive_weights(version, seconds))
 

@@ -17,6 +17,7 @@ from rljob_worker.rollout.reports import EngineSlept, EngineStarted, EngineWoke
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
 from rljob_worker.types import FloatArray, GenerationRequest, IntArray, SamplingParams, StepMetrics, TrainBatch
+from rljob_worker.weightsync.messages import EngineReport, TrainerReport
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -101,7 +102,7 @@ class TrainerGroup(_Group):
         """Compute the log-probability of each token but the first."""
         return self._all(TrainerActor.score, token_lists)
 
-    def send_weights(self, version: int, seconds: float) -> list[Call[dict[str, Any]]]:
+    def send_weights(self, version: int, seconds: float) -> list[Call[TrainerReport]]:
         """Hand the weights to the engines within so many seconds."""
         return self._all(TrainerActor.send_weights, version, seconds)
 
@@ -163,7 +164,7 @@ class EngineGroup(_Group):
         """Take the memory for the weights back."""
         return self._all(EngineActor.wake_weights)
 
-    def receive_weights(self, version: int, seconds: float) -> list[Call[dict[str, Any]]]:
+    def receive_weights(self, version: int, seconds: float) -> list[Call[EngineReport]]:
         """Take a version of the weights from the trainers within so many seconds."""
         return self._all(EngineActor.receive_weights, version, seconds)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rljob_api.wire.step_record import WeightSync
 from rljob_worker.errors import WeightSyncError
+from rljob_worker.weightsync.messages import EngineReport, TrainerReport
 
 
 def sync_report(
-    version: int, sent: Sequence[Mapping[str, Any]], received: Sequence[Mapping[str, Any]], nodes: int = 1
+    version: int, sent: Sequence[TrainerReport], received: Sequence[EngineReport], nodes: int = 1
 ) -> WeightSync:
     """One block for all processes: bytes of the model and of a node's slots, seconds of the slowest process.
 
@@ -35,6 +35,11 @@ def sync_report(
     )
 
 
-def _slowest(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _slowest(reports: Sequence[Mapping[str, object]]) -> dict[str, float]:
     names = dict.fromkeys(name for r in reports for name in r if name.endswith("_seconds") or name == "seconds")
-    return {name: max(r.get(name, 0.0) for r in reports) for name in names}
+    return {name: max(_seconds(report.get(name, 0.0)) for report in reports) for name in names}
+
+
+def _seconds(value: object) -> float:
+    assert isinstance(value, int | float)
+    return value

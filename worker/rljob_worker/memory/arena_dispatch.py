@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeGuard
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
@@ -56,31 +57,41 @@ class ArenaDispatchMode(TorchDispatchMode):
         self._tag = tag
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: OpOverload[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if func in _DIRECT and _lands_on_cpu(args, kwargs):
             return self._make(func, args, kwargs)
         given = {t.untyped_storage()._cdata for t in tree_iter((args, kwargs)) if _is_plain(t)}
         # torch.tensor() shows its new storage first as the input of lift_fresh; from_numpy() does the same with the
         # array's memory, which is not resizable and must stay shared.
-        if func is _aten.lift_fresh.default and args[0].untyped_storage().resizable():
+        if func is _aten.lift_fresh.default and _tensor(args[0]).untyped_storage().resizable():
             given.clear()
         return tree_map_only(torch.Tensor, lambda out: self._placed(out, given), func(*args, **kwargs))
 
-    def _make(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def _make(
+        self, func: OpOverload[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> torch.Tensor:
         if func is _aten.clone.default:
-            layout = torch.empty_like(args[0], device="meta", memory_format=kwargs.get("memory_format"))
+            layout = _tensor(
+                _aten.empty_like.default(
+                    args[0], device=torch.device("meta"), memory_format=kwargs.get("memory_format")
+                )
+            )
         else:
-            layout = func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": None})
+            layout = _tensor(func(*args, **{**kwargs, "device": torch.device("meta"), "pin_memory": None}))
         zero = func in _ZERO
         out = self._allocator.allocate_strided(layout.size(), layout.stride(), layout.dtype, self._tag(), zero=zero)
         if func in _ONE:
             out.fill_(1)
         elif func in _FULL:
-            out.fill_(args[_FULL[func]])
+            _aten.fill_.Scalar(out, args[_FULL[func]])
         elif func in _COPY:
-            out.copy_(args[0])
+            out.copy_(_tensor(args[0]))
         return out
 
     def _placed(self, out: torch.Tensor, given: set[int]) -> torch.Tensor:
@@ -90,7 +101,12 @@ class ArenaDispatchMode(TorchDispatchMode):
         return target.copy_(out)
 
 
-def _is_plain(value: Any) -> bool:
+def _tensor(value: object) -> torch.Tensor:
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
     """Whether it is a dense CPU tensor with memory of its own, not a wrapper subclass."""
     return (
         isinstance(value, torch.Tensor)
@@ -100,10 +116,10 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-def _lands_on_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _lands_on_cpu(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     source = args[0] if args and isinstance(args[0], torch.Tensor) else None
     if source is not None and not _is_plain(source):
         return False
     device = kwargs.get("device")
-    on_cpu = torch.device(device).type == "cpu" if device is not None else True
+    on_cpu = torch.device(str(device)).type == "cpu" if device is not None else True
     return on_cpu and kwargs.get("layout") in (None, torch.strided) and not kwargs.get("pin_memory")

@@ -6,7 +6,6 @@ import ctypes
 import importlib
 import os
 from enum import StrEnum
-from typing import Any
 
 from rljob_api.spec import MemorySaverMode
 from rljob_worker.errors import UserError
@@ -84,22 +83,21 @@ class SaverLibrary:
 
     def pause(self) -> None:
         """Unmap all that is tracked. The device must be idle."""
-        self._call("tms_pause")
+        self._call(self._library.tms_pause)
 
     def resume(self) -> None:
         """Map it again, and copy back what the library keeps."""
-        self._call("tms_resume")
+        self._call(self._library.tms_resume)
 
     def allocator(self) -> tuple[str, str, str] | None:
         """For a torch memory pool in torch mode: path, and functions that allocate and free; None in preload mode."""
         return None if self.mode is MemorySaverMode.PRELOAD else (str(self._library._name), *_TORCH_MODE)
 
-    def _call(self, name: str) -> None:
+    def _call(self, function: ctypes._NamedFuncPointer) -> None:
         # Upstream's functions return an error code, which is 0 on CUDA; Ascend's return nothing.
-        function = getattr(self._library, name)
         function.restype = ctypes.c_int if self.build is Build.UPSTREAM else None
         if code := function(None):
-            raise RuntimeError(f"memory saver: {name} returned {code}")
+            raise RuntimeError(f"memory saver: {function.__name__} returned {code}")
 
 
 def open_saver_library(mode: MemorySaverMode) -> SaverLibrary:
@@ -116,7 +114,7 @@ def open_saver_library(mode: MemorySaverMode) -> SaverLibrary:
 def package_library(mode: MemorySaverMode) -> str:
     """Path of the package's library for a mode; UserError when the package is missing or has none, or several."""
     try:
-        utils: Any = importlib.import_module("torch_memory_saver.utils")
+        utils = importlib.import_module("torch_memory_saver.utils")
         return os.fspath(utils.get_binary_path_from_package(_FILE.format(mode=mode.value)))
     except (ImportError, AssertionError, RuntimeError) as error:
         raise UserError(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeGuard
 
 import torch
+from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -259,8 +260,12 @@ class _Recorder(TorchDispatchMode):
         self._found: dict[int, _Kept] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: OpOverload[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         given = {value.untyped_storage().data_ptr() for value in tree_iter((args, kwargs)) if self._ours(value)}
         out = func(*args, **(kwargs or {}))
         for value in tree_iter(out):
@@ -276,5 +281,5 @@ class _Recorder(TorchDispatchMode):
         """Those that still live, each once."""
         return [kept for kept in self._found.values() if not kept.storage.expired()]
 
-    def _ours(self, value: Any) -> bool:
+    def _ours(self, value: object) -> TypeGuard[torch.Tensor]:
         return isinstance(value, torch.Tensor) and value.device.type == self._device_type

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +10,16 @@ import torch.nn.functional as F
 from rljob_worker.models.config import ModelConfig, check_parallel
 from rljob_worker.models.platforms import Platform, megatron_platform
 
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from rljob_worker.upstream.megatron_types import GptModel
+
 
 def build_gpt_model(
     cfg: ModelConfig, *, tp: int, pp: int, ep: int, dtype: torch.dtype, recompute: str = "None", device: str = "cpu"
-) -> torch.nn.Module:
+) -> GptModel:
     """This rank's bare GPTModel, weights uninitialised but for the vocabulary's padding rows, which are zero.
 
     `forward(input_ids [B, S], position_ids [B, S], None)` gives logits [B, S, padded vocabulary / tp] in `dtype` on the
@@ -37,7 +43,7 @@ def build_gpt_model(
     platform = megatron_platform(device)
     check_parallel(cfg, tp, pp, ep)
     transformer_config = _transformer_config(cfg, tp, pp, ep, dtype, recompute, platform)
-    model = GPTModel(
+    model: GptModel = GPTModel(
         config=transformer_config,
         transformer_layer_spec=_block_spec(transformer_config, platform),
         vocab_size=cfg.padded_vocab_size(tp),
@@ -56,10 +62,10 @@ def build_gpt_model(
 
 def _transformer_config(
     cfg: ModelConfig, tp: int, pp: int, ep: int, dtype: torch.dtype, recompute: str, platform: Platform
-) -> Any:
+) -> TransformerConfig:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if cfg.num_experts:
         options.update(
             num_moe_experts=cfg.num_experts,
@@ -113,7 +119,7 @@ def _transformer_config(
     )
 
 
-def _recompute_options(cfg: ModelConfig, recompute: str) -> dict[str, Any]:
+def _recompute_options(cfg: ModelConfig, recompute: str) -> dict[str, object]:
     if recompute == "None":
         return {}
     if recompute == "Full":
@@ -125,7 +131,7 @@ def _recompute_options(cfg: ModelConfig, recompute: str) -> dict[str, Any]:
     raise ValueError(f"recompute {recompute!r} is not known; use 'None', 'Full' or 'Selective'")
 
 
-def _block_spec(transformer_config: Any, platform: Platform) -> Any:
+def _block_spec(transformer_config: TransformerConfig, platform: Platform) -> TransformerBlockSubmodules:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
     spec = get_gpt_decoder_block_spec(transformer_config, use_transformer_engine=False, normalization="RMSNorm")

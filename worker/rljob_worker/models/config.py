@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from rljob_worker.errors import UserError
 
@@ -49,14 +49,14 @@ class ModelConfig:
     """For each layer, whether it is a mixture of experts."""
 
     @classmethod
-    def from_hf(cls, source: str | Path | Mapping[str, Any]) -> ModelConfig:
+    def from_hf(cls, source: str | Path | Mapping[str, object]) -> ModelConfig:
         """Read the config of a checkpoint folder, or a config given as a dict.
 
         Raises:
             UserError: no readable config, or a model or setting that is not supported; names it.
         """
         if isinstance(source, Mapping):
-            return _from_dict(dict(source), "model config")
+            return _from_dict(source, "model config")
         return _from_dict(read_hf_config(source), str(Path(source) / "config.json"))
 
     def padded_vocab_size(self, tensor_parallel: int) -> int:
@@ -68,7 +68,7 @@ class ModelConfig:
         return self.num_experts > 0 and self.moe_layers[layer]
 
 
-def read_hf_config(folder: str | Path) -> dict[str, Any]:
+def read_hf_config(folder: str | Path) -> dict[str, object]:
     """`config.json` of a checkpoint folder; UserError when it is absent or not a JSON object."""
     path = Path(folder) / "config.json"
     if not path.is_file():
@@ -106,16 +106,40 @@ def check_parallel(cfg: ModelConfig, tp: int, pp: int, ep: int) -> None:
         raise UserError("training parallel sizes do not fit the model: " + "; ".join(problems))
 
 
-def _from_dict(raw: dict[str, Any], where: str) -> ModelConfig:
+class _HfConfig(Protocol):
+    """What is read of transformers' configurations of the supported models, the MoE's fields included."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    rms_norm_eps: float
+    rope_parameters: Mapping[str, float | str]
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    hidden_act: str
+    attention_dropout: float
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    norm_topk_prob: bool
+    mlp_only_layers: Sequence[int]
+    decoder_sparse_step: int
+
+
+def _from_dict(raw: Mapping[str, object], where: str) -> ModelConfig:
     from transformers import AutoConfig
 
     model_type = raw.get("model_type")
-    if model_type not in SUPPORTED_MODEL_TYPES:
-        why = f": {_MISSING[model_type]}" if model_type in _MISSING else ""
+    if not isinstance(model_type, str) or model_type not in SUPPORTED_MODEL_TYPES:
+        why = f": {_MISSING[model_type]}" if isinstance(model_type, str) and model_type in _MISSING else ""
         allowed = ", ".join(SUPPORTED_MODEL_TYPES)
         raise UserError(f"{where}: model_type {model_type!r} is not supported{why}; use {allowed}")
     try:
-        hf = AutoConfig.for_model(**raw)
+        make: Callable[..., _HfConfig] = AutoConfig.for_model
+        hf = make(**raw)
     except Exception as error:  # transformers' own validation raises many types
         raise UserError(f"{where}: {error}") from error
     problems = _unsupported(raw, hf)
@@ -145,7 +169,7 @@ def _from_dict(raw: dict[str, Any], where: str) -> ModelConfig:
     )
 
 
-def _moe_layers(hf: Any) -> tuple[bool, ...]:
+def _moe_layers(hf: _HfConfig) -> tuple[bool, ...]:
     """The rule of transformers' Qwen3MoeDecoderLayer."""
     return tuple(
         layer not in hf.mlp_only_layers and (layer + 1) % hf.decoder_sparse_step == 0
@@ -153,7 +177,7 @@ def _moe_layers(hf: Any) -> tuple[bool, ...]:
     )
 
 
-def _unsupported(raw: dict[str, Any], hf: Any) -> list[str]:
+def _unsupported(raw: Mapping[str, object], hf: _HfConfig) -> list[str]:
     problems = []
     rope = hf.rope_parameters or {}
     if rope.get("rope_type", "default") != "default":

@@ -6,7 +6,8 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -67,19 +68,56 @@ def load_hf_weights(pieces: Iterable[Piece], folder: str | Path) -> None:
                 piece.write(_read_shard(file.get_slice(piece.hf_name), piece))
 
 
-def _read_shard(tensor: Any, piece: Piece) -> torch.Tensor:
+class StoredTensor(Protocol):
+    """A tensor of an open safetensors file; slicing reads."""
+
+    def __getitem__(self, part: slice | tuple[slice, ...]) -> torch.Tensor: ...
+
+    def get_shape(self) -> list[int]:
+        """Of the whole."""
+        ...
+
+    def get_dtype(self) -> str:
+        """By safetensors' name."""
+        ...
+
+
+class TensorFile(Protocol):
+    """An open safetensors file."""
+
+    def __enter__(self) -> TensorFile: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+    def keys(self) -> list[str]:
+        """Names of its tensors."""
+        ...
+
+    def get_slice(self, name: str) -> StoredTensor:
+        """A tensor that is not read yet."""
+        ...
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """A tensor."""
+        ...
+
+
+def _read_shard(tensor: StoredTensor, piece: Piece) -> torch.Tensor:
     if piece.dim is None:
         return tensor[:]
     span = slice(piece.start, piece.start + piece.length)
     return tensor[(slice(None),) * piece.dim + (span,)]
 
 
-def open_tensors(path: Path) -> Any:
+def open_tensors(path: Path) -> TensorFile:
     """An open safetensors file; UserError where its header does not fit its content."""
     try:
-        return safe_open(path, framework="pt")
+        file: TensorFile = safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a readable safetensors file: {error}") from error
+    return file
 
 
 def names_by_file(files: Mapping[str, Path]) -> dict[Path, list[str]]:
@@ -90,7 +128,7 @@ def names_by_file(files: Mapping[str, Path]) -> dict[Path, list[str]]:
     return names
 
 
-def _is_file_name(name: Any) -> bool:
+def _is_file_name(name: object) -> bool:
     return isinstance(name, str) and name == Path(name).name and name.endswith(".safetensors")
 
 
@@ -153,7 +191,7 @@ def _check_tied_head(files: Mapping[str, Path]) -> None:
 def save_hf_folder(
     folder: str | Path,
     tensors: Iterable[tuple[str, torch.Tensor]],
-    hf_config: Mapping[str, Any],
+    hf_config: Mapping[str, object],
     tokenizer_folder: str | Path,
     *,
     max_file_bytes: int = 5 * 10**9,
@@ -180,7 +218,7 @@ def save_hf_folder(
         writer.add(name, tensor)
     writer.close()
     config = {key: value for key, value in hf_config.items() if key not in ("torch_dtype", "dtype")}
-    config.setdefault("architectures", [_ARCHITECTURES[config["model_type"]]])
+    config.setdefault("architectures", [_ARCHITECTURES[str(config["model_type"])]])
     config["dtype"] = str(writer.dtype).removeprefix("torch.")
     _write_json(folder / "config.json", config)
 
@@ -237,5 +275,5 @@ class _ShardWriter:
         _write_json(self.folder / INDEX_FILE, index)
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+def _write_json(path: Path, value: Mapping[str, object]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

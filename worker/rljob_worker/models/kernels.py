@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ class CausalAttention(torch.nn.Module):
     compute_dtype: ClassVar[torch.dtype | None] = None
     """In which the kernel computes; None for that of its inputs."""
 
-    def __init__(self, config: Any, softmax_scale: float | None = None, **_kwargs: Any) -> None:
+    def __init__(self, config: object, softmax_scale: float | None = None, **_kwargs: object) -> None:
         super().__init__()
         self.softmax_scale = softmax_scale
 
@@ -24,9 +24,9 @@ class CausalAttention(torch.nn.Module):
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
-        attn_mask_type: Any = None,
+        attn_mask_type: object = None,
         attention_bias: torch.Tensor | None = None,
-        packed_seq_params: Any = None,
+        packed_seq_params: object = None,
     ) -> torch.Tensor:
         """Context [S, B, H * D] of query [S, B, H, D], key and value [S, B, G, D]."""
         if any(given is not None for given in (attention_mask, attention_bias, packed_seq_params)):
@@ -65,7 +65,7 @@ class SwiGLU(torch.nn.Module):
     2 % of a training step.
     """
 
-    def __init__(self, config: Any = None) -> None:
+    def __init__(self, config: object = None) -> None:
         super().__init__()
 
     def forward(self, gate_and_up: torch.Tensor) -> torch.Tensor:
@@ -74,15 +74,22 @@ class SwiGLU(torch.nn.Module):
         return out
 
 
+class _Context(Protocol):
+    @property
+    def saved_tensors(self) -> tuple[torch.Tensor, ...]: ...
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
+
+
 class _SwiGLUFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate_and_up: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: _Context, gate_and_up: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate_and_up)
         gate, up = gate_and_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: _Context, grad: torch.Tensor) -> torch.Tensor:
         (gate_and_up,) = ctx.saved_tensors
         gate, up = gate_and_up.chunk(2, dim=-1)
         result = torch.empty_like(gate_and_up)

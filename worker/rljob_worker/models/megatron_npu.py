@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -44,7 +43,7 @@ def _upper_triangle(device: torch.device) -> torch.Tensor:
 class FusedSwiGLU(torch.nn.Module):
     """Megatron's gated activation, silu(gate) * up of [..., 2 F] = gate beside up, on CANN's fused kernel."""
 
-    def __init__(self, config: Any = None) -> None:
+    def __init__(self, config: object = None) -> None:
         super().__init__()
 
     def forward(self, gate_and_up: torch.Tensor) -> torch.Tensor:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -31,7 +30,9 @@ def make_random_model(spec: RandomModel, tokenizer_folder: str | Path, out: Path
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(name)
     if dtype is None:
         raise UserError(f"model.random.config: dtype {name!r} is not supported; use 'float32' or 'bfloat16'")
-    std = float(config.get("initializer_range", 0.02))
+    std = config.get("initializer_range", 0.02)
+    if not isinstance(std, int | float):
+        raise UserError(f"model.random.config: initializer_range is {std!r}, not a number")
     if not (out / "config.json").exists():
         # config.json is written last: without it, weights are what an interrupted call left behind.
         for leftover in (*out.glob("*.safetensors*"), *out.glob(".part-*")):
@@ -39,17 +40,16 @@ def make_random_model(spec: RandomModel, tokenizer_folder: str | Path, out: Path
     save_hf_folder(out, _random_tensors(cfg, spec.seed, std, dtype), config, tokenizer_folder)
 
 
-def _complete_config(given: dict[str, Any], tokenizer_folder: str | Path) -> dict[str, Any]:
+def _complete_config(given: Mapping[str, object], tokenizer_folder: str | Path) -> dict[str, object]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_folder))
-    config: dict[str, Any] = {"vocab_size": len(tokenizer)} | given
+    config: dict[str, object] = {"vocab_size": len(tokenizer), **given}
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         config.setdefault(key, getattr(tokenizer, key))
-    if config["vocab_size"] < len(tokenizer):
-        raise UserError(
-            f"model.random.config: vocab_size {config['vocab_size']} is smaller than the tokenizer's {len(tokenizer)}"
-        )
+    size = config["vocab_size"]
+    if isinstance(size, int) and size < len(tokenizer):
+        raise UserError(f"model.random.config: vocab_size {size} is smaller than the tokenizer's {len(tokenizer)}")
     return config
 
 

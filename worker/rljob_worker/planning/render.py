@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rljob_api.json_types import JsonObject
 from rljob_worker.planning.memory import KEPT_FREE, MemoryPlan, MemoryTable, PhaseMemory
 from rljob_worker.planning.remedies import Change, Remedies
 
@@ -50,7 +50,7 @@ def as_renderable(
     return Group(*parts)
 
 
-def as_json(plan: MemoryPlan, remedies: Remedies | None, hint: Change | None, assumed: list[str]) -> dict[str, Any]:
+def as_json(plan: MemoryPlan, remedies: Remedies | None, hint: Change | None, assumed: list[str]) -> JsonObject:
     """The same as plain values; bytes."""
     return {
         "fits": plan.fits,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rljob_api import derived
 from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.devices.kinds import device_kind
@@ -33,7 +31,7 @@ def max_sequences(spec: RLJobSpec) -> int:
     return min(_MOST_SEQUENCES, prompts * spec.rollout.samples_per_prompt)
 
 
-def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, Any]:
+def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, object]:
     """Keyword arguments of vLLM's EngineArgs on the job's kind of device.
 
     Raises:
@@ -41,7 +39,7 @@ def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, Any]:
     """
     rollout = spec.rollout
     model = ModelConfig.from_hf(model_folder)
-    own: dict[str, Any] = {
+    own: dict[str, object] = {
         "model": model_folder,
         # Prompts come as tokens and log-probabilities leave as numbers; stop strings bring their own tokenizer.
         "skip_tokenizer_init": True,

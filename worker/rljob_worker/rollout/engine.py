@@ -6,18 +6,19 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from rljob_api import derived
+from rljob_api.json_types import JsonObject
 from rljob_api.spec import RLJobSpec
 from rljob_worker.devices import check_profile
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.reaper import Reaper, sweep_dead_engines
-from rljob_worker.rollout.arguments import engine_arguments
+from rljob_worker.rollout.arguments import engine_arguments, max_sequences
 from rljob_worker.rollout.generation import OnFinished, StepLoop
 from rljob_worker.rollout.platforms import engine_platform
 from rljob_worker.rollout.reports import EngineSlept, EngineStarted, EngineWoke, MemoryReading
@@ -28,10 +29,15 @@ from rljob_worker.upstream.install import check, install
 from rljob_worker.upstream.patch import Process
 from rljob_worker.upstream.vllm_meeting import meet_in
 from rljob_worker.weightsync.engine import WeightSyncEngine
+from rljob_worker.weightsync.messages import EngineReport
+from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
 
 if TYPE_CHECKING:
+    from vllm.tokenizers import TokenizerLike
     from vllm.v1.engine.llm_engine import LLMEngine
 
+M = TypeVar("M")
+A = TypeVar("A")
 _BUSY_SECONDS = 5.0
 _SHUTDOWN_SECONDS = 30.0
 
@@ -56,7 +62,7 @@ class Engine:
 
     def __init__(
         self,
-        spec: dict[str, Any],
+        spec: JsonObject,
         *,
         index: int,
         model_folder: str,
@@ -120,6 +126,7 @@ class Engine:
             if self.devices is None:
                 self.devices = self._sleep_controller.devices()
             loaded = time.perf_counter()
+            kv_cache_bytes = arguments.get("kv_cache_memory_bytes")
             self._warm_up()
             self._reaper.settled()
             self.weight_version = 0
@@ -130,8 +137,10 @@ class Engine:
                 devices=tuple(self.devices),
                 threads=int(os.environ.get("OMP_NUM_THREADS", 0)),
                 max_model_length=self._max_length,
-                max_sequences=arguments["max_num_seqs"],
-                kv_cache_bytes=arguments.get("kv_cache_memory_bytes") or self._sleep_controller.kv_cache_bytes(),
+                max_sequences=max_sequences(self.spec),
+                kv_cache_bytes=(
+                    kv_cache_bytes if isinstance(kv_cache_bytes, int) else self._sleep_controller.kv_cache_bytes()
+                ),
             )
 
     def shutdown(self) -> None:
@@ -227,7 +236,7 @@ class Engine:
         with self._operation("wake_weights"):
             return self._sleep_controller.wake_weights()
 
-    def receive_weights(self, version: int, seconds: float) -> dict[str, Any]:
+    def receive_weights(self, version: int, seconds: float) -> EngineReport:
         """Take a version of the weights from the trainers of this host, verified.
 
         Args:
@@ -278,14 +287,15 @@ class Engine:
         finally:
             self._lock.release()
 
-    def _land(self, method: str, message: dict[str, Any], seconds: float) -> Sequence[dict[str, Any]]:
-        return self._engine.collective_rpc(method, timeout=seconds, args=(message,))
+    def _land(self, method: Callable[[WeightLandingExtension, M], A], message: M, seconds: float, /) -> Sequence[A]:
+        answers: list[A] = self._engine.collective_rpc(method.__name__, timeout=seconds, args=(message,))
+        return answers
 
     def _warm_up(self) -> None:
         config = self._engine.model_config
         self._max_length: int = config.max_model_len
         self._vocab_size: int = config.get_vocab_size()
-        self._generation_config: dict[str, Any] = config.try_get_generation_config()
+        self._generation_config: Mapping[str, object] = config.try_get_generation_config()
         self._end_token: int | None = getattr(self._tokenizer, "eos_token_id", None)
         sampling = SamplingParams(max_tokens=2, ignore_eos=True)
         params = vllm_sampling(sampling, self._generation_config, self._end_token)
@@ -293,13 +303,14 @@ class Engine:
         self._sleep_controller.after_warm_up()
 
 
-def _build(arguments: dict[str, Any]) -> LLMEngine:
+def _build(arguments: Mapping[str, object]) -> LLMEngine:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
     try:
-        parsed = EngineArgs(**arguments)
+        make: Callable[..., EngineArgs] = EngineArgs
+        parsed = make(**arguments)
     except TypeError as error:
         raise UserError(f"spec.rollout.engineArgs: {error}") from error
     try:
@@ -311,15 +322,16 @@ def _build(arguments: dict[str, Any]) -> LLMEngine:
         ) from error
 
 
-def _kv_cache_size(arguments: dict[str, Any]) -> str:
+def _kv_cache_size(arguments: Mapping[str, object]) -> str:
     size = arguments.get("kv_cache_memory_bytes")
     return f"memoryFraction is {arguments['gpu_memory_utilization']}" if size is None else f"kvCacheBytes is {size}"
 
 
-def _load_tokenizer(folder: Path) -> Any | None:
+def _load_tokenizer(folder: Path) -> TokenizerLike | None:
     """The folder's tokenizer; None where it has no tokenizer files."""
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
         return None
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder)
+    # vLLM's protocol asks for more than transformers' types declare.
+    return cast("TokenizerLike", AutoTokenizer.from_pretrained(folder))

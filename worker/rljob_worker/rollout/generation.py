@@ -11,7 +11,7 @@ import copy
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,8 +20,10 @@ from rljob_worker.types import FloatArray, Generation, GenerationRequest
 
 if TYPE_CHECKING:
     from vllm import SamplingParams as VllmSamplingParams
+    from vllm.tokenizers import TokenizerLike
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
     from vllm.v1.engine.core_client import EngineCoreClient
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
 OnFinished = Callable[[int, Generation], None]
 _IDLE_STEPS = 100
@@ -30,7 +32,7 @@ _IDLE_STEPS = 100
 @dataclass(slots=True)
 class _Growing:
     index: int
-    detokenizer: Any | None
+    detokenizer: IncrementalDetokenizer | None
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
 
@@ -43,7 +45,7 @@ class StepLoop:
         tokenizer: a fast Hugging Face tokenizer for stop strings; None where there is none.
     """
 
-    def __init__(self, core: EngineCoreClient, tokenizer: Any | None) -> None:
+    def __init__(self, core: EngineCoreClient, tokenizer: TokenizerLike | None) -> None:
         self._core = core
         self._tokenizer = tokenizer
         self._next_id = 0
@@ -135,7 +137,7 @@ class StepLoop:
         self._core.add_request(_core_request(request_id, prompt, params))
         return request_id
 
-    def _detokenizer(self, request: EngineCoreRequest) -> Any:
+    def _detokenizer(self, request: EngineCoreRequest) -> IncrementalDetokenizer:
         from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
         if self._tokenizer is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rljob_api.spec import RLJobSpec
 from rljob_worker.errors import UserError
@@ -30,7 +30,7 @@ _MOVING_EXPERTS = {"eplb_config", "dynamic_eplb", "expert_map_path"}
 class EnginePlatform:
     """vLLM on one kind of device."""
 
-    arguments: Callable[[RLJobSpec], dict[str, Any]]
+    arguments: Callable[[RLJobSpec], dict[str, object]]
     """Engine arguments beside those that all kinds have."""
     environment: Callable[[RLJobSpec], dict[str, str]]
     """Variables beside those that all kinds have."""
@@ -47,7 +47,7 @@ def engine_platform(kind: str) -> EnginePlatform:
     return _PLATFORMS[kind]
 
 
-def _cpu_arguments(spec: RLJobSpec) -> dict[str, Any]:
+def _cpu_arguments(spec: RLJobSpec) -> dict[str, object]:
     return {
         "kv_cache_memory_bytes": spec.rollout.kv_cache_bytes or CPU_KV_CACHE_BYTES,
         "worker_extension_cls": "rljob_worker.rollout.worker_extension.CpuWorkerExtension",
@@ -84,8 +84,8 @@ def _check_cpu_model(model: ModelConfig) -> None:
         )
 
 
-def _device_arguments(spec: RLJobSpec) -> dict[str, Any]:
-    arguments: dict[str, Any] = {
+def _device_arguments(spec: RLJobSpec) -> dict[str, object]:
+    arguments: dict[str, object] = {
         "enable_sleep_mode": True,
         # vLLM's default is on off the CPU: one batch may then be in flight across a sleep (rljob_api.rules.devices).
         "async_scheduling": False,
@@ -104,7 +104,7 @@ def _device_sleep_controller() -> type[SleepController]:
     return DeviceSleepController
 
 
-def _npu_arguments(spec: RLJobSpec) -> dict[str, Any]:
+def _npu_arguments(spec: RLJobSpec) -> dict[str, object]:
     """Weights in the NZ layout cannot be updated in place: vllm-ascend refuses to wake with it."""
     given = spec.rollout.engine_args.get("additional_config", {})
     if not isinstance(given, dict):

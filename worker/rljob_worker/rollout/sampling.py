@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rljob_api.spec.rollout import MIN_TEMPERATURE
 from rljob_worker.types import GenerationRequest, SamplingParams
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def vllm_sampling(
-    sampling: SamplingParams, generation_config: Mapping[str, Any], end_token: int | None
+    sampling: SamplingParams, generation_config: Mapping[str, object], end_token: int | None
 ) -> VllmSamplingParams:
     """vLLM's parameters but for the seed.
 

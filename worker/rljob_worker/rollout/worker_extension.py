@@ -7,18 +7,16 @@ import mmap
 from collections.abc import Iterator
 from typing import Protocol
 
-import torch
-
 from rljob_worker.rollout.kv_caches import KvCaches, kv_cache_storages
+from rljob_worker.upstream import vllm_types
 from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
 
 _MADV_DONTNEED = 4
 
 
-class ModelRunner(Protocol):
-    """What is used of vLLM's model runners."""
+class ModelRunner(vllm_types.ModelRunner, Protocol):
+    """With the caches that are given back."""
 
-    model: torch.nn.Module
     kv_caches: KvCaches
 
 

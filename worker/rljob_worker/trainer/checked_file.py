@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
@@ -24,7 +23,7 @@ class CheckedFile:
     """xxh3_64 of the content, 16 hexadecimal digits."""
 
     @classmethod
-    def parse(cls, content: Any) -> CheckedFile:
+    def parse(cls, content: object) -> CheckedFile:
         """From JSON; WireError when it is anything else."""
         file = block(content, "a file")
         return cls(text(file.get("name"), "name"), whole(file.get("size"), "size"), text(file.get("xxh3"), "xxh3"))

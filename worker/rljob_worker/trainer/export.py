@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from rljob_api.wire.values import block
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, read_hf_config
 from rljob_worker.models.convert import Piece, assemble, local_pieces
@@ -39,4 +40,5 @@ def _pieces(checkpoint: Path, config: ModelConfig, world_size: int) -> Iterator[
         reader = StateReader(path_of(checkpoint, rank))
         names = [name for name in reader.names if name.startswith(MODEL_PREFIX)]
         shard = {name.removeprefix(MODEL_PREFIX): reader.read(name) for name in names}
-        yield from local_pieces(shard, config, ParallelLayout.of_coordinates(reader.metadata["coordinates"]))
+        layout = ParallelLayout.of_coordinates(block(reader.metadata["coordinates"], f"{reader.path}: coordinates"))
+        yield from local_pieces(shard, config, layout)

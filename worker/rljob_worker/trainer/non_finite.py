@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,9 +33,9 @@ def bad_micro_batches(update: Update, loss: PolicyLoss, rows: Sequence[Tensor]) 
 
 def findings_of_all_ranks(found: list[str], world_size: int) -> str:
     """The first findings of all ranks, with their ranks; collective."""
-    everyone: list[Any] = [found]
+    everyone = [found]
     if world_size > 1:
-        everyone = [None] * world_size
+        everyone = [[] for _ in range(world_size)]
         dist.all_gather_object(everyone, found)
     text = "; ".join(
         f"rank {number}: {', '.join(items[:3])}{f' and {len(items) - 3} more' if len(items) > 3 else ''}"

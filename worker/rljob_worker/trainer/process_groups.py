@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from typing import NoReturn
 
 import torch.distributed as dist
 from torch.distributed import GroupMember, ProcessGroup
@@ -27,8 +27,8 @@ from torch.distributed.distributed_c10d import _world
 
 from rljob_worker.errors import JobError
 from rljob_worker.trainer.rendezvous import rendezvous
-from rljob_worker.upstream.process_groups import recorded_groups
-from rljob_worker.upstream.references import replace_everywhere
+from rljob_worker.upstream.process_groups import MakeGroup, recorded_groups
+from rljob_worker.upstream.references import Pair, replace_everywhere
 
 _ASLEEP_BACKEND = "gloo"
 HOLDERS = ("megatron", "mindspeed", "rljob_worker")
@@ -44,8 +44,12 @@ class ReleasedGroup:
     def __repr__(self) -> str:
         return f"<{self._name}, given up while the trainer sleeps>"
 
-    def __getattr__(self, attribute: str) -> Any:
+    def __getattr__(self, attribute: str) -> NoReturn:
         raise RuntimeError(f"process group {self!r} was asked for {attribute}")
+
+
+def _stand_in(group: object, _make: MakeGroup) -> ReleasedGroup | None:
+    return ReleasedGroup(group.group_desc) if isinstance(group, ProcessGroup) else None
 
 
 class GroupsState(StrEnum):
@@ -87,8 +91,8 @@ class ProcessGroups:
         self._rendezvous = rendezvous(init_method, rank, self._timeout)
         self._store = self._rendezvous.store
         self._generation = 0
-        self._made: list[tuple[tuple[Any, ...], dict[str, Any], ProcessGroup | ReleasedGroup | None]] = []
-        """Arguments of `new_group`, in order, and what came of it here; None where this rank is not a member."""
+        self._made: list[tuple[MakeGroup, object]] = []
+        """What makes each group, in order, and what came of it here; None where this rank is not a member."""
         self._join(backend)
 
     @contextmanager
@@ -111,10 +115,7 @@ class ProcessGroups:
             self._check_all_recorded()
             self._meet("release")
             dist.destroy_process_group()
-            replace_everywhere(
-                self._exchange(lambda group, *_: None if group is None else ReleasedGroup(group.group_desc)),
-                self._holders,
-            )
+            replace_everywhere(self._exchange(_stand_in), self._holders)
             self._join(_ASLEEP_BACKEND)
             self._meet("released")
         return time.perf_counter() - started
@@ -135,9 +136,7 @@ class ProcessGroups:
             self._meet("rebuild")
             dist.destroy_process_group()
             self._join(self._backend)
-            replace_everywhere(
-                self._exchange(lambda _group, args, kwargs: dist.new_group(*args, **kwargs)), self._holders
-            )
+            replace_everywhere(self._exchange(lambda _, make: make()), self._holders)
             # A rank must not use a group that others have not made yet.
             self._meet("rebuilt")
         return time.perf_counter() - started
@@ -166,13 +165,13 @@ class ProcessGroups:
             raise JobError(f"process groups: {what} failed on rank {self._rank}: {error}") from error
         self.state = after
 
-    def _exchange(self, make: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> list[tuple[Any, Any]]:
+    def _exchange(self, other_for: Callable[[object, MakeGroup], object]) -> list[Pair]:
         """Others for all groups, in the order in which they were made; pairs of the old one and the other one."""
         made, self._made = self._made, []
         pairs = []
-        for args, kwargs, old in made:
-            other = make(old, args, kwargs)
-            self._made.append((args, kwargs, None if old is None else other))
+        for make, old in made:
+            other = other_for(old, make)
+            self._made.append((make, None if old is None else other))
             if old is not None:
                 pairs.append((old, other))
         return pairs
@@ -217,7 +216,7 @@ class ProcessGroups:
                 self._store.delete_key(key)
 
     def _check_all_recorded(self) -> None:
-        known = {GroupMember.WORLD, *(group for _, _, group in self._made)}
+        known = {GroupMember.WORLD, *(group for _, group in self._made)}
         unknown = [group for group in _world.pg_map if group not in known]
         if unknown:
             names = ", ".join(f"{group.group_desc} ({group.group_name})" for group in unknown)

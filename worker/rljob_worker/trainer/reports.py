@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from rljob_api.json_types import Json
 from rljob_worker.memory.ledger import LedgerEntry
 from rljob_worker.memory.states import Transition
 
@@ -34,9 +34,9 @@ class TrainerMemory:
     reading: LedgerEntry
     """The ledger afterwards."""
 
-    def as_record(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, Json]:
         """For the step record: flat, bytes and seconds."""
-        moved: dict[str, Any] = {"changed": False, "seconds": 0.0, "moved_bytes": 0, "backup_bytes": 0}
+        moved: dict[str, Json] = {"changed": False, "seconds": 0.0, "moved_bytes": 0, "backup_bytes": 0}
         if self.transition is not None:
             moved = asdict(self.transition)
         return moved | {"group_seconds": self.group_seconds} | self.reading.as_dict()

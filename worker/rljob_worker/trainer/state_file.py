@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from rljob_api.json_types import Json
 from rljob_worker.host.files import sync_file, sync_folder
 from rljob_worker.trainer.checked_file import CheckedFile
 
@@ -30,13 +30,13 @@ def path_of(folder: str | Path, rank: int) -> Path:
     return Path(folder) / f"rank-{rank:05d}.safetensors"
 
 
-def write_state(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> CheckedFile:
+def write_state(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, Json]) -> CheckedFile:
     """Write tensors (of any layout and device, also views of one buffer) and JSON metadata into an existing folder.
 
     On return the file and its name in the folder are on disk. The format is safetensors; its own writer refuses tensors
     that share memory and copies all of them first.
     """
-    header: dict[str, Any] = {"__metadata__": {key: json.dumps(value) for key, value in metadata.items()}}
+    header: dict[str, Json] = {"__metadata__": {key: json.dumps(value) for key, value in metadata.items()}}
     offset = 0
     for name, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()
@@ -80,7 +80,9 @@ class StateReader:
             self._file = safe_open(str(path), framework="pt")
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path}: not a readable state file: {error}") from error
-        self.metadata: dict[str, Any] = {key: json.loads(text) for key, text in (self._file.metadata() or {}).items()}
+        self.metadata: dict[str, object] = {
+            key: json.loads(text) for key, text in (self._file.metadata() or {}).items()
+        }
         self.names: set[str] = set(self._file.keys())
 
     def read_into(self, name: str, target: Tensor) -> None:

@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rljob_api import derived
+from rljob_api.json_types import Json, JsonObject
 from rljob_api.spec import RLJobSpec
 from rljob_worker.algorithms import get_algorithm
 from rljob_worker.devices import get_device
@@ -31,6 +31,7 @@ from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
 from rljob_worker.trainer.sleeping import MemoryMove
 from rljob_worker.trainer.snapshots import Reference, Snapshot
 from rljob_worker.types import FloatArray, IntArray, SamplingParams, StepMetrics, TrainBatch
+from rljob_worker.weightsync.messages import TrainerReport
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
 
@@ -42,7 +43,7 @@ class Trainer:
 
     def __init__(
         self,
-        spec: dict[str, Any],
+        spec: JsonObject,
         *,
         rank: int,
         world_size: int,
@@ -226,7 +227,7 @@ class Trainer:
 
     # --- weight hand-over -------------------------------------------------------------------
 
-    def send_weights(self, version: int, seconds: float) -> dict[str, Any]:
+    def send_weights(self, version: int, seconds: float) -> TrainerReport:
         """Hand the weights to the engines of this host; returns when every engine has verified them. Collective.
 
         Args:
@@ -343,7 +344,7 @@ class Trainer:
         metrics["train/grad_norm"] = sum(result.grad_norm for result in results) / len(results)
         metrics["train/lr"] = rates[-1]
         fault = next((result.fault for result in results if result.fault is not None), None)
-        detail: dict[str, Any] = {
+        detail: dict[str, Json] = {
             "version": version,
             "updates": len(updates),
             "micro_batches": sum(len(update.micro_batches) for update in updates),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
-from rljob_worker.upstream.patch import MEGATRON, Patch, Process
+from rljob_worker.upstream.patch import MEGATRON, Patch, Process, put
 
 
 class _CpuRngTracker:
@@ -56,29 +55,29 @@ def _warnings() -> None:
 def _rng() -> None:
     from megatron.core.tensor_parallel import random
 
-    module: Any = random
-    module._CUDA_RNG_STATE_TRACKER = _CpuRngTracker()
-    module._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
-    module._get_cuda_rng_state = lambda *_args, **_kwargs: torch.get_rng_state()
-    module._set_cuda_rng_state = lambda state, *_args, **_kwargs: torch.set_rng_state(state)
+    put(
+        random,
+        _CUDA_RNG_STATE_TRACKER=_CpuRngTracker(),
+        _CUDA_RNG_STATE_TRACKER_INITIALIZED=True,
+        _get_cuda_rng_state=lambda *_args, **_kwargs: torch.get_rng_state(),
+        _set_cuda_rng_state=lambda state, *_args, **_kwargs: torch.set_rng_state(state),
+    )
 
 
 def _grouped_products() -> None:
     from megatron.core.transformer.moe import moe_utils
 
-    moe: Any = moe_utils
-    if not hasattr(moe, "te_general_gemm"):
-        moe.te_general_gemm = None
+    if not hasattr(moe_utils, "te_general_gemm"):
+        put(moe_utils, te_general_gemm=None)
 
 
 def _copies_to_host() -> None:
     from megatron.core.transformer.moe import token_dispatcher
 
-    dispatcher: Any = token_dispatcher
-    dispatcher.maybe_move_tensor_to_cpu = _to_host
+    put(token_dispatcher, maybe_move_tensor_to_cpu=_to_host)
 
 
-def _to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+def _to_host(tensor: object, as_numpy: bool = False, record_stream: bool = False) -> object:
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 

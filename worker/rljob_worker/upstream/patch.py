@@ -66,6 +66,12 @@ class Patch:
         return wrong
 
 
+def put(target: object, **replacements: object) -> None:
+    """Set attributes of a module or class of somebody else."""
+    for name, replacement in replacements.items():
+        setattr(target, name, replacement)
+
+
 def installed_version(package: str) -> str | None:
     """A package's version; None where it is not installed."""
     for name in DISTRIBUTIONS.get(package, (package,)):

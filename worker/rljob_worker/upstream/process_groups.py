@@ -5,36 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from functools import partial
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from rljob_worker.upstream.patch import MEGATRON, TORCH, Patch, Process
+from rljob_worker.upstream.patch import MEGATRON, TORCH, Patch, Process, put
 from rljob_worker.upstream.references import replace_everywhere
 
-Made = Callable[[tuple[Any, ...], dict[str, Any], ProcessGroup | None], None]
-"""Told of a group: arguments of `new_group`, and what came of it here; None where this rank is not a member."""
+MakeGroup = Callable[[], object]
+"""A call of `torch.distributed.new_group` with its arguments."""
+Made = Callable[[MakeGroup, ProcessGroup | None], None]
+"""Told of a group: what makes it, and what came of it here; None where this rank is not a member."""
 
 
 @contextmanager
 def recorded_groups(timeout: timedelta, made: Made) -> Iterator[None]:
     """Tell of each group made inside with `torch.distributed.new_group`, which gets `timeout`."""
-    module: Any = dist
-    original = module.new_group
+    original: Callable[..., object] = dist.new_group
 
-    def new_group(*args: Any, **kwargs: Any) -> Any:
+    def new_group(*args: object, **kwargs: object) -> object:
         # Megatron gives whole minutes.
         kwargs["timeout"] = timeout
         group = original(*args, **kwargs)
-        made(args, kwargs, group if isinstance(group, ProcessGroup) else None)
+        made(partial(_new_group, *args, **kwargs), group if isinstance(group, ProcessGroup) else None)
         return group
 
-    module.new_group = new_group
+    put(dist, new_group=new_group)
     try:
         yield
     finally:
-        module.new_group = original
+        put(dist, new_group=original)
+
+
+def _new_group(*args: object, **kwargs: object) -> object:
+    new_group: Callable[..., object] = dist.new_group
+    return new_group(*args, **kwargs)
 
 
 PATCHES = (

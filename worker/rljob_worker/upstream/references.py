@@ -7,7 +7,6 @@ import sys
 import types
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 Pair = tuple[object, object]
 Level = dict[int, tuple[object, set[int]]]
@@ -48,7 +47,7 @@ def replace_everywhere(pairs: list[Pair], owners: Sequence[str]) -> int:
     return places
 
 
-def _alive(watched: Iterable[tuple[weakref.ref[Any], object]]) -> list[Pair]:
+def _alive(watched: Iterable[tuple[weakref.ref[object], object]]) -> list[Pair]:
     return [(old(), new) for old, new in watched if old() is not None]
 
 
@@ -152,7 +151,7 @@ def _unknown(value: object) -> bool:
     return type(value) in (dict, tuple) and not gc.is_tracked(value)
 
 
-def _replace_in(holder: Any, new: Mapping[int, Any]) -> int:
+def _replace_in(holder: object, new: Mapping[int, object]) -> int:
     match holder:
         case dict():
             found = [(key, value) for key, value in holder.items() if id(value) in new]
@@ -173,7 +172,7 @@ def _replace_in(holder: Any, new: Mapping[int, Any]) -> int:
     return len(found)
 
 
-def _attributes(holder: Any) -> list[tuple[str, Any]]:
+def _attributes(holder: object) -> list[tuple[str, object]]:
     slots = [name for kind in type(holder).__mro__ for name in _slots(kind) if hasattr(holder, name)]
     return [*getattr(holder, "__dict__", {}).items(), *((name, getattr(holder, name)) for name in slots)]
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec
 
 import torch
 
-from rljob_worker.upstream.patch import MEGATRON, TORCH, Patch, Process
+from rljob_worker.upstream.patch import MEGATRON, TORCH, Patch, Process, put
+
+P = ParamSpec("P")
 
 _FACTORIES = ("tensor", "zeros", "ones", "empty", "full")
 """What megatron-core 0.16 calls with a literal `device="cuda"`."""
@@ -21,7 +23,7 @@ _STREAMS = ("Stream", "Event", "stream", "current_stream", "default_stream")
 class _NullStream:
     """Stands for a CUDA stream or event where all work is synchronous."""
 
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None: ...
+    def __init__(self, *_args: object, **_kwargs: object) -> None: ...
 
     def __enter__(self) -> _NullStream:
         return self
@@ -45,9 +47,9 @@ class _NullStream:
         return True
 
 
-def _redirect_cuda(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _redirect_cuda(factory: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
     @functools.wraps(factory)
-    def redirected(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def redirected(*args: P.args, **kwargs: P.kwargs) -> torch.Tensor:
         if str(kwargs.get("device")).startswith("cuda"):
             kwargs["device"] = "cpu"
         return factory(*args, **kwargs)
@@ -59,29 +61,27 @@ def _cuda_module() -> None:
     """Raises RuntimeError where the process has a CUDA device."""
     if torch.cuda.is_available():
         raise RuntimeError("torch must not be told that the CPU is its CUDA device where CUDA is available")
-    cuda: Any = torch.cuda
-    cuda.current_device = lambda: "cpu"
-    cuda.synchronize = lambda *_args, **_kwargs: None
-    cuda.empty_cache = lambda: None
-    for name in _STREAMS:
-        setattr(cuda, name, _NullStream)
+    put(
+        torch.cuda,
+        current_device=lambda: "cpu",
+        synchronize=lambda *_args, **_kwargs: None,
+        empty_cache=lambda: None,
+        **dict.fromkeys(_STREAMS, _NullStream),
+    )
 
 
 def _factories() -> None:
-    for name in _FACTORIES:
-        setattr(torch, name, _redirect_cuda(getattr(torch, name)))
+    put(torch, **{name: _redirect_cuda(getattr(torch, name)) for name in _FACTORIES})
 
 
 def _tensor_class() -> None:
-    tensor_class: Any = torch.Tensor
-    cpu_type = tensor_class.type
+    cpu_type: Callable[..., object] = torch.Tensor.type
 
-    def cuda_type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def cuda_type(self: torch.Tensor, *args: object, **kwargs: object) -> object:
         result = cpu_type(self, *args, **kwargs)
         return result.replace("torch.", "torch.cuda.", 1) if isinstance(result, str) else result
 
-    tensor_class.type = cuda_type
-    tensor_class.cuda = lambda self, *_args, **_kwargs: self
+    put(torch.Tensor, type=cuda_type, cuda=lambda self, *_args, **_kwargs: self)
 
 
 def _patch(name: str, targets: tuple[str, ...], why: str, test: str, apply: Callable[[], None]) -> Patch:

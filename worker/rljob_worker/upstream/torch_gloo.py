@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from functools import cache
-from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed import ProcessGroupGloo, Store
@@ -14,7 +13,7 @@ from rljob_worker.upstream.patch import TORCH, Patch, Process
 
 
 @cache
-def _devices() -> list[Any]:
+def _devices() -> list[ProcessGroupGloo.Device]:
     """What torch makes anew for each group: one device for each interface that is named, else the default one."""
     names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     if not names:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from rljob_worker.upstream.patch import VLLM, VLLM_ASCEND, Patch, Process
+from rljob_worker.upstream.patch import VLLM, VLLM_ASCEND, Patch, Process, put
+from rljob_worker.upstream.vllm_types import ModelRunner
 
 Parameters = list[tuple[torch.nn.Module, str, torch.nn.Parameter]]
 """Module, name in it, parameter."""
 
 
-def return_asked_log_probs(model_runner: Any) -> None:
+def return_asked_log_probs(model_runner: ModelRunner) -> None:
     """Have the sampler return the log-probabilities that the engine's arguments ask for.
 
     Raises:
@@ -23,7 +22,7 @@ def return_asked_log_probs(model_runner: Any) -> None:
     for part in (sampler, sampler.topk_topp_sampler):
         if not hasattr(part, "logprobs_mode"):
             raise RuntimeError(f"{type(part).__qualname__} has no logprobs_mode: RLJob needs {mode}")
-        part.logprobs_mode = mode
+        put(part, logprobs_mode=mode)
 
 
 def parameters_of(model: torch.nn.Module) -> Parameters:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from rljob_worker.devices import packed_linear
@@ -20,7 +18,9 @@ def _use_torch() -> None:
     def pack(weight: torch.Tensor, primitive_cache_size: int = 0) -> torch.Tensor:
         return packed_linear.pack(weight.t())
 
-    def multiply(packed: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply(
+        packed: torch.Tensor | ops.CPUDNNLGEMMHandler, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         if not isinstance(packed, torch.Tensor):
             return of_earlier_models(packed, x, bias)
         return packed_linear.multiply(packed, x, bias)

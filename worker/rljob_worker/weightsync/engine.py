@@ -6,16 +6,34 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeVar
 
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.weightsync import mailbox
 from rljob_worker.weightsync.mailbox import Mailbox, PeerAborted, engine_name, trainer_name
+from rljob_worker.weightsync.messages import (
+    BeginSync,
+    EngineReport,
+    Failure,
+    FinishSync,
+    LandBucket,
+    WorkerReport,
+)
 from rljob_worker.weightsync.plan import Bucket, SyncPlan
-from rljob_worker.weightsync.protocol import ACKNOWLEDGED, DONE, READY, Checksums, Coverage, EngineState, later_version
+from rljob_worker.weightsync.protocol import ACKNOWLEDGED, DONE, READY, Coverage, EngineState, later_version
+from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
 
-Land = Callable[[str, dict[str, Any], float], Sequence[dict[str, Any]]]
-"""(method, message, seconds) -> the method's results from all workers of the engine."""
+M = TypeVar("M")
+A = TypeVar("A")
+R = TypeVar("R", bound=WorkerReport)
+
+
+class Land(Protocol):
+    """Runs a method of the worker extension in all workers of an engine."""
+
+    def __call__(self, method: Callable[[WeightLandingExtension, M], A], message: M, seconds: float, /) -> Sequence[A]:
+        """What each worker answers within so many seconds."""
+        ...
 
 
 class WeightSyncEngine:
@@ -25,7 +43,7 @@ class WeightSyncEngine:
     `collective_rpc`; the messages are plain lists, dicts, strings and numbers:
 
         def land(method, message, seconds):
-            return llm.collective_rpc(method, timeout=seconds, args=(message,))
+            return llm.collective_rpc(method.__name__, timeout=seconds, args=(message,))
 
         sync = WeightSyncEngine(land, folder=sync_folder, engine=engine_index)
         report = sync.update_weights(version, deadline=60.0)
@@ -54,7 +72,7 @@ class WeightSyncEngine:
         """Version of the engine's weights after the last sync; None before the first and after one that failed."""
         return self._version
 
-    def update_weights(self, version: int, deadline: float) -> dict[str, Any]:
+    def update_weights(self, version: int, deadline: float) -> EngineReport:
         """Take one version of the weights; returns when this and all other engines have verified it.
 
         Args:
@@ -62,10 +80,7 @@ class WeightSyncEngine:
             deadline: seconds from now by which it must be over.
 
         Returns:
-            `version`, `bytes`, `tensors`, `buckets`, `verified` (True), `mode` (`load`), `seconds` in all, and of those
-            `begin_seconds`, `wait_seconds` (for trainers), `land_seconds` (copies with their checksums),
-            `repack_seconds` (what vLLM packs), `finish_seconds` and `rpc_seconds` (the way to the workers); the
-            slowest worker counts.
+            What was done, `verified` (True) and `mode` (`load`) included; of the seconds, the slowest worker's count.
 
         Raises:
             ValueError: the version is not greater than the one before.
@@ -126,7 +141,7 @@ class _Update:
         self._seconds = dict.fromkeys(("begin", "wait", "land", "repack", "finish", "rpc"), 0.0)
         self.doing = "before the first bucket"
 
-    def __call__(self, host: _Host) -> dict[str, Any]:
+    def __call__(self, host: _Host) -> EngineReport:
         started = time.perf_counter()
         plan, self._mailbox = host.plan, host.mailbox
         self._state, self._coverage = EngineState(plan, self._version), Coverage(plan, self._version)
@@ -150,11 +165,16 @@ class _Update:
             "verified": True,
             "mode": "load",
             "seconds": time.perf_counter() - started,
-            **{f"{what}_seconds": seconds for what, seconds in self._seconds.items()},
+            "begin_seconds": self._seconds["begin"],
+            "wait_seconds": self._seconds["wait"],
+            "land_seconds": self._seconds["land"],
+            "repack_seconds": self._seconds["repack"],
+            "finish_seconds": self._seconds["finish"],
+            "rpc_seconds": self._seconds["rpc"],
         }
 
     def _begin(self, host: _Host) -> None:
-        message = {
+        message: BeginSync = {
             "version": self._version,
             "plan": host.plan.fingerprint,
             "folder": host.folder,
@@ -162,22 +182,19 @@ class _Update:
             "slot_bytes": host.plan.slot_bytes,
             "seconds": max(0.0, self._deadline - time.monotonic()),
         }
-        self._call("rljob_begin_sync", message, "begin")
+        self._call(WeightLandingExtension.rljob_begin_sync, message)
 
     def _land_bucket(self, bucket: Bucket) -> None:
-        checksums: Checksums = self._state.checksums()
-        message = {
-            "version": self._version,
-            "bucket": bucket.index,
-            "checksums": checksums,
-        }
-        reports = self._call("rljob_land_bucket", message, "land", "repack")
+        checksums = self._state.checksums()
+        message: LandBucket = {"version": self._version, "bucket": bucket.index, "checksums": checksums}
+        reports = self._call(WeightLandingExtension.rljob_land_bucket, message)
         self._coverage.landed(bucket, checksums, reports)
         self._state.landed()
 
     def _finish(self, plan: SyncPlan) -> None:
         self._coverage.finish()
-        reports = self._call("rljob_finish_sync", {"version": self._version, "names": list(plan.names)}, "finish")
+        message: FinishSync = {"version": self._version, "names": list(plan.names)}
+        reports = self._call(WeightLandingExtension.rljob_finish_sync, message)
         for worker, report in enumerate(reports):
             if report["version"] != self._version or report["tensors"] != len(plan.names):
                 raise WeightSyncError(
@@ -185,21 +202,23 @@ class _Update:
                     f"expected {len(plan.names)} of version {self._version}"
                 )
 
-    def _call(self, method: str, message: dict[str, Any], *parts: str) -> Sequence[dict[str, Any]]:
+    def _call(self, method: Callable[[WeightLandingExtension, M], R | Failure], message: M) -> list[R]:
         started = time.perf_counter()
-        reports = list(self._land(method, message, max(0.001, self._deadline - time.monotonic())))
+        answers = self._land(method, message, max(0.001, self._deadline - time.monotonic()))
         spent = time.perf_counter() - started
-        for worker, report in enumerate(reports):
-            if "error" in report:
-                raise WeightSyncError(f"worker {worker}: {report['error']}")
-        for part in parts:
-            seconds = max(report[f"{part}_seconds"] for report in reports)
+        reports: list[R] = []
+        for worker, answer in enumerate(answers):
+            if isinstance(answer, Failure):
+                raise WeightSyncError(f"worker {worker}: {answer.reason}")
+            reports.append(answer)
+        for part in dict.fromkeys(part for report in reports for part in report["seconds"]):
+            seconds = max(report["seconds"][part] for report in reports)
             self._seconds[part] += seconds
             spent -= seconds
         self._seconds["rpc"] += spent
         return reports
 
-    def _tell(self, kind: str, **body: Any) -> None:
+    def _tell(self, kind: str, **body: object) -> None:
         self._mailbox.send(self._trainers, kind, self._version, **body)
 
     def _wait(self, missing: Callable[[], list[str]], what: str) -> None:

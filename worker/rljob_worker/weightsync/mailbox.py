@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import zmq
 
@@ -32,7 +32,7 @@ class Message:
     kind: str
     sender: str
     sync: int
-    body: dict[str, Any] = field(default_factory=dict)
+    body: dict[str, object] = field(default_factory=dict)
 
 
 def trainer_name(rank: int) -> str:
@@ -71,7 +71,7 @@ class Mailbox:
             outbox.connect(addresses[peer])
             self._outboxes[peer] = outbox
 
-    def send(self, peers: Iterable[str], kind: str, sync: int, **body: Any) -> None:
+    def send(self, peers: Iterable[str], kind: str, sync: int, **body: object) -> None:
         """Queue a message to each of the peers; WeightSyncError when a peer has long stopped reading."""
         content = json.dumps({"kind": kind, "sender": self.name, "sync": sync, "body": body}).encode()
         for peer in peers:
@@ -150,6 +150,16 @@ def _address(folder: str | Path, name: str) -> str:
     return f"ipc://{path}"
 
 
+class _PlanFile(TypedDict):
+    plan: str
+    slots: list[str]
+
+
+class _DeviceFile(TypedDict):
+    device: str
+    handles: list[str]
+
+
 _FILE = "plan.json"
 _POLL_SECONDS = 0.005
 
@@ -166,7 +176,8 @@ def publish(folder: str | Path, plan: SyncPlan, slot_names: tuple[str, ...]) -> 
 
 def find(folder: str | Path, deadline: float) -> tuple[SyncPlan, tuple[str, ...]]:
     """Wait for plan and slots until `deadline` (`time.monotonic()`); WeightSyncError when they do not come."""
-    value = _read(Path(folder) / _FILE, deadline, "the first sending trainer did not start")
+    path = Path(folder) / _FILE
+    value: _PlanFile = json.loads(_read(path, deadline, "the first sending trainer did not start"))
     return SyncPlan.from_json(value["plan"]), tuple(value["slots"])
 
 
@@ -177,8 +188,9 @@ def publish_device(folder: str | Path, identity: str, handles: Sequence[str]) ->
 
 def find_device(folder: str | Path, identity: str, deadline: float) -> list[str]:
     """Wait for a device's slots until `deadline`; WeightSyncError when no trainer has that device."""
-    value = _read(_device_file(folder, identity), deadline, f"no trainer on this host has device {identity}")
-    return list(value["handles"])
+    path = _device_file(folder, identity)
+    value: _DeviceFile = json.loads(_read(path, deadline, f"no trainer on this host has device {identity}"))
+    return value["handles"]
 
 
 def _device_file(folder: str | Path, identity: str) -> Path:
@@ -189,9 +201,9 @@ def _write(path: Path, value: object) -> None:
     write_whole(path, json.dumps(value), durable=False)
 
 
-def _read(path: Path, deadline: float, missing: str) -> Any:
+def _read(path: Path, deadline: float, missing: str) -> str:
     while not path.exists():
         if time.monotonic() > deadline:
             raise WeightSyncError(f"deadline passed while waiting for {path}: {missing}")
         time.sleep(_POLL_SECONDS)
-    return json.loads(path.read_text())
+    return path.read_text()

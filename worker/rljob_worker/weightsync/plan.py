@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from rljob_worker.tensor_slice import TensorSlice
 
@@ -116,12 +116,7 @@ class SyncPlan:
     @classmethod
     def from_json(cls, text: str) -> SyncPlan:
         """The plan that `to_json` wrote."""
-        value = json.loads(text)
-        buckets = (
-            Bucket(bucket["index"], bucket["nbytes"], tuple(_tensor_from(tensor) for tensor in bucket["tensors"]))
-            for bucket in value["buckets"]
-        )
-        return cls(value["dtype"], value["engines"], tuple(buckets))
+        return TypeAdapter(cls).validate_json(text)
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -281,8 +276,3 @@ def _check_cover(name: str, shape: tuple[int, ...], places: Sequence[tuple[int |
         reached += length
     if reached != shape[dim]:
         raise ValueError(f"{name}: its pieces cover {reached} of {shape[dim]} along dimension {dim}")
-
-
-def _tensor_from(value: Mapping[str, Any]) -> PlacedTensor:
-    pieces = (PlacedPiece(p["trainer"], p["dim"], p["start"], p["length"]) for p in value["pieces"])
-    return PlacedTensor(value["name"], tuple(value["shape"]), value["offset"], value["nbytes"], tuple(pieces))

@@ -13,21 +13,18 @@ Anything else, in another order or twice, fails the sync.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.weightsync.mailbox import Message, engine_name, trainer_name
+from rljob_worker.weightsync.messages import BucketReport, Checksums
 from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
 from rljob_worker.weightsync.transport import SLOT_COUNT
 
 READY, FILLED, ACKNOWLEDGED, DONE, COMMIT = "ready", "filled", "acknowledged", "done", "commit"
 
-Checksums = list[list[int]]
-"""[tensor of the bucket][piece of the tensor]."""
 
-
-def describe_piece(tensor: PlacedTensor, piece: PlacedPiece, dtype: str, checksum: int) -> dict[str, Any]:
+def describe_piece(tensor: PlacedTensor, piece: PlacedPiece, dtype: str, checksum: int) -> dict[str, object]:
     """How a trainer reports a piece it wrote."""
     place = {"dim": piece.dim, "start": piece.start, "length": piece.length}
     return {"name": tensor.name, "shape": list(tensor.shape), "dtype": dtype, **place, "checksum": checksum}
@@ -180,7 +177,7 @@ def _check_pieces(
         raise WeightSyncError(f"{where}: {reported[len(expected)].get('name')} is not expected, or came twice")
 
 
-def _number(message: Message, name_of: Any, numbers: Iterable[int]) -> int:
+def _number(message: Message, name_of: Callable[[int], str], numbers: Iterable[int]) -> int:
     for number in numbers:
         if name_of(number) == message.sender:
             return number
@@ -206,7 +203,7 @@ class Coverage:
         self._plan, self._version = plan, version
         self._landed: list[str] = []
 
-    def landed(self, bucket: Bucket, checksums: Checksums, reports: Sequence[Mapping[str, Any]]) -> None:
+    def landed(self, bucket: Bucket, checksums: Checksums, reports: Sequence[BucketReport]) -> None:
         """Check what the workers say about one bucket.
 
         Args:

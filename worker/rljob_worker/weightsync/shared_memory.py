@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -169,7 +168,7 @@ def _pid_namespace() -> int:
 _CHUNK_BYTES = 1 << 19
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-_Array = npt.NDArray[Any]
+_Array = npt.NDArray[np.generic]
 
 
 def checksum(tensor: torch.Tensor) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -17,6 +17,7 @@ from rljob_worker.tensor_slice import TensorSlice
 from rljob_worker.weightsync import mailbox
 from rljob_worker.weightsync.device_ipc import Exchange
 from rljob_worker.weightsync.mailbox import Mailbox, PeerAborted, engine_name, trainer_name
+from rljob_worker.weightsync.messages import TrainerReport
 from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
 from rljob_worker.weightsync.protocol import COMMIT, FILLED, TrainerState, describe_piece, later_version
 from rljob_worker.weightsync.shared_memory import SharedMemory
@@ -92,7 +93,7 @@ class WeightSyncTrainer:
                 names = shared.names
             mailbox.publish(folder, plan, names)
 
-    def update_weights(self, version: int, deadline: float) -> dict[str, Any]:
+    def update_weights(self, version: int, deadline: float) -> TrainerReport:
         """Hand the weights over to all engines; returns when every engine has verified them.
 
         Args:
@@ -100,9 +101,7 @@ class WeightSyncTrainer:
             deadline: seconds from now by which it must be over.
 
         Returns:
-            `version`, `bytes`, `tensors` and `pieces` that this rank sent, `staging_bytes` of the slots that it owns,
-            `seconds` in all, and of those `read_seconds`, `fill_seconds` (copying and checksums), `spread_seconds`
-            (exchange with the host's other trainers) and `wait_seconds` (for engines and other trainers).
+            What this rank sent, and its seconds.
 
         Raises:
             ValueError: the version is not greater than the one before.
@@ -185,7 +184,7 @@ class _Update:
         self._tensors: set[str] = set()
         self.doing = "before the first bucket"
 
-    def __call__(self, slots: Transport) -> dict[str, Any]:
+    def __call__(self, slots: Transport) -> TrainerReport:
         started = time.perf_counter()
         self._slots = slots
         for bucket in self._plan.buckets:
@@ -205,12 +204,15 @@ class _Update:
             "tensors": len(self._tensors),
             "pieces": self._pieces,
             "seconds": time.perf_counter() - started,
-            **{f"{what}_seconds": seconds for what, seconds in self._seconds.items()},
+            "read_seconds": self._seconds["read"],
+            "fill_seconds": self._seconds["fill"],
+            "spread_seconds": self._seconds["spread"],
+            "wait_seconds": self._seconds["wait"],
         }
 
     def _send_bucket(self, bucket: Bucket, writes: bool) -> None:
         self.doing = f"bucket {bucket.index}"
-        pieces: list[dict[str, Any]] = []
+        pieces: list[dict[str, object]] = []
         with torch.no_grad():
             with self._agreeing():
                 if writes:
@@ -242,12 +244,12 @@ class _Update:
             self._exchange.agree()
             self._seconds["wait"] += time.perf_counter() - started
 
-    def _tell(self, kind: str, **body: Any) -> None:
+    def _tell(self, kind: str, **body: object) -> None:
         assert self._mailbox is not None
         engines = [engine_name(engine) for engine in range(self._plan.engines)]
         self._mailbox.send(engines, kind, self._version, version=self._version, **body)
 
-    def _fill(self, bucket: Bucket, tensor: PlacedTensor, piece: PlacedPiece) -> dict[str, Any]:
+    def _fill(self, bucket: Bucket, tensor: PlacedTensor, piece: PlacedPiece) -> dict[str, object]:
         started = time.perf_counter()
         source = self._rank.read(tensor, piece)
         self._seconds["read"] += time.perf_counter() - started

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import torch
 
@@ -16,39 +16,54 @@ from rljob_worker.devices.threads import half_the_threads
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.patch import Process
+from rljob_worker.upstream.vllm_types import ModelConfig, ModelRunner
 from rljob_worker.weightsync import mailbox
 from rljob_worker.weightsync.device_ipc import DeviceIpc
+from rljob_worker.weightsync.messages import (
+    BeginSync,
+    BucketReport,
+    Failure,
+    FinishReport,
+    FinishSync,
+    LandBucket,
+    WorkerReport,
+)
 from rljob_worker.weightsync.plan import PlacedTensor, SyncPlan
 from rljob_worker.weightsync.protocol import compare_checksums
 from rljob_worker.weightsync.shared_memory import SharedMemory
 from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
 from rljob_worker.weightsync.vllm_layout import ModelLayout, Module
 
+if TYPE_CHECKING:
+    from rljob_worker.upstream.vllm_types import Model
+
 _log = logging.getLogger(__name__)
-_Method = Callable[[Any, dict[str, Any]], dict[str, Any]]
+W = TypeVar("W", bound="WeightLandingExtension")
+M = TypeVar("M")
+R = TypeVar("R", bound=WorkerReport)
 
 
-def _reporting(method: _Method) -> _Method:
-    """Return `{"error": text}` instead of raising.
+def _reporting(method: Callable[[W, M], R]) -> Callable[[W, M], R | Failure]:
+    """Return a `Failure` instead of raising.
 
     When one of several workers raises, vLLM's multiprocess executor leaves the answers of the others in its queues, and
     the next call gets those.
     """
 
     @functools.wraps(method)
-    def reporting(worker: Any, message: dict[str, Any]) -> dict[str, Any]:
+    def reporting(worker: W, message: M) -> R | Failure:
         try:
             with torch.no_grad(), half_the_threads(), _made_on(worker.device):
                 return method(worker, message)
         except Exception as error:
             _log.exception("%s failed", method.__name__)
             kind = "" if isinstance(error, WeightSyncError) else f"{type(error).__name__}: "
-            return {"error": f"{kind}{error}"}
+            return Failure(f"{kind}{error}")
 
     return reporting
 
 
-def _made_on(device: torch.device) -> AbstractContextManager[Any]:
+def _made_on(device: torch.device) -> AbstractContextManager[object]:
     """The reload makes tensors where torch makes them by default; on CPU it does anyway, at less cost a call."""
     return nullcontext() if device.type == "cpu" else device
 
@@ -56,16 +71,16 @@ def _made_on(device: torch.device) -> AbstractContextManager[Any]:
 class WeightLandingExtension:
     """Mixed into vLLM's worker by `worker_extension_cls`; called through `collective_rpc` by a `WeightSyncEngine`.
 
-    Methods do not raise: what their docstrings list under Raises comes back as `{"error": text}`.
+    Methods do not raise: what their docstrings list under Raises comes back as a `Failure`.
     """
 
     device: torch.device
-    model_runner: Any
+    model_runner: ModelRunner
     _rljob_sync: _Landing | None = None
-    _rljob_slots: tuple[Any, Transport, SyncPlan] | None = None
+    _rljob_slots: tuple[tuple[str, list[str], str], Transport, SyncPlan] | None = None
     _rljob_layout: ModelLayout | None = None
 
-    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
+    def __new__(cls, *_args: object, **_kwargs: object) -> Self:
         """vLLM makes its worker in every worker process, before groups and model: what is changed there is, here."""
         from vllm.platforms import current_platform
 
@@ -77,11 +92,8 @@ class WeightLandingExtension:
         return get_device(self.device.type, self.device.index or 0)
 
     @_reporting
-    def rljob_begin_sync(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Open a sync: `version`, the `plan`'s fingerprint, `folder`, names of the `slots` in host memory, `slot_bytes`
-        and `seconds`.
-
-        An unfinished one is given up.
+    def rljob_begin_sync(self, message: BeginSync) -> WorkerReport:
+        """Open a sync; an unfinished one is given up.
 
         Raises:
             WeightSyncError: the slots are not there, the folder has another plan, or the plan's tensors are not those
@@ -104,47 +116,45 @@ class WeightLandingExtension:
         if self._rljob_layout is None or not self._rljob_layout.holds(model):
             self._rljob_layout = _layout(model, plan, message["version"])
         self._rljob_sync = _Landing(self._rljob_layout, plan, slots, message["version"])
-        return {"begin_seconds": time.perf_counter() - started}
+        return {"seconds": {"begin": time.perf_counter() - started}}
 
     @_reporting
-    def rljob_land_bucket(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Land the tensors of one slot: `version`, number of the `bucket`, the trainers' `checksums`.
-
-        Returns their `names`, the `checksums` of what landed (None for pieces that this worker has no part of), and
-        seconds.
+    def rljob_land_bucket(self, message: LandBucket) -> BucketReport:
+        """Land the tensors of one slot.
 
         Raises:
             WeightSyncError: a checksum differs, or the bucket has only a part of a module.
         """
-        return self._open_sync(message).land(message)
+        return self._open_sync(message["version"]).land(message)
 
     @_reporting
-    def rljob_finish_sync(self, message: dict[str, Any]) -> dict[str, Any]:
+    def rljob_finish_sync(self, message: FinishSync) -> FinishReport:
         """Close the sync; the weights count only when this returns.
 
         Raises:
             WeightSyncError: a tensor of `names` did not land, or a parameter of the model was not loaded.
         """
         started = time.perf_counter()
-        tensors = self._open_sync(message).finish(message["names"], self.model_runner.model_config)
+        landing = self._open_sync(message["version"])
+        tensors = landing.finish(message["names"], self.model_runner.model_config)
         self._rljob_sync = None
-        return {"version": message["version"], "tensors": tensors, "finish_seconds": time.perf_counter() - started}
+        return {"version": message["version"], "tensors": tensors, "seconds": {"finish": time.perf_counter() - started}}
 
-    def _open_sync(self, message: Mapping[str, Any]) -> _Landing:
+    def _open_sync(self, version: int) -> _Landing:
         sync = self._rljob_sync
-        if sync is None or sync.version != message["version"]:
-            raise WeightSyncError(f"version {message['version']}: this worker has not begun to take it")
+        if sync is None or sync.version != version:
+            raise WeightSyncError(f"version {version}: this worker has not begun to take it")
         return sync
 
 
-def _plan(message: Mapping[str, Any]) -> SyncPlan:
+def _plan(message: BeginSync) -> SyncPlan:
     plan, _ = mailbox.find(message["folder"], time.monotonic() + message["seconds"])
     if plan.fingerprint != message["plan"]:
         raise WeightSyncError(f"{message['folder']} has plan {plan.fingerprint}, expected {message['plan']}")
     return plan
 
 
-def _layout(model: Any, plan: SyncPlan, version: int) -> ModelLayout:
+def _layout(model: Model, plan: SyncPlan, version: int) -> ModelLayout:
     shapes = {tensor.name: tensor.shape for bucket in plan.buckets for tensor in bucket.tensors}
     try:
         return ModelLayout(model, shapes, plan.torch_dtype)
@@ -152,7 +162,7 @@ def _layout(model: Any, plan: SyncPlan, version: int) -> ModelLayout:
         raise WeightSyncError(f"version {version}: {error}") from error
 
 
-def _attached(device: Device, message: Mapping[str, Any]) -> Transport:
+def _attached(device: Device, message: BeginSync) -> Transport:
     if not device.own_memory:
         return SharedMemory.attach(message["slots"], message["slot_bytes"])
     deadline = time.monotonic() + message["seconds"]
@@ -172,7 +182,7 @@ class _Landing:
         """Leave modules that were begun as they can be begun again."""
         self._layout.place_back()
 
-    def land(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def land(self, message: LandBucket) -> BucketReport:
         """See `WeightLandingExtension.rljob_land_bucket`."""
         started = time.perf_counter()
         bucket = self._plan.buckets[message["bucket"]]
@@ -199,8 +209,7 @@ class _Landing:
         return {
             "names": names,
             "checksums": checksums,
-            "land_seconds": time.perf_counter() - started - repacking,
-            "repack_seconds": repacking,
+            "seconds": {"land": time.perf_counter() - started - repacking, "repack": repacking},
         }
 
     def _modules(self, names: Sequence[str], where: str) -> list[Module]:
@@ -241,7 +250,7 @@ class _Landing:
                 target.copy_(source)
         return checksums
 
-    def finish(self, names: Sequence[str], model_config: Any) -> int:
+    def finish(self, names: Sequence[str], model_config: ModelConfig) -> int:
         """See `WeightLandingExtension.rljob_finish_sync`; returns the number of tensors."""
         if self._names != list(names):
             wrong = next((name for name in names if self._names.count(name) != 1), "order of tensors")

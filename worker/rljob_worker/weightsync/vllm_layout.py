@@ -15,13 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rljob_worker.devices import packed_linear
 from rljob_worker.errors import WeightSyncError
+from rljob_worker.upstream.patch import put
+from rljob_worker.upstream.vllm_types import ModelConfig
+
+if TYPE_CHECKING:
+    from rljob_worker.upstream.vllm_types import Model
 
 _FILLS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
 
@@ -83,8 +89,8 @@ class Module:
     """A module of the engine that owns parameters."""
 
     name: str
-    module: Any
-    in_checkpoint: dict[str, Any]
+    module: torch.nn.Module
+    in_checkpoint: dict[str, torch.Tensor]
     """Its parameters and buffers as loaders expect them, on meta."""
     in_use: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
     """The parameters and buffers that it computes with."""
@@ -172,6 +178,7 @@ class Module:
         self.scratch.give_back(self.taken)
         self.taken = []
         for name, parameter in self.in_use[0].items():
+            assert isinstance(parameter, torch.nn.Parameter)
             self.module.register_parameter(name, parameter)
         for name, buffer in self.in_use[1].items():
             self.module.register_buffer(name, buffer)
@@ -203,22 +210,20 @@ class Module:
 class ModelLayout:
     """Where each tensor of a checkpoint goes in one model; made once, good for as long as `holds`."""
 
-    def __init__(self, model: Any, tensors: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> None:
+    def __init__(self, model: Model, tensors: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> None:
         """Run the loaders of `model` over tensors of these names and shapes, without memory.
 
         Raises:
             WeightSyncError: the model has no parameter for a tensor, a module got too few or too many elements, a
                 parameter gets nothing, or a loader changes values on the way.
         """
-        from vllm.model_executor.model_loader.reload import layerwise
-
         self._model = model
         self.copies: dict[str, list[Copy]] = {name: [] for name in tensors}
         self.modules: dict[str, Module] = {}
-        with _on_meta(model, layerwise) as modules:
+        with _on_meta(model) as modules:
             trace = _Trace(modules, self.copies)
             given = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in tensors.items()}
-            trace.run(model, layerwise, given)
+            trace.run(model, given)
             self._tied = _check_complete(modules, trace.elements)
         _find_tables(modules.values())
         self.modules = {name: module for name, module in modules.items() if module.tensors}
@@ -227,7 +232,7 @@ class ModelLayout:
             module.scratch = self._scratch
         self.taken = {name: Taken.of(copies, tuple(tensors[name])) for name, copies in self.copies.items() if copies}
 
-    def holds(self, model: Any) -> bool:
+    def holds(self, model: Model) -> bool:
         """Whether `model` still computes with the parameters that were there."""
         return model is self._model and all(
             module.module._parameters.get(name) is parameter
@@ -240,7 +245,7 @@ class ModelLayout:
         for module in self.modules.values():
             module.place_back()
 
-    def finish(self, model_config: Any) -> None:
+    def finish(self, model_config: ModelConfig) -> None:
         """Make the model ready to run when every module is complete."""
         from vllm.model_executor.layers.attention import Attention, MLAAttention
 
@@ -256,12 +261,15 @@ class ModelLayout:
 
 
 @contextmanager
-def _on_meta(model: Any, layerwise: Any) -> Iterator[dict[str, Module]]:
+def _on_meta(model: Model) -> Iterator[dict[str, Module]]:
     """The modules of the model, whose parameters are on meta inside, in the layout of a checkpoint."""
+    from vllm.model_executor.model_loader.reload import layerwise
+
     layerwise.initialize_layerwise_reload(model)
     modules = {}
     for name, module in model.named_modules():
         info = layerwise.get_layerwise_info(module)
+        assert info.kernel_tensors is not None, "the reload has set what the model computes with aside"
         parameters, buffers = info.kernel_tensors
         modules[name] = Module(name, module, layerwise.get_layer_tensors(module), (parameters, buffers))
     try:
@@ -269,7 +277,7 @@ def _on_meta(model: Any, layerwise: Any) -> Iterator[dict[str, Module]]:
     finally:
         for module in modules.values():
             for tensor in module.in_checkpoint.values():
-                tensor.weight_loader = layerwise._get_original_loader(tensor)
+                put(tensor, weight_loader=layerwise._get_original_loader(tensor))
             module.place_back()
             layerwise.get_layerwise_info(module.module).reset()
         model._do_torchao_reload = model._original_do_torchao_reload
@@ -286,24 +294,26 @@ class _Trace(TorchDispatchMode):
         self.elements: dict[str, int] = {}
         """Modules that loaders have written to -> elements written."""
 
-    def run(self, model: Any, layerwise: Any, given: Mapping[str, torch.Tensor]) -> None:
+    def run(self, model: Model, given: Mapping[str, torch.Tensor]) -> None:
         """Load `given`; WeightSyncError when the model has no use for one of them."""
+        from vllm.model_executor.model_loader.reload import layerwise
+
         called: set[str] = set()
         self._given = {_storage(tensor): name for name, tensor in given.items()}
         for name, module in self._modules.items():
             for own, parameter in module.module.named_parameters(recurse=False):
                 self._parameters[_storage(parameter)] = (name, own)
-                parameter.weight_loader = self._traced(layerwise._get_original_loader(parameter), called)
+                put(parameter, weight_loader=self._traced(layerwise._get_original_loader(parameter), called))
         model.load_weights(iter(given.items()))
         # `load_weights` skips names it does not know without a word: the only trace is that no loader was called.
         for name in given:
             if name not in called:
                 raise WeightSyncError(f"the engine's model has no parameter for {name}")
 
-    def _traced(self, original: Callable[..., Any], called: set[str]) -> Callable[..., Any]:
+    def _traced(self, original: Callable[..., object], called: set[str]) -> Callable[..., object]:
         # Under the name by which the reload finds its way from a wrapped loader back to the original one.
         @functools.wraps(original)
-        def online_process_loader(param: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        def online_process_loader(param: torch.Tensor, *args: object, **kwargs: object) -> object:
             tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
             called.update(self._given[_storage(tensor)] for tensor in tensors if _storage(tensor) in self._given)
             with self:
@@ -316,24 +326,35 @@ class _Trace(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         if func._schema.is_mutable and isinstance(args[0], torch.Tensor):
             place = self._parameters.get(_storage(args[0]))
             if place is not None:
-                self._note(func, place, *args)
+                self._note(func, place, args[0], args[1:])
         return func(*args, **(kwargs or {}))
 
-    def _note(self, func: Any, place: tuple[str, str], target: torch.Tensor, *args: Any) -> None:
+    def _note(
+        self, func: OpOverload[..., object], place: tuple[str, str], target: torch.Tensor, args: Sequence[object]
+    ) -> None:
         module = self._modules[place[0]]
         self.elements[place[0]] = self.elements.get(place[0], 0) + target.numel()
         if func in _FILLS:
-            module.fills.append((place[1], View.of(target), args[0] if args else 0.0))
+            value = args[0] if args else 0.0
+            assert isinstance(value, int | float)
+            module.fills.append((place[1], View.of(target), value))
             return
-        name = self._given.get(_storage(args[0])) if func is torch.ops.aten.copy_.default else None
-        if name is None:
+        source = args[0] if func is torch.ops.aten.copy_.default else None
+        name = self._given.get(_storage(source)) if isinstance(source, torch.Tensor) else None
+        if name is None or not isinstance(source, torch.Tensor):
             raise WeightSyncError(f"the loader of the engine's {'.'.join(place)} does more than copy: {func}")
         module.tensors.add(name)
-        self._copies[name].append(Copy(*place, View.of(args[0]), View.of(target)))
+        self._copies[name].append(Copy(*place, View.of(source), View.of(target)))
 
 
 def _check_complete(modules: Mapping[str, Module], elements: Mapping[str, int]) -> list[Module]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from rljob_api.wire.values import block, whole
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.megatron.rank_state import RankState
 from rljob_worker.trainer.state_file import StateReader, path_of, write_state
@@ -51,18 +50,17 @@ def load_rank(rank: RankState, folder: str, *, precision: str) -> int:
     for name, tensor in _optimizer_tensors(rank).items():
         reader.read_into(name, tensor)
     _set_rng_states(reader, rank)
-    return int(reader.metadata["updates"])
+    return whole(reader.metadata["updates"], f"{reader.path}: updates")
 
 
 def _check(reader: StateReader, rank: RankState, precision: str) -> None:
-    saved: dict[str, Any] = reader.metadata
+    saved = reader.metadata
     if saved.get("format") != FORMAT:
         raise ValueError(f"{reader.path}: state format {saved.get('format')}, this version reads {FORMAT}")
     here = rank.layout.coordinates()
+    there = block(saved["coordinates"], f"{reader.path}: coordinates")
     different = [
-        f"{name} {saved['coordinates'].get(name)} there, {value} here"
-        for name, value in here.items()
-        if saved["coordinates"].get(name) != value
+        f"{name} {there.get(name)} there, {value} here" for name, value in here.items() if there.get(name) != value
     ]
     if saved["precision"] != precision:
         different.append(f"training.precision {saved['precision']} there, {precision} here")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from rljob_worker.upstream.megatron_types import DistributedDataParallel
 
 Region = Callable[[str], AbstractContextManager[object]]
 """`with region(tag)`: tensors created inside belong to the memory saver under that tag (`backup` or `discard`)."""
 
 
-def move_buffers(ddp: Any, region: Region) -> list[Tensor]:
+def move_buffers(ddp: DistributedDataParallel, region: Region) -> list[Tensor]:
     """Put Megatron's flat parameter and gradient buffers into the memory saver; returns those of the parameters.
 
     Megatron allocates both in one constructor, but only parameters need their content kept during sleep. Call before

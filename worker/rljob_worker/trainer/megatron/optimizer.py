@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from rljob_api.spec import OptimizerSpec, Precision, TrainingSpec
+from rljob_worker.upstream.megatron_types import ChainedOptimizer, DistributedDataParallel
+
+if TYPE_CHECKING:
+    from rljob_worker.upstream.megatron_types import GptModel
 
 
-def wrap_model(model: torch.nn.Module) -> Any:
+def wrap_model(model: GptModel) -> DistributedDataParallel:
     """DistributedDataParallel with flat buffers, fp32 gradients, and gradients summed (not averaged) over ranks."""
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core import distributed
 
-    config: Any = model.config
+    config = model.config
     # The loss is divided by the whole batch's tokens already: Megatron must not divide by ranks or micro-batches too.
     config.calculate_per_token_loss = True
     config.variable_seq_lengths = config.pipeline_model_parallel_size > 1
     _mark_sharded_weights(model)
-    return DistributedDataParallel(
+    wrapped: DistributedDataParallel = distributed.DistributedDataParallel(
         config,
-        DistributedDataParallelConfig(
+        distributed.DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=False,
             use_distributed_optimizer=True,
@@ -28,6 +32,7 @@ def wrap_model(model: torch.nn.Module) -> Any:
         ),
         model,
     )
+    return wrapped
 
 
 def _mark_sharded_weights(model: torch.nn.Module) -> None:
@@ -48,13 +53,13 @@ def _mark_sharded_weights(model: torch.nn.Module) -> None:
             layers.set_tensor_model_parallel_attributes(weight, True, dimension, 1)
 
 
-def build_optimizer(ddp: Any, training: TrainingSpec, backend: str) -> Any:
+def build_optimizer(ddp: DistributedDataParallel, training: TrainingSpec, backend: str) -> ChainedOptimizer:
     """Megatron's distributed AdamW; norms and biases are not decayed."""
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     spec: OptimizerSpec = training.optimizer
     bf16 = training.precision is Precision.BF16
-    optimizer = get_megatron_optimizer(
+    optimizer: ChainedOptimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
             lr=spec.lr,
@@ -73,7 +78,9 @@ def build_optimizer(ddp: Any, training: TrainingSpec, backend: str) -> Any:
     )
     for group in optimizer.param_groups:
         # Megatron leaves both to its own scheduler: the multiplier is 0 for norms and biases.
-        group["weight_decay"] = spec.weight_decay * group["wd_mult"]
+        multiplier = group["wd_mult"]
+        assert isinstance(multiplier, int | float)
+        group["weight_decay"] = spec.weight_decay * multiplier
         group["fused"] = True
         group["foreach"] = False
     return optimizer

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rljob_worker.trainer.megatron.flat_buffers import Region
+from rljob_worker.upstream.megatron_types import ChainedOptimizer, DistributedDataParallel
+
+if TYPE_CHECKING:
+    from rljob_worker.upstream.megatron_types import Parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,9 @@ class OptimizerState:
         shards: what this rank updates, in a fixed order.
     """
 
-    def __init__(self, optimizer: Any, ddp: Any, region: Region, *, on_host: bool = False) -> None:
+    def __init__(
+        self, optimizer: ChainedOptimizer, ddp: DistributedDataParallel, region: Region, *, on_host: bool = False
+    ) -> None:
         """Take over the state of a new optimizer.
 
         Args:
@@ -109,7 +115,7 @@ class _Entry:
     """Its place in the flat tensors."""
 
 
-def _entries(optimizer: Any, names: dict[Any, str]) -> Iterator[_Entry]:
+def _entries(optimizer: ChainedOptimizer, names: Mapping[Parameter, str]) -> Iterator[_Entry]:
     start = 0
     for part in optimizer.chained_optimizers:
         if part.is_stub_optimizer:

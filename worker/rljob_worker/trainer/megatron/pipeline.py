@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,10 @@ from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.backend import Compute
 from rljob_worker.trainer.batches import MicroBatch
 from rljob_worker.trainer.stopping import StopAgreement
+from rljob_worker.upstream.megatron_types import DistributedDataParallel
+
+Loss = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+"""Logits -> share of the loss, tokens (not used), result."""
 
 
 class PipelineRunner:
@@ -22,7 +25,7 @@ class PipelineRunner:
     the memory and a large part of the time.
     """
 
-    def __init__(self, ddp: Any, layout: ParallelLayout, stop: StopAgreement) -> None:
+    def __init__(self, ddp: DistributedDataParallel, layout: ParallelLayout, stop: StopAgreement) -> None:
         from megatron.core.distributed import finalize_model_grads
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -64,7 +67,9 @@ class PipelineRunner:
             forward_only=forward_only,
         )
 
-    def _step(self, compute: Compute, data: Iterator[tuple[int, MicroBatch]], model: Any) -> tuple[Tensor, Any]:
+    def _step(
+        self, compute: Compute, data: Iterator[tuple[int, MicroBatch]], model: DistributedDataParallel
+    ) -> tuple[Tensor, Loss]:
         index, micro_batch = next(data)
         if self._stop.skip():
             return self._nothing(), self._no_loss
@@ -95,7 +100,9 @@ class PipelineRunner:
     def _no_loss(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return output.float().sum() * 0.0, self._no_tokens, self._no_tokens
 
-    def _finish_gradients(self, model: list[Any], _num_tokens: Tensor | None = None, **kwargs: Any) -> None:
+    def _finish_gradients(
+        self, model: list[DistributedDataParallel], _num_tokens: Tensor | None = None, **kwargs: object
+    ) -> None:
         # Here the whole pass has run and no peer waits for this rank any more.
         self._stop.finish_pass()
         self._finalize(model, None, **kwargs)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +22,7 @@ from rljob_worker.trainer.megatron.optimizer_state import OptimizerState
 from rljob_worker.trainer.megatron.parallel_state import initialize
 from rljob_worker.trainer.process_groups import ProcessGroups
 from rljob_worker.upstream.install import install
+from rljob_worker.upstream.megatron_types import ChainedOptimizer, DistributedDataParallel
 from rljob_worker.upstream.patch import Process
 
 
@@ -43,8 +43,8 @@ class RankState:
     layout: ParallelLayout
     groups: ProcessGroups
     config: ModelConfig
-    ddp: Any
-    optimizer: Any
+    ddp: DistributedDataParallel
+    optimizer: ChainedOptimizer
     parameters: list[Tensor]
     state: OptimizerState
     memory: SleepingMemory | None
