@@ -23,6 +23,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     chosen.add_argument("--step", type=int, metavar="N", help="checkpoint to export (default: the newest)")
     chosen.add_argument("--best", action="store_true", help="the one that checkpoint.keepBest of the job keeps")
     command.add_argument("--to", type=Path, metavar="FOLDER", required=True, help="folder to write; must be empty")
+    command.add_argument(
+        "--push-to",
+        metavar="ORG/NAME",
+        help="upload the folder to this repository of the Hugging Face hub too, which is made private where there is "
+        "none; HF_TOKEN has the token, HF_ENDPOINT another hub",
+    )
+    command.add_argument("--public", action="store_true", help="make the repository of --push-to public")
     command.set_defaults(run=run)
 
 
@@ -44,11 +51,13 @@ def _best(folder: Path, spec: dict[str, Any], store: Checkpoints) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export the checkpoint."""
+    from rljob_worker.data.hub import check_push, push_folder
     from rljob_worker.driver.checkpoints import Checkpoints, checkpoint_root
     from rljob_worker.errors import UserError
     from rljob_worker.records.run_files import require_run_folder
 
-    spec = require_run_folder(arguments.folder).spec
+    run_of = require_run_folder(arguments.folder)
+    spec = run_of.spec
     root = checkpoint_root(arguments.folder, spec["checkpoint"]["path"])
     store = Checkpoints(root)
     newest = store.latest()
@@ -58,10 +67,22 @@ def run(arguments: argparse.Namespace) -> int:
     state = newest if step is None else store.read(step)
     if arguments.to.exists() and (not arguments.to.is_dir() or any(arguments.to.iterdir())):
         raise UserError(f"--to: {arguments.to} exists and is not an empty folder")
+    if arguments.push_to is not None:
+        check_push(arguments.push_to)
+    elif arguments.public:
+        raise UserError("--public: only with --push-to")
     # Only now what takes seconds to import.
+    from rljob_api.spec import RolloutSpec
     from rljob_worker.driver.inputs import MODEL_FOLDER
     from rljob_worker.trainer.export import export_checkpoint
 
-    export_checkpoint(store.folder(state.step), arguments.folder / MODEL_FOLDER, arguments.to, state.world_size)
+    rollout = RolloutSpec.model_validate(spec["rollout"])
+    export_checkpoint(
+        store.folder(state.step), arguments.folder / MODEL_FOLDER, arguments.to, state.world_size, rollout
+    )
     print(f"step {state.step} exported to {arguments.to}")
+    if arguments.push_to is not None:
+        message = f"{run_of.name}: step {state.step}"
+        url = push_folder(arguments.to, arguments.push_to, message, private=not arguments.public)
+        print(f"pushed to {url}")
     return 0

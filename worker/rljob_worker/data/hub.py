@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ _REFUSALS = {
     "DataFilesNotFoundError",
 }
 """A hub's answers that stay the same; by name, since each client has its own. All else that is an OSError passes."""
+_BUSY = {408, 429}
+"""HTTP: too slow, too many requests."""
 
 
 def is_hub_id(name: str) -> bool:
@@ -50,6 +53,47 @@ def snapshot(
         raise hub_failure(name, hub, field, error) from error
 
 
+def check_push(repository: str) -> None:
+    """Refuse what cannot be pushed before anything is exported.
+
+    Raises:
+        UserError: the name is not one of a repository, or there is no token.
+    """
+    from huggingface_hub import get_token
+
+    if not is_hub_id(repository) or "/" not in repository:
+        raise UserError(f"--push-to: {repository!r} is not the id of a repository: ORG/NAME")
+    if get_token() is None:
+        raise UserError("--push-to: there is no token; set HF_TOKEN to one that may write")
+
+
+def push_folder(folder: Path, repository: str, message: str, *, private: bool) -> str:
+    """Upload a folder as one commit to a model repository of the Hugging Face hub; returns the repository's address.
+
+    Args:
+        folder: what to upload.
+        repository: `ORG/NAME`; made where there is none.
+        message: of the commit.
+        private: for a repository that is made; one that is there stays as visible as it is.
+
+    Raises:
+        UserError: the hub refuses it.
+        JobError: the hub cannot be reached. `folder` stays in both cases.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+    try:
+        made = api.create_repo(repository, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
+    except Exception as error:
+        wrong = f"--push-to: {folder} is exported, but pushing it to {repository} failed: {_reason(error)}"
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        answered_no = status is not None and 400 <= status < 500 and status not in _BUSY
+        raise JobError(wrong) if _passes(error) and not answered_no else UserError(wrong) from error
+    return str(made)
+
+
 def modelscope(field: str) -> Any:
     """The `modelscope` package; UserError naming it where it is not installed."""
     try:
@@ -64,12 +108,18 @@ def modelscope(field: str) -> Any:
 
 def hub_failure(name: str, hub: Hub, field: str, error: Exception) -> JobError | UserError:
     """One error for whatever a hub's client raised: a JobError where the hub may answer another time."""
-    reason = str(error).strip().splitlines() or [""]
-    message = (
-        f"{field}.path: {name!r} is not a local path, and fetching it from {hub.value} failed: "
-        f"{type(error).__name__}: {reason[0]}"
-    )
+    wrong = f"{field}.path: {name!r} is not a local path, and fetching it from {hub.value} failed: {_reason(error)}"
+    return JobError(wrong) if _passes(error) else UserError(wrong)
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+def _passes(error: Exception) -> bool:
+    """Whether the hub may answer another time."""
     refused = any(kind.__name__ in _REFUSALS for kind in type(error).__mro__)
     # The Hugging Face clients let what httpx raises in the middle of a download through, which is no OSError.
     passes = isinstance(error, OSError) or type(error).__module__.partition(".")[0] in ("httpx", "httpcore")
-    return JobError(message) if passes and not refused else UserError(message)
+    return passes and not refused

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from rljob_api.spec import RolloutSpec
 from rljob_api.wire.values import block
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, read_hf_config
 from rljob_worker.models.convert import Piece, assemble, local_pieces
+from rljob_worker.models.generation_config import write_generation_config
 from rljob_worker.models.hf_io import save_hf_folder
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.megatron.checkpoint import MODEL_PREFIX
 from rljob_worker.trainer.state_file import StateReader, path_of
 
 
-def export_checkpoint(checkpoint: Path, model_folder: Path, target: Path, world_size: int) -> None:
+def export_checkpoint(
+    checkpoint: Path, model_folder: Path, target: Path, world_size: int, rollout: RolloutSpec
+) -> None:
     """Write the weights of a checkpoint as a folder that `transformers` and vLLM load.
 
     Args:
@@ -23,6 +27,7 @@ def export_checkpoint(checkpoint: Path, model_folder: Path, target: Path, world_
         model_folder: folder with the model's config.json and tokenizer.
         target: folder to write; must hold no weights yet.
         world_size: ranks that saved the checkpoint.
+        rollout: sampling of the job, for `generation_config.json`.
 
     Raises:
         UserError: `target` holds weights, or the states do not fit the model.
@@ -30,9 +35,19 @@ def export_checkpoint(checkpoint: Path, model_folder: Path, target: Path, world_
     config = ModelConfig.from_hf(model_folder)
     try:
         tensors = assemble(_pieces(checkpoint, config, world_size), config)
-        save_hf_folder(target, tensors, read_hf_config(model_folder), model_folder)
+        hf_config = read_hf_config(model_folder)
+        save_hf_folder(target, tensors, hf_config, model_folder)
     except ValueError as error:
         raise UserError(str(error)) from error
+    write_generation_config(target, rollout, hf_config)
+    _let_others_read(target)
+
+
+def _let_others_read(folder: Path) -> None:
+    """Whatever the files were made by: safetensors' are its owner's alone."""
+    folder.chmod(0o755)
+    for entry in folder.rglob("*"):
+        entry.chmod(0o755 if entry.is_dir() else 0o644)
 
 
 def _pieces(checkpoint: Path, config: ModelConfig, world_size: int) -> Iterator[Piece]:

@@ -1,0 +1,41 @@
+"""`generation_config.json`: what `transformers` and vLLM sample with when they are not told otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rljob_api.spec import RolloutSpec
+from rljob_worker.host.files import write_whole
+
+FILE = "generation_config.json"
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def write_generation_config(folder: Path, rollout: RolloutSpec, hf_config: Mapping[str, Any]) -> None:
+    """Write the sampling that a model was trained with into its exported folder.
+
+    Args:
+        folder: holds the file of the model that training began with, if that had one: its token ids stay.
+        rollout: sampling of the job. Values that change nothing are written too: `transformers` has others by default.
+        hf_config: the model's `config.json`, which says the token ids where no such file does.
+    """
+    path = folder / FILE
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    tokens = {name: before.get(name, hf_config.get(name)) for name in _TOKENS}
+    ends = tokens["eos_token_id"]
+    given = [] if ends is None else list(ends) if isinstance(ends, list) else [ends]
+    stops = list(dict.fromkeys([*given, *rollout.stop_token_ids]))
+    content = {
+        **{name: token for name, token in tokens.items() if token is not None},
+        **({"eos_token_id": stops[0] if len(stops) == 1 else stops} if stops else {}),
+        "do_sample": True,
+        "temperature": rollout.temperature,
+        "top_p": rollout.top_p,
+        "top_k": rollout.top_k,
+        "min_p": rollout.min_p,
+        "max_new_tokens": rollout.max_response_tokens,
+    }
+    write_whole(path, json.dumps(content, indent=2) + "\n")
