@@ -243,6 +243,13 @@ FAULTS: tuple[Fault, ...] = (
         f"{COUNTING} {GOODPUT}",
     ),
     Fault(
+        "the evaluation before training counted as a step",
+        "operator/rljob_operator/metrics/counts.py",
+        "        if record.is_step:\n",
+        "        if True:\n",
+        COUNTING,
+    ),
+    Fault(
         "records counted over a gap",
         "operator/rljob_operator/metrics/counts.py",
         "if record.index == self.count + len(found):",

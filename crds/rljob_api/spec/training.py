@@ -47,7 +47,7 @@ class OptimizerSpec(ApiModel):
     lr: Annotated[float, Field(gt=0, le=1)] = 1.0e-6
     """Peak learning rate."""
     min_lr: NonNegativeFloat = 0.0
-    """Learning rate at the end of a linear or cosine schedule."""
+    """Learning rate of the last update of a linear or cosine schedule; 0 is reached one update later."""
     schedule: LrSchedule = LrSchedule.CONSTANT
     """Shape after the warm-up."""
     warmup_steps: NonNegativeInt = 0

@@ -23,6 +23,13 @@ def test_linear_ends_at_the_minimum_with_the_last_update() -> None:
     assert rates(6, schedule="linear", warmupSteps=2) == pytest.approx([0.5, 1.0, 0.775, 0.55, 0.325, 0.1])
 
 
+def test_no_update_is_lost_at_rate_0() -> None:
+    assert rates(4, schedule="linear", minLr=0.0) == pytest.approx([0.8, 0.6, 0.4, 0.2])
+    assert rates(3, schedule="linear", minLr=0.0, warmupSteps=1) == pytest.approx([1.0, 2 / 3, 1 / 3])
+    assert min(rates(20, schedule="cosine", minLr=0.0)) > 0.005
+    assert rates(4, schedule="linear", minLr=0.0, decaySteps=2) == pytest.approx([2 / 3, 1 / 3, 0.0, 0.0])
+
+
 def test_cosine_is_halfway_in_the_middle_and_stays_at_the_minimum() -> None:
     values = rates(10, schedule="cosine", decaySteps=4)
     assert values[1] == pytest.approx(0.55)
