@@ -100,6 +100,12 @@ CHECKPOINT_FALLBACKS = Metric(
     Kind.COUNTER,
     "Damaged checkpoints that were set aside by name, so that the one before was used.",
 )
+WRITE_FAILURES = Metric(
+    "rljob_write_failures",
+    Kind.COUNTER,
+    "Writes to the run folder that this driver went on without: step records and events, which wait, trajectories, ...",
+    ("what",),
+)
 
 JOB_METRICS = (
     PHASE_SECONDS,
@@ -213,7 +219,7 @@ OPERATOR_METRICS = (
 )
 """What the operator says about itself."""
 
-DRIVER_METRICS = (CHECKPOINT_FALLBACKS,)
+DRIVER_METRICS = (CHECKPOINT_FALLBACKS, WRITE_FAILURES)
 """What the driver alone says about its job."""
 
 ALL_METRICS = (*JOB_METRICS, *DRIVER_METRICS, *LIFECYCLE_METRICS, *OPERATOR_METRICS)

@@ -35,6 +35,9 @@ class DriverStatus:
     it means the same to a reader whose clock is another."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Means of the reward's named parts in the last recorded step; drivers of other versions may not say it."""
+    write_failures: Mapping[str, int] = field(default_factory=dict)
+    """How often this attempt could not write what it can go on without, by what it was (`step records`,
+    `trajectories`, ...); drivers of other versions may not say it."""
 
     @classmethod
     def parse(cls, content: Any) -> Self:
@@ -56,6 +59,10 @@ class DriverStatus:
             stopping=answer.get("stopping") is True,
             phase_seconds=None if lasted is None else seconds(lasted, "phase_seconds"),
             reward_parts=_parts(answer.get("reward_parts", {})),
+            write_failures={
+                text(what, "write_failures"): whole(count, "write_failures", INT32_MAX)
+                for what, count in block(answer.get("write_failures", {}), "write_failures").items()
+            },
         )
 
     def to_json(self) -> dict[str, Any]:

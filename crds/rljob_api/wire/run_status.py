@@ -119,10 +119,15 @@ class RunSummary:
     phases: Sequence[PhaseSummary]
     skipped_prompts: Mapping[str, int] = field(default_factory=dict)
     """Rows that were left out, by source."""
+    write_failures: Mapping[str, int] = field(default_factory=dict)
+    """How often the attempt that ended could not write what it can go on without, by what it was."""
 
     def to_json(self) -> dict[str, Any]:
         """The file's content."""
-        return asdict(self)
+        content = asdict(self)
+        if not self.write_failures:
+            del content["write_failures"]
+        return content
 
 
 @dataclass(frozen=True, slots=True)

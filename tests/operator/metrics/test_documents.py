@@ -103,6 +103,7 @@ def test_dashboards_use_series_that_there_are_and_leave_none_out() -> None:
         m.CONDITION.name,
         m.CHECKPOINT_FALLBACKS.name,
         m.REWARD_PARTS_LEFT_OUT.name,
+        m.WRITE_FAILURES.name,
     }
     assert {metric.name for metric in m.ALL_METRICS} - shown == not_shown
 

@@ -17,7 +17,7 @@ from rljob_api.wire.run_status import RunOutcome
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.cli.main import main
 from rljob_worker.driver.checkpoints import DriverState
-from rljob_worker.driver.run import Outcome
+from rljob_worker.driver.outcome import Outcome
 
 REPOSITORY = Path(__file__).parents[3]
 COMMANDS = ("run", "validate", "plan", "doctor", "report", "samples", "export")
@@ -222,6 +222,38 @@ def test_small_commands_do_not_wait_for_the_large_libraries(manifest: str, tmp_p
 
 
 MAIN = "import sys; from rljob_worker.cli.main import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize("wrong", ["drawing", "a folder in its place", "a damaged record", "no records"])
+@pytest.mark.parametrize("code", [0, 1, 75])
+def test_a_report_that_cannot_be_drawn_changes_no_outcome(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    manifest: str,
+    tmp_path: Path,
+    wrong: str,
+    code: int,
+) -> None:
+    folder = tmp_path / "run"
+    write_run(folder, 2)
+
+    def fail(*_: object) -> None:
+        raise MemoryError("no room for the picture")
+
+    if wrong == "drawing":
+        monkeypatch.setattr("rljob_worker.report.build.plot_run", fail)
+    elif wrong == "a folder in its place":
+        (folder / "report.html").mkdir()
+    elif wrong == "a damaged record":
+        (folder / "steps.jsonl").write_text("[]\n")
+    else:
+        (folder / "steps.jsonl").unlink()
+    ended = Outcome(code, RunOutcome.SUCCEEDED if code == 0 else RunOutcome.FAILED, "as it ended")
+    monkeypatch.setattr("rljob_worker.driver.run.run_job", lambda *_, **__: ended)
+    assert main(["run", manifest, "--output", str(folder)]) == code
+    said = capsys.readouterr().out
+    assert f"{ended.outcome}: as it ended" in said
+    assert ("report  cannot be drawn: " in said) == (wrong != "no records")
 
 
 def test_a_reader_who_has_seen_enough_is_no_error(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
 import os
 import shutil
@@ -258,3 +260,37 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     (tmp_path / "step-4" / "driver.json").write_text(json.dumps(old))
     found = lone_store(tmp_path, keep=1).newest_whole(damage, lambda *_: None)
     assert found == DriverState(4, 4, {}, 1, 2)
+
+
+@pytest.mark.parametrize("file", ["rank-1", "driver.json"])
+def test_an_error_that_passes_costs_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    store = lone_store(tmp_path, keep=3)
+    for step in (1, 2):
+        save_checked(store, step)
+    real = io.open
+    left: list[int] = []
+
+    def sometimes(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if left and str(path).endswith(f"step-2/{file}"):
+            number = left.pop()
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr("builtins.open", sometimes)
+    monkeypatch.setattr(io, "open", sometimes)
+    told: list[Path] = []
+
+    def newest() -> int:
+        found = store.newest_whole(damage, lambda folder, _: told.append(folder))
+        assert found is not None
+        return found.step
+
+    for number in (errno.EIO, errno.ENOENT):
+        left.append(number)
+        assert (newest(), left, told) == (2, [], []), "an error once"
+    left.append(errno.ESTALE)
+    with pytest.raises((JobError, OSError), match=r"Stale file handle"):
+        newest()
+    assert told == []
+    left.extend([errno.EIO, errno.EIO])
+    assert (newest(), [folder.name for folder in told]) == (1, ["step-2.damaged"]), "an error that stays"

@@ -9,10 +9,12 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli import doctor, export, plan, report, run, samples, validate
 from rljob_worker.errors import JobError, UserError
+from rljob_worker.host.files import explained
 
 _DESCRIPTION = """Colocated reinforcement-learning post-training: Megatron and vLLM take turns on the same devices.
 
@@ -62,6 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read the output has seen enough (`rljob samples DIR | head`); the flush at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
+    except OSError as error:
+        if error.filename is None:
+            raise
+        found = explained(error, Path(str(error.filename)))
+        print(f"rljob: {found.filename}: {found.strerror}", file=sys.stderr)
+        return ExitCode.FAILED
     except SystemExit as error:
         # A library that ends the process must not make a success of a job that is not done.
         print(f"rljob: ended by sys.exit({error.code!r}) before it was done", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import time
 from pathlib import Path
@@ -14,6 +15,9 @@ from rljob_api.validation import ManifestError, check_runnable_locally
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
 from rljob_worker.errors import UserError
+from rljob_worker.host.files import keep_output_from_raising
+
+logger = logging.getLogger(__name__)
 
 _DESCRIPTION = """Run a job on this machine: embedded Ray, real Megatron, real vLLM, the devices of spec.resources.
 With --address, or inside a Ray job, it runs on the nodes of that Ray cluster instead.
@@ -62,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
             check_runnable_locally(job)
         except ManifestError as error:
             raise UserError(str(error)) from None
+    keep_output_from_raising()
     console = Console(stderr=False)
     output = arguments.output or Path("runs") / f"{job.metadata.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     # The driver uses no device: what one lacks is to be said in words, not by torch_npu's traceback.
@@ -69,8 +74,6 @@ def run(arguments: argparse.Namespace) -> int:
     # Importing the worker takes seconds: a wrong manifest should not have to wait for it.
     from rljob_worker.cli.progress import RunProgress
     from rljob_worker.driver.run import run_job
-    from rljob_worker.report.build import build_report
-    from rljob_worker.report.table import phase_table_text
 
     with RunProgress(console, job.spec.steps) as progress:
         outcome = run_job(
@@ -81,14 +84,27 @@ def run(arguments: argparse.Namespace) -> int:
             on_record=progress.record,
             on_event=progress.event,
         )
-    lines = []
     # The steps of a run that could not be continued are those of the attempts before, and were shown then.
-    if progress.executed or outcome.exit_code == ExitCode.OK:
-        html, png = build_report(output)
-        lines += [phase_table_text(output), f"report  {html}\n        {png}"]
-    said = [*lines, f"run     {output}"]
+    shown = progress.executed or outcome.exit_code == ExitCode.OK
+    said = [*(_report(output) if shown else []), f"run     {output}"]
     result = f"{outcome.outcome}: {outcome.message}"
     # Of a job that failed on a cluster, people see the log's last line first.
     said = [result, *said] if outcome.exit_code == ExitCode.OK else [*said, result]
     console.print("\n".join(said), highlight=False, markup=False, soft_wrap=True)
     return outcome.exit_code
+
+
+def _report(output: Path) -> list[str]:
+    """Draw the report; how the job ended stands already, whatever happens here."""
+    try:
+        from rljob_worker.records.steps import read_steps
+        from rljob_worker.report.build import build_report
+        from rljob_worker.report.table import phase_table_text
+
+        if not read_steps(output):
+            return []
+        html, png = build_report(output)
+        return [phase_table_text(output), f"report  {html}\n        {png}"]
+    except Exception as error:
+        logger.debug("no report", exc_info=error)
+        return [f"report  cannot be drawn: {error}; `rljob report {output}` tries again"]

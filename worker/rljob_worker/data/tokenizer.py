@@ -14,6 +14,7 @@ from rljob_worker.data.chat import ChatTemplate
 from rljob_worker.data.hub import is_hub_id, snapshot
 from rljob_worker.data.sources import data_sources, label_text, load_source
 from rljob_worker.errors import UserError
+from rljob_worker.host.files import writing
 from rljob_worker.types import Generation
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def prepare_tokenizer(spec: RLJobSpec, out: Path) -> Path:
     """
     out.mkdir(parents=True, exist_ok=True)
     if spec.model.random is not None:
-        _train(spec, spec.model.random).save_pretrained(out)
+        tokenizer = _train(spec, spec.model.random)
+        with writing(out):
+            tokenizer.save_pretrained(out)
     elif spec.model.path is not None:
         _copy_files(_locate(spec), out, spec.model.path)
     else:

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import ray
 
+from rljob_worker.host.files import keep_output_from_raising
 from rljob_worker.rollout.reports import EngineSlept, EngineStarted, EngineWoke
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
@@ -52,6 +53,7 @@ def prepare_process(log_file: str, stacks_file: str) -> int:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    keep_output_from_raising()
     stacks = open(stacks_file, "a")  # noqa: SIM115  (faulthandler keeps the descriptor for the process's life)
     faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
     faulthandler.enable()

@@ -16,7 +16,7 @@ from typing import Any
 from rljob_api.wire.step_record import StepRecord
 from rljob_api.wire.values import WireError, block, whole
 from rljob_worker.errors import FencedError, JobError, UserError
-from rljob_worker.host.files import sync_folder, write_whole
+from rljob_worker.host.files import LOST, patiently, sync_folder, write_whole, writing
 from rljob_worker.trainer.checked_file import CheckedFile
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,10 @@ _INCOMPLETE = re.compile(r"^step-.*?(?:\.a(\d+))?\.incomplete$")
 """Being written, by that driver; without a number, by a version of RLJob that gave none."""
 _DELETED = "step-*.deleted"
 _META = "driver.json"
+
+
+class UnreadableError(JobError):
+    """A file of a checkpoint cannot be read now, which says nothing of its content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class DriverState:
     """The step's record as far as it was known; None when it stands in steps.jsonl already."""
     files: tuple[CheckedFile, ...] | None = None
     """What each rank wrote; None in checkpoints of versions that did not record it."""
+    earlier_records: tuple[dict[str, Any], ...] = ()
+    """Records of steps before this one that were not surely on disk; whoever continues writes those that are lost."""
 
     @classmethod
     def parse(cls, content: Any) -> DriverState:
@@ -49,6 +55,9 @@ class DriverState:
         record, files = state.get("record"), state.get("files")
         if record is not None:
             StepRecord.parse_draft(record)
+        earlier = _listed(state.get("earlier_records", []), "earlier_records")
+        for earlier_record in earlier:
+            StepRecord.parse(earlier_record)
         return cls(
             step=whole(state.get("step"), "step"),
             weight_version=whole(state.get("weight_version"), "weight_version"),
@@ -56,7 +65,8 @@ class DriverState:
             attempt=whole(state.get("attempt"), "attempt"),
             world_size=whole(state.get("world_size"), "world_size"),
             record=record,
-            files=None if files is None else tuple(map(CheckedFile.parse, _listed(files))),
+            files=None if files is None else tuple(map(CheckedFile.parse, _listed(files, "files"))),
+            earlier_records=tuple(earlier),
         )
 
 
@@ -88,11 +98,12 @@ class Checkpoints:
 
         Raises:
             UserError: there is no complete one.
-            JobError: its `driver.json` is not what a driver wrote, or cannot be read.
+            JobError: its `driver.json` is not what a driver wrote.
+            UnreadableError: it cannot be read now.
         """
         path = self.folder(step) / _META
         try:
-            state = DriverState.parse(json.loads(path.read_bytes()))
+            state = DriverState.parse(json.loads(patiently(path.read_bytes)))
             if state.step != step:
                 raise WireError(f"step must be that of the folder, {step}, not {state.step}")
             return state
@@ -100,7 +111,8 @@ class Checkpoints:
             have = ", ".join(map(str, self.complete_steps())) or "none"
             raise UserError(f"{self.root}: no complete checkpoint of step {step}; complete ones: {have}") from None
         except OSError as error:
-            raise JobError(f"{path}: cannot be read: {error.strerror}") from None
+            kind = JobError if error.errno in LOST else UnreadableError
+            raise kind(f"{path}: cannot be read: {error.strerror}") from None
         except (ValueError, RecursionError) as error:
             raise JobError(f"{path}: not the state of a driver: {error}") from None
 
@@ -158,7 +170,7 @@ class CheckpointStore(Checkpoints):
         """
         self._check()
         folder = self.root / f"step-{step}.a{self._epoch}.incomplete"
-        with self._unless_fenced(folder, "made"):
+        with self._unless_fenced(folder, "made"), writing(folder):
             self.root.mkdir(exist_ok=True)
             self._clear()
             for replaced in self.root.glob("step-*.replaced"):
@@ -184,6 +196,17 @@ class CheckpointStore(Checkpoints):
             self._rename_own(folder, final, replaced)
             sync_folder(self.root)
             self._check()
+        self._prune(replaced)
+        return final
+
+    def abandon(self, folder: Path) -> None:
+        """Give the room back of one that was begun and cannot be finished."""
+        with self._later():
+            self._delete(folder)
+
+    def _prune(self, replaced: Path) -> None:
+        """Delete what the new checkpoint takes the place of; it is safe already, so that this can wait."""
+        with self._later():
             if replaced.is_dir():
                 self._delete(replaced)
             steps = self.complete_steps()
@@ -191,7 +214,13 @@ class CheckpointStore(Checkpoints):
             for step in steps[: -self._keep]:
                 if step != best:
                     self._delete(self.folder(step))
-        return final
+
+    @contextmanager
+    def _later(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            logger.warning("%s: cannot be deleted yet: %s", error.filename or self.root, error.strerror)
 
     def newest_whole(
         self, damage: Callable[[DriverState, Path], str], on_set_aside: Callable[[Path, str], None]
@@ -203,7 +232,7 @@ class CheckpointStore(Checkpoints):
             on_set_aside: told the new name of a damaged checkpoint, and what is wrong with it.
 
         Raises:
-            JobError: there are checkpoints, and none of them is whole; nothing is set aside then.
+            JobError: there are checkpoints, and none of them is whole, or one cannot be read now; nothing is set aside.
             FencedError: a later driver took over.
         """
         self._check()
@@ -229,6 +258,8 @@ class CheckpointStore(Checkpoints):
     def _examined(self, step: int, damage: Callable[[DriverState, Path], str]) -> tuple[DriverState | None, str]:
         try:
             state = self.read(step)
+        except UnreadableError:
+            raise
         except (JobError, UserError) as error:
             return None, str(error)
         return state, damage(state, self.folder(step))
@@ -302,7 +333,7 @@ def _remove(folder: Path) -> None:
         logger.warning("%s: cannot be deleted yet: %s", folder, error.strerror)
 
 
-def _listed(files: Any) -> list[Any]:
-    if isinstance(files, list):
-        return files
-    raise WireError("files must be a list")
+def _listed(values: Any, name: str) -> list[Any]:
+    if isinstance(values, list):
+        return values
+    raise WireError(f"{name} must be a list")

@@ -21,7 +21,7 @@ from typing import IO
 
 from rljob_api.wire.values import block, text, whole
 from rljob_worker.errors import FencedError, JobError, UserError
-from rljob_worker.host.files import sync_file, sync_folder
+from rljob_worker.host.files import explained, sync_file, sync_folder, writing
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,8 @@ def lock_folder(folder: Path, seconds: float) -> IO[str]:
     try:
         file = open(folder / LOCK_FILE, "w")  # noqa: SIM115  (held for the life of the driver)
     except OSError as error:
-        raise JobError(f"{folder / LOCK_FILE}: cannot be opened for writing: {error.strerror}") from None
+        found = explained(error, folder / LOCK_FILE)
+        raise JobError(f"{found.filename}: cannot be opened for writing: {found.strerror}") from None
     try:
         _lock_or_refuse(file, folder, seconds)
     except BaseException:
@@ -151,9 +152,11 @@ def claim_folder(folder: Path, at_least: int, said_in: tuple[Path, ...]) -> Clai
     epochs = folder / EPOCHS
     nonce = secrets.token_hex(8)
     try:
-        epochs.mkdir(exist_ok=True)
-        epoch = max(at_least, max(_epochs(folder), default=0) + 1)
-        with open(epochs / str(epoch), "x", encoding="ascii") as file:
+        with writing(epochs):
+            epochs.mkdir(exist_ok=True)
+            epoch = max(at_least, max(_epochs(folder), default=0) + 1)
+        own = epochs / str(epoch)
+        with writing(own, len(nonce) + 1), open(own, "x", encoding="ascii") as file:
             file.write(nonce + "\n")
             sync_file(file)
         sync_folder(epochs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from rljob_api import RLJobSpec
 from rljob_api.wire.driver_status import DriverStatus
@@ -21,6 +20,7 @@ from rljob_worker.driver.recovery import Recovery
 from rljob_worker.driver.rollouts import Rollouts
 from rljob_worker.driver.step import Progress, Step
 from rljob_worker.driver.training import Training
+from rljob_worker.host.files import WriteFailures
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.metric_history import EarlyStop
 from rljob_worker.records.trajectories import write_trajectories
@@ -47,10 +47,10 @@ class Job:
         attempt: int,
         early_stop: EarlyStop,
         part_means: PartMeans,
-        check_owner: Callable[[], None],
+        failures: WriteFailures,
     ) -> None:
         self.spec = spec
-        self._check_owner = check_owner
+        self._failures = failures
         self.clock = clock
         self.ready = False
         self.progress = progress = Progress(inputs.prompts.state())
@@ -132,7 +132,6 @@ class Job:
         self.clock.restart()
         with self.clock.phase("eval"):
             metrics = self._evaluation()
-        self._check_owner()
         overlapped = {"reward": self._inputs.rewards.take_busy_seconds()}
         busy = self._busy_since_last_step()
         self._records.write_evaluation_at_start(self.clock.end_step(), metrics, busy, overlapped)
@@ -142,7 +141,6 @@ class Job:
         if self._unrecorded is None:
             return
         metrics = self._evaluation() if self.due_evaluation() else {}
-        self._check_owner()
         self._records.recover(self._unrecorded, metrics)
         self._unrecorded = None
 
@@ -156,7 +154,7 @@ class Job:
         """Write the step's trajectories and note its metrics, now that it was trained on."""
         group = step.rewards.shape[1]
         samples = step.samples()
-        write_trajectories(self._records.folder, self.spec.records, step.number, samples, group)
+        write_trajectories(self._records.folder, self.spec.records, step.number, samples, group, self._failures)
         self._records.samples(step.number, samples)
         self._records.metrics(rollout_metrics(step.responses.generations, step.rewards, step.advantages))
         self._records.metrics(self._part_means.metrics(step.reward_results))
@@ -165,7 +163,6 @@ class Job:
 
     def record(self, step: Step) -> None:
         """Close the step's clock and write its record; FencedError where that is a later driver's turn."""
-        self._check_owner()
         self._records.busy(self._busy_since_last_step())
         written = self._records.write(step.number, self.clock.end_step(), applied=step.trained[0].applied)
         self._reward_parts = {name: mean for name, mean in written.reward_parts().items() if mean is not None}
@@ -185,6 +182,7 @@ class Job:
             stopping=self._stop.is_set(),
             phase_seconds=round(seconds, 3),
             reward_parts=self._reward_parts,
+            write_failures=self._failures.counts(),
         )
 
     def _evaluation(self) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from rljob_api import RLJobSpec
@@ -14,10 +15,11 @@ from rljob_worker.driver.events import EventLog
 from rljob_worker.driver.groups import TrainerGroup
 from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.driver.step import Progress
-from rljob_worker.errors import JobError, UserError
+from rljob_worker.errors import FencedError, JobError, PhaseDeadlineError, UserError
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.event_names import CHECKPOINT_SET_ASIDE
 from rljob_worker.records.writer import RecordWriter
+from rljob_worker.trainer.checked_file import CheckedFile
 
 logger = logging.getLogger(__name__)
 
@@ -79,10 +81,20 @@ class Recovery:
 
     def save_checkpoint(self) -> Path:
         """Write the state of the last completed step."""
+        folder = self._checkpoints.begin(self._progress.step)
+        try:
+            saving = self._trainers.save(str(folder))
+            files = self._calls.calls.gather("checkpoint", saving, self._calls.deadline("checkpoint"))
+            return self._commit(folder, files)
+        except (FencedError, PhaseDeadlineError):
+            # Another driver's folder by now, or one whose file system hangs.
+            raise
+        except JobError:
+            self._checkpoints.abandon(folder)
+            raise
+
+    def _commit(self, folder: Path, files: Sequence[CheckedFile]) -> Path:
         progress = self._progress
-        folder = self._checkpoints.begin(progress.step)
-        saving = self._trainers.save(str(folder))
-        files = self._calls.calls.gather("checkpoint", saving, self._calls.deadline("checkpoint"))
         recorded = progress.step == self.recorded_step
         state = DriverState(
             step=progress.step,
@@ -92,10 +104,12 @@ class Recovery:
             world_size=len(self._trainers),
             record=None if recorded else self._records.draft(progress.step, self._clock.so_far()).to_json(),
             files=tuple(files),
+            earlier_records=tuple(record.to_json() for record in self._records.not_on_disk()),
         )
+        saved = self._checkpoints.commit(folder, state)
         self._requested.clear()
         self.saved_step = progress.step
-        return self._checkpoints.commit(folder, state)
+        return saved
 
     def save_before_leaving(self) -> Path | None:
         """The checkpoint that a stop request asks for, unless this step has one."""
@@ -123,6 +137,7 @@ class Recovery:
         progress.step, progress.weight_version = state.step, state.weight_version
         progress.data_cursor = state.data_cursor
         self.saved_step = self.recorded_step = state.step
+        self._records.recover_written([StepRecord.parse(record) for record in state.earlier_records])
         if state.record is None or self._records.has(state.step, state.attempt):
             return None
         return StepRecord.parse_draft(state.record)

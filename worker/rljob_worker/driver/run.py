@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from rljob_api import RLJob, RLJobSpec, derived
@@ -22,39 +22,31 @@ from rljob_api.wire.step_record import StepRecord
 from rljob_worker.devices import COMPUTE_VARIABLE, check_profile
 from rljob_worker.driver.calls import Calls
 from rljob_worker.driver.cluster import LEAVE_SECONDS, Cluster
-from rljob_worker.driver.events import EventLog
+from rljob_worker.driver.events import EVENTS, EventLog
 from rljob_worker.driver.inputs import Inputs, read_inputs
 from rljob_worker.driver.job import Job
 from rljob_worker.driver.loop import train
 from rljob_worker.driver.machine import check_machine
+from rljob_worker.driver.outcome import Outcome, conclude, failed, with_all_records
 from rljob_worker.driver.placement import check_layout
 from rljob_worker.driver.preflight import check_port, check_trackers
 from rljob_worker.driver.ray_session import RaySession, connected, embedded
 from rljob_worker.driver.run_folder import Resume, RunFolder
 from rljob_worker.driver.stop import StopSignal
 from rljob_worker.errors import JobError, StopRequested, UserError
+from rljob_worker.host.files import WriteFailures
 from rljob_worker.phases import PhaseClock
-from rljob_worker.records.event_names import REWARD_PARTS_LEFT_OUT
+from rljob_worker.records.event_names import REWARD_PARTS_LEFT_OUT, WRITE_FAILED
 from rljob_worker.records.http import DriverServer
 from rljob_worker.records.metric_history import EarlyStop, best_step, name_unknown_metric, values_of
 from rljob_worker.records.metrics import JobMetrics
 from rljob_worker.records.steps import StepLog
-from rljob_worker.records.summary import summarize, write_summary
 from rljob_worker.records.tensorboard import TensorBoardSink
 from rljob_worker.records.trackers.trackers import Trackers
 from rljob_worker.records.writer import RecordWriter, Sink
 from rljob_worker.rewards.parts import PartMeans
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended."""
-
-    exit_code: int
-    outcome: RunOutcome
-    message: str
 
 
 def run_job(
@@ -102,15 +94,11 @@ def run_job(
             folder.discard_if_new()
             raise
         stack.callback(inputs.rewards.close)
-        log = StepLog(folder.path)
+        failures = WriteFailures()
+        log = StepLog(folder.path, failures, folder.check)
         stack.callback(log.close)
-        outcome = _run(job, folder, inputs, log, address, on_record, on_event)
-        if folder.is_taken_over():
-            return outcome
-        skipped = {name: skipped.count for name, skipped in inputs.prompts.skipped().items()}
-        summary = summarize(log.records(), outcome.outcome, outcome.message, folder.attempt, skipped)
-        write_summary(folder.path, summary)
-        return outcome
+        outcome = _run(job, folder, inputs, log, failures, address, on_record, on_event)
+        return conclude(outcome, folder, inputs, log, failures)
 
 
 def _run(
@@ -118,6 +106,7 @@ def _run(
     folder: RunFolder,
     inputs: Inputs,
     log: StepLog,
+    failures: WriteFailures,
     address: str | None,
     on_record: Sink,
     on_event: Callable[[str], None],
@@ -125,15 +114,22 @@ def _run(
     spec = manifest.spec
     with ExitStack() as stack:
         metrics = JobMetrics(spec.steps)
-        events = EventLog(folder.path, folder.attempt, metrics.event)
+        events = EventLog(folder.path, folder.attempt, metrics.event, failures)
         stack.callback(events.close)
+
+        def tell(what: str, message: str, first: bool) -> None:
+            metrics.write_failed(what)
+            if first and what != EVENTS:
+                events.write(WRITE_FAILED, what=what, message=message)
+
+        failures.tell = tell
         earlier = log.records()
         for record in earlier:
             metrics(record)
         parts = (name for record in earlier for name in record.reward_parts())
         sinks: list[Sink] = [metrics, on_record, _warn_of_unknown_metrics(spec)]
         if spec.records.tensorboard:
-            tensorboard = TensorBoardSink(folder.path)
+            tensorboard = TensorBoardSink(folder.path, failures)
             stack.callback(tensorboard.close)
             sinks.append(tensorboard)
         trackers = Trackers(folder.path, spec, manifest.metadata.name, on_event)
@@ -159,9 +155,9 @@ def _run(
             attempt=folder.attempt,
             early_stop=early_stop,
             part_means=PartMeans(parts, lambda names: _parts_left_out(events, names)),
-            check_owner=folder.check,
+            failures=failures,
         )
-        server = _serve(spec, folder.path, log, job, metrics)
+        server = _serve(spec, folder.path, log, job, metrics, failures)
         if server is not None:
             stack.callback(server.close)
         on_event("starting Ray" if address is None else f"connecting to the Ray cluster at {address}")
@@ -171,7 +167,7 @@ def _run(
         try:
             inputs.rewards.start()
             on_event(f"starting {derived.devices(spec)} trainer(s) and {derived.engines(spec)} engine(s)")
-            outcome = _train(job, cluster, session, calls, stop, events, on_event)
+            outcome = with_all_records(_train(job, cluster, session, calls, stop, events, on_event), log, failures)
             # What was asked for is on disk: a request that arrives from here on has nothing to wait for.
             stop.finished()
             if job.ready:
@@ -180,12 +176,12 @@ def _run(
                 # Still starting: there is nothing to close, and nobody to ask.
                 cluster.kill(LEAVE_SECONDS)
             events.write("end", outcome=outcome.outcome)
-        except (JobError, UserError) as error:
-            logger.error("%s", error)
+        except (JobError, UserError, OSError) as error:
+            outcome = failed(error)
+            logger.error("%s", outcome.message)
             stop.finished()
-            events.write("failed", message=str(error))
+            events.write("failed", message=outcome.message)
             cluster.kill(LEAVE_SECONDS)
-            outcome = Outcome(error.exit_code, RunOutcome.FAILED, str(error))
         for delivery in trackers.close(outcome.outcome is RunOutcome.FAILED, stop.seconds_left()):
             events.write("tracker", **asdict(delivery))
         if server is not None:
@@ -245,7 +241,9 @@ def _warn_of_unknown_metrics(spec: RLJobSpec) -> Sink:
     return look
 
 
-def _serve(spec: RLJobSpec, folder: Path, log: StepLog, job: Job, metrics: JobMetrics) -> DriverServer | None:
+def _serve(
+    spec: RLJobSpec, folder: Path, log: StepLog, job: Job, metrics: JobMetrics, failures: WriteFailures
+) -> DriverServer | None:
     if spec.records.http_port is None:
         return None
     server = DriverServer(
@@ -258,7 +256,8 @@ def _serve(spec: RLJobSpec, folder: Path, log: StepLog, job: Job, metrics: JobMe
         token=os.environ.get(DRIVER_TOKEN_VARIABLE),
         address_file=folder / ADDRESS_FILE,
     )
-    server.start()
+    with failures.tolerated("the driver's address", folder / ADDRESS_FILE):
+        server.start()
     return server
 
 

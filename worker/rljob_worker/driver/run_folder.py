@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import shutil
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +20,10 @@ from rljob_api.wire.run_status import OWNER_FILE, RUN_FILE, RunDescription
 from rljob_worker.driver.checkpoints import Checkpoints, CheckpointStore, checkpoint_root
 from rljob_worker.driver.fencing import EPOCHS, LOCK_FILE, claim_folder, lock_folder
 from rljob_worker.errors import FencedError, JobError, UserError
-from rljob_worker.host.files import TEMPORARY, write_whole
+from rljob_worker.host.files import TEMPORARY, explained, write_whole
 from rljob_worker.records.run_files import read_run
+
+logger = logging.getLogger(__name__)
 
 Resume = bool | Literal["auto"]
 """Whether to continue the run in the folder; `auto`: if there is one, as often as the same command is given."""
@@ -47,7 +50,7 @@ class RunFolder:
         self._root = root
         self._own_root = self.path in (root, root.parent)
         """Whether the checkpoints lie in the run folder, which then is the only one to be locked and claimed."""
-        with ExitStack() as stack:
+        with ExitStack() as stack, _not_taken(self.path):
             self._make(self.path, "a run folder")
             if not (self.path / LOCK_FILE).exists():
                 self._refuse_strangers()
@@ -69,7 +72,11 @@ class RunFolder:
         self._claim.check()
 
     def is_taken_over(self) -> bool:
-        """Whether a later driver has the folder: how this one ended is nobody's matter then."""
+        """Whether a later driver has the folder: how this one ended is nobody's matter then.
+
+        Raises:
+            JobError: that cannot be told.
+        """
         try:
             self.check()
         except FencedError:
@@ -84,8 +91,9 @@ class RunFolder:
             elif not path.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         except OSError as error:
-            kind = UserError if error.errno in _NO_FOLDER else JobError
-            raise kind(f"{path}: cannot be {what}: {error.strerror}") from None
+            if error.errno in _NO_FOLDER:
+                raise UserError(f"{path}: cannot be {what}: {error.strerror}") from None
+            raise JobError(f"{path}: cannot be {what}: {explained(error, path).strerror}") from None
 
     def _checked(self, job: RLJob, resume: Resume) -> tuple[dict[str, Any], RunDescription | None]:
         """The manifest as it is kept, and the run that the folder holds."""
@@ -132,15 +140,28 @@ class RunFolder:
         """Remove a first attempt that never started, so that the corrected job can use the same folder."""
         if not self._new:
             return
-        self._claim.withdraw()
-        for entry in self.path.iterdir():
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        try:
+            self._claim.withdraw()
+            for entry in self.path.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        except OSError as error:
+            # Why it never started is what matters.
+            logger.warning("%s: cannot be emptied: %s", error.filename or self.path, error.strerror)
         for folder in self._made:
             shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """Let another driver use the folder."""
         self._locks.close()
+
+
+@contextmanager
+def _not_taken(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        found = explained(error, path)
+        raise JobError(f"{found.filename}: the run folder cannot be taken: {found.strerror}") from error
 
 
 def _refuse_old_checkpoints(job: RLJob) -> None:

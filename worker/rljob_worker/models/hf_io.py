@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from rljob_worker.errors import UserError
+from rljob_worker.host.files import write_whole, writing
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.convert import EMBEDDING, HEAD, Piece, hf_manifest
 
@@ -230,7 +231,8 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
         raise UserError(f"{source}: no tokenizer; expected tokenizer.json, tokenizer.model or vocab.json")
     for path in found:
         if path.parent.resolve() != folder.resolve():
-            shutil.copyfile(path, folder / path.name)
+            with writing(folder / path.name, path.stat().st_size):
+                shutil.copyfile(path, folder / path.name)
 
 
 class _ShardWriter:
@@ -254,7 +256,8 @@ class _ShardWriter:
 
     def _flush(self) -> None:
         path = self.folder / f".part-{len(self._files)}"
-        save_file(self._pending, path, metadata={"format": "pt"})
+        with writing(path, self._pending_bytes):
+            save_file(self._pending, path, metadata={"format": "pt"})
         self._files.append((path, list(self._pending)))
         self._pending, self._pending_bytes = {}, 0
 
@@ -276,4 +279,4 @@ class _ShardWriter:
 
 
 def _write_json(path: Path, value: Mapping[str, object]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(value, indent=2) + "\n", durable=False)

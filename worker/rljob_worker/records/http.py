@@ -104,7 +104,7 @@ class DriverServer:
         return int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Begin to serve and write the address file."""
+        """Begin to serve and write the address file; OSError where only the file could not be written."""
         self._thread.start()
         write_whole(self._address_file, self._address())
 

@@ -75,6 +75,10 @@ class JobMetrics:
         if name == CHECKPOINT_SET_ASIDE:
             self._get(m.CHECKPOINT_FALLBACKS).inc()
 
+    def write_failed(self, what: str) -> None:
+        """Count a write that the driver went on without."""
+        self._get(m.WRITE_FAILURES).labels(what=what).inc()
+
     def text(self) -> bytes:
         """The exposition."""
         return generate_latest(self._registry)

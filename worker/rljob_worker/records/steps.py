@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,12 @@ from typing import Any
 from rljob_api.wire.step_record import StepRecord
 from rljob_api.wire.values import WireError
 from rljob_worker.errors import JobError
-from rljob_worker.host.files import cut_torn_line, sync_file, write_fully, write_whole
+from rljob_worker.host.files import AppendedFile, WriteFailures, cut_torn_line, sync_file, write_whole, writing
 
 logger = logging.getLogger(__name__)
+
+RECORDS = "step records"
+"""What `WriteFailures` calls them."""
 
 
 class StepLog:
@@ -24,20 +27,43 @@ class StepLog:
 
     Opening it drops a last line that a kill left incomplete: it was never acknowledged as a record. Other lines that
     are no records go to `steps.jsonl.damaged`, and those after them are numbered anew: readers ask by number.
+
+    A record that cannot be written waits for the next one, and is not shown to readers before it stands in the file:
+    what was counted once is there after a restart. Until then the checkpoints have it (`not_on_disk`).
+
+    Args:
+        run_folder: where `steps.jsonl` is.
+        failures: where a record that had to wait is noted.
+        check_owner: FencedError when a later driver took the file over; asked before anything is written.
+
+    Raises:
+        OSError: the file cannot be read or opened.
     """
 
     FILE = "steps.jsonl"
     DAMAGED_FILE = "steps.jsonl.damaged"
 
-    def __init__(self, run_folder: Path) -> None:
+    def __init__(
+        self,
+        run_folder: Path,
+        failures: WriteFailures | None = None,
+        check_owner: Callable[[], None] = lambda: None,
+    ) -> None:
         self.path = run_folder / self.FILE
+        self._failures = failures or WriteFailures()
+        self._check_owner = check_owner
         cut_torn_line(self.path)
         self._lines = _lines(self.path)
         self._attempts: dict[int, set[int]] = {}
         for record in self._sound_records(run_folder / self.DAMAGED_FILE):
             self._note(record)
-        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  (open for the life of the run)
+        self._file = AppendedFile(self.path)
+        self._file.flush()
         self._lock = threading.Lock()
+        self._waiting: list[str] = []
+        self._unsynced: list[StepRecord] = []
+        self._doubtful: list[StepRecord] = []
+        """Whose sync failed: a later one that succeeds says nothing of them."""
 
     def append(self, draft: StepRecord) -> StepRecord:
         """Write one record and return it as a reader of the file would get it.
@@ -46,15 +72,62 @@ class StepLog:
 
         Raises:
             ValueError: the record holds a number that JSON has no name for.
+            JobError: it cannot be written, and too many wait already.
+            FencedError: a later driver took the file over.
         """
-        numbered = replace(draft, index=len(self._lines), rerun=draft.step in self._attempts)
+        self._check_owner()
+        numbered = replace(draft, index=len(self._lines) + len(self._waiting), rerun=draft.step in self._attempts)
         line = json.dumps(numbered.to_json(), allow_nan=False, default=_plain)
-        write_fully(self._file.fileno(), line.encode() + b"\n")
         written = StepRecord.parse(json.loads(line))
-        with self._lock:
-            self._lines.append(line)
+        self._waiting.append(line)
+        self._unsynced.append(written)
         self._note(written)
+        try:
+            self._file.append(line.encode() + b"\n")
+        except OSError as error:
+            self._failures.note(RECORDS, error)
+            if self._file.full:
+                raise JobError(
+                    f"{error.filename}: {error.strerror}: {self.waiting} step records wait for it"
+                ) from error
+        self._show_written()
         return written
+
+    @property
+    def waiting(self) -> int:
+        """Records that are not in the file yet."""
+        return len(self._waiting)
+
+    def not_on_disk(self) -> list[StepRecord]:
+        """Write and sync what can be; returns, in their order, the records that a crash may still take.
+
+        Raises:
+            FencedError: some wait to be written, and a later driver took the file over.
+        """
+        if self._waiting:
+            self._check_owner()
+        try:
+            self._file.flush()
+        except OSError as error:
+            self._failures.note(RECORDS, error)
+            self._show_written()
+            return [*self._doubtful, *self._unsynced]
+        self._show_written()
+        covered, self._unsynced = self._unsynced, []
+        try:
+            self._file.sync()
+        except OSError as error:
+            self._failures.note(RECORDS, error)
+            self._doubtful += covered
+        return list(self._doubtful)
+
+    def _show_written(self) -> None:
+        """Readers see a record as soon as all of its line stands in the file."""
+        arrived = len(self._waiting) - self._file.waiting.count(b"\n")
+        if arrived:
+            with self._lock:
+                self._lines += self._waiting[:arrived]
+            del self._waiting[:arrived]
 
     def _sound_records(self, target: Path) -> list[StepRecord]:
         """Those that are records; lines that are none are set aside in `target`."""
@@ -68,8 +141,9 @@ class StepLog:
                 damaged.append(line)
         if not damaged:
             return sound
-        with open(target, "ab") as file:
-            file.write("".join(f"{line}\n" for line in damaged).encode("utf-8", "surrogateescape"))
+        text = "".join(f"{line}\n" for line in damaged).encode("utf-8", "surrogateescape")
+        with writing(target, len(text)), open(target, "ab") as file:
+            file.write(text)
             sync_file(file)
         self._lines = [json.dumps(replace(record, index=i).to_json()) for i, record in enumerate(sound)]
         write_whole(self.path, "".join(f"{line}\n" for line in self._lines))
@@ -88,15 +162,17 @@ class StepLog:
             return self._lines[max(index, -1) + 1 :]
 
     def records(self) -> list[StepRecord]:
-        """All records."""
-        return [_parsed(self.path, number, line) for number, line in enumerate(self._lines, start=1)]
+        """All records, also those that wait to be written."""
+        lines = [*self._lines, *self._waiting]
+        return [_parsed(self.path, number, line) for number, line in enumerate(lines, start=1)]
 
     def __len__(self) -> int:
         return len(self._lines)
 
     def close(self) -> None:
-        """Flush to disk and close."""
-        os.fsync(self._file.fileno())
+        """Have on disk what can be, and close."""
+        with suppress(JobError):
+            self.not_on_disk()
         self._file.close()
 
 

@@ -52,6 +52,7 @@ def summarize(
     message: str,
     attempt: int,
     skipped_prompts: Mapping[str, int] | None = None,
+    write_failures: Mapping[str, int] | None = None,
 ) -> RunSummary:
     """The content of `summary.json`.
 
@@ -61,6 +62,7 @@ def summarize(
         message: one sentence.
         attempt: the attempt that ended.
         skipped_prompts: rows that were left out, by source.
+        write_failures: how often it could not write what it can go on without, by what it was.
     """
     kept = [record for record in effective_steps(records) if record.is_step]
     records = [record for record in records if record.is_step]
@@ -78,6 +80,7 @@ def summarize(
         switch_seconds_median=statistics.median(r.switch_seconds for r in kept) if kept else None,
         phases=phase_table(kept),
         skipped_prompts=skipped_prompts or {},
+        write_failures=write_failures or {},
     )
 
 

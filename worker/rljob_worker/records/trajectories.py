@@ -13,16 +13,21 @@ from typing import Any
 
 from rljob_api.spec import RecordsSpec
 from rljob_worker.errors import UserError
-from rljob_worker.host.files import replacing
+from rljob_worker.host.files import WriteFailures, replacing
 
 FOLDER = "trajectories"
 _NAME = re.compile(r"^step-(\d{6,})\.jsonl\.gz$")
 
 
 def write_trajectories(
-    run_folder: Path, spec: RecordsSpec, step: int, samples: Sequence[dict[str, Any]], group: int
+    run_folder: Path,
+    spec: RecordsSpec,
+    step: int,
+    samples: Sequence[dict[str, Any]],
+    group: int,
+    failures: WriteFailures | None = None,
 ) -> Path | None:
-    """Write the samples of a step if its turn has come; returns the file.
+    """Write the samples of a step if its turn has come; returns the file, None also where it cannot be written.
 
     Args:
         run_folder: the run's folder.
@@ -30,6 +35,7 @@ def write_trajectories(
         step: the step.
         samples: prompt-major samples.
         group: samples of one prompt; the limit keeps whole groups as long as it can.
+        failures: where a file that cannot be written is noted.
     """
     if not spec.trajectories_every_steps or step % spec.trajectories_every_steps:
         return None
@@ -37,11 +43,15 @@ def write_trajectories(
     if limit is not None and limit < len(samples):
         samples = samples[: max(limit - limit % group, min(limit, group))]
     folder = run_folder / FOLDER
-    folder.mkdir(exist_ok=True)
     path = folder / f"step-{step:06d}.jsonl.gz"
-    with replacing(path, durable=False) as raw, gzip.open(raw, "wb", compresslevel=1) as file:
-        file.write("".join(json.dumps(_without_nan(sample)) + "\n" for sample in samples).encode())
-    return path
+    text = "".join(json.dumps(_without_nan(sample)) + "\n" for sample in samples)
+    content = gzip.compress(text.encode(), compresslevel=1)
+    with (failures or WriteFailures()).tolerated("trajectories", path):
+        folder.mkdir(exist_ok=True)
+        with replacing(path, durable=False, wanted=len(content)) as file:
+            file.write(content)
+        return path
+    return None
 
 
 def trajectory_files(run_folder: Path) -> dict[int, Path]:

@@ -126,6 +126,17 @@ class RecordWriter:
         draft = replace(draft, recovered=True, metrics={**draft.metrics, **finite(metrics)})
         self._append(replace(draft, stopped_early=self._early_stop(draft)))
 
+    def recover_written(self, records: Sequence[StepRecord]) -> None:
+        """Write again those of earlier steps that a checkpoint kept and the log has lost."""
+        for record in records:
+            if not self._log.has(record.step, record.attempt):
+                self._early_stop(record)
+                self._append(replace(record, recovered=True))
+
+    def not_on_disk(self) -> list[StepRecord]:
+        """The records that a crash may still take: a checkpoint keeps them."""
+        return self._log.not_on_disk()
+
     def has(self, step: int, attempt: int) -> bool:
         """Whether the record of a step of an attempt stands in the log."""
         return self._log.has(step, attempt)

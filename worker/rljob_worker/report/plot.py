@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from rljob_api import metrics as m
 from rljob_api.phases import PHASES
 from rljob_api.wire.step_record import StepRecord
+from rljob_worker.host.files import replacing
 from rljob_worker.report.curves import Array, draw_line, metric_of
 from rljob_worker.report.panels import COLUMNS, Panel, draw_panel, is_mean_reward, panels_of
 
@@ -76,7 +77,8 @@ def plot_run(records: Sequence[StepRecord], title: str, path: Path) -> Path:
     difference.set_xlabel("step")
     if below:
         _panels(below[0], panels, rows, steps, records)
-    figure.savefig(path, dpi=110)
+    with replacing(path, durable=False) as file:
+        figure.savefig(file, dpi=110, format="png")
     return path
 
 

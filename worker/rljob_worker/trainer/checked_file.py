@@ -8,6 +8,7 @@ from pathlib import Path
 import xxhash
 
 from rljob_api.wire.values import block, text, whole
+from rljob_worker.host.files import LOST, patiently
 
 _CHUNK_BYTES = 2**23
 
@@ -30,18 +31,29 @@ class CheckedFile:
 
 
 def damage(folder: str | Path, expected: CheckedFile) -> str:
-    """What is wrong with a file of a folder; empty when it is as it was written. Reads it whole."""
+    """What is wrong with a file of a folder; empty when it is as it was written. Reads it whole.
+
+    Raises:
+        OSError: it cannot be read now, which says nothing of its content.
+    """
     path = Path(folder) / expected.name
-    digest, size = xxhash.xxh3_64(), 0
     try:
-        with open(path, "rb", buffering=0) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-                size += len(chunk)
+        size, xxh3 = patiently(lambda: _measured(path))
     except OSError as error:
+        if error.errno not in LOST:
+            raise
         return f"{path}: {error.strerror}"
     if size != expected.size:
         return f"{path}: has {size} bytes, {expected.size} were written"
-    if digest.hexdigest() != expected.xxh3:
-        return f"{path}: its content is not what was written (xxh3 {digest.hexdigest()}, not {expected.xxh3})"
+    if xxh3 != expected.xxh3:
+        return f"{path}: its content is not what was written (xxh3 {xxh3}, not {expected.xxh3})"
     return ""
+
+
+def _measured(path: Path) -> tuple[int, str]:
+    digest, size = xxhash.xxh3_64(), 0
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()

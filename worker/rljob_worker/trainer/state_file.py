@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rljob_api.json_types import Json
-from rljob_worker.host.files import sync_file, sync_folder
+from rljob_worker.host.files import sync_file, sync_folder, writing
 from rljob_worker.trainer.checked_file import CheckedFile
 
 _DTYPE_NAMES = {
@@ -33,8 +33,8 @@ def path_of(folder: str | Path, rank: int) -> Path:
 def write_state(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, Json]) -> CheckedFile:
     """Write tensors (of any layout and device, also views of one buffer) and JSON metadata into an existing folder.
 
-    On return the file and its name in the folder are on disk. The format is safetensors; its own writer refuses tensors
-    that share memory and copies all of them first.
+    On return the file and its name in the folder are on disk; OSError names the file and its size otherwise. The format
+    is safetensors; its own writer refuses tensors that share memory and copies all of them first.
     """
     header: dict[str, Json] = {"__metadata__": {key: json.dumps(value) for key, value in metadata.items()}}
     offset = 0
@@ -49,7 +49,7 @@ def write_state(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, J
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     digest = xxhash.xxh3_64()
-    with open(path, "wb") as file:
+    with writing(path, 8 + len(head) + offset), open(path, "wb") as file:
         parts: Iterator[bytes | memoryview] = chain(
             (len(head).to_bytes(8, "little"), head), map(_bytes_of, tensors.values())
         )
