@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart tracker-packages cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults test-mutants image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
+.PHONY: help install quickstart tracker-packages cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults test-mutants image-operator image-worker-cpu image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
 
 UV_VERSION := 0.13.9
 LOCK := requirements/cpu.txt
@@ -26,6 +26,14 @@ $(BIN)/uv pip compile pyproject.toml --extra $(2) --universal --python-version 3
 	--constraints requirements/worker-$(1)-base.txt \
 	$$(sed -nE 's/^([A-Za-z0-9._-]+)==.*/--no-emit-package \1/p' requirements/worker-$(1)-base.txt) \
 	--generate-hashes --no-header --no-annotate --quiet -o requirements/worker-$(1).txt
+endef
+
+# What an image holds is asked of the image itself, and lies beside it: dist/rljob-NAME-0.1.0.cdx.json.
+define image
+docker build -f images/$(1)/Dockerfile -t rljob-$(1):0.1.0 $(IMAGE_ARGS) .
+@mkdir -p dist
+docker run --rm -i --network none --entrypoint /opt/rljob/bin/python rljob-$(1):0.1.0 - rljob-$(1):0.1.0 \
+	< images/sbom.py > dist/rljob-$(1)-0.1.0.cdx.json
 endef
 
 help: ## List the targets
@@ -77,11 +85,17 @@ test-faults: $(STAMP) cluster-programs ## Every process killed in every phase, e
 test-mutants: $(STAMP) ## Faults made by hand in a copy of the code: which of them do the tests notice?
 	@$(BIN)/python tests/mutants/run.py $(MUTANTS)
 
-image-worker-ascend: ## Build the worker's image for NPUs (docker; A3: IMAGE_ARGS="--build-arg BASE_IMAGE=...-a3"; see its Dockerfile)
-	docker build -f images/worker-ascend/Dockerfile -t rljob-worker-ascend:0.1.0 $(IMAGE_ARGS) .
+image-operator: ## Build the operator's image and its SBOM (docker)
+	$(call image,operator)
 
-image-worker-cuda: ## Build the worker's image for GPUs (docker)
-	docker build -f images/worker-cuda/Dockerfile -t rljob-worker-cuda:0.1.0 $(IMAGE_ARGS) .
+image-worker-cpu: ## Build the worker's image for CPU devices and its SBOM (docker)
+	$(call image,worker-cpu)
+
+image-worker-ascend: ## Build the worker's image for NPUs and its SBOM (docker; A3: IMAGE_ARGS="--build-arg BASE_IMAGE=...-a3")
+	$(call image,worker-ascend)
+
+image-worker-cuda: ## Build the worker's image for GPUs and its SBOM (docker)
+	$(call image,worker-cuda)
 
 lint: $(STAMP) ## ruff, mypy, import contracts, hadolint, and the counts that may not grow
 	@$(BIN)/ruff check .
@@ -95,11 +109,12 @@ format: $(STAMP) ## Let ruff put the code into shape
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-generate: $(STAMP) ## Write the CRD, the chart's copy and docs/reference.md from the API types, the chart's README from its values
+generate: $(STAMP) ## Write the CRD, the chart's copy, docs/reference.md, docs/licences.md and the chart's README from what they follow
 	@$(BIN)/python -m rljob_worker.generate
 	@$(BIN)/python -m rljob_api.generate
 	@$(BIN)/python helm/chart_readme.py
 	@$(BIN)/python helm/dashboards.py
+	@$(BIN)/python images/sbom.py --licences > docs/licences.md
 
 lock: $(STAMP) ## Resolve the lock files anew
 	@$(BIN)/uv pip compile pyproject.toml --extra cpu --extra operator --extra dev --universal --python-version 3.11 \
@@ -111,6 +126,8 @@ lock: $(STAMP) ## Resolve the lock files anew
 		-o requirements/worker-cpu.txt
 	@$(BIN)/uv pip compile pyproject.toml --extra wandb --extra mlflow --extra clearml --extra swanlab --extra trackio \
 		--universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade --quiet -o requirements/trackers.txt
+	@printf 'hatchling\n' | $(BIN)/uv pip compile - --universal --python-version 3.11 --constraints $(LOCK) \
+		--generate-hashes --no-header --no-annotate --quiet -o requirements/build.txt
 	@$(call lock_over_base,ascend,worker)
 	@$(call lock_over_base,cuda,cuda)
 	@printf 'trl==1.16.0\ntorch==2.11.0\ntransformers==5.23.0\n' | $(BIN)/uv pip compile - --universal --python-version 3.11 \

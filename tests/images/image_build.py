@@ -88,7 +88,7 @@ class Build:
 
     def _shortened(self, source: Path) -> str:
         text = source.read_text(encoding="utf-8")
-        if source.parent.name != "requirements":
+        if source.parent.name != "requirements" or source.stem == "build":
             return text
         blocks = re.split(r"^(?=\S)", text, flags=re.MULTILINE)
         return "".join(block for block in blocks if block.split("==")[0] in self.requirements)

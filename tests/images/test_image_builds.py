@@ -32,6 +32,13 @@ def wheel(folder: Path, package: str, version: str, files: dict[str, str]) -> No
             archive.writestr(name, text)
 
 
+def sums(build: Build) -> None:
+    """As who builds the image writes them."""
+    made = sorted(f"wheels/{path.name}" for path in (build.build / "wheels").glob("*.whl"))
+    said = subprocess.check_output(["sha256sum", *made], text=True, cwd=build.build)
+    (build.build / "wheels" / "SHA256SUMS").write_text(said, encoding="utf-8")
+
+
 def fails_with(outcome: subprocess.CompletedProcess[str]) -> set[str]:
     assert outcome.returncode != 0
     return set(re.findall(r"^(\S+) must be the base image's own", outcome.stderr, re.MULTILINE))
@@ -62,6 +69,7 @@ def test_ascend_build_stage(tmp_path: Path) -> None:
         wheels, "torch_memory_saver", "0.0.8", {name: name for name in [*_LIBRARIES, "torch_memory_saver/__init__.py"]}
     )
     wheel(wheels, "mindspeed", "0.16.0", {"mindspeed/__init__.py": "here = True\n"})
+    sums(build)
     _, stage, final = stages("worker-ascend")
     outcome = carry_out(build, stage)
     assert fails_with(outcome) == {"torch-npu", "vllm", "vllm-ascend"}
@@ -93,6 +101,29 @@ def test_ascend_build_says_which_wheel_it_wants(tmp_path: Path, given: list[str]
     assert outcome is not None
     assert outcome.returncode == 1
     assert f"has {len(given)} wheels of torch_memory_saver, wanted: one" in outcome.stderr
+
+
+@pytest.mark.parametrize("wrong", ["no file", "no hash", "another hash"])
+def test_ascend_build_takes_no_wheel_without_its_hash(tmp_path: Path, wrong: str) -> None:
+    build = Build(tmp_path / "image", {}, ())
+    wheels = build.build / "wheels"
+    wheels.mkdir()
+    for package in ("torch_memory_saver", "mindspeed"):
+        wheel(wheels, package, "1.0", {})
+    sums(build)
+    text = (wheels / "SHA256SUMS").read_text(encoding="utf-8")
+    if wrong == "no file":
+        (wheels / "SHA256SUMS").unlink()
+    else:
+        other = text.splitlines(keepends=True)[0] if wrong == "no hash" else text.replace(text[:4], "0123", 1)
+        (wheels / "SHA256SUMS").write_text(other, encoding="utf-8")
+    (line,) = (line for line in stages("worker-ascend")[1] if line[0] == "RUN" and "wheels" in line[1])
+    outcome = build.carry_out(line)
+    assert outcome is not None
+    assert outcome.returncode == 1
+    said = "FAILED" if wrong == "another hash" else "SHA256SUMS has no hash of wheels/"
+    assert said in outcome.stdout + outcome.stderr
+    assert not (build.environment / "wheels.sha256").exists()
 
 
 def test_cuda_build_stage_takes_the_library_of_its_torch(tmp_path: Path) -> None:

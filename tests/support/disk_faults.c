@@ -82,7 +82,7 @@ static int below(const char *path) {
 }
 
 static int first_of_all(void) {
-    if (!fault.marker[0]) return 1;
+    if (!fault.marker[0] || fault.fired) return 1;
     int made = syscall(SYS_openat, AT_FDCWD, fault.marker, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (made >= 0) syscall(SYS_close, made);
     return made >= 0 || fault.forever;

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from jobs import lone_store
-from record_cases import MANIFEST, run_folder, write_run, write_samples
+from record_cases import MANIFEST, bare, run_folder, write_run, write_samples
 
 from rljob_api.wire.run_status import RunOutcome
 from rljob_api.wire.step_record import StepRecord
@@ -249,7 +249,12 @@ def test_a_report_that_cannot_be_drawn_changes_no_outcome(
     else:
         (folder / "steps.jsonl").unlink()
     ended = Outcome(code, RunOutcome.SUCCEEDED if code == 0 else RunOutcome.FAILED, "as it ended")
-    monkeypatch.setattr("rljob_worker.driver.run.run_job", lambda *_, **__: ended)
+
+    def run_job(*_: object, on_record: Callable[[StepRecord], None], **__: object) -> Outcome:
+        on_record(bare(2))
+        return ended
+
+    monkeypatch.setattr("rljob_worker.driver.run.run_job", run_job)
     assert main(["run", manifest, "--output", str(folder)]) == code
     said = capsys.readouterr().out
     assert f"{ended.outcome}: as it ended" in said

@@ -18,7 +18,7 @@ from support.disk_faults import Fault, library
 
 SEED = int(os.environ.get("RLJOB_SEED", "1"))
 ALL = os.environ.get("RLJOB_FAULTS") == "all"
-CASES = 0 if ALL else 120
+CASES = 0 if ALL else 80
 RUN = Path(__file__).with_name("disk_run.py")
 
 
@@ -98,6 +98,10 @@ def test_the_injector_fails_the_call_that_it_is_told_to(tmp_path: Path) -> None:
     once = _faulty(code, Fault(here, 7, errno.EIO, calls="write"), tmp_path, str(here))
     assert once.stdout.split() == ["1", f"{{{errno.EIO}}}", "798"], once.stderr
     assert (tmp_path / "marker").exists()
+    (tmp_path / "marker").unlink()
+    (here / "file").unlink()
+    torn = _faulty(code, Fault(here, 8, errno.EIO, calls="write", short=True), tmp_path, str(here))
+    assert torn.stdout.split() == ["1", f"{{{errno.EIO}}}", "797"], "half a write, and one that fails"
     (tmp_path / "marker").unlink()
     (here / "file").unlink()
     good = Fault(here, 8, errno.ENOSPC, calls="write", forever=True, short=True)
