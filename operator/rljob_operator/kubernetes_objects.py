@@ -59,6 +59,8 @@ class Condition(TypedDict, total=False):
 class RLJobObject(KubeObject, total=False):
     """An RLJob as it is stored; its spec need not be valid."""
 
+    specBytes: int
+    """Of a spec that was too large to be kept (not in what the API server sends)."""
     spec: dict[str, Json] | None
     status: dict[str, Json] | None
 

@@ -35,7 +35,7 @@ PARTS = tuple(_TITLES)
 def of_manifest(job: RLJob, namespace: str) -> JobView:
     """A job that is in no cluster; its UID is all zeros."""
     meta = job.metadata
-    return JobView(meta.namespace or namespace, meta.name, meta.uid or NO_UID, 1, 0.0, job.spec, labels=meta.labels)
+    return JobView(meta.namespace or namespace, meta.name, meta.uid or NO_UID, 1, 0.0, job.spec)
 
 
 def rendered(job: JobView, settings: RenderSettings, attempt: int) -> dict[str, Json]:

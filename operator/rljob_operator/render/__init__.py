@@ -14,11 +14,12 @@ from rljob_operator.render.errors import RenderError
 from rljob_operator.render.object_names import head_service_name, names_in_use, policy_name, secret_name
 from rljob_operator.render.ray_cluster import WORKER_GROUP, uses_token
 from rljob_operator.render.settings import RenderSettings
-from rljob_operator.render.submission import driver_manifest, run_folder, submission
+from rljob_operator.render.submission import MAX_MANIFEST_BYTES, driver_manifest, run_folder, submission
 from rljob_operator.render.variables import role_environment
 
 __all__ = [
     "DIGEST_ANNOTATION",
+    "MAX_MANIFEST_BYTES",
     "WORKER_GROUP",
     "RenderError",
     "RenderSettings",

@@ -23,6 +23,7 @@ from rljob_operator.render import policy_name
 from rljob_operator.shell.cache import Cache
 from rljob_operator.shell.client import ApiClient, ApiError
 from rljob_operator.shell.informer import Informer, WatchTimes
+from rljob_operator.shell.kept_job import job_text
 from rljob_operator.shell.metrics import OperatorMetrics
 from rljob_operator.shell.resources import (
     FIELD_MANAGER,
@@ -41,7 +42,6 @@ from rljob_operator.shell.views import (
     QueueState,
     cluster_state,
     explains_failure,
-    job_text,
     labelled_key,
     own_key,
     pod_group_state,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 from rljob_operator.kubernetes_objects import RLJobObject
 from rljob_operator.render import RenderSettings, head_service_name, names_in_use, secret_name, uses_token
 from rljob_operator.shell.cache import Cache
+from rljob_operator.shell.kept_job import kept_job
 from rljob_operator.shell.resources import JobKey
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.plan_builder import FINAL
@@ -33,7 +33,7 @@ def names_taken(
         if kept is None:
             continue
         try:
-            other = view_of(key, json.loads(kept))
+            other = view_of(key, kept_job(kept))
         except ValueError:
             continue  # This is told where that job is looked at.
         shared = sorted(mine & _names(other, settings))

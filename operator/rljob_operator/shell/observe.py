@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
@@ -34,17 +32,18 @@ from rljob_operator.render import (
 from rljob_operator.settings import Settings
 from rljob_operator.shell.client import ApiError
 from rljob_operator.shell.informers import Informers
+from rljob_operator.shell.kept_job import TooLarge, check_kept, kept_job
 from rljob_operator.shell.metrics import OperatorMetrics
 from rljob_operator.shell.names_taken import names_taken
 from rljob_operator.shell.resources import JobKey
+from rljob_operator.shell.spec_cache import SpecCache
 from rljob_operator.shell.tokens import Tokens
 from rljob_operator.shell.views import ClusterState, job_view
 from rljob_operator.state.observed import ClusterView, DriverView, GonePod, JobView, Observed, QueueView, SubmissionView
+from rljob_operator.state.status_text import clean
 
 logger = logging.getLogger(__name__)
 
-_KEPT_SPECS = 1500
-"""Eleven kB each; to validate one again takes a millisecond."""
 _REFUSED = (401, 403)
 _VOUCHED_SECONDS = 60.0
 _SMALL_PAGE_BYTES = 2**20
@@ -100,7 +99,7 @@ class Observer:
         self._session = session
         self._metrics = metrics
         self._settings = settings
-        self._specs: OrderedDict[tuple[str, int], RLJobSpec] = OrderedDict()
+        self._specs = SpecCache()
         self._checked: dict[JobKey, _Checked] = {}
         self._asked: dict[JobKey, tuple[str, float]] = {}
         self._unread: dict[JobKey, str] = {}
@@ -119,7 +118,7 @@ class Observer:
         version = self._informers.jobs.version(*key)
         if text is None or version is None:
             return None
-        job = self._job(key, json.loads(text))
+        job = self._job(key, kept_job(text))
         if any(pod.waiting_reason == "CreateContainerConfigError" for pod in self._informers.pods.of_job(key)):
             self._tokens.forget(key)
         submission, submission_error, driver, driver_error = await self._ask(
@@ -149,7 +148,7 @@ class Observer:
         """The job is gone."""
         checked = self._checked.pop(key, None)
         if checked is not None:
-            self._specs.pop((checked.uid, checked.generation), None)
+            self._specs.drop(checked.uid, checked.generation)
             self._store.forget((*key, checked.uid))
         self._asked.pop(key, None)
         self._unread.pop(key, None)
@@ -168,28 +167,28 @@ class Observer:
             return job_view(item, spec, checked.problem)
         job = self._check(item)
         if checked is not None:
-            self._specs.pop((uid, checked.generation), None)
+            self._specs.drop(uid, checked.generation)
         self._checked[key] = _Checked(uid, generation, job.spec is not None, job.problem)
         return job
 
     def _check(self, item: RLJobObject) -> JobView:
         try:
+            check_kept(item)
             spec = _valid_spec(item)
+        except TooLarge as error:
+            return job_view(item, None, str(error))
         except ManifestError as error:
-            return job_view(item, None, "; ".join(str(problem) for problem in error.problems))
+            return job_view(item, None, clean("; ".join(str(problem) for problem in error.problems)))
         job = job_view(item, spec, "")
-        self._keep((job.uid, job.generation), spec)
+        self._specs.keep(job.uid, job.generation, spec, item.get("spec"))
         return replace(job, problem=check_renderable(job, self._settings.render))
 
     def _spec(self, item: RLJobObject, uid: str, generation: int) -> RLJobSpec:
-        spec = self._specs.pop((uid, generation), None) or _valid_spec(item)
-        self._keep((uid, generation), spec)
+        spec = self._specs.get(uid, generation)
+        if spec is None:
+            spec = _valid_spec(item)
+            self._specs.keep(uid, generation, spec, item.get("spec"))
         return spec
-
-    def _keep(self, name: tuple[str, int], spec: RLJobSpec) -> None:
-        self._specs[name] = spec
-        while len(self._specs) > _KEPT_SPECS:
-            self._specs.popitem(last=False)
 
     def _names_taken(self, job: JobView) -> str:
         if job.spec is None or is_idle(job):
@@ -290,7 +289,7 @@ class Observer:
         if text is None or state is None:
             return ""
         try:
-            job = self._job(key, json.loads(text))
+            job = self._job(key, kept_job(text))
             self._store.observe_status(job)
             if running_attempt(job.status) is None or state.owner_uid != job.uid:
                 return ""

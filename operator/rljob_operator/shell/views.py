@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -100,23 +99,6 @@ def queue_key(item: KubeObject) -> JobKey | None:
 # --- RLJob -------------------------------------------------------------------------------------
 
 
-def job_text(item: RLJobObject) -> bytes:
-    """What is kept of an RLJob: JSON text, a tenth of the memory of the parsed object."""
-    meta = item["metadata"]
-    kept = {
-        name: value
-        for name, value in meta.items()
-        if name in ("namespace", "name", "uid", "generation", "creationTimestamp", "deletionTimestamp", "labels")
-    }
-    annotations = {
-        name: value
-        for name, value in (meta.get("annotations") or {}).items()
-        if name != "kubectl.kubernetes.io/last-applied-configuration"
-    }
-    parts = {"metadata": {**kept, "annotations": annotations}, "spec": item.get("spec"), "status": item.get("status")}
-    return json.dumps(parts, separators=(",", ":")).encode()
-
-
 def job_view(item: RLJobObject, spec: RLJobSpec | None, problem: str) -> JobView:
     """View of an RLJob whose spec was checked already.
 
@@ -134,7 +116,6 @@ def job_view(item: RLJobObject, spec: RLJobSpec | None, problem: str) -> JobView
         problem=problem,
         status=RLJobStatus.model_validate(item.get("status") or {}),
         deleting="deletionTimestamp" in meta,
-        labels=_labels(item),
         annotations=meta.get("annotations") or {},
     )
 

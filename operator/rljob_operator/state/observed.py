@@ -26,7 +26,6 @@ class JobView:
     """What is wrong with the spec; names the field. A valid spec has one where it cannot be rendered (any more)."""
     status: RLJobStatus = field(default_factory=RLJobStatus)
     deleting: bool = False
-    labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -11,9 +11,10 @@ from rljob_api.validation import load_manifest
 from rljob_operator.kubernetes_objects import RLJobObject
 from rljob_operator.render import head_service_name
 from rljob_operator.shell.cache import Cache
+from rljob_operator.shell.kept_job import job_text
 from rljob_operator.shell.names_taken import names_taken
 from rljob_operator.shell.resources import JobKey
-from rljob_operator.shell.views import job_text, job_view, own_key
+from rljob_operator.shell.views import job_view, own_key
 from rljob_operator.state.observed import JobView
 
 LONG = "x" * 40

@@ -9,7 +9,6 @@ import pytest
 from rljob_operator.shell.views import (
     cluster_state,
     explains_failure,
-    job_text,
     pod_group_state,
     pod_view,
     queue_key,
@@ -193,10 +192,3 @@ def test_volcanos_pod_group(phase: str, blocked: bool, admitted: bool, reason: s
     unschedulable = [condition("Unschedulable", reason="NotEnoughResources")] if blocked else []
     view = pod_group_state({"metadata": meta("g", **OWNED), "status": {"phase": phase, "conditions": unschedulable}})
     assert (view.view.admitted, view.view.reason) == (admitted, reason)
-
-
-def test_what_is_kept_of_a_job_has_no_ballast() -> None:
-    annotations = {"kubectl.kubernetes.io/last-applied-configuration": "y" * 1000, "keep": "me"}
-    text = job_text({"metadata": meta(annotations=annotations, managedFields=["y" * 1000]), "spec": {"steps": 1}})
-    assert b"yyy" not in text
-    assert b'"keep":"me"' in text

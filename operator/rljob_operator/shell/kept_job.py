@@ -1,0 +1,62 @@
+"""What is kept of an RLJob: of any that a user can make only so much that thousands fit into the operator's memory."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import cast
+
+from rljob_api.json_types import Json
+from rljob_operator.kubernetes_objects import RLJobObject
+from rljob_operator.render import MAX_MANIFEST_BYTES
+from rljob_operator.state.checkpoints import ANNOTATION
+from rljob_operator.state.status_text import short_value
+
+_PACKED_FROM = 4096
+"""Smaller texts are as quick to read as they are small."""
+_MOST_SPEC_BYTES = MAX_MANIFEST_BYTES
+"""Of a spec when packed. A driver's manifest holds it, and in base64; one that is larger cannot be rendered."""
+_META = ("namespace", "name", "uid", "generation", "creationTimestamp", "deletionTimestamp")
+
+
+class TooLarge(ValueError):
+    """The spec was not kept; the message says why, and what would help."""
+
+
+def job_text(item: RLJobObject) -> bytes:
+    """JSON text of what is read of an RLJob, packed where it is long: a tenth of the memory of the parsed object."""
+    meta = {name: value for name, value in item["metadata"].items() if name in _META}
+    wish = (item["metadata"].get("annotations") or {}).get(ANNOTATION)
+    annotations = {} if wish is None else {ANNOTATION: short_value(wish)}
+    spec, size = _spec_that_fits(item)
+    parts = {"metadata": {**meta, "annotations": annotations}, "spec": spec, "status": item.get("status")}
+    text = json.dumps({**parts, "specBytes": size} if size else parts, separators=(",", ":")).encode()
+    return zlib.compress(text) if len(text) >= _PACKED_FROM else text
+
+
+def kept_job(kept: bytes) -> RLJobObject:
+    """The reverse of `job_text`."""
+    # JSON text of an object begins with a brace, what zlib packs never does.
+    return cast("RLJobObject", json.loads(kept if kept.startswith(b"{") else zlib.decompress(kept)))
+
+
+def check_kept(item: RLJobObject) -> None:
+    """Refuse a job whose spec was too large to be kept.
+
+    Raises:
+        TooLarge: it was.
+    """
+    size = item.get("specBytes")
+    if size:
+        raise TooLarge(
+            f"spec: has {size} bytes when packed, and {MAX_MANIFEST_BYTES} of the manifest fit into a driver's "
+            "environment; put long texts into files of a volume"
+        )
+
+
+def _spec_that_fits(item: RLJobObject) -> tuple[dict[str, Json] | None, int]:
+    """The spec; or None and its size."""
+    spec = item.get("spec")
+    text = json.dumps(spec, separators=(",", ":")).encode()
+    packed = len(zlib.compress(text)) if len(text) > _MOST_SPEC_BYTES else 0
+    return (None, packed) if packed > _MOST_SPEC_BYTES else (spec, 0)
