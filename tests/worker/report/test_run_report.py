@@ -233,6 +233,17 @@ def test_parts_of_a_reward_share_panels_of_as_many_as_there_are_colours(tmp_path
     assert list(second.lines[1].get_ydata()) == [0.7] * 3
 
 
+def test_names_that_a_user_gave_are_drawn_whatever_the_font_has(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    given = {"eval/正确 $x$ $": 0.5, f"{PREFIX}长度 é": 1.0}
+    records = [replace(record, metrics={**record.metrics, **given}) for record in write_run(tmp_path, 2)]
+    plot_run(records, "title", tmp_path / "x.png")
+    assert [str(warning.message) for warning in recwarn] == []
+    labels = [label for panel in panels_of(records) for label in panel.curves.values()]
+    assert {r"\u6b63\u786e \$x\$ \$", r"\u957f\u5ea6 é"} <= set(labels)
+
+
 def test_a_bar_that_is_cut_off_is_named(tmp_path: Path, drawn: list[Figure]) -> None:
     plot_run(write_run(tmp_path, 150), "title", tmp_path / "x.png")
     assert [text.get_text() for text in drawn[0].axes[1].texts] == ["▲ 1.14 s"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.font_manager import FontProperties, findfont, get_font
 
 from rljob_api.wire.step_record import StepRecord
 
@@ -14,6 +16,17 @@ Array = npt.NDArray[np.float64]
 
 _MARKED_STEPS = 40
 _SMOOTHED_STEPS = 200
+
+
+@functools.cache
+def _characters() -> frozenset[int]:
+    return frozenset(get_font(findfont(FontProperties())).get_charmap())
+
+
+def label_of(text: str) -> str:
+    """A text that a user gave, for matplotlib: what its font lacks is escaped, and no dollar sign begins a formula."""
+    known = (c if ord(c) in _characters() else c.encode("ascii", "backslashreplace").decode() for c in text)
+    return "".join(known).replace("$", r"\$")
 
 
 def metric_of(records: Sequence[StepRecord], name: str) -> Array:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from rljob_api.reward_parts import PREFIX, PartNames
 from rljob_api.wire.step_record import StepRecord
-from rljob_worker.report.curves import Array, draw_line, metric_of
+from rljob_worker.report.curves import Array, draw_line, label_of, metric_of
 
 COLUMNS = 2
 _COLORS = ("#1f77b4", "#d62728", "#238b45", "#9467bd", "#fd8d3c", "#525252")
@@ -52,7 +52,7 @@ _PANELS = (
 def panels_of(records: Sequence[StepRecord]) -> list[Panel]:
     """The panels that these records have something for, with the curves that were measured at all."""
     measured = {name for record in records for name, value in record.metrics.items() if value is not None}
-    evaluated = {name: name.removeprefix(_EVALUATION) for name in measured if name.startswith(_EVALUATION)}
+    evaluated = {name: label_of(name.removeprefix(_EVALUATION)) for name in measured if name.startswith(_EVALUATION)}
     rewards = {name: label for name, label in evaluated.items() if is_mean_reward(name)}
     shares = {name: label for name, label in evaluated.items() if name not in rewards}
     parts = PartNames()
@@ -60,7 +60,9 @@ def panels_of(records: Sequence[StepRecord]) -> list[Panel]:
         parts.admit(record.reward_parts())
     found = [
         *_PANELS,
-        *_divided(Panel("Parts of the reward", "mean over samples", {f"{PREFIX}{name}": name for name in parts})),
+        *_divided(
+            Panel("Parts of the reward", "mean over samples", {f"{PREFIX}{name}": label_of(name) for name in parts})
+        ),
         *_divided(Panel("Evaluation: mean reward", "reward", rewards, sparse=True)),
         *_divided(Panel("Evaluation: passed and truncated", _SHARE, shares, sparse=True)),
     ]

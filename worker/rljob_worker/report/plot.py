@@ -16,7 +16,7 @@ from rljob_api import metrics as m
 from rljob_api.phases import PHASES
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.host.files import replacing
-from rljob_worker.report.curves import Array, draw_line, metric_of
+from rljob_worker.report.curves import Array, draw_line, label_of, metric_of
 from rljob_worker.report.panels import COLUMNS, Panel, draw_panel, is_mean_reward, panels_of
 
 _COLORS = {
@@ -108,7 +108,7 @@ def _reward(axes: Axes, steps: Array, records: Sequence[StepRecord]) -> None:
         values = metric_of(records, name)
         given = np.isfinite(values)
         color, marker = f"C{1 + number % 9}", _MARKERS[number % len(_MARKERS)]
-        axes.plot(steps[given], values[given], color=color, marker=marker, ms=5, lw=1, ls="--", label=name)
+        axes.plot(steps[given], values[given], color=color, marker=marker, ms=5, lw=1, ls="--", label=label_of(name))
     axes.set(ylabel="reward", title="Reward of training samples" + (" and of evaluations" if names else ""))
 
 
