@@ -87,13 +87,21 @@ def _reason_to_stop(plan: PlanBuilder, attempt: AttemptStatus) -> FailureCause |
 
 
 def _late_start(plan: PlanBuilder, attempt: AttemptStatus) -> FailureCause | None:
-    """The time begins when Ray has the driver: the queue, the images and a head that answers late come before."""
+    """The time begins when Ray has the driver: the queue, the images and a head that answers late come before.
+
+    A head that never has it is given the same time.
+    """
     limit = plan.spec.timeouts.start_seconds
     began = attempt.accept_time or attempt.start_time
     late = seconds_since(began, plan.now) >= limit + DEADLINE_MARGIN_SECONDS
     if attempt.start_step is not None or not late:
         return None
-    text = f"The driver was not ready within {limit:g} s of the cluster (spec.timeouts.startSeconds)"
+    what = (
+        "The driver was not ready within {} s of its start"
+        if attempt.accept_time
+        else ("Ray did not take the driver within {} s of its submission")
+    )
+    text = f"{what.format(f'{limit:g}')} (spec.timeouts.startSeconds)"
     silent = plan.observed.submission_error or plan.observed.driver_error
     return FailureCause(FailureReason.START_TIMEOUT, f"{text}; {silent}" if silent else f"{text}.")
 
