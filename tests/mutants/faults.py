@@ -164,9 +164,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "the checksums of trainer and engine not compared",
-        "worker/rljob_worker/weightsync/protocol.py",
-        "        if ours is not None and theirs != ours:",
-        "        if False:",
+        "worker/rljob_worker/weightsync/plan.py",
+        "            if ours is not None and theirs != ours:",
+        "            if False:",
         "tests/worker/weightsync/test_sync.py tests/worker/weightsync/test_protocol.py",
     ),
     Fault(

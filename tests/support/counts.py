@@ -211,7 +211,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "names": (0, 0),
     "fields": (0, 0),
     "patches": (0, 0),
-    "path": (10, 8),
+    "path": (8, 8),
     "worker": (7, 8),
     "operator": (8, 8),
 }

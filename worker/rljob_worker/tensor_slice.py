@@ -1,13 +1,46 @@
-"""A part of a tensor of a Hugging Face checkpoint."""
+"""A part of a tensor, and of which one of a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`tensor.narrow(dim, start, length)`, or all of a tensor where dim is None."""
+
+    dim: int | None = None
+    start: int = 0
+    length: int = 0
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The view of the whole tensor that this part covers."""
+        return tensor if self.dim is None else tensor.narrow(self.dim, self.start, self.length)
+
+    def misses(self, other: Part) -> bool:
+        """Whether the two, cut along the same dimension, have no element in common."""
+        if self.dim is None or other.dim != self.dim:
+            return False
+        return other.start + other.length <= self.start or other.start >= self.start + self.length
+
+    def place_of(self, other: Part, target: torch.Tensor) -> torch.Tensor | None:
+        """Where in `target`, which has this part alone, another part is; None where only some of that is in it."""
+        if self.dim is None:
+            return other.of(target)
+        if other.dim != self.dim or other.start < self.start:
+            return None
+        if other.start + other.length > self.start + self.length:
+            return None
+        return target.narrow(self.dim, other.start - self.start, other.length)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
-    """`tensor.narrow(dim, start, length)`, or all of the tensor where dim is None; small, for ranks to exchange."""
+    """The part of a checkpoint's tensor that a process has; small, for ranks to exchange."""
 
     hf_name: str
     """Name of the tensor."""
@@ -25,8 +58,12 @@ class TensorSlice:
         return (*self.hf_shape[: self.dim], self.length, *self.hf_shape[self.dim + 1 :])
 
     @property
+    def part(self) -> Part:
+        """Which part; equal for equal parts of a tensor."""
+        return Part() if self.dim is None else Part(self.dim, self.start, self.length)
+
+    @property
     def place(self) -> TensorSlice:
         """The slice without what a subclass adds; equal for equal parts of a tensor."""
-        if self.dim is None:
-            return TensorSlice(self.hf_name, tuple(self.hf_shape), None, 0, 0)
-        return TensorSlice(self.hf_name, tuple(self.hf_shape), self.dim, self.start, self.length)
+        part = self.part
+        return TensorSlice(self.hf_name, tuple(self.hf_shape), part.dim, part.start, part.length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -91,3 +92,44 @@ class StepMetrics:
     applied: bool = True
     """False when a non-finite loss or gradient stopped the update."""
     detail: Mapping[str, Json] = field(default_factory=dict)
+
+
+class EngineReport(TypedDict):
+    """What an engine did in a weight sync; `seconds` in all, and of those its parts."""
+
+    version: int
+    bytes: int
+    tensors: int
+    buckets: int
+    verified: bool
+    mode: str
+    seconds: float
+    begin_seconds: float
+    wait_seconds: float
+    """For trainers."""
+    land_seconds: float
+    """Copies with their checksums."""
+    repack_seconds: float
+    """What vLLM packs."""
+    finish_seconds: float
+    rpc_seconds: float
+    """The way to the workers."""
+
+
+class TrainerReport(TypedDict):
+    """What a trainer did in a weight sync; `seconds` in all, and of those its parts where it sends something."""
+
+    version: int
+    bytes: int
+    tensors: int
+    pieces: int
+    staging_bytes: int
+    """Of the slots that it owns."""
+    seconds: float
+    read_seconds: NotRequired[float]
+    fill_seconds: NotRequired[float]
+    """Copying and checksums."""
+    spread_seconds: NotRequired[float]
+    """Exchange with the host's other trainers."""
+    wait_seconds: NotRequired[float]
+    """For engines and other trainers."""

@@ -100,7 +100,7 @@ class KeepingEngine:
         sums = []
         for tensor in bucket.tensors:
             weight = self._slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
-            sums.append([self._slots.checksum(piece.part_of(weight)) for piece in tensor.pieces])
+            sums.append([self._slots.checksum(piece.part.of(weight)) for piece in tensor.pieces])
             self._landing[tensor.name] = weight.clone()
         names = [tensor.name for tensor in bucket.tensors]
         return {"names": names, "checksums": sums, "seconds": {"land": 0.0, "repack": 0.0}}

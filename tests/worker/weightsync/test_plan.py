@@ -70,7 +70,7 @@ def test_pieces_put_together_are_the_tensors(trainers: int, bucket_bytes: int, s
         for tensor in bucket.tensors:
             target = torch.full(tensor.shape, math.nan, dtype=torch.bfloat16)
             for piece in tensor.pieces:
-                piece.part_of(target).copy_(held[piece.trainer, tensor.name, piece.start].read())
+                piece.part.of(target).copy_(held[piece.trainer, tensor.name, piece.part.start].read())
             assert torch.equal(target, weights[tensor.name])
 
 

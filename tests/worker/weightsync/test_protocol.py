@@ -22,7 +22,6 @@ from rljob_worker.weightsync.protocol import (
     READY,
     EngineState,
     TrainerState,
-    describe_piece,
 )
 from rljob_worker.weightsync.transport import SLOT_COUNT
 
@@ -32,7 +31,7 @@ WEIGHTS = model_weights(0)
 
 def filled(plan: SyncPlan, trainer: int, bucket: int, change: dict[str, Any] | None = None) -> Message:
     pieces = [
-        describe_piece(tensor, piece, plan.dtype, 1000 * bucket + position)
+        tensor.report(piece, plan.dtype, 1000 * bucket + position)
         for position, (tensor, piece) in enumerate(plan.buckets[bucket].pieces_of(trainer))
     ]
     body = {"version": VERSION, "plan": plan.fingerprint, "bucket": bucket, "pieces": pieces}

@@ -111,7 +111,7 @@ class Sync:
             for tensor in bucket.tensors:
                 whole = self.slots.tensor(bucket.index % 2, tensor.offset, torch.float32, tensor.shape)
                 sums.append(
-                    [self.slots.fill(pieces[tensor.name, p.start].read(), p.part_of(whole)) for p in tensor.pieces]
+                    [self.slots.fill(pieces[tensor.name, p.part.start].read(), p.part.of(whole)) for p in tensor.pieces]
                 )
                 if tensor.name == damage:
                     whole[-1, -1] += 1

@@ -20,6 +20,7 @@ from rljob_worker.rollout.reports import EngineSlept, EngineStarted, EngineWoke
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
 from rljob_worker.types import (
+    EngineReport,
     FloatArray,
     Generation,
     GenerationRequest,
@@ -27,8 +28,8 @@ from rljob_worker.types import (
     SamplingParams,
     StepMetrics,
     TrainBatch,
+    TrainerReport,
 )
-from rljob_worker.weightsync.messages import EngineReport, TrainerReport
 
 T = TypeVar("T")
 Chunk = list[tuple[int, Generation]]

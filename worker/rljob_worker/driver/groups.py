@@ -16,8 +16,16 @@ from rljob_worker.driver.calls import Call
 from rljob_worker.rollout.reports import EngineSlept, EngineStarted, EngineWoke
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
-from rljob_worker.types import FloatArray, GenerationRequest, IntArray, SamplingParams, StepMetrics, TrainBatch
-from rljob_worker.weightsync.messages import EngineReport, TrainerReport
+from rljob_worker.types import (
+    EngineReport,
+    FloatArray,
+    GenerationRequest,
+    IntArray,
+    SamplingParams,
+    StepMetrics,
+    TrainBatch,
+    TrainerReport,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")

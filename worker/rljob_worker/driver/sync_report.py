@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rljob_api.wire.step_record import WeightSync
 from rljob_worker.errors import WeightSyncError
-from rljob_worker.weightsync.messages import EngineReport, TrainerReport
+from rljob_worker.types import EngineReport, TrainerReport
 
 
 def sync_report(

@@ -14,7 +14,7 @@ import torch
 
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.parallel_layout import ParallelLayout
-from rljob_worker.tensor_slice import TensorSlice
+from rljob_worker.tensor_slice import Part, TensorSlice
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -53,9 +53,8 @@ class _Shard:
     """How one HF tensor lies inside one Megatron parameter."""
 
     hf_name: str
-    dim: int | None
-    start: int
-    length: int
+    part: Part
+    """As the parameter has it: cut also where it is all of the tensor."""
     select: Callable[[torch.Tensor], torch.Tensor]
     """Parameter -> view; reshaped to the shard's shape it is in HF layout."""
     primary: bool
@@ -140,19 +139,22 @@ def local_pieces(
             raise ValueError(f"parameter {full_name} has no counterpart in a {cfg.model_type} checkpoint")
         if tuple(tensor.shape) != layout.shape:
             raise ValueError(f"parameter {full_name} has shape {tuple(tensor.shape)}, expected {layout.shape}")
-        pieces += [_piece(full_name, tensor, shard, manifest[shard.hf_name]) for shard in layout.shards if shard.length]
+        pieces += [
+            _piece(full_name, tensor, shard, manifest[shard.hf_name]) for shard in layout.shards if shard.part.length
+        ]
     order = {name: position for position, name in enumerate(manifest)}
     return sorted(pieces, key=lambda piece: order[piece.hf_name])
 
 
 def _piece(name: str, tensor: torch.Tensor, shard: _Shard, hf_shape: tuple[int, ...]) -> Piece:
-    dim = None if shard.dim is None or shard.length == hf_shape[shard.dim] else shard.dim
+    part = shard.part
+    dim = None if part.dim is None or part.length == hf_shape[part.dim] else part.dim
     shape = list(hf_shape)
     if dim is not None:
-        shape[dim] = shard.length
+        shape[dim] = part.length
     access = _Access(name, tensor, shard.select(tensor.detach()), tuple(shape))
-    length = hf_shape[0] if dim is None else shard.length
-    start = 0 if dim is None else shard.start
+    length = hf_shape[0] if dim is None else part.length
+    start = 0 if dim is None else part.start
     return Piece(shard.hf_name, hf_shape, dim, start, length, access.read, access.write, shard.primary)
 
 
@@ -234,28 +236,28 @@ def _expert(prefix: str, rest: str, cfg: ModelConfig, parallel: ParallelLayout) 
 
 
 def _replicated(hf_name: str, shape: tuple[int, ...], primary: bool) -> _Layout:
-    return _Layout(shape, (_Shard(hf_name, None, 0, shape[0], lambda parameter: parameter, primary),))
+    return _Layout(shape, (_Shard(hf_name, Part(None, 0, shape[0]), lambda parameter: parameter, primary),))
 
 
 def _vocabulary(hf_name: str, cfg: ModelConfig, parallel: ParallelLayout, primary: bool) -> _Layout:
     rows = cfg.padded_vocab_size(parallel.tp) // parallel.tp
     start = rows * parallel.tp_rank
     length = max(0, min(rows, cfg.vocab_size - start))
-    shard = _Shard(hf_name, 0, start, length, lambda parameter: parameter[:length], primary)
+    shard = _Shard(hf_name, Part(0, start, length), lambda parameter: parameter[:length], primary)
     return _Layout((rows, cfg.hidden_size), (shard,))
 
 
 def _row_parallel(hf_name: str, rows: int, width: int, parallel: ParallelLayout, primary: bool) -> _Layout:
     columns = width // parallel.tp
-    shard = _Shard(hf_name, 1, columns * parallel.tp_rank, columns, lambda parameter: parameter, primary)
+    shard = _Shard(hf_name, Part(1, columns * parallel.tp_rank, columns), lambda parameter: parameter, primary)
     return _Layout((rows, columns), (shard,))
 
 
 def _fused_gate_up(prefix: str, hidden: int, width: int, parallel: ParallelLayout, primary: bool) -> _Layout:
     rows = width // parallel.tp
-    start = rows * parallel.tp_rank
-    gate = _Shard(prefix + "gate_proj.weight", 0, start, rows, lambda parameter: parameter[:rows], primary)
-    up = _Shard(prefix + "up_proj.weight", 0, start, rows, lambda parameter: parameter[rows:], primary)
+    part = Part(0, rows * parallel.tp_rank, rows)
+    gate = _Shard(prefix + "gate_proj.weight", part, lambda parameter: parameter[:rows], primary)
+    up = _Shard(prefix + "up_proj.weight", part, lambda parameter: parameter[rows:], primary)
     return _Layout((2 * rows, hidden), (gate, up))
 
 
@@ -271,7 +273,8 @@ def _fused_qkv(prefix: str, kind: str, cfg: ModelConfig, parallel: ParallelLayou
             return parameter.view(groups, group_rows, *trailing).narrow(1, offset, rows)
 
         length = groups * rows
-        return _Shard(f"{prefix}self_attn.{which}_proj.{kind}", 0, length * parallel.tp_rank, length, select, primary)
+        part = Part(0, length * parallel.tp_rank, length)
+        return _Shard(f"{prefix}self_attn.{which}_proj.{kind}", part, select, primary)
 
     shards = tuple(shard(which, offset, rows) for which, (offset, rows) in offsets.items())
     return _Layout((groups * group_rows, *trailing), shards)

@@ -24,12 +24,11 @@ from rljob_worker.rollout.platforms import engine_platform
 from rljob_worker.rollout.reports import EngineSlept, EngineStarted, EngineWoke, MemoryReading
 from rljob_worker.rollout.sampling import check_requests, scoring_params, vllm_sampling
 from rljob_worker.rollout.states import EngineState, next_state
-from rljob_worker.types import FloatArray, Generation, GenerationRequest, IntArray, SamplingParams
+from rljob_worker.types import EngineReport, FloatArray, Generation, GenerationRequest, IntArray, SamplingParams
 from rljob_worker.upstream.install import check, install
 from rljob_worker.upstream.patch import Process
 from rljob_worker.upstream.vllm_meeting import meet_in
 from rljob_worker.weightsync.engine import WeightSyncEngine
-from rljob_worker.weightsync.messages import EngineReport
 from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
 
 if TYPE_CHECKING:

@@ -14,12 +14,45 @@ from rljob_worker.devices import Device
 from rljob_worker.models.convert import hf_manifest
 from rljob_worker.tensor_slice import TensorSlice
 from rljob_worker.trainer.backend import TrainerBackend
+from rljob_worker.types import TrainerReport
 from rljob_worker.weightsync.device_ipc import Exchange
 from rljob_worker.weightsync.plan import build_plan
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
 
-def build_weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, folder: str) -> WeightSyncTrainer:
+class HandOver:
+    """This rank's end of the weight sync, made when the first weights go: all ranks are awake then.
+
+    Args:
+        backend: has the weights.
+        spec: the job.
+        device: this rank's.
+        folder: of the sync's sockets and slots; None where no engine takes weights.
+    """
+
+    def __init__(self, backend: TrainerBackend, spec: RLJobSpec, device: Device, folder: str | None) -> None:
+        self._backend, self._spec, self._device, self._folder = backend, spec, device, folder
+        self._sync: WeightSyncTrainer | None = None
+
+    def send(self, version: int, seconds: float) -> TrainerReport:
+        """Hand the weights to the engines of this host under a version, within so many seconds; collective.
+
+        Raises:
+            WeightSyncError: it failed on some side; names who, the version and the bucket.
+        """
+        if self._sync is None:
+            if self._folder is None:
+                raise RuntimeError("send_weights: this trainer was made without a sync folder")
+            self._sync = _weight_sync(self._backend, self._spec, self._device, self._folder)
+        return self._sync.update_weights(version, seconds)
+
+    def close(self) -> None:
+        """Drop the slots; idempotent."""
+        if self._sync is not None:
+            self._sync.close()
+
+
+def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, folder: str) -> WeightSyncTrainer:
     """Agree with the ranks of this node who sends what to its engines, and make this rank's side of the sync.
 
     Collective over all ranks, awake. Ranks are numbered node by node, and each node holds whole copies of the model.

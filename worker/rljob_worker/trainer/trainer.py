@@ -23,16 +23,14 @@ from rljob_worker.memory.ledger import LedgerEntry, MemoryLedger
 from rljob_worker.trainer.backend import TrainerBackend, UpdateResult, build_backend
 from rljob_worker.trainer.batches import PackedBatch, Update, group_by_tokens, plan_step, split_evenly
 from rljob_worker.trainer.checked_file import CheckedFile, damage
-from rljob_worker.trainer.hand_over import build_weight_sync
+from rljob_worker.trainer.hand_over import HandOver
 from rljob_worker.trainer.learning_rate import learning_rate
 from rljob_worker.trainer.objective import LogProbs, PolicyLoss, mean_over_updates
 from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
 from rljob_worker.trainer.sleeping import MemoryMove
 from rljob_worker.trainer.snapshots import Reference, Snapshot
-from rljob_worker.types import FloatArray, IntArray, SamplingParams, StepMetrics, TrainBatch
-from rljob_worker.weightsync.messages import TrainerReport
-from rljob_worker.weightsync.trainer import WeightSyncTrainer
+from rljob_worker.types import FloatArray, IntArray, SamplingParams, StepMetrics, TrainBatch, TrainerReport
 
 
 class Trainer:
@@ -82,7 +80,6 @@ class Trainer:
         self._old: list[list[Tensor]] | None = None
         self._reference_log_probs: list[list[Tensor]] | None = None
         self._snapshot: Snapshot | None = None
-        self._weight_sync: WeightSyncTrainer | None = None
 
     # --- life -------------------------------------------------------------------------------
 
@@ -102,6 +99,7 @@ class Trainer:
             notices=self._notices,
         )
         self._backend: TrainerBackend = backend
+        self._hand_over = HandOver(backend, self.spec, self._device, self._sync_folder)
         needs_reference = self._algorithm.needs_reference(self.spec.algorithm)
         self._reference = Reference(backend.parameters) if needs_reference else None
         self._ledger = MemoryLedger(backend.layout.rank, self._device, backend.memory)
@@ -143,8 +141,7 @@ class Trainer:
 
     def close(self) -> None:
         """Drop the slots and leave the process group."""
-        if self._weight_sync is not None:
-            self._weight_sync.close()
+        self._hand_over.close()
         self._backend.close()
 
     # --- a step -----------------------------------------------------------------------------
@@ -238,11 +235,7 @@ class Trainer:
             WeightSyncError: it failed on some side; names who, the version and the bucket.
         """
         with self._computing("send_weights"):
-            if self._weight_sync is None:
-                if self._sync_folder is None:
-                    raise RuntimeError("send_weights: this trainer was made without a sync folder")
-                self._weight_sync = build_weight_sync(self._backend, self.spec, self._device, self._sync_folder)
-            return self._weight_sync.update_weights(version, seconds)
+            return self._hand_over.send(version, seconds)
 
     # --- state ------------------------------------------------------------------------------
 

@@ -134,7 +134,7 @@ class Exchange:
         for tensor in bucket.tensors:
             whole = slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, dtype, tensor.shape)
             for piece in tensor.pieces:
-                part = piece.part_of(whole)
+                part = piece.part.of(whole)
                 sent = part.contiguous()
                 dist.broadcast(sent, src=piece.trainer, group=self._group)
                 if sent.data_ptr() != part.data_ptr():

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from rljob_worker.errors import WeightSyncError
+from rljob_worker.types import EngineReport
 from rljob_worker.weightsync import mailbox
 from rljob_worker.weightsync.mailbox import Mailbox, PeerAborted, engine_name, trainer_name
 from rljob_worker.weightsync.messages import (
     BeginSync,
-    EngineReport,
     Failure,
     FinishSync,
     LandBucket,

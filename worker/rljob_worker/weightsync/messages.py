@@ -1,9 +1,9 @@
-"""What the sides of a weight sync tell the workers of an engine and their callers: plain values by name."""
+"""What an engine's side of the weight sync and its workers tell one another: plain values by name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 Checksums = list[list[int]]
 """[tensor of the bucket][piece of the tensor]."""
@@ -67,44 +67,3 @@ class Failure:
     """A worker's answer where it failed."""
 
     reason: str
-
-
-class EngineReport(TypedDict):
-    """What an engine did in a sync; `seconds` in all, and of those its parts."""
-
-    version: int
-    bytes: int
-    tensors: int
-    buckets: int
-    verified: bool
-    mode: str
-    seconds: float
-    begin_seconds: float
-    wait_seconds: float
-    """For trainers."""
-    land_seconds: float
-    """Copies with their checksums."""
-    repack_seconds: float
-    """What vLLM packs."""
-    finish_seconds: float
-    rpc_seconds: float
-    """The way to the workers."""
-
-
-class TrainerReport(TypedDict):
-    """What a trainer did in a sync; `seconds` in all, and of those its parts, which one that sends nothing has not."""
-
-    version: int
-    bytes: int
-    tensors: int
-    pieces: int
-    staging_bytes: int
-    """Of the slots that it owns."""
-    seconds: float
-    read_seconds: NotRequired[float]
-    fill_seconds: NotRequired[float]
-    """Copying and checksums."""
-    spread_seconds: NotRequired[float]
-    """Exchange with the host's other trainers."""
-    wait_seconds: NotRequired[float]
-    """For engines and other trainers."""

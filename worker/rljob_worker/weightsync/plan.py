@@ -13,7 +13,8 @@ from functools import cached_property
 import torch
 from pydantic import TypeAdapter
 
-from rljob_worker.tensor_slice import TensorSlice
+from rljob_worker.errors import WeightSyncError
+from rljob_worker.tensor_slice import Part, TensorSlice
 
 DEFAULT_BUCKET_BYTES = 256 * 2**20
 _ALIGNMENT = 64
@@ -28,16 +29,10 @@ _EXPERT = re.compile(r"(.*\.experts)\.\d+\..*")
 
 @dataclass(frozen=True, slots=True)
 class PlacedPiece:
-    """The part of a tensor that one trainer writes: `tensor.narrow(dim, start, length)`, or all where dim is None."""
+    """The part of a tensor that one trainer writes."""
 
     trainer: int
-    dim: int | None
-    start: int
-    length: int
-
-    def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The view of the whole tensor that this piece covers."""
-        return tensor if self.dim is None else tensor.narrow(self.dim, self.start, self.length)
+    part: Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +45,20 @@ class PlacedTensor:
     """Bytes from the start of the slot."""
     nbytes: int
     pieces: tuple[PlacedPiece, ...]
+
+    def report(self, piece: PlacedPiece, dtype: str, checksum: int) -> dict[str, object]:
+        """How a trainer reports a piece of it that it wrote."""
+        shape = list(self.shape)
+        return {"name": self.name, "shape": shape, "dtype": dtype, **asdict(piece.part), "checksum": checksum}
+
+    def compare(self, expected: Sequence[int], actual: Sequence[int | None], where: str) -> None:
+        """WeightSyncError naming the tensor and the piece when a checksum differs; None is of one that did not land."""
+        for piece, theirs, ours in zip(self.pieces, expected, actual, strict=True):
+            if ours is not None and theirs != ours:
+                raise WeightSyncError(
+                    f"{where}: {self.name}, piece of trainer-{piece.trainer} from {piece.part.start}: checksum "
+                    f"{ours:#018x} of what landed, {theirs:#018x} of the trainer's parameter"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +235,7 @@ def _pack(modules: Iterable[list[str]], sizes: Mapping[str, int], bucket_bytes: 
 def _assign(
     shapes: Mapping[str, tuple[int, ...]], pieces: Mapping[int, Sequence[TensorSlice]], itemsize: int
 ) -> dict[str, tuple[PlacedPiece, ...]]:
-    holders: dict[str, dict[tuple[int | None, int, int], set[int]]] = {name: {} for name in shapes}
+    holders: dict[str, dict[Part, set[int]]] = {name: {} for name in shapes}
     for trainer, held in sorted(pieces.items()):
         for piece in held:
             name = piece.hf_name
@@ -237,42 +246,40 @@ def _assign(
                     f"{name}: rank {trainer} takes its shape for {tuple(piece.hf_shape)}, "
                     f"the checkpoint says {tuple(shapes[name])}"
                 )
-            part = piece.place
-            place = (part.dim, part.start, part.length)
-            holders[name].setdefault(place, set()).add(trainer)
+            holders[name].setdefault(piece.part, set()).add(trainer)
     load = dict.fromkeys(pieces, 0)
     covers = {}
     for name, shape in shapes.items():
-        places = sorted(holders[name], key=lambda place: (place[0] is not None, place[0] or 0, place[1]))
-        _check_cover(name, shape, places)
+        parts = sorted(holders[name], key=lambda part: (part.dim is not None, part.dim or 0, part.start))
+        _check_cover(name, shape, parts)
         cover = []
-        for dim, start, length in places:
-            trainer = min(holders[name][dim, start, length], key=lambda rank: (load[rank], rank))
-            share = math.prod(shape) if dim is None else math.prod(shape) // shape[dim] * length
+        for part in parts:
+            trainer = min(holders[name][part], key=lambda rank: (load[rank], rank))
+            share = math.prod(shape) if part.dim is None else math.prod(shape) // shape[part.dim] * part.length
             load[trainer] += share * itemsize
-            cover.append(PlacedPiece(trainer, dim, start, length))
+            cover.append(PlacedPiece(trainer, part))
         covers[name] = tuple(cover)
     return covers
 
 
-def _check_cover(name: str, shape: tuple[int, ...], places: Sequence[tuple[int | None, int, int]]) -> None:
-    if not places:
+def _check_cover(name: str, shape: tuple[int, ...], parts: Sequence[Part]) -> None:
+    if not parts:
         raise ValueError(f"{name}: no rank sends it")
-    if places == [(None, 0, 0)]:
+    if parts == [Part()]:
         return
-    dims = {dim for dim, _, _ in places}
-    dim = places[0][0]
+    dims = {part.dim for part in parts}
+    dim = parts[0].dim
     if len(dims) > 1 or dim is None or not 0 <= dim < len(shape):
         raise ValueError(
             f"{name}: its pieces are cut along different or impossible dimensions: {sorted(map(str, dims))}"
         )
     reached = 0
-    for _, start, length in places:
-        if start != reached or length < 1:
+    for part in parts:
+        if part.start != reached or part.length < 1:
             raise ValueError(
                 f"{name}: its pieces do not cover dimension {dim} exactly once: after index {reached} comes a piece "
-                f"of {length} from {start}"
+                f"of {part.length} from {part.start}"
             )
-        reached += length
+        reached += part.length
     if reached != shape[dim]:
         raise ValueError(f"{name}: its pieces cover {reached} of {shape[dim]} along dimension {dim}")

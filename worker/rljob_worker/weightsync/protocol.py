@@ -18,16 +18,10 @@ from collections.abc import Callable, Iterable, Sequence
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.weightsync.mailbox import Message, engine_name, trainer_name
 from rljob_worker.weightsync.messages import BucketReport, Checksums
-from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
+from rljob_worker.weightsync.plan import Bucket, PlacedPiece, SyncPlan
 from rljob_worker.weightsync.transport import SLOT_COUNT
 
 READY, FILLED, ACKNOWLEDGED, DONE, COMMIT = "ready", "filled", "acknowledged", "done", "commit"
-
-
-def describe_piece(tensor: PlacedTensor, piece: PlacedPiece, dtype: str, checksum: int) -> dict[str, object]:
-    """How a trainer reports a piece it wrote."""
-    place = {"dim": piece.dim, "start": piece.start, "length": piece.length}
-    return {"name": tensor.name, "shape": list(tensor.shape), "dtype": dtype, **place, "checksum": checksum}
 
 
 class TrainerState:
@@ -164,7 +158,7 @@ def _check_pieces(
         if position >= len(reported):
             raise WeightSyncError(f"{where}: {tensor.name} is missing")
         checksum = reported[position].get("checksum")
-        wanted = describe_piece(tensor, piece, plan.dtype, checksum)
+        wanted = tensor.report(piece, plan.dtype, checksum)
         for key, value in wanted.items():
             if reported[position].get(key) != value:
                 raise WeightSyncError(
@@ -227,14 +221,14 @@ class Coverage:
                     f"{where}: worker {worker} was given {len(loaded)} of {len(names)} tensors: {odd}"
                 )
             for tensor, expected, actual in zip(bucket.tensors, checksums, report["checksums"], strict=True):
-                compare_checksums(tensor, expected, actual, f"{where}, worker {worker}")
+                tensor.compare(expected, actual, f"{where}, worker {worker}")
         for position, tensor in enumerate(bucket.tensors):
             landed = [report["checksums"][position] for report in reports]
             for piece, sums in zip(tensor.pieces, zip(*landed, strict=True), strict=True):
                 if all(checksum is None for checksum in sums):
                     raise WeightSyncError(
-                        f"{where}: {tensor.name}, piece of trainer-{piece.trainer} from {piece.start}: no worker of "
-                        "the engine took it"
+                        f"{where}: {tensor.name}, piece of trainer-{piece.trainer} from {piece.part.start}: no worker "
+                        "of the engine took it"
                     )
         self._landed += names
 
@@ -247,16 +241,6 @@ class Coverage:
         wrong = {name: count for name, count in counts.items() if count != 1 or name not in expected}
         name, count = next(iter(wrong.items()), ("order of tensors", 0))
         raise WeightSyncError(f"version {self._version}: {name} landed {count} times; {len(wrong)} tensors are wrong")
-
-
-def compare_checksums(tensor: PlacedTensor, expected: Sequence[int], actual: Sequence[int | None], where: str) -> None:
-    """WeightSyncError naming the tensor and the piece when a checksum differs; None is of a piece that did not land."""
-    for piece, theirs, ours in zip(tensor.pieces, expected, actual, strict=True):
-        if ours is not None and theirs != ours:
-            raise WeightSyncError(
-                f"{where}: {tensor.name}, piece of trainer-{piece.trainer} from {piece.start}: checksum "
-                f"{ours:#018x} of what landed, {theirs:#018x} of the trainer's parameter"
-            )
 
 
 def later_version(version: int, last: int | None) -> int:

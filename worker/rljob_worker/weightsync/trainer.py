@@ -13,13 +13,13 @@ import torch
 
 from rljob_worker.devices.threads import half_the_threads
 from rljob_worker.errors import WeightSyncError
-from rljob_worker.tensor_slice import TensorSlice
+from rljob_worker.tensor_slice import Part, TensorSlice
+from rljob_worker.types import TrainerReport
 from rljob_worker.weightsync import mailbox
 from rljob_worker.weightsync.device_ipc import Exchange
 from rljob_worker.weightsync.mailbox import Mailbox, PeerAborted, engine_name, trainer_name
-from rljob_worker.weightsync.messages import TrainerReport
 from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
-from rljob_worker.weightsync.protocol import COMMIT, FILLED, TrainerState, describe_piece, later_version
+from rljob_worker.weightsync.protocol import COMMIT, FILLED, TrainerState, later_version
 from rljob_worker.weightsync.shared_memory import SharedMemory
 from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
 
@@ -150,18 +150,19 @@ class _Rank:
     """What a rank holds."""
 
     number: int
-    pieces: Mapping[tuple[str, int | None, int, int], Piece]
+    pieces: Mapping[tuple[str, Part], Piece]
 
     def check(self, plan: SyncPlan) -> None:
         """ValueError when the plan gives it a piece to send that it does not hold."""
         for bucket in plan.buckets:
             for tensor, piece in bucket.pieces_of(self.number):
-                if (tensor.name, piece.dim, piece.start, piece.length) not in self.pieces:
-                    raise ValueError(f"rank {self.number} has to send {tensor.name} from {piece.start}, but has it not")
+                if (tensor.name, piece.part) not in self.pieces:
+                    start = piece.part.start
+                    raise ValueError(f"rank {self.number} has to send {tensor.name} from {start}, but has it not")
 
     def read(self, tensor: PlacedTensor, piece: PlacedPiece) -> torch.Tensor:
         """A piece's data."""
-        return self.pieces[tensor.name, piece.dim, piece.start, piece.length].read()
+        return self.pieces[tensor.name, piece.part].read()
 
 
 class _Update:
@@ -253,7 +254,7 @@ class _Update:
         started = time.perf_counter()
         source = self._rank.read(tensor, piece)
         self._seconds["read"] += time.perf_counter() - started
-        target = piece.part_of(
+        target = piece.part.of(
             self._slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
         )
         if source.shape != target.shape or source.dtype != target.dtype:
@@ -266,7 +267,7 @@ class _Update:
         self._bytes += source.nbytes
         self._pieces += 1
         self._tensors.add(tensor.name)
-        return describe_piece(tensor, piece, str(source.dtype).removeprefix("torch."), checksum)
+        return tensor.report(piece, str(source.dtype).removeprefix("torch."), checksum)
 
     def _wait(self, blocking: Callable[[], list[str]], what: str) -> None:
         started = time.perf_counter()
@@ -278,6 +279,6 @@ class _Update:
         self._seconds["wait"] += time.perf_counter() - started
 
 
-def _pieces_by_place(pieces: Sequence[Piece]) -> dict[tuple[str, int | None, int, int], Piece]:
+def _pieces_by_place(pieces: Sequence[Piece]) -> dict[tuple[str, Part], Piece]:
     places = ((piece.place, piece) for piece in pieces)
-    return {(place.hf_name, place.dim, place.start, place.length): piece for place, piece in places}
+    return {(place.hf_name, place.part): piece for place, piece in places}

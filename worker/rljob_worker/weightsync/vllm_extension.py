@@ -29,7 +29,6 @@ from rljob_worker.weightsync.messages import (
     WorkerReport,
 )
 from rljob_worker.weightsync.plan import PlacedTensor, SyncPlan
-from rljob_worker.weightsync.protocol import compare_checksums
 from rljob_worker.weightsync.shared_memory import SharedMemory
 from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
 from rljob_worker.weightsync.vllm_layout import ModelLayout, Module
@@ -197,7 +196,7 @@ class _Landing:
                 if len(absent) == len(module.tensors):
                     module.begin()
             checksums.append(self._land(bucket.index, tensor))
-            compare_checksums(tensor, expected, checksums[-1], where)
+            tensor.compare(expected, checksums[-1], where)
             packed = time.perf_counter()
             for module, absent in places:
                 absent.discard(tensor.name)
@@ -235,16 +234,15 @@ class _Landing:
         checksums: list[int | None] = []
         landed = True
         for piece in tensor.pieces:
-            place = (piece.dim, piece.start, piece.length)
-            if taken is not None and taken.misses(*place):
+            if taken is not None and taken.misses(piece.part):
                 checksums.append(None)
                 continue
-            target = None if taken is None else taken.place_of(copies[0][1], *place)
+            target = None if taken is None else taken.place_of(piece.part, copies[0][1])
             if target is None or target.dtype != whole.dtype:
                 landed = False
-                checksums.append(self._slots.checksum(piece.part_of(whole)))
+                checksums.append(self._slots.checksum(piece.part.of(whole)))
             else:
-                checksums.append(self._slots.land(piece.part_of(whole), target))
+                checksums.append(self._slots.land(piece.part.of(whole), target))
         if not landed:
             for source, target in copies:
                 target.copy_(source)

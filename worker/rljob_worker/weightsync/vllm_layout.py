@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rljob_worker.devices import packed_linear
 from rljob_worker.errors import WeightSyncError
+from rljob_worker.tensor_slice import Part
 from rljob_worker.upstream.patch import put
 from rljob_worker.upstream.vllm_types import ModelConfig
 
@@ -230,7 +231,7 @@ class ModelLayout:
         self._scratch = Scratch()
         for module in self.modules.values():
             module.scratch = self._scratch
-        self.taken = {name: Taken.of(copies, tuple(tensors[name])) for name, copies in self.copies.items() if copies}
+        self.taken = {name: part_of(copies, tuple(tensors[name])) for name, copies in self.copies.items() if copies}
 
     def holds(self, model: Model) -> bool:
         """Whether `model` still computes with the parameters that were there."""
@@ -377,38 +378,15 @@ def _check_complete(modules: Mapping[str, Module], elements: Mapping[str, int]) 
     return waiting
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """The part of a tensor that goes to one place as it is: `tensor.narrow(dim, start, length)`, or all of it."""
-
-    dim: int | None
-    start: int
-    length: int
-
-    @classmethod
-    def of(cls, copies: Sequence[Copy], shape: tuple[int, ...]) -> Taken | None:
-        """What `copies` of a tensor of `shape` take; None where it is no single part, or changes its shape."""
-        source, target = copies[0].source, copies[0].target
-        if len(copies) > 1 or source.stride != _strides(shape) or source.shape != target.shape:
-            return None
-        cut = [dim for dim, length in enumerate(shape) if source.shape[dim] != length]
-        if not cut:
-            return cls(None, 0, 0)
-        return cls(cut[0], source.offset // source.stride[cut[0]], source.shape[cut[0]]) if len(cut) == 1 else None
-
-    def misses(self, dim: int | None, start: int, length: int) -> bool:
-        """Whether nothing of a piece is taken."""
-        if self.dim is None or dim != self.dim:
-            return False
-        return start + length <= self.start or start >= self.start + self.length
-
-    def place_of(self, target: torch.Tensor, dim: int | None, start: int, length: int) -> torch.Tensor | None:
-        """Where in `target` a whole piece goes; None where only some of it is taken."""
-        if self.dim is None:
-            return target if dim is None else target.narrow(dim, start, length)
-        if dim != self.dim or start < self.start or start + length > self.start + self.length:
-            return None
-        return target.narrow(dim, start - self.start, length)
+def part_of(copies: Sequence[Copy], shape: tuple[int, ...]) -> Part | None:
+    """The part of a tensor of `shape` that goes to one place as it is; None where it is none, or changes its shape."""
+    source, target = copies[0].source, copies[0].target
+    if len(copies) > 1 or source.stride != _strides(shape) or source.shape != target.shape:
+        return None
+    cut = [dim for dim, length in enumerate(shape) if source.shape[dim] != length]
+    if not cut:
+        return Part()
+    return Part(cut[0], source.offset // source.stride[cut[0]], source.shape[cut[0]]) if len(cut) == 1 else None
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
