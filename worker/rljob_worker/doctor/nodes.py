@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import ray
 import ray.exceptions
@@ -24,6 +24,9 @@ from rljob_worker.doctor.network import chosen_interface
 from rljob_worker.doctor.programs import ask
 from rljob_worker.driver.placement import Node, living_nodes
 from rljob_worker.errors import JobError
+from rljob_worker.upstream.ray_types import remote_task
+
+T = TypeVar("T")
 
 _SECONDS = 300.0
 """Deadline of one look at a node, npu-smi and hccn_tool on 16 devices included."""
@@ -197,10 +200,8 @@ def remove(name: str) -> None:
     Path(name).unlink(missing_ok=True)
 
 
-def _on_each(nodes: Sequence[Node], function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-    # Ray's type hints do not know task options.
-    remote: Any = ray.remote
-    task = remote(num_cpus=0, max_retries=0)(function)
+def _on_each(nodes: Sequence[Node], function: Callable[..., T], arguments: Sequence[tuple[object, ...]]) -> list[T]:
+    task = remote_task(function, num_cpus=0, max_retries=0)
     references = [
         task.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),

@@ -8,10 +8,9 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.util.placement_group import remove_placement_group
@@ -31,6 +30,7 @@ from rljob_worker.host.sockets import LOOPBACK
 from rljob_worker.rollout.environment import engine_environment
 from rljob_worker.trainer.environment import trainer_environment
 from rljob_worker.upstream.ray_node import FULL_PRIORITY
+from rljob_worker.upstream.ray_types import remote_actor
 
 logger = logging.getLogger(__name__)
 _LOG_TAIL_LINES = 20
@@ -162,13 +162,11 @@ class Cluster:
                     )
 
     def _actor(
-        self, kind: type, name: str, bundle: int, arguments: dict[str, Any], visible: Sequence[str] = ()
+        self, kind: type, name: str, bundle: int, arguments: Mapping[str, object], visible: Sequence[str] = ()
     ) -> Process:
         assert self._placement is not None
         node = self._placement.node_of(bundle)
-        # Ray's type hints do not know concurrency groups.
-        remote: Any = ray.remote
-        actor = remote(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 2})(kind)
+        actor = remote_actor(kind, num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 2})
         variables = self._variables(kind, self._placement.nodes[node])
         if len(visible) > 1:
             assert self._kind.visible_variable is not None
@@ -182,7 +180,7 @@ class Cluster:
         ).remote(str(self._log_file(name)), str(self._stacks_file(name)), **arguments)
         return Process(name, handle, node)
 
-    def _share_of_device(self) -> dict[str, Any]:
+    def _share_of_device(self) -> dict[str, object]:
         """Trainer and engine take less than half of their bundle's device each, so that both get that one."""
         resource = self._kind.ray_resource
         if resource is None:

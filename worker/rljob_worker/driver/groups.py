@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import ray
+from ray.actor import ActorHandle
 
 from rljob_worker.driver.actors import BatchHandle, Chunk, EngineActor, Location, Reply, TrainerActor
 from rljob_worker.driver.calls import Call
@@ -26,9 +27,11 @@ from rljob_worker.types import (
     TrainBatch,
     TrainerReport,
 )
+from rljob_worker.upstream.ray_types import method_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
+A = TypeVar("A")
 
 
 @dataclass(slots=True)
@@ -36,7 +39,7 @@ class Process:
     """An actor with a name, its node's position among the job's nodes and, once started, a pid there."""
 
     name: str
-    handle: Any
+    handle: ActorHandle[object]
     node: int
     pid: int | None = None
 
@@ -58,13 +61,15 @@ class _Group:
         """Take a member in; they are numbered in this order."""
         self.processes.append(process)
 
-    def _all(self, method: Callable[Concatenate[Any, P], Reply[T]], *args: P.args, **kwargs: P.kwargs) -> list[Call[T]]:
-        return [Call(process.name, _remote(process, method).remote(*args, **kwargs)) for process in self.processes]
+    def _all(self, method: Callable[Concatenate[A, P], Reply[T]], *args: P.args, **kwargs: P.kwargs) -> list[Call[T]]:
+        return [
+            Call(process.name, method_of(process.handle, method).remote(*args, **kwargs)) for process in self.processes
+        ]
 
-    def _beside(self, method: Callable[[Any], None]) -> None:
+    def _beside(self, method: Callable[[A], None]) -> None:
         """Have every member run a thread-safe method beside whatever is running; nobody waits for it."""
         for process in self.processes:
-            _remote(process, method).options(concurrency_group="control").remote()
+            method_of(process.handle, method).options(concurrency_group="control").remote()
 
 
 class TrainerGroup(_Group):
@@ -153,7 +158,7 @@ class EngineGroup(_Group):
         return [
             Call(
                 process.name,
-                _remote(process, EngineActor.generate)
+                method_of(process.handle, EngineActor.generate)
                 .options(num_returns="streaming")
                 .remote(share, sampling, version),
             )
@@ -187,8 +192,3 @@ class EngineGroup(_Group):
     def abort(self) -> None:
         """Running generation may end early."""
         self._beside(EngineActor.abort)
-
-
-def _remote(process: Process, method: Callable[..., Any]) -> Any:
-    """The method of the process's actor, to be started with `remote`: the one place where Ray handles are called."""
-    return getattr(process.handle, method.__name__)

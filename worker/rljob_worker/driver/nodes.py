@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import ray
 import ray.exceptions
@@ -21,6 +21,7 @@ from rljob_worker.errors import JobError
 from rljob_worker.host.processes import start_time
 from rljob_worker.host.sockets import listen
 from rljob_worker.host.sweeps import own_folder
+from rljob_worker.upstream.ray_types import method_of, remote_actor
 from rljob_worker.weightsync import shared_memory
 
 P = ParamSpec("P")
@@ -120,10 +121,8 @@ class _Here:
 
 class _There:
     def __init__(self, placement: Placement, node: int, environment: Mapping[str, str]) -> None:
-        # Ray's type hints do not know actor options.
-        remote: Any = ray.remote
         self._handle = (
-            remote(num_cpus=0, max_restarts=0, max_concurrency=4)(NodeHelper)
+            remote_actor(NodeHelper, num_cpus=0, max_restarts=0, max_concurrency=4)
             .options(
                 runtime_env={"env_vars": dict(environment)},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
@@ -136,7 +135,7 @@ class _There:
     def submit(
         self, method: Callable[Concatenate[NodeHelper, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> Callable[[float], T]:
-        ref = getattr(self._handle, method.__name__).remote(*args, **kwargs)
+        ref = method_of(self._handle, method).remote(*args, **kwargs)
         return lambda seconds: ray.get(ref, timeout=max(0.0, seconds))
 
     def end(self) -> None:

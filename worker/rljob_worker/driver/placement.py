@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 from ray._private.state import available_resources_per_node
@@ -16,6 +15,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from rljob_api import RLJobSpec, derived
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.errors import JobError, StopRequested, UserError
+from rljob_worker.upstream.ray_types import NodeTable
 
 _NODE_LABEL = "ray.io/node-id"
 """Label that Ray itself gives every node: its id."""
@@ -81,7 +81,7 @@ def bundle_cpus(spec: RLJobSpec) -> int:
     return spec.resources.threads_per_device or 1
 
 
-def capable_nodes(spec: RLJobSpec, table: Sequence[Mapping[str, Any]]) -> list[Node]:
+def capable_nodes(spec: RLJobSpec, table: Sequence[NodeTable]) -> list[Node]:
     """Living nodes of `ray.nodes()` that can hold a node's share of the devices, in a stable order.
 
     A head that was started without CPUs is none of them.
@@ -95,7 +95,7 @@ def capable_nodes(spec: RLJobSpec, table: Sequence[Mapping[str, Any]]) -> list[N
     ]
 
 
-def living_nodes(table: Sequence[Mapping[str, Any]], resource: str | None = None) -> list[Node]:
+def living_nodes(table: Sequence[NodeTable], resource: str | None = None) -> list[Node]:
     """Nodes of `ray.nodes()` that are alive, ordered by name, with how much of `resource` they have."""
     nodes = [
         Node(
@@ -170,7 +170,7 @@ def _reserved(group: PlacementGroup, nodes: Sequence[Node], stop: threading.Even
     return True
 
 
-def _shortage(spec: RLJobSpec, table: Sequence[Mapping[str, Any]]) -> str:
+def _shortage(spec: RLJobSpec, table: Sequence[NodeTable]) -> str:
     wanted, has = _wanted_and_there(spec, table)
     return (
         f"start: {spec.resources.nodes} node(s) with {wanted} each (spec.resources) were not to be had within "
@@ -178,14 +178,14 @@ def _shortage(spec: RLJobSpec, table: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _lack(spec: RLJobSpec, table: Sequence[Mapping[str, Any]]) -> str:
+def _lack(spec: RLJobSpec, table: Sequence[NodeTable]) -> str:
     wanted, has = _wanted_and_there(spec, table)
     variable = device_kind(spec.resources).visible_variable
     shown = f" ({variable}={os.environ[variable]} in this shell)" if variable and variable in os.environ else ""
     return f"spec.resources.devicesPerNode: the job needs {wanted}; this machine is {has}{shown}"
 
 
-def _wanted_and_there(spec: RLJobSpec, table: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def _wanted_and_there(spec: RLJobSpec, table: Sequence[NodeTable]) -> tuple[str, str]:
     per_node, resource = derived.devices_per_node(spec), device_kind(spec.resources).ray_resource
     wanted = f"{per_node * bundle_cpus(spec)} free CPUs" + (f" and {per_node} free {resource}" if resource else "")
     has = [
