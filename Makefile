@@ -114,7 +114,7 @@ generate: $(STAMP) ## Write the CRD, the chart's copy, docs/reference.md, docs/l
 	@$(BIN)/python -m rljob_api.generate
 	@$(BIN)/python helm/chart_readme.py
 	@$(BIN)/python helm/dashboards.py
-	@$(BIN)/python images/sbom.py --licences > docs/licences.md
+	@$(BIN)/python images/sbom.py --licences > docs/licences.md.new && mv docs/licences.md.new docs/licences.md
 
 lock: $(STAMP) ## Resolve the lock files anew
 	@$(BIN)/uv pip compile pyproject.toml --extra cpu --extra operator --extra dev --universal --python-version 3.11 \

@@ -28,6 +28,13 @@ NOT_SAID = {
 """What metadata does not say, from the package's licence file; cuda-toolkit is an empty package of NVIDIA's."""
 SHIPPED = ("operator", "worker-cpu", "worker-ascend", "worker-cuda")
 """Lock files of the images, which are those of the extras `operator`, `cpu`, `ascend` and `cuda`."""
+SECTIONS = (
+    "What images and extras ship",
+    "What the extras of experiment trackers add",
+    "Tools of development and of the build",
+)
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "licences.md" if "__file__" in globals() else Path("licences.md")
+"""In an image the script comes by standard input and has no place."""
 _HEAD = """# Licences
 
 As each package's own metadata says it, of the versions in `requirements/`, for whatever machine. What an image really
@@ -141,22 +148,30 @@ def locked(*names: str) -> set[str]:
 
 
 def licences(names: set[str]) -> dict[str, str]:
-    """Licence of each package, sorted; `?` where it says none and NOT_SAID does not know."""
+    """Licence of each package, sorted; of one that is not installed here what docs/licences.md says; else `?`."""
     installed = python_packages()
+    written = rows(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
+    known = {**written, **NOT_SAID}
     return {
-        name: (licence_of(installed[name])[0] if name in installed else NOT_SAID.get(name, "")) or "?"
+        name: (licence_of(installed[name])[0].replace("|", "/") if name in installed else known.get(name)) or "?"
         for name in sorted(names)
     }
+
+
+def rows(text: str) -> dict[str, str]:
+    """The licences in a part of docs/licences.md, by package."""
+    return dict(re.findall(r"^\| ([a-z0-9-]+) \| (.*) \|$", text.replace("| package | licence |", ""), re.MULTILINE))
 
 
 def page() -> str:
     """docs/licences.md."""
     shipped = locked(*SHIPPED)
-    tools = locked("cpu", "build") - shipped
+    trackers = locked("trackers") - shipped
+    tools = locked("cpu", "build") - shipped - trackers
     parts = [_HEAD]
-    for title, names in (("What images and extras ship", shipped), ("Tools of development and of the build", tools)):
-        rows = [f"| {name} | {licence.replace('|', '/')} |" for name, licence in licences(names).items()]
-        parts.append("\n".join([f"## {title}\n", "| package | licence |", "|---|---|", *rows]))
+    for title, names in zip(SECTIONS, (shipped, trackers, tools), strict=True):
+        table = [f"| {name} | {licence} |" for name, licence in licences(names).items()]
+        parts.append("\n".join([f"## {title}\n", "| package | licence |", "|---|---|", *table]))
     return "\n\n".join(parts) + "\n"
 
 

@@ -248,7 +248,7 @@ def test_a_report_that_cannot_be_drawn_changes_no_outcome(
         (folder / "steps.jsonl").write_text("[]\n")
     else:
         (folder / "steps.jsonl").unlink()
-    ended = Outcome(code, RunOutcome.SUCCEEDED if code == 0 else RunOutcome.FAILED, "as it ended")
+    ended = Outcome(code, RunOutcome.SUCCEEDED if code == 0 else RunOutcome.FAILED, "as it ended \x1b[2J\u202e")
 
     def run_job(*_: object, on_record: Callable[[StepRecord], None], **__: object) -> Outcome:
         on_record(bare(2))
@@ -257,7 +257,7 @@ def test_a_report_that_cannot_be_drawn_changes_no_outcome(
     monkeypatch.setattr("rljob_worker.driver.run.run_job", run_job)
     assert main(["run", manifest, "--output", str(folder)]) == code
     said = capsys.readouterr().out
-    assert f"{ended.outcome}: as it ended" in said
+    assert rf"{ended.outcome}: as it ended \x1b[2J\u202e" in said
     assert ("report  cannot be drawn: " in said) == (wrong != "no records")
 
 
@@ -282,6 +282,27 @@ def test_a_terminal_without_the_characters_shows_escapes(tmp_path: Path) -> None
     ended = python(MAIN, "samples", str(tmp_path), PYTHONIOENCODING="latin-1")
     assert ended.returncode == 0
     assert r"response  \u65e5\u672c" in ended.stdout
+
+
+def test_what_strangers_wrote_does_not_reach_the_terminal(manifest: str) -> None:
+    """In an error, in a line of the log, and in a traceback that is logged."""
+    code = (
+        "import logging, sys; from rljob_worker.cli import validate; from rljob_worker.errors import JobError\n"
+        "from rljob_worker.cli.main import main; bad = 'line\\n\\x1b]0;title\\x07 \\u202eabc'\n"
+        "def run(arguments):\n"
+        "    logging.getLogger('x').error('said: %s', bad)\n"
+        "    try: raise KeyError(bad) from ValueError(bad)\n"
+        "    except KeyError: logging.getLogger('x').exception(bad)\n"
+        "    raise JobError(bad)\n"
+        "validate.run = run; sys.exit(main(['validate', sys.argv[1]]))"
+    )
+    command = [sys.executable, "-c", code, manifest]
+    ended = subprocess.run(command, capture_output=True, timeout=120, env=os.environ, check=False)
+    assert ended.returncode == 1, ended.stderr
+    said = ended.stderr.decode()
+    assert said.count(r"\x1b]0;title\x07 \u202eabc") >= 4
+    assert not set("\x1b\x07\u202e") & set(said)
+    assert "said: line\n" in said, "line breaks stay"
 
 
 def test_sys_exit_inside_a_command_is_no_success(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from rljob_api.safe_text import visible
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli import doctor, export, plan, report, run, samples, validate
 from rljob_worker.errors import JobError, UserError
@@ -45,9 +46,18 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
+class _Visible(logging.Formatter):
+    """Messages quote what strangers wrote: responses, the last lines of logs, exceptions of rewards."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Visible("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Samples may hold characters that the terminal's encoding does not have.
@@ -58,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except (UserError, JobError) as error:
-        print(f"rljob: {error}", file=sys.stderr)
+        print(f"rljob: {visible(str(error))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         # Whoever read the output has seen enough (`rljob samples DIR | head`); the flush at exit must not fail again.
@@ -68,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is None:
             raise
         found = explained(error, Path(str(error.filename)))
-        print(f"rljob: {found.filename}: {found.strerror}", file=sys.stderr)
+        print(f"rljob: {visible(f'{found.filename}: {found.strerror}')}", file=sys.stderr)
         return ExitCode.FAILED
     except SystemExit as error:
         # A library that ends the process must not make a success of a job that is not done.

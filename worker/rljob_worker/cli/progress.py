@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
+from rljob_api.safe_text import visible
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.report.text import number
 
@@ -80,7 +81,7 @@ class RunProgress:
         return f"reward {reward}  step {_seconds(record.step_seconds)}  {phases}"
 
     def _print(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def _seconds(value: float) -> str:

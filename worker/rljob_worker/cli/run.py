@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
+from rljob_api.safe_text import visible
 from rljob_api.validation import ManifestError, check_runnable_locally
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     result = f"{outcome.outcome}: {outcome.message}"
     # Of a job that failed on a cluster, people see the log's last line first.
     said = [result, *said] if outcome.exit_code == ExitCode.OK else [*said, result]
-    console.print("\n".join(said), highlight=False, markup=False, soft_wrap=True)
+    console.print(visible("\n".join(said)), highlight=False, markup=False, soft_wrap=True)
     return outcome.exit_code
 
 
