@@ -32,7 +32,7 @@ def stop_at(**fields: object) -> EarlyStopSpec:
 
 
 def test_the_values_that_count_are_those_of_the_newest_weights() -> None:
-    records = [record(2, 0.5), record(4, 0.9), record(5, None), record(4, 0.1, attempt=2), record(6, 0.2, attempt=2)]
+    records = [record(2, 0.5), record(4, 0.9), record(9, 0.99), record(4, 0.1, attempt=2), record(6, 0.2, attempt=2)]
     refused = replace(record(7, 0.8, attempt=2), applied=False)
     assert values_of([*records, refused], NAME) == {2: 0.5, 4: 0.1, 6: 0.2}
 
