@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,19 @@ def record(step: int, attempt: int = 1) -> StepRecord:
     return StepRecord(step, attempt, 1.7e9 + step, 1.0, {"rollout": 0.5}, 0.5, 0.0, metrics)
 
 
+def read_back(name: str, folder: Path) -> dict[str, Any]:
+    reader = Path(__file__).parent / "read_tracker.py"
+    printed = subprocess.run([PYTHON, reader, name, folder], check=True, capture_output=True, text=True, timeout=60)
+    return dict(json.loads(printed.stdout.splitlines()[-1]))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def worker_on_the_path() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
@@ -84,17 +99,59 @@ def test_a_tracker_gets_config_scalars_and_samples_and_a_restart_continues_its_r
     log = (folder / "logs" / f"tracker-{name}.log").read_text()
     everything = [(4, 4, True, ""), (3, 3, True, "")][: len(delivered)]
     assert [(one.offered, one.delivered, one.finished, one.said()) for one in delivered] == everything, log
-    reader = Path(__file__).parent / "read_tracker.py"
-    printed = subprocess.run(
-        [PYTHON, reader, name, folder / "trackers" / name], check=True, capture_output=True, text=True, timeout=60
-    ).stdout
-    found = json.loads(printed.splitlines()[-1])
+    found = read_back(name, folder / "trackers" / name)
     assert found["scalars"] == [pytest.approx([step, 1 / step]) for step in steps]
     assert found["tables"] == len(delivered)
     assert found["config"]["steps"] == 200
     assert found["name"] == "my-run"
     known = json.loads((folder / "trackers" / f"{name}.json").read_text())["id"]
     assert set(found["ids"]) == {known}
+
+
+SERVER = """
+import sys, trackio
+trackio.show(open_browser=False, block_thread=False, host="127.0.0.1", server_port=int(sys.argv[1]), share=False)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def trackio_server(folder: Path) -> Iterator[tuple[str, str]]:
+    """Trackio's own server: address and token. A closed standard input ends it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {**os.environ, "TRACKIO_DIR": str(folder)}
+    command = [PYTHON, "-P", "-c", SERVER, str(port)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as server:
+        assert server.stdout is not None
+        token = next(match[1] for line in server.stdout if (match := re.search(r"write_token=([\w-]+)", line)))
+        try:
+            yield f"http://127.0.0.1:{port}", token
+        finally:
+            server.kill()
+
+
+@with_packages
+@pytest.mark.slow
+def test_a_server_gets_a_run_and_what_it_does_not_take_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with trackio_server(tmp_path / "server") as (url, token):
+        monkeypatch.setenv("TRACKIO_WRITE_TOKEN", token)
+        spec = spec_of({"name": "trackio", "url": url, "samplesEverySteps": 2})
+        trackers = Trackers(tmp_path / "run", spec, "my-run", lambda text: None, str(PYTHON))
+        for step in (1, 2):
+            trackers(record(step))
+        (well,) = trackers.close(failed=False)
+        assert well.said() == ""
+        found = read_back("trackio", tmp_path / "server")
+        assert found["scalars"] == [[1, 1.0], [2, 0.5]]
+        trackers = Trackers(tmp_path / "run", spec, "my-run", lambda text: None, str(PYTHON))
+        # Its next message comes when it has opened its run.
+        wait_for(lambda: "Resumed existing run" in (tmp_path / "run" / "logs" / "tracker-trackio.log").read_text())
+    trackers(record(3))
+    (lost,) = trackers.close(failed=False)
+    assert not lost.finished
+    assert "the server did not take all" in lost.said()
 
 
 @with_packages

@@ -17,6 +17,7 @@ class TrackioTracker:
         import trackio
 
         self._trackio = trackio
+        self._project = opening.project
         # Its runs are known by their names alone.
         name = opening.id or opening.run
         if opening.offline:
@@ -47,6 +48,13 @@ class TrackioTracker:
     def finish(self, failed: bool) -> None:
         """As `Tracker`."""
         self._run.finish()
+        # What a server did not take is put aside with nothing but a warning.
+        waiting = self._trackio.SQLiteStorage.get_pending_logs(self._project)
+        if waiting:
+            count = len(waiting["logs"])
+            raise ConnectionError(
+                f"the server did not take all: {count} logs wait for the next attempt, or trackio.init"
+            )
 
 
 open_tracker = TrackioTracker
