@@ -107,6 +107,16 @@ REFUSED: list[tuple[list[str], list[str]]] = [
         for attribute in facts.without_effect
     ),
     (["evaluation={data: {path: a}, samplesPerPrompt: 4}"], ["spec.evaluation.samplesPerPrompt"]),
+    (["evaluation={sets: [{name: a, path: a}, {name: a, path: b}]}"], ["spec.evaluation.sets"]),
+    (["evaluation={everySteps: 3}"], ["spec.evaluation"]),
+    (["evaluation={sets: [{name: a, path: a}, {name: b}]}"], ["spec.evaluation.sets[1]"]),
+    (["evaluation={sets: [{name: a, path: a, chat: {system: x}}]}"], ["spec.evaluation.sets[0].chat"]),
+    (["evaluation={sets: [{name: a, path: a, passAt: [1, 2]}]}"], ["spec.evaluation.sets"]),
+    (["evaluation={sets: [{name: a, path: a, samplesPerPrompt: 2}]}"], ["spec.evaluation.sets"]),
+    (
+        ["reward=null", "data.reward.name=exact", "evaluation={sets: [{name: a, path: a}]}"],
+        ["spec.evaluation.sets"],
+    ),
     (["evaluation={data: {path: a}, temperature: 0.001}"], ["spec.evaluation.temperature"]),
     (["failurePolicy={backoffSeconds: 20, maxBackoffSeconds: 10}"], ["spec.failurePolicy.maxBackoffSeconds"]),
     (["algorithm.tis.low=2"], ["spec.algorithm.tis.low"]),
@@ -195,6 +205,10 @@ ACCEPTED: list[list[str]] = [
     ["reward={parts: [{name: format, args: {tags: [think], rest: true}}, {name: length}]}", "data.labelKey=null"],
     ["reward={parts: [{name: math, weight: 2}, {python: a:f, batch: true, weight: -0.5}, {name: math, recordAs: m}]}"],
     ["evaluation={data: {path: a}, samplesPerPrompt: 4, passAt: [1, 4], temperature: 1}"],
+    [
+        "evaluation={passAt: [1, 4], temperature: 1, sets: [{name: a.b, path: a, samplesPerPrompt: 4}, "
+        "{name: b, path: b, passAt: [1], reward: {name: gsm8k}, maxPrompts: 3}]}"
+    ],
     ["data.labelKey=null", "reward={name: regex, args: {pattern: a}}", "records.httpPort=null"],
     ["timeouts.phases={rollout: 100, update_weights: 10}"],
     ["rollout.engineArgs={compilation_config: {level: 0}, async_scheduling: true}"],

@@ -17,6 +17,7 @@ from rljob_api.spec import (
     AlgorithmSpec,
     DataSource,
     DataSpec,
+    EvaluationSet,
     EvaluationSpec,
     ModelSpec,
     OptimizerSpec,
@@ -89,7 +90,8 @@ MODEL_AND_DATA = (
         cel="!has(self.revision) || has(self.path)",
     ),
     exactly_one(DataSource, "path", "synthetic"),
-    *(_chat_rule(source) for source in (DataSource, DataSpec)),
+    exactly_one(EvaluationSet, "path", "synthetic"),
+    *(_chat_rule(source) for source in (DataSource, DataSpec, EvaluationSet)),
     Rule(
         on=DataSpec,
         field="",
@@ -131,16 +133,25 @@ MODEL_AND_DATA = (
         field="evaluation.data.reward",
         wrong="is missing, and there is no spec.reward",
         allowed="spec.reward, or evaluation.data.reward",
-        check=lambda s: s.evaluation is None or s.reward is not None or s.evaluation.data.reward is not None,
-        cel="!has(self.evaluation) || has(self.reward) || has(self.evaluation.data.reward)",
+        check=lambda s: (
+            s.evaluation is None
+            or s.reward is not None
+            or s.evaluation.data is None
+            or s.evaluation.data.reward is not None
+        ),
+        cel="!has(self.evaluation) || has(self.reward) || !has(self.evaluation.data)"
+        " || has(self.evaluation.data.reward)",
     ),
     Rule(
-        on=EvaluationSpec,
-        field="passAt",
-        wrong="pass@k needs k samples of each prompt",
-        allowed="each at most samplesPerPrompt",
-        check=lambda e: all(k <= e.samples_per_prompt for k in e.pass_at),
-        cel="self.passAt.all(k, k <= self.samplesPerPrompt)",
+        on=RLJobSpec,
+        field="evaluation.sets",
+        wrong="not every set has a reward, and there is no spec.reward",
+        allowed="spec.reward, or a reward in each of the sets",
+        check=lambda s: (
+            s.evaluation is None or s.reward is not None or all(e.reward is not None for e in s.evaluation.sets or [])
+        ),
+        cel="!has(self.evaluation) || has(self.reward) || !has(self.evaluation.sets)"
+        " || self.evaluation.sets.all(e, has(e.reward))",
     ),
 )
 
@@ -206,6 +217,14 @@ def _evaluation_metric(field: str, block: str, given: str, metric: Callable[[Any
     )
 
 
+def _sets(evaluation: Any) -> Iterator[tuple[int, list[int]]]:
+    """Samples for each prompt and the k of pass@k, of each of the sets."""
+    for held_out in evaluation.sets or []:
+        yield held_out.samples_per_prompt or evaluation.samples_per_prompt, held_out.pass_at or evaluation.pass_at
+
+
+_SAMPLES = "(has(e.samplesPerPrompt) ? e.samplesPerPrompt : self.samplesPerPrompt)"
+
 EVALUATION = (
     _evaluation_metric(
         "earlyStop", "earlyStop", "has(self.earlyStop)", lambda s: s.early_stop.metric if s.early_stop else None
@@ -215,6 +234,42 @@ EVALUATION = (
         "checkpoint.keepBest",
         "has(self.checkpoint) && has(self.checkpoint.keepBest)",
         lambda s: s.checkpoint.keep_best.metric if s.checkpoint.keep_best else None,
+    ),
+    exactly_one(EvaluationSpec, "data", "sets"),
+    Rule(
+        on=EvaluationSpec,
+        field="passAt",
+        wrong="pass@k needs k samples of each prompt",
+        allowed="each at most samplesPerPrompt",
+        check=lambda e: e.sets is not None or all(k <= e.samples_per_prompt for k in e.pass_at),
+        cel="has(self.sets) || self.passAt.all(k, k <= self.samplesPerPrompt)",
+    ),
+    Rule(
+        on=EvaluationSpec,
+        field="sets",
+        wrong="pass@k needs k samples of each prompt of a set",
+        allowed="each of a set's passAt at most its samplesPerPrompt; those of the evaluation hold where it has none",
+        check=lambda e: all(k <= samples for samples, pass_at in _sets(e) for k in pass_at),
+        cel="!has(self.sets) || self.sets.all(e, (has(e.passAt) ? e.passAt : self.passAt).all(k, k <= "
+        + _SAMPLES
+        + "))",
+    ),
+    Rule(
+        on=EvaluationSpec,
+        field="sets",
+        wrong="two sets have the same name",
+        allowed="a different name for each set",
+        check=lambda e: len({held_out.name for held_out in e.sets or []}) == len(e.sets or []),
+        cel="!has(self.sets) || self.sets.all(a, self.sets.exists_one(b, b.name == a.name))",
+    ),
+    Rule(
+        on=EvaluationSpec,
+        field="sets",
+        wrong="all samples of a set's prompt would be the same: temperature 0 takes the most likely token",
+        allowed="samplesPerPrompt 1 with temperature 0, or a temperature above it",
+        check=lambda e: e.temperature > 0 or all((s.samples_per_prompt or 1) == 1 for s in e.sets or []),
+        cel="!has(self.sets) || self.temperature > 0.0"
+        " || self.sets.all(e, !has(e.samplesPerPrompt) || e.samplesPerPrompt == 1)",
     ),
     Rule(
         on=EvaluationSpec,

@@ -25,6 +25,7 @@ from rljob_api.spec import (
     DataSource,
     DataSpec,
     EnvironmentSpec,
+    EvaluationSet,
     EvaluationSpec,
     HcclPorts,
     Hub,
@@ -141,9 +142,20 @@ def _sources(data: Any) -> Iterator[Finding]:
             seen[name] = i
 
 
+_Function = tuple[tuple[str | int, ...], Any]
+
+
 def _evaluation(evaluation: Any) -> Iterator[Finding]:
-    if evaluation.data.weight != 1.0:
-        yield Finding(("data", "weight"), "an evaluation takes every prompt once", "leave it out")
+    for place, source in _held_out(evaluation):
+        if source.weight != 1.0:
+            yield Finding((*place, "weight"), "an evaluation takes every prompt once", "leave it out")
+
+
+def _held_out(evaluation: Any) -> list[_Function]:
+    """The data sets of an evaluation, each with its place."""
+    if evaluation.data is not None:
+        return [(("data",), evaluation.data)]
+    return [(("sets", i), source) for i, source in enumerate(evaluation.sets or [])]
 
 
 def _reward(reward: Any) -> Iterator[Finding]:
@@ -172,15 +184,12 @@ def _function(reward: Any) -> Iterator[Finding]:
             yield Finding(("args", name), "is no name of an argument", "letters, digits and '_'")
 
 
-_Function = tuple[tuple[str | int, ...], Any]
-
-
 def _functions(spec: Any) -> Iterator[tuple[_Function, _Function]]:
     """Each function that scores, with its place, and each source that it scores, with its own."""
     sources: list[_Function] = [(("data", "sources", i), source) for i, source in enumerate(spec.data.sources)]
     sources = sources or [(("data",), spec.data)]
     if spec.evaluation is not None:
-        sources.append((("evaluation", "data"), spec.evaluation.data))
+        sources += [(("evaluation", *place), source) for place, source in _held_out(spec.evaluation)]
     for at, source in sources:
         reward = source.reward or spec.reward
         where = (*at, "reward") if source.reward else ("reward",)
@@ -315,6 +324,7 @@ TEXT_CHECKS: dict[type, tuple[Check, ...]] = {
     ChatSpec: (_chat,),
     DataSource: (_source,),
     DataSpec: (_sources,),
+    EvaluationSet: (_source,),
     EvaluationSpec: (_evaluation,),
     RewardPart: (_function,),
     RewardSpec: (_reward,),

@@ -144,11 +144,26 @@ class DataSpec(DataSource):
     """Longer prompts are reported and skipped; default: model length less `rollout.maxResponseTokens`."""
 
 
-class EvaluationSpec(ApiModel):
-    """Scoring on held-out data, as a phase of its own."""
+class EvaluationSet(DataSource):
+    """One of several held-out data sets, with settings of its own where they are given."""
 
-    data: DataSource
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=63)]
+    """Name in metrics: `eval/NAME`."""
+    max_prompts: PositiveInt | None = None
+    """Default: the evaluation's."""
+    samples_per_prompt: SampleCount | None = None
+    """Default: the evaluation's."""
+    pass_at: Annotated[list[PositiveInt], Field(min_length=1, max_length=16)] | None = None
+    """Default: the evaluation's."""
+
+
+class EvaluationSpec(ApiModel):
+    """Scoring on held-out data, as a phase of its own: exactly one of `data` and `sets`."""
+
+    data: DataSource | None = None
     """The held-out data set."""
+    sets: Annotated[list[EvaluationSet], Field(min_length=1, max_length=16)] | None = None
+    """Several held-out data sets, each with metrics by its name."""
     every_steps: PositiveInt = 50
     """Evaluate after every N steps."""
     at_start: bool = False

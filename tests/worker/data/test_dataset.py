@@ -239,6 +239,12 @@ def test_evaluation_prompts(
     with pytest.raises(UserError, match=r"spec\.evaluation\.data: all 8 prompts"):
         load_evaluation_prompts(spec, tokenizer, max_prompt_tokens=1)
     assert load_evaluation_prompts(make_spec({"synthetic": {}}), tokenizer) == []
+    sets = [{"name": "few", "path": path, "maxPrompts": 2}, {"name": "more", "path": path}]
+    found = load_evaluation_prompts(make_spec({"synthetic": {}}, evaluation={"sets": sets, "maxPrompts": 3}), tokenizer)
+    assert [p.uid for p in found] == ["few/0", "few/1", "more/0", "more/1", "more/2"]
+    spec = make_spec({"synthetic": {}}, evaluation={"sets": sets})
+    with pytest.raises(UserError, match=r"spec\.evaluation\.sets\[0\]: all 8 prompts"):
+        load_evaluation_prompts(spec, tokenizer, max_prompt_tokens=1)
 
 
 def test_a_large_file_is_ready_soon(make_spec: MakeSpec, write_jsonl: Write, tokenizer_for: Tokenizer) -> None:

@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from rljob_api.spec import EvaluationSpec
-from rljob_worker.data.evaluate import EvaluatedPrompt, aggregate, pass_at_k
+from rljob_worker.data.evaluate import EvaluatedPrompt, HeldOutSettings, aggregate, held_out_settings, pass_at_k
 
 
 @pytest.mark.parametrize("n", [1, 4, 7])
@@ -24,6 +24,27 @@ def test_pass_at_k_refuses_the_impossible(n: int, c: int, k: int) -> None:
 
 def test_large_n_does_not_overflow() -> None:
     assert pass_at_k(10_000, 1, 100) == pytest.approx(0.01)
+
+
+def test_sets_have_their_own_settings() -> None:
+    evaluation = EvaluationSpec.model_validate(
+        {
+            "sets": [
+                {"name": "many", "path": "a", "samplesPerPrompt": 4, "passAt": [4], "maxPrompts": 3},
+                {"name": "one", "path": "b"},
+            ],
+            "samplesPerPrompt": 2,
+            "maxPrompts": 9,
+            "temperature": 1,
+        }
+    )
+    assert held_out_settings(evaluation, "many") == HeldOutSettings(3, 4, [4])
+    assert held_out_settings(evaluation, "one") == HeldOutSettings(9, 2, [1])
+    scores = [EvaluatedPrompt("many", [1, 0, 0, 0]), EvaluatedPrompt("one", [1, 0])]
+    assert aggregate(scores, evaluation) == {
+        "eval/many": 0.25, "eval/many/truncated_ratio": 0, "eval/many/pass@4": 1,
+        "eval/one": 0.5, "eval/one/truncated_ratio": 0, "eval/one/pass@1": 0.5,
+    }  # fmt: skip
 
 
 def test_aggregate_by_source() -> None:

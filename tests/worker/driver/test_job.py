@@ -136,7 +136,9 @@ def test_a_stop_while_starting_is_obeyed_at_once(tmp_path: Path) -> None:
 
 
 def test_a_stop_during_an_evaluation_loses_neither_it_nor_the_step(tmp_path: Path) -> None:
-    held_out = {"everySteps": 100, "maxPrompts": 2, "data": {"synthetic": {"rows": 8, "seed": 5}}, "atStart": True}
+    few = {"name": "few", "synthetic": {"rows": 8, "seed": 5}, "samplesPerPrompt": 2, "passAt": [2], "maxPrompts": 2}
+    one = {"name": "one", "synthetic": {"rows": 3}}
+    held_out = {"everySteps": 100, "temperature": 1, "sets": [few, one], "atStart": True}
     code = "def score(response, **_):\n    return {'score': len(response) % 3, 'long': len(response) > 4, '$': 1}\n"
     (tmp_path / "my_parts.py").write_text(code)
     job = manifest(
@@ -166,7 +168,11 @@ def test_a_stop_during_an_evaluation_loses_neither_it_nor_the_step(tmp_path: Pat
     assert (last["step"], last["attempt"], last["recovered"]) == (2, 1, True)
     assert len(read_steps(tmp_path / "run")) == 3
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["executed_steps"] == 2
-    assert any(name.startswith("eval/") for name in last["metrics"])
+    evaluated = {name for name in last["metrics"] if name.startswith("eval/")}
+    assert evaluated == {
+        *("eval/few", "eval/few/truncated_ratio", "eval/few/pass@2"),
+        *("eval/one", "eval/one/truncated_ratio", "eval/one/pass@1"),
+    }
 
 
 def test_time_between_phases_is_other(tmp_path: Path) -> None:

@@ -12,7 +12,15 @@ import xxhash
 
 from rljob_api.spec import DataSource, RewardSpec, RLJobSpec
 from rljob_worker.data.chat import ChatTemplate
-from rljob_worker.data.sources import LoadedSource, check_prompt, label_text, load_source, load_sources
+from rljob_worker.data.evaluate import held_out_settings
+from rljob_worker.data.sources import (
+    LoadedSource,
+    check_prompt,
+    evaluation_sources,
+    label_text,
+    load_source,
+    load_sources,
+)
 from rljob_worker.errors import UserError
 from rljob_worker.types import IntArray, Prompt
 
@@ -129,23 +137,30 @@ class PromptSource:
 def load_evaluation_prompts(
     spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, *, max_prompt_tokens: int | None = None
 ) -> list[Prompt]:
-    """The prompts of `spec.evaluation` in file order; those longer than `max_prompt_tokens` are reported, not used.
+    """The prompts of `spec.evaluation`, set by set and in file order.
 
-    Empty without `spec.evaluation`. Raises UserError for data that cannot be used.
+    Those longer than `max_prompt_tokens` are reported, not used. Empty without `spec.evaluation`. Raises UserError for
+    data that cannot be used.
     """
-    if spec.evaluation is None:
-        return []
-    loaded = load_source(spec.evaluation.data, "spec.evaluation.data")
-    renderer = _Renderer(loaded, tokenizer, spec.reward)
-    prompts = renderer.render(range(min(len(loaded.rows), spec.evaluation.max_prompts or len(loaded.rows))))
-    if max_prompt_tokens is None:
+    prompts = []
+    for field, source in evaluation_sources(spec):
+        renderer = _Renderer(load_source(source, field), tokenizer, spec.reward)
+        assert spec.evaluation is not None
+        prompts += _held_out(renderer, held_out_settings(spec.evaluation, source.name).max_prompts, max_prompt_tokens)
+    return prompts
+
+
+def _held_out(renderer: _Renderer, most: int | None, limit: int | None) -> list[Prompt]:
+    loaded = renderer.loaded
+    prompts = renderer.render(range(min(len(loaded.rows), most or len(loaded.rows))))
+    if limit is None:
         return prompts
-    fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= max_prompt_tokens]
+    fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
     if not fitting:
-        raise UserError(_none_fits(loaded, max_prompt_tokens))
+        raise UserError(_none_fits(loaded, limit))
     if len(fitting) < len(prompts):
-        long = [(prompt.uid, len(prompt.token_ids)) for prompt in prompts if len(prompt.token_ids) > max_prompt_tokens]
-        logger.warning("%s: %s", loaded.field, SkippedPrompts(len(long), max_prompt_tokens, tuple(long[:_EXAMPLES])))
+        long = [(prompt.uid, len(prompt.token_ids)) for prompt in prompts if len(prompt.token_ids) > limit]
+        logger.warning("%s: %s", loaded.field, SkippedPrompts(len(long), limit, tuple(long[:_EXAMPLES])))
     return fitting
 
 

@@ -20,6 +20,25 @@ class EvaluatedPrompt:
     """How many of them were cut at the token limit."""
 
 
+@dataclass(frozen=True, slots=True)
+class HeldOutSettings:
+    """How one data set of an evaluation is scored."""
+
+    max_prompts: int | None
+    samples_per_prompt: int
+    pass_at: Sequence[int]
+
+
+def held_out_settings(evaluation: EvaluationSpec, source: str | None) -> HeldOutSettings:
+    """Those of the set of that name, and the evaluation's where it has none."""
+    own = next((held_out for held_out in evaluation.sets or [] if held_out.name == source), None)
+    return HeldOutSettings(
+        (own and own.max_prompts) or evaluation.max_prompts,
+        (own and own.samples_per_prompt) or evaluation.samples_per_prompt,
+        (own and own.pass_at) or evaluation.pass_at,
+    )
+
+
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Unbiased estimate of the probability that one of k responses passes, when c of n did.
 
@@ -34,7 +53,7 @@ def aggregate(prompts: Sequence[EvaluatedPrompt], evaluation: EvaluationSpec) ->
     """Metrics of an evaluation, by source, named as slime names them.
 
     `eval/<source>` (mean reward over all responses), `eval/<source>/truncated_ratio`, and `eval/<source>/pass@<k>`
-    for each k of `passAt` (mean over prompts; a response passes with a reward of at least `passThreshold`).
+    for each k of the set's `passAt` (mean over prompts; a response passes with a reward of at least `passThreshold`).
     """
     by_source: Mapping[str, list[EvaluatedPrompt]] = defaultdict(list)
     for prompt in prompts:
@@ -44,7 +63,7 @@ def aggregate(prompts: Sequence[EvaluatedPrompt], evaluation: EvaluationSpec) ->
         scores = [score for prompt in group for score in prompt.scores]
         metrics[f"eval/{source}"] = math.fsum(scores) / len(scores)
         metrics[f"eval/{source}/truncated_ratio"] = sum(prompt.truncated for prompt in group) / len(scores)
-        for k in evaluation.pass_at:
+        for k in held_out_settings(evaluation, source).pass_at:
             estimates = [
                 pass_at_k(len(p.scores), sum(score >= evaluation.pass_threshold for score in p.scores), k)
                 for p in group

@@ -54,6 +54,16 @@ def data_sources(spec: RLJobSpec) -> list[tuple[str, DataSource]]:
     return [("spec.data", spec.data)]
 
 
+def evaluation_sources(spec: RLJobSpec) -> list[tuple[str, DataSource]]:
+    """The held-out data sets, each with its place in the manifest; none without `spec.evaluation`."""
+    evaluation = spec.evaluation
+    if evaluation is None:
+        return []
+    if evaluation.data is not None:
+        return [("spec.evaluation.data", evaluation.data)]
+    return [(f"spec.evaluation.sets[{index}]", source) for index, source in enumerate(evaluation.sets or [])]
+
+
 def load_sources(spec: RLJobSpec) -> list[LoadedSource]:
     """All training data; UserError when two sources share a name."""
     loaded = [load_source(source, field) for field, source in data_sources(spec)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rljob_api.spec import DataSource, RandomModel, RLJobSpec
 from rljob_worker.data.chat import ChatTemplate
 from rljob_worker.data.hub import is_hub_id, snapshot
-from rljob_worker.data.sources import data_sources, label_text, load_source
+from rljob_worker.data.sources import data_sources, evaluation_sources, label_text, load_source
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import writing
 from rljob_worker.types import Generation
@@ -129,9 +129,7 @@ def _copy_files(folder: Path, out: Path, name: str) -> None:
 def _train(spec: RLJobSpec, model: RandomModel) -> PreTrainedTokenizerBase:
     from transformers import PreTrainedTokenizerFast
 
-    sources = data_sources(spec)
-    if spec.evaluation is not None:
-        sources.append(("spec.evaluation.data", spec.evaluation.data))
+    sources = data_sources(spec) + evaluation_sources(spec)
     chat = any(source.apply_chat_template for _, source in sources)
     special = [PAD, EOS, UNKNOWN, *(f"<|{role}|>" for role in ROLES if chat)]
     train = _train_word if model.tokenizer.kind == "Word" else _train_bpe

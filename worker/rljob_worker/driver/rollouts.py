@@ -9,7 +9,7 @@ import torch
 
 from rljob_api import RLJobSpec
 from rljob_worker.algorithms import get_algorithm, step_advantages
-from rljob_worker.data.evaluate import EvaluatedPrompt, aggregate
+from rljob_worker.data.evaluate import EvaluatedPrompt, aggregate, held_out_settings
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.driver.batch import evaluation_sampling, requests, split_by_engine, training_sampling
 from rljob_worker.driver.groups import EngineGroup
@@ -81,13 +81,19 @@ class Rollouts:
         """
         evaluation = self._spec.evaluation
         assert evaluation is not None
+        alike: dict[int, list[Prompt]] = {}
+        for prompt in self._inputs.evaluation_prompts:
+            alike.setdefault(held_out_settings(evaluation, prompt.source).samples_per_prompt, []).append(prompt)
+        scored = [one for group, prompts in alike.items() for one in self._evaluate(prompts, group)]
+        return aggregate(scored, evaluation)
+
+    def _evaluate(self, prompts: list[Prompt], group: int) -> list[EvaluatedPrompt]:
         if self._stop.is_set():
             raise StopRequested
-        group, prompts = evaluation.samples_per_prompt, self._inputs.evaluation_prompts
         work = requests(prompts, group, self._spec.seed, step=0)
         responses = self._generate(work, prompts, evaluation_sampling(self._spec))
         rewards = self._collect(responses, group)
-        scored = [
+        return [
             EvaluatedPrompt(
                 prompt.source,
                 [result.score for result in rewards[i * group : (i + 1) * group]],
@@ -95,7 +101,6 @@ class Rollouts:
             )
             for i, prompt in enumerate(prompts)
         ]
-        return aggregate(scored, evaluation)
 
     def _generate(self, work: list[GenerationRequest], prompts: list[Prompt], sampling: SamplingParams) -> Responses:
         """Responses and their texts in the order of `work`, spread over the engines by whole prompt groups."""

@@ -141,7 +141,7 @@ def length_penalty(tokens: int, limit: int, target: int = 0) -> float:
     With a weight w beside a reward for the right answer it is LCPO-Exact of L1 (arXiv 2503.04697, equation 1) with
     alpha = w / limit, bounded.
     """
-    return -min(1.0, abs(tokens - target) / limit)
+    return max(-1.0, -abs(tokens - target) / limit)
 
 
 def overlong_penalty(tokens: int, limit: int, cache: int) -> float:
@@ -150,7 +150,7 @@ def overlong_penalty(tokens: int, limit: int, cache: int) -> float:
     0 up to L_max - L_cache tokens, then ((L_max - L_cache) - tokens) / L_cache down to -1 at L_max, and -1 above.
     (The paper's values: L_max 20480, L_cache 4096.)
     """
-    return -min(1.0, max(0.0, (tokens - (limit - cache)) / cache))
+    return max(-1.0, min(0.0, ((limit - cache) - tokens) / cache))
 
 
 def check_args(name: str, args: dict[str, Any]) -> None:

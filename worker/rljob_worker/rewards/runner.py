@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rljob_api.quantities import to_number
 from rljob_api.rewards import BUILTIN_REWARDS, token_limit
 from rljob_api.spec import RewardSpec, RLJobSpec
-from rljob_worker.data.sources import data_sources
+from rljob_worker.data.sources import data_sources, evaluation_sources
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.rewards.bounds import Bounds, environment, network_can_be_closed
@@ -360,10 +360,7 @@ def _sample_name(sample: RewardSample) -> str:
 
 def _rewards(spec: RLJobSpec) -> Iterator[tuple[str, str, RewardSpec, str | None]]:
     """Each source's reward with its place in the manifest, the source's, and the source's label key."""
-    sources = data_sources(spec)
-    if spec.evaluation is not None:
-        sources.append(("spec.evaluation.data", spec.evaluation.data))
-    for field_, source in sources:
+    for field_, source in data_sources(spec) + evaluation_sources(spec):
         reward = source.reward or spec.reward
         if reward is None:
             raise UserError(f"{field_}.reward: neither this source nor spec.reward says how responses are scored")
