@@ -230,7 +230,7 @@ def test_what_the_environment_did_is_no_error_of_the_user(
     assert caught.value.exit_code == 1
     used(tmp_path / "old", job())
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", fail)
+        patch.setattr("rljob_worker.records.run_files.read_file", fail)
         with pytest.raises(JobError, match=r"run\.json: cannot be read"):
             RunFolder(tmp_path / "old", job(), resume=True)
     monkeypatch.setattr("rljob_worker.driver.fencing.fcntl.flock", fail)

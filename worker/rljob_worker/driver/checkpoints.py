@@ -16,7 +16,7 @@ from typing import Any
 from rljob_api.wire.step_record import StepRecord
 from rljob_api.wire.values import WireError, block, whole
 from rljob_worker.errors import FencedError, JobError, UserError
-from rljob_worker.host.files import LOST, patiently, sync_folder, write_whole, writing
+from rljob_worker.host.files import LOST, patiently, read_file, sync_folder, write_whole, writing
 from rljob_worker.trainer.checked_file import CheckedFile
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Checkpoints:
         """
         path = self.folder(step) / _META
         try:
-            state = DriverState.parse(json.loads(patiently(path.read_bytes)))
+            state = DriverState.parse(json.loads(patiently(lambda: read_file(path))))
             if state.step != step:
                 raise WireError(f"step must be that of the folder, {step}, not {state.step}")
             return state

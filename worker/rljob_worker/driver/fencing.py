@@ -21,7 +21,7 @@ from typing import IO
 
 from rljob_api.wire.values import block, text, whole
 from rljob_worker.errors import FencedError, JobError, UserError
-from rljob_worker.host.files import explained, sync_file, sync_folder, writing
+from rljob_worker.host.files import explained, read_file, sync_file, sync_folder, writing
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Owner:
     @classmethod
     def read(cls, path: Path) -> Owner:
         """From `run.json` or `owner.json`; OSError, or WireError when it says no such thing."""
-        said = block(json.loads(path.read_bytes()), "it")
+        said = block(json.loads(read_file(path)), "it")
         epoch = said.get("epoch", said.get("attempt"))
         return cls(whole(epoch, "epoch"), text(said.get("nonce", ""), "nonce"))
 

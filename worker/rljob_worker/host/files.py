@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import re
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -118,6 +119,18 @@ def write_whole(path: Path, text: str, *, durable: bool = True, writer: str = ""
         file.write(content)
 
 
+def read_file(path: Path) -> bytes:
+    """Content of a file; OSError for a pipe, which would be waited for, and for a device, which may never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(number, "is no file, but a pipe, device or folder", str(path))
+    with open(descriptor, "rb") as file:
+        return file.read()
+
+
 def sync_file(file: IO[Any]) -> None:
     """Have the content of an open file on disk; its name is there once its folder is synced too."""
     file.flush()
@@ -138,7 +151,7 @@ def cut_torn_line(path: Path) -> None:
     """Drop a last line without a line break: a kill interrupted it, and the next append would run into it."""
     if not path.exists():
         return
-    content = path.read_bytes()
+    content = read_file(path)
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
         os.truncate(path, whole)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rljob_api.wire.run_status import RUN_FILE, RunDescription
 from rljob_worker.errors import JobError, UserError
+from rljob_worker.host.files import read_file
 
 
 def read_run(folder: Path) -> RunDescription | None:
@@ -18,7 +19,7 @@ def read_run(folder: Path) -> RunDescription | None:
     """
     path = folder / RUN_FILE
     try:
-        return RunDescription.parse(json.loads(path.read_text(encoding="utf-8")))
+        return RunDescription.parse(json.loads(read_file(path)))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -14,7 +14,15 @@ from typing import Any
 from rljob_api.wire.step_record import StepRecord
 from rljob_api.wire.values import WireError
 from rljob_worker.errors import JobError
-from rljob_worker.host.files import AppendedFile, WriteFailures, cut_torn_line, sync_file, write_whole, writing
+from rljob_worker.host.files import (
+    AppendedFile,
+    WriteFailures,
+    cut_torn_line,
+    read_file,
+    sync_file,
+    write_whole,
+    writing,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +60,10 @@ class StepLog:
         self.path = run_folder / self.FILE
         self._failures = failures or WriteFailures()
         self._check_owner = check_owner
-        cut_torn_line(self.path)
+        try:
+            cut_torn_line(self.path)
+        except OSError as error:
+            raise JobError(f"{self.path}: cannot be read: {error.strerror}") from None
         self._lines = _lines(self.path)
         self._attempts: dict[int, set[int]] = {}
         for record in self._sound_records(run_folder / self.DAMAGED_FILE):
@@ -185,8 +196,12 @@ def read_steps(run_folder: Path) -> list[StepRecord]:
 def _lines(path: Path) -> list[str]:
     if not path.exists():
         return []
+    try:
+        content = read_file(path)
+    except OSError as error:
+        raise JobError(f"{path}: cannot be read: {error.strerror}") from None
     # Not `splitlines`: it would also cut at what JSON takes for a character.
-    return [line.decode("utf-8", "surrogateescape") for line in path.read_bytes().split(b"\n")[:-1]]
+    return [line.decode("utf-8", "surrogateescape") for line in content.split(b"\n")[:-1]]
 
 
 def _parsed(path: Path, number: int, line: str) -> StepRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 import re
@@ -13,7 +14,7 @@ from typing import Any
 
 from rljob_api.spec import RecordsSpec
 from rljob_worker.errors import UserError
-from rljob_worker.host.files import WriteFailures, replacing
+from rljob_worker.host.files import WriteFailures, read_file, replacing
 
 FOLDER = "trajectories"
 _NAME = re.compile(r"^step-(\d{6,})\.jsonl\.gz$")
@@ -76,9 +77,9 @@ def read_trajectories(run_folder: Path, step: int | None = None) -> tuple[int, l
     if chosen not in files:
         raise UserError(f"{run_folder / FOLDER}: no trajectories of step {chosen}; there are those of {_steps(files)}")
     try:
-        with gzip.open(files[chosen], "rb") as file:
+        with gzip.open(io.BytesIO(read_file(files[chosen])), "rb") as file:
             return chosen, [json.loads(line) for line in file]
-    except (OSError, EOFError, zlib.error, ValueError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise UserError(f"{files[chosen]}: damaged: {error}") from None
 
 

@@ -1,0 +1,93 @@
+"""Run folders in which a pipe or a device has the place of a file: a sentence, and nobody waits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rljob_worker.cli.main import main
+from rljob_worker.driver.checkpoints import Checkpoints
+from rljob_worker.driver.fencing import Owner
+from rljob_worker.errors import JobError
+from rljob_worker.records.steps import StepLog
+
+OLD_RUN = Path(__file__).parents[1] / "records" / "old_run"
+COMMANDS = {"report": [], "samples": [], "export": ["--to", "exported"]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A copy of a run, and an end to whoever waits for a pipe in it."""
+
+    def too_long(*_: object) -> None:
+        raise AssertionError("still waiting after 2 s")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.setitimer(signal.ITIMER_REAL, 2)
+    yield shutil.copytree(OLD_RUN, tmp_path / "run")
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def put(path: Path, kind: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+
+
+def refused(capsys: pytest.CaptureFixture[str], command: str, folder: Path) -> str:
+    begin = time.monotonic()
+    assert main([command, str(folder), *COMMANDS[command]]) in (1, 2)
+    assert time.monotonic() - begin < 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1
+    return said.err
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_run_json(capsys: pytest.CaptureFixture[str], folder: Path, command: str, kind: str) -> None:
+    put(folder / "run.json", kind)
+    said = refused(capsys, command, folder)
+    assert said == f"rljob: {folder / 'run.json'}: cannot be read: is no file, but a pipe, device or folder\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        ("report", "steps.jsonl"),
+        ("samples", "trajectories/step-000002.jsonl.gz"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_else_a_command_reads(
+    capsys: pytest.CaptureFixture[str], folder: Path, command: str, file: str, kind: str
+) -> None:
+    put(folder / file, kind)
+    said = refused(capsys, command, folder)
+    assert f"{folder / file}: " in said
+    assert "is no file, but a pipe, device or folder" in said
+
+
+def test_what_a_driver_reads(folder: Path) -> None:
+    put(folder / "steps.jsonl", "pipe")
+    with pytest.raises(JobError, match=r"steps\.jsonl: cannot be read: is no file"):
+        StepLog(folder)
+    put(folder / "step-2" / "driver.json", "pipe")
+    with pytest.raises(JobError, match=r"driver\.json: cannot be read: is no file"):
+        Checkpoints(folder).read(2)
+    put(folder / "owner.json", "pipe")
+    with pytest.raises(OSError, match="is no file"):
+        Owner.read(folder / "owner.json")
