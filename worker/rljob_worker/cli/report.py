@@ -21,10 +21,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(arguments: argparse.Namespace) -> int:
     """Draw the report."""
     from rljob_worker.records.run_files import require_run_folder
+
+    require_run_folder(arguments.folder)
+    # Only now what takes seconds to import.
     from rljob_worker.report.build import build_report
     from rljob_worker.report.table import phase_table_text
 
-    require_run_folder(arguments.folder)
     html, png = build_report(arguments.folder)
     print(phase_table_text(arguments.folder))
     print(f"report  {html}\n        {png}")

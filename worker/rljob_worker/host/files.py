@@ -121,14 +121,18 @@ def write_whole(path: Path, text: str, *, durable: bool = True, writer: str = ""
 
 def read_file(path: Path) -> bytes:
     """Content of a file; OSError for a pipe, which would be waited for, and for a device, which may never end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-        raise OSError(number, "is no file, but a pipe, device or folder", str(path))
-    with open(descriptor, "rb") as file:
+    with open(path, "rb", opener=_open_file) as file:
         return file.read()
+
+
+def _open_file(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+    raise OSError(number, "is no file, but a pipe, device or folder", path)
 
 
 def sync_file(file: IO[Any]) -> None:
