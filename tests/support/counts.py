@@ -212,8 +212,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "fields": (0, 0),
     "patches": (0, 0),
     "path": (8, 8),
-    "worker": (7, 8),
-    "operator": (8, 8),
+    "worker": (6, 8),
+    "operator": (2, 8),
 }
 """(limit, goal) of each."""
 

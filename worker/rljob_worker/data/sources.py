@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import xxhash
 
@@ -15,6 +15,10 @@ from rljob_worker.data.chat import read_template
 from rljob_worker.data.hub import hub_failure, is_hub_id, modelscope
 from rljob_worker.data.synthetic import generate_rows
 from rljob_worker.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from pyarrow import Table
 
 Row = dict[str, Any]
 _LOOKED_AT = 100
@@ -159,7 +163,7 @@ def _check_keys(row: Row, source: DataSource, field: str, place: str) -> None:
             )
 
 
-def check_prompt(prompt: Any, place: str, field: str, source: DataSource) -> None:
+def check_prompt(prompt: object, place: str, field: str, source: DataSource) -> None:
     """A prompt is a non-empty string, or a non-empty list of chat messages where a chat template is applied."""
     if isinstance(prompt, str):
         if not prompt.strip():
@@ -179,7 +183,7 @@ def check_prompt(prompt: Any, place: str, field: str, source: DataSource) -> Non
         )
 
 
-def _read_parquet(path: Path, field: str) -> Any:
+def _read_parquet(path: Path, field: str) -> Table:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -189,7 +193,7 @@ def _read_parquet(path: Path, field: str) -> Any:
         raise UserError(f"{field}.path: {path} is not a readable Parquet file: {error}") from error
 
 
-def _load_dataset(path: Path, source: DataSource, field: str) -> Any:
+def _load_dataset(path: Path, source: DataSource, field: str) -> Table:
     """A whole split as an Arrow table, from a `save_to_disk` folder or a hub."""
     if path.is_file():
         raise UserError(f"{field}.path: {path}: not a .jsonl or .parquet file")
@@ -202,7 +206,7 @@ def _load_dataset(path: Path, source: DataSource, field: str) -> Any:
     return dataset.with_format("arrow")[:]
 
 
-def _load_folder(path: Path, source: DataSource, field: str) -> Any:
+def _load_folder(path: Path, source: DataSource, field: str) -> Dataset:
     if not any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         raise UserError(
             f"{field}.path: {path} is not a dataset folder written by save_to_disk: "
@@ -221,7 +225,7 @@ def _load_folder(path: Path, source: DataSource, field: str) -> Any:
     return dataset[source.split]
 
 
-def _load_from_hub(name: str, source: DataSource, field: str) -> Any:
+def _load_from_hub(name: str, source: DataSource, field: str) -> Dataset:
     try:
         if source.hub is Hub.MODEL_SCOPE:
             modelscope(field)
@@ -241,7 +245,7 @@ def _load_from_hub(name: str, source: DataSource, field: str) -> Any:
 class TableRows(Sequence[Row]):
     """The rows of an Arrow table, made into Python objects one at a time, as they are asked for."""
 
-    def __init__(self, table: Any, origin: str, source: DataSource, field: str):
+    def __init__(self, table: Table, origin: str, source: DataSource, field: str):
         self._table = table
         for name, key in (("promptKey", source.prompt_key), ("labelKey", source.label_key)):
             if key is None:
@@ -258,7 +262,13 @@ class TableRows(Sequence[Row]):
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
@@ -277,6 +287,6 @@ class TableRows(Sequence[Row]):
         return digest.hexdigest()
 
 
-def label_text(value: Any) -> str:
+def label_text(value: object) -> str:
     """A label as the rewards see it: strings as they are, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
