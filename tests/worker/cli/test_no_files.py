@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from rljob_worker.errors import JobError
 from rljob_worker.records.steps import StepLog
 from rljob_worker.report import build  # noqa: F401  (its libraries take seconds, which is no waiting)
 
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
 OLD_RUN = Path(__file__).parents[1] / "records" / "old_run"
 COMMANDS = {"report": [], "samples": [], "export": ["--to", "exported"]}
 
@@ -77,6 +80,30 @@ def test_what_else_a_command_reads(
     said = refused(capsys, command, folder)
     assert f"{folder / file}: " in said
     assert "is no file, but a pipe, device or folder" in said
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("pipe.jsonl", "pipe.jsonl is not a file"),
+        ("pipe", "pipe is neither a file nor a folder"),
+        ("no.parquet", "no.parquet does not exist"),
+        ("a" * 300, "a" * 300 + ": File name too long"),
+        ("table.txt.d", "table.txt.d: not a .jsonl or .parquet file"),
+    ],
+)
+def test_data_is_refused_before_the_worker_is_imported(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "rljob_worker.driver.run", None)
+    for pipe in ("pipe", "pipe.jsonl"):
+        os.mkfifo(tmp_path / pipe)
+    (tmp_path / "table.txt.d").write_text("")
+    spec = {"sets": [{"name": "held-out", "path": str(tmp_path / path)}]}
+    argv = ["run", str(QUICKSTART), "--output", str(tmp_path / "run"), "--set", f"spec.evaluation={json.dumps(spec)}"]
+    assert main(argv) == 2
+    assert capsys.readouterr().err == f"rljob: spec.evaluation.sets[0].path: {tmp_path}/{message}\n"
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_a_driver_reads(folder: Path) -> None:

@@ -15,6 +15,7 @@ from rljob_api.safe_text import visible
 from rljob_api.validation import ManifestError, check_runnable_locally
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
+from rljob_worker.data.sources import check_path, data_sources, evaluation_sources
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import keep_output_from_raising
 
@@ -72,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     output = arguments.output or Path("runs") / f"{job.metadata.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     # The driver uses no device: what one lacks is to be said in words, not by torch_npu's traceback.
     os.environ[BACKEND_AUTOLOAD_VARIABLE] = "0"
+    for field, source in data_sources(job.spec) + evaluation_sources(job.spec):
+        check_path(source, field)
     # Importing the worker takes seconds: a wrong manifest should not have to wait for it.
     from rljob_worker.cli.progress import RunProgress
     from rljob_worker.driver.run import run_job

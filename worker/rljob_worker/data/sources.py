@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 _LOOKED_AT = 100
+_FILES = (".jsonl", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +93,42 @@ def load_source(source: DataSource, field: str) -> LoadedSource:
     return replace(loaded, fingerprint=both, template=template)
 
 
+def check_path(source: DataSource, field: str) -> None:
+    """Refuse a path that is nothing to read, without reading it: UserError says why."""
+    if source.path is None:
+        return
+    path = Path(source.path).expanduser()
+    where = f"{field}.path: {path}"
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise UserError(f"{where}: {error.strerror}") from None
+    if not there:
+        if path.suffix in _FILES or not is_hub_id(source.path):
+            raise UserError(f"{where} does not exist")
+    elif path.suffix in _FILES:
+        if not path.is_file():
+            raise UserError(f"{where} is not a file")
+    elif path.is_file():
+        raise UserError(f"{where}: not a .jsonl or .parquet file")
+    elif not path.is_dir():
+        raise UserError(f"{where} is neither a file nor a folder")
+
+
 def _load_rows(source: DataSource, field: str) -> LoadedSource:
     if source.synthetic is not None:
         return _load_synthetic(source, field)
     if source.path is None:
         raise UserError(f"{field}: has neither path nor synthetic: exactly one is needed")
+    check_path(source, field)
     path = Path(source.path).expanduser()
     default_name = path.stem if path.is_file() else path.name
     rows: Sequence[Row]
     if path.suffix == ".jsonl":
-        content = _file_bytes(path, field)
+        content = path.read_bytes()
         rows, fingerprint = _read_jsonl(content, path, source, field), xxhash.xxh3_128_hexdigest(content)
     elif path.suffix == ".parquet":
-        fingerprint = xxhash.xxh3_128_hexdigest(_file_bytes(path, field))
+        fingerprint = xxhash.xxh3_128_hexdigest(path.read_bytes())
         rows = TableRows(_read_parquet(path, field), str(path), source, field)
     else:
         rows = TableRows(_load_dataset(path, source, field), source.path, source, field)
@@ -124,12 +148,6 @@ def _load_synthetic(source: DataSource, field: str) -> LoadedSource:
     fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(pairs).encode())
     name = source.name or source.synthetic.task
     return LoadedSource(name, field, f"{field}.synthetic", source, rows, fingerprint)
-
-
-def _file_bytes(path: Path, field: str) -> bytes:
-    if not path.is_file():
-        raise UserError(f"{field}.path: {path} {'is not a file' if path.exists() else 'does not exist'}")
-    return path.read_bytes()
 
 
 def _read_jsonl(content: bytes, path: Path, source: DataSource, field: str) -> list[Row]:
@@ -195,14 +213,8 @@ def _read_parquet(path: Path, field: str) -> Table:
 
 def _load_dataset(path: Path, source: DataSource, field: str) -> Table:
     """A whole split as an Arrow table, from a `save_to_disk` folder or a hub."""
-    if path.is_file():
-        raise UserError(f"{field}.path: {path}: not a .jsonl or .parquet file")
-    if path.is_dir():
-        dataset = _load_folder(path, source, field)
-    elif source.path is not None and is_hub_id(source.path):
-        dataset = _load_from_hub(source.path, source, field)
-    else:
-        raise UserError(f"{field}.path: {path} does not exist")
+    assert source.path is not None
+    dataset = _load_folder(path, source, field) if path.is_dir() else _load_from_hub(source.path, source, field)
     return dataset.with_format("arrow")[:]
 
 
