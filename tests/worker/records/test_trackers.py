@@ -6,11 +6,12 @@ import json
 import os
 import re
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ SAMPLE = {
     "finish_reason": "stop", "response_tokens": 3, "advantage": 0.1,
 }  # fmt: skip
 
+in_test_faults = pytest.mark.skipif(
+    os.environ.get("RLJOB_FAULTS") != "all", reason="Trackio waits 30 s for a server that is gone: make test-faults"
+)
 with_packages = pytest.mark.skipif(not PYTHON.is_file(), reason="needs `make tracker-packages`")
 
 
@@ -55,6 +59,15 @@ def read_back(name: str, folder: Path) -> dict[str, Any]:
     reader = Path(__file__).parent / "read_tracker.py"
     printed = subprocess.run([PYTHON, reader, name, folder], check=True, capture_output=True, text=True, timeout=60)
     return dict(json.loads(printed.stdout.splitlines()[-1]))
+
+
+def steps_in(database: Path) -> list[int]:
+    """Steps that Trackio has stored."""
+    if not database.exists():
+        return []
+    with closing(sqlite3.connect(database)) as connection, suppress(sqlite3.OperationalError):
+        return [step for (step,) in connection.execute("SELECT step FROM metrics ORDER BY step")]
+    return []
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -78,7 +91,12 @@ def deliveries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[lis
     for attempt, steps in enumerate(STEPS, 1):
         # An offline session of ClearML cannot be continued, and takes ten seconds to close.
         names = NAMES if attempt == 1 else [name for name in NAMES if name != "clearml"]
-        spec = spec_of(*({"name": name, "offline": True, "samples": 2, "samplesEverySteps": 2} for name in names))
+        spec = spec_of(
+            *(
+                {"name": name, "offline": True, "samples": 2, "samplesEverySteps": 2, "finishSeconds": 120}
+                for name in names
+            )
+        )
         trackers = Trackers(folder, spec, "my-run", lambda text: None, str(PYTHON))
         for step in steps:
             trackers(record(step, attempt))
@@ -134,24 +152,24 @@ def trackio_server(folder: Path) -> Iterator[tuple[str, str]]:
 
 @with_packages
 @pytest.mark.slow
-def test_a_server_gets_a_run_and_what_it_does_not_take_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=in_test_faults)])
+def test_a_server_gets_a_run_and_what_it_does_not_take_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
     with trackio_server(tmp_path / "server") as (url, token):
         monkeypatch.setenv("TRACKIO_WRITE_TOKEN", token)
-        spec = spec_of({"name": "trackio", "url": url, "samplesEverySteps": 2})
+        spec = spec_of({"name": "trackio", "url": url, "finishSeconds": 120})
         trackers = Trackers(tmp_path / "run", spec, "my-run", lambda text: None, str(PYTHON))
         for step in (1, 2):
             trackers(record(step))
-        (well,) = trackers.close(failed=False)
-        assert well.said() == ""
-        found = read_back("trackio", tmp_path / "server")
-        assert found["scalars"] == [[1, 1.0], [2, 0.5]]
-        trackers = Trackers(tmp_path / "run", spec, "my-run", lambda text: None, str(PYTHON))
-        # Its next message comes when it has opened its run.
-        wait_for(lambda: "Resumed existing run" in (tmp_path / "run" / "logs" / "tracker-trackio.log").read_text())
+        wait_for(lambda: steps_in(tmp_path / "server" / "rljob.db") == [1, 2])
+        if not killed:
+            assert [delivery.said() for delivery in trackers.close(failed=False)] == [""]
+            return
     trackers(record(3))
-    (lost,) = trackers.close(failed=False)
-    assert not lost.finished
-    assert "the server did not take all" in lost.said()
+    (delivery,) = trackers.close(failed=False)
+    assert not delivery.finished
+    assert "the server did not take all" in delivery.said()
 
 
 @with_packages
