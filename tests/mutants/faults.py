@@ -80,15 +80,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "KL the wrong way round",
         f"{ALGORITHMS}/kl.py",
-        "return torch.exp(-difference) - 1 + difference",
-        "return torch.exp(difference) - 1 - difference",
+        "estimate = torch.exp(-difference) - 1 + difference",
+        "estimate = torch.exp(difference) - 1 - difference",
         LOSSES,
     ),
     Fault(
         "low-variance KL without bound",
         f"{ALGORITHMS}/kl.py",
-        "bounded.clamp(-LOW_VAR_BOUND, LOW_VAR_BOUND)",
-        "bounded",
+        "estimate.clamp(-LOW_VAR_BOUND, LOW_VAR_BOUND)",
+        "estimate",
         LOSSES,
     ),
     Fault(
@@ -130,8 +130,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "gate taken from up",
         "worker/rljob_worker/models/convert.py",
-        '"gate_proj.weight", 0, start, rows, lambda parameter: parameter[:rows]',
-        '"gate_proj.weight", 0, start, rows, lambda parameter: parameter[rows:]',
+        '"gate_proj.weight", part, lambda parameter: parameter[:rows]',
+        '"gate_proj.weight", part, lambda parameter: parameter[rows:]',
         CONVERSION,
     ),
     Fault(
@@ -144,8 +144,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a tensor dropped",
         "worker/rljob_worker/models/convert.py",
-        "for shard in layout.shards if shard.length]",
-        'for shard in layout.shards if shard.length and "k_norm" not in shard.hf_name]',
+        "for shard in layout.shards if shard.part.length",
+        'for shard in layout.shards if shard.part.length and "k_norm" not in shard.hf_name',
         CONVERSION,
     ),
     Fault(
