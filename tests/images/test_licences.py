@@ -35,9 +35,14 @@ def test_nothing_that_is_shipped_is_gpl_and_every_licence_is_known() -> None:
 def test_the_page_says_what_the_installed_packages_say() -> None:
     """Those for other machines are not installed here."""
     said = sbom.rows((ROOT / "docs/licences.md").read_text(encoding="utf-8"))
-    installed = set(said) & set(sbom.python_packages())
+    # In a process of its own: Ray and setuptools put folders with packages of theirs on this one's path.
+    look = "import json, sbom; print(json.dumps(sbom.licences(set(sbom.python_packages()))))"
+    found = subprocess.run(
+        [sys.executable, "-c", look], cwd=ROOT / "images", capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    installed = {name: licence for name, licence in json.loads(found).items() if name in said}
     assert len(installed) > 150
-    assert {name: said[name] for name in installed} == sbom.licences(installed), "`make generate`"
+    assert {name: said[name] for name in installed} == installed, "`make generate`"
 
 
 @pytest.mark.parametrize(
