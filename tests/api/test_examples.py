@@ -34,6 +34,13 @@ def test_the_quickstart_on_a_cluster_is_the_quickstart() -> None:
     assert there == here
 
 
+def test_examples_that_no_cluster_takes_say_so() -> None:
+    """On a cluster checkpoints lie on a volume that all pods mount."""
+    local = [path.name for path in EXAMPLES.glob("*.yaml") if not load_manifest(path).spec.storage.volumes]
+    marked = [path.name for path in EXAMPLES.glob("*.yaml") if "\n# Local only, as it is: " in path.read_text("utf-8")]
+    assert sorted(local) == sorted(marked) != []
+
+
 def published() -> list[Path]:
     """The examples that are made for devices."""
     return [
