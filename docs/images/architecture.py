@@ -1,46 +1,10 @@
-"""Draw docs/images/architecture.svg: `python docs/images/architecture.py [FILE]`."""
+"""Draw docs/images/architecture.svg: `python docs/images/architecture.py [FOLDER FOR A PNG]`."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-matplotlib.rcParams |= {"svg.hashsalt": "rljob", "font.family": "DejaVu Sans", "font.size": 9}
-
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.patches import FancyBboxPatch  # noqa: E402
-
-INK, PAPER = "#1f2937", "#ffffff"
-USER, OPERATOR, DRIVER, TRAINER, ENGINE, FRAME = "#fef3c7", "#dbeafe", "#e0e7ff", "#dcfce7", "#fae8ff", "#f3f4f6"
-
-
-class Drawing:
-    """Boxes and arrows on a page of 100 x 62 units."""
-
-    def __init__(self) -> None:
-        self.figure, self.axes = plt.subplots(figsize=(10, 6.2))
-        self.axes.set(xlim=(0, 100), ylim=(0, 62))
-        self.axes.axis("off")
-        self.figure.subplots_adjust(0, 0, 1, 1)
-
-    def box(self, x: float, y: float, width: float, height: float, title: str, text: str, color: str) -> None:
-        """A box with a title and lines below it."""
-        style = FancyBboxPatch(
-            (x, y), width, height, boxstyle="round,pad=0,rounding_size=1.2", facecolor=color, edgecolor=INK, linewidth=1
-        )
-        self.axes.add_patch(style)
-        self.axes.text(x + 1.3, y + height - 1.2, title, va="top", weight="bold", color=INK)
-        self.axes.text(x + 1.3, y + height - 4.1, text, va="top", color=INK, fontsize=8, linespacing=1.35)
-
-    def arrow(self, start: tuple[float, float], end: tuple[float, float], text: str, at: tuple[float, float]) -> None:
-        """An arrow, and what it says at another place."""
-        self.axes.annotate(
-            "", end, start, arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
-        )
-        self.axes.text(*at, text, color=INK, fontsize=7.5, linespacing=1.3, va="center")
+from drawing import DRIVER, ENGINE, FRAME, INK, OPERATOR, PAPER, TRAINER, USER, Drawing, main
 
 
 def draw() -> Drawing:
@@ -70,7 +34,7 @@ def draw() -> Drawing:
     d.box(73, 14, 22, 16, "engine, one a TP group", "rollout/ vLLM\nsleeps while the trainer\nlearns; never generates\n"
           "with weights of another\nversion", ENGINE)  # fmt: skip
     d.arrow((22, 53.5), (36, 53.5), "API server", (25.5, 55))
-    d.arrow((69, 53.5), (79, 53.5), "", (0, 0))
+    d.arrow((69, 53.5), (79, 53.5))
     d.arrow((52, 47), (52, 39), "RayCluster, Secret, NetworkPolicy", (53, 43.3))
     d.arrow((40, 47), (20, 34), "submit, stop;\nread step records", (15.5, 43.3))
     d.arrow((28, 26), (40, 26), "train", (31.5, 27.3))
@@ -87,5 +51,4 @@ def draw() -> Drawing:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_suffix(".svg")
-    draw().figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None, dpi=150)
+    main({"architecture": draw}, Path(__file__).parent)
