@@ -114,8 +114,8 @@ def weights() -> Drawing:
         TRAINER,
     )
     d.box(30, 13, 34, 18, "two slots that both sides have mapped", "", FRAME)
-    d.bar(32, 19.5, 14, 6.5, "slot 0\nbucket i: landing", PAPER)
-    d.bar(48, 19.5, 14, 6.5, "slot 1\nbucket i + 1: filled", PAPER)
+    d.bar(32, 19.5, 14, 6.5, "slot 1\nbucket i + 1: filled", PAPER)
+    d.bar(48, 19.5, 14, 6.5, "slot 0\nbucket i: landing", PAPER)
     d.note(
         32,
         18.4,
@@ -143,7 +143,7 @@ def weights() -> Drawing:
         "before the engine may generate",
         "every tensor came exactly once with its shape and type   |   "
         "checksum of what was sent = checksum of what landed   |   every parameter\nwas written whole   |   "
-        "all engines are done, all trainers commit: the weight version advances, on both sides or on neither",
+        "all engines are done, all trainers commit: only then does the weight version advance",
         USER,
     )
     d.arrow((12, 13), (12, 9.5), "checksum of what is sent", (13, 11.3))
