@@ -23,8 +23,6 @@ LINK = re.compile(r"\]\(([\w./#:%?=&~@+-]+)\)")
 FIELD = re.compile(r"(?:spec\.)?([a-z][A-Za-z]*(?:\[\])?(?:\.[A-Za-z]+(?:\[\])?)+)(?:: .*)?")
 FILES = {"jsonl", "safetensors", "py", "yaml", "json", "damaged"}
 """Suffixes of files that are called as a block of the manifest is, such as `steps.jsonl`."""
-GONE = {"weightSync.mode"}
-"""Fields that a page names because they are there no more."""
 
 
 def name(page: Path) -> str:
@@ -103,14 +101,13 @@ def fields(text: str) -> set[str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")], ids=name)
 def test_fields_exist(page: Path) -> None:
     named = fields(page.read_text(encoding="utf-8"))
-    assert sorted(path for path in named - GONE if not exists(path)) == []
+    assert sorted(path for path in named if not exists(path)) == []
 
 
 def test_fields_that_do_not_exist_are_noticed() -> None:
     named = fields("`rollout.topP` `rollout.nucleus` `data.sources[].weight: 3` `spec.hccl.port` `trainer.py`")
     assert {path for path in named if exists(path)} == {"rollout.topP", "data.sources[].weight"}
     assert {path for path in named if not exists(path)} == {"rollout.nucleus", "hccl.port"}
-    assert not any(exists(path) for path in GONE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
