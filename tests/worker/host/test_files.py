@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from rljob_worker.host import files
-from rljob_worker.host.files import cut_torn_line, replacing, write_whole
+from rljob_worker.host.files import AppendedFile, cut_torn_line, replacing, write_whole
 
 
 def test_a_reader_finds_the_old_or_the_new_content(tmp_path: Path) -> None:
@@ -46,3 +48,22 @@ def test_a_torn_last_line_is_cut(tmp_path: Path) -> None:
         path.write_text(content)
         cut_torn_line(path)
         assert path.read_text() == left
+
+
+def test_threads_append_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's events come from the thread that trains, and from those that watch it."""
+    really = os.write
+
+    def slowly(descriptor: int, data: bytearray) -> int:
+        with memoryview(data) as view:
+            time.sleep(0.002)
+            return really(descriptor, view)
+
+    monkeypatch.setattr(os, "write", slowly)
+    file = AppendedFile(tmp_path / "events.jsonl")
+    lines = [f"{number:04d}\n" for number in range(100)]
+    with ThreadPoolExecutor(8) as threads:
+        for done in [threads.submit(file.append, line.encode()) for line in lines]:
+            done.result(timeout=30)
+    file.close()
+    assert sorted((tmp_path / "events.jsonl").read_text().splitlines(keepends=True)) == lines

@@ -165,7 +165,7 @@ class AppendedFile:
     """A file that grows at its end; what cannot be written waits, in order, and is tried again before what comes next.
 
     Nothing is written twice and nothing is left out: after an error the file is opened anew, and goes on behind the
-    last byte that arrived.
+    last byte that arrived. Threads may share it.
 
     Args:
         path: the file; the writer is the only one who changes it.
@@ -173,6 +173,7 @@ class AppendedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = threading.RLock()
         self._waiting = bytearray()
         self._descriptor: int | None = None
         self._size = path.stat().st_size if path.exists() else 0
@@ -193,41 +194,45 @@ class AppendedFile:
         Raises:
             OSError: as of `explained`; what did not arrive waits.
         """
-        self._waiting += data
-        self.flush()
+        with self._lock:
+            self._waiting += data
+            self.flush()
 
     def flush(self) -> None:
         """Write what waits; OSError as `append`."""
-        if not self._waiting and self._descriptor is not None:
-            return
-        try:
-            descriptor = self._opened()
-            while self._waiting:
-                written = os.write(descriptor, self._waiting)
-                del self._waiting[:written]
-                self._size += written
-        except OSError as error:
-            self.close()
-            raise explained(error, self.path, len(self._waiting)) from error
+        with self._lock:
+            if not self._waiting and self._descriptor is not None:
+                return
+            try:
+                descriptor = self._opened()
+                while self._waiting:
+                    written = os.write(descriptor, self._waiting)
+                    del self._waiting[:written]
+                    self._size += written
+            except OSError as error:
+                self.close()
+                raise explained(error, self.path, len(self._waiting)) from error
 
     def sync(self) -> None:
         """Have all on disk; OSError where that is not known, as of `explained`."""
-        self.flush()
-        assert self._descriptor is not None
-        try:
-            os.fsync(self._descriptor)
-            if not os.path.samestat(os.fstat(self._descriptor), os.stat(self.path)):
-                raise self._changed("another file")
-        except OSError as error:
-            self.close()
-            raise explained(error, self.path) from error
+        with self._lock:
+            self.flush()
+            assert self._descriptor is not None
+            try:
+                os.fsync(self._descriptor)
+                if not os.path.samestat(os.fstat(self._descriptor), os.stat(self.path)):
+                    raise self._changed("another file")
+            except OSError as error:
+                self.close()
+                raise explained(error, self.path) from error
 
     def close(self) -> None:
         """Close the file; it is opened again when something is appended."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            with suppress(OSError):
-                os.close(descriptor)
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, None
+            if descriptor is not None:
+                with suppress(OSError):
+                    os.close(descriptor)
 
     def _opened(self) -> int:
         if self._descriptor is None:
