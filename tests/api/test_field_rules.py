@@ -31,6 +31,7 @@ WITHOUT_EFFECT = {
 REFUSED: list[tuple[list[str], list[str]]] = [
     (["mode=Disaggregated"], ["spec.mode"]),
     (["mode=Async"], ["spec.mode"]),
+    (["rollout.temperature=0.001"], ["spec.rollout.temperature"]),
     (["training.backend=FSDP"], ["spec.training.backend"]),
     (["training.tensorParallel=3"], ["spec.training.tensorParallel"]),
     (["training.pipelineParallel=8"], ["spec.training.tensorParallel"]),

@@ -80,6 +80,12 @@ def test_exclusive_bounds_are_flags_beside_a_bound() -> None:
                 assert bound in node, path
 
 
+def test_no_bound_has_a_fraction() -> None:
+    """The API server cuts it off where the value is a whole number: 0 is not below a minimum of 0.01 there."""
+    for path, node in ALL:
+        assert all(float(node.get(bound, 0)).is_integer() for bound in ("minimum", "maximum")), path
+
+
 def test_enums_patterns_and_numbers_fit_their_types() -> None:
     for path, node in ALL:
         if "enum" in node:

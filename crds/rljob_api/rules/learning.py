@@ -280,6 +280,15 @@ EVALUATION = (
         cel="self.samplesPerPrompt == 1 || self.temperature > 0.0",
     ),
     Rule(
+        on=RolloutSpec,
+        field="temperature",
+        wrong="is below the smallest that the engine computes with",
+        allowed=f"at least {MIN_TEMPERATURE}",
+        check=lambda r: r.temperature >= MIN_TEMPERATURE,
+        # As a bound of the schema it would let 0 pass: the API server cuts the fraction off a bound of a whole number.
+        cel=f"self.temperature >= {MIN_TEMPERATURE}",
+    ),
+    Rule(
         on=EvaluationSpec,
         field="temperature",
         wrong="is raised by the engine to the smallest that it computes with",

@@ -56,7 +56,7 @@ class RolloutSpec(ApiModel):
     """Responses for each prompt (the group)."""
     max_response_tokens: TokenCount
     """Longer responses are cut and counted as truncated."""
-    temperature: Annotated[float, Field(ge=MIN_TEMPERATURE, le=100)] = 1.0
+    temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Sampling temperature; the trainer applies the same one."""
     top_p: Annotated[Fraction, Field(gt=0)] = 1.0
     """Nucleus mass."""
