@@ -21,6 +21,8 @@ from figures import HEADER, MISSED
 FOLDER = Path(__file__).parent
 COMMANDS: tuple[tuple[str, ...], ...] = (
     ("rollout_vs_vllm",),
+    # In a process of its own: vLLM's groups of one process meet once.
+    ("rollout_vs_vllm", "--case", "large"),
     ("train_vs_megatron",),
     ("train_vs_megatron", "--preset", "medium", "--rounds", "7"),
     ("weight_sync",),

@@ -1,9 +1,9 @@
 """Rollout speed: RLJob's engine against plain `vllm.LLM.generate`, same prompts, seeds and settings, one run.
 
-Both run in this process on one engine each and take turns, so that a busy machine slows both down alike. Prints one
-line a case and, last, the rows with their limit; exits with 1 below it.
+Both run in this process on one engine each and take turns, so that a busy machine slows both down alike. Prints a line
+and its row with the limit; exits with 1 below it.
 
-    python benchmarks/rollout_vs_vllm.py [--rounds 15] [--case small|large] [--threads 2]
+    python benchmarks/rollout_vs_vllm.py [--case small|large] [--rounds 15] [--threads 2]
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ def run(case: Case, folder: str, rounds: int, threads: int) -> Figure:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, help="rounds of each case (default: 15 small, 3 large)")
-    parser.add_argument("--case", choices=sorted(CASES), help="only this case")
+    parser.add_argument("--rounds", type=int, help="default: 15 of small, 3 of large")
+    parser.add_argument("--case", choices=sorted(CASES), default="small", help="default: small")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
     arguments = parser.parse_args()
     if "RLJOB_BENCHMARK_CHILD" not in os.environ:
@@ -189,12 +189,9 @@ def main() -> int:
             os.environ | engine_environment(spec) | {"RLJOB_BENCHMARK_CHILD": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
         )
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
-    figures = []
-    for name in [arguments.case] if arguments.case else CASES:
-        case = CASES[name]
-        with tempfile.TemporaryDirectory() as folder:
-            figures.append(run(case, str(Path(folder) / "model"), arguments.rounds or case.rounds, arguments.threads))
-    return report(figures)
+    case = CASES[arguments.case]
+    with tempfile.TemporaryDirectory() as folder:
+        return report([run(case, str(Path(folder) / "model"), arguments.rounds or case.rounds, arguments.threads)])
 
 
 if __name__ == "__main__":
