@@ -20,16 +20,16 @@ from typing import Any
 PACKAGES = ("torch", "vllm", "megatron", "ray")
 _PLAIN = (int, float, str, bytes, bool, type(None))
 _TRACKERS = "rljob_worker.records.trackers."
-_OWN_PROCESS = ("clearml", "mlflow", "swanlab", "trackio", "wandb")
 _LAZY = ("__getattr__", "__path__", "__warningregistry__")
 
 
 def modules_of_the_worker() -> list[str]:
     """All but those that import a tracker's package: each has a process of its own, in an environment that has it."""
     import rljob_worker
+    from rljob_api.rules.learning import TRACKER_KEYS
 
     names = [module.name for module in pkgutil.walk_packages(rljob_worker.__path__, "rljob_worker.")]
-    return [name for name in names if name.removeprefix(_TRACKERS) not in _OWN_PROCESS]
+    return [name for name in names if name.removeprefix(_TRACKERS) not in TRACKER_KEYS]
 
 
 def upstream_modules() -> dict[str, types.ModuleType]:

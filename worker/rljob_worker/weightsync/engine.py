@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.types import EngineReport
 from rljob_worker.weightsync import mailbox
-from rljob_worker.weightsync.mailbox import Mailbox, PeerAborted, engine_name, trainer_name
+from rljob_worker.weightsync.mailbox import Mailbox, engine_name, trainer_name
 from rljob_worker.weightsync.messages import (
     BeginSync,
     Failure,
@@ -89,17 +89,9 @@ class WeightSyncEngine:
         self._version = None
         self._last_version = later_version(version, self._last_version)
         run = _Update(self._land, version, time.monotonic() + deadline)
-        try:
+        what = f"receiving version {version}"
+        with mailbox.end_for_all(what, lambda: run.doing, lambda reason: self._abort(version, reason)):
             report = run(self._join(time.monotonic() + deadline))
-        except PeerAborted as error:
-            raise WeightSyncError(f"receiving version {version}: {error}") from error
-        except Exception as error:
-            reason = f"receiving version {version}, {run.doing}: {error}"
-            self._abort(version, reason)
-            raise WeightSyncError(reason) from error
-        except BaseException as error:
-            self._abort(version, f"receiving version {version} was interrupted: {error!r}")
-            raise
         self._version = version
         return report
 

@@ -8,7 +8,8 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
@@ -130,6 +131,31 @@ class Mailbox:
 
 class PeerAborted(WeightSyncError):
     """Another peer ended the sync and has told everybody."""
+
+
+@contextmanager
+def end_for_all(what: str, doing: Callable[[], str], abort: Callable[[str], None]) -> Iterator[None]:
+    """Around one party's share of a sync: whatever ends it is told to the others, unless one of them said so first.
+
+    Args:
+        what: which share, for the message.
+        doing: how far it is.
+        abort: tells the others why.
+
+    Raises:
+        WeightSyncError: for any error, naming what was done.
+    """
+    try:
+        yield
+    except PeerAborted as error:
+        raise WeightSyncError(f"{what}: {error}") from error
+    except Exception as error:
+        reason = f"{what}, {doing()}: {error}"
+        abort(reason)
+        raise WeightSyncError(reason) from error
+    except BaseException as error:
+        abort(f"{what} was interrupted: {error!r}")
+        raise
 
 
 def _parse(content: bytes) -> Message:

@@ -17,7 +17,7 @@ from rljob_worker.tensor_slice import Part, TensorSlice
 from rljob_worker.types import TrainerReport
 from rljob_worker.weightsync import mailbox
 from rljob_worker.weightsync.device_ipc import Exchange
-from rljob_worker.weightsync.mailbox import Mailbox, PeerAborted, engine_name, trainer_name
+from rljob_worker.weightsync.mailbox import Mailbox, engine_name, trainer_name
 from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
 from rljob_worker.weightsync.protocol import COMMIT, FILLED, TrainerState, later_version
 from rljob_worker.weightsync.shared_memory import SharedMemory
@@ -112,18 +112,12 @@ class WeightSyncTrainer:
             return {"version": version, "bytes": 0, "staging_bytes": 0, "tensors": 0, "pieces": 0, "seconds": 0.0}
         until = time.monotonic() + deadline
         run = _Update(self.plan, self._rank, self._exchange, self._mailbox, version, until)
-        try:
-            with half_the_threads():
-                return run(self._attached_slots(until))
-        except PeerAborted as error:
-            raise WeightSyncError(f"sending version {version}: {error}") from error
-        except Exception as error:
-            reason = f"sending version {version}, {run.doing}: {error}"
-            self._abort(version, reason)
-            raise WeightSyncError(reason) from error
-        except BaseException as error:
-            self._abort(version, f"sending version {version} was interrupted: {error!r}")
-            raise
+        what = f"sending version {version}"
+        with (
+            mailbox.end_for_all(what, lambda: run.doing, lambda reason: self._abort(version, reason)),
+            half_the_threads(),
+        ):
+            return run(self._attached_slots(until))
 
     def close(self) -> None:
         """Close the sockets and drop the slots; the rank that made them removes them."""
