@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart tracker-packages cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults test-mutants image-operator image-worker-cpu image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
+.PHONY: chart help install quickstart tracker-packages cluster-programs cluster-up cluster-down demo-cluster test test-cluster test-faults test-mutants image-operator image-worker-cpu image-worker-ascend image-worker-cuda lint format generate lock benchmarks clean
 
 UV_VERSION := 0.13.9
 LOCK := requirements/cpu.txt
@@ -71,19 +71,22 @@ $(TRACKERS_STAMP): $(STAMP) requirements/trackers.txt
 	$(BIN)/uv pip install --quiet --python $(VENV)/trackers/bin/python --no-deps -r requirements/trackers.txt
 	@touch $@
 
-tracker-packages: $(TRACKERS_STAMP) ## The packages of all experiment trackers, for their tests, in .venv/trackers
+tracker-packages: $(TRACKERS_STAMP) ## The packages of all experiment trackers, in .venv/trackers, where RLJob finds them
 
-test: $(STAMP) $(TRACKERS_STAMP) ## All tests, in two processes side by side; those on a Kubernetes control plane need root and Go, and say so
-	@$(BIN)/python -m pytest --numprocesses 2 $(TEST_ARGS)
+test: $(STAMP) $(TRACKERS_STAMP) ## All tests, in three processes side by side; those on a Kubernetes control plane need root and Go, and say so
+	@$(BIN)/python -m pytest --numprocesses 3 $(TEST_ARGS)
 
 test-cluster: $(STAMP) cluster-programs ## Only those on a Kubernetes control plane
 	@$(BIN)/python -m pytest tests/cluster $(TEST_ARGS)
 
-test-faults: $(STAMP) $(TRACKERS_STAMP) cluster-programs ## Every process killed in every phase, every write refused, every fault on a real node; compared bit for bit
-	@RLJOB_FAULTS=all $(BIN)/python -m pytest tests/worker/driver/test_kills.py tests/worker/driver/test_fencing.py tests/worker/driver/test_disk_faults.py tests/cluster/test_node_faults.py tests/worker/records/test_trackers.py $(TEST_ARGS)
+test-faults: $(STAMP) $(TRACKERS_STAMP) cluster-programs ## Every process killed in every phase, every write refused, generations interrupted, every fault on a real node; compared bit for bit
+	@RLJOB_FAULTS=all $(BIN)/python -m pytest tests/worker/driver/test_kills.py tests/worker/driver/test_fencing.py tests/worker/driver/test_disk_faults.py tests/worker/rollout/test_rollout_engine.py tests/cluster/test_node_faults.py tests/worker/records/test_trackers.py $(TEST_ARGS)
 
 test-mutants: $(STAMP) ## Faults made by hand in a copy of the code: which of them do the tests notice?
 	@$(BIN)/python tests/mutants/run.py $(MUTANTS)
+
+chart: $(STAMP) ## Package the chart in dist/: an archive, and an OCI image layout (CHART_ARGS="--home URL --source URL --icon URL")
+	@$(BIN)/python helm/package.py --helm "$$(command -v helm || $(BIN)/python tests/cluster/programs.py helm | tail -1)" $(CHART_ARGS)
 
 image-operator: ## Build the operator's image and its SBOM (docker)
 	$(call image,operator)

@@ -1,12 +1,13 @@
 """Write what follows from other files into the chart: `python helm/chart_readme.py`.
 
-The names of the hardware profiles go into values.schema.json, the table of values from schema and defaults into
-README.md.
+The names of the hardware profiles go into values.schema.json, what they mount of the node into values.yaml, the table
+of values from schema and defaults into README.md.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,9 @@ def rows(schema: dict[str, Any], values: dict[str, Any], prefix: str = "") -> It
 
 def described(entry: dict[str, Any]) -> str:
     """Return a value's description with what the schema allows, where that is a short list."""
-    allowed = ", ".join(f"`{choice}`" for choice in entry.get("enum", ()))
+    allowed = ", ".join(
+        f"`{choice if isinstance(choice, str) else json.dumps(choice)}`" for choice in entry.get("enum", ())
+    )
     return entry["description"] + (f" One of {allowed}." if allowed else "")
 
 
@@ -46,9 +49,15 @@ def schema_text(present: str) -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def readme(present: str, schema: dict[str, Any]) -> str:
+def values_text(present: str) -> str:
+    """Return the defaults with the files of the node that the profiles mount."""
+    paths = sorted({mount.source or mount.path for profile in PROFILES.values() for mount in profile.host_mounts})
+    lines = "".join(f"    - {path}\n" for path in paths)
+    return re.sub(r"(?m)(^  readOnlyHostPaths:\n)(?:    - .*\n)*", rf"\g<1>{lines}", present)
+
+
+def readme(present: str, schema: dict[str, Any], values: dict[str, Any]) -> str:
     """Return the README with the table between the two marks renewed."""
-    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     lines = [f"| `{path}` | `{default}` | {text} |\n" for path, default, text in rows(schema, values)]
     before, rest = present.split(BEGIN)
     after = rest.split(END)[1]
@@ -58,8 +67,10 @@ def readme(present: str, schema: dict[str, Any]) -> str:
 def files() -> dict[str, str]:
     """Return path below the repository -> text."""
     schema = schema_text((CHART / "values.schema.json").read_text(encoding="utf-8"))
-    table = readme((CHART / "README.md").read_text(encoding="utf-8"), json.loads(schema))
-    return {"helm/rljob/values.schema.json": schema, "helm/rljob/README.md": table}
+    values = values_text((CHART / "values.yaml").read_text(encoding="utf-8"))
+    table = readme((CHART / "README.md").read_text(encoding="utf-8"), json.loads(schema), yaml.safe_load(values))
+    root = "helm/rljob"
+    return {f"{root}/values.schema.json": schema, f"{root}/values.yaml": values, f"{root}/README.md": table}
 
 
 if __name__ == "__main__":

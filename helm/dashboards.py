@@ -1,6 +1,7 @@
 """Write the chart's Grafana dashboards into helm/rljob/files/dashboards: `python helm/dashboards.py [--check]`.
 
-One function makes a panel of each kind; the lists below say what is on a dashboard. Every query takes the job's labels
+Grafana's own builders (grafana-foundation-sdk) make them; one function here makes a panel of each kind, and the lists
+below say what is on a dashboard. Every query takes the job's labels
 only: the series of a new leader have another `pod` label, and a graph must not break where the leader changes.
 """
 
@@ -9,133 +10,114 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
+
+from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.builders.prometheus import Dataquery as Question
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    BigValueTextMode,
+    LegendDisplayMode,
+    LegendPlacement,
+    SortOrder,
+    StackingMode,
+    TooltipDisplayMode,
+    VisibilityMode,
+)
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DataSourceRef,
+    DataTransformerConfig,
+    VariableOption,
+    VariableRefresh,
+    VariableSort,
+)
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from rljob_api.generate import write_or_check
 from rljob_api.phases import SWITCH_PHASES
 
 FOLDER = "helm/rljob/files/dashboards"
-SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-WIDTH = 24
+SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 JOB = 'namespace="$namespace", rljob="$rljob"'
 FLEET = 'namespace=~"$namespace"'
 
-Panel = dict[str, Any]
 Query = tuple[str, str]
 """PromQL and the legend of its series."""
+Panel = timeseries.Panel | stat.Panel | table.Panel
+Variable = dashboard.QueryVariable | dashboard.CustomVariable | dashboard.TextBoxVariable
+Kind = TypeVar("Kind", timeseries.Panel, stat.Panel, table.Panel)
 
 
-def _panel(kind: str, title: str, description: str, queries: Sequence[Query], unit: str, width: int) -> Panel:
-    return {
-        "type": kind,
-        "title": title,
-        "description": description,
-        "datasource": SOURCE,
-        "gridPos": {"w": width, "h": 4 if kind == "stat" else 8},
-        "fieldConfig": {"defaults": {"unit": unit}, "overrides": []},
-        "options": {},
-        "targets": [
-            {"refId": chr(ord("A") + i), "datasource": SOURCE, "expr": expression, "legendFormat": legend}
-            for i, (expression, legend) in enumerate(queries)
-        ],
-    }
+def _asked(panel: Kind, title: str, description: str, queries: Sequence[Question], unit: str, width: int) -> Kind:
+    panel.title(title).description(description).datasource(SOURCE).unit(unit).span(width)
+    panel.height(4 if isinstance(panel, stat.Panel) else 8)
+    for i, query in enumerate(queries):
+        panel.with_target(query.ref_id(chr(ord("A") + i)).datasource(SOURCE))
+    return panel
+
+
+def _over_time(queries: Sequence[Query]) -> list[Question]:
+    return [prometheus.Dataquery().expr(expression).legend_format(legend).range() for expression, legend in queries]
 
 
 def graph(
-    title: str, description: str, *queries: Query, unit: str = "short", width: int = 12, stacked: bool = False
-) -> Panel:
-    """Lines over time; stacked: areas that add up."""
-    panel = _panel("timeseries", title, description, queries, unit, width)
-    custom: dict[str, Any] = {"lineWidth": 1, "showPoints": "never", "spanNulls": False}
+    title: str, description: str, *queries: Query, unit: str = "short", width: int = 12, stacked: bool = False,
+    signed: bool = False,
+) -> timeseries.Panel:  # fmt: skip
+    """Lines over time; stacked: areas that add up; signed: they may go below zero."""
+    panel = _asked(timeseries.Panel(), title, description, _over_time(queries), unit, width)
+    panel.line_width(1).show_points(VisibilityMode.NEVER).span_nulls(False)
     if stacked:
-        custom |= {"fillOpacity": 70, "stacking": {"mode": "normal"}}
-    panel["fieldConfig"]["defaults"] |= {"custom": custom, "min": 0}
-    panel["options"] = {
-        "legend": {"displayMode": "table", "placement": "right", "calcs": ["lastNotNull", "mean"]},
-        "tooltip": {"mode": "multi", "sort": "desc"},
-    }
-    return panel
-
-
-def signed(panel: Panel) -> Panel:
-    """Let a graph go below zero."""
-    del panel["fieldConfig"]["defaults"]["min"]
-    return panel
+        panel.fill_opacity(70).stacking(common.StackingConfig().mode(StackingMode.NORMAL))
+    if not signed:
+        panel.min(0)
+    legend = common.VizLegendOptions().display_mode(LegendDisplayMode.TABLE).placement(LegendPlacement.RIGHT)
+    panel.legend(legend.show_legend(True).calcs(["lastNotNull", "mean"]))
+    return panel.tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
 
 
 def number(
     title: str, description: str, *queries: Query, unit: str = "short", width: int = 4, name: bool = False
-) -> Panel:
+) -> stat.Panel:
     """The newest value; `name`: the series' name instead."""
-    panel = _panel("stat", title, description, queries, unit, width)
-    calculation = {"calcs": ["lastNotNull"], "fields": "", "values": False}
-    panel["options"] = {"reduceOptions": calculation, "textMode": "name" if name else "value", "colorMode": "none"}
-    return panel
+    panel = _asked(stat.Panel(), title, description, _over_time(queries), unit, width)
+    panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).fields("").values(False))
+    return panel.text_mode(BigValueTextMode.NAME if name else BigValueTextMode.VALUE).color_mode(BigValueColorMode.NONE)
 
 
-def table(title: str, description: str, query: str, unit: str = "short", width: int = 12) -> Panel:
+def ranking(title: str, description: str, query: str, unit: str = "short", width: int = 12) -> table.Panel:
     """Jobs with a value each, the largest first."""
-    panel = _panel("table", title, description, [(query, "")], unit, width)
-    panel["targets"][0] |= {"format": "table", "instant": True}
-    panel["transformations"] = [
-        {"id": "organize", "options": {"excludeByName": {"Time": True}, "renameByName": {"Value": title}}},
-        {"id": "sortBy", "options": {"sort": [{"field": title, "desc": True}]}},
-    ]
-    return panel
+    now = prometheus.Dataquery().expr(query).instant().format(PromQueryFormat.TABLE)
+    panel = _asked(table.Panel(), title, description, [now], unit, width)
+    shown = {"excludeByName": {"Time": True}, "renameByName": {"Value": title}}
+    panel.with_transformation(DataTransformerConfig(id_val="organize", options=shown))
+    largest_first = {"sort": [{"field": title, "desc": True}]}
+    return panel.with_transformation(DataTransformerConfig(id_val="sortBy", options=largest_first))
 
 
-def variable(name: str, query: str, *, many: bool = False) -> dict[str, Any]:
+def variable(name: str, query: str, *, many: bool = False) -> dashboard.QueryVariable:
     """A choice among the values of a label."""
-    return {
-        "name": name,
-        "type": "query",
-        "datasource": SOURCE,
-        "query": {"query": query, "refId": name},
-        "refresh": 2,
-        "sort": 1,
-        "multi": many,
-        "includeAll": many,
-        **({"allValue": ".*", "current": {"text": "All", "value": "$__all"}} if many else {}),
-    }
+    made = dashboard.QueryVariable(name).datasource(SOURCE).query({"query": query, "refId": name})
+    made.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.ALPHABETICAL_ASC).multi(many).include_all(
+        many
+    )
+    return made.all_value(".*").current(VariableOption(text="All", value="$__all")) if many else made
 
 
-def choice(name: str, label: str, kind: str, options: str, first: str) -> dict[str, Any]:
-    """A value that the reader picks from a list (`custom`), or types (`textbox`)."""
-    return {
-        "name": name,
-        "label": label,
-        "type": kind,
-        "query": options,
-        "current": {"text": first, "value": first},
-    }
-
-
-def dashboard(
-    uid: str, title: str, description: str, variables: list[dict[str, Any]], panels: list[Panel]
-) -> dict[str, Any]:
-    """Lay the panels out from left to right, in rows."""
-    x = y = height = 0
+def board(
+    uid: str, title: str, description: str, variables: Sequence[Variable], panels: Sequence[Panel]
+) -> dashboard.Dashboard:
+    """A dashboard, its panels from left to right, in rows."""
+    made = dashboard.Dashboard(title).uid(uid).description(description).tags(["rljob"]).refresh("1m")
+    made.editable().tooltip(DashboardCursorSync.CROSSHAIR).time("now-6h", "now")
+    made.with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
+    for one in variables:
+        made.with_variable(one)
     for number_, panel in enumerate(panels, 1):
-        place = panel["gridPos"]
-        if x + place["w"] > WIDTH:
-            x, y, height = 0, y + height, 0
-        place |= {"x": x, "y": y}
-        x, height = x + place["w"], max(height, place["h"])
-        panel["id"] = number_
-    source = {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
-    return {
-        "uid": uid,
-        "title": title,
-        "description": description,
-        "tags": ["rljob"],
-        "schemaVersion": 39,
-        "editable": True,
-        "graphTooltip": 1,
-        "time": {"from": "now-6h", "to": "now"},
-        "refresh": "1m",
-        "templating": {"list": [source, *variables]},
-        "panels": panels,
-    }
+        made.with_panel(panel.id(number_))
+    return made
 
 
 def _per_step(selector: str) -> str:
@@ -154,13 +136,21 @@ def _share(phases: str) -> str:
     )
 
 
-WINDOW = choice("window", "Mean over", "custom", "5m,15m,1h,6h", "15m")
-TARGET = choice("target", "Switch target (s)", "textbox", "5", "5")
+def window() -> dashboard.CustomVariable:
+    """Over how long means are taken."""
+    made = dashboard.CustomVariable("window").label("Mean over").values("5m,15m,1h,6h")
+    return made.current(VariableOption(text="15m", value="15m"))
 
 
-def job_dashboard() -> dict[str, Any]:
+def target() -> dashboard.TextBoxVariable:
+    """The line in the graph of the switch."""
+    made = dashboard.TextBoxVariable("target").label("Switch target (s)").default_value("5")
+    return made.current(VariableOption(text="5", value="5"))
+
+
+def job_dashboard() -> dashboard.Dashboard:
     """One job: where each step's seconds go, and what the training does."""
-    panels = [
+    panels: list[Panel] = [
         number(
             "Phase",
             "Phase of the job's life cycle.",
@@ -214,13 +204,12 @@ def job_dashboard() -> dict[str, Any]:
             (_share("actor_train|log_probs|ref_log_probs"), "training"),
             unit="percentunit",
         ),
-        signed(
-            graph(
-                "Reward",
-                "Mean raw reward of each step, and of the named parts that a reward function returns.",
-                (f"max(rljob_reward_mean{{{JOB}}})", "reward"),
-                (f"max by (part) (rljob_reward_part{{{JOB}}})", "{{part}}"),
-            )
+        graph(
+            "Reward",
+            "Mean raw reward of each step, and of the named parts that a reward function returns.",
+            (f"max(rljob_reward_mean{{{JOB}}})", "reward"),
+            (f"max by (part) (rljob_reward_part{{{JOB}}})", "{{part}}"),
+            signed=True,
         ),
         graph(
             "Response length",
@@ -264,19 +253,19 @@ def job_dashboard() -> dict[str, Any]:
             unit="s",
         ),
     ]
-    variables = [
+    variables: list[Variable] = [
         variable("namespace", "label_values(rljob_status_phase, namespace)"),
         variable("rljob", 'label_values(rljob_status_phase{namespace="$namespace"}, rljob)'),
-        WINDOW,
-        TARGET,
+        window(),
+        target(),
     ]
-    return dashboard("rljob-job", "RLJob / job", "Where one job's seconds go.", variables, panels)
+    return board("rljob-job", "RLJob / job", "Where one job's seconds go.", variables, panels)
 
 
-def fleet_dashboard() -> dict[str, Any]:
+def fleet_dashboard() -> dashboard.Dashboard:
     """All jobs: what waits, what is slow, what became slow."""
     jobs = "by (namespace, rljob)"
-    panels = [
+    panels: list[Panel] = [
         graph(
             "Jobs by phase",
             "How many jobs are in each phase of their life cycle.",
@@ -309,26 +298,26 @@ def fleet_dashboard() -> dict[str, Any]:
             "Attempts that failed and were followed by another, in the chosen window.",
             (f"sum by (reason) (increase(rljob_restarts_total{{{FLEET}}}[$window])) > 0", "{{reason}}"),
         ),
-        table(
+        ranking(
             "Seconds in the queue",
             "The 20 jobs that have waited longest for devices, over all their attempts.",
             f'topk(20, max {jobs} (rljob_goodput_device_seconds{{{FLEET}, state="queued"}})'
             f" / (max {jobs} (rljob_devices{{{FLEET}}}) > 0))",
             unit="s",
         ),
-        table(
+        ranking(
             "Seconds of a step",
             "The 20 jobs with the slowest steps, mean over the chosen window.",
             f"topk(20, sum {jobs} (increase(rljob_step_seconds_sum{{{FLEET}}}[$window]))"
             f" / (sum {jobs} (increase(rljob_step_seconds_count{{{FLEET}}}[$window])) > 0))",
             unit="s",
         ),
-        table(
+        ranking(
             "Slower than before",
             "Phases that took more of a step in the last hour than in the six hours before, as a factor.",
             f"topk(20, rljob:phase_seconds:mean1h{{{FLEET}}} / rljob:phase_seconds:mean6h_before{{{FLEET}}} > 1.1)",
         ),
-        table(
+        ranking(
             "Seconds since progress",
             "Running jobs by the time since their last step ended.",
             f"topk(20, (time() - max {jobs} (rljob_last_progress_timestamp_seconds{{{FLEET}}}))"
@@ -336,13 +325,16 @@ def fleet_dashboard() -> dict[str, Any]:
             unit="s",
         ),
     ]
-    variables = [variable("namespace", "label_values(rljob_status_phase, namespace)", many=True), WINDOW]
-    return dashboard("rljob-fleet", "RLJob / fleet", "All jobs of the chosen namespaces.", variables, panels)
+    variables: list[Variable] = [
+        variable("namespace", "label_values(rljob_status_phase, namespace)", many=True),
+        window(),
+    ]
+    return board("rljob-fleet", "RLJob / fleet", "All jobs of the chosen namespaces.", variables, panels)
 
 
-def operator_dashboard() -> dict[str, Any]:
+def operator_dashboard() -> dashboard.Dashboard:
     """The operator itself."""
-    panels = [
+    panels: list[Panel] = [
         number("Leader", "Replicas that act: one.", ("sum(rljob_operator_leader)", "leaders"), width=6),
         number("Queue", "Jobs that wait to be looked at.", ("max(rljob_operator_queue_depth)", "jobs"), width=6),
         number(
@@ -393,13 +385,14 @@ def operator_dashboard() -> dict[str, Any]:
             ("sum by (cause) (increase(rljob_operator_record_errors_total[$window]))", "{{cause}}"),
         ),
     ]  # fmt: skip
-    return dashboard("rljob-operator", "RLJob / operator", "What the operator does, and how fast.", [WINDOW], panels)
+    return board("rljob-operator", "RLJob / operator", "What the operator does, and how fast.", [window()], panels)
 
 
 def files() -> dict[str, str]:
     """Return path below the repository -> text."""
-    made = (job_dashboard(), fleet_dashboard(), operator_dashboard())
-    return {f"{FOLDER}/{one['uid']}.json": json.dumps(one, indent=1, ensure_ascii=False) + "\n" for one in made}
+    made = [one.build() for one in (job_dashboard(), fleet_dashboard(), operator_dashboard())]
+    texts = {one.uid: json.dumps(one, cls=JSONEncoder, indent=1, ensure_ascii=False) for one in made}
+    return {f"{FOLDER}/{uid}.json": f"{text}\n" for uid, text in texts.items()}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.lanes import Lanes, Seconds
+from support.lanes import Lanes, Seconds, give_way
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
@@ -21,6 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Seconds())
+    give_way(getattr(config, "workerinput", None))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -42,6 +42,19 @@ def samples_per_step(spec: RLJobSpec) -> int:
     return spec.rollout.prompts_per_step * spec.rollout.samples_per_prompt
 
 
+def prompts_at_once(spec: RLJobSpec) -> int:
+    """Prompts that are generated together: those of a step, or of its first round of over-sampling."""
+    oversampling = spec.rollout.oversampling
+    if oversampling is None:
+        return spec.rollout.prompts_per_step
+    return prompts_of_round(spec.rollout.prompts_per_step, oversampling.factor)
+
+
+def prompts_of_round(missing: int, factor: float) -> int:
+    """Prompts to draw for so many missing groups."""
+    return math.ceil(round(missing * factor, 9))
+
+
 def updates_per_step(spec: RLJobSpec) -> int:
     """Optimizer updates in one step."""
     return samples_per_step(spec) // (spec.training.global_batch_size or samples_per_step(spec))

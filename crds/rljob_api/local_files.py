@@ -43,7 +43,10 @@ def resolved(job: RLJob, folder: Path) -> RLJob:
     """
 
     def absolute(field: str, file: str) -> str:
-        path = Path(file).expanduser()
+        try:
+            path = Path(file).expanduser()
+        except RuntimeError:
+            raise FileNotFoundError(f"{field}: {file}: there is no such user, or the user has no home folder") from None
         if path.is_absolute():
             return str(path)
         path = (folder / path).resolve()

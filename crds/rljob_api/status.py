@@ -155,6 +155,8 @@ class AttemptStatus(StatusModel):
     """Whether it counts against `failurePolicy.maxRestarts`."""
     last_log_lines: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=50)] = []
     """The driver's last lines, kept before the pods go."""
+    unwritten: Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=16)] = []
+    """What it could not write and went on without: `step records` and `events`, which wait, `trajectories`, ..."""
 
 
 class ClusterStatus(StatusModel):

@@ -8,8 +8,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pydantic import ValidationError
+
 from rljob_api.wire.names import DASHBOARD_PORT, DRIVER_PORT
-from rljob_operator.render import RenderSettings
+from rljob_operator.render import JobPolicy, RenderSettings
 
 _PREFIX = "RLJOB_"
 
@@ -140,6 +142,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         "worker_images": _pairs("worker_images", given.pop("worker_images")),
         "kuberay_version": _version("kuberay_version", given.pop("kuberay_version")),
         "ray_version": given.pop("ray_version"),
+        "policy": _policy(given.pop("policy")),
         "operator_pod_labels": _pairs("operator_pod_labels", given.pop("operator_pod_labels")),
     }
     namespaces = tuple(part.strip() for part in (given.pop("namespaces") or "").split(",") if part.strip())
@@ -174,6 +177,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     add("worker_images", "the same by profile: ascend-a2=IMAGE,cpu=IMAGE")
     add("kuberay_version", "version of the KubeRay operator in the cluster, like 1.6.2")
     add("ray_version", "version of Ray in the worker images, like 2.56.1")
+    add("policy", "what jobs may name, as the chart's values of `policy` in JSON; default: the chart's")
     add("operator_pod_labels", "labels of the operator's pods, for NetworkPolicies: key=value,key=value")
     return parser
 
@@ -191,6 +195,17 @@ def _pairs(name: str, text: str | None) -> dict[str, str]:
         if key:
             pairs[key] = value
     return pairs
+
+
+def _policy(text: str | None) -> JobPolicy:
+    try:
+        return JobPolicy.model_validate_json(text or "{}")
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(str(part) for part in first["loc"])
+        raise SettingsProblem(
+            f"--policy: {at or 'the text'}: {first['msg']}; write the chart's values as JSON"
+        ) from None
 
 
 def _version(name: str, text: str | None) -> tuple[int, ...]:

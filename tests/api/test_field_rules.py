@@ -31,6 +31,16 @@ WITHOUT_EFFECT = {
 REFUSED: list[tuple[list[str], list[str]]] = [
     (["mode=Disaggregated"], ["spec.mode"]),
     (["mode=Async"], ["spec.mode"]),
+    (["algorithm.name=dapo"], ["spec.rollout.oversampling"]),
+    (
+        [
+            "rollout.samplesPerPrompt=1",
+            "training.globalBatchSize=null",
+            "algorithm.name=reinforce",
+            "rollout.oversampling.filter=ZeroVariance",
+        ],
+        ["spec.rollout.oversampling.filter"],
+    ),
     (["rollout.temperature=0.001"], ["spec.rollout.temperature"]),
     (["training.backend=FSDP"], ["spec.training.backend"]),
     (["training.tensorParallel=3"], ["spec.training.tensorParallel"]),
@@ -101,7 +111,11 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ),
     *(
         (
-            [f"algorithm={{name: {name}}}", f"algorithm.{WITHOUT_EFFECT[attribute]}"],
+            [
+                *(["rollout.oversampling.filter=ZeroVariance"] if facts.requires_filter else []),
+                f"algorithm={{name: {name}}}",
+                f"algorithm.{WITHOUT_EFFECT[attribute]}",
+            ],
             [f"spec.algorithm.{WITHOUT_EFFECT[attribute].partition('=')[0].partition('.')[0]}"],
         )
         for name, facts in ALGORITHMS.items()
@@ -181,8 +195,9 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 ]
 
 ACCEPTED: list[list[str]] = [
+    ["algorithm.name=dapo", "rollout.oversampling.filter=ZeroVariance"],
     [],
-    *([f"algorithm={{name: {name}}}"] for name in ALGORITHMS),
+    *([f"algorithm={{name: {name}}}"] for name, facts in ALGORITHMS.items() if not facts.requires_filter),
     ["algorithm={name: sapo, sapo: {tauNegative: 2}}"],
     ["algorithm={name: reinforce}", "rollout.samplesPerPrompt=1", "training.globalBatchSize=null"],
     *([f"resources.profile={profile.value}"] for profile in Profile),

@@ -16,7 +16,11 @@ from network import Network
 Object = dict[str, Any]
 DEADLINE_SECONDS = 30.0
 _POLL_SECONDS = 0.05
-_BUILT_IN_PLURALS = {"NetworkPolicy": "networkpolicies", "PriorityClass": "priorityclasses"}
+_BUILT_IN_PLURALS = {
+    "NetworkPolicy": "networkpolicies",
+    "PriorityClass": "priorityclasses",
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+}
 
 
 class ApiError(RuntimeError):
@@ -42,8 +46,13 @@ class Kube:
         "CustomResourceDefinition": "apiextensions.k8s.io/v1", "Stage": "kwok.x-k8s.io/v1alpha1",
         "ClusterRole": "rbac.authorization.k8s.io/v1", "ClusterRoleBinding": "rbac.authorization.k8s.io/v1",
         "Role": "rbac.authorization.k8s.io/v1", "RoleBinding": "rbac.authorization.k8s.io/v1",
+        "ValidatingAdmissionPolicy": "admissionregistration.k8s.io/v1",
+        "ValidatingAdmissionPolicyBinding": "admissionregistration.k8s.io/v1",
     }  # fmt: skip
-    CLUSTER_WIDE = {"Node", "Namespace", "CustomResourceDefinition", "Stage", "ClusterRole", "ClusterRoleBinding"}
+    CLUSTER_WIDE = {
+        "Node", "Namespace", "CustomResourceDefinition", "Stage", "ClusterRole", "ClusterRoleBinding",
+        "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+    }  # fmt: skip
 
     def __init__(self, network: Network, host: str, port: int, tls: ssl.SSLContext | None, token: str) -> None:
         self._network = network

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from processes import Process
 from ray_standin import RayStandIn
 
 READY_SECONDS = 30.0
+WHAT_TESTS_NAME = {"hostPaths": ["/"], "serviceAccounts": ["*"], "priorityClasses": ["*"]}
+"""The administrator's policy for the jobs of these tests, which have their shared folder on the node."""
 _REPOSITORY = Path(__file__).parents[2]
 
 
@@ -55,6 +58,7 @@ class OperatorProcess:
             "lease_name": self._name,
             "identity": self._name,
             "kuberay_version": control_plane.kuberay_version,
+            "policy": json.dumps(WHAT_TESTS_NAME),
             **(settings or {}),
         }
         self._environment |= {f"RLJOB_{key.upper()}": value for key, value in named.items()}

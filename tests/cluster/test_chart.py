@@ -34,7 +34,8 @@ def test_installed_upgraded_and_uninstalled_without_losing_a_job(
     control_plane: ControlPlane, kube: Kube, namespace: str
 ) -> None:
     release = ("rljob", f"--namespace={namespace}")
-    control_plane.helm("install", *release, str(CHART), "--take-ownership")
+    mounted = "--set=policy.hostPaths={/shared}"
+    control_plane.helm("install", *release, str(CHART), "--take-ownership", mounted)
     crd = kube.get("CustomResourceDefinition", None, "rljobs.rljob.dev")
     assert crd["metadata"]["annotations"]["meta.helm.sh/release-namespace"] == namespace
     kube.create(small_job(namespace))
@@ -42,7 +43,7 @@ def test_installed_upgraded_and_uninstalled_without_losing_a_job(
     budget = kube.path("policy/v1/PodDisruptionBudget", namespace)
     assert [item["spec"]["replicas"] for item in kube.request("GET", deployment)["items"]] == [1]
     assert kube.request("GET", budget)["items"] == []
-    control_plane.helm("upgrade", *release, str(CHART), "--set=replicas=2")
+    control_plane.helm("upgrade", *release, str(CHART), "--set=replicas=2", mounted)
     assert [item["spec"]["replicas"] for item in kube.request("GET", deployment)["items"]] == [2]
     assert len(kube.request("GET", budget)["items"]) == 1
     control_plane.helm("uninstall", *release)

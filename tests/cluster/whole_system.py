@@ -18,6 +18,7 @@ from node_cluster import NodeCluster
 from rljob_api.overrides import apply_overrides
 
 NAMESPACE = "rljob"
+CHART = REPOSITORY / "helm" / "rljob"
 PROMETHEUS_PORT = 9090
 SCRAPE_SECONDS = 2
 _USER = 1000
@@ -57,10 +58,12 @@ class WholeSystem:
         """A client that may do everything."""
         return self.cluster.kube
 
-    def install(self, chart: Path = REPOSITORY / "helm" / "rljob", *settings: str) -> None:
+    def install(self, chart: Path = CHART, *settings: str) -> None:
         """Install the chart, or upgrade to it, with an operator image of this checkout."""
         repository, tag = self._operator_image.rsplit(":", 1)
-        values = [f"image.repository={repository}", f"image.tag={tag}", "jobs.kuberayVersion=1.6.2", *settings]
+        values = [f"image.repository={repository}", f"image.tag={tag}", "jobs.kuberayVersion=1.6.2"]
+        # Checkout, Python and the shared folder of these jobs are the machine's own. The chart before knew no policy.
+        values += [*(["policy.hostPaths={/}"] if chart == CHART else []), *settings]
         command = ["upgrade", "--install", "rljob", str(chart), f"--namespace={NAMESPACE}", "--create-namespace"]
         self.cluster.helm(*command, "--wait", *(f"--set={value}" for value in values), seconds=_INSTALL_SECONDS)
 

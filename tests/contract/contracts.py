@@ -52,6 +52,16 @@ class Contract:
     """Parameters that are passed by name."""
     spelled: str = ""
     """How our file writes it, where that is not the last part of `name`."""
+    executed: bool = False
+    """Whether tests run it for real, over stand-ins for what lies under it (`test_npu.py`)."""
+
+    @property
+    def seen(self) -> str:
+        """The most that was seen of it."""
+        if self.executed:
+            return "executed"
+        by_kind = {Kind.FUNCTION: "signature", Kind.ATTRIBUTE: "name", Kind.SYMBOL: "name", Kind.TEXT: "name"}
+        return by_kind.get(self.kind, "read")
 
     @property
     def plain(self) -> str:

@@ -29,11 +29,11 @@ _KINDS = "devices/kinds.py"
 
 
 def _npu(name: str, file: str, why: str, *parameters: str, used_in: str = _ACCELERATOR) -> Contract:
-    return Contract(Source.TORCH_NPU, Kind.FUNCTION, f"npu.{name}", file, used_in, why, parameters)
+    return Contract(Source.TORCH_NPU, Kind.FUNCTION, f"npu.{name}", file, used_in, why, parameters, executed=True)
 
 
-def _npu_text(text: str, file: str, used_in: str, why: str) -> Contract:
-    return Contract(Source.TORCH_NPU, Kind.TEXT, text, file, used_in, why, spelled=text)
+def _npu_text(text: str, file: str, used_in: str, why: str, *, executed: bool = False) -> Contract:
+    return Contract(Source.TORCH_NPU, Kind.TEXT, text, file, used_in, why, spelled=text, executed=executed)
 
 
 _LIB = "torch_npu/lib/libtorch_npu.so"
@@ -49,8 +49,10 @@ _TORCH_NPU = (
     _npu("empty_cache", _MEMORY, "gives free blocks back before sleep"),
     _npu("MemPool", _MEMORY, "memory that is never mixed with other memory", "allocator"),
     _npu("MemPoolContext", _MEMORY, "its allocator is asked", "pool", used_in=_NPU),
-    _npu_text("_npu_beginAllocateCurrentThreadToPool", _LIB, _NPU, "allocates from it, in this thread alone"),
-    _npu_text("_npu_endAllocateCurrentStreamToPool", _LIB, _NPU, "no more"),
+    _npu_text(
+        "_npu_beginAllocateCurrentThreadToPool", _LIB, _NPU, "allocates from it, in this thread alone", executed=True
+    ),
+    _npu_text("_npu_endAllocateCurrentStreamToPool", _LIB, _NPU, "no more", executed=True),
     _npu(
         "set_per_process_memory_fraction",
         _MEMORY,
@@ -75,9 +77,10 @@ _TORCH_NPU = (
         _NPU,
         "opens an exported tensor; the device is value 6 and is replaced by the importer's",
         REBUILD_PARAMETERS,
+        executed=True,
     ),
-    _npu_text("aclrtMallocAlign32", _LIB, _NPU, "what the allocator calls and the memory saver hooks"),
-    _npu_text("PYTORCH_NPU_ALLOC_CONF", _LIB, _NPU, "allocator settings"),
+    _npu_text("aclrtMallocAlign32", _LIB, _NPU, "what the allocator calls and the memory saver hooks", executed=True),
+    _npu_text("PYTORCH_NPU_ALLOC_CONF", _LIB, _NPU, "allocator settings", executed=True),
     _npu_text("expandable_segments", _LIB, _CHECKS, "allocator setting that must not be True"),
     _npu_text("ASCEND_RT_VISIBLE_DEVICES", _INIT, _NPU, "devices that a process sees"),
     _npu_text("HCCL_BUFFSIZE", _LIB, _ROLES, "MiB of each of a communicator's two buffers"),
@@ -92,6 +95,7 @@ _TORCH_NPU = (
         _CHECKS,
         "without it the preloaded hook is never called",
         spelled="LD_PRELOAD",
+        executed=True,
     ),
 )
 

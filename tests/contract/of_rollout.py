@@ -6,6 +6,7 @@ from contracts import Contract, Kind, Source
 
 _PLATFORMS, _SLEEP, _EXTENSION = "rollout/platforms.py", "rollout/sleep_controller.py", "rollout/device_extension.py"
 _PATCH = "upstream/vllm_device.py"
+_DRAW = "upstream/vllm_sampler.py"
 _ENGINE, _ARGUMENTS = "vllm/v1/engine/llm_engine.py", "vllm/engine/arg_utils.py"
 _GPU_WORKER, _GPU_RUNNER = "vllm/v1/worker/gpu_worker.py", "vllm/v1/worker/gpu_model_runner.py"
 _SAMPLER, _TOP_K = "vllm/v1/sample/sampler.py", "vllm/v1/sample/ops/topk_topp_sampler.py"
@@ -55,9 +56,19 @@ _VLLM = (
             ("model_config", _PATCH, "has the log-probabilities that were asked for"),
             ("sampler", _PATCH, "returns log-probabilities"),
             ("kv_caches", "rollout/worker_extension.py", "tensors of the KV cache"),
+            ("input_batch", _DRAW, "which request each row is, and its length"),
+            ("requests", _DRAW, "sampling parameters, with the seed among them"),
         )
     ),
     _vllm(Kind.ATTRIBUTE, "Sampler.topk_topp_sampler", _SAMPLER, _PATCH, "truncates and draws"),
+    _vllm(
+        Kind.TEXT,
+        "random_sampled, processed_logprobs = self.topk_topp_sampler(",
+        _SAMPLER,
+        _DRAW,
+        "called with logits, generators, top-k and top-p",
+        spelled="topk_topp_sampler",
+    ),
     _vllm(Kind.ATTRIBUTE, "Sampler.logprobs_mode", _SAMPLER, _PATCH, "which log-probabilities it returns"),
     _vllm(Kind.ATTRIBUTE, "TopKTopPSampler.logprobs_mode", _TOP_K, _PATCH, "the same, after truncation"),
     _vllm(
@@ -110,6 +121,13 @@ _ASCEND = (
     ),
     _ascend(Kind.FUNCTION, "AscendSampler", _NPU_SAMPLER, _PATCH, "takes them", "logprobs_mode", spelled=_MODE),
     _ascend(Kind.ATTRIBUTE, "AscendSampler.topk_topp_sampler", _NPU_SAMPLER, _PATCH, "truncates and draws"),
+    _ascend(
+        Kind.ATTRIBUTE,
+        "AscendTopKTopPSampler.apply_top_k_top_p",
+        _NPU_SAMPLER,
+        _DRAW,
+        "truncates with the device's own kernel",
+    ),
     _ascend(
         Kind.TEXT,
         'self.logprobs_mode == "processed_logprobs"',

@@ -1,10 +1,11 @@
-"""What the device code does on the stand-in NPU; run as `python scenario.py NAME` in a process of its own."""
+"""What the device code does on an NPU; run as `python scenario.py NAME` in a process of its own."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
+from types import FrameType
 
 import pytest
 import torch
@@ -231,5 +232,22 @@ def check() -> None:
     print("verified")
 
 
+def _record(called: set[str]) -> None:
+    """Collect which functions of torch_npu are called, classes by their own name."""
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and "torch_npu" in frame.f_code.co_filename:
+            called.add(frame.f_code.co_qualname.removesuffix(".__init__"))
+        elif event == "c_call" and (name := getattr(argument, "__name__", "")).startswith("_npu_"):
+            called.add(name)
+
+    sys.setprofile(profile)
+
+
 if __name__ == "__main__":
+    called: set[str] = set()
+    if "CALLED" in os.environ:
+        _record(called)
     globals()[sys.argv[1]]()
+    sys.setprofile(None)
+    print(*sorted(called), file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -42,15 +43,25 @@ def root(source: Source) -> Path:
     package = _PACKAGES[source]
     folder = CACHE / package.replace("==", "-")
     if not folder.is_dir():
-        _fetch(package, folder)
+        _fetch(package, folder, _PLATFORM)
     return folder
 
 
-def _fetch(package: str, folder: Path) -> None:
+@cache
+def executable(package: str) -> Path:
+    """Folder with a package's wheel for this machine and this Python; RuntimeError when it is not to be had."""
+    tag = f"{sys.implementation.cache_tag}-{platform.machine()}"
+    folder = CACHE / f"{package.replace('==', '-')}-{tag}"
+    if not folder.is_dir():
+        _fetch(package, folder, [])
+    return folder
+
+
+def _fetch(package: str, folder: Path, wanted: Sequence[str]) -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as place:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", place]
-        done = subprocess.run([*pip, *_PLATFORM, package], capture_output=True, text=True, timeout=900, check=False)
+        done = subprocess.run([*pip, *wanted, package], capture_output=True, text=True, timeout=900, check=False)
         wheels = list(Path(place).glob("*.whl"))
         if done.returncode or len(wheels) != 1:
             raise RuntimeError(

@@ -1,20 +1,34 @@
-"""`make test` runs two pytest processes side by side: who takes which file, and where the time went.
+"""`make test` runs three pytest processes side by side: who takes which file, and where the time went.
 
 A file of tests is run by one process from its first test to its last, so that what its tests share is made once. The
 last process alone takes `tests/cluster` (network namespaces, control groups, containerd's socket and the node are there
-once on a machine), and takes it first: it is the longest chain of tests that cannot be divided. The others begin with
-the fast files. Whoever is done goes on with what is left of the rest.
+once on a machine), and takes it first: it is the longest chain of tests that cannot be divided. It waits more than it
+computes, for intervals of Kubernetes. The first process begins with the fast files, the others with the longest.
+Whoever is done goes on with what is left of the rest.
 """
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 CLUSTER = "tests/cluster/"
+LONGEST = tuple(
+    f"tests/worker/{file}"
+    for file in (
+        "driver/test_job.py", "driver/test_kills.py", "rollout/test_rollout_engine.py", "trainer/test_trainer.py",
+        "driver/test_existing_ray.py", "weightsync/test_vllm_sync.py", "driver/test_closed_ports.py",
+        "planning/test_runs.py", "driver/test_damaged_checkpoint.py", "models/test_model_conversion.py",
+    )
+)  # fmt: skip
+"""What takes a minute or more, the longest first: what is begun last should be short."""
+NICE = 5
 FILES_SHOWN = 25
 
 
@@ -37,10 +51,38 @@ class Lanes(LoadScopeScheduling):
             super()._reschedule(node)
 
     def _next_file(self, node: WorkerController) -> str | None:
-        of_cluster = [file for file in self.workqueue if file.startswith(CLUSTER)]
-        others = [file for file in self.workqueue if not file.startswith(CLUSTER)]
-        has_cluster = node.workerinput["workerid"] == f"gw{node.workerinput['workercount'] - 1}"
-        return next(iter([*of_cluster, *others] if has_cluster else others), None)
+        number, count = int(node.workerinput["workerid"].removeprefix("gw")), node.workerinput["workercount"]
+        return next_file(list(self.workqueue), number, count)
+
+
+def next_file(left: Sequence[str], process: int, processes: int) -> str | None:
+    """The file that a process takes next.
+
+    Args:
+        left: files that nobody took, in the order of collection.
+        process: its number, from 0.
+        processes: how many there are.
+    """
+    of_cluster = [file for file in left if file.startswith(CLUSTER)]
+    longest = [file for file in LONGEST if file in left]
+    others = [file for file in left if not file.startswith(CLUSTER) and file not in LONGEST]
+    if process == processes - 1:
+        order = [*of_cluster, *longest, *others]
+    elif process == 0:
+        order = [*others, *longest]
+    else:
+        order = [*longest, *others]
+    return next(iter(order), None)
+
+
+def give_way(workerinput: Mapping[str, Any] | None) -> None:
+    """All processes but the last leave it the processor when it needs it: its chain of tests decides when all are done.
+
+    Args:
+        workerinput: what pytest-xdist told this process; None where it is not one of several.
+    """
+    if workerinput is not None and workerinput["workerid"] != f"gw{workerinput['workercount'] - 1}":
+        os.nice(NICE)
 
 
 class Seconds:

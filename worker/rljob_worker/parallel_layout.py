@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rljob_api.spec import TrainingSpec
 
@@ -87,8 +87,27 @@ class ParallelLayout:
             return self
         return ParallelLayout(ranks_per_node, self.tp, self.pp, self.ep, self.rank % ranks_per_node)
 
+    def replicas(self, *, experts: bool) -> list[int]:
+        """Ranks that hold the parameters of this one, in the order in which they share the optimizer state."""
+        width = self.expert_tp * self.ep if experts else self.tp
+        stage = self.pp_rank * self.stage_size
+        return list(range(stage + self.rank % self.stage_size % width, stage + self.stage_size, width))
+
+    def every_rank(self) -> list[ParallelLayout]:
+        """The same for each rank."""
+        return [replace(self, rank=rank) for rank in range(self.world_size)]
+
+    def same_cut(self, other: ParallelLayout) -> bool:
+        """Whether the parallel sizes are equal, wherever the two ranks stand."""
+        return replace(self, rank=0) == replace(other, rank=0)
+
+    def sizes(self) -> str:
+        """The parallel sizes, for people."""
+        trainers = f"{self.world_size} trainer{'s' if self.world_size > 1 else ''}"
+        return f"{trainers}: tensor {self.tp}, pipeline {self.pp}, expert {self.ep}, data {self.dp}"
+
     def coordinates(self) -> dict[str, int]:
-        """Plain values for a checkpoint; a saved state fits only the rank with the same ones."""
+        """Plain values for a checkpoint: which rank saved a file."""
         names = ("rank", "world_size", "tp", "tp_rank", "pp", "pp_rank", "ep", "ep_rank", "dp", "dp_rank")
         return {name: getattr(self, name) for name in names}
 

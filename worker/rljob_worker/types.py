@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
@@ -14,6 +14,7 @@ from rljob_api.spec import RewardSpec
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,41 +48,92 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One sample to generate."""
+    """One sample to generate, or to go on with."""
 
     prompt_token_ids: tuple[int, ...]
     seed: int
+    sampled_token_ids: tuple[int, ...] = ()
+    """What was sampled of it before, wherever that was; what is generated follows it."""
+    group: int = 0
+    """The prompt that it is a sample of; asked for where a generation is cut by groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """When a generation ends although some responses still grow."""
+
+    groups: int
+    """So many groups are complete, and..."""
+    awaited: frozenset[int] = frozenset()
+    """... these are among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One generated response."""
+    """One generated response, or its beginning."""
 
     token_ids: IntArray
-    """[n], the end token included where it was generated."""
+    """[n], the end token included where it was generated; without what was sampled before."""
     log_probs: FloatArray
     """[n], of the distribution that was sampled from (after temperature, top-k, top-p, min-p)."""
     finish_reason: str
-    """`stop` or `length`."""
+    """`stop` or `length`; empty where it may go on."""
     stop_text: str | None = None
     """The stop string that ended it, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """All samples of a step, in prompt-major order; N samples of ragged length."""
+    """The streams of a step, one after the other: N streams of T tokens, n of which the policy sampled.
 
-    tokens: list[IntArray]
-    """N arrays [prompt + response]."""
-    prompt_lengths: IntArray
-    """[N]."""
-    rollout_log_probs: list[FloatArray]
-    """N arrays [response], from the engine."""
+    Flat, so that what travels to the trainers is six arrays, however many streams there are.
+    """
+
+    tokens: IntArray
+    """[T]."""
+    lengths: IntArray
+    """[N], tokens of each stream."""
+    sampled: BoolArray
+    """[T]: which tokens the policy sampled; only those are trained on. The first of a stream never is."""
+    rollout_log_probs: FloatArray
+    """[n], the engine's."""
     advantages: FloatArray
-    """[N]."""
+    """[n]."""
+    versions: IntArray
+    """[n], the weights that sampled each token."""
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.lengths)
+
+    @classmethod
+    def of_responses(
+        cls,
+        tokens: Sequence[IntArray],
+        prompt_lengths: IntArray,
+        rollout_log_probs: Sequence[FloatArray],
+        advantages: FloatArray,
+        version: int = 0,
+    ) -> TrainBatch:
+        """Streams of a prompt and one response each.
+
+        Args:
+            tokens: N arrays [prompt + response].
+            prompt_lengths: [N].
+            rollout_log_probs: N arrays [response].
+            advantages: [N].
+            version: of the weights that sampled them.
+        """
+        lengths = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
+        responses = lengths - prompt_lengths
+        flags = [np.arange(length) >= prompt for length, prompt in zip(lengths, prompt_lengths)]
+        return cls(
+            tokens=np.concatenate([np.empty(0, np.int64), *tokens]).astype(np.int64),
+            lengths=lengths,
+            sampled=np.concatenate([np.empty(0, np.bool_), *flags]),
+            rollout_log_probs=np.concatenate([np.empty(0, np.float32), *rollout_log_probs]),
+            advantages=np.repeat(advantages, responses).astype(np.float32),
+            versions=np.full(int(responses.sum()), version, dtype=np.int64),
+        )
 
 
 @dataclass(slots=True)

@@ -173,6 +173,15 @@ def algorithm_rules(algorithm: AlgorithmFacts) -> Iterator[Rule]:
         )
     for attribute in algorithm.without_effect:
         yield _without_effect(algorithm, attribute)
+    if algorithm.requires_filter:
+        yield Rule(
+            on=RLJobSpec,
+            field="rollout.oversampling",
+            wrong=f"algorithm {name} samples groups without a signal away",
+            allowed="oversampling: {filter: ZeroVariance}, or algorithm grpo, whose loss is the same",
+            check=lambda s: s.algorithm.name != name or s.rollout.oversampling is not None,
+            cel=f"({another}) || has(self.rollout.oversampling)",
+        )
     if algorithm.requires_on_policy:
         yield Rule(
             on=RLJobSpec,
@@ -352,6 +361,14 @@ TRACKERS = (
 
 
 LEARNING = (
+    Rule(
+        on=RLJobSpec,
+        field="rollout.oversampling.filter",
+        wrong="the rewards of one sample are always all equal: no group would pass",
+        allowed="rollout.samplesPerPrompt of 2 or more with ZeroVariance",
+        check=lambda s: s.rollout.oversampling is None or s.rollout.samples_per_prompt > 1,
+        cel="!has(self.rollout.oversampling) || self.rollout.samplesPerPrompt > 1",
+    ),
     *EVALUATION,
     *TRACKERS,
     *(rule for algorithm in ALGORITHMS.values() for rule in algorithm_rules(algorithm)),

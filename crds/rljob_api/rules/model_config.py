@@ -14,6 +14,8 @@ _SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "max_position_embeddings", "vocab_size"),
 )
+_NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+"""Sizes that transformers takes no null for."""
 _MOE_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step")
 _NUMBERS = ("rms_norm_eps", "rope_theta", "initializer_range")
 _OTHERS = (
@@ -40,14 +42,32 @@ def config_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(("model_type",) if "model_type" in config else (), "names no model that is built",
                       f"model_type: {', '.join(MODEL_TYPES)}")  # fmt: skip
         return
-    sizes = (*_SIZES, *_MOE_SIZES) if kind == "qwen3_moe" else _SIZES
+    sizes = _sizes_of(config)
     known = {*sizes, *_NUMBERS, *_OTHERS, *(_MOE_OTHERS if kind == "qwen3_moe" else ())}
-    for key, value in config.items():
+    for key in config:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.6)
             hint = f", did you mean {near[0]}?" if near else ""
             yield Finding((key,), f"unknown setting of a {kind} model{hint}", ", ".join(sorted(known)))
-        elif key in sizes and not (type(value) is int and 1 <= value <= _LARGEST):
+    yield from _of_values(config)
+    yield from _divisible(config)
+
+
+def value_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """What is wrong with the config of a checkpoint, which may say more than RLJob knows, and null for a default."""
+    given = {key: value for key, value in config.items() if value is not None or key in _NEEDED}
+    yield from _of_values(given)
+    yield from _divisible(given)
+
+
+def _sizes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    return (*_SIZES, *_MOE_SIZES) if config.get("model_type") == "qwen3_moe" else _SIZES
+
+
+def _of_values(config: Mapping[str, Any]) -> Iterator[Finding]:
+    sizes = _sizes_of(config)
+    for key, value in config.items():
+        if key in sizes and not (type(value) is int and 1 <= value <= _LARGEST):
             yield Finding((key,), "is no size", f"whole number, at least 1 and at most {_LARGEST}")
         elif key in _NUMBERS and not (type(value) in (int, float) and 0 < value <= 1e12):
             yield Finding((key,), "is no such number", "number, above 0 and at most 1e12")
@@ -57,7 +77,6 @@ def config_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding((key,), "must be true or false", "true or false")
         elif key in ("rope_scaling", "rope_parameters") and not _plain_rope(value):
             yield Finding((key,), "this rope is not built", "rope_type: default")
-    yield from _divisible(config)
 
 
 def _plain_rope(value: Any) -> bool:
@@ -81,6 +100,11 @@ def _divisible(config: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(("num_experts_per_tok",), f"is more than num_experts ({experts})", f"at most {experts}")
 
 
+def _expert_cut(training: Any) -> int:
+    """Ranks that an expert is cut over: experts that are dealt out are whole."""
+    return training.tensor_parallel if training.expert_parallel == 1 else 1
+
+
 def parallel_findings(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]:
     """What of a job's parallel sizes and lengths does not fit its model.
 
@@ -96,6 +120,7 @@ def parallel_findings(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]
         ("intermediate_size", training.tensor_parallel, ("training", "tensorParallel")),
         ("num_hidden_layers", training.pipeline_parallel, ("training", "pipelineParallel")),
         ("num_experts", training.expert_parallel if is_moe else 1, ("training", "expertParallel")),
+        ("moe_intermediate_size", _expert_cut(training) if is_moe else 1, ("training", "tensorParallel")),
         ("num_attention_heads", engine, ("rollout", "tensorParallel")),
     ):
         value = size_of(config, name)
@@ -103,9 +128,6 @@ def parallel_findings(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]
             yield Finding(field, f"does not divide the model's {name} ({value})", "a divisor of it")
     if training.expert_parallel > 1 and config.get("model_type") in ("qwen2", "qwen3"):
         yield Finding(("training", "expertParallel"), "the model has no experts", "1")
-    if training.tensor_parallel > 1 and is_moe:
-        wrong = "tensor parallel training of a mixture of experts needs sequence parallelism, which is not built"
-        yield Finding(("training", "tensorParallel"), wrong, "1, and training.expertParallel instead")
     positions = size_of(config, "max_position_embeddings")
     if positions and spec.rollout.max_response_tokens >= positions:
         wrong = f"leaves no room for a prompt: the model takes {positions} tokens"

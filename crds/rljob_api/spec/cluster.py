@@ -235,6 +235,6 @@ class NetworkSpec(ApiModel):
     host_network: bool = False
     """Worker pods use the node's network."""
     network_policy: bool = True
-    """Close the head pod to everything but the job's own pods and the operator."""
+    """Close the job's pods to everything but themselves and the operator."""
     ray_authentication: Literal["Auto", "Token", "Off"] = "Auto"
     """Token authentication of Ray's API: `Auto` uses it where KubeRay and Ray support it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
@@ -39,19 +40,46 @@ RESERVED_ENGINE_ARGS = {
     "revision": "model.revision",
     "seed": "seed",
     "skip_tokenizer_init": "leave it out: prompts come as tokens",
+    "speculative_config": "leave it out: vLLM accepts drafts with noise of its own (docs/upstream.md)",
     "tensor_parallel_size": "rollout.tensorParallel",
     "tokenizer": "model.path",
+    "trust_remote_code": "leave it out: code in a model's folder is not run",
     "weight_transfer_config": "weightSync",
     "worker_extension_cls": "leave it out: weight sync needs it",
 }
 """vLLM arguments that RLJob sets itself -> the field of the spec to use instead."""
 
 
+class RolloutAssignment(StrEnum):
+    """Ways to divide a step's prompts over engines."""
+
+    FIXED = "Fixed"
+    WHEN_FREE = "WhenFree"
+
+
+class GroupFilter(StrEnum):
+    """Which groups are not trained on."""
+
+    ZERO_VARIANCE = "ZeroVariance"
+
+
+class OversamplingSpec(ApiModel):
+    """Sample further prompts until enough groups pass a filter (dynamic sampling of DAPO, arXiv 2503.14476)."""
+
+    filter: GroupFilter
+    """`ZeroVariance`: leave out groups whose rewards are all equal; they have no gradient."""
+    factor: Annotated[float, Field(ge=1, le=16)] = 1.0
+    """Prompts drawn in a round for each group that is still missing: more than 1 saves rounds and wastes samples. The
+    prompts of groups beyond `promptsPerStep` are sampled again in the next step."""
+    limit: Annotated[int, Field(ge=1, le=1000, json_schema_extra={"format": "int32"})] = 8
+    """The job fails when a step has drawn `limit` times `promptsPerStep` prompts and too few groups passed."""
+
+
 class RolloutSpec(ApiModel):
     """Generation by vLLM."""
 
     prompts_per_step: SampleCount
-    """Prompts drawn each step."""
+    """Prompts trained on each step; without `oversampling` as many are drawn."""
     samples_per_prompt: SampleCount
     """Responses for each prompt (the group)."""
     max_response_tokens: TokenCount
@@ -76,8 +104,15 @@ class RolloutSpec(ApiModel):
     """Share of device memory the engine may use while awake (npu, cuda)."""
     kv_cache_bytes: ByteCount | None = None
     """KV cache on each device of an engine, in bytes; default: 1 GiB on `cpu`, else what `memoryFraction` leaves."""
+    oversampling: OversamplingSpec | None = None
+    """Sample further prompts in the place of groups that a filter leaves out; null: train on every group."""
     max_num_seqs: SampleCount | None = None
     """Sequences that an engine runs at once; default: all of its share of a step, at most 1024."""
+    assignment: RolloutAssignment = RolloutAssignment.FIXED
+    """Which engine generates which prompts. `Fixed`: each has its share from the beginning, so that the same job gives
+    the same bits. `WhenFree`: where `maxNumSeqs` is too small for a share, an engine takes the next prompt when it has
+    finished one, first those with the longest responses the last time; how a response's neighbours round then depends
+    on which engine was faster."""
     max_batched_tokens: TokenCount | None = None
     """Tokens an engine takes in one scheduler step; default: vLLM's."""
     graph_mode: bool = False

@@ -38,6 +38,8 @@ class DriverStatus:
     write_failures: Mapping[str, int] = field(default_factory=dict)
     """How often this attempt could not write what it can go on without, by what it was (`step records`,
     `trajectories`, ...); drivers of other versions may not say it."""
+    write_messages: Mapping[str, str] = field(default_factory=dict)
+    """What was wrong the last time, by the same; drivers of other versions may not say it."""
 
     @classmethod
     def parse(cls, content: Any) -> Self:
@@ -62,6 +64,10 @@ class DriverStatus:
             write_failures={
                 text(what, "write_failures"): whole(count, "write_failures", INT32_MAX)
                 for what, count in block(answer.get("write_failures", {}), "write_failures").items()
+            },
+            write_messages={
+                text(what, "write_messages"): text(message, "write_messages")
+                for what, message in block(answer.get("write_messages", {}), "write_messages").items()
             },
         )
 

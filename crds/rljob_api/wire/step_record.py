@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from rljob_api import metrics as m
 from rljob_api.reward_parts import LEFT_OUT_KEY, PREFIX
+from rljob_api.wire.prompts_of_step import PromptsOfStep
 from rljob_api.wire.values import WireError, block, number, seconds, text, whole
 
 UNNUMBERED = -1
@@ -92,6 +93,8 @@ class StepRecord:
     """It was kept beside a checkpoint and written by the attempt after."""
     weights: WeightSync | None = None
     """None: there was no weight sync."""
+    prompts: PromptsOfStep | None = None
+    """None: the step was not completed, or its record is of a version that did not count prompts."""
     memory: MemoryReports = field(default_factory=dict)
     """As it stands in the record; `memory_states` looks into it."""
     busy_seconds: Mapping[str, float] = field(default_factory=dict)
@@ -144,6 +147,7 @@ class StepRecord:
             stopped_early=text(get("stopped_early", ""), f"{where}: stopped_early"),
             recovered=get("recovered", False) is True,
             weights=WeightSync.parse(weights, f"{where}: weights") if weights else None,
+            prompts=PromptsOfStep.parse(get("prompts"), f"{where}: prompts") if get("prompts") else None,
             memory=block(get("memory"), f"{where}: memory"),
             busy_seconds=block(get("busy_seconds", {}), f"{where}: busy_seconds"),
             overlapped=block(get("overlapped", {}), f"{where}: overlapped"),
@@ -174,6 +178,8 @@ class StepRecord:
             "busy_seconds": self.busy_seconds,
             "overlapped": self.overlapped,
         }
+        if self.prompts is not None:
+            content["prompts"] = self.prompts.to_json()
         if self.stopped_early:
             content["stopped_early"] = self.stopped_early
         return content if self.index == UNNUMBERED else {**content, "index": self.index, "rerun": self.rerun}

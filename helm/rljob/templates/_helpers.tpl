@@ -28,7 +28,10 @@ app.kubernetes.io/component: operator
 {{- end }}
 
 {{- define "rljob.labels" -}}
-{{ include "rljob.selectorLabels" . }}
+{{- with .Values.commonLabels }}
+{{- toYaml . }}
+{{ end }}
+{{- include "rljob.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
@@ -45,8 +48,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- define "rljob.image" -}}
+{{- with .Values.global.imageRegistry }}{{ trimSuffix "/" . }}/{{ end }}
 {{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
 {{- with .Values.image.digest }}@{{ . }}{{ end }}
+{{- end }}
+
+{{- /* What a schema cannot say: values that are compared with each other. */}}
+{{- define "rljob.checkSettings" -}}
+{{- with .Values.settings }}
+{{- if not (and (lt (float64 .retrySeconds) (float64 .renewSeconds)) (lt (float64 .renewSeconds) (float64 .leaseSeconds))) }}
+{{- fail (printf "settings.retrySeconds %v, settings.renewSeconds %v and settings.leaseSeconds %v must grow in this order: a leader stops acting before another one may begin" .retrySeconds .renewSeconds .leaseSeconds) }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "rljob.environment" -}}
@@ -78,6 +91,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   value: {{ .Values.jobs.kuberayVersion | quote }}
 - name: RLJOB_RAY_VERSION
   value: {{ .Values.jobs.rayVersion | quote }}
+- name: RLJOB_POLICY
+  value: {{ omit .Values.policy "admission" | toJson | quote }}
 - name: RLJOB_HTTP_PORT
   value: "8080"
 - name: RLJOB_PROBE_HOST
@@ -92,12 +107,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - name: RLJOB_{{ snakecase $name | upper }}
   value: {{ $value | quote }}
 {{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- /* "true" when a kind of the Prometheus operator should be rendered. Arguments: context, kind, enabled (auto, always, never). */}}
 {{- define "rljob.monitoring" -}}
 {{- $known := .context.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" .kind) }}
-{{- if or (eq .enabled "always") (and (eq .enabled "auto") $known) }}true{{ end }}
+{{- $enabled := toString .enabled }}
+{{- if or (has $enabled (list "always" "true")) (and (eq $enabled "auto") $known) }}true{{ end }}
 {{- end }}
 
 {{- /* What the operator does with jobs, in each namespace that it watches; docs/install.md says why for each line. */}}

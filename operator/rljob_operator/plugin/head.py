@@ -19,9 +19,9 @@ from rljob_operator.ray.http import NoAnswer
 from rljob_operator.ray.jobs import RayJobs
 from rljob_operator.render import secret_name
 from rljob_operator.shell.client import ApiError
-from rljob_operator.shell.resources import JobKey
+from rljob_operator.shell.resources import PODS, JobKey
 from rljob_operator.shell.tokens import Tokens
-from rljob_operator.shell.views import ClusterState
+from rljob_operator.shell.views import ClusterState, is_controlled_by
 
 _PROBES = {names.DRIVER_PORT: names.HEALTH_PATH, names.DASHBOARD_PORT: "/api/version"}
 _PROXY_SECONDS = 4.0
@@ -89,6 +89,7 @@ class Head:
         pod = self._state.view.head_pod
         if pod is None:
             raise NoAnswer(f"RayCluster {self._job.name} has no head pod")
+        await self._check_owner(pod)
         refused = ""
         try:
             return await self._by_proxy(pod, port)
@@ -100,6 +101,15 @@ class Head:
             return await self._by_forward(pod, port)
         except NoAnswer as error:
             raise NoWay(f"pod {pod} cannot be reached: {refused}; by port-forward: {error}") from None
+
+    async def _check_owner(self, pod: str) -> None:
+        """Tokens go to the cluster's own pod alone, and not to one that somebody made under its name."""
+        try:
+            item = await self._cluster.client.get(PODS, self._job.namespace, pod)
+        except ApiError as error:
+            raise NoWay(str(from_api(error, f"read pod {pod}, the head"))) from None
+        if not is_controlled_by(item, self._state.view.uid):
+            raise NoAnswer(f"pod {pod} is not one of RayCluster {self._job.name}")
 
     async def _token(self, owner: str, secret: str, key: str) -> str:
         try:

@@ -22,7 +22,7 @@ from rljob_operator.state.observed import JobView
 NO_UID = "00000000-0000-0000-0000-000000000000"
 _TITLES = {
     "cluster": "RayCluster",
-    "policy": "NetworkPolicy of the head",
+    "policy": "NetworkPolicy of the job's pods",
     "secret": "Secret with the driver's token, which the operator draws",
     "submission": "Submission: the body of POST /api/jobs/ on the head",
     "manifest": "The manifest that RLJOB_MANIFEST carries to the driver",

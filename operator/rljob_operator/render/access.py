@@ -1,4 +1,4 @@
-"""Who reaches a job: the driver's token and the head's NetworkPolicy."""
+"""Who reaches a job: the driver's token and the NetworkPolicy of its pods."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def render_secret(job: JobView, token: str) -> Manifest:
 
 
 def render_policy(job: JobView, settings: RenderSettings) -> Manifest | None:
-    """The NetworkPolicy of the head; None where `network.networkPolicy` is off.
+    """The NetworkPolicy of head and workers; None where `network.networkPolicy` is off.
 
-    The job's own pods reach everything, the operator reaches Ray's job API and the driver, nobody else anything. With
-    `network.hostNetwork` the workers have their nodes' addresses, which a policy cannot name: then all ports are open
+    The job's own pods reach everything, the operator reaches Ray's job API and the driver, nobody else anything: not
+    the agents that run Ray jobs on every node, nor the store in which trainers meet. With `network.hostNetwork` the
+    workers have their nodes' addresses, which a policy can neither close nor name: then all ports of the head are open
     but those that would run code or show data without Ray's own protocol (job API, client server, driver).
     """
     spec = valid_spec(job)
@@ -52,7 +53,7 @@ def render_policy(job: JobView, settings: RenderSettings) -> Manifest | None:
     ]
     if spec.network.host_network:
         ingress.append({"ports": _all_ports_but(*served, settings.client_port)})
-    return _policy(job, "head", ingress)
+    return _policy(job, {"ray.io/cluster": job.name}, ingress)
 
 
 def policy_to_apply(job: JobView, settings: RenderSettings, there: bool) -> Manifest | None:
@@ -68,7 +69,11 @@ def policy_to_apply(job: JobView, settings: RenderSettings, there: bool) -> Mani
         there: whether the job has a policy.
     """
     policy = render_policy(job, settings)
-    return _policy(job, "none", []) if policy is None and there else policy
+    return (
+        _policy(job, {"ray.io/cluster": job.name, "ray.io/node-type": "none"}, [])
+        if policy is None and there
+        else policy
+    )
 
 
 def policy_digest(policy: Manifest) -> str:
@@ -76,9 +81,9 @@ def policy_digest(policy: Manifest) -> str:
     return str(block_of(block_of(policy, "metadata"), "annotations").get(DIGEST_ANNOTATION, ""))
 
 
-def _policy(job: JobView, node_type: str, ingress: list[Manifest]) -> Manifest:
+def _policy(job: JobView, pods: dict[str, str], ingress: list[Manifest]) -> Manifest:
     spec: Manifest = {
-        "podSelector": {"matchLabels": {"ray.io/cluster": job.name, "ray.io/node-type": node_type}},
+        "podSelector": {"matchLabels": pods},
         "policyTypes": ["Ingress"],
         "ingress": ingress,
     }

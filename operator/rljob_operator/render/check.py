@@ -15,6 +15,7 @@ from rljob_operator.render.hccl import check_hccl
 from rljob_operator.render.object_names import secret_name
 from rljob_operator.render.overrides import merge_template
 from rljob_operator.render.pods import check_pods, check_sizes, head_template, own_labels, worker_size, worker_template
+from rljob_operator.render.policy import check_policy
 from rljob_operator.render.ray_cluster import check_ray, ray_cluster, valid_spec
 from rljob_operator.render.scheduling import check_scheduling
 from rljob_operator.render.settings import RenderSettings, short
@@ -24,21 +25,28 @@ from rljob_operator.render.volumes import check_run_folder, check_volumes
 from rljob_operator.state.observed import JobView
 
 
-def render_cluster(job: JobView, settings: RenderSettings) -> Manifest:
+def render_cluster(job: JobView, settings: RenderSettings, *, checked: bool = False) -> Manifest:
     """The RayCluster of a job.
+
+    Args:
+        job: the job.
+        settings: the operator's.
+        checked: it was rendered before with these settings: what can be seen of the spec alone is not looked at again.
 
     Raises:
         RenderError: for what Kubernetes, KubeRay or HCCL would not take.
     """
     spec = valid_spec(job)
     profile = resolve(spec)
-    check(job, spec, profile, settings)
+    if not checked:
+        check(job, spec, profile, settings)
     labels = own_labels(job.name, spec, profile)
     head = head_template(job.name, spec, profile, settings, secret_name(job.name))
     worker = worker_template(job.name, spec, profile, settings)
     # The user's templates can be judged only where they are merged: what they may hold is all that a pod may.
     head = merge_template(head, spec.pods.head, labels, "spec.pods.head")
     worker = merge_template(worker, spec.pods.worker, labels, "spec.pods.worker")
+    check_policy(job, spec, settings)
     check_run_folder(spec, block_of(head, "spec"), block_of(worker, "spec"))
     return ray_cluster(job, spec, profile, settings, head, worker)
 

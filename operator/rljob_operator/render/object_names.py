@@ -11,7 +11,7 @@ def secret_name(job: str) -> str:
 
 
 def policy_name(job: str) -> str:
-    """Name of the head's NetworkPolicy."""
+    """Name of the NetworkPolicy of the job's pods; it once was the head's alone, and running jobs have it."""
     return f"{job}-head"
 
 

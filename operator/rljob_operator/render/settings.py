@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.wire import names
+from rljob_operator.render.job_policy import JobPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class RenderSettings:
     """Version of the KubeRay operator in the cluster, as (major, minor) or (major, minor, patch)."""
     ray_version: str = "2.56.1"
     """Version of Ray in the worker images."""
+    policy: JobPolicy | None = None
+    """What the administrator allows; None: everything, or it is not known here."""
     operator_namespace: str = ""
     """Namespace of the operator's pods, for the NetworkPolicy; empty: pods with the labels in any namespace."""
     operator_pod_labels: Mapping[str, str] = field(

@@ -211,7 +211,7 @@ class Executor:
 
     async def _create_cluster(self, job: JobView) -> None:
         """Created, not applied: to apply over one that somebody else made under this name would take it from them."""
-        body = render_cluster(job, self._settings.render)
+        body = render_cluster(job, self._settings.render, checked=not job.problem)
         try:
             item = await self._client.create(RAY_CLUSTERS, job.namespace, body)
         except ApiError as error:

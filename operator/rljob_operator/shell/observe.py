@@ -273,6 +273,7 @@ class Observer:
                 phase_seconds=status.phase_seconds,
                 stopping=status.stopping,
                 last_checkpoint_step=status.last_checkpoint_step,
+                unwritten={what: status.write_messages.get(what, "") for what in status.write_failures},
                 last=totals.last,
                 median_step_seconds=totals.median_step_seconds,
                 useful_seconds=totals.useful_seconds,

@@ -6,11 +6,10 @@ import base64
 import binascii
 from typing import NamedTuple
 
-from rljob_api.wire.names import DRIVER_TOKEN_KEY
 from rljob_operator.kubernetes_objects import SecretObject
 from rljob_operator.shell.client import ApiClient, ApiError
 from rljob_operator.shell.resources import SECRETS, JobKey
-from rljob_operator.shell.views import controller_uid
+from rljob_operator.shell.views import is_controlled_by
 
 
 class _Slot(NamedTuple):
@@ -56,7 +55,8 @@ class Tokens:
             if error.code == 404:
                 return None
             raise
-        if key == DRIVER_TOKEN_KEY and controller_uid(item) != owner_uid:
+        # KubeRay makes its cluster the controller of Ray's Secret, as the operator does with the driver's.
+        if not is_controlled_by(item, owner_uid):
             return None
         token = _decoded(item, key)
         if token is not None:

@@ -8,13 +8,13 @@ other than 410, a line that is no JSON. Here they become what it recovers from: 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
 from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
+from pydantic_core import from_json
 
 from rljob_operator.shell.access import Access
 from rljob_operator.shell.client import refusal
@@ -163,7 +163,7 @@ async def _events(informer: Informer, reader: aiohttp.StreamReader) -> AsyncIter
 def _checked(informer: Informer, line: bytes) -> tuple[str, str]:
     """Why Kopf must not see a line: a word, and for people; nothing where it may."""
     try:
-        event = json.loads(line)
+        event = from_json(line)  # In two thirds of the time of json.loads, with which Kopf reads the line once more.
         kind, item = event["type"], event["object"]
         if kind == "ERROR":
             return ("expired", "") if item.get("code") == 410 else ("error", f"{informer}: watch: {item}"[:500])

@@ -302,6 +302,12 @@ def controller_uid(item: KubeObject) -> str:
     return str(owner["uid"]) if owner is not None and owner["kind"] == KIND else ""
 
 
+def is_controlled_by(item: KubeObject, uid: str) -> bool:
+    """Whether the object's controller, of whatever kind, has this UID."""
+    owner = _controller(item)
+    return owner is not None and owner["uid"] == uid
+
+
 def _controller(item: KubeObject) -> OwnerReference | None:
     owners = item["metadata"].get("ownerReferences") or ()
     return next((owner for owner in owners if owner.get("controller")), None)

@@ -198,6 +198,8 @@ class DriverView:
     """How long it has run, or for how long none has; None: the driver does not say."""
     stopping: bool = False
     last_checkpoint_step: int | None = None
+    unwritten: Mapping[str, str] = field(default_factory=dict)
+    """What it could not write and went on without, with what was wrong the last time (empty: it does not say)."""
     last: StepView | None = None
     median_step_seconds: float | None = None
     """Over the recent steps."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 from rljob_api.base import INT32_MAX
-from rljob_api.status import CheckpointStatus, LastStep, Progress
+from rljob_api.status import AttemptStatus, CheckpointStatus, LastStep, Progress
 from rljob_operator.state.observed import DriverView, StepView
 from rljob_operator.state.plan_builder import PlanBuilder
 from rljob_operator.state.status_text import clean
 from rljob_operator.state.timing import FRESHNESS_SECONDS, duration_text, seconds_since, time_text
 
 _PHASES_KEPT = 64
+_KINDS_KEPT = 16
 _YEAR_9999 = 253_370_764_800
 _LONGEST_ESTIMATE = 1e12
 """Seconds; whoever is told more is told nothing, and an infinity cannot be written."""
@@ -27,11 +28,24 @@ def read_progress(plan: PlanBuilder) -> None:
         return
     if driver.ready and attempt.start_step is None:
         plan.set_attempt(start_step=_count(driver.step))
+    _note_unwritten(plan, driver, attempt)
     # Before it is ready a driver has not loaded its checkpoint yet, and would say step 0.
     new = with_estimate(_read(driver, old, plan), _count(driver.step) if driver.ready else old.step)
     same = new.model_copy(update={"last_update_time": old.last_update_time}) == old
     if not same or seconds_since(old.last_update_time, plan.now) >= FRESHNESS_SECONDS or old.last_update_time is None:
         plan.set(progress=new)
+
+
+def _note_unwritten(plan: PlanBuilder, driver: DriverView, attempt: AttemptStatus) -> None:
+    """Say once in an attempt of each kind of file that its driver goes on without it."""
+    messages = {clean(what, 100): message for what, message in driver.unwritten.items()}
+    new = [what for what in messages if what not in attempt.unwritten][: _KINDS_KEPT - len(attempt.unwritten)]
+    if not new:
+        return
+    plan.set_attempt(unwritten=[*attempt.unwritten, *new])
+    for what in new:
+        cause = messages[what] or "its log says why"
+        plan.note("Warning", "WriteFailed", f"The driver cannot write {what} and goes on without: {cause}")
 
 
 def _read(driver: DriverView, old: Progress, plan: PlanBuilder) -> Progress:

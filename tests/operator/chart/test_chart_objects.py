@@ -12,7 +12,13 @@ from helm_chart import CHART, MODES, NAMESPACE, ROOT, copy_of_chart, helm, of_ki
 
 from rljob_api.yaml_text import parse_yaml
 
-CLUSTER_KINDS = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}
+CLUSTER_KINDS = {
+    "CustomResourceDefinition",
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+}
 PROMETHEUS = ("monitoring.coreos.com/v1/ServiceMonitor", "monitoring.coreos.com/v1/PrometheusRule")
 
 
@@ -152,6 +158,39 @@ def test_image_by_tag_and_by_digest() -> None:
     assert image() == "r.example/op:0.1.0"
     assert image(tag="v2") == "r.example/op:v2"
     assert image(tag="v2", digest=digest) == f"r.example/op:v2@{digest}"
+
+
+def test_a_registry_for_all_images_comes_first() -> None:
+    values = {"global": {"imageRegistry": "mirror.example/hub/"}, "image": {"repository": "rl/op"}}
+    pod = only(render(values), "Deployment")["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == "mirror.example/hub/rl/op:0.1.0"
+
+
+def test_what_an_installation_adds_is_where_it_belongs() -> None:
+    objects = render(MODES["everything"])
+    assert {item["metadata"]["labels"].get("cost") for item in objects} == {"rl"}
+    template = only(objects, "Deployment")["spec"]["template"]
+    assert template["metadata"]["labels"]["cost"] == "rl"
+    assert "cost" not in only(objects, "Deployment")["spec"]["selector"]["matchLabels"]
+    (container,) = template["spec"]["containers"]
+    assert container["env"][-1] == {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+    assert container["volumeMounts"] == MODES["everything"]["extraVolumeMounts"]
+    assert template["spec"]["volumes"] == MODES["everything"]["extraVolumes"]
+    (endpoint,) = only(objects, "ServiceMonitor")["spec"]["endpoints"]
+    assert endpoint["relabelings"] == [{"action": "labeldrop", "regex": "pod"}]
+    assert endpoint["metricRelabelings"][0]["action"] == "drop"
+    assert not of_kind(render({"serviceMonitor": {"enabled": False}}, api_versions=PROMETHEUS), "ServiceMonitor")
+
+
+def test_openshift_chooses_the_user() -> None:
+    none = {"runAsUser": None, "runAsGroup": None, "fsGroup": None}
+    pod = only(render({"podSecurityContext": none}), "Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def test_the_api_servers_ports_include_those_of_cce() -> None:
+    rules = only(render(), "NetworkPolicy")["spec"]["egress"]
+    assert [443, 5443, 6443] in [[port["port"] for port in rule["ports"]] for rule in rules]
 
 
 def test_two_replicas_are_spread_and_disrupted_one_at_a_time() -> None:

@@ -11,6 +11,7 @@ import pytest
 from helm_chart import CHART, MODES, NAMESPACE, only, render
 
 from rljob_api.spec import Profile
+from rljob_operator.render import JobPolicy
 from rljob_operator.settings import Settings, SettingsProblem, parse_settings
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["properties"]
@@ -61,6 +62,7 @@ def test_default_values_are_the_operators_own_defaults() -> None:
     for name in ("worker_image", "worker_images", "kuberay_version", "ray_version"):
         assert getattr(given.render, name) == getattr(own.render, name), name
     assert given.render.operator_namespace == NAMESPACE
+    assert given.render.policy == JobPolicy()
 
 
 def test_every_setting_arrives() -> None:
@@ -79,6 +81,12 @@ def test_what_jobs_get_arrives() -> None:
     assert render_settings.kuberay_version == (1, 6, 2)
     assert render_settings.ray_version == "2.57.0"
     assert SCHEMA["jobs"]["properties"]["images"]["propertyNames"]["enum"] == [profile.value for profile in Profile]
+
+
+def test_the_policy_of_jobs_arrives() -> None:
+    policy = {"secrets": ["hub-*"], "podFields": ["hostNetwork"], "privileged": True, "hostPaths": ["/data"]}
+    assert settings({"policy": policy}).render.policy == JobPolicy.model_validate(policy)
+    assert set(SCHEMA["policy"]["properties"]) - {"admission"} == set(JobPolicy().model_dump(by_alias=True))
 
 
 def test_watched_namespaces_arrive() -> None:
@@ -108,4 +116,4 @@ def test_the_ports_are_the_containers() -> None:
 
 def test_lease_times_in_the_wrong_order_end_the_operator_with_a_sentence() -> None:
     with pytest.raises(SettingsProblem, match="must grow in this order"):
-        settings({"settings": {"leaseSeconds": 5}})
+        parse_settings([], {**environment({}), "RLJOB_LEASE_SECONDS": "5"})

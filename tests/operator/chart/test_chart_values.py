@@ -32,11 +32,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"crd": {"keep": False}}, "keep"),
     ({"rbac": {"create": "yes"}}, "rbac/create"),
     ({"service": {"port": 0}}, "service/port"),
-    ({"serviceMonitor": {"enabled": True}}, "serviceMonitor/enabled"),
+    ({"serviceMonitor": {"enabled": "yes"}}, "serviceMonitor/enabled"),
     ({"serviceMonitor": {"interval": "30"}}, "serviceMonitor/interval"),
     ({"networkPolicy": {"apiServerPorts": []}}, "networkPolicy/apiServerPorts"),
     ({"resources": {"limits": {"memory": True}}}, "resources/limits/memory"),
     ({"nodeSelector": {"infra": True}}, "nodeSelector/infra"),
+    ({"extraEnv": [{"value": "x"}]}, "extraEnv/0"),
+    ({"extraVolumes": {"a": {}}}, "extraVolumes"),
+    ({"commonLabels": {"team": 1}}, "commonLabels/team"),
+    ({"global": {"imageRegistry": 5000}}, "global/imageRegistry"),
+    ({"policy": {"podFields": ["containers"]}}, "policy/podFields/0"),
+    ({"policy": {"hostPaths": ["data"]}}, "policy/hostPaths/0"),
     ({"terminationGracePeriodSeconds": 1}, "terminationGracePeriodSeconds"),
 ]
 
@@ -55,19 +61,27 @@ def test_no_service_account_at_all_is_refused_with_the_remedy() -> None:
     assert "serviceAccount.name: name the service account that is there" in done.stderr
 
 
+@pytest.mark.parametrize("settings", [{"leaseSeconds": 5}, {"renewSeconds": 30}, {"retrySeconds": 20}])
+def test_lease_times_in_the_wrong_order_are_refused_before_anything_is_installed(settings: dict[str, Any]) -> None:
+    done = helm("template", "rljob", str(CHART), values={"settings": settings})
+    assert done.returncode != 0
+    assert "settings.leaseSeconds" in done.stderr
+    assert "must grow in this order" in done.stderr
+
+
 def objects(entry: dict[str, Any], values: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any], Any]]:
     yield path, entry, values
     for name, inner in entry.get("properties", {}).items():
-        if f"{path}.{name}" != ".global":
-            assert name in values, f"values.yaml lacks {path}.{name}"
-            yield from objects(inner, values[name], f"{path}.{name}")
+        assert name in values, f"values.yaml lacks {path}.{name}"
+        yield from objects(inner, values[name], f"{path}.{name}")
 
 
 def test_schema_and_defaults_have_the_same_values() -> None:
     for path, entry, values in objects(SCHEMA, VALUES):
         if "properties" in entry:
-            assert entry["additionalProperties"] is False, path
-            assert set(values) == set(entry["properties"]) - {"global"}, path
+            # A parent chart's `global` holds what its other charts read.
+            assert path == ".global" or entry["additionalProperties"] is False, path
+            assert set(values) == set(entry["properties"]), path
         assert path == "" or entry["description"].endswith("."), path
 
 

@@ -31,6 +31,7 @@ WORKER = f"{NAME}-workers-worker-7qv8d"
 SUBMISSION = f"rljob-{UID}-0"
 DRIVER_TOKEN = "driver-token"
 OWNER = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "name": NAME, "uid": UID, "controller": True}
+OF_CLUSTER = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": NAME, "uid": CLUSTER_UID, "controller": True}
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -116,7 +117,7 @@ def ray_cluster(**status: Any) -> dict[str, Any]:
 def pod(name: str, **status: Any) -> dict[str, Any]:
     role = "head" if "head" in name else "worker"
     labels = {"ray.io/cluster": NAME, "ray.io/node-type": role, "rljob.dev/job": NAME}
-    meta = {"name": name, "namespace": "rl", "uid": name, "labels": labels}
+    meta = {"name": name, "namespace": "rl", "uid": name, "labels": labels, "ownerReferences": [OF_CLUSTER]}
     ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     return {"metadata": meta, "spec": {"nodeName": "n1"}, "status": status or ready}
 
@@ -134,7 +135,7 @@ def world(api: FakeApi) -> FakeApi:
     api.add("pods", pod(HEAD))
     api.add("pods", pod(WORKER))
     api.add("secrets", secret(f"{NAME}-driver", "token", DRIVER_TOKEN))
-    api.add("secrets", secret(NAME, "auth_token", RAY_TOKEN))
+    api.add("secrets", secret(NAME, "auth_token", RAY_TOKEN, OF_CLUSTER))
     return api
 
 
@@ -202,6 +203,22 @@ def test_status_without_the_right_to_read_secrets_says_which_right(
     assert code == 0
     assert "ada lacks the right to get secrets in namespace rl" in " ".join(out.split())
     assert re.search(r"rollout +31.0 s", out)
+
+
+def test_no_token_goes_to_a_pod_that_took_the_heads_name(run: Run, driver: DriverServer, api: FakeApi) -> None:
+    stranger = {**OF_CLUSTER, "uid": "another"}
+    api.objects["pods", "rl", HEAD]["metadata"]["ownerReferences"] = [stranger]
+    out = " ".join(run("status", NAME)[1].split())
+    assert f"pod {HEAD} is not one of RayCluster {NAME}" in out
+    assert not [line for line in api.seen if "/proxy" in line]
+
+
+def test_rays_token_is_taken_from_the_clusters_own_secret_alone(run: Run, world: FakeApi) -> None:
+    world.ports[8265] = FakeRay(SUBMISSION, "a line\n")
+    world.objects["secrets", "rl", NAME]["metadata"]["ownerReferences"] = [OWNER]
+    code, _, err = run("logs", NAME)
+    assert code == 1
+    assert f"Secret {NAME} is not there, is not this job's" in err
 
 
 def test_status_as_a_document(run: Run, driver: DriverServer) -> None:

@@ -60,10 +60,10 @@ def allowed_ports(rule: dict[str, Any]) -> set[int]:
     return {port for entry in ports for port in range(entry["port"], entry.get("endPort", entry["port"]) + 1)}
 
 
-def test_policy_closes_the_head() -> None:
+def test_policy_closes_head_and_workers() -> None:
     policy = render_policy(base(), SETTINGS)
     assert policy is not None
-    assert policy["spec"]["podSelector"]["matchLabels"] == {"ray.io/cluster": "base", "ray.io/node-type": "head"}
+    assert policy["spec"]["podSelector"] == {"matchLabels": {"ray.io/cluster": "base"}}, "KubeRay's label of both"
     own, operator = policy["spec"]["ingress"]
     assert own == {"from": [{"podSelector": {"matchLabels": {"rljob.dev/job": "base"}}}]}
     assert allowed_ports(operator) == {8265, 8300}

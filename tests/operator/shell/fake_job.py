@@ -27,6 +27,8 @@ class FakeJob:
         """What is answered instead of records."""
         self.cookies: dict[str, str] = {}
         """What was sent back of those that every answer sets."""
+        self.unwritten: dict[str, str] = {}
+        """What the driver goes on without, and why."""
         self.ready = True
         self.dead_driver = False
         self.asks = 0
@@ -139,6 +141,8 @@ class FakeJob:
             "weight_version": len(self.records),
             "last_checkpoint_step": None,
             "stopping": False,
+            "write_failures": dict.fromkeys(self.unwritten, 3),
+            "write_messages": self.unwritten,
         }
 
 

@@ -85,6 +85,26 @@ def test_from_creation_to_success_with_few_writes() -> None:
     play(life)
 
 
+def test_what_a_driver_cannot_write_is_an_event_of_its_job() -> None:
+    async def life(case: Case) -> None:
+        async with case.operator(reconcile) as controller:
+            await to_running(case)
+            case.job.unwritten = {"trajectories": "/run/trajectories: Read-only file system"}
+
+            def told() -> list[str]:
+                written = case.api.objects.get("events", {}).values()
+                return [event["message"] for event in written if event["reason"] == "WriteFailed"]
+
+            await hurried(controller, lambda: bool(told()), case.status)
+            (message,) = told()
+            assert message.endswith(
+                "cannot write trajectories and goes on without: " + case.job.unwritten["trajectories"]
+            )
+            assert case.status()["attempts"][-1]["unwritten"] == ["trajectories"]
+
+    play(life)
+
+
 def test_a_finished_job_causes_no_request() -> None:
     async def life(case: Case) -> None:
         async with case.operator(reconcile) as controller:

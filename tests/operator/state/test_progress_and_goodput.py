@@ -42,6 +42,34 @@ def test_progress_of_a_running_job(running: Running) -> None:
     assert progress.last_checkpoint.step == 6
 
 
+def test_what_a_driver_goes_on_without_is_said_once_an_attempt(running: Running) -> None:
+    world = running()
+    world.run(75)
+    full = "/run/steps.jsonl: No space left on device (120 bytes wanted, 0 bytes free)"
+
+    def said(unwritten: dict[str, str]) -> list[tuple[str, str, str]]:
+        plan = reconcile(with_driver(world, unwritten=unwritten), world.now)
+        world.status = plan.status
+        assert plan.urgent == bool(plan.events), (
+            "an event that is stored with the next throttled write would come twice"
+        )
+        return [(event.type, event.reason, event.message) for event in plan.events]
+
+    assert said({}) == []
+    told = f"The driver cannot write step records and goes on without: {full}"
+    assert said({"step records": full}) == [("Warning", "WriteFailed", told)]
+    assert said({"step records": "/run/steps.jsonl: another time"}) == []
+    ((_, _, told),) = said({"step records": full, "trajec\x1btories": ""})
+    assert told == "The driver cannot write trajec tories and goes on without: its log says why"
+    assert world.status.attempts[-1].unwritten == ["step records", "trajec tories"]
+    assert len(said({str(number): "" for number in range(40)})) == 14, "a status has an end"
+    assert said({str(number): "" for number in range(40)}) == []
+    world.driver_exits(1)
+    world.run(200)
+    assert len(world.status.attempts) == 2
+    assert [kind for _, kind, _ in said({"step records": full})] == ["WriteFailed"]
+
+
 def test_a_run_that_stopped_early_says_so_and_is_done_at_its_own_step(running: Running) -> None:
     world = running()
     world.run(75)

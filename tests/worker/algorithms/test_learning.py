@@ -53,7 +53,7 @@ def trained(name: str, *, honest: bool = True) -> float:
         rewards = ((tokens == wanted) & mask).sum(-1) / mask.sum(-1)
         means.append(rewards.mean().item())
         told = rewards if honest else rewards.gather(1, torch.rand(rewards.shape, generator=generator).argsort(1))
-        advantages = step_advantages(algorithm, told, mask.sum(-1), spec).flatten()
+        advantages = step_advantages(algorithm, told.flatten(), [GROUP] * PROMPTS, mask.sum(-1).flatten(), spec)
         flat = mask.flatten(0, 1)
         weights = token_weights(
             flat, spec.aggregation, num_tokens=flat.sum(), num_sequences=len(flat), constant_length=LENGTH

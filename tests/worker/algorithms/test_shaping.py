@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.spec import AlgorithmSpec, RewardScope, RewardShapingSpec
-from rljob_worker.algorithms import get_algorithm
+from rljob_worker.algorithms import get_algorithm, step_advantages
 from rljob_worker.algorithms.shaping import shape_advantages, shape_rewards
 
 REWARDS = st.integers(2, 5).flatmap(
@@ -98,3 +98,15 @@ def test_advantages_without_a_group() -> None:
         assert get_algorithm(name).advantages(rewards, AlgorithmSpec()).tolist() == rewards.tolist()
     for name in ("dr_grpo", "reinforce_pp_baseline"):
         assert get_algorithm(name).advantages(rewards, AlgorithmSpec(name=name)).tolist() == [[0.5, -0.5], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_groups_of_several_sizes_are_each_compared_with_their_own(scope: RewardScope | None) -> None:
+    spec = AlgorithmSpec(name="dr_grpo", rewards={"center": scope, "scale": scope})
+    rewards, sizes = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.25, 3.0, 1.0]), [2, 3, 2]
+    result = step_advantages(get_algorithm("dr_grpo"), rewards, sizes, torch.ones(7, dtype=torch.int64), spec)
+    groups = [group.tolist() for group in rewards.split(sizes)]
+    means, deviations = over(groups, scope, statistics.fmean, 0.0), over(groups, scope, statistics.stdev, 1.0 - 1e-6)
+    shaped = [[(r - m) / (d + 1e-6) for r in group] for group, m, d in zip(groups, means, deviations)]
+    expected = [r - statistics.fmean(group) for group in shaped for r in group]
+    torch.testing.assert_close(result, torch.tensor(expected), rtol=1e-5, atol=1e-6)

@@ -83,7 +83,7 @@ def test_the_tokenizers_own_template_takes_a_system_prompt_too(source: Callable[
         ("{{ messages[0].content }}", ["hi"], {"system": "be brief"}, "drops the words of .*row 0: 'hi' is not in"),
         ("{{ messages[-1].content }}", ["hi"], {"system": "be brief"}, "drops the words of chat.system before .*row 0"),
         ("a b c {{ messages[0].prompt }}", ["a b", "b c"], {}, "renders two different prompts alike, .*row 0 and .*1"),
-        ("{{ messages[0].content }", ["hi"], {}, "the chat template refuses the prompt: TemplateSyntaxError"),
+        ("{{ messages[0].content }", ["hi"], {}, "line 1: no chat template: "),
         (QWEN, ["hi"], {"templateArgs": {"enable_thinkin": False}},
          r"spec\.data\.chat\.templateArgs\.enable_thinkin: .* not use it.*; did you mean enable_thinking\?"),
     ],

@@ -160,7 +160,7 @@ def _train(
         with clock.phase("rollout"):
             pass
         sample = {"prompt": "a", "response": "".join(map(str, range(BIG // 4)))}
-        write_trajectories(run.path, spec.records, step, [sample], 1, failures)
+        write_trajectories(run.path, spec.records, step, [[sample]], failures)
         progress.step = progress.weight_version = step
         if recovery.due_checkpoint():
             with clock.phase("checkpoint"):

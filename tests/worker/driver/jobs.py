@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from support.warm.client import WarmProcess
+from support.warm.protocol import DRIVER
 
 from rljob_worker.driver.checkpoints import Checkpoints, CheckpointStore
 from rljob_worker.driver.events import EventLog, read_events
@@ -22,6 +24,7 @@ from rljob_worker.trainer.state_file import StateReader
 REPOSITORY = Path(__file__).parents[3]
 FAULTY_RUN = Path(__file__).with_name("faulty_run.py")
 RUN_SECONDS = 300.0
+Started = subprocess.Popen[str] | WarmProcess
 
 
 def manifest(folder: Path, **spec: Any) -> Path:
@@ -46,24 +49,32 @@ def manifest(folder: Path, **spec: Any) -> Path:
     return path
 
 
-def start(*arguments: str | Path, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """`rljob ARGUMENTS` in a session of its own."""
-    return _start([sys.executable, "-m", "rljob_worker.cli.main", *map(str, arguments)], environment)
+def start(*arguments: str | Path, environment: dict[str, str] | None = None, cold: bool = False) -> Started:
+    """`rljob ARGUMENTS` in a session of its own; its processes are forked from some that have imported what they need.
+
+    Args:
+        arguments: after `rljob`.
+        environment: variables over those of this process.
+        cold: start a new interpreter, as users do, for the driver and for each of its workers.
+    """
+    return _start(["-m", "rljob_worker.cli.main", *map(str, arguments)], environment or {}, cold)
 
 
-def start_faulty(job: Path, output: Path, fault: dict[str, Any], *options: str) -> subprocess.Popen[str]:
+def start_faulty(job: Path, output: Path, fault: dict[str, Any], *options: str, cold: bool = False) -> Started:
     """`rljob run` in which `faulty_run.py` makes one thing go wrong."""
-    return _start([sys.executable, str(FAULTY_RUN), str(job), str(output), json.dumps(fault), *options], None)
+    return _start([str(FAULTY_RUN), str(job), str(output), json.dumps(fault), *options], {}, cold)
 
 
-def _start(command: list[str], environment: dict[str, str] | None) -> subprocess.Popen[str]:
+def _start(arguments: list[str], environment: dict[str, str], cold: bool) -> Started:
+    if not cold and "LD_PRELOAD" not in environment:
+        return WarmProcess(DRIVER, arguments, {**os.environ, **environment})
     return subprocess.Popen(
-        command,
+        [sys.executable, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, **environment},
         preexec_fn=_end_with_the_tests,
     )
 
@@ -73,7 +84,7 @@ def _end_with_the_tests() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def finish(process: subprocess.Popen[str], seconds: float = RUN_SECONDS) -> tuple[int, str]:
+def finish(process: Started, seconds: float = RUN_SECONDS) -> tuple[int, str]:
     """Exit code and output; a process that does not end is killed and the test fails."""
     try:
         output, _ = process.communicate(timeout=seconds)
@@ -84,9 +95,9 @@ def finish(process: subprocess.Popen[str], seconds: float = RUN_SECONDS) -> tupl
     return process.returncode, output
 
 
-def run(*arguments: str | Path, environment: dict[str, str] | None = None) -> tuple[int, str]:
+def run(*arguments: str | Path, environment: dict[str, str] | None = None, cold: bool = False) -> tuple[int, str]:
     """Run `rljob ARGUMENTS` to its end."""
-    return finish(start(*arguments, environment=environment))
+    return finish(start(*arguments, environment=environment, cold=cold))
 
 
 def wait_for(condition: Any, what: str, seconds: float = RUN_SECONDS) -> Any:

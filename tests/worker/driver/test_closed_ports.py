@@ -34,7 +34,9 @@ class Run:
         self.output = folder / "run"
         self._mark = uuid.uuid4().hex
         job = jobs.manifest(folder, steps=100000, checkpoint={"everySteps": 100000}, **spec)
-        self.process = jobs.start("run", job, "--output", self.output, environment={"RLJOB_TEST_MARK": self._mark})
+        mark = {"RLJOB_TEST_MARK": self._mark}
+        # What a process was started with is not what a fork of it was given.
+        self.process = jobs.start("run", job, "--output", self.output, environment=mark, cold=True)
         jobs.wait_for(lambda: self._step() >= 2 or self.process.poll() is not None, "two steps")
         assert self.process.poll() is None, jobs.finish(self.process)
 

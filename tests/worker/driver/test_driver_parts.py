@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,34 +18,62 @@ from hypothesis import strategies as st
 from test_run_folder import job
 
 from rljob_api.spec import RewardSpec
+from rljob_worker.driver import calls as driver_calls
+from rljob_worker.driver.actors import Reply
 from rljob_worker.driver.batch import (
+    answered_group,
+    decide,
     evaluation_sampling,
+    oversampling_metrics,
     requests,
     rollout_metrics,
-    split_by_engine,
+    too_few_groups,
     train_batch,
     training_sampling,
 )
 from rljob_worker.driver.calls import Call, Calls
+from rljob_worker.driver.dispatch import Dispatch
 from rljob_worker.driver.events import EventLog, read_events
 from rljob_worker.driver.probe import WeightProbe
+from rljob_worker.driver.step import ScoredGroup, Step
 from rljob_worker.driver.sync_report import sync_report
-from rljob_worker.errors import JobError, ProcessDiedError, StopRequested, WeightSyncError
+from rljob_worker.errors import JobError, PhaseDeadlineError, ProcessDiedError, StopRequested, WeightSyncError
+from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.types import FloatArray, Generation, Prompt
 
 
-@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 12))
-def test_engines_get_whole_groups_in_order_as_evenly_as_groups_allow(prompts: int, group: int, engines: int) -> None:
-    shares = split_by_engine(prompts * group, group, engines)
-    assert len(shares) == engines
-    assert [i for share in shares for i in share] == list(range(prompts * group))
-    assert all(len(share) % group == 0 for share in shares)
-    assert max(map(len, shares)) - min(map(len, shares)) <= group
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_engines_get_their_shares_in_order_as_evenly_as_can_be(groups: int, engines: int) -> None:
+    dispatch = Dispatch(groups, engines)
+    assert not dispatch
+    assert [group for share in dispatch.first for group in share] == list(range(groups))
+    sizes = [len(share) for share in dispatch.first]
+    assert len(sizes) == engines
+    assert max(sizes) - min(sizes) <= 1
+    assert Dispatch(groups, engines, range(groups), max(sizes)).first == dispatch.first, "all fit at once"
 
 
-def test_requests_that_are_no_whole_groups_are_a_bug() -> None:
-    with pytest.raises(AssertionError, match="10 requests are not whole groups of 4"):
-        split_by_engine(10, 4, 2)
+@given(st.data(), st.integers(1, 40), st.integers(1, 6), st.integers(1, 6))
+def test_engines_that_are_free_take_the_next_groups(data: st.DataObject, groups: int, engines: int, room: int) -> None:
+    order = data.draw(st.permutations(range(groups)))
+    dispatch = Dispatch(groups, engines, order, room)
+    running = [len(given) for given in dispatch.first]
+    taken = [group for given in dispatch.first for group in given]
+    if dispatch:
+        assert running == [room] * engines, "an engine idles while groups wait"
+        assert sorted(taken) == sorted(order[: room * engines])
+    while dispatch:
+        engine = data.draw(st.integers(0, engines - 1))
+        finished = data.draw(st.integers(1, running[engine]) if running[engine] else st.just(0))
+        before = len(dispatch)
+        fresh = dispatch.take(finished)
+        assert fresh == [group for group in order if group not in taken][: len(fresh)]
+        assert len(fresh) == min(finished, before)
+        taken += fresh
+        running[engine] += len(fresh) - finished
+        if not any(running):
+            break
+    assert dispatch or sorted(taken) == list(range(groups))
 
 
 def prompt(uid: str, *tokens: int) -> Prompt:
@@ -55,16 +84,23 @@ def generation(*tokens: int, reason: str = "stop") -> Generation:
     return Generation(np.array(tokens, np.int64), np.full(len(tokens), -0.5, np.float32), reason)
 
 
-def test_a_batch_is_prompt_major() -> None:
-    prompts = [prompt("a", 1, 2), prompt("b", 3)]
-    generations = [generation(10), generation(11, 12), generation(13), generation()]
-    advantages = np.array([[1, -1], [2, -2]], np.float64)
-    batch = train_batch(prompts, generations, advantages)  # type: ignore[arg-type]
-    assert [tokens.tolist() for tokens in batch.tokens] == [[1, 2, 10], [1, 2, 11, 12], [3, 13], [3]]
-    assert batch.prompt_lengths.tolist() == [2, 2, 1, 1]
-    assert [len(log_probs) for log_probs in batch.rollout_log_probs] == [1, 2, 1, 0]
-    assert (batch.advantages.tolist(), batch.advantages.dtype) == ([1, -1, 2, -2], np.float32)
-    assert all(tokens.dtype == np.int64 for tokens in batch.tokens)
+def scored(ordinal: int, of: Prompt, generations: list[Generation], rewards: list[float]) -> ScoredGroup:
+    answered = answered_group(ordinal, 3, of, generations, [""] * len(generations))
+    return ScoredGroup(answered, [RewardResult(reward) for reward in rewards])
+
+
+def test_a_batch_is_prompt_major_and_groups_may_differ_in_size() -> None:
+    groups = [
+        scored(0, prompt("a", 1, 2), [generation(10), generation(11, 12), generation(13)], [0, 0, 0]),
+        scored(1, prompt("b", 3), [generation(14), generation()], [0, 0]),
+    ]
+    batch = train_batch([group.answered.group for group in groups], np.array([1, -1, 5, 2, -2], np.float32))
+    assert batch.tokens.tolist() == [1, 2, 10, 1, 2, 11, 12, 1, 2, 13, 3, 14, 3]
+    assert batch.lengths.tolist() == [3, 4, 3, 2, 1]
+    assert batch.tokens[batch.sampled].tolist() == [10, 11, 12, 13, 14]
+    assert (batch.advantages.tolist(), batch.advantages.dtype) == ([1, -1, -1, 5, 2], np.float32)
+    assert batch.rollout_log_probs.tolist() == [-0.5] * 5
+    assert batch.versions.tolist() == [3] * 5
 
 
 def test_requests_have_a_seed_for_each_sample_and_step() -> None:
@@ -76,9 +112,9 @@ def test_requests_have_a_seed_for_each_sample_and_step() -> None:
 
 
 def test_rollout_metrics() -> None:
-    generations = [generation(1), generation(1, 2, 3, reason="length"), generation(), generation(1, 2)]
-    rewards = np.array([[0.0, 1.0], [0.1, 0.1]], np.float32)
-    metrics = rollout_metrics(generations, rewards, np.array([[-1, 1], [0, 0]], np.float32))
+    first = scored(0, prompt("a", 1), [generation(1), generation(1, 2, 3, reason="length")], [0.0, 1.0])
+    second = scored(1, prompt("b", 1), [generation(), generation(1, 2)], [0.1, 0.1])
+    metrics = rollout_metrics([first, second], np.array([-1, 1, 0, 0], np.float32))
     expected = {
         "rollout/raw_reward": 0.3,
         "rollout/raw_reward_min": 0.0,
@@ -96,11 +132,45 @@ def test_rollout_metrics() -> None:
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
+def test_the_first_groups_by_number_whose_rewards_differ_are_trained_on() -> None:
+    rewards = {7: [0, 1], 3: [0.5, 0.5], 4: [1, 0], 9: [0, 0], 8: [math.nan, math.nan], 11: [0, 1], 12: [1, 1]}
+    lengths = {3: 9, 7: 1, 4: 9}
+    groups = [
+        scored(o, prompt("a", 1), [generation(*range(lengths.get(o, 2))), generation(1)], of)
+        for o, of in rewards.items()
+    ]
+    decide(groups, 3)
+    decisions = {group.ordinal: group.decision.value for group in groups}
+    assert decisions == {
+        3: "filtered", 4: "trained", 7: "trained", 8: "trained", 9: "filtered", 11: "surplus", 12: "filtered"
+    }  # fmt: skip
+    step = Step(5, 4, drawn=7, rounds=2, groups=groups)
+    assert oversampling_metrics(step) == {
+        "rollout/rounds": 2.0,
+        "rollout/filtered_groups": 3.0,
+        "rollout/filtered_tokens": 10.0 + 3.0 + 3.0,
+        "rollout/surplus_groups": 1.0,
+        "rollout/surplus_tokens": 3.0,
+    }
+
+
+def test_a_step_whose_filter_took_too_many_groups_says_what_they_scored() -> None:
+    rollout = job(rollout={"promptsPerStep": 4, "oversampling": {"filter": "ZeroVariance", "limit": 2}}).spec.rollout
+    rewards = [[0, 0], [0, 1], [1, 1], [0, 0]]
+    groups = [scored(o, prompt("a", 1), [generation(1)] * 2, of) for o, of in enumerate(rewards)]
+    decide(groups, 4)
+    message = too_few_groups(Step(5, 4, drawn=8, rounds=3, groups=groups), rollout)
+    assert message.startswith(
+        "spec.rollout.oversampling: step 5 drew 8 prompts in 3 rounds (limit 2 times promptsPerStep), and 1 of the 4 "
+        "groups that it needs passed ZeroVariance; the others' rewards are all equal (2 x 0, 1 x 1):"
+    )
+
+
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 0.7])
 @pytest.mark.parametrize("group", [3, 7, 8, 13])
 def test_equal_rewards_have_no_deviation_whatever_rounding_does(value: float, group: int) -> None:
-    rewards = np.full((2, group), value, np.float32)
-    metrics = rollout_metrics([generation(1)] * (2 * group), rewards, np.zeros_like(rewards))
+    groups = [scored(i, prompt("a", 1), [generation(1)] * group, [value] * group) for i in range(2)]
+    metrics = rollout_metrics(groups, np.zeros(2 * group, np.float32))
     assert metrics["rollout/zero_std/count"] == 2
 
 
@@ -147,6 +217,30 @@ def test_a_stop_leaves_what_has_nothing_to_lose(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ray, "wait", wait)
     with pytest.raises(StopRequested):
         calls(stop).gather("start", [Call("trainer-0", object())], 5, until_stop=True)
+
+
+def test_a_driver_that_was_stopped_blames_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, waits = 0.0, iter([0.2, 60.0, 0.2, 0.2])
+
+    def wait(refs: list[object], timeout: float, **_: object) -> tuple[list[object], list[object]]:
+        nonlocal now
+        seconds = next(waits, None)
+        now += timeout if seconds is None else seconds
+        return (refs, []) if seconds is None and ends else ([], refs)
+
+    monkeypatch.setattr(driver_calls, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(ray, "get", lambda ref: Reply("done", 1.0))
+    ends = True
+    assert calls(threading.Event()).gather("wake_up", [Call("trainer-0", object())], 5) == ["done"]
+    assert "the driver did not run for 60 s" in caplog.text
+    ends, waits = False, iter([60.0])
+    began = now
+    with pytest.raises(PhaseDeadlineError, match="wake_up: trainer-0 not finished after 5 s"):
+        calls(threading.Event()).gather("wake_up", [Call("trainer-0", object())], 5)
+    assert now - began == pytest.approx(65, abs=0.5)
 
 
 # --- probe ------------------------------------------------------------------------------------

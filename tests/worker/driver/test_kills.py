@@ -52,6 +52,13 @@ SPEC = {
     "algorithm": {"name": "grpo", "kl": {"coefficient": 0.01}},
     "training": {"precision": "fp32", "globalBatchSize": 8, "optimizer": {"lr": 1.0e-3, "schedule": "linear"}},
     "checkpoint": {"everySteps": 2, "keep": STEPS},
+    "rollout": {
+        "promptsPerStep": 4,
+        "samplesPerPrompt": 4,
+        "maxResponseTokens": 4,
+        "ignoreEos": True,
+        "oversampling": {"filter": "ZeroVariance", "factor": 1.5, "limit": 50},
+    },
     "evaluation": {"everySteps": 2, "maxPrompts": 2, "data": {"synthetic": {"rows": 8, "seed": 5}}},
 }
 
@@ -128,6 +135,15 @@ def test_a_run_that_was_killed_often_ends_as_the_calm_run(chain: Chain, calm: Pa
     chain.go_on_to_the_end()
     assert chain.compare()
     assert final_state(chain.run_folder) == final_state(calm)
+    for folder in (calm, chain.run_folder):
+        code, output = run("audit", folder)
+        assert code == 0, output
+    last = read_steps(calm)[-1]["prompts"]
+    assert read_steps(chain.run_folder)[-1]["prompts"] == last
+    metrics = [record["metrics"] for record in read_steps(calm)]
+    assert any(m["rollout/filtered_groups"] for m in metrics), "nothing was filtered"
+    assert any(m["rollout/surplus_groups"] for m in metrics), "nothing was sampled again"
+    assert any(m["rollout/rounds"] > 1 for m in metrics), "one round was always enough"
     evaluated = {
         record["step"]
         for record in read_steps(chain.run_folder)
@@ -138,14 +154,21 @@ def test_a_run_that_was_killed_often_ends_as_the_calm_run(chain: Chain, calm: Pa
 
 def test_no_process_survives_the_driver(tmp_path: Path) -> None:
     job = manifest(tmp_path, steps=100000)
-    process = start_faulty(job, tmp_path / "run", {"do": "none", "step": 0})
+    process = start_faulty(job, tmp_path / "run", {"do": "none", "step": 0}, cold=True)
     logs = tmp_path / "run" / "logs"
     wait_for(lambda: any(e["event"] == "ready" for e in events(tmp_path / "run")), "ready")
     children = _descendants(process.pid)
     assert len(children) >= 4, "Ray, trainer and engine should be running"
+    slots = [
+        slot
+        for slot in Path("/dev/shm").glob("rljob-*")
+        if {int(part) for part in slot.name.split("-")[3:4]} & {*children}
+    ]
+    assert len(slots) == 2, "those of the trainer"
     process.kill()
     finish(process)
     wait_for(lambda: not any(map(alive, children)), f"end of {children}", 20)
+    wait_for(lambda: not any(slot.exists() for slot in slots), f"end of {slots}", 20)
     assert sorted(path.name for path in logs.glob("*.log")) == ["engine-0.log", "trainer-0.log"]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from test_run_folder import job
 
+from rljob_worker.driver import nodes
 from rljob_worker.driver.cluster import check_pairing
 from rljob_worker.driver.nodes import NodeHelper
 from rljob_worker.driver.placement import Node, capable_nodes, check_layout, idle_first
@@ -115,7 +116,11 @@ def test_folders_of_helpers_that_were_killed_are_removed(tmp_path: Path) -> None
     helper.close()
 
 
-def test_slots_of_trainers_that_were_killed_go_with_the_helper(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow", [False, True])
+def test_slots_of_trainers_that_were_killed_go_with_the_helper(
+    slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a slow one, which gives its memory back for longer than anybody waits."""
     code = (
         "import time; from rljob_worker.weightsync.shared_memory import SharedMemory\n"
         "print(*SharedMemory.create('test', 4096).names, flush=True); time.sleep(60)"
@@ -129,9 +134,15 @@ def test_slots_of_trainers_that_were_killed_go_with_the_helper(tmp_path: Path) -
     assert len(slots) == 2
     assert all(slot.exists() for slot in slots)
     helper = NodeHelper(str(tmp_path))
-    helper.end([trainer.pid], 0.0)
+    with monkeypatch.context() as patched:
+        if slow:
+            patched.setattr(nodes, "_END_SECONDS", 0.1)
+            patched.setattr(os, "kill", lambda pid, number: None)
+        helper.end([trainer.pid], 0.0)
+    assert not slow or trainer.poll() is None, "it is still there"
     helper.close()
     assert not any(slot.exists() for slot in slots)
+    trainer.kill()
     assert trainer.wait(10) == -signal.SIGKILL
 
 

@@ -90,6 +90,18 @@ def test_what_does_not_make_another_job_may_change(tmp_path: Path) -> None:
     assert require_run_folder(tmp_path).spec["steps"] == 20
 
 
+def test_another_layout_does_not_make_another_job(tmp_path: Path) -> None:
+    used(tmp_path, job())
+    layout = {"tensorParallel": 2, "pipelineParallel": 2}
+    devices = {"profile": "cpu", "devicesPerNode": 4}
+    RunFolder(tmp_path, job(training=layout, resources=devices, rollout={"tensorParallel": 4}), resume=True).close()
+    assert require_run_folder(tmp_path).spec["training"]["tensorParallel"] == 2
+    with pytest.raises(UserError, match="belongs to another job") as caught:
+        RunFolder(tmp_path, job(training={"precision": "fp32"}, resources=devices), resume=True)
+    assert str(caught.value).count("spec.") == 1
+    assert 'spec.training.precision: "bf16" there, "fp32" here' in str(caught.value)
+
+
 def test_auto_begins_and_then_continues(tmp_path: Path) -> None:
     for attempt in (1, 2, 3):
         folder = RunFolder(tmp_path / "run", job(), resume="auto")
@@ -198,6 +210,24 @@ def test_a_first_attempt_that_never_started_is_discarded(tmp_path: Path) -> None
     old.discard_if_new()
     old.close()
     assert (tmp_path / "old" / "run.json").is_file()
+
+
+@pytest.mark.parametrize("checkpoints", ["file", "file/x"])
+def test_a_refused_driver_leaves_no_folder_behind(tmp_path: Path, checkpoints: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot be spec\.checkpoint\.path"):
+        RunFolder(tmp_path / "runs" / "new", job(checkpoint={"path": str(tmp_path / checkpoints)}), resume=False)
+    with pytest.raises(UserError, match="cannot be a run folder"):
+        RunFolder(tmp_path / "runs" / ("a" * 300), job(), resume=False)
+    new = RunFolder(tmp_path / "runs" / "new", job(), resume=False)
+    new.discard_if_new()
+    new.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    used(tmp_path / "runs" / "mine", job())
+    new = RunFolder(tmp_path / "runs" / "new", job(), resume=False)
+    new.discard_if_new()
+    new.close()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["mine"]
 
 
 def test_a_new_run_does_not_go_on_from_old_checkpoints(tmp_path: Path) -> None:

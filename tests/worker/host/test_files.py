@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rljob_worker.host import files
-from rljob_worker.host.files import AppendedFile, cut_torn_line, replacing, write_whole
+from rljob_worker.host.files import AppendedFile, WriteFailures, cut_torn_line, replacing, write_whole
 
 
 def test_a_reader_finds_the_old_or_the_new_content(tmp_path: Path) -> None:
@@ -67,3 +67,13 @@ def test_threads_append_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             done.result(timeout=30)
     file.close()
     assert sorted((tmp_path / "events.jsonl").read_text().splitlines(keepends=True)) == lines
+
+
+def test_what_could_not_be_written_is_counted_and_the_last_reason_kept(tmp_path: Path) -> None:
+    failures = WriteFailures()
+    for name in ("missing", "gone"):
+        with failures.tolerated("trajectories", tmp_path / name):
+            (tmp_path / name / "file").write_text("")
+    assert failures.counts() == {"trajectories": 2}
+    assert list(failures.messages()) == ["trajectories"]
+    assert failures.messages()["trajectories"].startswith(f"{tmp_path}/gone/file: No such file or directory (")

@@ -11,11 +11,13 @@ import pytest
 
 SCRIPT = """
 import sys
+from contextlib import contextmanager
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.patch import Process
 install(Process.TRAINER, "cpu")
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer import TransformerConfig
@@ -47,7 +49,19 @@ plain = build()
 arena = Arena(1 << 28)
 ddp = build()
 buffer = ddp.buffers[0]
-(parameters,) = move_buffers(ddp, arena.region)
+theirs = [StorageWeakRef(flat.untyped_storage()) for flat in (buffer.param_data, buffer.grad_data)]
+emptied = []
+
+@contextmanager
+def region(tag):
+    assert emptied and all(flat.expired() for flat in theirs), "two of them at a time"
+    with arena.region(tag):
+        yield
+
+(parameters,) = move_buffers(ddp, region, lambda: emptied.append(True))
+with torch.no_grad():
+    for moved, there in zip(ddp.parameters(), plain.parameters()):
+        moved.copy_(there)
 assert parameters is buffer.param_data
 for parameter in ddp.parameters():
     assert arena.tag_of(parameter) is Tag.BACKUP

@@ -1,6 +1,6 @@
 """What the device memory saver decides without a device: pinned pieces, checks as data, the host's budget.
 
-How it sleeps and wakes: tests/contract/test_stub_npu.py.
+How it sleeps and wakes: tests/contract/test_npu.py.
 """
 
 from __future__ import annotations

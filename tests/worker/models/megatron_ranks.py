@@ -18,6 +18,7 @@ install(Process.TRAINER, "cpu")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 
 from rljob_worker.models.build import build_gpt_model  # noqa: E402
@@ -40,6 +41,9 @@ def loaded_model(
 
 def logits_of(model: torch.nn.Module, cfg: ModelConfig, ids: torch.Tensor) -> torch.Tensor:
     """Logits [B, S, V] with the vocabulary gathered, on the last pipeline stage; differentiable at tp 1."""
+    length = ids.shape[1]
+    if model.config.sequence_parallel:
+        ids = F.pad(ids, (0, -length % model.config.tensor_model_parallel_size))
     positions = torch.arange(ids.shape[1]).expand(ids.shape)
     if not parallel_state.is_pipeline_first_stage():
         hidden = torch.empty(ids.shape[1], ids.shape[0], cfg.hidden_size)
@@ -54,7 +58,7 @@ def logits_of(model: torch.nn.Module, cfg: ModelConfig, ids: torch.Tensor) -> to
         return output
     parts = [torch.empty_like(output) for _ in range(group.size())]
     dist.all_gather(parts, output.contiguous(), group=group)
-    return torch.cat(parts, dim=-1)
+    return torch.cat(parts, dim=-1)[:, :length]
 
 
 def run_case(case: dict, out: Path, ids: torch.Tensor, rank: int) -> None:
@@ -63,7 +67,7 @@ def run_case(case: dict, out: Path, ids: torch.Tensor, rank: int) -> None:
         tensor_model_parallel_size=tp,
         pipeline_model_parallel_size=pp,
         expert_model_parallel_size=ep,
-        expert_tensor_parallel_size=1,
+        expert_tensor_parallel_size=1 if ep > 1 else None,
     )
     seed_cpu(1)
     model, cfg = loaded_model(case["folder"], case["sizes"], torch.float32, "None")

@@ -33,4 +33,5 @@ CASES = [
     *((model, layout) for model in ("qwen2", "qwen3", "qwen3_tied") for layout in ("tp2", "pp2")),
     *((model, "ep2") for model in ("qwen3_moe", "qwen3_moe_mixed")),
     ("qwen3_moe", "pp2"),
+    ("qwen3_moe_mixed", "tp2"),
 ]

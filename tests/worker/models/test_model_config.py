@@ -82,7 +82,7 @@ def test_folder_without_or_with_broken_config(tmp_path: Path) -> None:
         ("qwen3", (1, 3, 1), r"num_hidden_layers \(2\) is not divisible by pipelineParallel \(3\)"),
         ("qwen3", (1, 1, 2), r"expertParallel \(2\) needs a mixture-of-experts model"),
         ("qwen3_moe", (1, 1, 3), r"num_experts \(4\) is not divisible by expertParallel \(3\)"),
-        ("qwen3_moe", (2, 1, 1), "needs sequence parallelism, which is not built"),
+        ("qwen3_moe", (64, 1, 1), r"moe_intermediate_size \(32\) is not divisible by tensorParallel \(64\)"),
     ],
 )
 def test_impossible_parallel_sizes(name: str, sizes: tuple[int, int, int], message: str) -> None:
@@ -93,3 +93,4 @@ def test_impossible_parallel_sizes(name: str, sizes: tuple[int, int, int], messa
 def test_possible_parallel_sizes() -> None:
     check_parallel(ModelConfig.from_hf(CONFIGS["qwen3"]), 2, 2, 1)
     check_parallel(ModelConfig.from_hf(CONFIGS["qwen3_moe"]), 1, 2, 4)
+    check_parallel(ModelConfig.from_hf(CONFIGS["qwen3_moe"]), 2, 1, 1)

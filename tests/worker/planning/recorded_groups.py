@@ -23,6 +23,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, int]]] = {
     "pipeline": ("dense", {"pipelineParallel": 2}),
     "pipeline-tied": ("tied", {"pipelineParallel": 2}),
     "expert": ("moe", {"expertParallel": 2}),
+    "expert-tensor": ("moe", {"tensorParallel": 2}),
 }
 """Case -> model folder and `spec.training`."""
 _COLLECTIVES = (
@@ -53,7 +54,7 @@ def spec(training: dict[str, int]) -> dict[str, Any]:
 
 def batch() -> TrainBatch:
     random = np.random.default_rng(0)
-    return TrainBatch(
+    return TrainBatch.of_responses(
         tokens=[random.integers(0, 31, 8) for _ in range(8)],
         prompt_lengths=np.full(8, 4),
         rollout_log_probs=[np.full(4, -3.0, dtype=np.float32)] * 8,

@@ -142,4 +142,4 @@ def write_samples(path: Path, step: int, texts: list[str], rewards: list[float |
         }
         for i, (text, reward) in enumerate(zip(texts, rewards, strict=True))
     ]
-    write_trajectories(path, RecordsSpec(), step, samples, 2)
+    write_trajectories(path, RecordsSpec(), step, [samples[i : i + 2] for i in range(0, len(samples), 2)])

@@ -229,18 +229,19 @@ def test_tensorboard_forgets_the_steps_that_a_restart_lost(tmp_path: Path, monke
 )
 def test_a_limit_keeps_whole_groups_as_long_as_it_can(tmp_path: Path, limit: int | None, written: int) -> None:
     samples = [{"prompt": i // 4, "sample": i % 4} for i in range(12)]
-    assert write_trajectories(tmp_path, RecordsSpec.model_validate({"trajectoriesPerStep": limit}), 3, samples, 4)
+    groups = [samples[0:4], samples[4:8], samples[8:12]]
+    assert write_trajectories(tmp_path, RecordsSpec.model_validate({"trajectoriesPerStep": limit}), 3, groups)
     assert read_trajectories(tmp_path) == (3, samples[:written])
 
 
 def test_trajectories_are_written_every_nth_step_and_read_by_step(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no trajectories yet"):
         read_trajectories(tmp_path)
-    assert write_trajectories(tmp_path, RecordsSpec.model_validate({"trajectoriesEverySteps": 0}), 5, [{}], 1) is None
+    assert write_trajectories(tmp_path, RecordsSpec.model_validate({"trajectoriesEverySteps": 0}), 5, [[{}]]) is None
     spec = RecordsSpec.model_validate({"trajectoriesEverySteps": 5})
-    written = [step for step in range(1, 21) if write_trajectories(tmp_path, spec, step, [{"s": step}], 1)]
+    written = [step for step in range(1, 21) if write_trajectories(tmp_path, spec, step, [[{"s": step}]])]
     assert written == [5, 10, 15, 20]
-    write_trajectories(tmp_path, spec, 1_000_000, [{"s": "late"}], 1)
+    write_trajectories(tmp_path, spec, 1_000_000, [[{"s": "late"}]])
     (tmp_path / "trajectories" / "step-000025.jsonl.tmp").write_bytes(b"half")
     assert read_trajectories(tmp_path) == (1_000_000, [{"s": "late"}])
     assert read_trajectories(tmp_path, 10) == (10, [{"s": 10}])

@@ -26,6 +26,7 @@ from rljob_api.wire.step_record import StepRecord
 from rljob_worker.driver.preflight import check_trackers
 from rljob_worker.errors import UserError
 from rljob_worker.records.trackers.feed import Delivery, TrackerFeed
+from rljob_worker.records.trackers.packages import python_with
 from rljob_worker.records.trackers.trackers import Trackers, config_of, row_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -75,13 +76,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def worker_on_the_path() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{REPOSITORY / 'worker'}:{REPOSITORY / 'crds'}")
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -235,10 +229,24 @@ def test_a_package_that_is_missing_is_refused_by_name_with_its_extra(
     for name in NAMES:
         (tmp_path / name).mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
     for name in NAMES:
         with pytest.raises(UserError, match=rf"trackers\[0\].name: {name}: .* pip install 'rljob\[{name}\]'"):
             check_trackers(spec_of({"name": name}))
     check_trackers(spec_of())
+
+
+@with_packages
+def test_a_package_is_taken_from_the_environment_of_the_trackers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make tracker-packages` made it inside of this one, whose pins no tracker may change."""
+    (tmp_path / "trackers").symlink_to(PYTHON.parents[1])
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    for name in NAMES:
+        check_trackers(spec_of({"name": name}))
+        assert python_with(name) == str(tmp_path / "trackers" / "bin" / "python")
+    assert python_with("nothing_of_this_name") is None
 
 
 def test_each_tracker_is_an_extra() -> None:

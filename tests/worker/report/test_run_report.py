@@ -57,8 +57,11 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_page_is_well_formed_and_shows_hostile_samples_as_text(tmp_path: Path) -> None:
+def test_the_page_is_well_formed_and_shows_hostile_samples_and_names_as_text(tmp_path: Path) -> None:
     write_run(tmp_path, 30)
+    run = json.loads((tmp_path / "run.json").read_text())
+    run["job"]["metadata"] = {"name": f"job {HOSTILE}", "annotations": {"note": f"job {HOSTILE}"}}
+    (tmp_path / "run.json").write_text(json.dumps(run))
     write_samples(tmp_path, 30, [HOSTILE, "fine"] * 8, [0.1, 0.9] * 8)
     html, png = build_report(tmp_path)
     text = html.read_bytes().decode("utf-8")
@@ -67,6 +70,7 @@ def test_the_page_is_well_formed_and_shows_hostile_samples_as_text(tmp_path: Pat
     assert page.tags.count("img") == 1
     assert '</td></table><script>alert("x")</script><img src=x onerror=alert(1)>&amp;' in page.text
     assert r"\x1b[31m \u202egnp \ud800 日本" in page.text
+    assert page.text.count("job </td></table><script>alert(") >= 3, "the title, the head, and the manifest"
     assert "\x1b" not in text
     assert "Worst and best samples of step 30" in page.text
     assert "30 of 30" in page.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import pickle
 import subprocess
@@ -51,7 +52,10 @@ class RemoteEngine:
         self.send("__init__", **arguments)
 
     def send(self, method: str, *args: Any, **kwargs: Any) -> None:
-        """Start a call; `wait` gets its result. `abort` and `weight_version` are answered while another call runs."""
+        """Start a call of a method, or of an attribute's; `wait` gets its result.
+
+        `abort`, `weight_version` and `requests` are answered while another call runs.
+        """
         self._connection.send_bytes(pickle.dumps((method, args, kwargs)))
 
     def wait(self, seconds: float = CALL_SECONDS) -> Any:
@@ -89,7 +93,7 @@ def _serve(connection: Connection) -> None:
 
     def answer(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            value = getattr(engine, method)
+            value = operator.attrgetter(method)(engine)
             result, error = (value(*args, **kwargs) if callable(value) else value), None
         except BaseException as raised:
             traceback.print_exc()

@@ -58,6 +58,12 @@ def test_experts_stay_where_they_are(model: Path) -> None:
         engine_arguments(spec(model, "ascend-a2", engineArgs=given), str(model))
 
 
+def test_other_ways_to_draw_tokens_are_refused(model: Path) -> None:
+    given = {"additional_config": {"enable_reduce_sample": True}}
+    with pytest.raises(UserError, match=r"additional_config: enable_reduce_sample: vllm-ascend's own ways to draw"):
+        engine_arguments(spec(model, "ascend-a2", engineArgs=given), str(model))
+
+
 def test_nz_stays_off(model: Path) -> None:
     given = {"ascend_compilation_config": {}, "weight_nz_mode": 0}
     merged = engine_arguments(spec(model, "ascend-a2", engineArgs={"additional_config": given}), str(model))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -12,19 +14,23 @@ import numpy as np
 import pytest
 import torch
 from engine_process import RemoteEngine
+from interruptions import gone_on_with, harvested, kept
 from rollout_models import END, FIRST_WORD, MAX_PROMPT, MAX_RESPONSE, VOCAB, group_requests, spec_json
 from transformers import Qwen3ForCausalLM
 
 from rljob_worker.errors import JobError, StopRequested, WeightSyncError
 from rljob_worker.models.convert import Piece
 from rljob_worker.rollout.reports import EngineSlept
-from rljob_worker.types import Generation, GenerationRequest, SamplingParams
+from rljob_worker.types import Cut, Generation, GenerationRequest, SamplingParams
 from rljob_worker.weightsync.plan import build_plan
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
 pytestmark = pytest.mark.slow
 
 SAMPLING = SamplingParams(max_tokens=MAX_RESPONSE, ignore_eos=True)
+ALL = os.environ.get("RLJOB_FAULTS") == "all"
+INTERRUPTIONS = 34 if ALL else 2
+"""Each is tried in three ways."""
 
 
 def _generate(
@@ -65,6 +71,64 @@ def test_tokens_do_not_depend_on_the_rest_of_the_batch(engines: list[RemoteEngin
             assert np.array_equal(a.token_ids, b.token_ids)
             # Matrix kernels round differently with another number of rows.
             np.testing.assert_allclose(a.log_probs, b.log_probs, atol=2e-5)
+
+
+def test_a_response_is_continued_to_the_same_bits(engines: list[RemoteEngine]) -> None:
+    requests = group_requests()
+    expected = _generate(engines[0], requests)
+    for sampled in (1, 9, MAX_RESPONSE - 1):
+        begun = [Generation(g.token_ids[:sampled], g.log_probs[:sampled], "") for g in expected]
+        assert _equal(gone_on_with(engines[1], requests, begun, SAMPLING), expected), f"after {sampled} tokens"
+    full = replace(requests[0], sampled_token_ids=tuple(map(int, expected[0].token_ids)))
+    with pytest.raises(ValueError, match="request 0: 24 tokens were sampled before, and a response has at most 24"):
+        _generate(engines[1], [full])
+
+
+@pytest.mark.parametrize("seed", range(INTERRUPTIONS))
+def test_an_interruption_changes_nothing(engines: list[RemoteEngine], seed: int) -> None:
+    """Kept in the engine, submitted to another one, and submitted with other neighbours."""
+    requests = group_requests(step=seed)
+    expected = _generate(engines[0], requests)
+    delay = random.Random(seed)
+    responses, pauses = kept(engines[0], requests, SAMPLING, delay)
+    assert _equal(responses, expected), f"held {pauses} times"
+
+    begun = harvested(engines[0], requests, SAMPLING, delay)
+    assert _equal(gone_on_with(engines[1], requests, begun, SAMPLING), expected)
+    half = gone_on_with(engines[1], requests[::2], begun[::2], SAMPLING)
+    for one, other in zip(half, expected[::2]):
+        assert np.array_equal(one.token_ids, other.token_ids)
+        assert np.abs(one.log_probs - other.log_probs).max() <= 1e-5
+
+
+def test_requests_join_a_running_generation_and_a_cut_ends_it_between_two_steps(engine: RemoteEngine) -> None:
+    requests = [replace(request, group=i // 4) for i, request in enumerate(group_requests())]
+    sampling = replace(SAMPLING, ignore_eos=False, max_tokens=MAX_RESPONSE)
+    expected = _generate(engine, requests, sampling)
+    lengths = [max(len(g.token_ids) for g in expected[4 * i : 4 * i + 4]) for i in range(8)]
+    assert len(set(lengths)) > 1, "all groups end in the same step: nothing is cut"
+    version = engine.call("weight_version")
+
+    first = sorted(range(8), key=lengths.__getitem__)[:3]
+    slow = lengths.index(max(lengths))
+    for cut, steps in ((Cut(3), lengths[first[-1]]), (Cut(1, frozenset({slow})), lengths[slow])):
+        responses = engine.call("generate", requests, sampling, version, cut=cut)
+        for response, other in zip(responses, expected):
+            assert len(response.token_ids) == min(steps, len(other.token_ids))
+            assert bool(response.finish_reason) is (len(other.token_ids) <= steps)
+        assert _equal(gone_on_with(engine, requests, responses, sampling), expected)
+
+    engine.send("generate", requests[:8], sampling, version, more=True)
+    time.sleep(0.1)
+    with pytest.raises(ValueError, match="request 0: the prompt has no tokens"):
+        engine.call("requests.submit", [GenerationRequest((), 0)])
+    engine.call("requests.submit", requests[8:])
+    engine.call("requests.close")
+    responses = engine.wait()
+    assert [len(g.token_ids) for g in responses] == [len(g.token_ids) for g in expected]
+    for call in (("requests.submit", requests), ("requests.pause", 1.0), ("requests.harvest",)):
+        with pytest.raises(RuntimeError, match="no generation runs"):
+            engine.call(*call)
 
 
 def test_samples_of_a_group_differ_and_steps_differ(engine: RemoteEngine) -> None:
@@ -162,14 +226,26 @@ def test_stop_token_ids_end_a_response(engine: RemoteEngine) -> None:
 def test_stop_strings_end_a_response_and_stay_in_its_tokens(engine: RemoteEngine) -> None:
     requests = group_requests(step=5)
     free = _generate(engine, requests)
-    pair = free[0].token_ids[6:8].tolist()
-    text = " ".join(f"w{token - FIRST_WORD}" for token in pair)
-    stopped = _generate(engine, requests, replace(SAMPLING, stop=(text,)))
-    assert stopped[0].finish_reason == "stop"
-    assert stopped[0].stop_text == text
-    assert stopped[0].token_ids.tolist() == free[0].token_ids[:8].tolist()
-    np.testing.assert_allclose(stopped[0].log_probs, free[0].log_probs[:8], atol=2e-5)
+    row, text = next((i, text) for i, g in enumerate(free) if (text := _pair_of_words(g.token_ids.tolist())))
+    sampling = replace(SAMPLING, stop=(text,))
+    stopped = _generate(engine, requests, sampling)
+    assert stopped[row].finish_reason == "stop"
+    assert stopped[row].stop_text == text
+    assert stopped[row].token_ids.tolist() == free[row].token_ids[:8].tolist()
+    np.testing.assert_allclose(stopped[row].log_probs, free[row].log_probs[:8], atol=2e-5)
     assert any(response.stop_text is None and response.finish_reason == "length" for response in stopped)
+    begun = [Generation(free[row].token_ids[:7], free[row].log_probs[:7], "")]
+    (rest,) = gone_on_with(engine, requests[row : row + 1], begun, sampling)
+    assert (rest.stop_text, len(rest.token_ids)) == (text, 8), "the stop string began in what was sampled before"
+
+
+def _pair_of_words(tokens: list[int]) -> str:
+    """Text of the seventh and eighth token, where it stands nowhere before; empty where they are no words."""
+    if not all(FIRST_WORD <= token < VOCAB - 1 for token in tokens[:8]):
+        return ""
+    words = [f"w{token - FIRST_WORD}" for token in tokens[:8]]
+    text = " ".join(words[6:])
+    return "" if text in " ".join(words[:7]) else text
 
 
 def test_prompts_that_are_too_long_are_refused_and_the_engine_lives_on(engine: RemoteEngine) -> None:
@@ -262,6 +338,7 @@ def test_weights_of_a_new_version_are_generated_with_and_a_failed_sync_is_not(
 ) -> None:
     requests = group_requests(step=6)
     before = _generate(engines[0], requests)
+    begun = [Generation(g.token_ids[:11], g.log_probs[:11], "") for g in before]
     network = Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     trainer = _Trainer(network, model.parent / "sync")
     original = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -276,11 +353,13 @@ def test_weights_of_a_new_version_are_generated_with_and_a_failed_sync_is_not(
         changed = _generate(engines[0], requests)
         assert not _equal(changed, before)
         assert _equal(_generate(engines[1], requests), changed)
+        spans = gone_on_with(engines[0], requests, begun, SAMPLING)
         sequence = np.array([*requests[0].prompt_token_ids, *changed[0].token_ids])
         with torch.no_grad():
             expected = network(torch.from_numpy(sequence)[None]).logits[0, :-1].log_softmax(-1)
         expected = expected.gather(-1, torch.from_numpy(sequence[1:])[:, None])[:, 0]
         np.testing.assert_allclose(engines[0].call("score", [sequence])[0], expected, atol=1e-4)
+        second = engines[0].call("score", _sequences(requests, spans))
 
         engines[0].call("sleep")
         engines[0].call("wake_weights")
@@ -294,8 +373,18 @@ def test_weights_of_a_new_version_are_generated_with_and_a_failed_sync_is_not(
         network.load_state_dict(original)
         _sync(engines, trainer, 3)
         assert _equal(_generate(engines[0], requests), before)
+        first = engines[0].call("score", _sequences(requests, spans))
+        for request, response, *scores in zip(requests, spans, first, second):
+            start = len(request.prompt_token_ids) - 1
+            rescored = np.concatenate([scores[0][start : start + 11], scores[1][start + 11 :]])
+            np.testing.assert_allclose(response.log_probs, rescored, atol=1e-4)
+        assert any(np.abs(a[-12:] - b[-12:]).max() > 0.01 for a, b in zip(first, second)), "the versions are alike"
     finally:
         trainer.close()
+
+
+def _sequences(requests: list[GenerationRequest], responses: list[Generation]) -> list[np.ndarray]:
+    return [np.array([*a.prompt_token_ids, *b.token_ids]) for a, b in zip(requests, responses)]
 
 
 def _sync(engines: list[RemoteEngine], trainer: _Trainer, version: int) -> None:
@@ -320,6 +409,20 @@ def wide_engine(model: Path) -> Iterator[RemoteEngine]:
     yield engine
     engine.process.kill()
     engine.process.wait(20)
+
+
+@pytest.mark.skipif(not ALL, reason="starts an engine of its own: make test-faults")
+def test_a_new_process_goes_on_to_the_same_bits(engines: list[RemoteEngine], model: Path) -> None:
+    requests = group_requests()
+    expected = _generate(engines[0], requests)
+    other = RemoteEngine(spec_json(model, engines=2, maxNumSeqs=32), model, model.parent / "engine-new.log")
+    try:
+        other.call("start")
+        for seed in range(INTERRUPTIONS):
+            begun = harvested(engines[0], requests, SAMPLING, random.Random(seed))
+            assert _equal(gone_on_with(other, requests, begun, SAMPLING), expected)
+    finally:
+        other.close()
 
 
 def _descendants(pid: int) -> set[int]:
@@ -358,6 +461,10 @@ def test_tensor_parallel_engine_agrees_and_kill_leaves_nothing(
     same = sum(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(expected, responses))
     assert same == len(requests)
     assert max(np.abs(a.log_probs - b.log_probs).max() for a, b in zip(expected, responses)) < 1e-4
+    for seed in range(INTERRUPTIONS):
+        assert _equal(kept(wide_engine, requests, SAMPLING, random.Random(seed))[0], responses)
+        begun = harvested(wide_engine, requests, SAMPLING, random.Random(seed))
+        assert _equal(gone_on_with(wide_engine, requests, begun, SAMPLING), responses)
     assert _take_a_turn(wide_engine).released_bytes > 0
 
     family = _descendants(wide_engine.process.pid)

@@ -55,7 +55,7 @@ def make_batch(seed: int) -> TrainBatch:
     random = np.random.default_rng(seed)
     prompts = random.integers(1, MAX_PROMPT + 1, SAMPLES)
     responses = random.integers(1, MAX_RESPONSE + 1, SAMPLES)
-    return TrainBatch(
+    return TrainBatch.of_responses(
         tokens=[random.integers(0, VOCAB, p + r) for p, r in zip(prompts, responses)],
         prompt_lengths=prompts,
         rollout_log_probs=[(-3 - random.random(r)).astype(np.float32) for r in responses],
@@ -208,6 +208,11 @@ def stop_after_update(process: Process) -> Result:
     return result
 
 
+def _first_token(batch: TrainBatch, sample: int) -> int:
+    """Number, among the sampled tokens, of a sample's first one."""
+    return int(batch.sampled[: batch.lengths[:sample].sum()].sum())
+
+
 def non_finite(process: Process) -> Result:
     """Faults in the loss, in a gradient, and in the second update of a step leave everything as it was."""
     result: Result = {}
@@ -215,7 +220,7 @@ def non_finite(process: Process) -> Result:
     step(trainer, 0)
     before = state(trainer)
     batch = make_batch(1)
-    batch.advantages[5] = np.nan
+    batch.advantages[_first_token(batch, 5)] = np.nan
     result["loss"] = trainer.train(batch, SAMPLING, 2)
     result["loss_unchanged"] = same(before, state(trainer))
     name = "decoder.final_layernorm.weight"
@@ -231,7 +236,7 @@ def non_finite(process: Process) -> Result:
     trainer = process.trainer(globalBatchSize=SAMPLES // 2)
     before = state(trainer)
     batch = make_batch(1)
-    batch.advantages[SAMPLES - 1] = np.inf
+    batch.advantages[_first_token(batch, SAMPLES - 1)] = np.inf
     trainer.log_probs(batch, SAMPLING)
     result["second"] = trainer.train(batch, SAMPLING, 1)
     result["second_unchanged"] = same(before, state(trainer))
@@ -279,10 +284,46 @@ def save_midway(process: Process, folder: str, **training: Any) -> Result:
 def resume(process: Process, folder: str, **training: Any) -> Result:
     """The last two of the four steps, from the saved state."""
     trainer = process.trainer(**training)
-    trainer.load(str(process.folder / folder))
+    resharded = trainer.load(str(process.folder / folder))
     for seed in (2, 3):
         report = step(trainer, seed)
-    result = {"state": state(trainer), "metrics": report.metrics}
+    result = {"state": state(trainer), "metrics": report.metrics, "resharded": resharded}
+    trainer.close()
+    return result
+
+
+KINDS = ("exp_avg", "exp_avg_sq", "master")
+
+
+def optimizer_pieces(trainer: Trainer) -> dict[str, list[tuple[str, tuple[int, ...], int | None, int, torch.Tensor]]]:
+    """What this rank updates of each of the optimizer's tensors, as shares of HF tensors; NaN where it updates none."""
+    rank = trainer._backend.rank
+    found: dict[str, Any] = {}
+    for kind in KINDS:
+        named = {name: torch.full(tensor.shape, torch.nan) for name, tensor in rank.named_parameters().items()}
+        for part in rank.state.shards:
+            values = getattr(part, kind)
+            named[part.name].view(-1)[part.start : part.start + values.numel()] = values
+        pieces = local_pieces(named, rank.config, rank.layout)
+        found[kind] = [(p.hf_name, p.hf_shape, p.dim, p.start, p.read().clone()) for p in pieces]
+    found["step"] = [float(part.step) for part in rank.state.shards]
+    return found
+
+
+def continue_elsewhere(process: Process, folder: str, save: bool = False, **training: Any) -> Result:
+    """Two steps that are saved (the run that is not disturbed) or were saved in another layout; then two more."""
+    trainer = process.trainer(**training)
+    if save:
+        for seed in (0, 1):
+            step(trainer, seed)
+        (process.folder / folder).mkdir(exist_ok=True)
+        trainer.save(str(process.folder / folder))
+        resharded = ""
+    else:
+        resharded = trainer.load(str(process.folder / folder))
+    result = {"resharded": resharded, "loaded": pieces(trainer), "optimizer": optimizer_pieces(trainer)}
+    result["metrics"] = [step(trainer, seed).metrics for seed in (2, 3)]
+    result["pieces"] = pieces(trainer)
     trainer.close()
     return result
 
@@ -318,6 +359,8 @@ CASES: dict[str, Callable[[Process], Result]] = {
     "pp_terms": lambda p: steps(p, pipelineParallel=2, **MANY_TERMS),
     "dp_terms": lambda p: steps(p, **MANY_TERMS),
     "ep_moe": lambda p: steps(p, model="moe", expertParallel=2),
+    "tp_moe": lambda p: steps(p, model="moe", tensorParallel=2),
+    "tp_ep_moe": lambda p: steps(p, model="moe", tensorParallel=2, expertParallel=2),
     "stop_one": stop_midway,
     "stop_after_update": stop_after_update,
     "stop_tp": lambda p: stop_midway(p, tensorParallel=2),
@@ -332,6 +375,14 @@ CASES: dict[str, Callable[[Process], Result]] = {
     "resume_bf16": lambda p: resume(p, "bf16", precision="bf16"),
     "resume_dp": lambda p: resume(p, "dp", precision="bf16"),
     "refused_load": refused_load,
+    "undisturbed_dp": lambda p: continue_elsewhere(p, "from_dp", save=True, **SCHEDULED),
+    "undisturbed_bf16": lambda p: continue_elsewhere(p, "from_bf16", save=True, precision="bf16"),
+    "undisturbed_moe": lambda p: continue_elsewhere(p, "from_moe", save=True, model="moe"),
+    "dp_to_tp": lambda p: continue_elsewhere(p, "from_dp", tensorParallel=2, **SCHEDULED),
+    "dp_to_pp": lambda p: continue_elsewhere(p, "from_dp", pipelineParallel=2, **SCHEDULED),
+    "dp_to_one": lambda p: continue_elsewhere(p, "from_dp", **SCHEDULED),
+    "bf16_to_one": lambda p: continue_elsewhere(p, "from_bf16", precision="bf16"),
+    "moe_to_ep": lambda p: continue_elsewhere(p, "from_moe", model="moe", expertParallel=2),
 }
 
 

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rljob_worker.driver.batch import train_batch
+from rljob_worker.flow import Episode, Group, TokenStream
 from rljob_worker.trainer.batches import PackedBatch, plan_step, plan_update, split_evenly
 from rljob_worker.types import TrainBatch
 
@@ -13,9 +17,9 @@ LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=80)
 
 def make_batch(prompts: list[int], responses: list[int]) -> TrainBatch:
     """Token `t` of sample `i` is 1000 * i + t, so that every value says where it came from."""
-    return TrainBatch(
+    return TrainBatch.of_responses(
         tokens=[1000 * i + np.arange(p + r) for i, (p, r) in enumerate(zip(prompts, responses))],
-        prompt_lengths=np.array(prompts),
+        prompt_lengths=np.array(prompts, dtype=np.int64),
         rollout_log_probs=[-(i + np.arange(r) / 100).astype(np.float32) for i, r in enumerate(responses)],
         advantages=np.arange(len(prompts), dtype=np.float32),
     )
@@ -102,9 +106,45 @@ def test_updates_take_samples_in_order() -> None:
 def test_bad_batches_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"globalBatchSize: 3 does not divide the step's 8"):
         plan_step(PackedBatch(make_batch([2] * 8, [3] * 8)), 3, 1, 0, 1000)
-    batch = make_batch([2, 2], [3, 3])
-    batch.rollout_log_probs[1] = batch.rollout_log_probs[1][:2]
-    with pytest.raises(ValueError, match=r"sample 1 .* 3 of response, but 2 rollout log-probabilities"):
-        PackedBatch(batch)
+    whole = make_batch([2, 2], [3, 3])
+    for field in ("rollout_log_probs", "advantages", "versions"):
+        with pytest.raises(ValueError, match=f"6 sampled tokens but 5 entries in {field}"):
+            PackedBatch(replace(whole, **{field: getattr(whole, field)[:-1]}))
+    with pytest.raises(ValueError, match=r"2 samples of 10 tokens .* but 9 tokens"):
+        PackedBatch(replace(whole, tokens=whole.tokens[:-1]))
+    with pytest.raises(ValueError, match="sample 1 of the training batch begins with a sampled token"):
+        PackedBatch(replace(whole, sampled=np.arange(10) >= 4))
     with pytest.raises(ValueError, match="no samples"):
         PackedBatch(make_batch([], []))
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=5), min_size=1, max_size=8),
+    st.integers(1, 60),
+)
+@settings(deadline=None)
+def test_only_sampled_spans_are_trained_on_wherever_they_are(turns: list[list[tuple[bool, int]]], bound: int) -> None:
+    streams = []
+    for i, spans in enumerate(turns):
+        stream = TokenStream.of_prompt([1000 * i])
+        for version, (sampled, length) in enumerate(spans):
+            ids = 1000 * i + len(stream) + np.arange(length)
+            stream = (
+                stream.append_sampled(ids, -ids.astype(np.float32), version=version)
+                if sampled
+                else stream.append_observed(ids)
+            )
+        streams.append(stream)
+    groups = [Group(i, 0, (Episode(i, 0, stream),)) for i, stream in enumerate(streams)]
+    batch = train_batch(groups, np.arange(len(groups), dtype=np.float32))
+    assert batch.versions.tolist() == [v for stream in streams for v in stream.versions[stream.sampled]]
+    (update,) = plan_step(PackedBatch(batch), None, 1, 0, bound)
+    assert update.num_tokens == sum(stream.num_sampled for stream in streams)
+    for mb in update.micro_batches:
+        labels = [streams[i].ids[streams[i].sampled] for i in mb.samples.tolist()]
+        assert mb.labels.tolist() == [token for of_sample in labels for token in of_sample]
+        assert mb.rollout_log_probs.tolist() == [-float(token) for token in mb.labels.tolist()]
+        assert mb.advantages.tolist() == [float(token // 1000) for token in mb.labels.tolist()]
+        assert mb.mask.sum(1).tolist() == list(map(len, labels))
+        # The selected rows of the [S, b] layout are the tokens just before the labels.
+        assert (mb.input_ids.T.flatten()[mb.selected] == mb.labels - 1).all()

@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,24 @@ from rljob_worker.types import StepMetrics
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-TOGETHER = ["tp", "pp", "dp", "tp_terms", "pp_terms", "dp_terms", "ep_moe", "stop_tp", "stop_pp", "stop_dp", "save_dp"]
+TOGETHER = ["tp", "pp", "dp", "tp_terms", "pp_terms", "dp_terms", "ep_moe", "tp_moe", "tp_ep_moe"]
+TOGETHER += ["stop_tp", "stop_pp", "stop_dp", "save_dp", "undisturbed_dp", "undisturbed_bf16"]
 """Cases of two ranks."""
 ALONE = (
     ["one", "one_terms", "recompute", "offload", "no_saver", "save_fp32", "bf16", "offload_moved_bf16"],
-    ["one_moe", "offload_moved", "non_finite", "reference", "stop_one", "stop_after_update", "save_bf16"],
+    [
+        "one_moe",
+        "offload_moved",
+        "non_finite",
+        "reference",
+        "stop_one",
+        "stop_after_update",
+        "save_bf16",
+        "undisturbed_moe",
+    ],
 )
+AFTERWARDS = ["resume_dp", "dp_to_tp", "dp_to_pp", "moe_to_ep"]
+ALONE_AFTERWARDS = (["resume_fp32", "dp_to_one"], ["resume_bf16", "refused_load", "bf16_to_one"])
 """Cases of one rank, run side by side by the two processes."""
 
 
@@ -73,12 +86,17 @@ class Results:
 
     def weights(self, case: str) -> dict[str, torch.Tensor]:
         """Whole HF tensors, put together from the ranks' shares; NaN where no rank had a share."""
-        tensors: dict[str, torch.Tensor] = {}
-        for result in self.ranks(case):
-            for name, shape, dim, start, shard in result["pieces"]:
-                whole = tensors.setdefault(name, torch.full(shape, torch.nan))
-                (whole if dim is None else whole.narrow(dim, start, shard.shape[dim])).copy_(shard)
-        return tensors
+        return whole_tensors(result["pieces"] for result in self.ranks(case))
+
+
+def whole_tensors(shares_of_ranks: Iterable[Any]) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for shares in shares_of_ranks:
+        for name, shape, dim, start, shard in shares:
+            whole = tensors.setdefault(name, torch.full(shape, torch.nan))
+            part = whole if dim is None else whole.narrow(dim, start, shard.shape[dim])
+            part.copy_(torch.where(shard.isnan(), part, shard))
+    return tensors
 
 
 def launch(folder: Path, name: str, together: list[str], alone: tuple[list[str], list[str]]) -> None:
@@ -110,7 +128,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     write_model(folder / "dense", moe=False)
     write_model(folder / "moe", moe=True)
     launch(folder, "first", TOGETHER, ALONE)
-    launch(folder, "second", ["resume_dp"], (["resume_fp32"], ["resume_bf16", "refused_load"]))
+    launch(folder, "second", AFTERWARDS, ALONE_AFTERWARDS)
     return Results(folder)
 
 
@@ -119,7 +137,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     [
         *[(layout, "one") for layout in ("tp", "pp", "dp", "recompute", "offload", "no_saver")],
         *[(f"{layout}_terms", "one_terms") for layout in ("tp", "pp", "dp")],
-        ("ep_moe", "one_moe"),
+        *[(f"{layout}_moe", "one_moe") for layout in ("ep", "tp", "tp_ep")],
     ],
 )
 def test_layouts_agree(results: Results, case: str, alone: str) -> None:
@@ -210,6 +228,39 @@ def test_resumed_run_is_bit_equal(results: Results, which: str) -> None:
         assert expected["metrics"] == got["metrics"]
         assert expected["asleep"].backup_bytes > 0
         assert "PAUSED" in expected["refused"]
+
+
+@pytest.mark.parametrize(
+    ("case", "before", "from_to"),
+    [
+        ("dp_to_tp", "undisturbed_dp", ("2 trainers: tensor 1, pipeline 1, expert 1, data 2", "tensor 2")),
+        ("dp_to_pp", "undisturbed_dp", ("data 2", "pipeline 2")),
+        ("dp_to_one", "undisturbed_dp", ("data 2", "1 trainer: tensor 1, pipeline 1, expert 1, data 1")),
+        ("bf16_to_one", "undisturbed_bf16", ("data 2", "data 1")),
+        ("moe_to_ep", "undisturbed_moe", ("1 trainer: ", "expert 2")),
+    ],
+)
+def test_a_run_continues_in_another_layout(results: Results, case: str, before: str, from_to: tuple[str, str]) -> None:
+    there, here = results.ranks(before), results.ranks(case)
+    for kind in ("exp_avg", "exp_avg_sq", "master"):
+        saved, loaded = (whole_tensors(result["optimizer"][kind] for result in ranks) for ranks in (there, here))
+        assert saved.keys() == loaded.keys()
+        for name, tensor in saved.items():
+            assert not tensor.isnan().any(), (kind, name)
+            assert torch.equal(tensor, loaded[name]), (kind, name)
+    assert {count for result in (*there, *here) for count in result["optimizer"]["step"]} == {2.0}
+    saved, loaded = (whole_tensors(result["loaded"] for result in ranks) for ranks in (there, here))
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in saved.items())
+
+    before_after = [result["resharded"].split(", to ") for result in here]
+    assert all(from_to[0] in there and from_to[1] in here for there, here in before_after), before_after
+    rounding = 1e-2 if "bf16" in case else 1e-5
+    for result in here:
+        for got, want in zip(result["metrics"], there[0]["metrics"], strict=True):
+            assert got == pytest.approx(want, rel=rounding, abs=rounding)
+    expected, got = results.weights(before), results.weights(case)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(got[name], tensor, atol=rounding, rtol=0)
 
 
 def test_states_that_do_not_fit_are_refused(results: Results) -> None:

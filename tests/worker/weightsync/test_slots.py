@@ -10,8 +10,12 @@ import torch
 from sync_cases import own_mappings
 
 from rljob_worker.errors import WeightSyncError
+from rljob_worker.host import staging_slots
+from rljob_worker.host.processes import ProcessIdentity, start_time
+from rljob_worker.host.reaper_process import Remains
+from rljob_worker.host.staging_slots import sweep
 from rljob_worker.weightsync import shared_memory
-from rljob_worker.weightsync.shared_memory import SHARED_MEMORY, SharedMemory, sweep
+from rljob_worker.weightsync.shared_memory import SHARED_MEMORY, SharedMemory
 
 DIE_AS_OWNER = """
 import os
@@ -69,7 +73,7 @@ def test_slots_of_dead_owners_are_swept_and_those_of_living_ones_kept() -> None:
 
 def test_another_users_slots_do_not_stop_this_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """/dev/shm is sticky: root alone may remove what others left."""
-    theirs = SHARED_MEMORY / f"rljob-test-{shared_memory._pid_namespace()}-{2**22}-1-0"
+    theirs = SHARED_MEMORY / f"rljob-test-{staging_slots._pid_namespace()}-{2**22}-1-0"
     theirs.touch()
 
     def refused(path: Path, missing_ok: bool = False) -> None:
@@ -107,3 +111,18 @@ def test_a_slot_of_another_size_is_refused() -> None:
 def test_a_run_name_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="letters, digits"):
         SharedMemory.create("a/b", 4096)
+
+
+def test_who_ends_what_a_dead_process_left_removes_its_slots_too() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    started = start_time(process.pid)
+    assert started is not None
+    slot = SHARED_MEMORY / f"rljob-test-{staging_slots._pid_namespace()}-{process.pid}-{started}-0"
+    slot.touch()
+    try:
+        Remains(ProcessIdentity(2**22, "1"), {process.pid: started}).remove()
+        assert not slot.exists()
+    finally:
+        slot.unlink(missing_ok=True)
+        process.kill()
+        process.wait(10)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import torch
 from torch import Tensor
 
 from rljob_api.algorithms import AlgorithmFacts
@@ -14,7 +15,7 @@ from rljob_worker.algorithms.losses import TokenLoss
 from rljob_worker.algorithms.shaping import shape_advantages, shape_rewards
 
 AdvantageFunction = Callable[[Tensor, AlgorithmSpec], Tensor]
-"""Rewards [P, G] float32 -> advantages [P, G] float32."""
+"""Rewards [P, G] float32 of groups of one size -> advantages [P, G] float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +55,27 @@ def registered() -> Mapping[str, Algorithm]:
     return MappingProxyType({name: _REGISTRY[name] for name in sorted(_REGISTRY, key=lambda n: (n != default, n))})
 
 
-def step_advantages(algorithm: Algorithm, rewards: Tensor, lengths: Tensor, spec: AlgorithmSpec) -> Tensor:
+def step_advantages(
+    algorithm: Algorithm, rewards: Tensor, sizes: Sequence[int], lengths: Tensor, spec: AlgorithmSpec
+) -> Tensor:
     """A step's rewards, shaped, turned into advantages and shaped again.
 
     Args:
         algorithm: whose advantages.
-        rewards: [P, G] float32.
-        lengths: [P, G] int64, response tokens.
+        rewards: [N] float32, one group after the other.
+        sizes: samples of each group; their sum is N.
+        lengths: [N] int64, response tokens.
         spec: the job's settings.
 
     Returns:
-        [P, G] float32.
+        [N] float32.
     """
-    advantages = algorithm.advantages(shape_rewards(rewards, spec.rewards), spec)
+    of_sample = torch.tensor(sizes).repeat_interleave(torch.tensor(sizes))
+    advantages = torch.empty_like(rewards)
+    for size in sorted(set(sizes)):
+        alike = of_sample == size
+        groups = shape_rewards(rewards[alike].view(-1, size), spec.rewards, rewards)
+        advantages[alike] = algorithm.advantages(groups, spec).flatten()
     return shape_advantages(advantages, lengths, spec)
 
 

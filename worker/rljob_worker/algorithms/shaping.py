@@ -14,7 +14,7 @@ WHITEN_EPSILON = 1e-8
 """Added to the variance (verl and ROLL `masked_whiten`)."""
 
 
-def shape_rewards(rewards: Tensor, spec: RewardShapingSpec) -> Tensor:
+def shape_rewards(rewards: Tensor, spec: RewardShapingSpec, batch: Tensor | None = None) -> Tensor:
     """(r - mean) / (std + 1e-6), each over the batch, the group or not at all, then clamped to [-clip, clip].
 
     ROLL's `reward_norm` (`norm_mean_type`, `norm_std_type`) and `reward_clip`. The standard deviation is the unbiased
@@ -23,15 +23,17 @@ def shape_rewards(rewards: Tensor, spec: RewardShapingSpec) -> Tensor:
     Args:
         rewards: [P, G] float32.
         spec: over what to normalise, and the bound.
+        batch: [N] float32, all of the step, where `rewards` are a part of them.
 
     Returns:
         [P, G] float32.
     """
     shaped = exact = rewards.double()
+    everything = exact if batch is None else batch.double()
     if spec.center is not None:
-        shaped = exact - _over(exact, spec.center, torch.Tensor.mean)
+        shaped = exact - _over(exact, everything, spec.center, torch.Tensor.mean)
     if spec.scale is not None:
-        shaped = shaped / (_over(exact, spec.scale, _deviation) + STD_EPSILON)
+        shaped = shaped / (_over(exact, everything, spec.scale, _deviation) + STD_EPSILON)
     return (shaped if spec.clip is None else shaped.clamp(-spec.clip, spec.clip)).float()
 
 
@@ -42,12 +44,12 @@ def shape_advantages(advantages: Tensor, lengths: Tensor, spec: AlgorithmSpec) -
     advantage (verl and ROLL `masked_whiten`). With fewer than two tokens nothing is whitened (ROLL).
 
     Args:
-        advantages: [P, G] float32.
-        lengths: [P, G] int64, response tokens.
+        advantages: [...] float32, of each response.
+        lengths: like them, int64: response tokens.
         spec: whether to whiten, and the bound.
 
     Returns:
-        [P, G] float32.
+        [...] float32.
     """
     shaped = advantages.double()
     tokens = lengths.double()
@@ -60,8 +62,8 @@ def shape_advantages(advantages: Tensor, lengths: Tensor, spec: AlgorithmSpec) -
     return (shaped if bound is None else shaped.clamp(-bound, bound)).float()
 
 
-def _over(values: Tensor, scope: RewardScope, function: Callable[..., Tensor]) -> Tensor:
-    return function(values) if scope is RewardScope.BATCH else function(values, dim=1, keepdim=True)
+def _over(values: Tensor, everything: Tensor, scope: RewardScope, function: Callable[..., Tensor]) -> Tensor:
+    return function(everything) if scope is RewardScope.BATCH else function(values, dim=1, keepdim=True)
 
 
 def _deviation(values: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rljob_api.wanted import Wanted
+from rljob_worker.cli.addresses import check_ray_address
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
 from rljob_worker.errors import UserError
 
@@ -69,6 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--head: with --ray every node tries the ports of that cluster's head")
     if arguments.ray and arguments.deep:
         raise UserError("--deep: looks at this node; run it on each node, without --ray")
+    if arguments.ray:
+        check_ray_address("--ray", arguments.ray)
     wanted = _wanted(arguments)
     from rljob_worker.doctor.output import show, termination_message
     from rljob_worker.doctor.report import of_cluster, of_node

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rljob_worker.cli.manifest import folder_name
+
 if TYPE_CHECKING:
     from rljob_worker.driver.checkpoints import Checkpoints
 
@@ -18,11 +20,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Write the weights of a run's checkpoint as a Hugging Face folder (safetensors, config, tokenizer) "
         "that transformers and plain vLLM load. Needs no devices.",
     )
-    command.add_argument("folder", metavar="DIR", type=Path, help="the run folder")
+    command.add_argument("folder", metavar="DIR", type=folder_name, help="the run folder")
     chosen = command.add_mutually_exclusive_group()
     chosen.add_argument("--step", type=int, metavar="N", help="checkpoint to export (default: the newest)")
     chosen.add_argument("--best", action="store_true", help="the one that checkpoint.keepBest of the job keeps")
-    command.add_argument("--to", type=Path, metavar="FOLDER", required=True, help="folder to write; must be empty")
+    command.add_argument(
+        "--to", type=folder_name, metavar="FOLDER", required=True, help="folder to write; must be empty"
+    )
     command.add_argument(
         "--push-to",
         metavar="ORG/NAME",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rljob_api.safe_text import visible
 from rljob_api.wire.exit_codes import ExitCode
-from rljob_worker.cli import doctor, export, plan, report, run, samples, validate
+from rljob_worker.cli import audit, doctor, export, plan, report, run, samples, validate
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import explained
 
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=f"rljob {version('rljob')}")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (run, validate, plan, doctor, report, samples, export):
+    for module in (run, validate, plan, doctor, report, samples, audit, export):
         module.add_command(commands)
     return root
 

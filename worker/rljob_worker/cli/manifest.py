@@ -31,6 +31,13 @@ def add_manifest_arguments(command: argparse.ArgumentParser, *, required: bool =
     )
 
 
+def folder_name(text: str) -> Path:
+    """A folder of the command line; empty (a variable that is not set) is none."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; name a folder")
+    return Path(text)
+
+
 def read_manifest(arguments: argparse.Namespace) -> RLJob:
     """The validated job, with absolute paths of the files beside it; UserError lists everything that is wrong."""
     from_input = arguments.manifest == "-"

@@ -28,6 +28,8 @@ examples:
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _WIDTH = 160
 _CONFIG = ("config.json",)
+_MOST_BYTES = 2**60
+_ELSEWHERE = "is not on this machine; give a copy of its config with --model"
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     job = read_manifest(arguments)
     device_bytes = _bytes(arguments.device_memory, "--device-memory")
     node_bytes = _bytes(arguments.node_memory, "--node-memory")
+    _check_config(job.spec.model, arguments.model)
     from functools import partial
 
     from rich.console import Console
@@ -85,12 +88,27 @@ def _bytes(quantity: str | None, option: str) -> int | None:
 
     if quantity is None:
         return None
-    if not _QUANTITY.fullmatch(quantity) or not to_number(quantity):
+    if not _QUANTITY.fullmatch(quantity) or not 0 < to_number(quantity) <= _MOST_BYTES:
         raise UserError(f"{option}: {quantity!r} is no amount of memory; write it like 64Gi")
     return to_number(quantity)
 
 
+def _check_config(model: ModelSpec, given: Path | None) -> None:
+    """Refuse a config that is none before what plans with it is imported, which takes seconds."""
+    from rljob_worker.cli.model_folder import config_problems, local_folder
+    from rljob_worker.models.config import read_hf_config
+
+    folder = given
+    if given is None and model.path is not None:
+        folder = local_folder(model, elsewhere=_ELSEWHERE)
+    if folder is not None:
+        option = "--model" if given is not None else "spec.model.path"
+        for problem in config_problems(read_hf_config(folder)):
+            raise UserError(f"{option}: {folder / 'config.json'}: {problem}")
+
+
 def _model_config(model: ModelSpec, folder: Path | None) -> ModelConfig:
+    from rljob_worker.cli.model_folder import local_folder
     from rljob_worker.data.hub import snapshot
     from rljob_worker.models.config import ModelConfig
 
@@ -99,9 +117,7 @@ def _model_config(model: ModelSpec, folder: Path | None) -> ModelConfig:
     if model.random is not None:
         return ModelConfig.from_hf({"vocab_size": model.random.tokenizer.vocab_size} | model.random.config)
     assert model.path is not None
-    local = Path(model.path).expanduser()
-    if local.is_dir():
+    local = local_folder(model, elsewhere=_ELSEWHERE)
+    if local is not None:
         return ModelConfig.from_hf(local)
-    if local.is_absolute():
-        raise UserError(f"spec.model.path: {model.path} is not on this machine; give a copy of its config with --model")
     return ModelConfig.from_hf(snapshot(model.path, model.hub, "spec.model", revision=model.revision, patterns=_CONFIG))

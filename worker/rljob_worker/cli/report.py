@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from rljob_worker.cli.manifest import folder_name
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -14,7 +15,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Write report.html and report.png from a run folder's records and print the table of phase "
         "seconds. Works while the run is going on.",
     )
-    command.add_argument("folder", metavar="DIR", type=Path, help="the run folder")
+    command.add_argument("folder", metavar="DIR", type=folder_name, help="the run folder")
     command.set_defaults(run=run)
 
 

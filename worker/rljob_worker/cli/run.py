@@ -14,8 +14,9 @@ from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
 from rljob_api.safe_text import visible
 from rljob_api.validation import ManifestError, check_runnable_locally
 from rljob_api.wire.exit_codes import ExitCode
-from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
-from rljob_worker.data.sources import check_path, data_sources, evaluation_sources
+from rljob_worker.cli.addresses import check_ray_address
+from rljob_worker.cli.first_look import look_first
+from rljob_worker.cli.manifest import add_manifest_arguments, folder_name, read_manifest
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import keep_output_from_raising
 
@@ -40,7 +41,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "run", help="run a job here", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_manifest_arguments(command)
-    command.add_argument("--output", type=Path, metavar="DIR", help="run folder (default: runs/NAME-DATE-TIME)")
+    command.add_argument("--output", type=folder_name, metavar="DIR", help="run folder (default: runs/NAME-DATE-TIME)")
     command.add_argument(
         "--resume",
         nargs="?",
@@ -73,8 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
     output = arguments.output or Path("runs") / f"{job.metadata.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     # The driver uses no device: what one lacks is to be said in words, not by torch_npu's traceback.
     os.environ[BACKEND_AUTOLOAD_VARIABLE] = "0"
-    for field, source in data_sources(job.spec) + evaluation_sources(job.spec):
-        check_path(source, field)
+    if address is not None:
+        check_ray_address("--address" if arguments.address else "RAY_ADDRESS", address)
+    look_first(job, output, arguments.resume)
     # Importing the worker takes seconds: a wrong manifest should not have to wait for it.
     from rljob_worker.cli.progress import RunProgress
     from rljob_worker.driver.run import run_job

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 from typing import Any
 
 from rljob_api.safe_text import visible
+from rljob_worker.cli.manifest import folder_name
 from rljob_worker.errors import UserError
 from rljob_worker.report.text import number
 
@@ -20,7 +20,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Print prompts, responses and rewards from a run's trajectory files: reading samples is how "
         "reward hacking is found.",
     )
-    command.add_argument("folder", metavar="DIR", type=Path, help="the run folder")
+    command.add_argument("folder", metavar="DIR", type=folder_name, help="the run folder")
     command.add_argument("--step", type=int, metavar="N", help="step to read (default: the newest written)")
     order = command.add_mutually_exclusive_group()
     order.add_argument("--worst", type=int, metavar="K", help="only the K samples with the lowest reward")
@@ -60,7 +60,7 @@ def sample_text(sample: dict[str, Any]) -> str:
     lines = [
         f"--- {sample['prompt_uid']} sample {sample['sample']}  reward {number(sample['reward'], 4)}"
         f"  advantage {number(sample['advantage'])}  {sample['response_tokens']} tokens ({sample['finish_reason']})"
-        f"  weights {sample['weight_version']}",
+        f"  weights {sample['weight_version']}{_untrained(sample)}",
         f"prompt    {sample['prompt']}",
         f"response  {sample['response']}",
     ]
@@ -70,3 +70,9 @@ def sample_text(sample: dict[str, Any]) -> str:
     if sample["reward_error"]:
         lines.append(f"reward failed: {sample['reward_error']}")
     return visible("\n".join(lines))
+
+
+def _untrained(sample: dict[str, Any]) -> str:
+    """Why a sample was not trained on; older files have only such as were."""
+    decision = sample.get("decision", "trained")
+    return "" if decision == "trained" else f"  {decision}"

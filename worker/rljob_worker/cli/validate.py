@@ -8,9 +8,10 @@ from pathlib import Path
 from rljob_api import RLJob
 from rljob_api.blocks import path_text
 from rljob_api.problems import ManifestError, Problem
-from rljob_api.rules.model_config import MODEL_TYPES, parallel_findings
+from rljob_api.rules.model_config import parallel_findings
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
 from rljob_worker.errors import UserError
+from rljob_worker.host.paths import home_expanded, what_is_at
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,16 +38,29 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _of_local_model(job: RLJob) -> list[Problem]:
     """What of the job does not fit the config of a model folder on this machine."""
+    from rljob_worker.cli.model_folder import config_problems
     from rljob_worker.models.config import read_hf_config
 
-    folder = Path(job.spec.model.path or "").expanduser()
-    if job.spec.model.path is None or not (folder / "config.json").is_file():
+    folder = _folder(job)
+    if folder is None:
         return []
     config = read_hf_config(folder)
-    if config.get("model_type") not in MODEL_TYPES:
-        wrong = f"{folder / 'config.json'} has model_type {config.get('model_type')!r}, which is not built"
-        return [Problem("spec.model.path", wrong, ", ".join(MODEL_TYPES), job.spec.model.path)]
+    wrong = config_problems(config)
+    if wrong:
+        where = folder / "config.json"
+        return [Problem("spec.model.path", f"{where}: {problem}", "", job.spec.model.path) for problem in wrong]
     return [
         Problem(path_text(("spec", *finding.path)), finding.wrong, finding.allowed)
         for finding in parallel_findings(config, job.spec)
     ]
+
+
+def _folder(job: RLJob) -> Path | None:
+    """The model's folder, where this machine has it: it may be another machine's, or a hub's."""
+    if job.spec.model.path is None:
+        return None
+    try:
+        folder = home_expanded(job.spec.model.path)
+        return folder if what_is_at(folder / "config.json") != "nothing" else None
+    except OSError as error:
+        raise UserError(f"spec.model.path: {job.spec.model.path}: {error.strerror}") from None

@@ -30,9 +30,23 @@ def read_template(source: DataSource, field: str) -> str | None:
     if path.stat().st_size > _MAX_TEMPLATE_BYTES:
         raise UserError(f"{where} has more than 1 MiB, which is no chat template")
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UserError(f"{where} cannot be read: {error}") from None
+    _check_syntax(text, where)
+    return text
+
+
+def _check_syntax(text: str, where: str) -> None:
+    """Before transformers is imported, which has tags of its own: it judges those."""
+    import jinja2
+
+    try:
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+    except jinja2.TemplateSyntaxError as error:
+        said = str(error.message)
+        if not said.startswith("Encountered unknown tag"):
+            raise UserError(f"{where}, line {error.lineno}: no chat template: {said}") from None
 
 
 class ChatTemplate:

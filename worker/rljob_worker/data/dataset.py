@@ -92,6 +92,17 @@ class PromptSource:
         prompts = [iter(stream.take(int((order == i).sum()))) for i, stream in enumerate(self._streams)]
         return [next(prompts[i]) for i in order]
 
+    def prompts_of(self, uids: Sequence[str]) -> list[Prompt]:
+        """The prompts with these `Prompt.uid`s, without moving the cursor; ValueError names one that is not there."""
+        streams = {stream.name: stream for stream in self._streams}
+        prompts = []
+        for uid in uids:
+            name, _, row = uid.rpartition("/")
+            if name not in streams or not row.isdecimal() or int(row) >= len(streams[name].loaded.rows):
+                raise ValueError(f"there is no prompt {uid!r} in the data")
+            prompts += streams[name].prompts([int(row)])
+        return prompts
+
     def skipped(self) -> dict[str, SkippedPrompts]:
         """By source, the prompts skipped so far for their length; sources without any are left out."""
         return {stream.name: stream.skipped for stream in self._streams if stream.skipped.count}
@@ -251,7 +262,7 @@ class _Stream:
             return
         rows = self._epoch_order(0)
         for start in range(0, len(rows), 64):
-            if any(len(p.token_ids) <= self._limit for p in self._prompts(rows[start : start + 64].tolist())):
+            if any(len(p.token_ids) <= self._limit for p in self.prompts(rows[start : start + 64].tolist())):
                 return
         raise UserError(_none_fits(self.loaded, self._limit))
 
@@ -300,7 +311,7 @@ class _Stream:
             self._position += len(order)
             if self._position == len(self.loaded.rows):
                 self._epoch, self._position = self._epoch + 1, 0
-        return list(zip(epochs, self._prompts(rows)))
+        return list(zip(epochs, self.prompts(rows)))
 
     def _epoch_order(self, epoch: int) -> IntArray:
         if self._order is None or self._order[0] != epoch:
@@ -313,7 +324,7 @@ class _Stream:
             self._order = epoch, order
         return self._order[1]
 
-    def _prompts(self, rows: list[int]) -> list[Prompt]:
+    def prompts(self, rows: list[int]) -> list[Prompt]:
         missing = sorted({row for row in rows if row not in self._cache})
         rendered = dict(zip(missing, self._renderer.render(missing)))
         prompts = [rendered.get(row) or self._cache[row] for row in rows]

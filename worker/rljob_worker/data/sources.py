@@ -15,6 +15,7 @@ from rljob_worker.data.chat import read_template
 from rljob_worker.data.hub import hub_failure, is_hub_id, modelscope
 from rljob_worker.data.synthetic import generate_rows
 from rljob_worker.errors import UserError
+from rljob_worker.host.paths import home_expanded, what_is_at
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 _LOOKED_AT = 100
 _FILES = (".jsonl", ".parquet")
+_HEAD_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +99,47 @@ def check_path(source: DataSource, field: str) -> None:
     """Refuse a path that is nothing to read, without reading it: UserError says why."""
     if source.path is None:
         return
-    path = Path(source.path).expanduser()
-    where = f"{field}.path: {path}"
     try:
-        there = path.exists()
+        path = home_expanded(source.path)
+        kind = what_is_at(path)
     except OSError as error:
-        raise UserError(f"{where}: {error.strerror}") from None
-    if not there:
+        raise UserError(f"{field}.path: {source.path}: {error.strerror}") from None
+    where = f"{field}.path: {path}"
+    if kind == "nothing":
         if path.suffix in _FILES or not is_hub_id(source.path):
             raise UserError(f"{where} does not exist")
     elif path.suffix in _FILES:
-        if not path.is_file():
+        if kind != "file":
             raise UserError(f"{where} is not a file")
-    elif path.is_file():
+    elif kind == "file":
         raise UserError(f"{where}: not a .jsonl or .parquet file")
-    elif not path.is_dir():
+    elif kind != "folder":
         raise UserError(f"{where} is neither a file nor a folder")
+    elif not any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        raise UserError(
+            f"{where} is not a dataset folder written by save_to_disk: it has neither state.json nor dataset_dict.json"
+        )
+
+
+def check_head(source: DataSource, field: str) -> None:
+    """Refuse a file whose first row is none, or lacks the columns, without reading the others: UserError says why."""
+    path = Path(source.path or "").expanduser()
+    if source.path is None or path.suffix not in _FILES or not path.is_file():
+        return
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if not head:
+        raise UserError(f"{field}.path: {path} is empty: it has no rows")
+    if path.suffix == ".parquet":
+        if not head.startswith(b"PAR1"):
+            raise UserError(f"{field}.path: {path} is not a readable Parquet file: it does not begin with PAR1")
+        return
+    lines = head.split(b"\n")
+    if len(head) == _HEAD_BYTES:
+        # Its last line may go on behind what was read.
+        lines.pop()
+    first = next((number for number, line in enumerate(lines, start=1) if line.strip()), 0)
+    _read_jsonl(b"\n".join(lines[:first]), path, source, field)
 
 
 def _load_rows(source: DataSource, field: str) -> LoadedSource:
@@ -219,11 +246,6 @@ def _load_dataset(path: Path, source: DataSource, field: str) -> Table:
 
 
 def _load_folder(path: Path, source: DataSource, field: str) -> Dataset:
-    if not any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
-        raise UserError(
-            f"{field}.path: {path} is not a dataset folder written by save_to_disk: "
-            "it has neither state.json nor dataset_dict.json"
-        )
     from datasets import DatasetDict, load_from_disk
 
     try:

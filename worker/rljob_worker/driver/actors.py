@@ -147,13 +147,12 @@ class TrainerActor(_Actor):
         return self._reply(self._trainer.save(folder))
 
     def damage(self, folder: str, files: Sequence[CheckedFile]) -> Reply[str]:
-        """Hold this rank's file of a checkpoint against what was written."""
+        """Hold this rank's share of a checkpoint's files against what was written."""
         return self._reply(self._trainer.damage(folder, files))
 
-    def load(self, folder: str) -> Reply[None]:
+    def load(self, folder: str) -> Reply[str]:
         """Continue from a saved state."""
-        self._trainer.load(folder)
-        return self._reply(None)
+        return self._reply(self._trainer.load(folder))
 
     def close(self) -> Reply[None]:
         """Leave the other ranks."""
@@ -197,14 +196,19 @@ class EngineActor(_Actor):
         return self._reply(self._engine.start())
 
     def generate(
-        self, requests: list[GenerationRequest], sampling: SamplingParams, version: int
+        self, requests: list[GenerationRequest], sampling: SamplingParams, version: int, more: bool
     ) -> Iterator[Reply[Chunk]]:
-        """Stream (request index, response) as responses finish, so that they are scored while others still grow."""
+        """Stream (request index, response) as responses finish, so that they are scored while others still grow.
+
+        With `more`, until the last requests of `submit` are done too.
+        """
         finished: queue.SimpleQueue[tuple[int, Generation] | BaseException | None] = queue.SimpleQueue()
 
         def run() -> None:
             try:
-                self._engine.generate(requests, sampling, version, on_finished=lambda i, g: finished.put((i, g)))
+                self._engine.generate(
+                    requests, sampling, version, on_finished=lambda i, g: finished.put((i, g)), more=more
+                )
                 finished.put(None)
             except BaseException as error:
                 finished.put(error)
@@ -213,6 +217,13 @@ class EngineActor(_Actor):
         # No delegation: Ray sends values into the generator.
         for chunk in _chunks(finished):
             yield self._reply(chunk)
+
+    def submit(self, requests: list[GenerationRequest], last: bool) -> Reply[None]:
+        """Beside a generation: more requests for it, or word that these are the last."""
+        self._engine.requests.submit(requests)
+        if last:
+            self._engine.requests.close()
+        return self._reply(None)
 
     def score(self, token_lists: Sequence[IntArray]) -> Reply[list[FloatArray]]:
         """Log-probabilities of given tokens."""

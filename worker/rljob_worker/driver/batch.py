@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from rljob_api import RLJobSpec
+from rljob_api.spec import RolloutSpec
+from rljob_worker.driver.step import AnsweredGroup, Decision, ScoredGroup, Step
+from rljob_worker.flow import Episode, Finish, Group, TokenStream
+from rljob_worker.flow.filters import has_variance
 from rljob_worker.rollout.seeds import request_seed
 from rljob_worker.types import (
     FloatArray,
@@ -47,52 +52,109 @@ def evaluation_sampling(spec: RLJobSpec) -> SamplingParams:
     )
 
 
-def requests(prompts: Sequence[Prompt], samples: int, job_seed: int, step: int) -> list[GenerationRequest]:
-    """`samples` requests for each prompt, in prompt-major order."""
+def requests(
+    prompts: Sequence[Prompt], samples: int, job_seed: int, step: int, first: int = 0
+) -> list[GenerationRequest]:
+    """`samples` requests for each prompt, in prompt-major order; `first` is the number of the first within the step."""
     return [
-        GenerationRequest(prompt.token_ids, request_seed(job_seed, step, index, sample))
+        GenerationRequest(prompt.token_ids, request_seed(job_seed, step, first + index, sample))
         for index, prompt in enumerate(prompts)
         for sample in range(samples)
     ]
 
 
-def split_by_engine(count: int, group: int, engines: int) -> list[range]:
-    """Split `count` requests over engines in contiguous ranges of whole prompt groups, as evenly as groups allow."""
-    assert count % group == 0, f"{count} requests are not whole groups of {group}"
-    prompts = count // group
-    bounds = [prompts * e // engines * group for e in range(engines + 1)]
-    return [range(bounds[e], bounds[e + 1]) for e in range(engines)]
-
-
-def train_batch(prompts: Sequence[Prompt], generations: Sequence[Generation], advantages: FloatArray) -> TrainBatch:
-    """All samples of a step, prompt-major.
+def train_batch(groups: Sequence[Group], advantages: FloatArray) -> TrainBatch:
+    """The streams of a step, one after the other.
 
     Args:
-        prompts: P prompts.
-        generations: P * G responses.
-        advantages: [P, G].
+        groups: what is trained on; N samples together.
+        advantages: [N], the same for all of a sample's tokens.
     """
-    group = len(generations) // len(prompts)
-    heads = [np.asarray(prompt.token_ids, dtype=np.int64) for prompt in prompts]
+    streams = [episode.stream for group in groups for episode in group.episodes]
+    sampled = [[span for span in stream.spans if span.version is not None] for stream in streams]
+    log_probs = np.concatenate([stream.log_probs for stream in streams])
+    # A stream's log-probabilities are NaN exactly where nothing was sampled.
+    is_sampled = ~np.isnan(log_probs)
+    spans = [span for of_stream in sampled for span in of_stream]
     return TrainBatch(
-        tokens=[np.concatenate([heads[i // group], g.token_ids]) for i, g in enumerate(generations)],
-        prompt_lengths=np.repeat(np.array([len(head) for head in heads], dtype=np.int64), group),
-        rollout_log_probs=[g.log_probs for g in generations],
-        advantages=np.ascontiguousarray(advantages.reshape(-1), dtype=np.float32),
+        tokens=np.concatenate([stream.ids for stream in streams]),
+        lengths=np.array([len(stream) for stream in streams], dtype=np.int64),
+        sampled=is_sampled,
+        rollout_log_probs=log_probs[is_sampled],
+        advantages=np.repeat(advantages.astype(np.float32), [sum(map(len, of_stream)) for of_stream in sampled]),
+        versions=np.repeat(np.array([span.version for span in spans], dtype=np.int64), list(map(len, spans))),
     )
 
 
-def rollout_metrics(generations: Sequence[Generation], rewards: FloatArray, advantages: FloatArray) -> dict[str, float]:
-    """slime's `rollout/*` metrics.
+def answered_group(
+    ordinal: int, version: int, prompt: Prompt, generations: Sequence[Generation], texts: Sequence[str]
+) -> AnsweredGroup:
+    """A prompt's responses, all sampled by weights of `version`, as streams."""
+    head = np.array(prompt.token_ids, dtype=np.int64)
+    episodes = tuple(
+        Episode(
+            ordinal,
+            sample,
+            TokenStream.of_response(head, generation.token_ids, generation.log_probs, version=version),
+            Finish(generation.finish_reason),
+            generation.stop_text,
+        )
+        for sample, generation in enumerate(generations)
+    )
+    return AnsweredGroup(prompt, Group(ordinal, version, episodes), tuple(texts))
+
+
+def decide(groups: Sequence[ScoredGroup], wanted: int) -> None:
+    """Decide on each group, by ordinal: the first `wanted` whose rewards differ are trained on.
+
+    Neither the length of a response nor the time at which it was finished has a part in it.
+    """
+    kept = 0
+    for group in sorted(groups, key=lambda group: group.ordinal):
+        if not has_variance(group.rewards):
+            group.decision = Decision.FILTERED
+            continue
+        group.decision = Decision.TRAINED if kept < wanted else Decision.SURPLUS
+        kept += 1
+
+
+def too_few_groups(step: Step, rollout: RolloutSpec) -> str:
+    """What to tell of a step whose filter took too many groups."""
+    assert rollout.oversampling is not None
+    rewards = Counter(float(group.rewards[0]) for group in step.of(Decision.FILTERED))
+    most = ", ".join(f"{count} x {reward:g}" for reward, count in rewards.most_common(3))
+    return (
+        f"spec.rollout.oversampling: step {step.number} drew {step.drawn} prompts in {step.rounds} rounds (limit "
+        f"{rollout.oversampling.limit} times promptsPerStep), and {len(step.of(Decision.TRAINED))} of the "
+        f"{rollout.prompts_per_step} groups that it needs passed {rollout.oversampling.filter.value}; the others' "
+        f"rewards are all equal ({most}): the task is too hard or too easy for the policy, or the reward cannot tell "
+        "responses apart; other data, a higher limit, or earlyStop where all is solved"
+    )
+
+
+def oversampling_metrics(step: Step) -> dict[str, float]:
+    """What over-sampling cost a step: rounds, and the groups and tokens that were not trained on."""
+    metrics = {"rollout/rounds": float(step.rounds)}
+    for decision in (Decision.FILTERED, Decision.SURPLUS):
+        groups = step.of(decision)
+        metrics[f"rollout/{decision.value}_groups"] = float(len(groups))
+        metrics[f"rollout/{decision.value}_tokens"] = float(sum(sum(group.lengths) for group in groups))
+    return metrics
+
+
+def rollout_metrics(groups: Sequence[ScoredGroup], advantages: FloatArray) -> dict[str, float]:
+    """slime's `rollout/*` metrics, over everything that was generated, filtered groups included.
 
     Args:
-        generations: P * G responses.
-        rewards: [P, G] raw rewards.
-        advantages: [P, G].
+        groups: of the step.
+        advantages: [N], of the samples that are trained on.
     """
-    lengths = np.array([len(g.token_ids) for g in generations])
+    lengths = np.array([length for group in groups for length in group.lengths])
+    by_group = [group.rewards for group in groups]
+    rewards = np.concatenate(by_group)
+    finishes = [episode.finish for group in groups for episode in group.answered.group.episodes]
     # Compared, not subtracted: the deviation of equal float32 numbers need not come out as 0.
-    same = rewards.max(axis=1) == rewards.min(axis=1)
+    same = np.array([of_group.max() == of_group.min() for of_group in by_group])
     return {
         "rollout/raw_reward": float(rewards.mean()),
         "rollout/raw_reward_std": float(rewards.std()),
@@ -103,7 +165,7 @@ def rollout_metrics(generations: Sequence[Generation], rewards: FloatArray, adva
         "rollout/response_len/median": float(np.median(lengths)),
         "rollout/response_len/max": float(lengths.max()),
         "rollout/response_len/min": float(lengths.min()),
-        "rollout/truncated_ratio": float(np.mean([g.finish_reason == "length" for g in generations])),
+        "rollout/truncated_ratio": float(np.mean([finish is Finish.LENGTH for finish in finishes])),
         "rollout/zero_std/count": float(same.sum()),
         "rollout/zero_std/ratio": float(same.mean()),
         "rollout/response_tokens": float(lengths.sum()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +15,13 @@ import ray.exceptions
 from rljob_worker.driver.actors import Reply
 from rljob_worker.errors import JobError, PhaseDeadlineError, ProcessDiedError, StopRequested, UserError
 
+logger = logging.getLogger(__name__)
 A = TypeVar("A")
 B = TypeVar("B")
 T = TypeVar("T", covariant=True)
 _SLICE_SECONDS = 0.2
+_PAUSE_SECONDS = 2.0
+"""A wait that returns so much late was not waiting: nobody else is to blame for that time."""
 _DEATH_SECONDS = 5.0
 """How much later than its peers' errors the death of a process may become known."""
 
@@ -52,6 +56,7 @@ class Calls:
         self._interrupted = False
         self._death_of = death_of
         self._on_deadline = on_deadline
+        self._paused = 0.0
         self.busy: dict[str, float] = {}
 
     def gather(
@@ -121,7 +126,7 @@ class Calls:
         """
         positions = {call.ref: index for index, call in enumerate(calls)}
         by_ref = {call.ref: call for call in calls}
-        deadline = time.monotonic() + seconds
+        deadline = self._now() + seconds
         while by_ref:
             for stream in self._finished(what, by_ref, seconds, True, deadline=deadline):
                 try:
@@ -146,7 +151,7 @@ class Calls:
     ) -> Iterator[Any]:
         """References as they become ready: all of them, or with a deadline that began before those ready first."""
         first_only = deadline is not None
-        deadline = time.monotonic() + seconds if deadline is None else deadline
+        deadline = self._now() + seconds if deadline is None else deadline
         pending = list(by_ref)
         while pending:
             if until_stop and self._stop.is_set():
@@ -154,15 +159,26 @@ class Calls:
             if stoppable and self._stop.is_set() and not self._interrupted:
                 self._interrupted = True
                 self._interrupt()
-            left = deadline - time.monotonic()
+            left = deadline - self._now()
             if left <= 0:
                 self._on_deadline(what)
                 late = ", ".join(by_ref[ref].process for ref in pending)
                 raise PhaseDeadlineError(f"{what}: {late} not finished after {seconds:g} s (spec.timeouts)")
-            done, pending = ray.wait(pending, num_returns=1, timeout=min(left, _SLICE_SECONDS))
+            patience, began = min(left, _SLICE_SECONDS), time.monotonic()
+            done, pending = ray.wait(pending, num_returns=1, timeout=patience)
+            self._note_pause(time.monotonic() - began - patience)
             yield from done
             if done and first_only:
                 return
+
+    def _now(self) -> float:
+        """A clock that stands while this process does not run."""
+        return time.monotonic() - self._paused
+
+    def _note_pause(self, seconds: float) -> None:
+        if seconds > _PAUSE_SECONDS:
+            self._paused += seconds
+            logger.warning("the driver did not run for %.0f s (SIGSTOP, or a paused machine); deadlines wait", seconds)
 
     def _value(self, what: str, process: str, ref: Any) -> Any:
         try:

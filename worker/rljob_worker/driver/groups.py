@@ -124,11 +124,11 @@ class TrainerGroup(_Group):
         return self._all(TrainerActor.save, folder)
 
     def damage(self, folder: str, files: Sequence[CheckedFile]) -> list[Call[str]]:
-        """Say what is wrong with every rank's file of a checkpoint; empty where nothing is."""
+        """Say what is wrong with a checkpoint's files, each read by one rank; empty where nothing is."""
         return self._all(TrainerActor.damage, folder, files)
 
-    def load(self, folder: str) -> list[Call[None]]:
-        """Continue from a saved state."""
+    def load(self, folder: str) -> list[Call[str]]:
+        """Continue from a saved state; say how it was resharded."""
         return self._all(TrainerActor.load, folder)
 
     def close(self) -> list[Call[None]]:
@@ -152,17 +152,33 @@ class EngineGroup(_Group):
         return self._all(EngineActor.start)
 
     def generate(
-        self, shares: Sequence[list[GenerationRequest]], sampling: SamplingParams, version: int
+        self, shares: Sequence[list[GenerationRequest]], sampling: SamplingParams, version: int, *, more: bool = False
     ) -> list[Call[Chunk]]:
-        """Start one stream of finished responses on each engine, for `Calls.stream`."""
+        """Start one stream of finished responses on each engine, for `Calls.stream`.
+
+        With `more`, streams end when the last requests of `submit` are done.
+        """
         return [
             Call(
                 process.name,
                 method_of(process.handle, EngineActor.generate)
                 .options(num_returns="streaming")
-                .remote(share, sampling, version),
+                .remote(share, sampling, version, more=more),
             )
             for process, share in zip(self.processes, shares)
+        ]
+
+    def submit(self, engine: int, requests: list[GenerationRequest], *, last: bool) -> list[Call[None]]:
+        """Give a generating engine more requests; the last ones are the last for all engines."""
+        return [
+            Call(
+                process.name,
+                method_of(process.handle, EngineActor.submit)
+                .options(concurrency_group="control")
+                .remote(requests if number == engine else [], last=last),
+            )
+            for number, process in enumerate(self.processes)
+            if last or number == engine
         ]
 
     def score(self, token_lists: Sequence[IntArray]) -> list[Call[list[FloatArray]]]:

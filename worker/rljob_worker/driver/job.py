@@ -6,19 +6,21 @@ import threading
 
 from rljob_api import RLJobSpec
 from rljob_api.wire.driver_status import DriverStatus
+from rljob_api.wire.prompts_of_step import PromptsOfStep
 from rljob_api.wire.step_record import StepRecord
-from rljob_worker.driver.batch import rollout_metrics
+from rljob_worker.driver.batch import oversampling_metrics, rollout_metrics
 from rljob_worker.driver.calls import Calls
 from rljob_worker.driver.checkpoints import CheckpointStore
 from rljob_worker.driver.cluster import Cluster
 from rljob_worker.driver.events import EventLog
-from rljob_worker.driver.hand_over import HandOver
 from rljob_worker.driver.inputs import Inputs
 from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.driver.probe import WeightProbe
+from rljob_worker.driver.prompt_ledger import PromptLedger
 from rljob_worker.driver.recovery import Recovery
 from rljob_worker.driver.rollouts import Rollouts
-from rljob_worker.driver.step import Progress, Step
+from rljob_worker.driver.step import Decision, Progress, Step
+from rljob_worker.driver.switch import Switch
 from rljob_worker.driver.training import Training
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.phases import PhaseClock
@@ -53,7 +55,8 @@ class Job:
         self._failures = failures
         self.clock = clock
         self.ready = False
-        self.progress = progress = Progress(inputs.prompts.state())
+        self._prompts = prompts = PromptLedger(inputs.prompts)
+        self.progress = progress = Progress(prompts.state())
         self._calls = calls
         self._stop = stop
         self._inputs = inputs
@@ -67,11 +70,11 @@ class Job:
         self._unrecorded: StepRecord | None = None
         in_phase = PhaseCalls(calls, clock, spec.timeouts)
         probe = WeightProbe(spec, inputs.model.vocab_size, max_model_length(spec, inputs.model) - 1)
-        self.rollouts = Rollouts(spec, cluster.engines, in_phase, inputs, progress, stop)
+        self.rollouts = Rollouts(spec, cluster.engines, in_phase, prompts, inputs, progress, stop)
         self.training = Training(spec, cluster.trainers, in_phase)
-        self.hand_over = HandOver(spec, cluster, in_phase, probe, records, progress)
+        self.switch = Switch(spec, cluster, in_phase, probe, records, progress)
         self.recovery = Recovery(
-            spec, cluster.trainers, in_phase, clock, checkpoints, records, inputs.prompts, progress, attempt, events
+            spec, cluster.trainers, in_phase, clock, checkpoints, records, prompts, progress, attempt, events
         )
 
     def finished(self) -> bool:
@@ -101,7 +104,7 @@ class Job:
         self._unrecorded = self.recovery.restore_latest()
         self._early_stop.continue_after(self.progress.step)
         self._events.step = self.progress.step
-        self.hand_over.first()
+        self.switch.first()
         return self.progress.step
 
     def due_evaluation(self) -> bool:
@@ -144,20 +147,26 @@ class Job:
         self._records.recover(self._unrecorded, metrics)
         self._unrecorded = None
 
-    def advance(self) -> None:
-        """The weights are those of the next step now."""
+    def advance(self, step: Step) -> None:
+        """The step is done: its prompts are closed, and the weights are those of the next one."""
+        consumed = [group.ordinal for group in step.of(Decision.TRAINED)]
+        filtered = [group.ordinal for group in step.of(Decision.FILTERED)]
+        self._prompts.settle(consumed, filtered)
+        ledger = self._prompts
+        self._records.prompts(PromptsOfStep.of(ledger.next_ordinal, consumed, filtered, ledger.open_ordinals()))
         self.progress.step += 1
         self.progress.weight_version += 1
-        self.progress.data_cursor = self._inputs.prompts.state()
+        self.progress.data_cursor = self._prompts.state()
 
     def describe(self, step: Step) -> None:
         """Write the step's trajectories and note its metrics, now that it was trained on."""
-        group = step.rewards.shape[1]
-        samples = step.samples()
-        write_trajectories(self._records.folder, self.spec.records, step.number, samples, group, self._failures)
-        self._records.samples(step.number, samples)
-        self._records.metrics(rollout_metrics(step.responses.generations, step.rewards, step.advantages))
-        self._records.metrics(self._part_means.metrics(step.reward_results))
+        groups = step.samples()
+        write_trajectories(self._records.folder, self.spec.records, step.number, groups, self._failures)
+        self._records.samples(step.number, [sample for group in groups for sample in group])
+        self._records.metrics(rollout_metrics(step.groups, step.advantages))
+        if self.spec.rollout.oversampling is not None:
+            self._records.metrics(oversampling_metrics(step))
+        self._records.metrics(self._part_means.metrics([result for group in step.groups for result in group.results]))
         self._records.metrics(step.trained[0].metrics)
         self._records.overlapped({"reward": self._inputs.rewards.take_busy_seconds()})
 
@@ -183,6 +192,7 @@ class Job:
             phase_seconds=round(seconds, 3),
             reward_parts=self._reward_parts,
             write_failures=self._failures.counts(),
+            write_messages=self._failures.messages(),
         )
 
     def _evaluation(self) -> dict[str, float]:

@@ -23,15 +23,16 @@ def train_step(job: Job) -> None:
     clock = job.clock
     step = job.rollouts.next_step()
 
-    with clock.phase("rollout"):
-        job.rollouts.generate(step)
-    with clock.phase("reward"):
-        job.rollouts.collect_rewards(step)
+    while job.rollouts.wants_round(step):
+        with clock.phase("rollout"):
+            job.rollouts.generate(step)
+        with clock.phase("reward"):
+            job.rollouts.collect_rewards(step)
     with clock.phase("rollout_sleep"):
-        job.hand_over.sleep_engines()
+        job.switch.sleep_engines()
 
     with clock.phase("wake_up"):
-        job.hand_over.wake_trainers()
+        job.switch.wake_trainers()
     batch = job.training.batch(step)
     if job.training.uses_reference:
         with clock.phase("ref_log_probs"):
@@ -45,22 +46,22 @@ def train_step(job: Job) -> None:
     if not step.applied:
         job.record(step)
         raise NonFiniteError(f"step {step.number}: {step.non_finite_reason()}; the update was not applied")
-    job.advance()
+    job.advance(step)
 
     if job.recovery.due_checkpoint():
         with clock.phase("checkpoint"):
             job.recovery.save_checkpoint()
     with clock.phase("rollout_wake_weights"):
-        job.hand_over.wake_engine_weights()
+        job.switch.wake_engine_weights()
     with clock.phase("update_weights"):
-        job.hand_over.update_weights()
+        job.switch.update_weights()
     with clock.phase("sleep"):
-        job.hand_over.sleep_trainers()
+        job.switch.sleep_trainers()
     with clock.phase("rollout_wake_kv"):
-        job.hand_over.wake_engine_kv()
-    if job.hand_over.due_probe():
+        job.switch.wake_engine_kv()
+    if job.switch.due_probe():
         with clock.phase("update_weights"):
-            job.hand_over.probe_weights()
+            job.switch.probe_weights()
     if job.due_evaluation():
         with clock.phase("eval"):
             job.evaluate()

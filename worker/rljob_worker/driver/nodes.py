@@ -18,11 +18,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rljob_worker.driver.placement import Node, Placement
 from rljob_worker.errors import JobError
-from rljob_worker.host.processes import start_time
+from rljob_worker.host import staging_slots
+from rljob_worker.host.processes import ProcessIdentity, start_time
 from rljob_worker.host.sockets import listen
 from rljob_worker.host.sweeps import own_folder
 from rljob_worker.upstream.ray_types import method_of, remote_actor
-from rljob_worker.weightsync import shared_memory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,6 +43,7 @@ class NodeHelper:
     def __init__(self, root: str | None = None) -> None:
         """Make the node's scratch folder below `root` (default: the temporary folder); short, for unix sockets."""
         self._folder = own_folder(_SYNC_FOLDER, root)
+        self._killed: list[ProcessIdentity] = []
 
     def folder(self) -> str:
         """Folder that trainers and engines of this node share, and nobody else."""
@@ -78,13 +79,15 @@ class NodeHelper:
         They hold what `close` removes.
         """
         _wait_for_end(pids, patience)
-        self.signal([pid for pid in pids if start_time(pid)], signal.SIGKILL)
+        late = [ProcessIdentity(pid, started) for pid in pids if (started := start_time(pid))]
+        self.signal([process.pid for process in late], signal.SIGKILL)
+        self._killed += late
         _wait_for_end(pids, _END_SECONDS)
 
     def close(self) -> None:
-        """Remove the folder, and the staging slots of trainers that were killed; idempotent."""
+        """Remove the folder, and the staging slots of trainers that were killed, also of slow ones; idempotent."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        shared_memory.sweep()
+        staging_slots.sweep(self._killed)
 
 
 def _wait_for_end(pids: Sequence[int], seconds: float) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rljob_api import RLJobSpec
 from rljob_worker.errors import JobError, UserError
+from rljob_worker.records.trackers.packages import python_with
 
 _ROOM_FOR = 2
 """Checkpoints: a new one is written whole before the oldest is deleted."""
@@ -54,12 +55,10 @@ def check_engine_arguments(arguments: list[str]) -> None:
 def check_trackers(spec: RLJobSpec) -> None:
     """Refuse trackers whose package this environment lacks."""
     for index, tracker in enumerate(spec.records.trackers):
-        package = importlib.util.find_spec(tracker.name)
-        # A folder of that name (W&B and Trackio make one where they are started) is no package.
-        if package is None or package.origin is None:
+        if python_with(tracker.name) is None:
             raise UserError(
-                f"spec.records.trackers[{index}].name: {tracker.name}: its package is not installed; "
-                f"pip install 'rljob[{tracker.name}]', in the worker's image for a cluster"
+                f"spec.records.trackers[{index}].name: {tracker.name}: its package is not installed; in a checkout "
+                f"`make tracker-packages`, in the worker's image for a cluster pip install 'rljob[{tracker.name}]'"
             )
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from rljob_api import RLJobSpec
 from rljob_api.wire.step_record import StepRecord
-from rljob_worker.data.dataset import PromptSource
 from rljob_worker.driver.checkpoints import CheckpointStore, DriverState
 from rljob_worker.driver.events import EventLog
 from rljob_worker.driver.groups import TrainerGroup
 from rljob_worker.driver.phase_calls import PhaseCalls
+from rljob_worker.driver.prompt_ledger import PromptLedger
 from rljob_worker.driver.step import Progress
 from rljob_worker.errors import FencedError, JobError, PhaseDeadlineError, UserError
 from rljob_worker.phases import PhaseClock
-from rljob_worker.records.event_names import CHECKPOINT_SET_ASIDE
+from rljob_worker.records.event_names import CHECKPOINT_SET_ASIDE, RESHARDED
 from rljob_worker.records.writer import RecordWriter
 from rljob_worker.trainer.checked_file import CheckedFile
 
@@ -48,7 +48,7 @@ class Recovery:
         clock: PhaseClock,
         checkpoints: CheckpointStore,
         records: RecordWriter,
-        prompts: PromptSource,
+        prompts: PromptLedger,
         progress: Progress,
         attempt: int,
         events: EventLog,
@@ -125,13 +125,10 @@ class Recovery:
         if state is None:
             return None
         folder = self._checkpoints.folder(state.step)
-        if state.world_size != len(self._trainers):
-            raise UserError(
-                f"{folder}: saved by {state.world_size} trainers, but the job has {len(self._trainers)}; "
-                "a checkpoint continues only on as many"
-            )
         loading = self._trainers.load(str(folder))
-        self._calls.calls.gather("load", loading, self._spec.timeouts.start_seconds, until_stop=True)
+        loaded = self._calls.calls.gather("load", loading, self._spec.timeouts.start_seconds, until_stop=True)
+        if loaded[0]:
+            self._resharded(state.step, loaded[0])
         self._restore_prompts(state, folder)
         progress = self._progress
         progress.step, progress.weight_version = state.step, state.weight_version
@@ -154,12 +151,22 @@ class Recovery:
             ) from error
 
     def _damage(self, state: DriverState, folder: Path) -> str:
-        """What is wrong with the ranks' files of a checkpoint; each trainer reads its own."""
-        if state.files is None or state.world_size != len(self._trainers):
+        """What is wrong with the ranks' files of a checkpoint; the trainers share them among themselves."""
+        if state.files is None:
             return ""
         asked = self._trainers.damage(str(folder), state.files)
         found = self._calls.calls.gather("load", asked, self._spec.timeouts.start_seconds, until_stop=True)
         return "; ".join(filter(None, found))
+
+    def _resharded(self, step: int, how: str) -> None:
+        logger.warning(
+            "the checkpoint of step %d was resharded, from %s. Weights, optimizer and data go on where they were; the "
+            "trainers' generators of random numbers begin anew from spec.seed. What follows equals an undisturbed run "
+            "within rounding, not bit for bit",
+            step,
+            how,
+        )
+        self._events.write(RESHARDED, restored=step, layouts=how)
 
     def _fell_back(self, folder: Path, reason: str) -> None:
         logger.warning("damaged checkpoint set aside as %s, the one before is used: %s", folder, reason)

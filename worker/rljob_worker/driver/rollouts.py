@@ -5,20 +5,33 @@ from __future__ import annotations
 import threading
 import time
 
+import numpy as np
 import torch
 
-from rljob_api import RLJobSpec
+from rljob_api import RLJobSpec, derived
+from rljob_api.spec.rollout import RolloutAssignment
 from rljob_worker.algorithms import get_algorithm, step_advantages
 from rljob_worker.data.evaluate import EvaluatedPrompt, aggregate, held_out_settings
 from rljob_worker.data.tokenizer import decode_responses
-from rljob_worker.driver.batch import evaluation_sampling, requests, split_by_engine, training_sampling
+from rljob_worker.driver.batch import (
+    answered_group,
+    decide,
+    evaluation_sampling,
+    requests,
+    too_few_groups,
+    training_sampling,
+)
+from rljob_worker.driver.dispatch import Dispatch
 from rljob_worker.driver.groups import EngineGroup
 from rljob_worker.driver.inputs import Inputs
 from rljob_worker.driver.phase_calls import PhaseCalls
-from rljob_worker.driver.step import Progress, Responses, Step
-from rljob_worker.errors import JobError, StopRequested
+from rljob_worker.driver.prompt_ledger import NumberedPrompt, PromptLedger
+from rljob_worker.driver.step import AnsweredGroup, Decision, Progress, Responses, ScoredGroup, Step
+from rljob_worker.errors import JobError, StopRequested, UserError
+from rljob_worker.flow import Finish
 from rljob_worker.rewards.runner import RewardSample
 from rljob_worker.rewards.weighted_parts import RewardResult
+from rljob_worker.rollout.arguments import max_sequences
 from rljob_worker.types import Generation, GenerationRequest, Prompt, SamplingParams
 
 
@@ -29,7 +42,8 @@ class Rollouts:
         spec: the job.
         engines: all of them.
         calls: waits for them.
-        inputs: prompts, tokenizer and rewards.
+        prompts: the training data.
+        inputs: tokenizer, rewards and held-out prompts.
         progress: how far the job is.
         stop: set when the job was asked to stop.
     """
@@ -39,6 +53,7 @@ class Rollouts:
         spec: RLJobSpec,
         engines: EngineGroup,
         calls: PhaseCalls,
+        prompts: PromptLedger,
         inputs: Inputs,
         progress: Progress,
         stop: threading.Event,
@@ -46,32 +61,57 @@ class Rollouts:
         self._spec = spec
         self._engines = engines
         self._calls = calls
+        self._prompts = prompts
         self._inputs = inputs
         self._progress = progress
         self._stop = stop
         self._algorithm = get_algorithm(spec.algorithm.name)
         self._sampling = training_sampling(spec)
+        self._longest: dict[str, int] = {}
+        """Tokens of the longest response to a prompt when it was seen last."""
+        oversampling = spec.rollout.oversampling
+        self._factor = 1.0 if oversampling is None else oversampling.factor
+        self._most_prompts = spec.rollout.prompts_per_step * (1 if oversampling is None else oversampling.limit)
 
     def next_step(self) -> Step:
-        """Draw the prompts of the next step."""
-        prompts = self._inputs.prompts.next_prompts(self._spec.rollout.prompts_per_step)
-        return Step(self._progress.step + 1, self._progress.weight_version, prompts)
+        """Begin the next step."""
+        return Step(self._progress.step + 1, self._progress.weight_version)
+
+    def wants_round(self, step: Step) -> bool:
+        """Whether the step has too few groups to train on; UserError where it may not draw more prompts."""
+        rollout = self._spec.rollout
+        missing = rollout.prompts_per_step - len(step.of(Decision.TRAINED))
+        if missing and step.drawn >= self._most_prompts:
+            raise UserError(too_few_groups(step, rollout))
+        return missing > 0
 
     def generate(self, step: Step) -> None:
-        """Generate all responses; each prompt's group goes to its reward as soon as it is complete."""
-        group = self._spec.rollout.samples_per_prompt
-        work = requests(step.prompts, group, self._spec.seed, step.number)
-        step.responses = self._generate(work, step.prompts, self._sampling)
+        """Draw prompts and generate all their responses; each group goes to its reward as soon as it is complete."""
+        missing = self._spec.rollout.prompts_per_step - len(step.of(Decision.TRAINED))
+        wanted = derived.prompts_of_round(missing, self._factor)
+        drawn = self._prompts.draw(min(wanted, self._most_prompts - step.drawn))
+        prompts = [prompt for _, prompt in drawn]
+        work = requests(prompts, self._spec.rollout.samples_per_prompt, self._spec.seed, step.number, step.drawn)
+        step.responses = self._generate(work, drawn, self._sampling)
+        step.drawn += len(drawn)
+        step.rounds += 1
 
     def collect_rewards(self, step: Step) -> None:
-        """Wait for the rewards that generation did not hide, and turn them into advantages."""
-        group = self._spec.rollout.samples_per_prompt
-        results = self._collect(step.responses, group)
-        scores = torch.tensor([result.score for result in results], dtype=torch.float32).view(-1, group)
-        step.rewards = scores.numpy()
-        step.reward_results = results
-        lengths = torch.tensor([len(generation.token_ids) for generation in step.responses.generations]).view(-1, group)
-        step.advantages = step_advantages(self._algorithm, scores, lengths, self._spec.algorithm).numpy()
+        """Wait for the rewards that generation did not hide, decide on each group, and make advantages of them."""
+        results = self._collect(step.responses)
+        step.groups += [ScoredGroup(group, scores) for group, scores in zip(step.responses.groups, results)]
+        if self._spec.rollout.oversampling is not None:
+            decide(step.groups, self._spec.rollout.prompts_per_step)
+        trained = step.of(Decision.TRAINED)
+        if len(trained) < self._spec.rollout.prompts_per_step:
+            return
+        step.advantages = step_advantages(
+            self._algorithm,
+            torch.from_numpy(np.concatenate([group.rewards for group in trained])),
+            [len(group.results) for group in trained],
+            torch.tensor([length for group in trained for length in group.lengths]),
+            self._spec.algorithm,
+        ).numpy()
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of the held-out prompts; with the same seeds each time, evaluations differ by the weights alone.
@@ -91,52 +131,71 @@ class Rollouts:
         if self._stop.is_set():
             raise StopRequested
         work = requests(prompts, group, self._spec.seed, step=0)
-        responses = self._generate(work, prompts, evaluation_sampling(self._spec))
-        rewards = self._collect(responses, group)
+        numbered = [NumberedPrompt(i, prompt) for i, prompt in enumerate(prompts)]
+        responses = self._generate(work, numbered, evaluation_sampling(self._spec))
         return [
             EvaluatedPrompt(
-                prompt.source,
-                [result.score for result in rewards[i * group : (i + 1) * group]],
-                sum(g.finish_reason == "length" for g in responses.generations[i * group : (i + 1) * group]),
+                answered.prompt.source,
+                [result.score for result in results],
+                sum(episode.finish is Finish.LENGTH for episode in answered.group.episodes),
             )
-            for i, prompt in enumerate(prompts)
+            for answered, results in zip(responses.groups, self._collect(responses))
         ]
 
-    def _generate(self, work: list[GenerationRequest], prompts: list[Prompt], sampling: SamplingParams) -> Responses:
+    def _generate(
+        self, work: list[GenerationRequest], prompts: list[NumberedPrompt], sampling: SamplingParams
+    ) -> Responses:
         """Responses and their texts in the order of `work`, spread over the engines by whole prompt groups."""
-        group = len(work) // len(prompts)
-        shares = split_by_engine(len(work), group, len(self._engines))
-        parts = [work[share.start : share.stop] for share in shares]
-        streams = self._engines.generate(parts, sampling, self._progress.weight_version)
+        group, version = len(work) // len(prompts), self._progress.weight_version
+        dispatch = self._dispatch(prompts, group)
+        given = [[place * group + i for place in places for i in range(group)] for places in dispatch.first]
+        parts = [[work[position] for position in positions] for positions in given]
+        streams = self._engines.generate(parts, sampling, version, more=bool(dispatch))
         done: dict[int, tuple[Generation, str]] = {}
         missing = dict.fromkeys(range(len(prompts)), group)
-        scored: list[int] = []
+        answered: dict[int, AnsweredGroup] = {}
         for engine, chunk in self._calls.stream("eval", streams):
             texts = decode_responses(self._inputs.tokenizer, [generation for _, generation in chunk])
             for (index, generation), text in zip(chunk, texts):
-                position = shares[engine].start + index
+                position = given[engine][index]
                 done[position] = (generation, text)
                 missing[position // group] -= 1
             complete = [prompt for prompt, left in missing.items() if not left]
-            for prompt in complete:
-                del missing[prompt]
-                samples = [(i, *done[prompt * group + i]) for i in range(group)]
-                self._inputs.rewards.submit([RewardSample(prompts[prompt], i, g, text) for i, g, text in samples])
-            scored += complete
+            for place in complete:
+                del missing[place]
+                ordinal, prompt = prompts[place]
+                samples = [done[place * group + i] for i in range(group)]
+                self._inputs.rewards.submit([RewardSample(prompt, i, g, text) for i, (g, text) in enumerate(samples)])
+                answered[place] = answered_group(ordinal, version, prompt, *zip(*samples))
+                self._longest[prompt.uid] = max(len(generation.token_ids) for generation, _ in samples)
+            if dispatch:
+                fresh = [place * group + i for place in dispatch.take(len(complete)) for i in range(group)]
+                given[engine] += fresh
+                more = self._engines.submit(engine, [work[position] for position in fresh], last=not dispatch)
+                self._calls.gather("eval", more)
         if len(done) != len(work):
             phase = self._calls.phase("eval")
             raise JobError(f"{phase}: the engines returned {len(done)} of {len(work)} responses")
-        return Responses([done[i][0] for i in range(len(work))], [done[i][1] for i in range(len(work))], scored)
+        return Responses([answered[place] for place in range(len(prompts))], list(answered))
 
-    def _collect(self, responses: Responses, group: int) -> list[RewardResult]:
-        """Their rewards, in their order; StopRequested when the job was asked to stop.
+    def _dispatch(self, prompts: list[NumberedPrompt], group: int) -> Dispatch:
+        """Who generates what. Prompts whose responses were long the last time go first."""
+        if self._spec.rollout.assignment is RolloutAssignment.FIXED:
+            return Dispatch(len(prompts), len(self._engines))
+        usual = sum(self._longest.values()) / max(1, len(self._longest))
+        order = sorted(range(len(prompts)), key=lambda place: -self._longest.get(prompts[place].prompt.uid, usual))
+        return Dispatch(len(prompts), len(self._engines), order, max(1, max_sequences(self._spec) // group))
+
+    def _collect(self, responses: Responses) -> list[list[RewardResult]]:
+        """The rewards of each group, in their order; StopRequested when the job was asked to stop.
 
         Ray's job API sends a stop signal to all of the driver's descendants, so that scores of a reward that was just
         ended by it may be those of an error.
         """
         seconds = self._calls.deadline(self._calls.phase("reward"))
-        results = self._inputs.rewards.collect(time.monotonic() + seconds)
+        results = iter(self._inputs.rewards.collect(time.monotonic() + seconds))
         if self._stop.is_set():
             raise StopRequested
-        by_prompt = {prompt: results[i * group : (i + 1) * group] for i, prompt in enumerate(responses.scored)}
-        return [result for prompt in sorted(by_prompt) for result in by_prompt[prompt]]
+        sizes = {place: len(responses.groups[place].texts) for place in responses.scored}
+        by_place = {place: [next(results) for _ in range(size)] for place, size in sizes.items()}
+        return [by_place[place] for place in range(len(responses.groups))]

@@ -90,7 +90,7 @@ def run_job(
         try:
             inputs = read_inputs(job.spec, folder.path)
             _check_same_data(folder, inputs)
-        except (JobError, UserError):
+        except Exception:
             folder.discard_if_new()
             raise
         stack.callback(inputs.rewards.close)

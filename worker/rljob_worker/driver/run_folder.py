@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +33,12 @@ _LOCK_SECONDS = 60.0
 """How long a driver before this one may take to end: on another host its lock lives until the file server notices."""
 _MAY_CHANGE = (*MUTABLE_FIELDS, *RESUMABLE_FIELDS)
 """Blocks of the spec that a resumed run may change without becoming another job."""
+_LAYOUT = {
+    "training": ("tensorParallel", "pipelineParallel", "expertParallel"),
+    "rollout": ("tensorParallel",),
+    "resources": ("nodes", "devicesPerNode"),
+}
+"""Fields of other blocks that it may change: how model and samples are divided; its checkpoint is resharded."""
 
 
 class RunFolder:
@@ -45,6 +51,7 @@ class RunFolder:
     def __init__(self, path: Path, job: RLJob, resume: Resume) -> None:
         self.path = path.resolve()
         self._made: list[Path] = []
+        self._parents: list[Path] = []
         self._keep = job.spec.checkpoint.keep
         root = checkpoint_root(self.path, job.spec.checkpoint.path).resolve()
         self._root = root
@@ -86,14 +93,22 @@ class RunFolder:
     def _make(self, path: Path, what: str) -> None:
         try:
             if not path.exists():
+                self._parents += [parent for parent in path.parents if not parent.exists()]
                 path.mkdir(parents=True)
                 self._made.append(path)
             elif not path.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         except OSError as error:
-            if error.errno in _NO_FOLDER:
-                raise UserError(f"{path}: cannot be {what}: {error.strerror}") from None
-            raise JobError(f"{path}: cannot be {what}: {explained(error, path).strerror}") from None
+            self._remove_made()
+            raise folder_error(error, path, what) from None
+
+    def _remove_made(self) -> None:
+        """Folders that were made for this driver alone; a parent in which somebody else made something by now stays."""
+        for folder in self._made:
+            shutil.rmtree(folder, ignore_errors=True)
+        for parent in self._parents:
+            with suppress(OSError):
+                parent.rmdir()
 
     def _checked(self, job: RLJob, resume: Resume) -> tuple[dict[str, Any], RunDescription | None]:
         """The manifest as it is kept, and the run that the folder holds."""
@@ -147,12 +162,18 @@ class RunFolder:
         except OSError as error:
             # Why it never started is what matters.
             logger.warning("%s: cannot be emptied: %s", error.filename or self.path, error.strerror)
-        for folder in self._made:
-            shutil.rmtree(folder, ignore_errors=True)
+        self._remove_made()
 
     def close(self) -> None:
         """Let another driver use the folder."""
         self._locks.close()
+
+
+def folder_error(error: OSError, path: Path, what: str) -> UserError | JobError:
+    """Why `path` cannot be `what`: a UserError where no restart mends it."""
+    if error.errno in _NO_FOLDER:
+        return UserError(f"{path}: cannot be {what}: {error.strerror}")
+    return JobError(f"{path}: cannot be {what}: {explained(error, path).strerror}")
 
 
 @contextmanager
@@ -195,9 +216,10 @@ def _refuse_other_job(path: Path, old: dict[str, Any], new: dict[str, Any]) -> N
         differences.append(
             f"metadata.uid: {uids[0]} there, {uids[1]} here (a job of that name was deleted and made anew)"
         )
-    for key in sorted(set(old["spec"]) | set(new["spec"])):
-        if key not in _MAY_CHANGE and old["spec"].get(key) != new["spec"].get(key):
-            differences += _differences(f"spec.{key}", old["spec"].get(key), new["spec"].get(key))
+    for key in sorted((set(old["spec"]) | set(new["spec"])) - set(_MAY_CHANGE)):
+        there, here = (_without(spec.get(key), _LAYOUT.get(key, ())) for spec in (old["spec"], new["spec"]))
+        if there != here:
+            differences += _differences(f"spec.{key}", there, here)
     paths = [spec["checkpoint"].get("path") for spec in (old["spec"], new["spec"])]
     if paths[0] != paths[1]:
         # A resumed run would find no checkpoint there and silently begin at step 1.
@@ -205,6 +227,10 @@ def _refuse_other_job(path: Path, old: dict[str, Any], new: dict[str, Any]) -> N
     if differences:
         listed = "\n  ".join(differences)
         raise UserError(f"{path}: belongs to another job; what differs:\n  {listed}")
+
+
+def _without(value: Any, fields: Collection[str]) -> Any:
+    return {name: v for name, v in value.items() if name not in fields} if isinstance(value, dict) else value
 
 
 def _differences(path: str, old: Any, new: Any) -> list[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
+from rljob_worker.flow import Group, SpanKind
 from rljob_worker.rewards.weighted_parts import RewardResult
-from rljob_worker.types import FloatArray, Generation, Prompt, StepMetrics
+from rljob_worker.types import FloatArray, Prompt, StepMetrics
 
 
 @dataclass(slots=True)
@@ -22,31 +25,79 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Responses:
-    """Responses to some prompts, in the order of the requests; each prompt's group is with its reward."""
+class AnsweredGroup:
+    """A prompt with its samples, as streams and as texts."""
 
-    generations: list[Generation]
-    texts: list[str]
+    prompt: Prompt
+    group: Group
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """What some prompts were answered, in their order; each prompt's group is with its reward."""
+
+    groups: list[AnsweredGroup]
     scored: list[int]
-    """The prompts, in the order in which their groups went to the reward."""
+    """The prompts' places in `groups`, in the order in which they went to the reward."""
+
+
+class Decision(StrEnum):
+    """What a step did with a group."""
+
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    """A filter took it: its prompt does not come again."""
+    SURPLUS = "surplus"
+    """The step had enough before it: its prompt is sampled again in the next one."""
+
+
+@dataclass(slots=True)
+class ScoredGroup:
+    """A prompt's samples with their rewards and what became of them."""
+
+    answered: AnsweredGroup
+    results: Sequence[RewardResult]
+    decision: Decision = Decision.TRAINED
+
+    @property
+    def ordinal(self) -> int:
+        """Number of its prompt."""
+        return self.answered.group.ordinal
+
+    @property
+    def rewards(self) -> FloatArray:
+        """[G] float32."""
+        return np.array([result.score for result in self.results], dtype=np.float32)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each response."""
+        return [episode.response_length for episode in self.answered.group.episodes]
 
 
 @dataclass(slots=True)
 class Step:
-    """The responses of one step, and what became of them; P prompts, G samples each, prompt-major."""
+    """What one step generated, and what became of it."""
 
     number: int
     weight_version: int
     """Of the weights that the responses were generated with."""
-    prompts: list[Prompt]
-    responses: Responses = field(default_factory=lambda: Responses([], [], []))
-    reward_results: list[RewardResult] = field(default_factory=list)
-    rewards: FloatArray = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    """[P, G]."""
-    advantages: FloatArray = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    """[P, G]."""
+    drawn: int = 0
+    """Prompts so far, over all rounds."""
+    rounds: int = 0
+    responses: Responses = field(default_factory=lambda: Responses([], []))
+    """Of the last round."""
+    groups: list[ScoredGroup] = field(default_factory=list)
+    """All that was scored, by ordinal."""
+    advantages: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
+    """[N], of the samples of the groups that are trained on."""
     trained: list[StepMetrics] = field(default_factory=list)
     """What each trainer reports."""
+
+    def of(self, decision: Decision) -> list[ScoredGroup]:
+        """The groups with this decision, by ordinal."""
+        return [group for group in self.groups if group.decision is decision]
 
     @property
     def applied(self) -> bool:
@@ -58,26 +109,37 @@ class Step:
         reasons = [str(result.detail.get("reason", "")) for result in self.trained if not result.applied]
         return reasons[0] or "a loss or gradient was not finite"
 
-    def samples(self) -> list[dict[str, Any]]:
-        """One row a response, for the trajectories."""
-        group = self.rewards.shape[1]
-        responses = self.responses
+    def samples(self) -> list[list[dict[str, Any]]]:
+        """One row a response, for the trajectories, by group."""
+        advantages = iter(self.advantages.tolist())
         return [
-            {
-                "prompt_uid": self.prompts[i // group].uid,
-                "prompt": self.prompts[i // group].text,
-                "label": self.prompts[i // group].label,
-                "sample": i % group,
-                "response": text,
-                "response_tokens": len(generation.token_ids),
-                "finish_reason": generation.finish_reason,
-                "reward": float(self.rewards[i // group, i % group]),
-                "reward_parts": result.parts,
-                "reward_error": result.error,
-                "advantage": float(self.advantages[i // group, i % group]),
-                "weight_version": self.weight_version,
-            }
-            for i, (generation, text, result) in enumerate(
-                zip(responses.generations, responses.texts, self.reward_results)
-            )
+            [self._sample(scored, i, next(advantages) if trained else None) for i in range(len(scored.results))]
+            for scored in self.groups
+            for trained in [scored.decision is Decision.TRAINED]
         ]
+
+    def _sample(self, scored: ScoredGroup, index: int, advantage: float | None) -> dict[str, Any]:
+        prompt, result = scored.answered.prompt, scored.results[index]
+        episode = scored.answered.group.episodes[index]
+        assert episode.finish is not None
+        return {
+            "ordinal": scored.ordinal,
+            "prompt_uid": prompt.uid,
+            "prompt": prompt.text,
+            "label": prompt.label,
+            "sample": episode.sample,
+            "response": scored.answered.texts[index],
+            "response_tokens": episode.response_length,
+            "finish_reason": episode.finish.value,
+            "reward": float(result.score),
+            "reward_parts": result.parts,
+            "reward_error": result.error,
+            "decision": scored.decision.value,
+            "advantage": advantage,
+            "weight_version": self.weight_version,
+            "spans": [
+                {"version": span.version, "tokens": len(span)}
+                for span in episode.stream.spans
+                if span.kind is SpanKind.SAMPLED
+            ],
+        }

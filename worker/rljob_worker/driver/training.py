@@ -8,7 +8,7 @@ from rljob_worker.driver.actors import BatchHandle
 from rljob_worker.driver.batch import train_batch, training_sampling
 from rljob_worker.driver.groups import TrainerGroup
 from rljob_worker.driver.phase_calls import PhaseCalls
-from rljob_worker.driver.step import Step
+from rljob_worker.driver.step import Decision, Step
 
 
 class Training:
@@ -39,7 +39,8 @@ class Training:
 
     def batch(self, step: Step) -> BatchHandle:
         """What the trainers learn from, where all of them can read it."""
-        batch = train_batch(step.prompts, step.responses.generations, step.advantages)
+        groups = [scored.answered.group for scored in step.of(Decision.TRAINED)]
+        batch = train_batch(groups, step.advantages)
         return self._trainers.put(step.number, batch)
 
     def ref_log_probs(self, batch: BatchHandle) -> None:

@@ -8,11 +8,9 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from rljob_worker.types import FloatArray, IntArray
+from rljob_worker.types import BoolArray, FloatArray, IntArray
 
-BoolArray = npt.NDArray[np.bool_]
 NO_VERSION = -1
 """In `TokenStream.versions`: a token that no weights sampled."""
 
@@ -62,7 +60,8 @@ class Span:
 
     def continues(self, other: Span) -> bool:
         """Whether it is the rest of `other`: side by side and of the same origin."""
-        return replace(other, start=self.start, stop=self.stop) == self and other.stop == self.start
+        origin = (self.kind, self.turn, self.version)
+        return other.stop == self.start and (other.kind, other.turn, other.version) == origin
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,17 +87,25 @@ class TokenStream:
     def __post_init__(self) -> None:
         if self.ids.ndim != 1 or self.ids.shape != self.log_probs.shape:
             raise ValueError(f"{self.ids.shape} tokens with {self.log_probs.shape} log-probabilities")
-        edges = [0, *(span.stop for span in self.spans)]
-        if [span.start for span in self.spans] != edges[:-1] or edges[-1] != len(self.ids):
-            raise ValueError(f"{len(self.ids)} tokens are not covered by spans that end at {edges[1:]}")
-        if not self.spans or self.spans[0].kind is not SpanKind.PROMPT:
+        if self.spans and self.spans[0].kind is not SpanKind.PROMPT:
             raise ValueError("a stream begins with its prompt")
-        if any(later.continues(earlier) for earlier, later in zip(self.spans, self.spans[1:])):
-            raise ValueError("two neighbouring spans have the same origin")
-        if any(later.turn < earlier.turn for earlier, later in zip(self.spans, self.spans[1:])):
-            raise ValueError("a span belongs to an earlier turn than the one before it")
-        if not np.array_equal(np.isfinite(self.log_probs), self.sampled):
-            raise ValueError("log-probabilities must be finite where tokens were sampled, and NaN elsewhere")
+        finite = np.isfinite(self.log_probs)
+        end, before = 0, None
+        for span in self.spans:
+            if span.start != end:
+                break
+            end = span.stop
+            if before is not None and span.turn < before.turn:
+                raise ValueError("a span belongs to an earlier turn than the one before it")
+            if before is not None and span.continues(before):
+                raise ValueError("two neighbouring spans have the same origin")
+            part = finite[span.start : span.stop]
+            if not part.all() if span.kind is SpanKind.SAMPLED else part.any():
+                raise ValueError("log-probabilities must be finite where tokens were sampled, and NaN elsewhere")
+            before = span
+        if end != len(self.ids) or not self.spans or before is not self.spans[-1]:
+            ends = [span.stop for span in self.spans]
+            raise ValueError(f"{len(self.ids)} tokens are not covered by spans that end at {ends}")
         self.ids.setflags(write=False)
         self.log_probs.setflags(write=False)
 
@@ -107,6 +114,13 @@ class TokenStream:
         """A stream that nothing has answered yet; ValueError for a prompt without tokens."""
         tokens = np.array(ids, dtype=np.int64)
         return cls(tokens, _not_sampled(len(tokens)), (Span(SpanKind.PROMPT, 0, len(tokens)),))
+
+    @classmethod
+    def of_response(cls, prompt: IntArray, ids: IntArray, log_probs: FloatArray, *, version: int) -> TokenStream:
+        """A prompt and what weights of `version` answered to it, in one piece: as `of_prompt` and `append_sampled`."""
+        p, n = len(prompt), len(prompt) + len(ids)
+        spans = (Span(SpanKind.PROMPT, 0, p),) + ((Span(SpanKind.SAMPLED, p, n, 0, version),) if n > p else ())
+        return cls(np.concatenate([prompt, ids]), np.concatenate([_not_sampled(p), log_probs]), spans)
 
     def append_sampled(
         self, ids: Sequence[int] | IntArray, log_probs: Sequence[float] | FloatArray, *, version: int

@@ -276,6 +276,11 @@ class WriteFailures:
         with self._lock:
             return dict(self._counts)
 
+    def messages(self) -> dict[str, str]:
+        """What was wrong the last time with each kind; thread-safe."""
+        with self._lock:
+            return dict(self._last)
+
     def last(self, what: str) -> str:
         """What was wrong the last time that this kind could not be written."""
         with self._lock:

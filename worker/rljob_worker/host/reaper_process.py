@@ -19,6 +19,7 @@ import select
 import signal
 import time
 
+from rljob_worker.host import staging_slots
 from rljob_worker.host.processes import ProcessIdentity, living
 
 OWNER_VARIABLE = "RLJOB_ENGINE_OWNER"
@@ -87,6 +88,7 @@ class Remains:
         for name in self.names:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"/dev/shm/{name}")
+        staging_slots.sweep([ProcessIdentity(pid, started) for pid, started in self.processes.items()])
 
     def _marked(self, pid: int) -> bool:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from rljob_worker.models.config import ModelConfig, check_parallel
+from rljob_worker.models.config import ModelConfig, check_parallel, sequence_parallel
+from rljob_worker.models.kernels import SequenceParallelRMSNorm
 from rljob_worker.models.platforms import Platform, megatron_platform
 
 if TYPE_CHECKING:
@@ -20,16 +21,17 @@ if TYPE_CHECKING:
 def build_gpt_model(
     cfg: ModelConfig, *, tp: int, pp: int, ep: int, dtype: torch.dtype, recompute: str = "None", device: str = "cpu"
 ) -> GptModel:
-    """This rank's bare GPTModel, weights uninitialised but for the vocabulary's padding rows, which are zero.
+    """This rank's bare GPTModel on the host; weights are uninitialised but for the vocabulary's padding rows, zeros.
 
     `forward(input_ids [B, S], position_ids [B, S], None)` gives logits [B, S, padded vocabulary / tp] in `dtype` on the
-    last pipeline stage, hidden states before it. Batches are padded on the right.
+    last pipeline stage, hidden states before it. Batches are padded on the right. Where `sequence_parallel`, S is a
+    multiple of `tp`, and each rank's hidden states are those of its share of the positions.
 
     Args:
         cfg: the model.
         tp: tensor parallel size, as Megatron's parallel state was initialised with.
         pp: pipeline parallel size.
-        ep: expert parallel size (expert tensor parallel size is 1).
+        ep: expert parallel size; experts that are not dealt out are cut over the tensor-parallel ranks.
         dtype: of parameters and activations, bfloat16 or float32.
         recompute: `None`, `Full` (whole layers) or `Selective` (MLPs), the API's names.
         device: kind of device, whose `install` has run.
@@ -55,7 +57,8 @@ def build_gpt_model(
         rotary_base=cfg.rope_theta,
         rotary_percent=1.0,
         parallel_output=True,
-    ).to(device, dtype)
+    ).to(dtype)
+    model.rotary_pos_emb.inv_freq = model.rotary_pos_emb.inv_freq.to(device)
     _zero_padding_rows(model, cfg, tp)
     return model
 
@@ -79,7 +82,7 @@ def _transformer_config(
             moe_grouped_gemm=False,
             moe_layer_freq=[int(moe) for moe in cfg.moe_layers],
             expert_model_parallel_size=ep,
-            expert_tensor_parallel_size=1,
+            expert_tensor_parallel_size=1 if ep > 1 else tp,
         )
     return TransformerConfig(
         num_layers=cfg.num_layers,
@@ -103,8 +106,10 @@ def _transformer_config(
         params_dtype=dtype,
         pipeline_dtype=dtype,
         tensor_model_parallel_size=tp,
+        sequence_parallel=sequence_parallel(cfg, tp),
         pipeline_model_parallel_size=pp,
-        use_cpu_initialization=platform.build_on_cpu,
+        # DistributedDataParallel takes them to the device, into its buffers, without a second copy there.
+        use_cpu_initialization=True,
         cuda_graph_scope=[],
         perform_initialization=False,
         # Fused kernels are those of libraries that are not used; what is fused here, the layers' modules are.
@@ -139,6 +144,11 @@ def _block_spec(transformer_config: TransformerConfig, platform: Platform) -> Tr
         layer.submodules.self_attention.submodules.core_attention = platform.attention
         mlp = layer.submodules.mlp.submodules
         getattr(mlp, "experts", layer.submodules.mlp).submodules.activation_func = platform.activation
+        if transformer_config.sequence_parallel:
+            layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = SequenceParallelRMSNorm
+            attention = layer.submodules.self_attention.submodules
+            attention.q_layernorm = attention.k_layernorm = SequenceParallelRMSNorm
+            spec.layer_norm = SequenceParallelRMSNorm
     return spec
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rljob_worker.errors import UserError
+from rljob_worker.host.files import read_file
 
 SUPPORTED_MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
 _GATED_DELTA_NET = (
@@ -71,11 +72,15 @@ class ModelConfig:
 def read_hf_config(folder: str | Path) -> dict[str, object]:
     """`config.json` of a checkpoint folder; UserError when it is absent or not a JSON object."""
     path = Path(folder) / "config.json"
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; a model folder needs config.json, *.safetensors and tokenizer files")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
+        config = json.loads(read_file(path))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(
+            f"{path}: no such file; a model folder needs config.json, *.safetensors and tokenizer files"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(config, dict):
         raise UserError(f"{path}: must hold a JSON object, got {type(config).__name__}")
@@ -92,18 +97,22 @@ def check_parallel(cfg: ModelConfig, tp: int, pp: int, ep: int) -> None:
             ("intermediate_size", cfg.ffn_hidden_size, "tensorParallel", tp),
             ("num_hidden_layers", cfg.num_layers, "pipelineParallel", pp),
             ("num_experts", cfg.num_experts, "expertParallel", ep),
+            ("moe_intermediate_size", cfg.expert_ffn_hidden_size, "tensorParallel", tp if ep == 1 else 1),
         )
         if value % size
     ]
     if ep > 1 and not cfg.num_experts:
         problems.append(f"expertParallel ({ep}) needs a mixture-of-experts model, {cfg.model_type} has no experts")
-    if tp > 1 and cfg.num_experts:
-        problems.append(
-            f"tensorParallel ({tp}) with a mixture-of-experts model needs sequence parallelism, which is not built in "
-            "this version; use tensorParallel 1 and expertParallel instead"
-        )
     if problems:
         raise UserError("training parallel sizes do not fit the model: " + "; ".join(problems))
+
+
+def sequence_parallel(cfg: ModelConfig, tp: int) -> bool:
+    """Whether the ranks of a tensor-parallel group divide the positions among them between the layers' matrices.
+
+    Megatron's mixtures of experts ask for it: without, each of the ranks would send the same tokens to the experts.
+    """
+    return tp > 1 and cfg.num_experts > 0
 
 
 class _HfConfig(Protocol):

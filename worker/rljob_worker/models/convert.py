@@ -6,6 +6,7 @@ Megatron fuses q, k, v by query group (`[q of the group's heads; k; v]` for each
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ def local_pieces(
         ValueError: a parameter without counterpart in the HF checkpoint, or of another shape than cfg and parallel ask.
     """
     named = source.named_parameters() if isinstance(source, torch.nn.Module) else source.items()
-    manifest = dict(hf_manifest(cfg))
+    manifest = _shapes(cfg)
     pieces: list[Piece] = []
     for full_name, tensor in named:
         name = re.sub(r"^(module\.)+", "", full_name)
@@ -142,8 +143,24 @@ def local_pieces(
         pieces += [
             _piece(full_name, tensor, shard, manifest[shard.hf_name]) for shard in layout.shards if shard.part.length
         ]
-    order = {name: position for position, name in enumerate(manifest)}
+    order = _order(cfg)
     return sorted(pieces, key=lambda piece: order[piece.hf_name])
+
+
+@functools.cache
+def _shapes(cfg: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+    return dict(hf_manifest(cfg))
+
+
+@functools.cache
+def _order(cfg: ModelConfig) -> Mapping[str, int]:
+    return {name: position for position, name in enumerate(_shapes(cfg))}
+
+
+def is_expert(parameter: str) -> bool:
+    """Whether a Megatron parameter belongs to an expert, which is cut and replicated in a way of its own."""
+    match = _LAYER_PARAMETER.search(parameter)
+    return match is not None and _EXPERT_PARAMETER.fullmatch(match[2]) is not None
 
 
 def _piece(name: str, tensor: torch.Tensor, shard: _Shard, hf_shape: tuple[int, ...]) -> Piece:
@@ -229,10 +246,11 @@ def _expert(prefix: str, rest: str, cfg: ModelConfig, parallel: ParallelLayout) 
     if match is None or not number or int(number) >= local_experts:
         return None
     prefix = f"{prefix}mlp.experts.{int(number) + local_experts * parallel.ep_rank}."
-    owner, width, whole = parallel.expert_dp_rank == 0, cfg.expert_ffn_hidden_size, ParallelLayout()
+    owner, width = parallel.expert_dp_rank == 0, cfg.expert_ffn_hidden_size
+    cut = ParallelLayout(parallel.expert_tp, tp=parallel.expert_tp, rank=parallel.rank % parallel.expert_tp)
     if match["which"] == "1":
-        return _fused_gate_up(prefix, cfg.hidden_size, width, whole, owner)
-    return _row_parallel(prefix + "down_proj.weight", cfg.hidden_size, width, whole, owner)
+        return _fused_gate_up(prefix, cfg.hidden_size, width, cut, owner)
+    return _row_parallel(prefix + "down_proj.weight", cfg.hidden_size, width, cut, owner)
 
 
 def _replicated(hf_name: str, shape: tuple[int, ...], primary: bool) -> _Layout:

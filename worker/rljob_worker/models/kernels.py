@@ -74,6 +74,17 @@ class SwiGLU(torch.nn.Module):
         return out
 
 
+class SequenceParallelRMSNorm(torch.nn.RMSNorm):
+    """torch's norm on a share of the positions; Megatron's wrapper of it refuses sequence parallelism.
+
+    Each rank's gradient is of its own positions: Megatron adds up those of the weights that are marked.
+    """
+
+    def __init__(self, config: object, hidden_size: int, eps: float = 1e-5, **_kwargs: object) -> None:
+        super().__init__(hidden_size, eps=eps)
+        setattr(self.weight, "sequence_parallel", True)  # noqa: B010
+
+
 class _Context(Protocol):
     @property
     def saved_tensors(self) -> tuple[torch.Tensor, ...]: ...

@@ -21,8 +21,6 @@ class Platform:
     """Core attention of every layer."""
     activation: type[torch.nn.Module]
     """Gated activation of every MLP."""
-    build_on_cpu: bool = False
-    """Whether parameters are made on the CPU, where Megatron otherwise takes the current device."""
     keep_pipeline_outputs: bool = False
     """Whether a stage keeps its output after sending it; Megatron's way to free them is not for the CPU."""
 
@@ -32,7 +30,6 @@ _PLATFORMS = {
         seeding.seed_cpu,
         CpuCausalAttention,
         SwiGLU,
-        build_on_cpu=True,
         keep_pipeline_outputs=True,
     ),
     "cuda": Platform(seeding.seed_device, CausalAttention, SwiGLU),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rljob_api.spec import Precision, Recompute, RLJobSpec
 from rljob_worker.algorithms.logits import CHUNK_ELEMENTS, DEFAULT_CHUNK_ELEMENTS
-from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.config import ModelConfig, sequence_parallel
 from rljob_worker.planning.job_shape import JobShape, MicroBatch, itemsize
 
 _FP32 = 4
@@ -45,20 +45,21 @@ def layer_bytes(model: ModelConfig, layer: int, job: JobShape, precision: Precis
     Their count, sbh (10 + 24 / t + 5 a s / (h t)) bytes, is for GPT with dropout, GELU and stored attention scores; the
     same walk through this model (RMSNorm, grouped queries, SwiGLU, no dropout, scores never stored) gives, in elements
     a token with h hidden, q and k the widths of all query and key heads, f the MLP's width, t tensor-parallel ranks and
-    no sequence parallelism:
+    sequence parallelism where mixtures of experts are cut over them (what is marked * is then divided by t too):
 
-    - two norms: input and output, h each (on CPU torch's composite norm also keeps the normalised input, in fp32);
+    - two norms: input and output, h each * (on CPU torch's composite norm also keeps the normalised input, in fp32);
     - attention: the fused projection (q + 2 k) / t, which the norms of q and k and the values are views of, q's copy
       q / t, rotated q and k (q + k) / t, the output q / t;
     - MLP: 3 f / t. Its input is the second norm's output.
-    - Experts: c = experts a token times their width instead of f; the chosen tokens are kept once more (twice when they
-      come from other ranks), and the weighted activations beside the plain ones.
+    - Experts: c = experts a token times their width instead of f; the chosen tokens are kept once more * (twice when
+      they come from other ranks: those of the ranks that an expert is cut over are gathered), and the weighted
+      activations beside the plain ones.
 
-    Full recomputation keeps each layer's input. On CPU the counts are those of Megatron's local layers with torch's
+    Full recomputation keeps each layer's input *. On CPU the counts are those of Megatron's local layers with torch's
     fused attention in fp32, and are checked against the saved tensors of a real layer.
     """
     size = 2 if precision is Precision.BF16 else 4
-    hidden = model.hidden_size
+    hidden = model.hidden_size // _position_shares(model, job)
     queries = model.num_heads * model.head_dim // job.trainers.tp
     keys = model.num_query_groups * model.head_dim // job.trainers.tp
     heads = model.num_heads // job.trainers.tp
@@ -76,9 +77,16 @@ def layer_bytes(model: ModelConfig, layer: int, job: JobShape, precision: Precis
 def _mlp_elements(model: ModelConfig, layer: int, job: JobShape) -> int:
     if not model.is_moe(layer):
         return 3 * model.ffn_hidden_size // job.trainers.tp
-    copies = 2 if job.trainers.ep > 1 else 1
-    width = 4 * model.expert_ffn_hidden_size // job.trainers.expert_tp
-    return model.experts_per_token * (copies * model.hidden_size + width)
+    shares, cut = _position_shares(model, job), job.trainers.expert_tp
+    own = model.hidden_size // shares
+    # An expert's input: of the rank's own positions, or gathered; then what it was gathered or received from.
+    copies = own * cut + own * (cut > 1 or job.trainers.ep > 1)
+    return model.experts_per_token * (copies + 4 * model.expert_ffn_hidden_size // max(cut, shares))
+
+
+def _position_shares(model: ModelConfig, job: JobShape) -> int:
+    """Ranks that divide the positions between the layers' matrices."""
+    return job.trainers.tp if sequence_parallel(model, job.trainers.tp) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,8 @@ def training_pass(
     activations = batch.tokens * kept
     logits = 0
     if stage == job.trainers.pp - 1:
-        activations += (2 * batch.tokens + batch.responses) * model.hidden_size * size
+        tokens = 2 * batch.tokens // _position_shares(model, job) + batch.responses
+        activations += tokens * model.hidden_size * size
         logits = _logits(spec, model, job, batch, copies=2)
     layer_gradients = batch.tokens * size * (2 * model.hidden_size + _widest(model, job))
     work = max(layer_gradients, largest * size, _loss_chunks(spec, model, job) if logits else 0)

@@ -31,7 +31,7 @@ def assumptions(spec: RLJobSpec, model: ModelConfig, plan: MemoryPlan) -> list[s
         return lines
     lines += [
         f"each process takes {RUNTIME_BYTES[kind] / GIB:g} GiB of a device for context, streams and operators",
-        "activations are those of fused norms, rotary embedding and attention, without sequence parallelism",
+        "activations are those of fused norms, rotary embedding and attention",
         "the trainer's allocator gives its cache back before the engine's weights wake, and loses nothing to gaps",
         "each device has two staging slots of its own, outside the memory saver",
         "the engine sleeps at level 2: nothing of it stays on the device or goes to the host",

@@ -31,6 +31,7 @@ def trainer_groups(model: ModelConfig, job: JobShape) -> list[str]:
     if model.num_experts:
         groups |= {
             "expert_model_parallel": job.trainers.ep,
+            "expert_tensor_parallel": job.trainers.expert_tp,
             "expert_tensor_and_model_parallel": job.trainers.ep * job.trainers.expert_tp,
             "expert_data_parallel": job.trainers.expert_dp if job.trainers.ep > 1 else 1,
         }

@@ -116,7 +116,9 @@ def _step(spec: RLJobSpec, model: ModelConfig, tp: int, size: int, device_bytes:
     default = 16384 if (device_bytes or 0) >= _VLLM_LARGE_DEVICE else 8192
     if not PROFILES[spec.resources.profile].has_devices:
         default = 4096 * tp
-    prompts = -(-derived.samples_per_step(spec) // derived.engines(spec)) * max_model_length(spec, model)
+    prompts = -(
+        -derived.prompts_at_once(spec) * spec.rollout.samples_per_prompt // derived.engines(spec)
+    ) * max_model_length(spec, model)
     tokens = min(spec.rollout.max_batched_tokens or default, prompts)
     heads = (model.num_heads + 2 * model.num_query_groups) * model.head_dim
     width = max(model.ffn_hidden_size, model.experts_per_token * model.expert_ffn_hidden_size)

@@ -24,8 +24,7 @@ def write_trajectories(
     run_folder: Path,
     spec: RecordsSpec,
     step: int,
-    samples: Sequence[dict[str, Any]],
-    group: int,
+    groups: Sequence[Sequence[dict[str, Any]]],
     failures: WriteFailures | None = None,
 ) -> Path | None:
     """Write the samples of a step if its turn has come; returns the file, None also where it cannot be written.
@@ -34,15 +33,18 @@ def write_trajectories(
         run_folder: the run's folder.
         spec: how often and how many.
         step: the step.
-        samples: prompt-major samples.
-        group: samples of one prompt; the limit keeps whole groups as long as it can.
+        groups: the samples of each prompt; the limit keeps whole groups as long as it can.
         failures: where a file that cannot be written is noted.
     """
     if not spec.trajectories_every_steps or step % spec.trajectories_every_steps:
         return None
     limit = spec.trajectories_per_step
-    if limit is not None and limit < len(samples):
-        samples = samples[: max(limit - limit % group, min(limit, group))]
+    samples: list[dict[str, Any]] = []
+    for group in groups:
+        if limit is not None and len(samples) + len(group) > limit:
+            samples = samples or list(group[:limit])
+            break
+        samples += group
     folder = run_folder / FOLDER
     path = folder / f"step-{step:06d}.jsonl.gz"
     text = "".join(json.dumps(_without_nan(sample)) + "\n" for sample in samples)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rljob_api.wire.prompts_of_step import PromptsOfStep
 from rljob_api.wire.step_record import StepRecord, WeightSync
 from rljob_api.wire.values import finite
 from rljob_worker.phases import StepTiming
@@ -64,6 +65,7 @@ class RecordWriter:
         self._busy: dict[str, float] = {}
         self._overlapped: dict[str, float] = {}
         self._weights: WeightSync | None = None
+        self._prompts: PromptsOfStep | None = None
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Add scalars to the step."""
@@ -86,6 +88,10 @@ class RecordWriter:
     def weights(self, report: WeightSync) -> None:
         """What the weight sync did."""
         self._weights = report
+
+    def prompts(self, prompts: PromptsOfStep) -> None:
+        """What became of the prompts."""
+        self._prompts = prompts
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Pass on what a step's responses were."""
@@ -161,6 +167,7 @@ class RecordWriter:
             nested=("perf/train_wait_time",) if step else (),
             metrics=finite({**dict.fromkeys(ALWAYS_REPORTED), **self._metrics, **perf}),
             weights=self._weights,
+            prompts=self._prompts,
             memory=self._memory,
             busy_seconds=self._busy,
             overlapped=self._overlapped,

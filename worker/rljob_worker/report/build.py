@@ -44,7 +44,7 @@ def build_report(run_folder: Path) -> tuple[Path, Path]:
     records, kept = ([record for record in some if record.is_step] for some in (everything, drawn))
     if not kept:
         raise UserError(f"{run_folder}: no step was finished yet, there is nothing to report")
-    name, steps = run.name, run.spec["steps"]
+    name, steps = visible(run.name), run.spec["steps"]
     png = plot_run(drawn, f"{name}: {kept[-1].step} of {steps} steps", run_folder / "report.png")
     page = run_folder / "report.html"
     write_whole(page, _page(name, run, records, kept, png, run_folder))

@@ -46,6 +46,11 @@ _PANELS = (
     }),
     Panel("Clipped tokens", _SHARE, {"train/pg_clipfrac": "by the policy loss", "train/tis_clipfrac": "by TIS"}),
     Panel("Groups without a signal", _SHARE, {"rollout/zero_std/ratio": "all rewards of the group are equal"}),
+    Panel(
+        "Tokens generated and not trained on",
+        "tokens",
+        {"rollout/filtered_tokens": "filtered", "rollout/surplus_tokens": "surplus"},
+    ),
 )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def plot_run(records: Sequence[StepRecord], title: str, path: Path) -> Path:
     heights = [_HEIGHT, *([_PANEL_HEIGHT * rows] if rows else [])]
     above, *below = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     reward, phases, difference = above.subplots(3, 1, sharex=True, height_ratios=(1, 1.2, 0.9))
-    figure.suptitle(title, fontsize="x-large")
+    figure.suptitle(label_of(title), fontsize="x-large")
     steps = np.array([record.step for record in records], dtype=float)
     _reward(reward, steps, records)
     timed = [record for record in records if record.is_step]

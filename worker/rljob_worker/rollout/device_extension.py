@@ -18,8 +18,9 @@ class DeviceWorkerExtension(WorkerExtension):
     _rljob_parameters: Parameters = []
 
     def rljob_prepare(self) -> None:
-        """Have the sampler return the log-probabilities that the engine's arguments ask for."""
+        """Have the sampler return the log-probabilities that the engine's arguments ask for, too."""
         return_asked_log_probs(self.model_runner)
+        super().rljob_prepare()
 
     def rljob_device_memory(self) -> tuple[int, int]:
         """Free and total bytes of this worker's device, after what is queued there."""

@@ -19,12 +19,13 @@ from rljob_worker.devices.kinds import device_kind
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.reaper import Reaper, sweep_dead_engines
 from rljob_worker.rollout.arguments import engine_arguments, max_sequences
-from rljob_worker.rollout.generation import OnFinished, StepLoop
+from rljob_worker.rollout.generation import StepLoop
 from rljob_worker.rollout.platforms import engine_platform
 from rljob_worker.rollout.reports import EngineSlept, EngineStarted, EngineWoke, MemoryReading
 from rljob_worker.rollout.sampling import check_requests, scoring_params, vllm_sampling
+from rljob_worker.rollout.service import OnFinished, RequestService
 from rljob_worker.rollout.states import EngineState, next_state
-from rljob_worker.types import EngineReport, FloatArray, Generation, GenerationRequest, IntArray, SamplingParams
+from rljob_worker.types import Cut, EngineReport, FloatArray, Generation, GenerationRequest, IntArray, SamplingParams
 from rljob_worker.upstream.install import check, install
 from rljob_worker.upstream.patch import Process
 from rljob_worker.upstream.vllm_meeting import meet_in
@@ -86,7 +87,7 @@ class Engine:
         """Version of the weights it holds; None while they are unusable."""
         self.state = EngineState.NEW
         self._lock = threading.Lock()
-        self._aborted = threading.Event()
+        self._service: RequestService | None = None
         self._busy = 0.0
         self._weight_sync: WeightSyncEngine | None = None
 
@@ -121,6 +122,7 @@ class Engine:
             self._engine = _build(arguments)
             self._tokenizer = _load_tokenizer(Path(self.model_folder))
             self._loop = StepLoop(self._engine.engine_core, self._tokenizer)
+            self._service = RequestService(self._loop)
             self._sleep_controller = platform.sleep_controller()(self._engine, self._loop.drain)
             if self.devices is None:
                 self.devices = self._sleep_controller.devices()
@@ -167,8 +169,11 @@ class Engine:
         sampling: SamplingParams,
         version: int,
         on_finished: OnFinished | None = None,
+        *,
+        cut: Cut | None = None,
+        more: bool = False,
     ) -> list[Generation]:
-        """Generate one response for each request.
+        """Generate one response for each request, or go on with it where tokens were sampled before.
 
         Responses keep every generated token, those of a stop string included: they are what was sampled, and what
         the trainer has log-probabilities for. The same request (prompt, seed, sampling) gives the same tokens
@@ -179,10 +184,13 @@ class Engine:
             requests: N requests; those of one prompt side by side.
             sampling: for all of them.
             version: weights they must be generated with.
-            on_finished: called with (index, response) as each one finishes, from this thread.
+            on_finished: called with (index, response) as each one finishes, from this thread; at the end with those
+                that were cut.
+            cut: when to end although some still grow; None: when all are finished.
+            more: further requests may come by `requests.submit` until `requests.close`.
 
         Returns:
-            N responses in the order of the requests.
+            Responses in the order of the requests; those that were cut have an empty finish reason.
 
         Raises:
             ValueError: a prompt is too long, empty or outside the vocabulary; sampling parameters are not possible.
@@ -194,12 +202,20 @@ class Engine:
                 raise JobError(
                     f"rollout: engine-{self.index} holds weights of version {self.weight_version}, not {version}"
                 )
-            check_requests(requests, sampling.max_tokens, self._max_length, self._vocab_size)
+
+            def check_all(requests: Sequence[GenerationRequest]) -> None:
+                check_requests(requests, sampling.max_tokens, self._max_length, self._vocab_size)
+
+            check_all(requests)
             params = vllm_sampling(sampling, self._generation_config, self._end_token)
-            try:
-                return self._loop.generate(requests, params, self._aborted, on_finished)
-            finally:
-                self._aborted.clear()
+            return self.requests.run(requests, params, on_finished, cut=cut, more=check_all if more else None)
+
+    @property
+    def requests(self) -> RequestService:
+        """What may be asked of a running generation, from any thread; RuntimeError before `start`."""
+        if self._service is None:
+            raise RuntimeError(f"engine-{self.index}: was not started")
+        return self._service
 
     def score(self, token_lists: Sequence[IntArray]) -> list[FloatArray]:
         """Log-probability of each token but the first, given those before it, at temperature 1 without truncation.
@@ -217,7 +233,8 @@ class Engine:
 
     def abort(self) -> None:
         """End the running generation at its next step with StopRequested, or the next one when none runs."""
-        self._aborted.set()
+        if self._service is not None:
+            self._service.abort()
 
     def busy_seconds(self) -> float:
         """Seconds spent in generation, scoring and weight hand-over since `start`."""
@@ -298,7 +315,7 @@ class Engine:
         self._end_token: int | None = getattr(self._tokenizer, "eos_token_id", None)
         sampling = SamplingParams(max_tokens=2, ignore_eos=True)
         params = vllm_sampling(sampling, self._generation_config, self._end_token)
-        self._loop.generate([GenerationRequest((0,), 0)] * 2, params, threading.Event())
+        self.requests.run([GenerationRequest((0,), 0)] * 2, params)
         self._sleep_controller.after_warm_up()
 
 

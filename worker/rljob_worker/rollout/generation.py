@@ -2,21 +2,21 @@
 
 It talks to the engine core below `vllm.LLM`, which would render prompts, copy sampling parameters and build output
 objects for every request and token; with small models that is a quarter of the time. It also lets a caller take
-responses while others still grow, and end a running generation between two steps.
+responses while others still grow, and interrupt or end them between two steps.
 """
 
 from __future__ import annotations
 
 import copy
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rljob_worker.errors import JobError, StopRequested
+from rljob_worker.errors import JobError
 from rljob_worker.types import FloatArray, Generation, GenerationRequest
+from rljob_worker.upstream.switches import SEED
 
 if TYPE_CHECKING:
     from vllm import SamplingParams as VllmSamplingParams
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
-OnFinished = Callable[[int, Generation], None]
 _IDLE_STEPS = 100
 
 
@@ -36,9 +35,15 @@ class _Growing:
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
 
+    def generation(self, reason: str = "", stop_text: str | None = None) -> Generation:
+        log_probs = np.array(self.log_probs, dtype=np.float32)
+        if not np.isfinite(log_probs).all():
+            raise JobError(f"rollout: request {self.index} has log-probabilities that are not finite")
+        return Generation(np.array(self.token_ids, dtype=np.int64), log_probs, reason, stop_text)
+
 
 class StepLoop:
-    """Runs requests on an engine core in this process.
+    """Runs requests on an engine core in this process, step by step.
 
     Args:
         core: vLLM's engine core client.
@@ -49,52 +54,72 @@ class StepLoop:
         self._core = core
         self._tokenizer = tokenizer
         self._next_id = 0
+        self._growing: dict[str, _Growing] = {}
 
-    def generate(
-        self,
-        requests: Sequence[GenerationRequest],
-        params: VllmSamplingParams,
-        aborted: threading.Event,
-        on_finished: OnFinished | None = None,
-    ) -> list[Generation]:
-        """Generate all responses.
+    def __len__(self) -> int:
+        """Requests that still grow."""
+        return len(self._growing)
+
+    def add(self, first: int, requests: Sequence[GenerationRequest], params: VllmSamplingParams) -> None:
+        """Let requests grow.
 
         Args:
+            first: index of the first of them in what `step` returns; the others follow.
             requests: N requests.
-            params: for all of them, but for the seed.
-            aborted: ends the generation at the next step when set.
-            on_finished: called with (index, response) in this thread as each one finishes.
+            params: for all of them, but for the seed; `max_tokens` counts what was sampled before.
+        """
+        prompt: list[int] = []
+        source: tuple[int, ...] | None = None
+        for index, request in enumerate(requests, first):
+            if request.prompt_token_ids is not source:
+                source = request.prompt_token_ids
+                prompt = list(source)
+            own = copy.copy(params)
+            own.extra_args = {SEED: request.seed}
+            tokens = prompt
+            if request.sampled_token_ids:
+                assert params.max_tokens is not None
+                own.max_tokens = params.max_tokens - len(request.sampled_token_ids)
+                tokens = [*prompt, *request.sampled_token_ids]
+            detokenizer = None
+            if own.stop:
+                detokenizer = self._detokenizer(_core_request("", prompt, own))
+                # A stop string may begin in what was sampled before.
+                detokenizer.update(list(request.sampled_token_ids), False)
+            self._growing[self._request(tokens, own)] = _Growing(index, detokenizer)
 
-        Returns:
-            N responses in the order of the requests.
+    def step(self) -> list[tuple[int, Generation]]:
+        """One step of the engine; what finished in it, with its index.
 
         Raises:
-            StopRequested: `aborted` was set; the engine is idle again.
             JobError: vLLM gave a request up, or a log-probability is not finite.
         """
-        growing: dict[str, _Growing] = {}
-        done: list[Generation | None] = [None] * len(requests)
-        try:
-            self._add(requests, params, growing)
-            while growing:
-                if aborted.is_set():
-                    raise StopRequested("generation was ended before all responses were finished")
-                for output in self._core.get_output().outputs:
-                    state = growing.get(output.request_id)
-                    if state is None:
-                        continue
-                    generation = self._extend(state, output)
-                    if generation is not None:
-                        del growing[output.request_id]
-                        done[state.index] = generation
-                        if on_finished is not None:
-                            on_finished(state.index, generation)
-        except BaseException:
-            self._give_up(list(growing))
-            raise
-        generations = [generation for generation in done if generation is not None]
-        assert len(generations) == len(requests)
-        return generations
+        finished = []
+        for output in self._core.get_output().outputs:
+            state = self._growing.get(output.request_id)
+            if state is None:
+                continue
+            generation = self._extend(state, output)
+            if generation is not None:
+                del self._growing[output.request_id]
+                finished.append((state.index, generation))
+        return finished
+
+    def interrupt(self) -> None:
+        """Between two steps: drop the KV cache, that of growing requests too; the next step computes it anew."""
+        self._core.reset_prefix_cache(reset_running_requests=True)
+
+    def take_back(self) -> list[tuple[int, Generation]]:
+        """End what still grows, and what was generated of it, by index; the engine is idle then."""
+        taken = sorted(((state.index, state.generation()) for state in self._growing.values()), key=lambda one: one[0])
+        self.give_up()
+        return taken
+
+    def give_up(self) -> None:
+        """Forget what still grows."""
+        names = list(self._growing)
+        self._growing.clear()
+        self._give_up(names)
 
     def score(self, token_lists: Sequence[Sequence[int]], params: VllmSamplingParams) -> list[FloatArray]:
         """Log-probability of each token but the first given those before it: N arrays [length - 1] float32."""
@@ -114,22 +139,6 @@ class StepLoop:
             self._give_up(list(waiting))
             raise
         return [scores[index] for index in range(len(token_lists))]
-
-    def _add(
-        self, requests: Sequence[GenerationRequest], params: VllmSamplingParams, growing: dict[str, _Growing]
-    ) -> None:
-        prompt: list[int] = []
-        source: tuple[int, ...] | None = None
-        for index, request in enumerate(requests):
-            if request.prompt_token_ids is not source:
-                source = request.prompt_token_ids
-                prompt = list(source)
-            own = copy.copy(params)
-            own.seed = request.seed
-            detokenizer = None
-            if own.stop:
-                detokenizer = self._detokenizer(_core_request("", prompt, own))
-            growing[self._request(prompt, own)] = _Growing(index, detokenizer)
 
     def _request(self, prompt: list[int], params: VllmSamplingParams) -> str:
         request_id = str(self._next_id)
@@ -161,10 +170,7 @@ class StepLoop:
             return None
         if reason not in ("stop", "length"):
             raise JobError(f"rollout: vLLM ended request {state.index} with {reason!r}")
-        log_probs = np.array(state.log_probs, dtype=np.float32)
-        if not np.isfinite(log_probs).all():
-            raise JobError(f"rollout: request {state.index} has log-probabilities that are not finite")
-        return Generation(np.array(state.token_ids, dtype=np.int64), log_probs, reason, stop_text)
+        return state.generation(reason, stop_text)
 
     def _give_up(self, request_ids: list[str]) -> None:
         """Abort requests and run the engine until it has forgotten them."""

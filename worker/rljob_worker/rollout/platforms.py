@@ -23,6 +23,7 @@ MERGED = {"additional_config"}
 CPU_KV_CACHE_BYTES = 2**30
 _NZ_OFF = {"weight_nz_mode": 0}
 _NZ_FORCED = "enable_fused_mc2"
+_OWN_SAMPLING = ("enable_reduce_sample", "enable_async_exponential")
 _MOVING_EXPERTS = {"eplb_config", "dynamic_eplb", "expert_map_path"}
 
 
@@ -113,6 +114,11 @@ def _npu_arguments(spec: RLJobSpec) -> dict[str, object]:
         raise UserError(
             "spec.rollout.engineArgs: additional_config: weight_nz_mode must be 0 and enable_fused_mc2 off: the engine "
             "could not take new weights"
+        )
+    if drawing := [name for name in _OWN_SAMPLING if given.get(name)]:
+        raise UserError(
+            f"spec.rollout.engineArgs: additional_config: {', '.join(drawing)}: vllm-ascend's own ways to draw tokens; "
+            "leave it out: RLJob draws them itself, so that a response does not depend on where it is made"
         )
     if moving := sorted(_MOVING_EXPERTS & given.keys()):
         raise UserError(

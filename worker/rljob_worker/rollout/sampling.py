@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rljob_api.spec.rollout import MIN_TEMPERATURE
@@ -59,10 +59,18 @@ def scoring_params() -> VllmSamplingParams:
     return VllmSamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True, detokenize=False)
 
 
-def check_requests(requests: list[GenerationRequest], max_tokens: int, max_length: int, vocab_size: int) -> None:
-    """ValueError for a prompt that is empty, too long for a whole response, or not in the vocabulary."""
+def check_requests(requests: Sequence[GenerationRequest], max_tokens: int, max_length: int, vocab_size: int) -> None:
+    """ValueError for a prompt that is empty, too long for a whole response, or not in the vocabulary.
+
+    And for a response that has all of its tokens already.
+    """
     checked: tuple[int, ...] | None = None
     for index, request in enumerate(requests):
+        if len(request.sampled_token_ids) >= max_tokens:
+            raise ValueError(
+                f"request {index}: {len(request.sampled_token_ids)} tokens were sampled before, and a response has at "
+                f"most {max_tokens}: there is nothing to go on with"
+            )
         prompt = request.prompt_token_ids
         if prompt is checked:
             continue

@@ -20,7 +20,7 @@ def request_seed(job_seed: int, step: int, prompt_index: int, sample_index: int)
         sample_index: index of the sample within its prompt's group.
 
     Returns:
-        An integer in [0, 2**63). Torch's CPU generator keeps the lower 32 bits only; these are hashed too.
+        An integer in [0, 2**63).
     """
     key = f"{job_seed}/{step}/{prompt_index}".encode()
     base = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> (64 - _BITS)

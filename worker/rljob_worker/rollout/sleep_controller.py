@@ -34,6 +34,7 @@ class SleepController(ABC):
         """
         self._engine = engine
         self._drain = drain
+        self._on_workers(WorkerExtension.rljob_prepare)
 
     @abstractmethod
     def after_warm_up(self) -> None:
@@ -105,10 +106,6 @@ class CpuSleepController(SleepController):
 
 class DeviceSleepController(SleepController):
     """vLLM's sleep mode: weights and KV cache lie in pools of their own, which it unmaps and maps again."""
-
-    def __init__(self, engine: LLMEngine, drain: Callable[[], None]) -> None:
-        super().__init__(engine, drain)
-        self._on_workers(DeviceWorkerExtension.rljob_prepare)
 
     def after_warm_up(self) -> None:
         """Nothing: its memory is the engine's own pool."""

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from rljob_worker.rollout.kv_caches import KvCaches, kv_cache_storages
 from rljob_worker.upstream import vllm_types
+from rljob_worker.upstream.vllm_sampler import key_noise
 from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
 
 _MADV_DONTNEED = 4
@@ -24,6 +25,10 @@ class WorkerExtension(WeightLandingExtension):
     """What all kinds of devices have; landing weights comes with the base."""
 
     model_runner: ModelRunner
+
+    def rljob_prepare(self) -> None:
+        """Have the sampler draw by request and position."""
+        key_noise(self.model_runner)
 
     def rljob_device_identity(self) -> str:
         """Identity of this worker's device, as its trainer's."""

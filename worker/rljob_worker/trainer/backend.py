@@ -45,6 +45,16 @@ class UpdateResult:
     """Why nothing was applied: where the first non-finite values were."""
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a saved state was."""
+
+    updates: int
+    """Optimizer updates done so far."""
+    resharded: str = ""
+    """From which parallel layout to which, where they differ."""
+
+
 class TrainerBackend(Protocol):
     """One rank of the model that is trained. All ranks make the same calls in the same order."""
 
@@ -97,11 +107,14 @@ class TrainerBackend(Protocol):
         """Write this rank's state and the number of updates done, synced to disk; works asleep and awake."""
         ...
 
-    def load(self, folder: str) -> int:
-        """Continue from a saved state; returns the updates done so far.
+    def load(self, folder: str) -> Loaded:
+        """Continue from a state that was saved in this parallel layout or another one.
+
+        In another one, weights and optimizer are the saved ones and generators of random numbers are not: they begin
+        as in a new job.
 
         Raises:
-            ValueError: it is another layout's, precision's or model's, or missing or damaged.
+            ValueError: it is another precision's or model's, or missing or damaged.
         """
         ...
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rljob_worker.types import IntArray, TrainBatch
@@ -98,7 +99,7 @@ class MicroBatch:
     rollout_log_probs: Tensor
     """[n] float32."""
     advantages: Tensor
-    """[n] float32, each sample's on all of its tokens."""
+    """[n] float32."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same with its tensors on `device`; itself where they are there."""
@@ -107,40 +108,34 @@ class MicroBatch:
         moved = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "samples"}
         return replace(self, **{name: tensor.to(device) for name, tensor in moved.items()})
 
+    def padded(self, multiple: int) -> MicroBatch:
+        """The same with `input_ids` and `position_ids` of S rounded up to a multiple."""
+        missing = -self.input_ids.shape[1] % multiple
+        positions = F.pad(self.position_ids, (0, missing))
+        return replace(self, input_ids=F.pad(self.input_ids, (0, missing)), position_ids=positions)
+
 
 class PackedBatch:
-    """The samples of a step joined into flat arrays, from which micro-batches are cut without a loop over samples."""
+    """The streams of a step with where each of them and its sampled tokens begin: micro-batches are cut from them
+    without a loop over samples.
+
+    Raises:
+        ValueError: the arrays of the batch do not fit together; says which.
+    """
 
     def __init__(self, batch: TrainBatch) -> None:
-        self.lengths: IntArray = np.fromiter((len(t) for t in batch.tokens), dtype=np.int64, count=len(batch))
-        self.prompts: IntArray = np.asarray(batch.prompt_lengths, dtype=np.int64)
-        self.responses: IntArray = self.lengths - self.prompts
-        self._check(batch)
-        self.tokens: IntArray = np.concatenate(batch.tokens).astype(np.int64, copy=False)
+        _check(batch)
+        self.lengths = batch.lengths
+        self.tokens = batch.tokens
         self.starts: IntArray = np.cumsum(self.lengths) - self.lengths
-        self.rollout = np.concatenate(batch.rollout_log_probs).astype(np.float32, copy=False)
-        self.rollout_starts: IntArray = np.cumsum(self.responses) - self.responses
-        self.advantages = np.asarray(batch.advantages, dtype=np.float32)
-
-    def _check(self, batch: TrainBatch) -> None:
-        count = len(batch)
-        if not count:
-            raise ValueError("the training batch has no samples")
-        for name, size in (
-            ("prompt_lengths", len(batch.prompt_lengths)),
-            ("rollout_log_probs", len(batch.rollout_log_probs)),
-            ("advantages", len(batch.advantages)),
-        ):
-            if size != count:
-                raise ValueError(f"the training batch has {count} samples but {size} entries in {name}")
-        given = np.fromiter((len(r) for r in batch.rollout_log_probs), dtype=np.int64, count=count)
-        wrong = np.flatnonzero((given != self.responses) | (self.prompts < 1))
-        if len(wrong):
-            i = int(wrong[0])
-            raise ValueError(
-                f"sample {i} of the training batch has {self.lengths[i]} tokens, {self.prompts[i]} of them prompt "
-                f"(at least 1), so {self.responses[i]} of response, but {given[i]} rollout log-probabilities"
-            )
+        flat = np.flatnonzero(batch.sampled)
+        first = np.searchsorted(flat, self.starts)
+        self.responses: IntArray = np.append(first[1:], len(flat)) - first
+        self.sampled_starts: IntArray = first
+        self.places: IntArray = flat - np.repeat(self.starts, self.responses)
+        """[n], where in its own stream each sampled token is."""
+        self.rollout = batch.rollout_log_probs
+        self.advantages = batch.advantages
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -158,7 +153,8 @@ class PackedBatch:
         row = np.repeat(np.arange(b), counts)
         first = np.cumsum(counts) - counts
         within = np.arange(len(row)) - first[row]
-        in_sample = self.prompts[samples][row] + within
+        chosen = self.sampled_starts[samples][row] + within
+        in_sample = self.places[chosen]
         return MicroBatch(
             samples=samples,
             input_ids=torch.from_numpy(input_ids),
@@ -167,9 +163,29 @@ class PackedBatch:
             labels=torch.from_numpy(self.tokens[self.starts[samples][row] + in_sample]),
             sequences=torch.from_numpy(row),
             mask=torch.from_numpy(np.arange(max(1, int(counts.max()))) < counts[:, None]),
-            rollout_log_probs=torch.from_numpy(self.rollout[self.rollout_starts[samples][row] + within]),
-            advantages=torch.from_numpy(self.advantages[samples][row]),
+            rollout_log_probs=torch.from_numpy(self.rollout[chosen]),
+            advantages=torch.from_numpy(self.advantages[chosen]),
         )
+
+
+def _check(batch: TrainBatch) -> None:
+    if not len(batch):
+        raise ValueError("the training batch has no samples")
+    total = int(batch.lengths.sum())
+    if int(batch.lengths.min()) < 1 or len(batch.tokens) != total or len(batch.sampled) != total:
+        raise ValueError(
+            f"the training batch has {len(batch)} samples of {total} tokens together (at least 1 each), but "
+            f"{len(batch.tokens)} tokens and {len(batch.sampled)} entries in sampled"
+        )
+    starts = np.cumsum(batch.lengths) - batch.lengths
+    wrong = np.flatnonzero(batch.sampled[starts])
+    if len(wrong):
+        raise ValueError(f"sample {wrong[0]} of the training batch begins with a sampled token: there is no prompt")
+    count = int(batch.sampled.sum())
+    for name in ("rollout_log_probs", "advantages", "versions"):
+        given = len(getattr(batch, name))
+        if given != count:
+            raise ValueError(f"the training batch has {count} sampled tokens but {given} entries in {name}")
 
 
 def _filler() -> MicroBatch:

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rljob_api.spec import RolloutSpec
-from rljob_api.wire.values import block
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, read_hf_config
 from rljob_worker.models.convert import Piece, assemble, local_pieces
 from rljob_worker.models.generation_config import write_generation_config
 from rljob_worker.models.hf_io import save_hf_folder
-from rljob_worker.parallel_layout import ParallelLayout
-from rljob_worker.trainer.megatron.checkpoint import MODEL_PREFIX
+from rljob_worker.trainer.megatron.resharding import MODEL_PREFIX, layout_of
 from rljob_worker.trainer.state_file import StateReader, path_of
 
 
@@ -55,5 +53,4 @@ def _pieces(checkpoint: Path, config: ModelConfig, world_size: int) -> Iterator[
         reader = StateReader(path_of(checkpoint, rank))
         names = [name for name in reader.names if name.startswith(MODEL_PREFIX)]
         shard = {name.removeprefix(MODEL_PREFIX): reader.read(name) for name in names}
-        layout = ParallelLayout.of_coordinates(block(reader.metadata["coordinates"], f"{reader.path}: coordinates"))
-        yield from local_pieces(shard, config, layout)
+        yield from local_pieces(shard, config, layout_of(reader))

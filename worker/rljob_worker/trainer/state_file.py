@@ -98,6 +98,14 @@ class StateReader:
 
     def read(self, name: str) -> Tensor:
         """A tensor of the file."""
+        self._require(name)
+        return self._file.get_tensor(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor of the file, which is not read."""
+        self._require(name)
+        return tuple(self._file.get_slice(name).get_shape())
+
+    def _require(self, name: str) -> None:
         if name not in self.names:
             raise ValueError(f"{self.path}: has no tensor {name}")
-        return self._file.get_tensor(name)

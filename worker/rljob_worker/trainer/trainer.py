@@ -23,13 +23,13 @@ from rljob_worker.memory.ledger import LedgerEntry, MemoryLedger
 from rljob_worker.trainer.backend import TrainerBackend, UpdateResult, build_backend
 from rljob_worker.trainer.batches import PackedBatch, Update, group_by_tokens, plan_step, split_evenly
 from rljob_worker.trainer.checked_file import CheckedFile, damage
-from rljob_worker.trainer.hand_over import HandOver
 from rljob_worker.trainer.learning_rate import learning_rate
 from rljob_worker.trainer.objective import LogProbs, PolicyLoss, mean_over_updates
 from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
 from rljob_worker.trainer.sleeping import MemoryMove
 from rljob_worker.trainer.snapshots import Reference, Snapshot
+from rljob_worker.trainer.weight_sender import WeightSender
 from rljob_worker.types import FloatArray, IntArray, SamplingParams, StepMetrics, TrainBatch, TrainerReport
 
 
@@ -99,7 +99,7 @@ class Trainer:
             notices=self._notices,
         )
         self._backend: TrainerBackend = backend
-        self._hand_over = HandOver(backend, self.spec, self._device, self._sync_folder)
+        self._weight_sender = WeightSender(backend, self.spec, self._device, self._sync_folder)
         needs_reference = self._algorithm.needs_reference(self.spec.algorithm)
         self._reference = Reference(backend.parameters) if needs_reference else None
         self._ledger = MemoryLedger(backend.layout.rank, self._device, backend.memory)
@@ -141,7 +141,7 @@ class Trainer:
 
     def close(self) -> None:
         """Drop the slots and leave the process group."""
-        self._hand_over.close()
+        self._weight_sender.close()
         self._backend.close()
 
     # --- a step -----------------------------------------------------------------------------
@@ -179,8 +179,11 @@ class Trainer:
 
         Raises:
             StopRequested: on all ranks; the weights and the optimizer are as before the step.
+            RuntimeError: tokens of the batch were sampled by weights that this step does not start from or follow.
         """
         with self._computing("train"):
+            if len(batch.versions) and (newest := int(batch.versions.max())) >= version:
+                raise RuntimeError(f"train: tokens were sampled by weights {newest}; the step leads to {version} only")
             updates = self._plan(batch)
             try:
                 results, rates = self._run_updates(updates, sampling)
@@ -204,11 +207,11 @@ class Trainer:
         with self._computing("score"):
             count = len(token_lists)
             packed = PackedBatch(
-                TrainBatch(
-                    tokens=[np.asarray(tokens, dtype=np.int64) for tokens in token_lists],
-                    prompt_lengths=np.ones(count, dtype=np.int64),
-                    rollout_log_probs=[np.zeros(len(tokens) - 1, dtype=np.float32) for tokens in token_lists],
-                    advantages=np.zeros(count, dtype=np.float32),
+                TrainBatch.of_responses(
+                    [np.asarray(tokens, dtype=np.int64) for tokens in token_lists],
+                    np.ones(count, dtype=np.int64),
+                    [np.zeros(len(tokens) - 1, dtype=np.float32) for tokens in token_lists],
+                    np.zeros(count, dtype=np.float32),
                 )
             )
             order = split_evenly(packed.lengths, 1)[0]
@@ -235,7 +238,7 @@ class Trainer:
             WeightSyncError: it failed on some side; names who, the version and the bucket.
         """
         with self._computing("send_weights"):
-            return self._hand_over.send(version, seconds)
+            return self._weight_sender.send(version, seconds)
 
     # --- state ------------------------------------------------------------------------------
 
@@ -244,13 +247,23 @@ class Trainer:
         return self._backend.save(folder, updates=self._updates)
 
     def damage(self, folder: str, files: Sequence[CheckedFile]) -> str:
-        """What is wrong with this rank's part of a checkpoint, whose files are given by rank; empty when nothing is."""
-        return damage(folder, files[self._rank])
+        """What is wrong with this rank's share of a checkpoint's files; empty when nothing is."""
+        found = (damage(folder, file) for file in files[self._rank :: self._world_size])
+        return "; ".join(filter(None, found))
 
-    def load(self, folder: str) -> None:
-        """Continue from a saved state; ValueError when it is another layout's, or missing or damaged."""
+    def load(self, folder: str) -> str:
+        """Continue from a saved state.
+
+        Returns:
+            From which parallel layout to which it was resharded; empty where that is the same.
+
+        Raises:
+            ValueError: it is another precision's or model's, or missing or damaged.
+        """
         self._backend.require_awake("load")
-        self._updates = self._backend.load(folder)
+        loaded = self._backend.load(folder)
+        self._updates = loaded.updates
+        return loaded.resharded
 
     # --- inside -----------------------------------------------------------------------------
 

@@ -16,12 +16,21 @@ if TYPE_CHECKING:
         main_grad: Tensor
         """View of a gradient buffer."""
 
+    class OutputLayer(torch.nn.Module):
+        """Megatron's ColumnParallelLinear over the vocabulary."""
+
+        sequence_parallel: bool
+        """Whether it gathers its input over the tensor-parallel ranks."""
+        allreduce_dgrad: bool
+        """Whether it adds up its input's gradient over them."""
+
     class GptModel(torch.nn.Module):
         """Megatron's GPTModel."""
 
         config: TransformerConfig
         decoder: Decoder
-        output_layer: torch.nn.Module
+        rotary_pos_emb: RotaryEmbedding
+        output_layer: OutputLayer
         """On the last pipeline stage."""
 
         def named_parameters(
@@ -37,9 +46,16 @@ class TransformerConfig(Protocol):
     hidden_size: int
     params_dtype: torch.dtype
     pipeline_model_parallel_size: int
+    sequence_parallel: bool
     calculate_per_token_loss: bool
     variable_seq_lengths: bool
     finalize_model_grads_func: Callable[..., None]
+
+
+class RotaryEmbedding(Protocol):
+    """Positions' angles."""
+
+    inv_freq: Tensor
 
 
 class Decoder(Protocol):
@@ -135,6 +151,15 @@ class OptimizerConfig(Protocol):
         ...
 
 
+class Range(Protocol):
+    """Elements of something flat."""
+
+    @property
+    def start(self) -> int:
+        """The first."""
+        ...
+
+
 class DistributedOptimizer(Protocol):
     """One of the chained ones: for dense parameters or for experts."""
 
@@ -175,6 +200,10 @@ class DistributedOptimizer(Protocol):
 
     def get_parameters(self) -> list[Tensor]:
         """What torch's optimizer updates."""
+        ...
+
+    def _get_model_param_range_map(self, param: Parameter) -> Mapping[str, Range]:
+        """`param`: the elements of the flat parameter that this rank updates."""
         ...
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 if TYPE_CHECKING:
@@ -42,6 +44,34 @@ class Sampler(Protocol):
         ...
 
 
+class SampledRequest(Protocol):
+    """A request in a worker."""
+
+    @property
+    def sampling_params(self) -> Any:
+        """vLLM's `SamplingParams`."""
+        ...
+
+
+class InputBatch(Protocol):
+    """The requests of a step, by row."""
+
+    @property
+    def num_reqs(self) -> int:
+        """Rows that are used."""
+        ...
+
+    @property
+    def req_ids(self) -> Sequence[str]:
+        """Name of each row's request."""
+        ...
+
+    @property
+    def num_tokens_no_spec(self) -> npt.NDArray[np.int32]:
+        """Tokens of each row's request by now, its prompt's included: the position of the next one."""
+        ...
+
+
 class ModelRunner(Protocol):
     """What has a worker's model."""
 
@@ -58,4 +88,14 @@ class ModelRunner(Protocol):
     @property
     def sampler(self) -> Sampler:
         """After the model."""
+        ...
+
+    @property
+    def input_batch(self) -> InputBatch:
+        """Of the running step."""
+        ...
+
+    @property
+    def requests(self) -> Mapping[str, SampledRequest]:
+        """By name."""
         ...

@@ -9,10 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +17,9 @@ import torch
 import xxhash
 
 from rljob_worker.errors import WeightSyncError
-from rljob_worker.host.processes import ProcessIdentity
+from rljob_worker.host import staging_slots
+from rljob_worker.host.staging_slots import SHARED_MEMORY
 from rljob_worker.weightsync.transport import SLOT_COUNT, view_of
-
-SHARED_MEMORY = Path("/dev/shm")
-_NAME = re.compile(r"rljob-(?P<run>[A-Za-z0-9_.]+)-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<started>\d+)-(?P<index>\d+)")
 
 
 class SharedMemory:
@@ -53,10 +48,10 @@ class SharedMemory:
             WeightSyncError: /dev/shm has too little room.
             ValueError: an impossible `run` or size.
         """
-        names = [f"rljob-{run}-{_pid_namespace()}-{ProcessIdentity.own()}-{i}" for i in range(SLOT_COUNT)]
-        if slot_bytes < 1 or not all(_NAME.fullmatch(name) for name in names):
-            raise ValueError(f"slots of run {run!r}, {slot_bytes} bytes: run may hold letters, digits, '_' and '.'")
-        sweep()
+        names = staging_slots.names(run, SLOT_COUNT)
+        if slot_bytes < 1:
+            raise ValueError(f"slots of run {run!r} must hold at least a byte, not {slot_bytes}")
+        staging_slots.sweep()
         made: list[str] = []
         try:
             for name in names:
@@ -108,24 +103,6 @@ class SharedMemory:
                 (SHARED_MEMORY / name).unlink(missing_ok=True)
 
 
-def sweep() -> list[str]:
-    """Remove the slots of owners that are dead; returns their names.
-
-    Slots made in another PID namespace (a container that shares /dev/shm) are left alone: their owners are not to be
-    seen from here.
-    """
-    removed = []
-    for path in SHARED_MEMORY.glob("rljob-*"):
-        match = _NAME.fullmatch(path.name)
-        if match is None or int(match["namespace"]) != _pid_namespace():
-            continue
-        if not ProcessIdentity(int(match["pid"]), match["started"]).alive():
-            with suppress(PermissionError):  # another user's: theirs to remove
-                path.unlink(missing_ok=True)
-                removed.append(path.name)
-    return removed
-
-
 def _allocate(name: str, nbytes: int, made: list[str]) -> None:
     descriptor = os.open(SHARED_MEMORY / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     made.append(name)
@@ -158,10 +135,6 @@ def _map(name: str, nbytes: int) -> torch.Tensor:
         os.close(descriptor)
     # The tensor keeps the mapping alive; the last view that dies unmaps it.
     return torch.frombuffer(mapping, dtype=torch.uint8)
-
-
-def _pid_namespace() -> int:
-    return os.stat("/proc/self/ns/pid").st_ino
 
 
 # Small enough that what was hashed is still in the cache when it is copied.

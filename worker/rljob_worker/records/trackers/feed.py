@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rljob_api
+import rljob_worker
 from rljob_api.wire.names import PRIVATE_VARIABLES
 from rljob_worker.errors import JobError
 from rljob_worker.host.files import write_whole
@@ -30,6 +32,12 @@ _WAITING = 256
 _LOG_CHARACTERS = 2000
 _READ_SECONDS = 1.0
 """For the last answers of a process that has ended."""
+_OURS = [str(Path(str(package.__file__)).parents[1]) for package in (rljob_worker, rljob_api)]
+# Behind the packages of the process's own environment, which may be another one than ours.
+_START = (
+    "import os, runpy, sys; sys.path += sys.argv.pop(1).split(os.pathsep); "
+    "runpy.run_module('rljob_worker.records.trackers.process', run_name='__main__', alter_sys=True)"
+)
 
 
 @dataclass(slots=True)
@@ -94,7 +102,7 @@ class TrackerFeed:
             line = Opening(**opening, folder=str(folder), id=self._known_id()).to_line()
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [python, "-P", "-m", "rljob_worker.records.trackers.process", name, str(seconds)],
+                    [python, "-P", "-c", _START, os.pathsep.join(_OURS), name, str(seconds)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,

@@ -14,6 +14,7 @@ from typing import Any
 from rljob_api import RLJobSpec
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.records.trackers.feed import Delivery, TrackerFeed
+from rljob_worker.records.trackers.packages import python_with
 from rljob_worker.records.trackers.tracker import Row
 
 logger = logging.getLogger(__name__)
@@ -31,11 +32,11 @@ class Trackers:
         spec: the job.
         run: name of the run where a tracker has none.
         on_event: told where each run can be looked at.
-        python: interpreter that has the packages.
+        python: interpreter that has the packages; None: the one of `python_with`.
     """
 
     def __init__(
-        self, run_folder: Path, spec: RLJobSpec, run: str, on_event: Callable[[str], None], python: str = sys.executable
+        self, run_folder: Path, spec: RLJobSpec, run: str, on_event: Callable[[str], None], python: str | None = None
     ) -> None:
         config = config_of(spec)
         self._feeds = [
@@ -54,7 +55,7 @@ class Trackers:
                     },
                     tracker.finish_seconds,
                     on_event,
-                    python,
+                    python or python_with(tracker.name) or sys.executable,
                 ),
             )
             for tracker in spec.records.trackers

@@ -12,7 +12,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_worker.devices import Device
 from rljob_worker.models.convert import Piece, local_pieces
 from rljob_worker.parallel_layout import ParallelLayout
-from rljob_worker.trainer.backend import Compute, UpdateResult
+from rljob_worker.trainer.backend import Compute, Loaded, UpdateResult
 from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.megatron.checkpoint import load_rank, save_rank
@@ -75,8 +75,8 @@ class MegatronBackend:
         """Write this rank's file."""
         return save_rank(self.rank, folder, updates=updates, precision=self._precision)
 
-    def load(self, folder: str) -> int:
-        """Read this rank's file; returns the updates done so far."""
+    def load(self, folder: str) -> Loaded:
+        """Read this rank's file, or its parts of all files of another layout."""
         return load_rank(self.rank, folder, precision=self._precision)
 
     def sleep(self) -> MemoryMove:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rljob_api.wire.values import block, whole
+from rljob_api.wire.values import whole
+from rljob_worker.trainer.backend import Loaded
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.megatron.rank_state import RankState
+from rljob_worker.trainer.megatron.resharding import MODEL_PREFIX, SavedState, layout_of
 from rljob_worker.trainer.state_file import StateReader, path_of, write_state
 
 FORMAT = 1
-MODEL_PREFIX = "model."
 
 
 def save_rank(rank: RankState, folder: str, *, updates: int, precision: str) -> CheckedFile:
@@ -36,38 +37,59 @@ def save_rank(rank: RankState, folder: str, *, updates: int, precision: str) -> 
     )
 
 
-def load_rank(rank: RankState, folder: str, *, precision: str) -> int:
-    """Read this rank's file into the awake model and optimizer; returns the optimizer updates done so far.
+def load_rank(rank: RankState, folder: str, *, precision: str) -> Loaded:
+    """Read a checkpoint into the awake model and optimizer: this rank's file, or its part of all of another layout.
 
     Raises:
-        ValueError: no file, a damaged one, or one of another layout, precision or model; nothing is changed when the
-            layout or the precision differ.
+        ValueError: no file, a damaged one, or one of another precision or model; nothing is changed when the precision
+            differs.
     """
-    reader = StateReader(path_of(folder, rank.layout.rank))
-    _check(reader, rank, precision)
+    own = path_of(folder, rank.layout.rank)
+    reader = StateReader(own if own.is_file() else path_of(folder, 0))
+    _check(reader, precision)
+    updates = whole(reader.metadata["updates"], f"{reader.path}: updates")
+    there = layout_of(reader)
+    if not there.same_cut(rank.layout):
+        _load_resharded(rank, SavedState(folder, rank.config))
+        return Loaded(updates, resharded=f"{there.sizes()}, to {rank.layout.sizes()}")
+    if there != rank.layout:
+        raise ValueError(f"{own}: was saved by rank {there.rank}, or is missing")
     for name, tensor in rank.named_parameters().items():
         reader.read_into(MODEL_PREFIX + name, tensor)
     for name, tensor in _optimizer_tensors(rank).items():
         reader.read_into(name, tensor)
     _set_rng_states(reader, rank)
-    return whole(reader.metadata["updates"], f"{reader.path}: updates")
+    return Loaded(updates)
 
 
-def _check(reader: StateReader, rank: RankState, precision: str) -> None:
+@torch.no_grad()
+def _load_resharded(rank: RankState, saved: SavedState) -> None:
+    parameters = rank.named_parameters()
+    for name, tensor in parameters.items():
+        saved.fill(MODEL_PREFIX, name, tensor, rank.layout)
+    for shard in rank.state.shards:
+        parameter = parameters[shard.name]
+        shard.step.fill_(saved.updates_of(shard.name, parameter, rank.layout))
+        part = slice(shard.start, shard.start + shard.exp_avg.numel())
+        state = torch.zeros(parameter.shape, dtype=torch.float32)
+        for prefix, target in (("exp_avg.", shard.exp_avg), ("exp_avg_sq.", shard.exp_avg_sq)):
+            saved.fill(prefix, shard.name, state, rank.layout)
+            target.copy_(state.flatten()[part])
+        if rank.state.owns_masters:
+            # Rows that only fill up the vocabulary are in no checkpoint.
+            state.copy_(parameter)
+            saved.fill("master.", shard.name, state, rank.layout)
+            shard.master.copy_(state.flatten()[part])
+
+
+def _check(reader: StateReader, precision: str) -> None:
     saved = reader.metadata
     if saved.get("format") != FORMAT:
         raise ValueError(f"{reader.path}: state format {saved.get('format')}, this version reads {FORMAT}")
-    here = rank.layout.coordinates()
-    there = block(saved["coordinates"], f"{reader.path}: coordinates")
-    different = [
-        f"{name} {there.get(name)} there, {value} here" for name, value in here.items() if there.get(name) != value
-    ]
     if saved["precision"] != precision:
-        different.append(f"training.precision {saved['precision']} there, {precision} here")
-    if different:
         raise ValueError(
-            f"{reader.path}: was saved with another parallel layout or precision ({'; '.join(different)}); resume with "
-            "the one of the checkpoint, or export it and start a new job from the export"
+            f"{reader.path}: was saved with another precision (training.precision {saved['precision']} there, "
+            f"{precision} here); resume with that, or export it and start a new job from the export"
         )
 
 

@@ -22,6 +22,8 @@ class Shard:
     """The part of one parameter that this data-parallel rank updates, and its Adam state; flat views."""
 
     name: str
+    start: int
+    """Its first element in the flat parameter."""
     master: Tensor
     """float32; in fp32 training a view of the parameter itself."""
     exp_avg: Tensor
@@ -68,7 +70,7 @@ class OptimizerState:
         for entry, step in zip(self._entries, self._steps, strict=True):
             master = self.flats[2][entry.span] if entry.owned else entry.main.detach()
             exp_avg, exp_avg_sq = (flat[entry.span] for flat in self.flats[:2])
-            self.shards.append(Shard(entry.name, master, exp_avg, exp_avg_sq, step))
+            self.shards.append(Shard(entry.name, entry.start, master, exp_avg, exp_avg_sq, step))
 
     @property
     def owns_masters(self) -> bool:
@@ -107,6 +109,8 @@ class _Entry:
     """A shard as Megatron has it."""
 
     name: str
+    start: int
+    """Its first element in the flat parameter."""
     inner: torch.optim.Optimizer
     main: Tensor
     owned: bool
@@ -127,5 +131,6 @@ def _entries(optimizer: ChainedOptimizer, names: Mapping[Parameter, str]) -> Ite
             for model_group, main_group in zip(models, mains, strict=True):
                 for model_param, main in zip(model_group, main_group, strict=True):
                     end = start + main.numel()
-                    yield _Entry(names[model_param], part.optimizer, main, owned, slice(start, end))
+                    first = part._get_model_param_range_map(model_param)["param"].start
+                    yield _Entry(names[model_param], first, part.optimizer, main, owned, slice(start, end))
                     start = end

@@ -28,6 +28,7 @@ class PipelineRunner:
     def __init__(self, ddp: DistributedDataParallel, layout: ParallelLayout, stop: StopAgreement) -> None:
         from megatron.core.distributed import finalize_model_grads
         from megatron.core.pipeline_parallel import get_forward_backward_func
+        from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
         self._ddp = ddp
         self._layout = layout
@@ -38,8 +39,14 @@ class PipelineRunner:
         self._device = next(ddp.parameters()).device
         self._no_tokens = torch.zeros((), dtype=torch.int, device=self._device)
         model = ddp.module
+        self._sequence_parallel = model.config.sequence_parallel
+        self._gather = gather_from_sequence_parallel_region
         model.config.finalize_model_grads_func = self._finish_gradients
         if layout.last_stage:
+            if self._sequence_parallel:
+                # Positions are gathered before some of them are selected, not by the layer.
+                model.output_layer.sequence_parallel = False
+                model.output_layer.allreduce_dgrad = True
             model.output_layer.register_forward_pre_hook(self._select)
 
     def forward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
@@ -75,6 +82,8 @@ class PipelineRunner:
             return self._nothing(), self._no_loss
         micro_batch = micro_batch.to(self._device)
         self._selected = micro_batch.selected
+        if self._sequence_parallel:
+            micro_batch = micro_batch.padded(self._layout.tp)
         output = model(micro_batch.input_ids, micro_batch.position_ids, None)
 
         def loss_func(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,6 +95,9 @@ class PipelineRunner:
     def _select(self, _module: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         assert self._selected is not None
         hidden, *rest = args
+        if self._sequence_parallel:
+            # The gradient is whole on each rank, which keeps that of its own positions.
+            hidden = self._gather(hidden, tensor_parallel_output_grad=False)
         return (hidden.flatten(0, 1).index_select(0, self._selected).unsqueeze(1), *rest)
 
     def _nothing(self) -> Tensor:

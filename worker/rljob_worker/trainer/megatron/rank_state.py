@@ -100,7 +100,7 @@ def build_rank_state(
     )
     region: Region = nullcontext if memory is None else memory.region
     ddp = wrap_model(model)
-    parameters = move_buffers(ddp, region)
+    parameters = move_buffers(ddp, region, device.empty_cache)
     load_hf_weights(local_pieces(ddp.module, config, layout), model_folder)
     optimizer = build_optimizer(ddp, training, device.process_group_backend)
     offload = training.optimizer.host_offload

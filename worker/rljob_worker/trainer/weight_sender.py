@@ -20,7 +20,7 @@ from rljob_worker.weightsync.plan import build_plan
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
 
-class HandOver:
+class WeightSender:
     """This rank's end of the weight sync, made when the first weights go: all ranks are awake then.
 
     Args:

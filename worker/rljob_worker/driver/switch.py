@@ -1,4 +1,4 @@
-"""The hand-over between training and generation: turns on the devices, and the weights from trainers to engines."""
+"""The switch between training and generation: turns on the devices, and the weights from trainers to engines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MemoryReport(Protocol):
         ...
 
 
-class HandOver:
+class Switch:
     """Lets trainers and engines take turns, and brings the engines to the trainers' weights.
 
     Args:

@@ -1,22 +1,19 @@
-// A stand-in for torch_memory_saver's Ascend build, with the behaviour of its core.cpp at the recorded revision:
-// it keeps no state, a second pause or freeing paused memory ends the process with code 1, and so does short memory.
+// A stand-in for torch_memory_saver's Ascend build over the runtime's own virtual memory, with the behaviour of its core.cpp
+// at the recorded revision: it keeps no state; a second pause, freeing paused memory and short memory end the process.
 #define _GNU_SOURCE
+#include <acl/acl.h>
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/mman.h>
-#include <sys/types.h>
-
-int stub_take(size_t size);
-void stub_give(size_t size);
 
 typedef struct {
-  char *start;
+  void *start;
   size_t size;
-  bool mapped, backup;
+  aclrtDrvMemHandle physical;
+  bool backup;
   char tag[32];
   void *host;
 } Allocation;
@@ -41,24 +38,23 @@ static bool flag(int *value, const char *variable) {
 static bool is_tracking(void) { return flag(&tracking, "TMS_INIT_ENABLE"); }
 
 static void map(Allocation *a) {
-  need(!stub_take(a->size), "aclrtMallocPhysical");
-  mmap(a->start, a->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-  a->mapped = true;
+  aclrtPhysicalMemProp prop = {0};
+  need(!aclrtMallocPhysical(&a->physical, a->size, &prop, 0), "aclrtMallocPhysical");
+  need(!aclrtMapMem(a->start, a->size, 0, a->physical, 0), "aclrtMapMem");
 }
 
 static void unmap(Allocation *a) {
-  need(a->mapped, "aclrtUnmapMem");
-  mmap(a->start, a->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-  stub_give(a->size);
-  a->mapped = false;
+  need(!aclrtUnmapMem(a->start), "aclrtUnmapMem");
+  need(!aclrtFreePhysical(a->physical), "aclrtFreePhysical");
 }
 
 static void *track(size_t size) {
   need(made < 4096, "stub table");
   Allocation *a = &allocations[made++];
+  size = (size + (2 << 20) - 1) >> 21 << 21;
   *a = (Allocation){.size = size, .backup = flag(&backup, "TMS_INIT_ENABLE_CPU_BACKUP")};
   strcpy(a->tag, current_tag);
-  a->start = mmap(0, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  need(!aclrtReserveMemAddress(&a->start, size, 0, 0, 0), "aclrtReserveMemAddress");
   map(a);
   return a->start;
 }
@@ -68,7 +64,7 @@ static bool untrack(void *pointer) {
     Allocation *a = &allocations[i];
     if (a->start != pointer) continue;
     unmap(a);
-    munmap(a->start, a->size);
+    aclrtReleaseMemAddress(a->start);
     free(a->host);
     a->start = 0;
     return true;
@@ -76,68 +72,49 @@ static bool untrack(void *pointer) {
   return false;
 }
 
-#ifdef STUB_PRELOAD
-#ifdef HAVE_aclrtMallocAlign32
-int aclrtMallocAlign32(void **out, size_t size, int policy) {
-  int (*real)(void **, size_t, int) = dlsym(RTLD_NEXT, "aclrtMallocAlign32");
-  if (!is_tracking()) return real(out, size, policy);
+#ifdef PRELOAD
+aclError aclrtMallocAlign32(void **out, size_t size, aclrtMemMallocPolicy policy) {
+  aclError (*real)(void **, size_t, aclrtMemMallocPolicy) = dlsym(RTLD_NEXT, "aclrtMallocAlign32");
+  // Inert: as with a torch_npu that looks the function up past LD_PRELOAD.
+  if (!is_tracking() || getenv("SAVER_INERT")) return real(out, size, policy);
   *out = track(size);
   return 0;
 }
-#endif
-#ifdef HAVE_aclrtFree
-int aclrtFree(void *pointer) {
-  int (*real)(void *) = dlsym(RTLD_NEXT, "aclrtFree");
+aclError aclrtFree(void *pointer) {
+  aclError (*real)(void *) = dlsym(RTLD_NEXT, "aclrtFree");
   return untrack(pointer) ? 0 : real(pointer);
 }
-#endif
 #else
-#ifdef HAVE_tms_torch_malloc
 void *tms_torch_malloc(ssize_t size, int device, void *stream) {
   need(is_tracking(), "only support interesting region");
   return track(size);
 }
-#endif
-#ifdef HAVE_tms_torch_free
 void tms_torch_free(void *pointer, ssize_t size, int device, void *stream) {
   need(is_tracking(), "only support interesting region");
   need(untrack(pointer), "free");
 }
 #endif
-#endif
 
-#ifdef HAVE_tms_set_interesting_region
 void tms_set_interesting_region(bool value) { tracking = value; }
-#endif
-#ifdef HAVE_tms_get_interesting_region
 bool tms_get_interesting_region(void) { return is_tracking(); }
-#endif
-#ifdef HAVE_tms_set_current_tag
 void tms_set_current_tag(const char *tag) {
   need(tag && strlen(tag) < 32, "tag");
   strcpy(current_tag, tag);
 }
-#endif
-#ifdef HAVE_tms_set_enable_cpu_backup
 void tms_set_enable_cpu_backup(bool value) { backup = value; }
-#endif
 
-#ifdef HAVE_tms_pause
 void tms_pause(const char *tag) {
   for (int i = 0; i < made; i++) {
     Allocation *a = &allocations[i];
     if (!a->start || (tag && strcmp(tag, a->tag))) continue;
     if (a->backup) {
-      need(a->mapped, "aclrtMemcpy");
       if (!a->host) a->host = malloc(a->size);
-      memcpy(a->host, a->start, a->size);
+      need(!aclrtMemcpy(a->host, a->size, a->start, a->size, ACL_MEMCPY_DEVICE_TO_HOST), "aclrtMemcpy");
     }
     unmap(a);
   }
 }
-#endif
 
-#ifdef HAVE_tms_resume
 void tms_resume(const char *tag) {
   for (int i = 0; i < made; i++) {
     Allocation *a = &allocations[i];
@@ -145,7 +122,6 @@ void tms_resume(const char *tag) {
     // Resuming what is mapped takes physical memory that nothing gives back, as in the real one.
     map(a);
     if (!a->backup) memset(a->start, 0xEE, a->size);
-    else if (a->host) memcpy(a->start, a->host, a->size);
+    else if (a->host) need(!aclrtMemcpy(a->start, a->size, a->host, a->size, ACL_MEMCPY_HOST_TO_DEVICE), "aclrtMemcpy");
   }
 }
-#endif

@@ -1,0 +1,31 @@
+"""Which process of `make test` takes which file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.lanes import CLUSTER, LONGEST, next_file
+
+REPOSITORY = Path(__file__).parents[2]
+OTHERS = ["tests/api/test_crd.py", "tests/operator/test_a.py"]
+OF_CLUSTER = ["tests/cluster/test_chart.py", "tests/cluster/test_why.py"]
+FILES = [*OTHERS, *reversed(LONGEST), *OF_CLUSTER]
+
+
+def test_the_longest_files_are_there() -> None:
+    assert [file for file in LONGEST if not (REPOSITORY / file).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("process", "first", "last"),
+    [(0, OTHERS[0], LONGEST[-1]), (1, LONGEST[0], OTHERS[-1]), (2, OF_CLUSTER[0], OTHERS[-1])],
+)
+def test_each_begins_elsewhere_and_takes_the_rest_in_the_end(process: int, first: str, last: str) -> None:
+    left, taken = list(FILES), []
+    while (file := next_file(left, process, 3)) is not None:
+        taken.append(file)
+        left.remove(file)
+    assert (taken[0], taken[-1]) == (first, last)
+    assert all(file.startswith(CLUSTER) for file in left)
+    assert (process == 2) == (not left), "the last process alone takes the cluster's"

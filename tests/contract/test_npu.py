@@ -1,0 +1,179 @@
+"""Start-up checks, sleep, wake and sharing on torch_npu's own wheel, over stand-ins for CANN."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cann.build import Cann, build
+from contracts import Kind
+from register import CONTRACTS
+
+HERE = Path(__file__).parent
+Done = subprocess.CompletedProcess[str]
+SCENARIO = [sys.executable, str(HERE / "scenario.py")]
+
+
+@pytest.fixture(scope="session")
+def cann() -> Cann:
+    return build()
+
+
+def environment(cann: Cann, mode: str, **changed: str | None) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    places = [*cann.path, str(HERE.parent / "worker" / "weightsync")]
+    path = os.pathsep.join([*places, *(entry for entry in sys.path if entry and entry != str(HERE))])
+    merged = own | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | cann.environment(mode) | changed
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def run(cann: Cann, name: str, mode: str = "preload", **changed: str | None) -> Done:
+    env = environment(cann, mode, **changed)
+    return subprocess.run([*SCENARIO, name], env=env, capture_output=True, text=True, timeout=300, check=False)
+
+
+def said(done: Done) -> list[str]:
+    """Words of the last line: torch_npu prints a warning to standard output when it is imported."""
+    return (done.stdout.splitlines() or [""])[-1].split()
+
+
+REFUSALS = {
+    "wrong path": ({"LD_PRELOAD": "/nowhere/torch_memory_saver.so"}, "library: found none in /proc/self/maps"),
+    "not enabled": ({"TMS_INIT_ENABLE": None}, "tracking: found TMS_INIT_ENABLE='', main thread not tracked"),
+    "inert": ({"SAVER_INERT": "1"}, "sleep and wake: found 0 bytes given back"),
+}
+"""One of each kind: all faults of the environment are told apart in tests/worker/memory/test_torch_saver.py."""
+UUID = "d0000000-0000-0000-0000-000000000006"
+"""Of device 5."""
+
+
+@pytest.fixture(scope="session")
+def outcomes(cann: Cann) -> Iterator[dict[str, Future[Done]]]:
+    """All scenarios of one process, as many at a time as there are cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        runs = {"cycle preload": pool.submit(run, cann, "cycle", "preload", CALLED="1")}
+        runs |= {"cycle torch": pool.submit(run, cann, "cycle", "torch", NPU_WITHOUT_UUID="1", CALLED="1")}
+        runs |= {name: pool.submit(run, cann, name) for name in ("touch", "cached", "twice", "threads")}
+        # It fills the device's memory twice, and a small one is full sooner.
+        runs["short"] = pool.submit(run, cann, "short", NPU_HBM_BYTES=str(512 * 2**20))
+        runs |= {case: pool.submit(run, cann, "check", **changed) for case, (changed, _) in REFUSALS.items()}
+        yield runs
+
+
+@pytest.mark.parametrize(("mode", "identity"), [("preload", UUID), ("torch", "5")])
+def test_verified_sleep_and_wake(outcomes: dict[str, Future[Done]], mode: str, identity: str) -> None:
+    """The driver of the second one knows no uuid: torch_npu says zeros, and the physical number counts."""
+    done = outcomes[f"cycle {mode}"].result()
+    assert done.returncode == 0, done.stderr
+    assert said(done) == ["identity", f"{socket.gethostname()}:npu:{identity}", "5", "cpu:gloo,npu:hccl"]
+
+
+def test_what_the_register_calls_executed_is_called(outcomes: dict[str, Future[Done]]) -> None:
+    cycles = [outcomes[f"cycle {mode}"].result().stderr for mode in ("preload", "torch")]
+    called = {name for text in cycles for name in text.splitlines()[-1].split()}
+    named = {c.plain for c in CONTRACTS if c.executed and (c.kind is Kind.FUNCTION or c.name.startswith("_npu_"))}
+    # The test of shared tensors calls it, and the one of short memory the limit.
+    assert named - called == {"rebuild_npu_tensor", "set_per_process_memory_fraction"}
+    assert "LD_PRELOAD detected, FunctionLoader prefers RTLD_DEFAULT" in cycles[0]
+
+
+@pytest.mark.parametrize("name", ["touch", "cached"])
+def test_touching_what_sleeps_ends_the_process(outcomes: dict[str, Future[Done]], name: str) -> None:
+    done = outcomes[name].result()
+    assert (done.returncode, said(done)[:1]) == (-signal.SIGSEGV, ["paused"]), done.stderr
+
+
+@pytest.mark.parametrize(("name", "word"), [("short", "alive"), ("threads", "apart")])
+def test_memory_is_refused_by_torch_and_pools_are_of_one_thread(
+    outcomes: dict[str, Future[Done]], name: str, word: str
+) -> None:
+    done = outcomes[name].result()
+    assert (done.returncode, said(done)) == (0, [word]), done.stderr
+
+
+def test_the_library_ends_the_process_when_paused_twice(outcomes: dict[str, Future[Done]]) -> None:
+    """Why MemorySaver stands in front of it."""
+    done = outcomes["twice"].result()
+    assert (done.returncode, said(done)[:1]) == (1, ["paused"]), done.stderr
+    assert "aclrtUnmapMem failed" in done.stderr
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_a_memory_saver_that_would_not_work_is_refused_before_anything_is_built(
+    outcomes: dict[str, Future[Done]], case: str
+) -> None:
+    done = outcomes[case].result()
+    assert done.returncode == 1
+    assert REFUSALS[case][1] in done.stderr, done.stderr
+
+
+def test_a_shared_tensor_crosses_processes_while_the_rest_sleeps(cann: Cann) -> None:
+    """By torch_npu's own reductions: key of the memory, counter in shared memory, event."""
+    producer = subprocess.Popen(
+        [*SCENARIO, "share"],
+        env=environment(cann, "preload"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert producer.stdout is not None
+        line = next((line for line in producer.stdout if line.startswith("{")), "")
+        assert f":npu:{UUID}" in line, producer.communicate()[1]
+        # The engine's process: another list of devices, no memory saver, the same physical device.
+        env = environment(cann, "torch", ASCEND_RT_VISIBLE_DEVICES="5,6")
+        done = subprocess.run(
+            [*SCENARIO, "receive"], env=env, input=line, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert said(done) == ["received"], done.stderr
+        _, errors = producer.communicate("go on\n", timeout=300)
+        assert producer.returncode == 0, errors
+    finally:
+        producer.kill()
+
+
+def test_weights_cross_from_a_trainer_that_sleeps_in_between_to_an_engine(cann: Cann) -> None:
+    """The whole weight sync on the device's own slots: exported once, opened by another process, verified there."""
+    with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
+        shared = {"NPU_FOLDER": folder, "SYNC_FOLDER": folder}
+        engine = {"ASCEND_RT_VISIBLE_DEVICES": "5,6"}
+        with ThreadPoolExecutor() as pool:
+            sent = pool.submit(run, cann, "send", "preload", **shared)
+            landed = pool.submit(run, cann, "land", "torch", **shared, **engine).result()
+        assert (landed.returncode, said(landed)[:1]) == (0, ["landed"]), landed.stderr
+        assert sent.result().returncode == 0, sent.result().stderr
+        assert int(said(sent.result())[1]) > 3, "several buckets, so both slots are used again"
+
+
+def test_the_doctor_tries_what_a_job_does(cann: Cann) -> None:
+    """The steps of `rljob doctor --deep` that need nothing of vLLM and HCCL, and what it says of the hook."""
+    settings = json.dumps({"kind": "npu", "saver": "preload", "devices": ["5"]})
+    for step, mode, found in (
+        ("saver", "preload", "256 MiB slept and woke"),
+        ("checksum", "torch", " GiB/s"),
+        ("sharing", "torch", "256 MiB seen by"),
+    ):
+        answer = doctor(cann, mode, "deep_steps", step, settings)
+        assert '"status": "ok"' in answer
+        assert found in answer
+    for mode, hooked in (("preload", True), ("torch", False)):
+        assert json.loads(doctor(cann, mode, "process").splitlines()[-1])["hooked"] is hooked
+
+
+def doctor(cann: Cann, mode: str, module: str, *arguments: str) -> str:
+    """What a process of the doctor's prints."""
+    command = [sys.executable, "-m", f"rljob_worker.doctor.{module}", *arguments]
+    env = environment(cann, mode)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,73 @@
+"""What is said between those who want a process and those who fork it. Standard library only: Ray's workers load it.
+
+Over a Unix socket: one request with the standard files and, from the server, first the pid and at the end the exit
+status, each on a line. Closing the connection kills the process.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from string import Template
+
+VARIABLE = "RLJOB_TESTS_WARM"
+"""Where the server listens; a driver and its Ray hand it on."""
+DRIVER, TRAINER, ENGINE = "driver", "trainer", "engine"
+ROLES = (DRIVER, TRAINER, ENGINE)
+_PASSED = ("RAY_", "RLJOB_", "PYTEST_", "PYTHONPATH")
+"""Variables that nothing reads while it is imported, or that are seen to after a fork."""
+_LENGTH = struct.Struct("!I")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A process that is wanted."""
+
+    role: str
+    argv: list[str]
+    """The script, or the module after `-m`, and its arguments."""
+    environment: dict[str, str]
+    folder: str
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """Variables that a process must have had from its start. (A driver's reaper ends what carries its mark.)"""
+        return {name: value for name, value in self.environment.items() if not name.startswith(_PASSED)}
+
+    @property
+    def key(self) -> str:
+        """What must be the same in the process that is forked."""
+        return json.dumps([self.role, sorted(self.kept.items())])
+
+
+def send(connection: socket.socket, request: Request, files: Sequence[int]) -> None:
+    """Send a request and open files; the caller closes its own."""
+    content = json.dumps(asdict(request)).encode()
+    socket.send_fds(connection, [_LENGTH.pack(len(content))], list(files))
+    connection.sendall(content)
+
+
+def receive(connection: socket.socket, files: int) -> tuple[Request, list[int]]:
+    """Receive what `send` sent. Raises EOFError."""
+    head, received, _, _ = socket.recv_fds(connection, _LENGTH.size, files)
+    if len(head) < _LENGTH.size:
+        raise EOFError
+    (missing,) = _LENGTH.unpack(head)
+    content = b""
+    while missing > len(content):
+        part = connection.recv(missing - len(content))
+        if not part:
+            raise EOFError
+        content += part
+    return Request(**json.loads(content)), received
+
+
+def with_variables(environment: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
+    """An environment with more variables, in which `$NAME` stands for a variable's value, as Ray does it."""
+    result = dict(environment)
+    for name, value in more.items():
+        result[name] = Template(value).safe_substitute(result)
+    return result

@@ -1,0 +1,41 @@
+"""Takes the place of Ray's `setup_worker.py`: trainers and engines are forked, all other workers start as ever.
+
+This process stays: it is the one that Ray and the driver's reaper know as a child, and when it is killed the worker is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from protocol import ENGINE, TRAINER, VARIABLE, Request, send, with_variables
+
+CONTEXT = "--serialized-runtime-env-context="
+OF_ROLE = {"VLLM_ENABLE_V1_MULTIPROCESSING": ENGINE, "CUDA_DEVICE_MAX_CONNECTIONS": TRAINER}
+
+
+def main(arguments: list[str]) -> int:
+    script = next(index for index, argument in enumerate(arguments) if not argument.startswith("--"))
+    context = next((json.loads(a.removeprefix(CONTEXT)) for a in arguments if a.startswith(CONTEXT)), {})
+    variables = context.get("env_vars", {})
+    roles = [role for variable, role in OF_ROLE.items() if variable in variables]
+    server = os.environ.get(VARIABLE)
+    if server is None or len(roles) != 1 or context.get("command_prefix"):
+        original = str(Path(arguments[script]).with_name("setup_worker.py"))
+        os.execv(sys.executable, [sys.executable, original, *arguments])
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(server)
+    rest = [a for a in arguments[script:] if not a.startswith((CONTEXT, "--language="))]
+    request = Request(roles[0], rest, with_variables(os.environ, variables), os.getcwd())
+    send(connection, request, (0, 1, 2))
+    said = connection.makefile().read().split()
+    return int(said[1]) & 0xFF if len(said) == 2 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,275 @@
+"""Bad paths, files and options of each command: named within 2 s, before anything is started or left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rljob_worker.cli.main import main
+
+ROOT = Path(__file__).parents[3]
+JOB = str(ROOT / "examples" / "quickstart.yaml")
+OLD_RUN = ROOT / "tests" / "worker" / "records" / "old_run"
+CONFIG = {
+    "model_type": "qwen3", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512,
+}  # fmt: skip
+LONG = "a" * 300
+FILES = {
+    "empty.jsonl": b"",
+    "binary.jsonl": b"\xff\xfe{}",
+    "question.jsonl": b'\n{"question": "a", "label": "b"}\n',
+    "late.jsonl": b"[]\n" + b'{"prompt": "a", "label": "b"}\n',
+    "text.parquet": b"no",
+    "text.txt": b"no",
+    "syntax.py": b"x = 1\ndef f(:\n",
+    "scores.py": b"def score(response, label):\n    return 0\n",
+    "syntax.jinja": b"{{ messages }}\n{% for %}",
+    "job.yaml": b"spec: [",
+}
+MODELS: dict[str, object] = {
+    "llama": CONFIG | {"model_type": "llama"},
+    "no type": {},
+    "words": CONFIG | {"num_attention_heads": "four"},
+    "null": CONFIG | {"hidden_size": None},
+    "negative": CONFIG | {"hidden_size": -5},
+    "heads": CONFIG | {"num_attention_heads": 5},
+    "rope": CONFIG | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    "quantized": CONFIG | {"quantization_config": {"bits": 4}},
+    "gelu": CONFIG | {"hidden_act": "gelu"},
+    "list": [],
+    "no weights": CONFIG,
+}
+"""Folders with this config and a tokenizer."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all that the table names; `%` there is this folder."""
+    folder = tmp_path_factory.mktemp("bad")
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content)
+    for name, config in MODELS.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+        (folder / name / "tokenizer.json").write_text("{}")
+    for kind in ("pipe", "device", "folder", "torn"):
+        shutil.copytree(folder / "no weights", folder / f"config {kind}")
+        put(folder / f"config {kind}" / "config.json", kind)
+    for file in ("tokenizer.json", "model.safetensors"):
+        for kind in ("pipe", "device"):
+            shutil.copytree(folder / "no weights", folder / f"{file} {kind}")
+            (folder / f"{file} {kind}" / "model.safetensors").write_bytes(b"x")
+            put(folder / f"{file} {kind}" / file, kind)
+    (folder / "no tokenizer").mkdir()
+    (folder / "no tokenizer" / "config.json").write_text(json.dumps(CONFIG))
+    for name in ("pipe", "pipe.jsonl", "pipe.py", "pipe.jinja", "pipe.yaml"):
+        put(folder / name, "pipe")
+    for name in ("device", "device.jsonl", "device.py", "device.jinja"):
+        put(folder / name, "device")
+    (folder / "nothing").mkdir()
+    (folder / "loop").symlink_to(folder / "loop")
+    shutil.copytree(OLD_RUN, folder / "old")
+    return folder
+
+
+def put(path: Path, kind: str) -> None:
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_text("{")
+
+
+def model(path: str) -> list[str]:
+    return ["--set", "spec.model.random=null", "--set", f"spec.model.path={path}"]
+
+
+def data(path: str) -> list[str]:
+    return ["--set", "spec.data.synthetic=null", "--set", f"spec.data.path={path}"]
+
+
+def template(path: str) -> list[str]:
+    return ["--set", "spec.data.applyChatTemplate=true", "--set", f"spec.data.chat={{templateFile: '{path}'}}"]
+
+
+def reward(path: str) -> list[str]:
+    return ["--set", f"spec.reward={{python: '{path}'}}"]
+
+
+def part(path: str) -> list[str]:
+    return ["--set", f"spec.reward={{parts: [{{name: match}}, {{python: '{path}'}}]}}"]
+
+
+NO_FILE = "is no file, but a pipe, device or folder"
+WANTED = "a folder with config.json, *.safetensors and tokenizer files, or the id of a hub"
+OF_RUN: list[tuple[list[str], str]] = [
+    # --- model ---------------------------------------------------------------------------------------
+    (model("%/nowhere"), f"spec.model.path: %/nowhere does not exist; {WANTED}"),
+    (model("./nowhere"), f"spec.model.path: nowhere does not exist; {WANTED}"),
+    (model("a/b/c"), "spec.model.path: a/b/c does not exist"),
+    (model("%/text.txt"), f"spec.model.path: %/text.txt is a file: {WANTED}"),
+    (model("%/pipe"), "spec.model.path: %/pipe is a pipe or device"),
+    (model(f"/{LONG}"), f"spec.model.path: /{LONG}: File name too long"),
+    (model("%/loop"), "spec.model.path: %/loop: Too many levels of symbolic links"),
+    (model("~nobody-of-this-name/x"), "spec.model.path: ~nobody-of-this-name/x: there is no such user"),
+    (model("%/nothing"), "%/nothing/config.json: no such file; a model folder needs config.json"),
+    (model("%/no tokenizer"), "spec.model.path: %/no tokenizer has no tokenizer: none of tokenizer*"),
+    (model("%/no weights"), "spec.model.path: %/no weights: no weights: there is no *.safetensors file"),
+    (model("%/tokenizer.json pipe"), "%/tokenizer.json pipe/tokenizer.json is a pipe or device"),
+    (model("%/tokenizer.json device"), "%/tokenizer.json device/tokenizer.json is a pipe or device"),
+    (model("%/model.safetensors pipe"), "%/model.safetensors pipe/model.safetensors is a pipe or device"),
+    (model("%/model.safetensors device"), "%/model.safetensors device/model.safetensors is a pipe or device"),
+    # --- data ----------------------------------------------------------------------------------------
+    (data("%/empty.jsonl"), "spec.data.path: %/empty.jsonl is empty: it has no rows"),
+    (data("%/binary.jsonl"), "%/binary.jsonl, line 1: not valid"),
+    (data("%/question.jsonl"), "%/question.jsonl, line 2 (row 0): key 'prompt' (spec.data.promptKey) is absent"),
+    (data("%/late.jsonl"), "%/late.jsonl, line 1: a JSON object is needed, not list"),
+    (data("%/text.parquet"), "spec.data.path: %/text.parquet is not a readable Parquet file: it does not begin"),
+    (data("%/nothing"), "spec.data.path: %/nothing is not a dataset folder written by save_to_disk"),
+    (data("%/loop"), "spec.data.path: %/loop: Too many levels of symbolic links"),
+    (data("~nobody-of-this-name/x.jsonl"), "spec.data.path: ~nobody-of-this-name/x.jsonl: there is no such user"),
+    # --- templates and rewards -----------------------------------------------------------------------
+    (template("/nowhere.jinja"), "spec.data.chat.templateFile: /nowhere.jinja does not exist"),
+    (template("%/pipe.jinja"), "spec.data.chat.templateFile: %/pipe.jinja is not a file"),
+    (template("%/device.jinja"), "spec.data.chat.templateFile: %/device.jinja is not a file"),
+    (template("%/syntax.jinja"), "spec.data.chat.templateFile: %/syntax.jinja, line 2: no chat template: Expected an"),
+    (template("~nobody-of-this-name/x"), "spec.data.chat.templateFile: ~nobody-of-this-name/x: there is no such user"),
+    (reward("%/nowhere.py:score"), "spec.reward.python: %/nowhere.py does not exist"),
+    (reward("./nowhere.py:score"), "spec.reward.python: ./nowhere.py: there is no file"),
+    (reward("%/pipe.py:score"), f"spec.reward.python: %/pipe.py: {NO_FILE}"),
+    (reward("%/device.py:score"), f"spec.reward.python: %/device.py: {NO_FILE}"),
+    (reward("%/syntax.py:f"), "spec.reward.python: %/syntax.py, line 2: no Python: invalid syntax"),
+    (reward("%/scores.py:scores"), "spec.reward.python: %/scores.py has no 'scores'; did you mean score?"),
+    (reward("no_such_package.rewards:score"), "spec.reward.python: there is no module 'no_such_package'"),
+    (part("%/scores.py:scores"), "spec.reward.parts[1].python: %/scores.py has no 'scores'"),
+    # --- folders that are written to -----------------------------------------------------------------
+    (["--set", "spec.checkpoint.path=%/text.txt"], "%/text.txt: cannot be spec.checkpoint.path: %/text.txt is no"),
+    (["--set", "spec.checkpoint.path=%/pipe/x"], "%/pipe/x: cannot be spec.checkpoint.path: %/pipe is no folder"),
+    (["--set", f"spec.checkpoint.path=/{LONG}"], f"/{LONG}: cannot be spec.checkpoint.path: File name too long"),
+    (["--set", "spec.checkpoint.path=%/loop"], "%/loop: cannot be spec.checkpoint.path: Too many levels"),
+    (["--set", "spec.checkpoint.path=/proc/x"], "/proc/x: cannot be spec.checkpoint.path: No such file"),
+    (["--output", f"%/new/{LONG}"], f"%/new/{LONG}: cannot be a run folder: File name too long"),
+    (["--output", "%/" + "b/" * 2000], "cannot be a run folder: a path of 4"),
+    (["--output", "%/text.txt/x"], "%/text.txt/x: cannot be a run folder: %/text.txt is no folder"),
+    (["--output", "%/pipe"], "%/pipe: cannot be a run folder: %/pipe is no folder"),
+    (["--output", "%/loop"], "%/loop: cannot be a run folder: Too many levels of symbolic links"),
+    (["--output", "/proc/x"], "/proc/x: cannot be a run folder: No such file or directory"),
+    (["--output", ""], "argument --output: is empty; name a folder"),
+    # --- options -------------------------------------------------------------------------------------
+    (["--resume"], "--resume: %/run holds no run to continue; leave --resume out to begin one there"),
+    (["--address", "127.0.0.1"], "--address: '127.0.0.1' is no address of a Ray cluster; HOST:PORT is"),
+    (["--address", "a host:1"], "--address: 'a host:1' is no address of a Ray cluster"),
+    (["--address", "localhost:99999"], "--address: 'localhost:99999' is no address of a Ray cluster"),
+    (["--address", "no-such-host.invalid:6379"], "--address: no-such-host.invalid:6379: there is no host no-such-host"),
+    (["--set", "spec.records.trackers=[{name: clearml}]"], "spec.records.trackers[0].name: clearml: its package is"),
+    (["--set", "spec.rollout.engineArgs={max_model_lenn: 5}"], "spec.rollout.engineArgs.max_model_lenn: vLLM has no"),
+    (["--set", "spec.records.httpHost=192.0.2.1"], "cannot listen on 192.0.2.1"),
+    (["--set", f"metadata.name={'a' * 63}"], "is no name for a Ray cluster and its services; allowed: at most 47"),
+]
+OF_CONFIG = [
+    ("config pipe", f"%/config pipe/config.json: cannot be read: {NO_FILE}"),
+    ("config device", f"%/config device/config.json: cannot be read: {NO_FILE}"),
+    ("config folder", f"%/config folder/config.json: cannot be read: {NO_FILE}"),
+    ("config torn", "%/config torn/config.json: not valid JSON"),
+    ("llama", '%/llama/config.json: model_type: "llama": is not built; allowed: qwen2, qwen3, qwen3_moe'),
+    ("no type", "%/no type/config.json: model_type: null: is not built"),
+    ("words", '%/words/config.json: num_attention_heads: "four": is no size'),
+    ("null", "%/null/config.json: hidden_size: null: is no size"),
+    ("negative", "%/negative/config.json: hidden_size: -5: is no size"),
+    ("heads", "%/heads/config.json: num_key_value_heads: 2: does not divide num_attention_heads (5)"),
+    ("rope", "this rope is not built; allowed: rope_type: default"),
+    ("quantized", "%/quantized/config.json: quantization_config: "),
+    ("gelu", '%/gelu/config.json: hidden_act: "gelu": is not built; allowed: silu'),
+    ("list", "%/list/config.json: must hold a JSON object, got list"),
+]
+OF_OTHERS: list[tuple[list[str], str]] = [
+    (["validate", JOB, *model("%/loop")], "spec.model.path: %/loop: Too many levels of symbolic links"),
+    (["validate", JOB, *model(f"/{LONG}")], f"spec.model.path: /{LONG}: File name too long"),
+    (["validate", JOB, *model("~nobody-of-this-name/x")], "spec.model.path: ~nobody-of-this-name/x: there is no such"),
+    (["validate", "%/pipe.yaml"], "%/pipe.yaml: 1 problem\n  is a pipe that was not written to its end within 1.5 s"),
+    (["validate", "%/device"], "%/device: 1 problem\n  is neither a file nor a pipe"),
+    (["validate", "%/loop"], "%/loop: 1 problem\n  cannot be read: [Errno 40]"),
+    (["validate", "%/nothing"], "%/nothing: 1 problem\n  cannot be read: [Errno 21]"),
+    (["validate", LONG], f"{LONG}: 1 problem\n  cannot be read: [Errno 36]"),
+    (["validate", JOB, "--set", ""], "--set : has no '='; allowed: PATH=VALUE"),
+    (["validate", JOB, "--set", "=3"], "--set =3: has no path"),
+    (["validate", JOB, "--set", "spec..steps=3"], "the path is malformed at '..steps'"),
+    (["validate", JOB, "--set", "spec.steps=[[["], "the value is no YAML: line 1, column 4"),
+    (["validate", JOB, "--set", "spec.steps[0]=3"], "spec.steps is no list"),
+    (["validate", JOB, "--set", "spec.rollout.stop[99999999999999999999]=a"], "is beyond its end"),
+    (["plan", JOB, "--device-memory", "0"], "--device-memory: '0' is no amount of memory; write it like 64Gi"),
+    (["plan", JOB, "--device-memory", "1e999"], "--device-memory: '1e999' is no amount of memory"),
+    (["plan", JOB, "--device-memory", "9" * 40 + "Gi"], "is no amount of memory"),
+    (["plan", JOB, "--node-memory", "much"], "--node-memory: 'much' is no amount of memory"),
+    (["plan", JOB, "--model", "%/nowhere"], "%/nowhere/config.json: no such file"),
+    (["plan", JOB, "--model", "%/text.txt"], "%/text.txt/config.json: no such file"),
+    (["plan", JOB, "--model", "%/loop"], "%/loop/config.json: cannot be read: Too many levels of symbolic links"),
+    (["plan", JOB, "--model", "%/config pipe"], f"%/config pipe/config.json: cannot be read: {NO_FILE}"),
+    (["plan", JOB, *model("/nowhere")], "spec.model.path: /nowhere is not on this machine; give a copy of its config"),
+    (["plan", JOB, *model("%/text.txt")], "spec.model.path: %/text.txt is a file"),
+    (["doctor", "%/pipe.yaml"], "is a pipe that was not written to its end"),
+    (["doctor", "--ray", "a host"], "--ray: 'a host' is no address of a Ray cluster"),
+    (["doctor", "--ray", "no-such-host.invalid:1"], "--ray: no-such-host.invalid:1: there is no host"),
+    (["doctor", "--wanted", "{"], "--wanted: 1 validation error"),
+    (["report", ""], "argument DIR: is empty; name a folder"),
+    (["report", LONG], f"{LONG}: File name too long"),
+    (["report", "%/text.txt"], "%/text.txt: there is no such folder"),
+    (["samples", "%/loop"], "%/loop: there is no such folder"),
+    (["samples", "%/old", "--step", "-1"], "no trajectories"),
+    (["samples", "%/old", "--worst", "-3"], "--worst: -3 is not a number of samples"),
+    (["export", "%/nothing", "--to", "%/to"], "%/nothing: not a run folder (it has no run.json)"),
+    (["export", "%/old", "--to", ""], "argument --to: is empty; name a folder"),
+]
+RUN = ["run", JOB, "--output", "%/run"]
+CASES = [([*RUN, *argv], said) for argv, said in OF_RUN]
+CASES += [([*RUN, *model(f"%/{name}")], said) for name, said in OF_CONFIG]
+CASES += [(["plan", JOB, *model(f"%/{name}")], said) for name, said in OF_CONFIG]
+CASES += [(["validate", JOB, *model(f"%/{name}")], said) for name, said in OF_CONFIG]
+CASES += OF_OTHERS
+SLOW = ("driver.run", "planning.memory", "doctor.report", "report.build", "trainer.export")
+"""What imports torch, transformers, Ray or matplotlib."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_slow(monkeypatch: pytest.MonkeyPatch, place: Path) -> Iterator[None]:
+    monkeypatch.chdir(place / "nothing")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(sys, "prefix", str(place))
+    for name in SLOW:
+        monkeypatch.setitem(sys.modules, f"rljob_worker.{name}", None)
+    before = {path.name for path in place.iterdir()}
+    yield
+    assert {path.name for path in place.iterdir()} == before, "left behind"
+
+
+def test_there_are_many() -> None:
+    assert len({tuple(argv) for argv, _ in CASES}) == len(CASES) > 120
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"), CASES, ids=lambda value: " ".join(value)[-60:] if isinstance(value, list) else ""
+)
+def test_it_is_named_at_once(argv: list[str], said: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = time.monotonic()
+    try:
+        code = main([argument.replace("%", str(place)) for argument in argv])
+    except SystemExit as usage:
+        code = usage.code
+    assert time.monotonic() - begun < 2
+    assert code in (1, 2)
+    text = capsys.readouterr().err
+    assert said.replace("%", str(place)) in text
+    assert "Traceback" not in text
+    assert len(text) < 2500 + len(" ".join(argv))

@@ -1,0 +1,99 @@
+"""`rljob audit`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rljob_api.wire.step_record import StepRecord
+    from rljob_worker.driver.checkpoints import Checkpoints
+    from rljob_worker.records.audit import PromptAudit
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-command."""
+    command = commands.add_parser(
+        "audit",
+        help="prove that a run took each prompt once",
+        description="Follow the prompts through a run's step records, over all restarts, and hold them against its "
+        "checkpoints and trajectories: each prompt was trained on, taken by a filter or is open, exactly once. Exit "
+        "code 1 where that is not so, with what is wrong.",
+    )
+    command.add_argument("folder", metavar="DIR", type=Path, help="the run folder")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Audit the run."""
+    from rljob_api.safe_text import visible
+    from rljob_api.wire.exit_codes import ExitCode
+    from rljob_worker.driver.checkpoints import Checkpoints, checkpoint_root
+    from rljob_worker.errors import UserError
+    from rljob_worker.records.audit import audit_prompts
+    from rljob_worker.records.run_files import require_run_folder
+    from rljob_worker.records.steps import read_steps
+
+    folder: Path = arguments.folder
+    root = checkpoint_root(folder, require_run_folder(folder).spec["checkpoint"]["path"])
+    store, unreadable = Checkpoints(root), list[str]()
+    records = read_steps(folder)
+    audit = audit_prompts([*records, *_kept_beside_checkpoint(store, records)])
+    if not audit.steps:
+        raise UserError(f"{folder}: no step whose record says what became of its prompts")
+    checked = _checkpoints(store, audit, unreadable), _samples(folder, audit, unreadable)
+    findings = audit.findings + unreadable
+    for finding in findings:
+        print(visible(finding))
+    print(_conclusion(audit, *checked, len(findings)))
+    return ExitCode.FAILED if findings else ExitCode.OK
+
+
+def _kept_beside_checkpoint(store: Checkpoints, records: list[StepRecord]) -> list[StepRecord]:
+    """The record of a step whose driver died after its checkpoint and before it could write it."""
+    from rljob_api.wire.step_record import StepRecord
+    from rljob_worker.errors import JobError, UserError
+
+    written = max((record.step for record in records), default=0)
+    try:
+        newest = store.latest()
+    except (JobError, UserError):
+        # Said where checkpoints are read one by one.
+        return []
+    if newest is None or newest.record is None or newest.step <= written:
+        return []
+    return [StepRecord.parse_draft(newest.record)]
+
+
+def _checkpoints(store: Checkpoints, audit: PromptAudit, unreadable: list[str]) -> int:
+    from rljob_worker.errors import JobError, UserError
+
+    steps = store.complete_steps()
+    for step in steps:
+        try:
+            audit.check_checkpoint(step, store.read(step).data_cursor)
+        except (JobError, UserError) as error:
+            unreadable.append(str(error))
+    return len(steps)
+
+
+def _samples(folder: Path, audit: PromptAudit, unreadable: list[str]) -> int:
+    from rljob_worker.errors import UserError
+    from rljob_worker.records.trajectories import read_trajectories, trajectory_files
+
+    files = trajectory_files(folder)
+    for step in sorted(files):
+        try:
+            audit.check_samples(*read_trajectories(folder, step))
+        except UserError as error:
+            unreadable.append(str(error))
+    return len(files)
+
+
+def _conclusion(audit: PromptAudit, checkpoints: int, files: int, findings: int) -> str:
+    before = f" after {audit.not_numbered} steps that did not number their prompts" if audit.not_numbered else ""
+    counts = f"{audit.trained} trained, {audit.filtered} filtered, {len(audit.open)} open"
+    with_ = f"{audit.steps} steps{before}, {checkpoints} checkpoints, {files} files of trajectories"
+    verdict = f"{findings} findings" if findings else "each exactly once"
+    return f"{audit.next} prompts: {counts}; {verdict} ({with_})"

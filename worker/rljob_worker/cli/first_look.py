@@ -1,0 +1,55 @@
+"""What of a job's paths can be told wrong at once: the worker's own checks come after imports that take seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rljob_api import RLJob
+from rljob_worker.cli.model_folder import check_model_folder, local_folder
+from rljob_worker.data.chat import read_template
+from rljob_worker.data.sources import check_head, check_path, data_sources, evaluation_sources
+from rljob_worker.driver.checkpoints import Checkpoints
+from rljob_worker.driver.preflight import check_engine_arguments, check_port, check_trackers
+from rljob_worker.driver.run_folder import folder_error
+from rljob_worker.errors import UserError
+from rljob_worker.host.paths import check_writable_folder
+from rljob_worker.records.run_files import read_run
+from rljob_worker.rewards.source_check import check_sources
+
+
+def look_first(job: RLJob, output: Path, resume: str | None) -> None:
+    """Refuse paths of the manifest and the command line that lead nowhere, or to what they should not.
+
+    Raises:
+        UserError: naming field or option.
+        JobError: what may pass: a full or failing disk, a taken port.
+    """
+    spec = job.spec
+    _check_folder(output, "a run folder")
+    if spec.checkpoint.path is not None:
+        _check_folder(Path(spec.checkpoint.path), "spec.checkpoint.path")
+    if resume == "always":
+        _check_resumable(output, spec.checkpoint.path)
+    check_trackers(spec)
+    check_port(spec.records.http_host, spec.records.http_port)
+    check_engine_arguments(list(spec.rollout.engine_args))
+    folder = local_folder(spec.model)
+    if folder is not None:
+        check_model_folder(folder)
+    for field, source in data_sources(spec) + evaluation_sources(spec):
+        check_path(source, field)
+        check_head(source, field)
+        read_template(source, field)
+    check_sources(spec)
+
+
+def _check_folder(path: Path, what: str) -> None:
+    try:
+        check_writable_folder(path)
+    except OSError as error:
+        raise folder_error(error, path, what) from None
+
+
+def _check_resumable(output: Path, checkpoints: str | None) -> None:
+    if read_run(output) is None and not (checkpoints and Checkpoints(Path(checkpoints)).complete_steps()):
+        raise UserError(f"--resume: {output} holds no run to continue; leave --resume out to begin one there")

@@ -1,0 +1,73 @@
+"""A model folder on this machine, as far as it can be judged at once: without torch, transformers and weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rljob_api.problems import Problem
+from rljob_api.rules.model_config import MODEL_TYPES, value_findings
+from rljob_api.spec import ModelSpec
+from rljob_worker.data.hub import is_hub_id
+from rljob_worker.data.tokenizer import TOKENIZER_FILES
+from rljob_worker.errors import UserError
+from rljob_worker.host.paths import home_expanded, what_is_at
+from rljob_worker.models.config import read_hf_config
+
+FIELD = "spec.model.path"
+_WANTED = "a folder with config.json, *.safetensors and tokenizer files, or the id of a hub (owner/name)"
+
+
+def local_folder(model: ModelSpec, elsewhere: str = f"does not exist; {_WANTED} is needed") -> Path | None:
+    """The folder of `model.path`; None where there is nothing of that path here, and it may be a hub's id.
+
+    Args:
+        model: with a path or without.
+        elsewhere: what is said of a path that is not here.
+
+    Raises:
+        UserError: the path leads to something else than a folder, or nowhere.
+    """
+    if model.path is None:
+        return None
+    try:
+        folder = home_expanded(model.path)
+        kind = what_is_at(folder)
+    except OSError as error:
+        raise UserError(f"{FIELD}: {model.path}: {error.strerror}; {_WANTED} is needed") from None
+    if kind == "folder":
+        return folder
+    if kind != "nothing":
+        wrong = "is a file" if kind == "file" else "is a pipe or device"
+        raise UserError(f"{FIELD}: {folder} {wrong}: {_WANTED} is needed")
+    if not is_hub_id(model.path):
+        raise UserError(f"{FIELD}: {folder} {elsewhere}")
+    return None
+
+
+def check_model_folder(folder: Path) -> None:
+    """Refuse a folder that trainers and engines cannot start from, by what is in it and its config.
+
+    Raises:
+        UserError: with the file and what is wrong.
+    """
+    config = folder / "config.json"
+    for problem in config_problems(read_hf_config(folder)):
+        raise UserError(f"{FIELD}: {config}: {problem}")
+    names = {path.name: path for path in folder.iterdir()}
+    if not any(path.match(pattern) for path in names.values() for pattern in TOKENIZER_FILES):
+        raise UserError(f"{FIELD}: {folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
+    if not any(name.endswith(".safetensors") for name in names):
+        raise UserError(f"{FIELD}: {folder}: no weights: there is no *.safetensors file")
+    for name, path in names.items():
+        if name.endswith((".json", ".safetensors", ".txt", ".model", ".jinja")) and what_is_at(path) == "other":
+            raise UserError(f"{FIELD}: {path} is a pipe or device, not a file")
+
+
+def config_problems(config: dict[str, object]) -> list[Problem]:
+    """What RLJob cannot build a model from, by the names in config.json."""
+    if config.get("model_type") not in MODEL_TYPES:
+        return [Problem("model_type", "is not built", ", ".join(MODEL_TYPES), config.get("model_type"))]
+    return [
+        Problem(".".join(map(str, finding.path)), finding.wrong, finding.allowed, config.get(str(finding.path[0])))
+        for finding in value_findings(config)
+    ]
