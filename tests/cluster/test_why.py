@@ -368,7 +368,9 @@ def test_the_token_passes_the_api_servers_proxy(
     labels = {"ray.io/cluster": NAME, "ray.io/node-type": "head"}
     node = kube.list("Node")[0]["metadata"]["name"]
     spec = {"nodeName": node, "hostNetwork": True, "containers": [{"name": "x", "image": "x"}]}
-    meta = {"name": "head", "namespace": namespace, "labels": labels}
+    of_cluster = {"apiVersion": cluster["apiVersion"], "kind": "RayCluster", "name": NAME, "controller": True}
+    owners = [{**of_cluster, "uid": cluster["metadata"]["uid"]}]
+    meta = {"name": "head", "namespace": namespace, "labels": labels, "ownerReferences": owners}
     kube.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
     kube.wait_for("Pod", namespace, "head", lambda pod: pod.get("status", {}).get("podIP") == Network.ADDRESS)
     data = {"token": base64.b64encode(b"driver-token").decode()}
@@ -377,7 +379,6 @@ def test_the_token_passes_the_api_servers_proxy(
     attempt = {"number": 0, "submissionId": "s", "startTime": "2026-01-01T00:00:00Z"}
     status = {"phase": "Running", "attempt": 0, "attempts": [attempt], "progress": {"step": 2}}
     kube.patch("RLJob", namespace, NAME, {"status": status}, "status")
-    assert cluster["metadata"]["name"] == NAME
     assert "The last 1 of 2 step records" in run("status", NAME)
     asked = driver[-1]
     assert "authorization" not in asked

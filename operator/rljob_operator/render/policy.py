@@ -2,7 +2,7 @@
 
 Only what a manifest brings is looked at: what hardware profile and operator add, such as the driver's read-only mounts,
 is the administrator's already. The chart ships the same rules as a ValidatingAdmissionPolicy
-(`templates/job-policy.yaml`); `tests/cluster/test_job_policy.py` holds the two together.
+(`templates/job-policy.yaml`); `tests/cluster/test_admission_policy.py` holds the two together.
 """
 
 from __future__ import annotations

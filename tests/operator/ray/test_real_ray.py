@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 TOKEN = "0123456789abcdef0123456789abcdef"
 START_SECONDS = 90.0
 JOB_SECONDS = 60.0
+CALL_SECONDS = 60.0
 
 
 def free_ports(count: int) -> list[int]:
@@ -110,12 +111,12 @@ def test_submit_follow_and_stop(head: str, request: pytest.FixtureRequest) -> No
 
     async def run() -> None:
         async with aiohttp.ClientSession() as session:
-            ray = RayJobs(session, head, token, 20.0)
+            ray = RayJobs(session, head, token, CALL_SECONDS)
             await answering(ray)
             if token:
                 for wrong, code in ((None, 401), ("x" * 32, 403)):
                     with pytest.raises(NoAnswer) as refused:
-                        await RayJobs(session, head, wrong, 20.0).get("nobody")
+                        await RayJobs(session, head, wrong, CALL_SECONDS).get("nobody")
                     assert refused.value.code == code
             # Ray writes its own first line of the log without a flush: a quick program's output would come before it.
             script = 'sleep 2; for i in $(seq 200); do echo "line $i $WORD"; done; printf "no newline äö"; exit 3'

@@ -268,7 +268,7 @@ def test_neither_variables_nor_tokens_leave_the_driver(tmp_path: Path, monkeypat
         raise OSError(2, "no process in this test")
 
     monkeypatch.setattr(subprocess, "Popen", popen)
-    Trackers(tmp_path, spec_of({"name": "wandb"}), "r", lambda text: None).close(failed=False)
+    Trackers(tmp_path, spec_of({"name": "wandb"}), "r", lambda text: None, sys.executable).close(failed=False)
     assert given
     assert DRIVER_TOKEN_VARIABLE not in given[0]
     assert given[0]["PATH"] == os.environ["PATH"]
