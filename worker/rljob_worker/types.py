@@ -59,13 +59,18 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """When a generation ends although some responses still grow."""
+class Quota:
+    """So many of some groups."""
 
-    groups: int
-    """So many groups are complete, and..."""
-    awaited: frozenset[int] = frozenset()
-    """... these are among them."""
+    least: int
+    among: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """When a generation ends although some responses still grow: when each quota's groups are complete."""
+
+    quotas: tuple[Quota, ...]
 
 
 @dataclass(frozen=True, slots=True)

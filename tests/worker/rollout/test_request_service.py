@@ -13,7 +13,7 @@ import pytest
 
 from rljob_worker.errors import StopRequested
 from rljob_worker.rollout.service import RequestService
-from rljob_worker.types import Cut, Generation, GenerationRequest
+from rljob_worker.types import Cut, Generation, GenerationRequest, Quota
 
 PARAMS: Any = None
 
@@ -108,11 +108,20 @@ def test_a_generation_ends_with_its_last_response(service: RequestService, loop:
 
 
 @pytest.mark.parametrize(
-    ("cut", "steps"), [(Cut(1), 2), (Cut(2), 4), (Cut(1, frozenset({7})), 6), (Cut(3), 6), (Cut(9), 6)]
+    ("quotas", "steps"),
+    [
+        ([(1, {5, 6, 7})], 2),
+        ([(2, {5, 6, 7})], 4),
+        ([(1, {5, 6, 7}), (1, {7})], 6),
+        ([(1, {6, 7})], 4),
+        ([(3, {5, 6, 7})], 6),
+        ([(9, {5, 6, 7})], 6),
+    ],
 )
 def test_a_cut_ends_it_in_the_step_that_completes_enough_groups(
-    service: RequestService, loop: Loop, cut: Cut, steps: int
+    service: RequestService, loop: Loop, quotas: list[tuple[int, set[int]]], steps: int
 ) -> None:
+    cut = Cut(tuple(Quota(least, frozenset(among)) for least, among in quotas))
     requests = [request(1, 5), request(2, 5), request(4, 6), request(3, 6), request(6, 7), request(1, 7)]
     given: list[int] = []
     done = service.run(requests, PARAMS, lambda index, _: given.append(index), cut=cut)

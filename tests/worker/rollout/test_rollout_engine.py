@@ -21,7 +21,7 @@ from transformers import Qwen3ForCausalLM
 from rljob_worker.errors import JobError, StopRequested, WeightSyncError
 from rljob_worker.models.convert import Piece
 from rljob_worker.rollout.reports import EngineSlept
-from rljob_worker.types import Cut, Generation, GenerationRequest, SamplingParams
+from rljob_worker.types import Cut, Generation, GenerationRequest, Quota, SamplingParams
 from rljob_worker.weightsync.plan import build_plan
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
@@ -111,8 +111,9 @@ def test_requests_join_a_running_generation_and_a_cut_ends_it_between_two_steps(
 
     first = sorted(range(8), key=lengths.__getitem__)[:3]
     slow = lengths.index(max(lengths))
-    for cut, steps in ((Cut(3), lengths[first[-1]]), (Cut(1, frozenset({slow})), lengths[slow])):
-        responses = engine.call("generate", requests, sampling, version, cut=cut)
+    any_three, the_slow = Quota(3, frozenset(range(8))), Quota(1, frozenset({slow}))
+    for quotas, steps in (((any_three,), lengths[first[-1]]), ((any_three, the_slow), lengths[slow])):
+        responses = engine.call("generate", requests, sampling, version, cut=Cut(quotas))
         for response, other in zip(responses, expected):
             assert len(response.token_ids) == min(steps, len(other.token_ids))
             assert bool(response.finish_reason) is (len(other.token_ids) <= steps)

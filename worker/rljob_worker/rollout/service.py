@@ -200,4 +200,4 @@ def _is_cut(cut: Cut, groups: list[int], done: dict[int, Generation]) -> bool:
     missing = Counter(groups)
     missing.subtract(groups[index] for index in done)
     complete = {group for group, count in missing.items() if not count}
-    return len(complete) >= cut.groups and cut.awaited <= complete
+    return all(len(quota.among & complete) >= quota.least for quota in cut.quotas)
