@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -220,7 +221,10 @@ def render_file(options: argparse.Namespace, namespace: str) -> None:
 
 def is_file(what: str) -> bool:
     """Whether `render` was given a file rather than the name of a job."""
-    return what == "-" or "/" in what or what.endswith((".yaml", ".yml", ".json")) or Path(what).is_file()
+    if what == "-" or "/" in what or what.endswith((".yaml", ".yml", ".json")):
+        return True
+    # Not Path.is_file: a name that is too long for a file raises there, and a pipe is no file to it.
+    return os.path.exists(what) and not os.path.isdir(what)
 
 
 def _print_rendered(job: JobView, options: argparse.Namespace, attempt: int) -> None:
