@@ -41,7 +41,8 @@ def block_of(packed: torch.Tensor, weight: torch.Tensor) -> int | None:
 def repack(packed: torch.Tensor, weight: torch.Tensor, block: int) -> None:
     """Make `packed` what `pack(weight)` would be, in its own memory; `block` as `block_of` has it."""
     ours, theirs = _same_order(packed, weight, block)
-    ours.copy_(theirs)
+    # As float32, whose strided copies torch vectorizes: twice as fast as int32's, and copies change no bits.
+    ours.view(torch.float32).copy_(theirs.view(torch.float32))
 
 
 def _fits(packed: torch.Tensor, weight: torch.Tensor, block: int) -> bool:
