@@ -74,13 +74,18 @@ class TrainerSide:
         from rljob_worker.models.config import ModelConfig
         from rljob_worker.models.convert import hf_manifest, local_pieces
         from rljob_worker.parallel_layout import ParallelLayout
-        from rljob_worker.weightsync.plan import build_plan
+        from rljob_worker.weightsync.plan import HOST_SLICE_BYTES, build_plan
         from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
         config = ModelConfig.from_hf(model_folder)
         self._pieces = local_pieces(megatron_weights(), config, ParallelLayout())
         plan = build_plan(
-            hf_manifest(config), {0: self._pieces}, dtype=torch.bfloat16, engines=1, bucket_bytes=bucket_bytes
+            hf_manifest(config),
+            {0: self._pieces},
+            dtype=torch.bfloat16,
+            engines=1,
+            bucket_bytes=bucket_bytes,
+            slice_bytes=HOST_SLICE_BYTES,
         )
         self._plan = plan
         self._sender = WeightSyncTrainer(self._pieces, plan, trainer=0, folder=sync_folder)

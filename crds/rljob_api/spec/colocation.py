@@ -14,7 +14,10 @@ class WeightSyncSpec(ApiModel):
     """Handing new weights from trainer to engine."""
 
     bucket_bytes: Annotated[int, Field(ge=4096, le=INT64_MAX, json_schema_extra={"format": "int64"})] = 268435456
-    """Size of one of the two staging slots in bytes; at least the largest indivisible group of tensors."""
+    """Size of one of the two staging slots in bytes; on devices at least the largest indivisible group of tensors.
+
+    In host memory slots have at most 8 MiB, which stay in the cache, and tensors are cut between rows.
+    """
     probe_every_steps: NonNegativeInt = 10
     """Compare engine and trainer log-probabilities of fixed prompts every N steps; 0 switches it off."""
     probe_tolerance: PositiveFloat | None = None

@@ -318,8 +318,9 @@ class _Trainer:
     def __init__(self, network: Any, folder: Path) -> None:
         self._weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
         pieces = [
-            Piece(name, tuple(weight.shape), None, 0, 0, partial(self._weights.__getitem__, name), lambda tensor: None)
+            Piece(name, tuple(weight.shape), None, 0, 0, read, read, lambda tensor: None)
             for name, weight in self._weights.items()
+            for read in [partial(self._weights.__getitem__, name)]
         ]
         manifest = [(name, tuple(weight.shape)) for name, weight in self._weights.items()]
         plan = build_plan(manifest, {0: [piece.place for piece in pieces]}, dtype=torch.float32, engines=2)

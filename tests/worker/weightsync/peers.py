@@ -64,9 +64,11 @@ class Peers:
 
 
 @contextmanager
-def threaded_peers(trainers: int, engines: list[KeepingEngine], weights: Weights | None = None) -> Iterator[Peers]:
+def threaded_peers(
+    trainers: int, engines: list[KeepingEngine], weights: Weights | None = None, slice_bytes: int | None = None
+) -> Iterator[Peers]:
     weights = model_weights(1) if weights is None else weights
-    plan = plan_for(weights, trainers=trainers, engines=len(engines), bucket_bytes=6000)
+    plan = plan_for(weights, trainers=trainers, engines=len(engines), bucket_bytes=6000, slice_bytes=slice_bytes)
     pieces = pieces_for(weights, trainers)
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
         senders = [WeightSyncTrainer(pieces[rank], plan, trainer=rank, folder=folder) for rank in range(trainers)]

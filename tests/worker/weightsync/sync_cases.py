@@ -30,6 +30,9 @@ class TensorPiece(TensorSlice):
     def read(self) -> torch.Tensor:
         return self.whole if self.dim is None else self.whole.narrow(self.dim, self.start, self.length)
 
+    def view(self) -> torch.Tensor:
+        return self.read()
+
 
 def model_weights(seed: int, *, layers: int = 2, hidden: int = 32, dtype: torch.dtype = torch.bfloat16) -> Weights:
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (48, hidden)}
@@ -62,12 +65,21 @@ def pieces_for(weights: Mapping[str, torch.Tensor], trainers: int) -> dict[int, 
     return pieces
 
 
-def plan_for(weights: Weights, *, trainers: int = 1, engines: int = 1, bucket_bytes: int = 8192) -> SyncPlan:
+def plan_for(
+    weights: Weights,
+    *,
+    trainers: int = 1,
+    engines: int = 1,
+    bucket_bytes: int = 8192,
+    slice_bytes: int | None = None,
+) -> SyncPlan:
     pieces = pieces_for(weights, trainers)
     geometries = {rank: [piece.place for piece in held] for rank, held in pieces.items()}
     dtype = next(iter(weights.values())).dtype
     manifest = [(name, tuple(tensor.shape)) for name, tensor in weights.items()]
-    return build_plan(manifest, geometries, dtype=dtype, engines=engines, bucket_bytes=bucket_bytes)
+    return build_plan(
+        manifest, geometries, dtype=dtype, engines=engines, bucket_bytes=bucket_bytes, slice_bytes=slice_bytes
+    )
 
 
 class KeepingEngine:
@@ -101,7 +113,9 @@ class KeepingEngine:
         for tensor in bucket.tensors:
             weight = self._slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
             sums.append([self._slots.checksum(piece.part.of(weight)) for piece in tensor.pieces])
-            self._landing[tensor.name] = weight.clone()
+            landed = self._landing.get(tensor.name, weight[:0])
+            assert tensor.first == len(landed)
+            self._landing[tensor.name] = torch.cat([landed, weight])
         names = [tensor.name for tensor in bucket.tensors]
         return {"names": names, "checksums": sums, "seconds": {"land": 0.0, "repack": 0.0}}
 

@@ -76,6 +76,8 @@ class BrokenPiece:
             raise OSError("the parameter cannot be read")
         return self._piece.read()
 
+    view = read
+
 
 def trainer(pipe: Connection, folder: str, rank: int, ranks: int, engines: int, broken_in: int) -> None:
     """A rank that holds its shard of tensors that are all filled with the version."""

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from sync_cases import Weights, model_weights, pieces_for, plan_for
 
 from rljob_worker.tensor_slice import TensorSlice
-from rljob_worker.weightsync.plan import SyncPlan, build_plan, engine_module
+from rljob_worker.weightsync.plan import SyncPlan, build_plan, engine_module, slot_bytes
+from rljob_worker.weightsync.trainer import _Rank
 
 
 def moe_shapes(layers: int, experts: int, hidden: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -56,22 +57,38 @@ def test_buckets_hold_whole_modules_once_and_without_overlap(
             assert bucket.nbytes <= max(bucket_bytes, 4 * 2**20)
 
 
-@given(trainers=st.integers(1, 5), bucket_bytes=st.integers(1, 40_000), seed=st.integers(0, 3))
-@settings(max_examples=30, deadline=None)
-def test_pieces_put_together_are_the_tensors(trainers: int, bucket_bytes: int, seed: int) -> None:
+@given(
+    trainers=st.integers(1, 5),
+    bucket_bytes=st.integers(1, 40_000),
+    slice_bytes=st.none() | st.integers(1, 5000),
+    seed=st.integers(0, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_pieces_put_together_are_the_tensors(
+    trainers: int, bucket_bytes: int, slice_bytes: int | None, seed: int
+) -> None:
     weights = model_weights(seed)
-    plan = plan_for(weights, trainers=trainers, bucket_bytes=bucket_bytes)
-    held = {
-        (rank, piece.hf_name, piece.start if piece.dim is not None else 0): piece
-        for rank, pieces in pieces_for(weights, trainers).items()
-        for piece in pieces
-    }
+    plan = plan_for(weights, trainers=trainers, bucket_bytes=bucket_bytes, slice_bytes=slice_bytes)
+    ranks = {rank: _Rank(rank, pieces, plan) for rank, pieces in pieces_for(weights, trainers).items()}
+    assembled: Weights = {}
     for bucket in plan.buckets:
         for tensor in bucket.tensors:
             target = torch.full(tensor.shape, math.nan, dtype=torch.bfloat16)
             for piece in tensor.pieces:
-                piece.part.of(target).copy_(held[piece.trainer, tensor.name, piece.part.start].read())
-            assert torch.equal(target, weights[tensor.name])
+                piece.part.of(target).copy_(ranks[piece.trainer].read(tensor, piece))
+            assert not target.isnan().any()
+            assembled[tensor.name] = torch.cat([assembled.get(tensor.name, target[:0]), target])
+            assert tensor.nbytes == target.nbytes
+        assert len({tensor.name for tensor in bucket.tensors}) == len(bucket.tensors)
+        if slice_bytes is not None:
+            assert bucket.nbytes <= slice_bytes or [tensor.shape[0] for tensor in bucket.tensors] == [1]
+    assert list(assembled) == list(plan.names) == list(weights)
+    assert all(torch.equal(assembled[name], weight) for name, weight in weights.items())
+    assert plan.shapes == {name: tuple(weight.shape) for name, weight in weights.items()}
+    assert plan.nbytes == sum(weight.nbytes for weight in weights.values())
+    manifest = [(name, tuple(weight.shape)) for name, weight in weights.items()]
+    expected = slot_bytes(manifest, dtype=torch.bfloat16, bucket_bytes=bucket_bytes, slice_bytes=slice_bytes)
+    assert plan.slot_bytes == expected
 
 
 def test_plan_survives_json_and_says_when_it_differs() -> None:

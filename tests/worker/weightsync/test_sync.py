@@ -29,9 +29,11 @@ def failed_everywhere(peers: Peers, outcomes: dict[str, Any], *messages: str) ->
             assert message in str(outcome)
 
 
-@pytest.mark.parametrize(("trainers", "engines"), [(1, 1), (2, 2), (3, 1)])
-def test_every_engine_gets_every_tensor(trainers: int, engines: int) -> None:
-    with threaded_peers(trainers, [KeepingEngine() for _ in range(engines)]) as peers:
+@pytest.mark.parametrize(
+    ("trainers", "engines", "slice_bytes"), [(1, 1, None), (2, 2, None), (3, 1, None), (1, 1, 1500), (3, 2, 1500)]
+)
+def test_every_engine_gets_every_tensor(trainers: int, engines: int, slice_bytes: int | None) -> None:
+    with threaded_peers(trainers, [KeepingEngine() for _ in range(engines)], slice_bytes=slice_bytes) as peers:
         outcomes = peers.sync(5)
         assert peers.landed_right()
         assert [receiver.version for receiver in peers.receivers] == [5] * engines

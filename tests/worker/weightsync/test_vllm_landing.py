@@ -14,6 +14,7 @@ from vllm.model_executor.model_loader.reload.layerwise import record_metadata_fo
 from rljob_worker.devices import packed_linear
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.weightsync.shared_memory import SharedMemory
+from rljob_worker.weightsync.trainer import _Rank
 from rljob_worker.weightsync.vllm_extension import _Landing
 from rljob_worker.weightsync.vllm_layout import ModelLayout
 
@@ -56,11 +57,13 @@ class Linear(torch.nn.Module):
 class Model(torch.nn.Module):
     """`gate` and `up` are one parameter of the engine; `head` keeps its weight beside what is packed of it."""
 
+    table_kind = Linear
+
     def __init__(self, weights: Weights, *, packed: bool = True) -> None:
         super().__init__()
         self.fused = Linear(2 * ROWS, packed=packed)
         self.head = Linear(ROWS, packed=packed, removes=False)
-        self.table = Linear(VOCABULARY, packed=False, padding=4)
+        self.table = self.table_kind(VOCABULARY, packed=False, padding=4)
         record_metadata_for_reloading(self)
         self.load_weights(weights.items())
         for module in (self.fused, self.head):
@@ -93,36 +96,35 @@ def some_weights(seed: int) -> Weights:
 class Sync:
     """Slots that are filled and landed by this one process."""
 
-    def __init__(self, model: Model, weights: Weights, trainers: int = 2) -> None:
-        self.plan = plan_for(weights, trainers=trainers, bucket_bytes=1)
+    def __init__(self, model: Model, weights: Weights, trainers: int = 2, slice_bytes: int | None = None) -> None:
+        self.plan = plan_for(weights, trainers=trainers, bucket_bytes=slice_bytes or 1, slice_bytes=slice_bytes)
         self.layout = ModelLayout(model, {name: tuple(w.shape) for name, w in weights.items()}, torch.float32)
         self.slots = SharedMemory.create("landing", self.plan.slot_bytes)
         self.trainers = trainers
+        self.buckets = range(len(self.plan.buckets))
 
     def update(self, weights: Weights, *, damage: str = "") -> None:
         landing = _Landing(self.layout, self.plan, self.slots, 1)
-        pieces = {
-            (piece.hf_name, piece.start if piece.dim is not None else 0): piece
-            for held in pieces_for(weights, self.trainers).values()
-            for piece in held
-        }
-        for bucket in self.plan.buckets:
+        ranks = {rank: _Rank(rank, held, self.plan) for rank, held in pieces_for(weights, self.trainers).items()}
+        for bucket in [self.plan.buckets[index] for index in self.buckets]:
             sums = []
             for tensor in bucket.tensors:
                 whole = self.slots.tensor(bucket.index % 2, tensor.offset, torch.float32, tensor.shape)
                 sums.append(
-                    [self.slots.fill(pieces[tensor.name, p.part.start].read(), p.part.of(whole)) for p in tensor.pieces]
+                    [self.slots.fill(ranks[p.trainer].read(tensor, p), p.part.of(whole)) for p in tensor.pieces]
                 )
-                if tensor.name == damage:
+                if tensor.name == damage and tensor.first + len(whole) == self.plan.shapes[damage][0]:
                     whole[-1, -1] += 1
             landing.land({"bucket": bucket.index, "checksums": sums})
         landing.finish(list(self.plan.names), None)
 
 
+# No slices; some of each tensor; a row of each, though a row does not fit.
+@pytest.mark.parametrize("slice_bytes", [None, 9000, 1])
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_model_computes_after_each_sync_what_a_fresh_one_does(packed: bool) -> None:
+def test_a_model_computes_after_each_sync_what_a_fresh_one_does(packed: bool, slice_bytes: int | None) -> None:
     model = Model(some_weights(0), packed=packed)
-    sync = Sync(model, some_weights(0))
+    sync = Sync(model, some_weights(0), slice_bytes=slice_bytes)
     x = torch.randn(5, HIDDEN)
     addresses = []
     try:
@@ -140,10 +142,11 @@ def test_a_model_computes_after_each_sync_what_a_fresh_one_does(packed: bool) ->
         sync.slots.close()
 
 
+@pytest.mark.parametrize("slice_bytes", [None, 9000])
 @pytest.mark.parametrize("name", ["fused.gate_proj.weight", "head.weight", "table.weight"])
-def test_a_bit_that_is_wrong_is_refused_and_the_next_sync_is_right(name: str) -> None:
+def test_a_bit_that_is_wrong_is_refused_and_the_next_sync_is_right(name: str, slice_bytes: int | None) -> None:
     model = Model(some_weights(0))
-    sync = Sync(model, some_weights(0))
+    sync = Sync(model, some_weights(0), slice_bytes=slice_bytes)
     try:
         for seed in (1, 2):
             with pytest.raises(WeightSyncError, match=f"{name}.*checksum"):
@@ -153,6 +156,76 @@ def test_a_bit_that_is_wrong_is_refused_and_the_next_sync_is_right(name: str) ->
             x = torch.randn(5, HIDDEN)
             fresh = Model(some_weights(seed + 5))
             assert all(torch.equal(ours, theirs) for ours, theirs in zip(model(x), fresh(x), strict=True))
+    finally:
+        sync.slots.close()
+
+
+class InterleavedTable(Linear):
+    """Has the checkpoint's even rows before the odd ones."""
+
+    def load(self, parameter: torch.Tensor, weight: torch.Tensor, start: int = 0) -> None:
+        half = len(weight) // 2
+        parameter.data[:half].copy_(weight[::2])
+        parameter.data[half : len(weight)].copy_(weight[1::2])
+        parameter.data[len(weight) :].fill_(0)
+
+
+class ShardOfTable(Linear):
+    """Some rows of the checkpoint's, as on a worker of a tensor-parallel engine."""
+
+    def load(self, parameter: torch.Tensor, weight: torch.Tensor, start: int = 0) -> None:
+        parameter.data[:31].copy_(weight[17:48])
+        parameter.data[31:].fill_(0)
+
+
+class Sharded(Model):
+    table_kind = ShardOfTable
+
+
+@pytest.mark.parametrize(("trainers", "slice_bytes"), [(1, None), (1, 2000), (2, 2000), (3, 1)])
+def test_a_shard_gets_its_rows_from_slices_that_begin_elsewhere(trainers: int, slice_bytes: int | None) -> None:
+    model = Sharded(some_weights(0))
+    sync = Sync(model, some_weights(0), trainers, slice_bytes)
+    x = torch.randn(5, HIDDEN)
+    try:
+        sync.update(some_weights(1))
+        fresh = Sharded(some_weights(1))
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(model(x), fresh(x), strict=True))
+    finally:
+        sync.slots.close()
+
+
+class Interleaved(Model):
+    table_kind = InterleavedTable
+
+
+@pytest.mark.parametrize("slice_bytes", [None, 5000])
+def test_rows_that_go_to_several_places_wait_for_the_whole_tensor(slice_bytes: int | None) -> None:
+    model = Interleaved(some_weights(0))
+    sync = Sync(model, some_weights(0), slice_bytes=slice_bytes)
+    assert sync.layout.taken["table.weight"] is None
+    x = torch.randn(5, HIDDEN)
+    try:
+        with pytest.raises(WeightSyncError, match=r"table\.weight.*checksum"):
+            sync.update(some_weights(1), damage="table.weight")
+        sync.layout.place_back()
+        for seed in (2, 3):
+            sync.update(some_weights(seed))
+            fresh = Interleaved(some_weights(seed))
+            assert all(torch.equal(ours, theirs) for ours, theirs in zip(model(x), fresh(x), strict=True))
+    finally:
+        sync.slots.close()
+
+
+@pytest.mark.parametrize("fault", ["lost", "twice", "swapped"])
+def test_slices_that_are_lost_or_out_of_order_are_refused(fault: str) -> None:
+    model = Model(some_weights(0))
+    sync = Sync(model, some_weights(0), slice_bytes=9000)
+    order = list(range(len(sync.plan.buckets)))
+    sync.buckets = {"lost": order[:-1], "twice": [*order, order[-1]], "swapped": [1, 0, *order[2:]]}[fault]
+    try:
+        with pytest.raises(WeightSyncError, match="3 of 4 tensors have landed" if fault == "lost" else "came after"):
+            sync.update(some_weights(1))
     finally:
         sync.slots.close()
 

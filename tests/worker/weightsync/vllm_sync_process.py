@@ -103,7 +103,10 @@ def run(models: Path, model: str, tensor_parallel: int) -> dict[str, Any]:
     shut_down(fresh)
     engine = make_engine(models / f"{kind}-start", tensor_parallel, dtype, extension)
     before = generate(engine, vocab_size)
-    plan = plan_for(weights, trainers=trainers, bucket_bytes=96 * 1024)
+    # As a job does: cut between rows in host memory, whole modules on devices.
+    slice_bytes = 30 * 1024 if device is None else None
+    plan = plan_for(weights, trainers=trainers, bucket_bytes=96 * 1024, slice_bytes=slice_bytes)
+    assert (slice_bytes is not None) == any(t.shape != plan.shapes[t.name] for b in plan.buckets for t in b.tensors)
     wrong = wrong_plans(engine, weights) if device is None else {}
     damaged: list[int] = []
 
@@ -162,7 +165,7 @@ def wrong_plans(engine: Any, weights: dict[str, torch.Tensor]) -> dict[str, str]
     failures = {}
     for case, tensors in cases.items():
         with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
-            plan = plan_for(tensors, bucket_bytes=96 * 1024)
+            plan = plan_for(tensors, bucket_bytes=96 * 1024, slice_bytes=30 * 1024)
             sender = WeightSyncTrainer(pieces_for(tensors, 1)[0], plan, trainer=0, folder=folder)
             receiver = WeightSyncEngine(
                 lambda method, message, seconds: engine.collective_rpc(

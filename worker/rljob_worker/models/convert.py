@@ -43,6 +43,8 @@ class Piece(TensorSlice):
 
     read: Callable[[], torch.Tensor]
     """The shard in HF layout, in the parameter's dtype; a view of the parameter where the layout allows one."""
+    view: Callable[[], torch.Tensor]
+    """The shard as a view of the parameter, of as many dimensions as that takes; reshaped, it is what `read` gives."""
     write: Callable[[torch.Tensor], None]
     """Store a shard of the same shape into the parameter, casting to its dtype."""
     primary: bool = True
@@ -172,7 +174,7 @@ def _piece(name: str, tensor: torch.Tensor, shard: _Shard, hf_shape: tuple[int, 
     access = _Access(name, tensor, shard.select(tensor.detach()), tuple(shape))
     length = hf_shape[0] if dim is None else part.length
     start = 0 if dim is None else part.start
-    return Piece(shard.hf_name, hf_shape, dim, start, length, access.read, access.write, shard.primary)
+    return Piece(shard.hf_name, hf_shape, dim, start, length, access.read, access.view, access.write, shard.primary)
 
 
 class _Access:
@@ -189,6 +191,10 @@ class _Access:
     def read(self) -> torch.Tensor:
         self._check()
         return self._view.reshape(self._shape) if self._flat is None else self._flat
+
+    def view(self) -> torch.Tensor:
+        self._check()
+        return self._view if self._flat is None else self._flat
 
     def write(self, shard: torch.Tensor) -> None:
         self._check()

@@ -19,7 +19,7 @@ from rljob_worker.planning.communicators import communicator_bytes, engine_group
 from rljob_worker.planning.engine import EngineMemory, engine_memory
 from rljob_worker.planning.job_shape import JobShape, MicroBatch, job_shape, largest_micro_batch
 from rljob_worker.planning.parameters import TrainingState, rank_parameters, training_state
-from rljob_worker.weightsync.plan import largest_module, slot_bytes
+from rljob_worker.weightsync.plan import HOST_SLICE_BYTES, largest_module, slot_bytes
 from rljob_worker.weightsync.transport import SLOT_COUNT
 
 GIB = 2**30
@@ -174,7 +174,12 @@ class _Planner:
         engine_communicators = communicator_bytes(spec, job, engine_groups(model, job))
         runtime = RUNTIME_BYTES[job.kind]
         dtype = _dtype(spec.training.precision)
-        self.slots = SLOT_COUNT * slot_bytes(manifest, dtype=dtype, bucket_bytes=spec.weight_sync.bucket_bytes)
+        self.slots = SLOT_COUNT * slot_bytes(
+            manifest,
+            dtype=dtype,
+            bucket_bytes=spec.weight_sync.bucket_bytes,
+            slice_bytes=HOST_SLICE_BYTES if self._cpu else None,
+        )
         self.engine = engine_memory(
             spec, model, job, device_bytes, engine_communicators + runtime, largest_module(manifest)
         )

@@ -16,7 +16,7 @@ from rljob_worker.tensor_slice import TensorSlice
 from rljob_worker.trainer.backend import TrainerBackend
 from rljob_worker.types import TrainerReport
 from rljob_worker.weightsync.device_ipc import Exchange
-from rljob_worker.weightsync.plan import build_plan
+from rljob_worker.weightsync.plan import HOST_SLICE_BYTES, build_plan
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
 
@@ -75,6 +75,7 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, folde
         dtype=backend.parameters[0].dtype,
         engines=derived.engines_per_node(spec),
         bucket_bytes=spec.weight_sync.bucket_bytes,
+        slice_bytes=None if device.own_memory else HOST_SLICE_BYTES,
     )
     exchange = _exchange(backend, device, neighbours) if device.own_memory else None
     return WeightSyncTrainer(pieces, plan, trainer=layout.rank, folder=folder, exchange=exchange)

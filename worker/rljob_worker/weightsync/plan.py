@@ -19,6 +19,8 @@ from rljob_worker.tensor_slice import Part, TensorSlice
 DEFAULT_BUCKET_BYTES = 256 * 2**20
 _ALIGNMENT = 64
 _SMALLEST_BUCKET = 4 * 2**20
+HOST_SLICE_BYTES = 8 * 2**20
+"""Size of a slot in host memory: what one side has written is still in the cache when the other reads it."""
 # One bucket is filled while another lands, so a sync in few buckets would mostly wait.
 _BUCKETS_PER_SYNC = 8
 
@@ -37,19 +39,42 @@ class PlacedPiece:
 
 @dataclass(frozen=True, slots=True)
 class PlacedTensor:
-    """A whole Hugging Face tensor at its place in a slot."""
+    """A Hugging Face tensor, or some rows of one, at its place in a slot."""
 
     name: str
     shape: tuple[int, ...]
+    """Of what is placed."""
     offset: int
     """Bytes from the start of the slot."""
     nbytes: int
     pieces: tuple[PlacedPiece, ...]
+    """Their parts are of what is placed."""
+    first: int
+    """Index in the tensor of the first row that is placed."""
+
+    def rows_in(self, piece: PlacedPiece, held: Part) -> slice | None:
+        """Which rows of the shard that is the part `held` of the tensor a piece is; None where it is not all there."""
+        if piece.part.dim:
+            return slice(self.first, self.first + self.shape[0]) if piece.part == held else None
+        start, length = (0, self.shape[0]) if piece.part.dim is None else (piece.part.start, piece.part.length)
+        start += self.first - held.start
+        if held.dim or start < 0 or (held.dim == 0 and start + length > held.length):
+            return None
+        return slice(start, start + length)
 
     def report(self, piece: PlacedPiece, dtype: str, checksum: int) -> dict[str, object]:
         """How a trainer reports a piece of it that it wrote."""
-        shape = list(self.shape)
-        return {"name": self.name, "shape": shape, "dtype": dtype, **asdict(piece.part), "checksum": checksum}
+        part = piece.part
+        return {
+            "name": self.name,
+            "first": self.first,
+            "shape": list(self.shape),
+            "dtype": dtype,
+            "dim": part.dim,
+            "start": part.start,
+            "length": part.length,
+            "checksum": checksum,
+        }
 
     def compare(self, expected: Sequence[int], actual: Sequence[int | None], where: str) -> None:
         """WeightSyncError naming the tensor and the piece when a checksum differs; None is of one that did not land."""
@@ -101,7 +126,17 @@ class SyncPlan:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """All tensors, in the order in which they land."""
-        return tuple(tensor.name for bucket in self.buckets for tensor in bucket.tensors)
+        return tuple(self.shapes)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """All tensors -> their whole shapes, in the order in which they land."""
+        rows: dict[str, int] = {}
+        rest: dict[str, tuple[int, ...]] = {}
+        for tensor in (tensor for bucket in self.buckets for tensor in bucket.tensors):
+            rows[tensor.name] = rows.get(tensor.name, 0) + tensor.shape[0]
+            rest[tensor.name] = tensor.shape[1:]
+        return {name: (count, *rest[name]) for name, count in rows.items()}
 
     @cached_property
     def nbytes(self) -> int:
@@ -153,11 +188,13 @@ def build_plan(
     dtype: torch.dtype,
     engines: int,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    slice_bytes: int | None = None,
 ) -> SyncPlan:
     """Lay the tensors out in buckets and divide the writing among the trainers.
 
     A bucket holds whole engine modules, so a slot can be larger than `bucket_bytes` when a module is. Small models get
-    smaller buckets, for filling and landing to overlap.
+    smaller buckets, for filling and landing to overlap. With `slice_bytes`, tensors are cut between rows instead, and
+    no bucket is larger than that or than a row.
 
     Args:
         manifest: name and shape of every tensor of the checkpoint, in checkpoint order.
@@ -165,6 +202,7 @@ def build_plan(
         dtype: of all tensors, in the trainers and on the wire.
         engines: number of engines on the host.
         bucket_bytes: target size of a slot in bytes.
+        slice_bytes: most bytes of a slot; None: whole modules.
 
     Raises:
         ValueError: a tensor that no set of pieces covers exactly once, one that is not in the manifest, or a wrong
@@ -179,22 +217,28 @@ def build_plan(
     covers = _assign(shapes, pieces, dtype.itemsize)
     sizes = _sizes(shapes, dtype)
     buckets: list[Bucket] = []
-    for names in _pack(_modules(shapes), sizes, bucket_bytes):
+    for contents in _pack(shapes, sizes, bucket_bytes, slice_bytes):
         placed, offset = [], 0
-        for name in names:
-            placed.append(PlacedTensor(name, tuple(shapes[name]), offset, sizes[name], covers[name]))
-            offset += _aligned(sizes[name])
+        for rows in contents:
+            shape = (rows.count, *shapes[rows.name][1:])
+            placed_pieces = tuple(_pieces_in(rows, covers[rows.name], shapes[rows.name][0]))
+            placed.append(PlacedTensor(rows.name, shape, offset, rows.nbytes, placed_pieces, rows.first))
+            offset += _aligned(rows.nbytes)
         buckets.append(Bucket(len(buckets), offset, tuple(placed)))
     return SyncPlan(str(dtype).removeprefix("torch."), engines, tuple(buckets))
 
 
 def slot_bytes(
-    manifest: Iterable[tuple[str, tuple[int, ...]]], *, dtype: torch.dtype, bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    manifest: Iterable[tuple[str, tuple[int, ...]]],
+    *,
+    dtype: torch.dtype,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    slice_bytes: int | None = None,
 ) -> int:
     """Size of each slot of the plan that `build_plan` would make."""
     shapes = dict(manifest)
-    sizes = _sizes(shapes, dtype)
-    return max(sum(_aligned(sizes[name]) for name in names) for names in _pack(_modules(shapes), sizes, bucket_bytes))
+    buckets = _pack(shapes, _sizes(shapes, dtype), bucket_bytes, slice_bytes)
+    return max(sum(_aligned(rows.nbytes) for rows in contents) for contents in buckets)
 
 
 def largest_module(manifest: Iterable[tuple[str, tuple[int, ...]]]) -> int:
@@ -218,18 +262,59 @@ def _modules(names: Iterable[str]) -> list[list[str]]:
     return list(modules.values())
 
 
-def _pack(modules: Iterable[list[str]], sizes: Mapping[str, int], bucket_bytes: int) -> Iterator[list[str]]:
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Consecutive rows of a tensor."""
+
+    name: str
+    first: int
+    count: int
+    nbytes: int
+
+
+def _pack(
+    shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int], bucket_bytes: int, slice_bytes: int | None
+) -> Iterator[list[_Rows]]:
     target = min(bucket_bytes, max(_SMALLEST_BUCKET, -(-sum(sizes.values()) // _BUCKETS_PER_SYNC)))
-    bucket: list[str] = []
+    units = [[_Rows(name, 0, shapes[name][0], sizes[name]) for name in names] for names in _modules(shapes)]
+    if slice_bytes is not None:
+        target = min(target, slice_bytes)
+        units = [[rows] for unit in units for whole in unit for rows in _cut(whole, target)]
+    bucket: list[_Rows] = []
     filled = 0
-    for module in modules:
-        size = sum(_aligned(sizes[name]) for name in module)
+    for unit in units:
+        size = sum(_aligned(rows.nbytes) for rows in unit)
         if bucket and filled + size > target:
             yield bucket
             bucket, filled = [], 0
-        bucket += module
+        bucket += unit
         filled += size
     yield bucket
+
+
+def _cut(whole: _Rows, target: int) -> Iterator[_Rows]:
+    """Even slices of at most `target` bytes, or of a row where that has more; two would never fit into one bucket."""
+    row = whole.nbytes // whole.count
+    slices = -(-whole.count // max(1, target // _ALIGNMENT * _ALIGNMENT // row))
+    for index in range(slices):
+        first, end = (whole.count * edge // slices for edge in (index, index + 1))
+        yield _Rows(whole.name, first, end - first, (end - first) * row)
+
+
+def _pieces_in(rows: _Rows, cover: Sequence[PlacedPiece], count: int) -> Iterator[PlacedPiece]:
+    """The pieces of a tensor of so many rows, as parts of some of its rows."""
+    if rows.count == count:
+        yield from cover
+        return
+    for piece in cover:
+        if piece.part.dim != 0:
+            yield piece
+            continue
+        start = max(piece.part.start, rows.first)
+        length = min(piece.part.start + piece.part.length, rows.first + rows.count) - start
+        if length > 0:
+            part = Part() if length == rows.count else Part(0, start - rows.first, length)
+            yield PlacedPiece(piece.trainer, part)
 
 
 def _assign(

@@ -13,6 +13,7 @@ Anything else, in another order or twice, fails the sync.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from rljob_worker.errors import WeightSyncError
@@ -159,7 +160,7 @@ def _check_pieces(
             raise WeightSyncError(f"{where}: {tensor.name} is missing")
         checksum = reported[position].get("checksum")
         wanted = tensor.report(piece, plan.dtype, checksum)
-        for key, value in wanted.items():
+        for key, value in wanted.items() if reported[position] != wanted else ():
             if reported[position].get(key) != value:
                 raise WeightSyncError(
                     f"{where}: {tensor.name}: {key} is {reported[position].get(key)!r}, expected {value!r}"
@@ -195,7 +196,7 @@ class Coverage:
 
     def __init__(self, plan: SyncPlan, version: int) -> None:
         self._plan, self._version = plan, version
-        self._landed: list[str] = []
+        self._landed: list[tuple[str, int]] = []
 
     def landed(self, bucket: Bucket, checksums: Checksums, reports: Sequence[BucketReport]) -> None:
         """Check what the workers say about one bucket.
@@ -230,17 +231,17 @@ class Coverage:
                         f"{where}: {tensor.name}, piece of trainer-{piece.trainer} from {piece.part.start}: no worker "
                         "of the engine took it"
                     )
-        self._landed += names
+        self._landed += [(tensor.name, tensor.first) for tensor in bucket.tensors]
 
     def finish(self) -> None:
-        """Every name of the plan has landed exactly once; else WeightSyncError."""
-        expected = self._plan.names
-        if tuple(self._landed) == expected:
+        """Every slice of the plan has landed exactly once; else WeightSyncError."""
+        expected = [(tensor.name, tensor.first) for bucket in self._plan.buckets for tensor in bucket.tensors]
+        if self._landed == expected:
             return
-        counts = {name: self._landed.count(name) for name in {*expected, *self._landed}}
-        wrong = {name: count for name, count in counts.items() if count != 1 or name not in expected}
-        name, count = next(iter(wrong.items()), ("order of tensors", 0))
-        raise WeightSyncError(f"version {self._version}: {name} landed {count} times; {len(wrong)} tensors are wrong")
+        landed, wanted = Counter(self._landed), Counter(expected)
+        wrong = [(name, landed[name, first]) for name, first in {**wanted, **landed} if landed[name, first] != 1]
+        name, count = wrong[0] if wrong else ("order of tensors", 0)
+        raise WeightSyncError(f"version {self._version}: {name} landed {count} times; {len(wrong)} slices are wrong")
 
 
 def later_version(version: int, last: int | None) -> int:

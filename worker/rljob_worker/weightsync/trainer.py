@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +12,7 @@ import torch
 
 from rljob_worker.devices.threads import half_the_threads
 from rljob_worker.errors import WeightSyncError
-from rljob_worker.tensor_slice import Part, TensorSlice
+from rljob_worker.tensor_slice import TensorSlice
 from rljob_worker.types import TrainerReport
 from rljob_worker.weightsync import mailbox
 from rljob_worker.weightsync.device_ipc import Exchange
@@ -34,6 +33,10 @@ class Piece(Protocol):
 
     def read(self) -> torch.Tensor:
         """The data in HF layout, on the trainer's device."""
+        ...
+
+    def view(self) -> torch.Tensor:
+        """The same as a view of the parameter, whose first dimension may be two."""
         ...
 
 
@@ -80,10 +83,9 @@ class WeightSyncTrainer:
         if exchange is not None:
             self._slots = slots = exchange.make_slots(plan.slot_bytes)
             mailbox.publish_device(folder, exchange.device.identity(), slots.handles())
-        self._rank = _Rank(trainer, _pieces_by_place(pieces))
+        self._rank = _Rank(trainer, pieces, plan)
         if trainer not in plan.trainers:
             return
-        self._rank.check(plan)
         peers = [*map(trainer_name, plan.trainers), *map(engine_name, range(plan.engines))]
         self._mailbox = Mailbox(folder, trainer_name(trainer), peers)
         if trainer == plan.trainers[0]:
@@ -117,7 +119,10 @@ class WeightSyncTrainer:
             mailbox.end_for_all(what, lambda: run.doing, lambda reason: self._abort(version, reason)),
             half_the_threads(),
         ):
-            return run(self._attached_slots(until))
+            try:
+                return run(self._attached_slots(until))
+            finally:
+                self._rank.forget()
 
     def close(self) -> None:
         """Close the sockets and drop the slots; the rank that made them removes them."""
@@ -139,24 +144,47 @@ class WeightSyncTrainer:
         return self._slots
 
 
-@dataclass(frozen=True, slots=True)
 class _Rank:
-    """What a rank holds."""
+    """What a rank sends by a plan.
 
-    number: int
-    pieces: Mapping[tuple[str, Part], Piece]
+    Raises:
+        ValueError: the plan gives it a piece to send that it does not hold.
+    """
 
-    def check(self, plan: SyncPlan) -> None:
-        """ValueError when the plan gives it a piece to send that it does not hold."""
-        for bucket in plan.buckets:
-            for tensor, piece in bucket.pieces_of(self.number):
-                if (tensor.name, piece.part) not in self.pieces:
-                    start = piece.part.start
-                    raise ValueError(f"rank {self.number} has to send {tensor.name} from {start}, but has it not")
+    def __init__(self, number: int, pieces: Sequence[Piece], plan: SyncPlan) -> None:
+        self.number = number
+        held: dict[str, list[Piece]] = {}
+        for piece in pieces:
+            held.setdefault(piece.place.hf_name, []).append(piece)
+        self._sources = {
+            (tensor.name, tensor.first, piece.part): self._source(tensor, piece, held.get(tensor.name, ()))
+            for bucket in plan.buckets
+            for tensor, piece in bucket.pieces_of(number)
+        }
+        self._last: tuple[Piece, torch.Tensor] | None = None
 
     def read(self, tensor: PlacedTensor, piece: PlacedPiece) -> torch.Tensor:
-        """A piece's data."""
-        return self.pieces[tensor.name, piece.part].read()
+        """A piece's data; its first dimension may be two, where the parameter has its rows in groups."""
+        holder, rows = self._sources[tensor.name, tensor.first, piece.part]
+        if rows == slice(0, holder.place.shape[0]):
+            return holder.view()
+        if self._last is None or self._last[0] is not holder:
+            # Some shards are put together to be read, and slices of one follow each other.
+            self._last = (holder, holder.read())
+        return self._last[1][rows]
+
+    def forget(self) -> None:
+        """Drop what was read last: it is no view of the parameter, which will change."""
+        self._last = None
+
+    def _source(self, tensor: PlacedTensor, piece: PlacedPiece, held: Sequence[Piece]) -> tuple[Piece, slice]:
+        for holder in held:
+            rows = tensor.rows_in(piece, holder.place.part)
+            if rows is not None:
+                return holder, rows
+        raise ValueError(
+            f"rank {self.number} has to send {tensor.name} from {tensor.first + piece.part.start}, but has it not"
+        )
 
 
 class _Update:
@@ -251,6 +279,8 @@ class _Update:
         target = piece.part.of(
             self._slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
         )
+        if source.dim() == target.dim() + 1 and len(target) == source.shape[0] * source.shape[1]:
+            target = target.unflatten(0, source.shape[:2])
         if source.shape != target.shape or source.dtype != target.dtype:
             raise WeightSyncError(
                 f"{tensor.name}: the trainer holds {source.dtype} {tuple(source.shape)}, "
@@ -271,8 +301,3 @@ class _Update:
                 self._mailbox.receive(self._version, self._deadline, lambda: f"{what}: {', '.join(blocking())}")
             )
         self._seconds["wait"] += time.perf_counter() - started
-
-
-def _pieces_by_place(pieces: Sequence[Piece]) -> dict[tuple[str, Part], Piece]:
-    places = ((piece.place, piece) for piece in pieces)
-    return {(place.hf_name, place.part): piece for place, piece in places}

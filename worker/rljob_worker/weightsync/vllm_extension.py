@@ -14,6 +14,7 @@ import torch
 from rljob_worker.devices import Device, get_device
 from rljob_worker.devices.threads import half_the_threads
 from rljob_worker.errors import WeightSyncError
+from rljob_worker.tensor_slice import Part
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.patch import Process
 from rljob_worker.upstream.vllm_types import ModelConfig, ModelRunner
@@ -122,7 +123,7 @@ class WeightLandingExtension:
         """Land the tensors of one slot.
 
         Raises:
-            WeightSyncError: a checksum differs, or the bucket has only a part of a module.
+            WeightSyncError: a checksum differs, or rows came out of order.
         """
         return self._open_sync(message["version"]).land(message)
 
@@ -154,9 +155,8 @@ def _plan(message: BeginSync) -> SyncPlan:
 
 
 def _layout(model: Model, plan: SyncPlan, version: int) -> ModelLayout:
-    shapes = {tensor.name: tensor.shape for bucket in plan.buckets for tensor in bucket.tensors}
     try:
-        return ModelLayout(model, shapes, plan.torch_dtype)
+        return ModelLayout(model, plan.shapes, plan.torch_dtype)
     except WeightSyncError as error:
         raise WeightSyncError(f"version {version}: {error}") from error
 
@@ -175,7 +175,13 @@ class _Landing:
     def __init__(self, layout: ModelLayout, plan: SyncPlan, slots: Transport, version: int) -> None:
         self.version = version
         self._layout, self._plan, self._slots = layout, plan, slots
-        self._names: list[str] = []
+        self._rows: dict[str, int] = {}
+        """Tensors -> rows of them that have landed."""
+        self._absent = {module.name: set(module.tensors) for module in layout.modules.values()}
+        """Modules -> tensors that they wait for."""
+        self._begun: set[str] = set()
+        self._staged: dict[str, torch.Tensor] = {}
+        """Tensors of which only some rows are here, and that do not go to one place as they are."""
 
     def give_up(self) -> None:
         """Leave modules that were begun as they can be begun again."""
@@ -186,74 +192,88 @@ class _Landing:
         started = time.perf_counter()
         bucket = self._plan.buckets[message["bucket"]]
         where = f"version {self.version}, bucket {bucket.index}"
-        names = [tensor.name for tensor in bucket.tensors]
-        waiting = {module.name: (module, set(module.tensors)) for module in self._modules(names, where)}
         checksums = []
         repacking = 0.0
         for tensor, expected in zip(bucket.tensors, message["checksums"], strict=True):
-            places = [waiting[name] for name in {copy.module for copy in self._layout.copies[tensor.name]}]
-            for module, absent in places:
-                if len(absent) == len(module.tensors):
+            landed = self._rows.get(tensor.name, 0)
+            if tensor.first != landed:
+                raise WeightSyncError(f"{where}: {tensor.name} from row {tensor.first} came after {landed} rows")
+            modules = [self._layout.modules[name] for name in self._layout.modules_of(tensor.name)]
+            for module in modules:
+                if module.name not in self._begun:
+                    self._begun.add(module.name)
                     module.begin()
             checksums.append(self._land(bucket.index, tensor))
             tensor.compare(expected, checksums[-1], where)
-            packed = time.perf_counter()
-            for module, absent in places:
-                absent.discard(tensor.name)
-                if not absent:
-                    module.complete()
-            repacking += time.perf_counter() - packed
+            self._rows[tensor.name] = landed + tensor.shape[0]
+            if self._rows[tensor.name] == self._plan.shapes[tensor.name][0]:
+                packed = time.perf_counter()
+                self._complete(tensor.name, modules)
+                repacking += time.perf_counter() - packed
         self._slots.settle()
-        self._names += names
         return {
-            "names": names,
+            "names": [tensor.name for tensor in bucket.tensors],
             "checksums": checksums,
             "seconds": {"land": time.perf_counter() - started - repacking, "repack": repacking},
         }
 
-    def _modules(self, names: Sequence[str], where: str) -> list[Module]:
-        """Those that the bucket's tensors go to; WeightSyncError when it has only a part of one."""
-        places = [copy.module for name in names for copy in self._layout.copies[name]]
-        modules = [self._layout.modules[name] for name in dict.fromkeys(places)]
+    def _complete(self, name: str, modules: Sequence[Module]) -> None:
+        """All rows of a tensor are here: of some modules it may have been the last."""
+        staged = self._staged.pop(name, None)
+        if staged is not None:
+            self._layout.copy(name, staged)
+            self._layout.scratch.give_back([staged])
         for module in modules:
-            if absent := module.tensors.difference(names):
-                raise WeightSyncError(f"{where}: {min(absent)} is missing, which belongs to the engine's {module.name}")
-        return modules
+            absent = self._absent[module.name]
+            absent.discard(name)
+            if not absent:
+                module.complete()
 
     def _land(self, bucket: int, tensor: PlacedTensor) -> list[int | None]:
-        """Copy a tensor to its places; the checksum of each of its pieces, None where no part of it is for this worker.
+        """Copy what is in a slot to its places; the checksum of each piece, None where no part is for this worker.
 
         What goes to one place as it is is summed there, in the same pass; of anything else, the slot's bytes are.
         """
-        whole = self._slots.tensor(bucket % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
-        copies = [
-            (copy.source.on(whole), copy.target.on(self._layout.modules[copy.module].parameter(copy.parameter)))
-            for copy in self._layout.copies[tensor.name]
-        ]
-        taken = self._layout.taken.get(tensor.name)
+        here = self._slots.tensor(bucket % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
+        whole = self._plan.shapes[tensor.name]
+        if self._layout.taken.get(tensor.name) is not None:
+            return self._land_in(*self._layout.place(tensor.name, tensor.first, tensor.shape[0]), here, tensor)
+        if tensor.shape != whole and self._layout.copies[tensor.name]:
+            if tensor.name not in self._staged:
+                like = torch.empty(whole, dtype=here.dtype, device="meta")
+                self._staged[tensor.name] = self._layout.scratch.take(like, here.device)
+            target = self._staged[tensor.name].narrow(0, tensor.first, tensor.shape[0])
+            return self._land_in(Part(), target, here, tensor)
+        self._layout.copy(tensor.name, here)
+        return [self._slots.checksum(piece.part.of(here)) for piece in tensor.pieces]
+
+    def _land_in(
+        self, taken: Part | None, target: torch.Tensor, here: torch.Tensor, tensor: PlacedTensor
+    ) -> list[int | None]:
+        """Copy the part `taken` of what is `here` to `target`, which has that part alone; None: nothing is taken."""
         checksums: list[int | None] = []
         landed = True
         for piece in tensor.pieces:
-            if taken is not None and taken.misses(piece.part):
+            if taken is None or taken.misses(piece.part):
                 checksums.append(None)
                 continue
-            target = None if taken is None else taken.place_of(piece.part, copies[0][1])
-            if target is None or target.dtype != whole.dtype:
+            place = taken.place_of(piece.part, target)
+            if place is None or place.dtype != here.dtype:
                 landed = False
-                checksums.append(self._slots.checksum(piece.part.of(whole)))
+                checksums.append(self._slots.checksum(piece.part.of(here)))
             else:
-                checksums.append(self._slots.land(piece.part.of(whole), target))
-        if not landed:
-            for source, target in copies:
-                target.copy_(source)
+                checksums.append(self._slots.land(piece.part.of(here), place))
+        if taken is not None and not landed:
+            target.copy_(taken.of(here))
         return checksums
 
     def finish(self, names: Sequence[str], model_config: ModelConfig) -> int:
         """See `WeightLandingExtension.rljob_finish_sync`; returns the number of tensors."""
-        if self._names != list(names):
-            wrong = next((name for name in names if self._names.count(name) != 1), "order of tensors")
+        landed = [name for name, rows in self._rows.items() if rows == self._plan.shapes[name][0]]
+        if landed != list(names):
+            wrong = next((name for name in names if name not in landed), "order of tensors")
             raise WeightSyncError(
-                f"version {self.version}: {len(self._names)} of {len(names)} tensors have landed; wrong: {wrong}"
+                f"version {self.version}: {len(landed)} of {len(names)} tensors have landed; wrong: {wrong}"
             )
         self._layout.finish(model_config)
-        return len(self._names)
+        return len(landed)

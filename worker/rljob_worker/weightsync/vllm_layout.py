@@ -69,12 +69,12 @@ class Scratch:
     def __init__(self) -> None:
         self._free: list[torch.Tensor] = []
 
-    def take(self, like: torch.Tensor) -> torch.Tensor:
-        """A tensor of the shape, strides and dtype of `like`, with any values."""
+    def take(self, like: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+        """A tensor of the shape, strides and dtype of `like`, with any values; of a device, or torch's default one."""
         for position, tensor in enumerate(self._free):
             if _same_layout(tensor, like):
                 return self._free.pop(position)
-        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
 
     def give_back(self, tensors: list[torch.Tensor]) -> None:
         """Nobody uses them any more."""
@@ -106,6 +106,8 @@ class Module:
     scratch: Scratch = field(default_factory=Scratch)
     taken: list[torch.Tensor] = field(default_factory=list)
     """What it has of the scratch memory."""
+    in_place: bool | None = None
+    """What `lands_in_place` found."""
 
     def parameter(self, name: str) -> torch.Tensor:
         """The one that copies go to now."""
@@ -195,6 +197,11 @@ class Module:
         On CPU, `cpu_linear` is what multiplies, and where it is a plain function of the weight nothing is packed, as on
         CPUs whose instructions oneDNN's packed kernels do not support.
         """
+        if self.in_place is None:
+            self.in_place = self._computes_as_loaded()
+        return self.in_place
+
+    def _computes_as_loaded(self) -> bool:
         for name, current in self.in_use[0].items():
             wanted = self.in_checkpoint.get(name)
             if wanted is None or not _same_layout(wanted, current):
@@ -228,10 +235,11 @@ class ModelLayout:
             self._tied = _check_complete(modules, trace.elements)
         _find_tables(modules.values())
         self.modules = {name: module for name, module in modules.items() if module.tensors}
-        self._scratch = Scratch()
+        self.scratch = Scratch()
         for module in self.modules.values():
-            module.scratch = self._scratch
+            module.scratch = self.scratch
         self.taken = {name: part_of(copies, tuple(tensors[name])) for name, copies in self.copies.items() if copies}
+        """The part of each tensor that goes to one place as it is; None where it does not."""
 
     def holds(self, model: Model) -> bool:
         """Whether `model` still computes with the parameters that were there."""
@@ -240,6 +248,40 @@ class ModelLayout:
             for module in self.modules.values()
             for name, parameter in module.in_use[0].items()
         )
+
+    def modules_of(self, name: str) -> list[str]:
+        """The modules that a tensor goes to."""
+        return list(dict.fromkeys(copy.module for copy in self.copies[name]))
+
+    def copy(self, name: str, whole: torch.Tensor) -> None:
+        """Copy a whole tensor to its places."""
+        for copy in self.copies[name]:
+            self._target(copy).copy_(copy.source.on(whole))
+
+    def place(self, name: str, first: int, count: int) -> tuple[Part | None, torch.Tensor]:
+        """Where some rows of a tensor go that `taken` has a part of: which part of them, and its place.
+
+        Args:
+            name: the tensor.
+            first: index of the first row.
+            count: rows.
+
+        Returns:
+            A part of a tensor of these rows alone, None where none of them is taken; and the memory that has that part.
+        """
+        taken = self.taken[name]
+        assert taken is not None
+        target = self._target(self.copies[name][0])
+        if taken.dim != 0:
+            return taken, target.narrow(0, first, count)
+        start, end = max(taken.start, first), min(taken.start + taken.length, first + count)
+        if start >= end:
+            return None, target
+        part = Part() if end - start == count else Part(0, start - first, end - start)
+        return part, target.narrow(0, start - taken.start, end - start)
+
+    def _target(self, copy: Copy) -> torch.Tensor:
+        return copy.target.on(self.modules[copy.module].parameter(copy.parameter))
 
     def place_back(self) -> None:
         """Give up what an unfinished sync has begun."""
@@ -258,7 +300,7 @@ class ModelLayout:
             if isinstance(layer, (Attention, MLAAttention)):
                 layer.process_weights_after_loading(model_config.dtype)
         if any(parameter.device.type != "cpu" for parameter in self._model.parameters()):
-            self._scratch.drop()  # memory that the KV cache needs
+            self.scratch.drop()  # memory that the KV cache needs
 
 
 @contextmanager
