@@ -1,12 +1,13 @@
-"""`rljob run JOB OUTPUT` with one fault: usage `faulty_run.py JOB OUTPUT '{"do": ..., ...}' [OPTION OF RUN]...`.
+"""`rljob run` with faults: usage `faulty_run.py JOB OUTPUT '{"do": ..., ...}' [OPTION OF RUN]...`; or a list of them.
 
 {"do": "kill", "process": "trainer-0", "phase": "actor_train", "step": 3, "delay": 0.01, "signal": 9}
-    SIGKILL, or the signal given, to the named process (`driver`: this one) so long after the phase of that step began.
-    An event `kill` says in which phase the job was at that instant.
+    SIGKILL, or the signal given, to the named process so long after the phase of that step began (`driver`: this one,
+    `reward`: a scoring process). An event `kill` says in which phase the job was at that instant.
 {"do": "sleep", "before": "wake_up", "step": 2, "seconds": 0.2}
     The driver sleeps before that phase begins, outside every phase.
 {"do": "stall", "phase": "wake_up", "step": 2, "process": "trainer-0"}
-    SIGSTOP to the process as the phase begins.
+    SIGSTOP to the process as the phase begins; with "seconds": 2, SIGCONT so long after
+    it, or the signal of that name in "then".
 {"do": "flip", "phase": "rollout_wake_kv", "step": 2}
     One bit of one weight of engine-0 is flipped as the phase begins, after the weights were landed and verified.
 """
@@ -16,18 +17,21 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import ray
 
 from rljob_worker.cli.main import main
 from rljob_worker.driver import cluster, events, job
+from rljob_worker.rewards.process import ScoringProcess
 
 
-def install(fault: dict[str, Any]) -> None:
+def install(faults: list[dict[str, Any]]) -> None:
     pids = {"driver": os.getpid()}
     start, write_phase = cluster.Cluster.start, events.EventLog.phase
 
@@ -37,32 +41,50 @@ def install(fault: dict[str, Any]) -> None:
         pids.update({p.name: p.pid for p in (*self.trainers, *self.engines) if p.pid is not None})
 
     def phase_begins(self: events.EventLog, name: str) -> None:
-        if fault["step"] == self.step + 1:
+        strikes = []
+        for fault in faults:
+            if fault["step"] != self.step + 1:
+                continue
             if fault["do"] == "sleep" and fault["before"] == name:
                 time.sleep(fault["seconds"])
             elif fault["do"] == "flip" and fault["phase"] == name:
                 ray.get(current["engine"].__ray_call__.remote(flip_one_bit))
             elif fault.get("phase") == name:
-                write_phase(self, name)
-                threading.Thread(target=strike, args=(self, pids[fault["process"]]), daemon=True).start()
-                return
+                strikes.append(fault)
         write_phase(self, name)
+        for fault in strikes:
+            threading.Thread(target=strike, args=(self, fault), daemon=True).start()
 
-    def strike(log: events.EventLog, pid: int) -> None:
+    def strike(log: events.EventLog, fault: dict[str, Any]) -> None:
+        pid = scoring_process() if fault["process"] == "reward" else pids[fault["process"]]
         time.sleep(fault.get("delay", 0.0))
+        if "seconds" in fault:
+            # From outside: a driver that is stopped can wake nobody.
+            wake = f"sleep {fault['seconds']}; kill -{fault.get('then', 'CONT')} {pid}"
+            subprocess.Popen(["/bin/sh", "-c", wake], start_new_session=True, stdout=subprocess.DEVNULL)
         log.write("kill", process=fault["process"], pid=pid, alive=current["clock"].current)
         os.kill(pid, signal.SIGSTOP if fault["do"] == "stall" else fault.get("signal", signal.SIGKILL))
 
+    def scoring_process() -> int:
+        """A child of the keeper that was started last."""
+        keeper = current["reward"].popen.pid
+        return int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
+
     current: dict[str, Any] = {}
-    initialise = job.Job.__init__
+    initialise, begin_scoring = job.Job.__init__, ScoringProcess.__init__
 
     def keep_clock(self: job.Job, *arguments: Any, **named: Any) -> None:
         initialise(self, *arguments, **named)
         current["clock"] = self.clock
 
+    def keep_process(self: ScoringProcess, *arguments: Any) -> None:
+        begin_scoring(self, *arguments)
+        current["reward"] = self
+
     cluster.Cluster.start = started  # type: ignore[method-assign]
     events.EventLog.phase = phase_begins  # type: ignore[method-assign]
     job.Job.__init__ = keep_clock  # type: ignore[method-assign]
+    ScoringProcess.__init__ = keep_process  # type: ignore[method-assign]
 
 
 def flip_one_bit(actor: Any) -> None:
@@ -78,5 +100,6 @@ def flip_one_bit(actor: Any) -> None:
 
 
 if __name__ == "__main__":
-    install(json.loads(sys.argv[3]))
+    given = json.loads(sys.argv[3])
+    install(given if isinstance(given, list) else [given])
     sys.exit(main(["run", sys.argv[1], "--output", sys.argv[2], *sys.argv[4:]]))

@@ -60,9 +60,11 @@ def start(*arguments: str | Path, environment: dict[str, str] | None = None, col
     return _start(["-m", "rljob_worker.cli.main", *map(str, arguments)], environment or {}, cold)
 
 
-def start_faulty(job: Path, output: Path, fault: dict[str, Any], *options: str, cold: bool = False) -> Started:
-    """`rljob run` in which `faulty_run.py` makes one thing go wrong."""
-    return _start([str(FAULTY_RUN), str(job), str(output), json.dumps(fault), *options], {}, cold)
+def start_faulty(
+    job: Path, output: Path, faults: dict[str, Any] | list[dict[str, Any]], *options: str, cold: bool = False
+) -> Started:
+    """`rljob run` in which `faulty_run.py` makes one thing, or several, go wrong."""
+    return _start([str(FAULTY_RUN), str(job), str(output), json.dumps(faults), *options], {}, cold)
 
 
 def _start(arguments: list[str], environment: dict[str, str], cold: bool) -> Started:

@@ -187,21 +187,6 @@ def test_time_between_phases_is_other(tmp_path: Path) -> None:
     assert records[2]["phases"]["wake_up"] < 0.1
 
 
-def test_stalled_process_ends_the_job_with_the_phase_name(tmp_path: Path) -> None:
-    job = manifest(
-        tmp_path, timeouts={"startSeconds": 240, "phaseSeconds": 60, "phases": {"wake_up": 3, "actor_train": 5}}
-    )
-    fault = {"do": "stall", "process": "trainer-0", "phase": "wake_up", "step": 2}
-    process = start_faulty(job, tmp_path / "run", fault)
-    code, output = finish(process)
-    # The signal may arrive after the call was answered; then the next phase finds the process stalled.
-    assert code == ExitCode.DEADLINE, output
-    assert "trainer-0 not finished after" in output
-    assert (tmp_path / "run" / "logs" / "engine-0.stacks").read_text().strip(), "those that run wrote their stacks"
-    stalled = next(event for event in events(tmp_path / "run") if event["event"] == "kill")["pid"]
-    wait_for(lambda: not alive(stalled), "end of the stalled process", 10)
-
-
 def test_bit_flipped_after_landing_is_caught_by_the_probe(tmp_path: Path) -> None:
     fault = {"do": "flip", "phase": "rollout_wake_kv", "step": 2}
     code, output = finish(start_faulty(manifest(tmp_path), tmp_path / "run", fault))

@@ -6,10 +6,10 @@ import os
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from jobs import alive, events, final_state, finish, manifest, run, start_faulty, state_of, wait_for
+from jobs import alive, events, final_state, finish, manifest, run, start_faulty, wait_for
+from kill_chain import Chain
 from support.step_lines import read_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -72,46 +72,9 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-class Chain:
-    """One run, killed again and again; each resume carries the next fault."""
-
-    def __init__(self, folder: Path, calm: Path) -> None:
-        self.run_folder = folder / "run"
-        self._job, self._calm = manifest(folder, **SPEC), calm
-        self._step = 0
-        self._compared: set[str] = set()
-
-    def kill(self, process: str, phase: str, delay: float) -> tuple[dict[str, Any], str]:
-        """Start or resume, and kill a process so long after the phase began; the event, and what the driver said."""
-        self._step += APART
-        assert self._step < STEPS, "too many kills hit another phase than the one meant"
-        fault = {"do": "kill", "process": process, "phase": phase, "step": self._step, "delay": delay}
-        code, output = finish(start_faulty(self._job, self.run_folder, fault, *self._resume()))
-        assert code != 0, output
-        kill = [event for event in events(self.run_folder) if event["event"] == "kill"][-1]
-        assert kill["step"] == self._step - 1, "the fault of an earlier start"
-        return kill, output
-
-    def go_on_to_the_end(self) -> None:
-        code, output = run("run", self._job, "--output", self.run_folder, *self._resume())
-        assert code == 0, output
-
-    def compare(self) -> list[str]:
-        """Compare each checkpoint that was not compared before with the calm run's; returns their names."""
-        complete = {file.parent for file in (self.run_folder / "checkpoints").glob("step-*/driver.json")}
-        new = sorted(folder for folder in complete if folder.name not in self._compared)
-        for folder in new:
-            assert state_of(folder) == state_of(self._calm / "checkpoints" / folder.name), folder.name
-            self._compared.add(folder.name)
-        return [folder.name for folder in new]
-
-    def _resume(self) -> list[str]:
-        return ["--resume"] if self.run_folder.exists() else []
-
-
 @pytest.fixture(scope="module")
 def chain(calm: Path, tmp_path_factory: pytest.TempPathFactory) -> Chain:
-    return Chain(tmp_path_factory.mktemp("chain"), calm)
+    return Chain(tmp_path_factory.mktemp("chain"), calm, SPEC, apart=APART)
 
 
 @pytest.mark.parametrize(("process", "phase"), PAIRS)
