@@ -1,4 +1,4 @@
-"""SIGSTOP: a pause changes no bit; one without end ends the run by name, and its resume saves what the calm run saved."""
+"""SIGSTOP: a pause changes no bit; one without end ends the run by name, and its resume saves what a calm run saved."""
 
 from __future__ import annotations
 
