@@ -6,6 +6,7 @@ import math
 
 from rljob_api.profiles import PROFILES
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.rollout import StalenessSpec
 
 
 def devices(spec: RLJobSpec) -> int:
@@ -43,11 +44,20 @@ def samples_per_step(spec: RLJobSpec) -> int:
 
 
 def prompts_at_once(spec: RLJobSpec) -> int:
-    """Prompts that are generated together: those of a step, or of its first round of over-sampling."""
-    oversampling = spec.rollout.oversampling
+    """Prompts that are generated together: those of a step, of its first round, or of several with partial rollout."""
+    oversampling, partial = spec.rollout.oversampling, spec.rollout.partial
+    if partial is not None:
+        return prompts_of_round(spec.rollout.prompts_per_step, partial.factor)
     if oversampling is None:
         return spec.rollout.prompts_per_step
     return prompts_of_round(spec.rollout.prompts_per_step, oversampling.factor)
+
+
+def max_staleness(spec: RLJobSpec) -> int:
+    """How many updates older than the weights that are trained a token's may be."""
+    if spec.rollout.partial is None:
+        return 0
+    return (spec.rollout.staleness or StalenessSpec()).max
 
 
 def prompts_of_round(missing: int, factor: float) -> int:

@@ -41,6 +41,16 @@ REFUSED: list[tuple[list[str], list[str]]] = [
         ],
         ["spec.rollout.oversampling.filter"],
     ),
+    (["rollout.staleness.max=2"], ["spec.rollout.staleness"]),
+    (["rollout.partial.factor=2.5"], ["spec.rollout.partial.factor"]),
+    (["rollout.partial.factor=4.5", "rollout.staleness.max=3"], ["spec.rollout.partial.factor"]),
+    (["rollout.partial={}", "rollout.assignment=WhenFree"], ["spec.rollout.assignment"]),
+    (
+        ["rollout.partial={}", "rollout.oversampling={filter: ZeroVariance, factor: 1.5}"],
+        ["spec.rollout.oversampling.factor"],
+    ),
+    (["rollout.partial={}", "algorithm.tis.enabled=false"], ["spec.algorithm.tis"]),
+    (["rollout.partial={}", "algorithm.tis.level=Sequence"], ["spec.algorithm.tis"]),
     (["rollout.temperature=0.001"], ["spec.rollout.temperature"]),
     (["training.backend=FSDP"], ["spec.training.backend"]),
     (["training.tensorParallel=3"], ["spec.training.tensorParallel"]),
@@ -196,6 +206,9 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 
 ACCEPTED: list[list[str]] = [
     ["algorithm.name=dapo", "rollout.oversampling.filter=ZeroVariance"],
+    ["rollout.partial={}"],
+    ["rollout.partial.factor=4", "rollout.staleness.max=3", "rollout.oversampling.filter=ZeroVariance"],
+    ["rollout.partial.factor=1.25", "algorithm.tis={outside: Mask}"],
     [],
     *([f"algorithm={{name: {name}}}"] for name, facts in ALGORITHMS.items() if not facts.requires_filter),
     ["algorithm={name: sapo, sapo: {tauNegative: 2}}"],
@@ -311,12 +324,17 @@ def test_what_an_algorithm_asks_is_asked_by_cel_and_check_alike(name: str, sampl
     given["algorithm"] = {"name": name}
     view = SimpleNamespace(
         algorithm=SimpleNamespace(name=name),
-        rollout=SimpleNamespace(prompts_per_step=32, samples_per_prompt=samples),
+        rollout=SimpleNamespace(prompts_per_step=32, samples_per_prompt=samples, partial=None),
         training=SimpleNamespace(global_batch_size=batch),
     )
-    on_group, on_policy = algorithm_rules(facts)
+    on_group, own_samples, on_policy = algorithm_rules(facts)
     assert on_group.check(view) == holds(on_group, given) == (name == "grpo" or samples >= 3)
     assert on_policy.check(view) == holds(on_policy, given) == (name == "grpo" or batch in (None, 32 * samples))
+    assert own_samples.check(view)
+    assert holds(own_samples, given)
+    given["rollout"]["partial"] = view.rollout.partial = {"factor": 2}
+    assert own_samples.check(view) == holds(own_samples, given) == (name == "grpo")
     del given["algorithm"]
+    assert holds(own_samples, given)
     assert holds(on_group, given)
     assert holds(on_policy, given)

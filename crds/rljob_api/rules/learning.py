@@ -30,7 +30,7 @@ from rljob_api.spec import (
     TisSpec,
     TrackerSpec,
 )
-from rljob_api.spec.rollout import MIN_TEMPERATURE, RESERVED_ENGINE_ARGS
+from rljob_api.spec.rollout import MIN_TEMPERATURE, RESERVED_ENGINE_ARGS, RolloutAssignment
 
 
 def _all_have_reward(spec: Any) -> bool:
@@ -183,6 +183,14 @@ def algorithm_rules(algorithm: AlgorithmFacts) -> Iterator[Rule]:
             cel=f"({another}) || has(self.rollout.oversampling)",
         )
     if algorithm.requires_on_policy:
+        yield Rule(
+            on=RLJobSpec,
+            field="rollout.partial",
+            wrong=f"algorithm {name} learns from samples of the policy that it trains alone",
+            allowed="leave it out, or another algorithm",
+            check=lambda s: s.algorithm.name != name or s.rollout.partial is None,
+            cel=f"({another}) || !has(self.rollout.partial)",
+        )
         yield Rule(
             on=RLJobSpec,
             field="training.globalBatchSize",
@@ -360,6 +368,52 @@ TRACKERS = (
 )
 
 
+PARTIAL = (
+    Rule(
+        on=RolloutSpec,
+        field="staleness",
+        wrong="every token is of the step's own weights",
+        allowed="only with partial",
+        check=lambda r: r.staleness is None or r.partial is not None,
+        cel="!has(self.staleness) || has(self.partial)",
+    ),
+    Rule(
+        on=RolloutSpec,
+        field="partial.factor",
+        wrong="so many groups could not all be trained on within staleness.max (default: 1)",
+        allowed="at most staleness.max + 1",
+        check=lambda r: r.partial is None or r.partial.factor <= (r.staleness.max if r.staleness else 1) + 1,
+        cel="!has(self.partial)"
+        " || self.partial.factor <= (has(self.staleness) ? double(self.staleness.max) : 1.0) + 1.0",
+    ),
+    Rule(
+        on=RolloutSpec,
+        field="assignment",
+        wrong="where a step of partial rollout ends must not depend on which engine is faster",
+        allowed="Fixed with partial",
+        check=lambda r: r.partial is None or r.assignment == RolloutAssignment.FIXED,
+        cel="!has(self.partial) || self.assignment == 'Fixed'",
+    ),
+    Rule(
+        on=RolloutSpec,
+        field="oversampling.factor",
+        wrong="partial.factor says how many groups grow at once",
+        allowed="1, or left out, with partial",
+        check=lambda r: r.partial is None or r.oversampling is None or r.oversampling.factor == 1,
+        cel="!has(self.partial) || !has(self.oversampling) || self.oversampling.factor == 1.0",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="algorithm.tis",
+        wrong="tokens of earlier weights are corrected one by one",
+        allowed="enabled with level Token, as by default, with rollout.partial",
+        check=lambda s: s.rollout.partial is None or (s.algorithm.tis.enabled and s.algorithm.tis.level == "Token"),
+        cel="!has(self.rollout.partial) || !has(self.algorithm) || !has(self.algorithm.tis)"
+        " || (self.algorithm.tis.enabled && self.algorithm.tis.level == 'Token')",
+    ),
+)
+
+
 LEARNING = (
     Rule(
         on=RLJobSpec,
@@ -369,6 +423,7 @@ LEARNING = (
         check=lambda s: s.rollout.oversampling is None or s.rollout.samples_per_prompt > 1,
         cel="!has(self.rollout.oversampling) || self.rollout.samplesPerPrompt > 1",
     ),
+    *PARTIAL,
     *EVALUATION,
     *TRACKERS,
     *(rule for algorithm in ALGORITHMS.values() for rule in algorithm_rules(algorithm)),

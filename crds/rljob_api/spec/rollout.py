@@ -75,6 +75,21 @@ class OversamplingSpec(ApiModel):
     """The job fails when a step has drawn `limit` times `promptsPerStep` prompts and too few groups passed."""
 
 
+class PartialSpec(ApiModel):
+    """End a step's generation when enough groups are complete; the others go on in the next step."""
+
+    factor: Annotated[float, Field(gt=1, le=16)] = 2.0
+    """Groups that grow at once, for each one that a step trains on; at most `staleness.max` + 1."""
+
+
+class StalenessSpec(ApiModel):
+    """How old tokens may be that are trained on."""
+
+    max: Annotated[int, Field(ge=1, le=15, json_schema_extra={"format": "int32"})] = 1
+    """Updates between the weights that sampled a token and those that are trained. A hard bound: a step waits for
+    groups that would exceed it; nothing is thrown away."""
+
+
 class RolloutSpec(ApiModel):
     """Generation by vLLM."""
 
@@ -106,6 +121,10 @@ class RolloutSpec(ApiModel):
     """KV cache on each device of an engine, in bytes; default: 1 GiB on `cpu`, else what `memoryFraction` leaves."""
     oversampling: OversamplingSpec | None = None
     """Sample further prompts in the place of groups that a filter leaves out; null: train on every group."""
+    partial: PartialSpec | None = None
+    """Let long responses grow over several steps; null: each step waits for its longest response."""
+    staleness: StalenessSpec | None = None
+    """The bound of `partial`; default: 1."""
     max_num_seqs: SampleCount | None = None
     """Sequences that an engine runs at once; default: all of its share of a step, at most 1024."""
     assignment: RolloutAssignment = RolloutAssignment.FIXED

@@ -159,7 +159,7 @@ def test_a_step_whose_filter_took_too_many_groups_says_what_they_scored() -> Non
     rewards = [[0, 0], [0, 1], [1, 1], [0, 0]]
     groups = [scored(o, prompt("a", 1), [generation(1)] * 2, of) for o, of in enumerate(rewards)]
     decide(groups, 4)
-    message = too_few_groups(Step(5, 4, drawn=8, rounds=3, groups=groups), rollout)
+    message = too_few_groups(Step(5, 4, drawn=8, rounds=3, groups=groups, passed=1), rollout)
     assert message.startswith(
         "spec.rollout.oversampling: step 5 drew 8 prompts in 3 rounds (limit 2 times promptsPerStep), and 1 of the 4 "
         "groups that it needs passed ZeroVariance; the others' rewards are all equal (2 x 0, 1 x 1):"

@@ -93,6 +93,11 @@ def test_two_versions_are_two_spans_of_one_turn() -> None:
     assert not stream.begins_with(TokenStream.of_prompt([1, 2]).append_sampled([3], [-1.0], version=5))
 
 
+def changed(**change: object) -> dict:
+    """The JSON value of a stream with three tokens, of which one was sampled."""
+    return TokenStream.of_prompt([1, 2]).append_sampled([3], [-1.0], version=0).as_json() | change
+
+
 def test_its_arrays_cannot_be_written() -> None:
     stream = TokenStream.of_prompt([1])
     with pytest.raises(ValueError, match="read-only"):
@@ -118,7 +123,10 @@ def test_a_response_in_one_piece_is_one_that_was_appended(prompt: list[int], pai
         (lambda: TokenStream.of_prompt([1]).append_sampled([2, 3], [-1.0], version=0), "log-probabilities"),
         (lambda: TokenStream(np.arange(3), np.zeros(3, np.float32), ()), "not covered"),
         (lambda: TokenStream.from_json({"ids": [1]}), "not a token stream"),
-        (lambda: TokenStream.from_json({"ids": [1, 2], "log_probs": [], "spans": [["prompt", 1, 0, None]]}), "covered"),
+        (lambda: TokenStream.from_json(changed(spans=[["prompt", 1, 0, None]])), "covered"),
+        (lambda: TokenStream.from_json(changed(ids="AAAA")), "not a token stream"),
+        (lambda: TokenStream.from_json(changed(ids="\u00e9")), "not a token stream"),
+        (lambda: TokenStream.from_json(changed(log_probs=changed()["ids"])), "not a token stream"),
     ],
 )
 def test_what_is_no_stream_is_refused(make, message: str) -> None:

@@ -60,7 +60,7 @@ def sample_text(sample: dict[str, Any]) -> str:
     lines = [
         f"--- {sample['prompt_uid']} sample {sample['sample']}  reward {number(sample['reward'], 4)}"
         f"  advantage {number(sample['advantage'])}  {sample['response_tokens']} tokens ({sample['finish_reason']})"
-        f"  weights {sample['weight_version']}{_untrained(sample)}",
+        f"  weights {_weights(sample)}{_untrained(sample)}",
         f"prompt    {sample['prompt']}",
         f"response  {sample['response']}",
     ]
@@ -70,6 +70,14 @@ def sample_text(sample: dict[str, Any]) -> str:
     if sample["reward_error"]:
         lines.append(f"reward failed: {sample['reward_error']}")
     return visible("\n".join(lines))
+
+
+def _weights(sample: dict[str, Any]) -> str:
+    """Versions that sampled it: `7`, or `6 (30 tokens) 7 (12 tokens)` where there are several; older files have one."""
+    spans = sample.get("spans", [])
+    if len(spans) < 2:
+        return str(spans[0]["version"] if spans else sample["weight_version"])
+    return " ".join(f"{span['version']} ({span['tokens']} tokens)" for span in spans)
 
 
 def _untrained(sample: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from rljob_worker.rollout.reports import EngineSlept, EngineStarted, EngineWoke
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
 from rljob_worker.types import (
+    Cut,
     EngineReport,
     FloatArray,
     Generation,
@@ -196,18 +197,24 @@ class EngineActor(_Actor):
         return self._reply(self._engine.start())
 
     def generate(
-        self, requests: list[GenerationRequest], sampling: SamplingParams, version: int, more: bool
+        self,
+        requests: list[GenerationRequest],
+        sampling: SamplingParams,
+        version: int,
+        more: bool,
+        cut: Cut | None = None,
     ) -> Iterator[Reply[Chunk]]:
         """Stream (request index, response) as responses finish, so that they are scored while others still grow.
 
-        With `more`, until the last requests of `submit` are done too.
+        With `more`, until the last requests of `submit` are done too; with `cut`, until that is reached, and then what
+        was cut.
         """
         finished: queue.SimpleQueue[tuple[int, Generation] | BaseException | None] = queue.SimpleQueue()
 
         def run() -> None:
             try:
                 self._engine.generate(
-                    requests, sampling, version, on_finished=lambda i, g: finished.put((i, g)), more=more
+                    requests, sampling, version, on_finished=lambda i, g: finished.put((i, g)), cut=cut, more=more
                 )
                 finished.put(None)
             except BaseException as error:

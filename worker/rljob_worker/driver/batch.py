@@ -118,6 +118,28 @@ def decide(groups: Sequence[ScoredGroup], wanted: int) -> None:
         kept += 1
 
 
+def partial_metrics(step: Step) -> dict[str, float]:
+    """What partial rollout did to a step: what it sampled, carries over, and how old what is trained on is.
+
+    The age of a token is the number of updates between the weights that sampled it and those that are trained.
+    """
+    trained = [episode.stream for group in step.of(Decision.TRAINED) for episode in group.answered.group.episodes]
+    versions = np.concatenate([stream.versions[stream.sampled] for stream in trained])
+    lags = step.weight_version - versions
+    left = list(step.open.values())
+    streams = [e.stream for one in left for e in one.group.episodes]
+    streams += [e.stream for scored in step.groups for e in scored.answered.group.episodes]
+    metrics = {
+        "rollout/carried_groups": float(len(left)),
+        "rollout/carried_tokens": float(sum(one.num_sampled for one in left)),
+        "rollout/generated_tokens": float(sum(int((s.versions == step.weight_version).sum()) for s in streams)),
+        "rollout/staleness/mean": float(lags.mean()) if lags.size else 0.0,
+        "rollout/staleness/max": float(lags.max(initial=0)),
+    }
+    counts = np.bincount(lags)
+    return metrics | {f"rollout/staleness/tokens_{lag}": float(count) for lag, count in enumerate(counts)}
+
+
 def too_few_groups(step: Step, rollout: RolloutSpec) -> str:
     """What to tell of a step whose filter took too many groups."""
     assert rollout.oversampling is not None
@@ -125,7 +147,7 @@ def too_few_groups(step: Step, rollout: RolloutSpec) -> str:
     most = ", ".join(f"{count} x {reward:g}" for reward, count in rewards.most_common(3))
     return (
         f"spec.rollout.oversampling: step {step.number} drew {step.drawn} prompts in {step.rounds} rounds (limit "
-        f"{rollout.oversampling.limit} times promptsPerStep), and {len(step.of(Decision.TRAINED))} of the "
+        f"{rollout.oversampling.limit} times promptsPerStep), and {step.passed} of the "
         f"{rollout.prompts_per_step} groups that it needs passed {rollout.oversampling.filter.value}; the others' "
         f"rewards are all equal ({most}): the task is too hard or too easy for the policy, or the reward cannot tell "
         "responses apart; other data, a higher limit, or earlyStop where all is solved"

@@ -47,6 +47,8 @@ class DriverState:
     """What each rank wrote; None in checkpoints of versions that did not record it."""
     earlier_records: tuple[dict[str, Any], ...] = ()
     """Records of steps before this one that were not surely on disk; whoever continues writes those that are lost."""
+    carried: tuple[dict[str, Any], ...] = ()
+    """Groups that go on in the next step, as `OpenGroup.as_json`; only with partial rollout."""
 
     @classmethod
     def parse(cls, content: Any) -> DriverState:
@@ -67,6 +69,7 @@ class DriverState:
             record=record,
             files=None if files is None else tuple(map(CheckedFile.parse, _listed(files, "files"))),
             earlier_records=tuple(earlier),
+            carried=tuple(dict(block(one, "carried")) for one in _listed(state.get("carried", []), "carried")),
         )
 
 

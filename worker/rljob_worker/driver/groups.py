@@ -18,6 +18,7 @@ from rljob_worker.rollout.reports import EngineSlept, EngineStarted, EngineWoke
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
 from rljob_worker.types import (
+    Cut,
     EngineReport,
     FloatArray,
     GenerationRequest,
@@ -152,20 +153,27 @@ class EngineGroup(_Group):
         return self._all(EngineActor.start)
 
     def generate(
-        self, shares: Sequence[list[GenerationRequest]], sampling: SamplingParams, version: int, *, more: bool = False
+        self,
+        shares: Sequence[list[GenerationRequest]],
+        sampling: SamplingParams,
+        version: int,
+        *,
+        more: bool = False,
+        cuts: Sequence[Cut] | None = None,
     ) -> list[Call[Chunk]]:
         """Start one stream of finished responses on each engine, for `Calls.stream`.
 
-        With `more`, streams end when the last requests of `submit` are done.
+        With `more`, streams end when the last requests of `submit` are done; with `cuts`, each at its engine's.
         """
+        of_engines = [None] * len(shares) if cuts is None else cuts
         return [
             Call(
                 process.name,
                 method_of(process.handle, EngineActor.generate)
                 .options(num_returns="streaming")
-                .remote(share, sampling, version, more=more),
+                .remote(share, sampling, version, more=more, cut=cut),
             )
-            for process, share in zip(self.processes, shares)
+            for process, share, cut in zip(self.processes, shares, of_engines)
         ]
 
     def submit(self, engine: int, requests: list[GenerationRequest], *, last: bool) -> list[Call[None]]:

@@ -8,12 +8,13 @@ from rljob_api import RLJobSpec
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.prompts_of_step import PromptsOfStep
 from rljob_api.wire.step_record import StepRecord
-from rljob_worker.driver.batch import oversampling_metrics, rollout_metrics
+from rljob_worker.driver.batch import oversampling_metrics, partial_metrics, rollout_metrics
 from rljob_worker.driver.calls import Calls
 from rljob_worker.driver.checkpoints import CheckpointStore
 from rljob_worker.driver.cluster import Cluster
 from rljob_worker.driver.events import EventLog
 from rljob_worker.driver.inputs import Inputs
+from rljob_worker.driver.partial_rollouts import PartialRollouts
 from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.driver.prompt_ledger import PromptLedger
@@ -70,7 +71,8 @@ class Job:
         self._unrecorded: StepRecord | None = None
         in_phase = PhaseCalls(calls, clock, spec.timeouts)
         probe = WeightProbe(spec, inputs.model.vocab_size, max_model_length(spec, inputs.model) - 1)
-        self.rollouts = Rollouts(spec, cluster.engines, in_phase, prompts, inputs, progress, stop)
+        generates = Rollouts if spec.rollout.partial is None else PartialRollouts
+        self.rollouts = generates(spec, cluster.engines, in_phase, prompts, inputs, progress, stop)
         self.training = Training(spec, cluster.trainers, in_phase)
         self.switch = Switch(spec, cluster, in_phase, probe, records, progress)
         self.recovery = Recovery(
@@ -157,6 +159,7 @@ class Job:
         self.progress.step += 1
         self.progress.weight_version += 1
         self.progress.data_cursor = self._prompts.state()
+        self.progress.carried = tuple(one for _, one in sorted(step.open.items()))
 
     def describe(self, step: Step) -> None:
         """Write the step's trajectories and note its metrics, now that it was trained on."""
@@ -166,6 +169,8 @@ class Job:
         self._records.metrics(rollout_metrics(step.groups, step.advantages))
         if self.spec.rollout.oversampling is not None:
             self._records.metrics(oversampling_metrics(step))
+        if self.spec.rollout.partial is not None:
+            self._records.metrics(partial_metrics(step))
         self._records.metrics(self._part_means.metrics([result for group in step.groups for result in group.results]))
         self._records.metrics(step.trained[0].metrics)
         self._records.overlapped({"reward": self._inputs.rewards.take_busy_seconds()})

@@ -12,6 +12,7 @@ from rljob_api.wire.step_record import StepRecord
 from rljob_worker.driver.checkpoints import CheckpointStore, DriverState
 from rljob_worker.driver.events import EventLog
 from rljob_worker.driver.groups import TrainerGroup
+from rljob_worker.driver.open_groups import OpenGroup
 from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.driver.prompt_ledger import PromptLedger
 from rljob_worker.driver.step import Progress
@@ -104,6 +105,7 @@ class Recovery:
             world_size=len(self._trainers),
             record=None if recorded else self._records.draft(progress.step, self._clock.so_far()).to_json(),
             files=tuple(files),
+            carried=tuple(one.as_json() for one in progress.carried),
             earlier_records=tuple(record.to_json() for record in self._records.not_on_disk()),
         )
         saved = self._checkpoints.commit(folder, state)
@@ -132,7 +134,7 @@ class Recovery:
         self._restore_prompts(state, folder)
         progress = self._progress
         progress.step, progress.weight_version = state.step, state.weight_version
-        progress.data_cursor = state.data_cursor
+        progress.data_cursor, progress.carried = state.data_cursor, self._carried(state, folder)
         self.saved_step = self.recorded_step = state.step
         self._records.recover_written([StepRecord.parse(record) for record in state.earlier_records])
         if state.record is None or self._records.has(state.step, state.attempt):
@@ -148,6 +150,15 @@ class Recovery:
             raise JobError(
                 f"{folder}: the data cursor is not one that a driver saved ({type(error).__name__}: {error}); move the "
                 "folder away to continue from the checkpoint before it"
+            ) from error
+
+    def _carried(self, state: DriverState, folder: Path) -> tuple[OpenGroup, ...]:
+        try:
+            return tuple(map(OpenGroup.from_json, state.carried))
+        except ValueError as error:
+            raise JobError(
+                f"{folder}: a group that goes on is not one that a driver saved ({error}); move the folder away to "
+                "continue from the checkpoint before it"
             ) from error
 
     def _damage(self, state: DriverState, folder: Path) -> str:

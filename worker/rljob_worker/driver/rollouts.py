@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -81,7 +82,7 @@ class Rollouts:
         """Whether the step has too few groups to train on; UserError where it may not draw more prompts."""
         rollout = self._spec.rollout
         missing = rollout.prompts_per_step - len(step.of(Decision.TRAINED))
-        if missing and step.drawn >= self._most_prompts:
+        if missing and self._exhausted(step):
             raise UserError(too_few_groups(step, rollout))
         return missing > 0
 
@@ -103,8 +104,16 @@ class Rollouts:
         if self._spec.rollout.oversampling is not None:
             decide(step.groups, self._spec.rollout.prompts_per_step)
         trained = step.of(Decision.TRAINED)
-        if len(trained) < self._spec.rollout.prompts_per_step:
-            return
+        step.passed = len(trained)
+        if len(trained) == self._spec.rollout.prompts_per_step:
+            self._set_advantages(step)
+
+    def _exhausted(self, step: Step) -> bool:
+        """Whether the step may draw no more prompts."""
+        return step.drawn >= self._most_prompts
+
+    def _set_advantages(self, step: Step) -> None:
+        trained = step.of(Decision.TRAINED)
         step.advantages = step_advantages(
             self._algorithm,
             torch.from_numpy(np.concatenate([group.rewards for group in trained])),
@@ -187,15 +196,20 @@ class Rollouts:
         return Dispatch(len(prompts), len(self._engines), order, max(1, max_sequences(self._spec) // group))
 
     def _collect(self, responses: Responses) -> list[list[RewardResult]]:
-        """The rewards of each group, in their order; StopRequested when the job was asked to stop.
+        """The rewards of each group, in their order; StopRequested when the job was asked to stop."""
+        results = self._scores()
+        sizes = {place: len(responses.groups[place].texts) for place in responses.scored}
+        by_place = {place: [next(results) for _ in range(size)] for place, size in sizes.items()}
+        return [by_place[place] for place in range(len(responses.groups))]
+
+    def _scores(self) -> Iterator[RewardResult]:
+        """All rewards since the last time, in the order of their samples; StopRequested as above.
 
         Ray's job API sends a stop signal to all of the driver's descendants, so that scores of a reward that was just
         ended by it may be those of an error.
         """
         seconds = self._calls.deadline(self._calls.phase("reward"))
-        results = iter(self._inputs.rewards.collect(time.monotonic() + seconds))
+        results = self._inputs.rewards.collect(time.monotonic() + seconds)
         if self._stop.is_set():
             raise StopRequested
-        sizes = {place: len(responses.groups[place].texts) for place in responses.scored}
-        by_place = {place: [next(results) for _ in range(size)] for place, size in sizes.items()}
-        return [by_place[place] for place in range(len(responses.groups))]
+        return iter(results)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rljob_worker.driver.open_groups import OpenGroup
 from rljob_worker.flow import Group, SpanKind
 from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.types import FloatArray, Prompt, StepMetrics
@@ -22,6 +23,8 @@ class Progress:
     """Where the data is after that step's prompts."""
     step: int = 0
     weight_version: int = 0
+    carried: tuple[OpenGroup, ...] = ()
+    """Groups that go on in the next step; only with partial rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +87,16 @@ class Step:
     weight_version: int
     """Of the weights that the responses were generated with."""
     drawn: int = 0
-    """Prompts so far, over all rounds."""
+    """New prompts so far, over all rounds."""
     rounds: int = 0
     responses: Responses = field(default_factory=lambda: Responses([], []))
     """Of the last round."""
     groups: list[ScoredGroup] = field(default_factory=list)
-    """All that was scored, by ordinal."""
+    """All that was scored, by ordinal; with partial rollout without what is carried over."""
+    open: dict[int, OpenGroup] = field(default_factory=dict)
+    """By ordinal: groups on their way through partial rollout; what is left at the end is carried over."""
+    passed: int = 0
+    """Groups so far that may be trained on."""
     advantages: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
     """[N], of the samples of the groups that are trained on."""
     trained: list[StepMetrics] = field(default_factory=list)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rljob_worker.types import BoolArray, FloatArray, IntArray
 
@@ -183,8 +186,8 @@ class TokenStream:
     def as_json(self) -> dict[str, Any]:
         """A JSON value that `from_json` takes back to the same bits."""
         return {
-            "ids": self.ids.tolist(),
-            "log_probs": self.log_probs[self.sampled].tolist(),
+            "ids": _packed(self.ids, "<i8"),
+            "log_probs": _packed(self.log_probs[self.sampled], "<f4"),
             "spans": [[span.kind.value, span.stop, span.turn, span.version] for span in self.spans],
         }
 
@@ -197,13 +200,14 @@ class TokenStream:
                 Span(SpanKind(kind), start, stop, turn, version)
                 for start, (kind, stop, turn, version) in zip(starts, value["spans"])
             )
-            log_probs = _not_sampled(len(value["ids"]))
+            ids = _unpacked(value["ids"], "<i8").astype(np.int64)
+            log_probs = _not_sampled(len(ids))
             for span in spans:
                 if span.kind is SpanKind.SAMPLED:
                     log_probs[span.start : span.stop] = 0.0
-            log_probs[np.isfinite(log_probs)] = value["log_probs"]
-            return cls(np.array(value["ids"], dtype=np.int64), log_probs, spans)
-        except (KeyError, TypeError, ValueError) as error:
+            log_probs[np.isfinite(log_probs)] = _unpacked(value["log_probs"], "<f4")
+            return cls(ids, log_probs, spans)
+        except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise ValueError(f"not a token stream: {error}") from error
 
     def _append(
@@ -216,6 +220,15 @@ class TokenStream:
         spans = (*self.spans[:-1], replace(last, stop=added.stop)) if added.continues(last) else (*self.spans, added)
         tokens = np.array(ids, dtype=np.int64)
         return TokenStream(np.concatenate([self.ids, tokens]), np.concatenate([self.log_probs, log_probs]), spans)
+
+
+def _packed(values: IntArray | FloatArray, dtype: str) -> str:
+    """Base64 of the compressed bytes: a tenth of what as many numbers would take as text."""
+    return base64.b64encode(zlib.compress(values.astype(dtype).tobytes(), 1)).decode()
+
+
+def _unpacked(text: str, dtype: str) -> npt.NDArray[Any]:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), dtype=dtype)
 
 
 def _not_sampled(count: int) -> FloatArray:

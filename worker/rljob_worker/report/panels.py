@@ -51,6 +51,10 @@ _PANELS = (
         "tokens",
         {"rollout/filtered_tokens": "filtered", "rollout/surplus_tokens": "surplus"},
     ),
+    Panel("Tokens of responses that go on in the next step", "tokens", {"rollout/carried_tokens": "carried"}),
+    Panel(
+        "Age of the tokens trained on", "updates", {"rollout/staleness/mean": "mean", "rollout/staleness/max": "oldest"}
+    ),
 )  # fmt: skip
 
 

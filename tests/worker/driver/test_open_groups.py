@@ -1,0 +1,102 @@
+"""Groups that are carried over: what is asked for, what is added, and what a checkpoint keeps of them."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rljob_api.spec import RewardSpec
+from rljob_worker.driver.batch import partial_metrics, train_batch
+from rljob_worker.driver.open_groups import OpenGroup
+from rljob_worker.driver.step import AnsweredGroup, ScoredGroup, Step
+from rljob_worker.rewards.weighted_parts import RewardResult
+from rljob_worker.types import Generation, Prompt
+
+PROMPT = Prompt("s/0", "s", "text", (5, 6), None, RewardSpec(name="match"))
+
+
+def part(ids: list[int], reason: str = "", stop_text: str | None = None) -> Generation:
+    return Generation(np.array(ids, np.int64), np.full(len(ids), -0.1, np.float32), reason, stop_text)
+
+
+def begun(ordinal: int = 3, version: int = 4) -> OpenGroup:
+    return OpenGroup.begun(ordinal, PROMPT, samples=2, seed=100, version=version)
+
+
+def test_a_group_goes_on_where_it_was_with_its_own_seed() -> None:
+    one = begun()
+    assert [(i, r.seed, r.sampled_token_ids, r.group) for i, r in one.requests()] == [(0, 100, (), 3), (1, 101, (), 3)]
+    one = one.extended(0, part([7, 8], "stop", "x"), 4).extended(1, part([9]), 4)
+    assert not one.group.complete
+    (sample, request), *others = one.requests()
+    assert (sample, request.prompt_token_ids, request.sampled_token_ids, request.seed) == (1, (5, 6), (9,), 101)
+    assert not others
+    one = one.extended(1, part([], "length"), 5)
+    assert one.group.complete
+    assert one.group.oldest_version == 4
+    assert [(g.token_ids.tolist(), g.finish_reason, g.stop_text) for g in one.generations()] == [
+        ([7, 8], "stop", "x"), ([9], "length", None)
+    ]  # fmt: skip
+
+
+def test_a_group_that_never_ran_is_as_old_as_the_step_that_lets_it() -> None:
+    assert begun(version=4).at(6).group.oldest_version == 6
+    assert begun(version=4).extended(0, part([1]), 4).at(6).group.oldest_version == 4
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 2**40), max_size=4), st.integers(0, 3)), min_size=1, max_size=4),
+    st.floats(),
+    st.none() | st.text(max_size=3),
+)
+def test_a_checkpoint_keeps_every_bit(parts: list[tuple[list[int], int]], score: float, error: str | None) -> None:
+    one = begun(version=0)
+    for ids, version in parts:
+        one = one.extended(0, part(ids), version)
+    again = OpenGroup.from_json(json.loads(json.dumps(one.as_json())))
+    assert again == one
+    done = one.extended(0, part([1], "stop", "\n"), 9).extended(1, part([], "length"), 9)
+    done = OpenGroup(done.group, done.seed, (RewardResult(score, {"a": score / 3}, error), RewardResult(0.0)))
+    again = OpenGroup.from_json(json.loads(json.dumps(done.as_json())))
+    assert (again.group, again.seed) == (done.group, done.seed)
+    for mine, other in zip(again.results, done.results, strict=True):
+        assert repr(mine) == repr(other), "NaN included, which is not equal to itself"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ordinal": "x"}, "not a group that was carried over"),
+        ({"episodes": []}, "its episodes are"),
+        ({"results": [{"score": 1.0, "parts": {}, "error": None}]}, "has 2 samples and 1 rewards"),
+        ({"results": [{"points": 1.0}]}, "not a group that was carried over"),
+    ],
+)
+def test_what_is_no_such_group_is_refused(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OpenGroup.from_json(begun().as_json() | change)
+
+
+def test_metrics_count_what_is_new_what_is_left_and_how_old_what_is_trained_on_is() -> None:
+    done = begun().extended(0, part([1, 2, 3]), 4).extended(0, part([4], "stop"), 6).extended(1, part([5], "stop"), 5)
+    left = begun(7).extended(0, part([1, 2]), 5).extended(0, part([3, 3, 3]), 6)
+    answered = AnsweredGroup(PROMPT, done.group, ("", ""))
+    step = Step(7, 6, groups=[ScoredGroup(answered, [RewardResult(0.0)] * 2)], open={7: left})
+    assert partial_metrics(step) == {
+        "rollout/carried_groups": 1.0,
+        "rollout/carried_tokens": 5.0,
+        "rollout/generated_tokens": 4.0,
+        "rollout/staleness/mean": pytest.approx(7 / 5),
+        "rollout/staleness/max": 2.0,
+        "rollout/staleness/tokens_0": 1.0,
+        "rollout/staleness/tokens_1": 1.0,
+        "rollout/staleness/tokens_2": 3.0,
+    }
+    batch = train_batch([done.group], np.array([1, -1], np.float32))
+    assert batch.versions.tolist() == [4, 4, 4, 6, 5]
+    assert not any(math.isnan(p) for p in batch.rollout_log_probs)

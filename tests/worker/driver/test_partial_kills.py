@@ -1,0 +1,91 @@
+"""Partial rollout, killed at random instants: the same bits, and no prompt is lost or taken twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+from jobs import events, final_state, finish, manifest, run, start_faulty
+from support.step_lines import read_steps
+
+from rljob_worker.driver.checkpoints import Checkpoints
+from rljob_worker.records.trajectories import read_trajectories
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+KILLS = 30 if os.environ.get("RLJOB_FAULTS") == "all" else 1
+APART = 3
+STEPS = APART * (KILLS + 1)
+SPEC = {
+    "steps": STEPS,
+    "training": {"precision": "fp32", "optimizer": {"lr": 1.0e-3}},
+    "checkpoint": {"everySteps": 2, "keep": STEPS},
+    "rollout": {
+        "promptsPerStep": 4,
+        "samplesPerPrompt": 4,
+        "maxResponseTokens": 24,
+        "partial": {"factor": 2.5},
+        "staleness": {"max": 2},
+        "oversampling": {"filter": "ZeroVariance", "limit": 50},
+    },
+    "resources": {"profile": "cpu", "nodes": 1, "devicesPerNode": 2},
+    "evaluation": {"everySteps": 4, "maxPrompts": 2, "data": {"synthetic": {"rows": 8, "seed": 5}}},
+}
+PHASES = {"rollout": 0.1, "reward": 0.0, "actor_train": 0.05, "checkpoint": 0.005, "update_weights": 0.01}
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("partial-calm")
+    code, output = run("run", manifest(folder, **SPEC), "--output", folder / "run")
+    assert code == 0, output
+    return folder / "run"
+
+
+def test_responses_grow_over_several_steps_and_say_so(calm: Path) -> None:
+    metrics = [record["metrics"] for record in read_steps(calm)]
+    assert any(m["rollout/carried_tokens"] for m in metrics)
+    assert any(m["rollout/filtered_groups"] for m in metrics), "nothing was filtered"
+    assert max(m["rollout/staleness/max"] for m in metrics) in (1, 2)
+    generated = sum(m["rollout/generated_tokens"] for m in metrics)
+    assert generated == sum(m["rollout/response_tokens"] for m in metrics) + metrics[-1]["rollout/carried_tokens"]
+    spans = []
+    for step in range(1, STEPS + 1):
+        samples = read_trajectories(calm, step)[1]
+        assert sum(s["decision"] == "trained" for s in samples) == 16
+        spans += [[span["version"] for span in s["spans"]] for s in samples]
+        assert all(sum(span["tokens"] for span in s["spans"]) == s["response_tokens"] for s in samples)
+        assert all(span["version"] in range(step - 3, step) for s in samples for span in s["spans"])
+    assert any(len(versions) > 1 for versions in spans), "no response grew in two steps"
+    last = Checkpoints(calm / "checkpoints").latest()
+    assert last is not None
+    assert [one["ordinal"] for one in last.carried] == last.data_cursor["ledger"]["open"] != []
+
+
+def test_a_run_that_was_killed_ends_as_the_calm_run(calm: Path, tmp_path: Path) -> None:
+    job, folder = manifest(tmp_path, **SPEC), tmp_path / "run"
+    chance = random.Random(17)
+    for kill in range(KILLS):
+        phase = "rollout" if kill == 0 else chance.choice(list(PHASES))
+        process = "driver" if kill == 0 else chance.choice(["driver", "trainer-1", "engine-0", "engine-1"])
+        fault = {"do": "kill", "process": process, "phase": phase, "step": APART * (kill + 1)}
+        fault["delay"] = chance.uniform(0.0, PHASES[phase])
+        if phase == "checkpoint":
+            fault["step"] += fault["step"] % 2
+        resume = ["--resume"] if folder.exists() else []
+        code, output = finish(start_faulty(job, folder, fault, *resume))
+        print(fault, code)
+        assert code != 0, output
+        assert [event for event in events(folder) if event["event"] == "kill"][-1]["step"] == fault["step"] - 1
+    code, output = run("run", job, "--output", folder, "--resume")
+    assert code == 0, output
+    assert final_state(folder, ranks=2) == final_state(calm, ranks=2)
+    carried = [Checkpoints(one / "checkpoints").latest() for one in (folder, calm)]
+    assert json.dumps(carried[0].carried) == json.dumps(carried[1].carried)  # type: ignore[union-attr]
+    for one in (folder, calm):
+        code, output = run("audit", one)
+        assert code == 0, output
+    assert read_steps(folder)[-1]["prompts"] == read_steps(calm)[-1]["prompts"]

@@ -1,0 +1,134 @@
+"""A group on its way through the steps of partial rollout, and as a checkpoint holds it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rljob_worker.flow import Episode, Finish, Group, TokenStream
+from rljob_worker.rewards.weighted_parts import RewardResult
+from rljob_worker.types import Generation, GenerationRequest, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGroup:
+    """A group that is neither trained on nor filtered yet.
+
+    Attributes:
+        group: its samples as far as they are.
+        seed: of its first sample; the others follow. It stays the same in whichever step the group goes on.
+        results: its rewards, once it is complete.
+    """
+
+    group: Group
+    seed: int
+    results: tuple[RewardResult, ...] = ()
+
+    @classmethod
+    def begun(cls, ordinal: int, prompt: Prompt, samples: int, seed: int, version: int) -> OpenGroup:
+        """A group that has nothing but its prompt, for weights of `version`."""
+        stream = TokenStream.of_prompt(prompt.token_ids)
+        episodes = tuple(Episode(ordinal, sample, stream) for sample in range(samples))
+        return cls(Group(ordinal, version, episodes), seed)
+
+    def at(self, version: int) -> OpenGroup:
+        """As the step of weights `version` finds it: where nothing was sampled yet, it begins there."""
+        if any(episode.stream.num_sampled for episode in self.group.episodes):
+            return self
+        return replace(self, group=replace(self.group, admitted_version=version))
+
+    def requests(self) -> list[tuple[int, GenerationRequest]]:
+        """What is missing, with the number of the sample."""
+        return [
+            (
+                episode.sample,
+                GenerationRequest(
+                    prompt_token_ids=tuple(episode.stream.ids[: episode.stream.prompt_length].tolist()),
+                    seed=self.seed + episode.sample,
+                    sampled_token_ids=tuple(episode.stream.ids[episode.stream.prompt_length :].tolist()),
+                    group=self.group.ordinal,
+                ),
+            )
+            for episode in self.group.episodes
+            if episode.finish is None
+        ]
+
+    def extended(self, sample: int, generation: Generation, version: int) -> OpenGroup:
+        """With what weights of `version` added to a sample."""
+        before = self.group.episodes[sample]
+        after = replace(
+            before,
+            stream=before.stream.append_sampled(generation.token_ids, generation.log_probs, version=version),
+            finish=Finish(generation.finish_reason) if generation.finish_reason else None,
+            stop_text=generation.stop_text,
+        )
+        episodes = (*self.group.episodes[:sample], after, *self.group.episodes[sample + 1 :])
+        return replace(self, group=replace(self.group, episodes=episodes))
+
+    def generations(self) -> list[Generation]:
+        """Each sample's response, from whatever weights its parts are."""
+        return [_generation(episode) for episode in self.group.episodes]
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens so far."""
+        return sum(episode.stream.num_sampled for episode in self.group.episodes)
+
+    def as_json(self) -> dict[str, Any]:
+        """A JSON value that `from_json` takes back to the same bits."""
+        return {
+            "ordinal": self.group.ordinal,
+            "admitted_version": self.group.admitted_version,
+            "seed": self.seed,
+            "results": [asdict(result) for result in self.results],
+            "episodes": [
+                {
+                    "stream": episode.stream.as_json(),
+                    "finish": None if episode.finish is None else episode.finish.value,
+                    "stop_text": episode.stop_text,
+                }
+                for episode in self.group.episodes
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> OpenGroup:
+        """What `as_json` gave; ValueError when it is not such a value."""
+        try:
+            ordinal = int(value["ordinal"])
+            episodes = tuple(
+                Episode(
+                    ordinal,
+                    sample,
+                    TokenStream.from_json(episode["stream"]),
+                    None if episode["finish"] is None else Finish(episode["finish"]),
+                    episode["stop_text"],
+                )
+                for sample, episode in enumerate(value["episodes"])
+            )
+            results = tuple(RewardResult(**result) for result in value["results"])
+            made = cls(Group(ordinal, int(value["admitted_version"]), episodes), int(value["seed"]), results)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not a group that was carried over: {error}") from error
+        if len(results) != (len(episodes) if made.group.complete else 0):
+            raise ValueError(f"the group of prompt {ordinal} has {len(episodes)} samples and {len(results)} rewards")
+        return made
+
+
+def prompt_tokens(group: Group) -> Sequence[int]:
+    """The tokens that all its samples begin with."""
+    stream = group.episodes[0].stream
+    return tuple(stream.ids[: stream.prompt_length].tolist())
+
+
+def _generation(episode: Episode) -> Generation:
+    stream = episode.stream
+    return Generation(
+        np.array(stream.ids[stream.prompt_length :]),
+        np.array(stream.log_probs[stream.prompt_length :]),
+        "" if episode.finish is None else episode.finish.value,
+        episode.stop_text,
+    )
