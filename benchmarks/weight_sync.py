@@ -147,6 +147,17 @@ class EngineSide:
         self._target.copy_(self._source)
         return time.perf_counter() - started
 
+    def alone_seconds(self) -> float:
+        """An engine's copies and checksums out of a slot in the cache, waiting for nobody: no sync takes less."""
+        from rljob_worker.weightsync.plan import HOST_SLICE_BYTES
+        from rljob_worker.weightsync.shared_memory import copy_and_checksum
+
+        slot = self._source[:HOST_SLICE_BYTES]
+        started = time.perf_counter()
+        for target in self._target.split(len(slot)):
+            copy_and_checksum(slot[: len(target)], target)
+        return time.perf_counter() - started
+
     def pickled_begin(self) -> None:
         from vllm.model_executor.model_loader.reload import layerwise
 
@@ -232,10 +243,11 @@ def measure(trainer: Any, engine: Any, repeats: int) -> tuple[dict[str, list[flo
     import ray
 
     nbytes = ray.get(trainer.describe.remote())["bytes"]
-    seconds: dict[str, list[float]] = {"copy": [], "sync": [], "pickled": []}
+    seconds: dict[str, list[float]] = {"copy": [], "alone": [], "sync": [], "pickled": []}
     breakdowns = []
     for version in range(1, repeats + 2):
         copies = [ray.get(engine.copy_seconds.remote(nbytes)) for _ in range(3)]
+        alone = ray.get(engine.alone_seconds.remote())
         started = time.perf_counter()
         sent, received = ray.get([trainer.send.remote(version), engine.receive.remote(version)])
         sync = time.perf_counter() - started
@@ -244,7 +256,8 @@ def measure(trainer: Any, engine: Any, repeats: int) -> tuple[dict[str, list[flo
         pickled = time.perf_counter() - started
         if version == 1:
             continue
-        for kind, value in (("copy", statistics.median(copies)), ("sync", sync), ("pickled", pickled)):
+        found = {"copy": statistics.median(copies), "alone": alone, "sync": sync, "pickled": pickled}
+        for kind, value in found.items():
             seconds[kind].append(value)
         sender = {f"trainer: {name}": sent[f"{name}_seconds"] for name in ("read", "fill", "wait")}
         parts = ("begin", "wait", "land", "repack", "finish", "rpc")
@@ -263,6 +276,7 @@ def report(
         print(f"{transfer:8} {value * 1e3:8.1f} ms  {size['bytes'] / value / 1e9:6.2f} GB/s  best {best * 1e3:.1f} ms")
     for part in breakdowns[0]:
         print(f"  {part:18} {statistics.median(b[part] for b in breakdowns) * 1e3:8.1f} ms")
+    print(f"bound of the ratio by one side's copies and checksums alone: {median['copy'] / median['alone']:.2f}")
     what = f"weight sync bytes/s, {size['bytes'] / 1e6:.0f} MB in bf16, verified, {kind} products"
     copied, pickled = median["copy"] / median["sync"], median["pickled"] / median["sync"]
     return [

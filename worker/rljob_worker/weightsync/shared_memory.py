@@ -137,8 +137,8 @@ def _map(name: str, nbytes: int) -> torch.Tensor:
     return torch.frombuffer(mapping, dtype=torch.uint8)
 
 
-# Small enough that what was hashed is still in the cache when it is copied.
-_CHUNK_BYTES = 1 << 19
+# Small enough that what was hashed is still in a core's own cache when it is copied.
+_CHUNK_BYTES = 1 << 18
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _Array = npt.NDArray[np.generic]
