@@ -16,6 +16,15 @@ from whole_system import WholeSystem
 START_SECONDS = 300.0
 """From its creation, or from a fault, until steps are made: pods, Ray, Megatron and vLLM on two cores."""
 RUN_SECONDS = 600.0
+PACE = """\
+import asyncio
+
+
+async def score(response):
+    await asyncio.sleep(1)
+    return float(len(response) % 3)
+"""
+"""A reward that makes a step last a second without computing."""
 PROCESSES = {"driver": "rljob run", "trainer": "ray::Train", "engine": "ray::Engine"}
 """Beginning or part of the command line of each process of the worker."""
 
@@ -28,6 +37,12 @@ class NodeJob:
         self.name = unique(prefix)
         self.kube: Kube = system.kube
         self.manifest = system.job(self.name, *settings)
+
+    def going_on(self) -> NodeJob:
+        """Make it one that goes on until it is stopped, and leaves the processors to others meanwhile."""
+        (self.system.folder / "shared" / self.name / "pace.py").write_text(PACE)
+        self.manifest["spec"] |= {"steps": 100_000, "reward": {"python": "/shared/pace.py:score"}}
+        return self
 
     def create(self) -> NodeJob:
         """`kubectl apply` it."""

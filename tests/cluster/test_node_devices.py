@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -31,16 +31,14 @@ def library(system: WholeSystem) -> Path:
 @pytest.fixture(scope="module")
 def jobs(system: WholeSystem, library: Path) -> Iterator[tuple[NodeJob, NodeJob]]:
     """One job that has the device, and one that waits for it."""
-    first, second = (NodeJob(system, name, "steps=100000") for name in ("ascend", "waiting"))
-    second.manifest["spec"]["steps"] = 3
+    first, second = NodeJob(system, "ascend").going_on(), NodeJob(system, "waiting", "steps=3")
     for job in (first, second):
         as_ascend_job(job.manifest, library)
-    first.create()
-    first.wait_step(3)
-    second.create()
-    yield first, second
-    first.delete()
-    second.delete()
+    with ExitStack() as stack:
+        stack.callback(first.create().delete)
+        first.wait_step(3)
+        stack.callback(second.create().delete)
+        yield first, second
 
 
 @pytest.fixture(scope="module")

@@ -27,10 +27,12 @@ EARLIER = Path(__file__).parent / "charts" / "rljob-0.0.9.tgz"
 @pytest.fixture(scope="module")
 def job(system: WholeSystem) -> Iterator[NodeJob]:
     """A job that runs as long as these tests do."""
-    job = NodeJob(system, "long", "steps=100000").create()
-    job.wait("Running")
-    yield job
-    job.delete()
+    job = NodeJob(system, "long").going_on().create()
+    try:
+        job.wait("Running")
+        yield job
+    finally:
+        job.delete()
 
 
 # --- who may do what ---------------------------------------------------------------------------
