@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from published_models import published
+from published_models import PARAMETERS, published
 
 from rljob_api import RLJob
 from rljob_api.validation import load_manifest
@@ -91,6 +91,20 @@ def test_what_changes_memory_changes_the_plan_the_right_way() -> None:
     assert peak("spec.training.optimizer.hostOffload=true") < base
     assert peak("spec.training.maxTokensPerMicroBatch=65536") > base
     assert peak('spec.memorySaver.mode="off"', "spec.training.recompute=Full") > peak("spec.training.recompute=Full")
+
+
+def test_on_cpu_the_gradients_are_there_twice_where_they_are_exchanged() -> None:
+    """Gloo copies what it reduces, beside the activations' pages; a rank alone exchanges nothing."""
+
+    def training(devices: int) -> dict[str, int]:
+        given = load_manifest(EXAMPLE.with_name("gsm8k.yaml"), overrides=[f"spec.resources.devicesPerNode={devices}"])
+        rows = plan_memory(given.spec, published("Qwen3-0.6B")).devices[0].phases
+        return next(row.components for row in rows if row.phase == "actor_train")
+
+    alone, two = training(1), training(2)
+    assert two["work"] == two["gradients"] == 4 * PARAMETERS["Qwen3-0.6B"]
+    assert two["activations"] == pytest.approx(alone["activations"], rel=0.01)
+    assert alone["work"] < two["work"] / 2
 
 
 def test_pipeline_stages_have_tables_of_their_own() -> None:

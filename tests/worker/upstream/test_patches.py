@@ -126,7 +126,23 @@ untouched = torch.equal(torch.get_rng_state(), outside)
 with tracker.fork("one"):
     second = torch.rand(3)
 both = torch.rand(6, generator=torch.Generator().manual_seed(5))
+from pathlib import Path
+import torch.distributed as dist
+from megatron.core.distributed import param_and_grad_buffer as buffers
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def resident(name):
+    return int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0])
+def taken(exchange):
+    buffer = torch.ones(16 << 20)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    exchange(buffer[:], buffer, group=dist.group.WORLD)
+    return (resident("VmHWM") - before) / 2**10
+apart = torch.zeros(3)
+buffers.dist_all_gather_func(apart, torch.arange(3.0), group=dist.group.WORLD)
 print(json.dumps({
+    "taken_mib": [taken(buffers.dist_reduce_scatter_func), taken(buffers.dist_all_gather_func)],
+    "apart": apart.tolist(),
     "devices": [tensor.device.type for tensor in made],
     "current": torch.cuda.current_device(),
     "type": made[1].type(),
@@ -178,6 +194,12 @@ def test_torch_answers_to_cuda_names(trainer: Any) -> None:
 def test_megatron_tracks_the_cpu_generator(trainer: Any) -> None:
     assert trainer["drawn"]
     assert trainer["untouched"]
+
+
+@pytest.mark.slow
+def test_a_rank_alone_copies_nothing_to_exchange_it(trainer: Any) -> None:
+    assert max(trainer["taken_mib"]) < 16, "of a buffer of 64 MiB"
+    assert trainer["apart"] == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.slow

@@ -235,9 +235,13 @@ class _Planner:
         return [PhaseMemory(phase, _used(components | self._always)) for phase, components in parts]
 
     def _updating(self, rank: _Rank) -> list[Bytes]:
-        """The two peaks of training: gradients are computed, then, where the optimizer's state comes over, applied."""
+        """The peaks of training: gradients are computed, exchanged, and, where the optimizer's state comes, applied."""
         awake = self._awake(rank)
         peaks = [awake | _pass_parts(rank.training)]
+        if self._cpu:
+            # Gloo copies the buffer that it reduces, and the C heap still has the activations' pages.
+            kept = {"activations": rank.training.activations}
+            peaks.append(awake | kept | {"work": rank.state.exchanged})
         if self._spec.training.optimizer.host_offload and not self._cpu:
             peaks.append(awake | {"optimizer": rank.state.optimizer})
         return peaks

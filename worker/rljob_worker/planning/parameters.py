@@ -75,6 +75,8 @@ class TrainingState:
     weights: int
     gradients: int
     optimizer: int
+    exchanged: int
+    """Largest buffer of gradients that is reduced over other ranks; 0 without any."""
 
 
 def training_state(parameters: RankParameters, job: JobShape, precision: Precision) -> TrainingState:
@@ -91,6 +93,11 @@ def training_state(parameters: RankParameters, job: JobShape, precision: Precisi
         weights=parameters.total * (2 if bf16 else 4),
         gradients=parameters.total * _FP32,
         optimizer=round(own * _FP32 * flats),
+        exchanged=_FP32
+        * max(
+            parameters.dense if job.trainers.dp > 1 else 0,
+            parameters.experts if job.trainers.expert_dp > 1 else 0,
+        ),
     )
 
 

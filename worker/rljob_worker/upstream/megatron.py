@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 
 import torch
+from torch.distributed import ProcessGroup
 
 from rljob_worker.upstream.patch import MEGATRON, Patch, Process, put
 
@@ -81,6 +83,31 @@ def _to_host(tensor: object, as_numpy: bool = False, record_stream: bool = False
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
+def _exchanges() -> None:
+    from megatron.core.distributed import param_and_grad_buffer as buffers
+
+    put(
+        buffers,
+        dist_reduce_scatter_func=_unless_alone(buffers.dist_reduce_scatter_func),
+        dist_all_gather_func=_unless_alone(buffers.dist_all_gather_func),
+    )
+
+
+def _unless_alone(exchange: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(exchange)
+    def exchanged(
+        output: torch.Tensor, given: torch.Tensor, *, group: ProcessGroup, async_op: bool = False, **options: object
+    ) -> object:
+        if group.size() > 1 or async_op:
+            return exchange(output, given, group=group, async_op=async_op, **options)
+        # Megatron's output is the rank's share of the buffer itself: of one rank's, the whole.
+        if output.data_ptr() != given.data_ptr():
+            output.copy_(given)
+        return None
+
+    return exchanged
+
+
 def _patch(name: str, targets: tuple[str, ...], why: str, test: str, apply: Callable[[], None]) -> Patch:
     return Patch(name, targets, {"megatron-core": MEGATRON}, why, test, apply, (Process.TRAINER,), ("cpu",))
 
@@ -126,5 +153,15 @@ PATCHES = (
         "the device-to-host copy leaves CPU tensors as they are, also where numpy is asked for",
         _MOE_TEST,
         _copies_to_host,
+    ),
+    _patch(
+        "megatron-exchange-of-one-rank",
+        tuple(
+            f"megatron.core.distributed.param_and_grad_buffer.{name}"
+            for name in ("dist_reduce_scatter_func", "dist_all_gather_func")
+        ),
+        "gloo copies all gradients, and then all weights, also where no other rank is there to exchange them with",
+        "tests/worker/upstream/test_patches.py::test_a_rank_alone_copies_nothing_to_exchange_it",
+        _exchanges,
     ),
 )
