@@ -251,8 +251,8 @@ class FakeApi:
                     error = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
                     await _line(response, {"type": "ERROR", "object": error})
                     break
+                reached = self.version
                 for event in [event for event in self.history if event.version > seen]:
-                    seen = event.version
                     shown = _shown(event, plural, namespace, request.query.get("labelSelector"))
                     if shown and not self.silent:
                         await _line(response, shown)
@@ -260,6 +260,7 @@ class FakeApi:
                     rubbish, self.rubbish = self.rubbish, b""
                     await response.write(rubbish)
                 # A watch from a version that the server has not reached is silent until then, as the real one's.
+                seen = max(seen, reached)
                 if not self.silent and seen <= self.version:
                     bookmark = {"metadata": {"resourceVersion": str(seen)}}
                     await _line(response, {"type": "BOOKMARK", "object": bookmark})
