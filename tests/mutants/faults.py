@@ -510,8 +510,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a generation is cut before the groups that are waited for",
         "worker/rljob_worker/rollout/service.py",
-        " and cut.awaited <= complete",
-        "",
+        "len(quota.among & complete) >= quota.least",
+        "len(complete) >= quota.least",
         "tests/worker/rollout/test_request_service.py",
     ),
     Fault(
