@@ -21,11 +21,12 @@ from whole_system import NAMESPACE, SCRAPE_SECONDS, WholeSystem, printed_columns
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1200)]
 
 STEPS = 120
-AFTER_SECONDS = 30.0
-NO_DATA = {"rljob-fleet: Restarts A", "rljob-job: Restarts and lost work A", "rljob-job: Reward B"}
-"""The reward has no named parts, and nothing was restarted: test_node_faults.py looks at those two."""
 """Enough that the operator that comes up after the second restart follows the job for a while: what a job did that has
 ended before is not counted again."""
+AFTER_SECONDS = 30.0
+NO_DATA = {"rljob-fleet: Restarts A", "rljob-job: Restarts and lost work A", "rljob-job: Reward B"}
+"""The reward has no named parts, and this job was not restarted (another of the fleet may have been, a minute ago):
+test_node_faults.py looks at these."""
 HOURS = "rljob:"
 """Recorded series look hours back: tests/operator/metrics/rules has their tests."""
 
@@ -56,12 +57,11 @@ def told(system: WholeSystem) -> Iterator[Told]:
         if restarts < 2 and len(records) > 10 * (restarts + 1):
             delete_the_operators_pod(system)
             restarts += 1
-        if restarts == 2:
-            empty = {panel for panel in empty if not system.query(queries[panel])}
+        empty = {panel for panel in empty if not system.query(queries[panel])}
         time.sleep(0.5)
     # What a rate needs two scrapes for may come after the last step of a job that was fast.
     ended = time.monotonic()
-    while empty > NO_DATA and time.monotonic() < ended + AFTER_SECONDS:
+    while empty - NO_DATA and time.monotonic() < ended + AFTER_SECONDS:
         empty = {panel for panel in empty if not system.query(queries[panel])}
         time.sleep(0.5)
     yield Told(job, columns, restarts, empty)
@@ -153,7 +153,7 @@ def test_one_value_of_each_family_is_that_of_the_records(told: Told, system: Who
 
 
 def test_every_query_of_the_dashboards_had_data(told: Told) -> None:
-    assert told.empty_panels == NO_DATA
+    assert told.empty_panels <= NO_DATA
 
 
 def test_kubectl_rljob_tells_about_it(told: Told, system: WholeSystem) -> None:

@@ -29,7 +29,7 @@ LONGEST = tuple(
     )
 )  # fmt: skip
 """What takes a minute or more, the longest first: what is begun last should be short."""
-NICE = 5
+NICE = 3
 FILES_SHOWN = 25
 
 

@@ -69,10 +69,10 @@ class Run:
     def goes_on(self) -> None:
         """It trains as before, and stops as asked."""
         step = self._step()
-        jobs.wait_for(lambda: self._step() >= step + 3 or self.process.poll() is not None, "three more steps", 60)
+        jobs.wait_for(lambda: self._step() >= step + 3 or self.process.poll() is not None, "three more steps")
         assert self.process.poll() is None, jobs.finish(self.process)
         self.process.send_signal(signal.SIGTERM)
-        code, output = jobs.finish(self.process, 60)
+        code, output = jobs.finish(self.process)
         assert "stopped as asked; saved step-" in output, (code, output)
         assert not [event for event in jobs.events(self.output) if event["event"] == "failed"]
 
@@ -109,7 +109,7 @@ def attack(ports: list[int], tmp_path: Path) -> dict[str, Any]:
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
     done = subprocess.run(
         [sys.executable, "-I", str(ATTACK), str(tmp_path / "open" / "job"), *map(str, ports)],
-        cwd="/", env=environment, capture_output=True, text=True, timeout=240,
+        cwd="/", env=environment, capture_output=True, text=True, timeout=480,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

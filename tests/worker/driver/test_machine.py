@@ -46,7 +46,7 @@ def spec(**resources: Any) -> RLJobSpec:
             "rollout": {"promptsPerStep": 4, "samplesPerPrompt": 2, "maxResponseTokens": 8, "tensorParallel": 2},
             "training": {"tensorParallel": 2},
             "resources": {"profile": "ascend-a2", "devicesPerNode": 2} | resources,
-            "timeouts": {"startSeconds": 120},
+            "timeouts": {"startSeconds": 240},
         }
     )
 
@@ -115,7 +115,7 @@ class Engine(Process):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("npu_machine")
 def test_each_trainer_sees_one_device_and_its_engine_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -137,10 +137,10 @@ def test_each_trainer_sees_one_device_and_its_engine_all_of_them(
         cluster.create(calls, 1, stop, session.scratch)
         variable = device_kind(job.resources).visible_variable
         assert variable is not None
-        trainers = calls.gather("start", cluster.trainers.variable(variable), 60)
-        engines = ray.get([process.handle.variable.remote(variable) for process in cluster.engines], timeout=60)
-        preloads = calls.gather("start", cluster.trainers.variable("TMS_INIT_ENABLE"), 60)
-        queues = calls.gather("start", cluster.trainers.variable("TASK_QUEUE_ENABLE"), 60)
+        trainers = calls.gather("start", cluster.trainers.variable(variable), 120)
+        engines = ray.get([process.handle.variable.remote(variable) for process in cluster.engines], timeout=120)
+        preloads = calls.gather("start", cluster.trainers.variable("TMS_INIT_ENABLE"), 120)
+        queues = calls.gather("start", cluster.trainers.variable("TASK_QUEUE_ENABLE"), 120)
         cluster.kill()
         assert (sorted(trainers), preloads, queues) == (["4", "6"], ["1", "1"], ["2", "2"])
         assert [sorted(reply.value.split(",")) for reply in engines] == [["4", "6"]]
