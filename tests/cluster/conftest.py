@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -57,9 +57,31 @@ def kept_when_failed(prefix: str) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+_shared = ExitStack()
+"""What all tests with a control plane, or all with a node, share: it ends with the last of them, for those that follow
+need its memory and the processors."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """After the fixtures of modules, which use what is shared."""
+    yield
+    if nextitem is None or HERE not in nextitem.path.parents or _on_node(item) != _on_node(nextitem):
+        _shared.close()
+
+
+def _on_node(item: pytest.Item) -> bool:
+    return item.get_closest_marker("node") is not None
+
+
 @pytest.fixture(scope="session")
-def control_plane() -> Iterator[KwokCluster]:
+def control_plane() -> KwokCluster:
     """A running control plane with the RLJob CRD, without KubeRay."""
+    return _shared.enter_context(_running_control_plane())
+
+
+@contextmanager
+def _running_control_plane() -> Iterator[KwokCluster]:
     with kept_when_failed("rljob-cluster-") as folder:
         plane = KwokCluster(folder, [yaml.safe_load(CRD.read_text())])
         try:
@@ -71,8 +93,13 @@ def control_plane() -> Iterator[KwokCluster]:
 
 
 @pytest.fixture(scope="session")
-def system() -> Iterator[WholeSystem]:
+def system() -> WholeSystem:
     """A real node with KubeRay, the chart and Prometheus."""
+    return _shared.enter_context(_running_system())
+
+
+@contextmanager
+def _running_system() -> Iterator[WholeSystem]:
     with kept_when_failed("rljob-node-") as folder:
         system = WholeSystem(folder)
         try:
@@ -124,12 +151,12 @@ def kuberay(control_plane: KwokCluster) -> Callable[..., Process]:
 
 
 @pytest.fixture(scope="session")
-def ray(control_plane: KwokCluster) -> Iterator[RayStandIn]:
+def ray(control_plane: KwokCluster) -> RayStandIn:
     """What answers for the pods that kwok only pretends to run."""
     stand_in = RayStandIn(control_plane)
     stand_in.start()
-    yield stand_in
-    stand_in.stop()
+    _shared.callback(stand_in.stop)
+    return stand_in
 
 
 @pytest.fixture

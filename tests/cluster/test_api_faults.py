@@ -18,7 +18,7 @@ READS = frozenset({"get", "list", "watch"})
 WATCHES = frozenset({"watch"})
 FAULTS = {
     "conflict": [Fault("status", code=409, verbs=WRITES, probability=0.3)],
-    "expired": [Fault("gone", verbs=WATCHES, times=5), Fault("status", code=410, verbs=READS, probability=0.5)],
+    "expired": [Fault("gone", verbs=WATCHES, times=5), Fault("status", code=410, verbs=READS, probability=0.3)],
     "throttled": [Fault("status", code=429, probability=0.3)],
     "error": [Fault("status", code=500, probability=0.3)],
     "dropped": [Fault("drop", probability=0.3)],

@@ -18,6 +18,8 @@ from rljob_operator.shell.resources import Resource
 logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 _EVER = 2**63
+LONGEST_SHARE = 1.2
+"""Pauses are scattered by a fifth, so that those who wait for the same server do not come back together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ class Informer(Generic[Item, Value]):
         self._failures = 0 if lasted > self.times.first_pause else min(self._failures + 1, 30)
         if self._failures:
             seconds = min(self.times.first_pause * 2.0 ** (self._failures - 1), self.times.longest_pause)
-            await asyncio.sleep(seconds * random.uniform(0.8, 1.2))
+            await asyncio.sleep(seconds * random.uniform(2 - LONGEST_SHARE, LONGEST_SHARE))
 
     # --- what the handlers bring ------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import kopf
 
-from rljob_operator.shell.informer import Informer, WatchTimes
+from rljob_operator.shell.informer import LONGEST_SHARE, Informer, WatchTimes
 
 
 class Backoffs:
@@ -80,7 +80,8 @@ def kopf_settings(informers: Iterable[Informer], times: WatchTimes, request_seco
         if informer.selector:
             kind = (informer.resource.group, informer.resource.version, informer.resource.plural)
             settings.watching.label_selectors[kind] = informer.selector
-    settings.networking.request_timeout = 3 * request_seconds
+    # A pause of ours, before Kopf hears that a list has to begin anew, counts as part of the request.
+    settings.networking.request_timeout = 3 * request_seconds + LONGEST_SHARE * times.longest_pause
     settings.networking.connect_timeout = request_seconds
     settings.networking.error_backoffs = Backoffs(times)
     # A worker holds its object while it waits for another event of it; 0 would let workers turn in a circle.

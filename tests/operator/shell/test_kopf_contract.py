@@ -43,6 +43,8 @@ def test_every_setting_is_one_of_kopfs() -> None:
         if hasattr(values, "__dict__"):
             assert vars(values).keys() == vars(getattr(theirs, part)).keys(), part
     assert isinstance(ours.watching.server_timeout, int)
+    # The transport waits this long before it lets Kopf list again.
+    assert ours.networking.request_timeout >= 1.2 * WatchTimes().longest_pause + 10.0
 
 
 def test_selectors_are_those_of_the_informers() -> None:
