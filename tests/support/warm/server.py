@@ -41,10 +41,8 @@ IMPORTS = {
         "torch.utils.tensorboard",
     ],
     TRAINER: ["rljob_worker.trainer.trainer", "rljob_worker.trainer.megatron.backend"],
-    ENGINE: ["rljob_worker.rollout.engine"],
+    ENGINE: ["rljob_worker.rollout.engine", "vllm.v1.engine.llm_engine"],
 }
-"""Not vLLM, which imports Ray: that reads a worker's job and raylet from its variables once, and a fork of it would
-have none and abort."""
 
 
 Task = Callable[[], object]
@@ -53,8 +51,14 @@ Task = Callable[[], object]
 def main(path: str, role: str = "") -> Task | None:
     """Serve until the pytest process ends; in a fork, what it is to do."""
     if role:
+        if role == ENGINE:
+            # vLLM imports Ray where it is there, and that reads a worker's job and raylet from its variables once: a
+            # fork would have none and abort. Our engines use no executor of Ray.
+            sys.modules["ray"] = None  # type: ignore[assignment]
         for module in IMPORTS[role]:
             importlib.import_module(module)
+        if role == ENGINE:
+            del sys.modules["ray"]
         gc.collect()
         gc.freeze()
         return _Forks(socket.socket(fileno=os.dup(0))).serve()
