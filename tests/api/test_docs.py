@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import pytest
 import yaml
 
+from rljob_api.algorithms import ALGORITHMS
 from rljob_api.crd import custom_resource_definition
 from rljob_api.validation import load_manifest
 
@@ -119,6 +120,20 @@ def test_manifests_in_pages_are_valid(page: Path, tmp_path: Path) -> None:
         file = tmp_path / "job.yaml"
         file.write_text(block, encoding="utf-8")
         assert load_manifest(file).metadata.name, yaml.safe_load(block)
+
+
+def test_each_algorithm_has_an_example_that_is_a_job(tmp_path: Path) -> None:
+    quickstart = (ROOT / "examples/quickstart.yaml").read_text(encoding="utf-8")
+    page = (ROOT / "docs/algorithms.md").read_text(encoding="utf-8")
+    named = []
+    for block in re.findall(r"^```yaml\n(algorithm:.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        document, example = yaml.safe_load(quickstart), yaml.safe_load(block)
+        for field, value in example.items():
+            document["spec"][field] = {**document["spec"].get(field, {}), **value}
+        file = tmp_path / "job.yaml"
+        file.write_text(yaml.safe_dump(document), encoding="utf-8")
+        named.append(str(load_manifest(file).spec.algorithm.name))
+    assert set(named) == set(ALGORITHMS)
 
 
 def test_settings_of_other_frameworks_have_fields_that_exist() -> None:
