@@ -41,7 +41,7 @@ help: ## List the targets
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "RLJob needs Python 3.11 or 3.12; none was found. Install one, or set PYTHON=/path/to/python3.12"; exit 1; }
-	@echo "Installing into $(VENV) with $$($(PYTHON) --version) (about 6 GB, the first time some minutes) ..."
+	@echo "Installing into $(VENV) with $$($(PYTHON) --version) (about 7 GB, the first time some minutes) ..."
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	$(BIN)/uv pip install --quiet --python $(VENV) --no-deps --compile-bytecode -r $(LOCK)

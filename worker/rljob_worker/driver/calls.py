@@ -13,6 +13,7 @@ import ray
 import ray.exceptions
 
 from rljob_worker.driver.actors import Reply
+from rljob_worker.driver.out_of_memory import in_short
 from rljob_worker.errors import JobError, PhaseDeadlineError, ProcessDiedError, StopRequested, UserError
 
 logger = logging.getLogger(__name__)
@@ -190,8 +191,11 @@ class Calls:
             raise JobError(f"{what}: {process}: {type(cause).__name__}: {cause}") from error
         except ray.exceptions.RayActorError as error:
             raise ProcessDiedError(f"{what}: {self._death_of(process)}") from error
+        except ray.exceptions.OutOfMemoryError as error:
+            reason = in_short(str(error))
+            raise ProcessDiedError(f"{what}: {self._death_of(process)}\nOutOfMemoryError: {reason}") from error
         except ray.exceptions.RayError as error:
-            # Ray's memory monitor, a lost placement group, a runtime_env that cannot be made: only Ray knows why.
+            # A lost placement group, a runtime_env that cannot be made: only Ray knows why.
             raise ProcessDiedError(f"{what}: {self._death_of(process)}\n{type(error).__name__}: {error}") from error
         self.busy[process] = reply.busy_seconds
         return reply.value
