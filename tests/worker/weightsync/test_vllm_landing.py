@@ -142,6 +142,33 @@ def test_a_model_computes_after_each_sync_what_a_fresh_one_does(packed: bool, sl
         sync.slots.close()
 
 
+def test_a_layout_does_not_hold_once_a_parameter_that_is_written_in_place_has_moved() -> None:
+    model = Model(some_weights(0), packed=False)
+    sync = Sync(model, some_weights(0))
+    try:
+        sync.update(some_weights(1))
+        assert sync.layout.direct, "the next sync would write where this one did"
+        assert sync.layout.holds(model)
+        model.head.weight.data = model.head.weight.data.clone()
+        assert not sync.layout.holds(model)
+    finally:
+        sync.slots.close()
+
+
+def test_what_is_packed_lands_right_in_other_scratch_memory_than_the_sync_before_had() -> None:
+    model = Model(some_weights(0))
+    sync = Sync(model, some_weights(0))
+    x = torch.randn(5, HIDDEN)
+    try:
+        sync.update(some_weights(1))
+        sync.layout.scratch.drop()
+        sync.update(some_weights(2))
+        fresh = Model(some_weights(2))
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(model(x), fresh(x), strict=True))
+    finally:
+        sync.slots.close()
+
+
 @pytest.mark.parametrize("slice_bytes", [None, 9000])
 @pytest.mark.parametrize("name", ["fused.gate_proj.weight", "head.weight", "table.weight"])
 def test_a_bit_that_is_wrong_is_refused_and_the_next_sync_is_right(name: str, slice_bytes: int | None) -> None:

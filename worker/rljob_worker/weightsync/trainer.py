@@ -12,7 +12,7 @@ import torch
 
 from rljob_worker.devices.threads import half_the_threads
 from rljob_worker.errors import WeightSyncError
-from rljob_worker.tensor_slice import TensorSlice
+from rljob_worker.tensor_slice import Part, TensorSlice
 from rljob_worker.types import TrainerReport
 from rljob_worker.weightsync import mailbox
 from rljob_worker.weightsync.device_ipc import Exchange
@@ -128,6 +128,7 @@ class WeightSyncTrainer:
         """Close the sockets and drop the slots; the rank that made them removes them."""
         if self._mailbox is not None:
             self._mailbox.close()
+        self._rank.targets.clear()
         if self._slots is not None:
             self._slots.close()
 
@@ -162,6 +163,8 @@ class _Rank:
             for tensor, piece in bucket.pieces_of(number)
         }
         self._last: tuple[Piece, torch.Tensor] | None = None
+        self.targets: dict[tuple[int, int, Part], torch.Tensor] = {}
+        """(bucket, offset, part) -> where in a slot that piece goes."""
 
     def read(self, tensor: PlacedTensor, piece: PlacedPiece) -> torch.Tensor:
         """A piece's data; its first dimension may be two, where the parameter has its rows in groups."""
@@ -276,11 +279,7 @@ class _Update:
         started = time.perf_counter()
         source = self._rank.read(tensor, piece)
         self._seconds["read"] += time.perf_counter() - started
-        target = piece.part.of(
-            self._slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
-        )
-        if source.dim() == target.dim() + 1 and len(target) == source.shape[0] * source.shape[1]:
-            target = target.unflatten(0, source.shape[:2])
+        target = self._target(bucket, tensor, piece, source.shape)
         if source.shape != target.shape or source.dtype != target.dtype:
             raise WeightSyncError(
                 f"{tensor.name}: the trainer holds {source.dtype} {tuple(source.shape)}, "
@@ -292,6 +291,18 @@ class _Update:
         self._pieces += 1
         self._tensors.add(tensor.name)
         return tensor.report(piece, str(source.dtype).removeprefix("torch."), checksum)
+
+    def _target(self, bucket: Bucket, tensor: PlacedTensor, piece: PlacedPiece, shape: torch.Size) -> torch.Tensor:
+        """Where in a slot a piece goes that is held in this shape; found once, as slots stay what they are."""
+        key = (bucket.index, tensor.offset, piece.part)
+        target = self._rank.targets.get(key)
+        if target is None:
+            index = bucket.index % SLOT_COUNT
+            target = piece.part.of(self._slots.tensor(index, tensor.offset, self._plan.torch_dtype, tensor.shape))
+            if len(shape) == target.dim() + 1 and len(target) == shape[0] * shape[1]:
+                target = target.unflatten(0, shape[:2])
+            self._rank.targets[key] = target
+        return target
 
     def _wait(self, blocking: Callable[[], list[str]], what: str) -> None:
         started = time.perf_counter()

@@ -32,7 +32,7 @@ from rljob_worker.weightsync.messages import (
 from rljob_worker.weightsync.plan import PlacedTensor, SyncPlan
 from rljob_worker.weightsync.shared_memory import SharedMemory
 from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
-from rljob_worker.weightsync.vllm_layout import ModelLayout, Module
+from rljob_worker.weightsync.vllm_layout import ModelLayout, Module, Pairs
 
 if TYPE_CHECKING:
     from rljob_worker.upstream.vllm_types import Model
@@ -105,9 +105,9 @@ class WeightLandingExtension:
             if self._rljob_slots is not None:
                 self._rljob_slots[1].close()
                 self._rljob_slots = None
+            self._rljob_layout = None  # it knows where things lie in the slots
             plan = _plan(message)
             self._rljob_slots = (place, _attached(self.rljob_device(), message), plan)
-            self._rljob_layout = None
         _, slots, plan = self._rljob_slots
         if self._rljob_sync is not None:
             self._rljob_sync.give_up()
@@ -198,7 +198,7 @@ class _Landing:
             landed = self._rows.get(tensor.name, 0)
             if tensor.first != landed:
                 raise WeightSyncError(f"{where}: {tensor.name} from row {tensor.first} came after {landed} rows")
-            modules = [self._layout.modules[name] for name in self._layout.modules_of(tensor.name)]
+            modules = self._layout.owners[tensor.name]
             for module in modules:
                 if module.name not in self._begun:
                     self._begun.add(module.name)
@@ -232,39 +232,41 @@ class _Landing:
     def _land(self, bucket: int, tensor: PlacedTensor) -> list[int | None]:
         """Copy what is in a slot to its places; the checksum of each piece, None where no part is for this worker.
 
-        What goes to one place as it is is summed there, in the same pass; of anything else, the slot's bytes are.
+        What goes to one place as it is is summed there, in the same pass; of anything else, the slot's bytes are. Where
+        that is, is found once: most of what a small tensor costs is finding it.
         """
+        known = self._layout.direct.get((bucket, tensor.offset))
+        if known is not None:
+            return self._land_pairs(known)
         here = self._slots.tensor(bucket % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
         whole = self._plan.shapes[tensor.name]
         if self._layout.taken.get(tensor.name) is not None:
-            return self._land_in(*self._layout.place(tensor.name, tensor.first, tensor.shape[0]), here, tensor)
-        if tensor.shape != whole and self._layout.copies[tensor.name]:
+            taken, target = self._layout.place(tensor.name, tensor.first, tensor.shape[0])
+        elif tensor.shape != whole and self._layout.copies[tensor.name]:
             if tensor.name not in self._staged:
                 like = torch.empty(whole, dtype=here.dtype, device="meta")
                 self._staged[tensor.name] = self._layout.scratch.take(like, here.device)
-            target = self._staged[tensor.name].narrow(0, tensor.first, tensor.shape[0])
-            return self._land_in(Part(), target, here, tensor)
-        self._layout.copy(tensor.name, here)
-        return [self._slots.checksum(piece.part.of(here)) for piece in tensor.pieces]
-
-    def _land_in(
-        self, taken: Part | None, target: torch.Tensor, here: torch.Tensor, tensor: PlacedTensor
-    ) -> list[int | None]:
-        """Copy the part `taken` of what is `here` to `target`, which has that part alone; None: nothing is taken."""
-        checksums: list[int | None] = []
-        landed = True
-        for piece in tensor.pieces:
-            if taken is None or taken.misses(piece.part):
-                checksums.append(None)
-                continue
-            place = taken.place_of(piece.part, target)
-            if place is None or place.dtype != here.dtype:
-                landed = False
-                checksums.append(self._slots.checksum(piece.part.of(here)))
-            else:
-                checksums.append(self._slots.land(piece.part.of(here), place))
-        if taken is not None and not landed:
+            taken, target = Part(), self._staged[tensor.name].narrow(0, tensor.first, tensor.shape[0])
+        else:
+            self._layout.copy(tensor.name, here)
+            return [self._slots.checksum(piece.part.of(here)) for piece in tensor.pieces]
+        pairs = _pairs(taken, target, here, tensor)
+        checksums = self._land_pairs(pairs)
+        if taken is not None and any(pair is not None and pair[1] is None for pair in pairs):
             target.copy_(taken.of(here))
+        elif tensor.name not in self._staged:
+            self._layout.remember(bucket, tensor, pairs)
+        return checksums
+
+    def _land_pairs(self, pairs: Pairs) -> list[int | None]:
+        checksums: list[int | None] = []
+        for pair in pairs:
+            if pair is None:
+                checksums.append(None)
+            elif pair[1] is None:
+                checksums.append(self._slots.checksum(pair[0]))
+            else:
+                checksums.append(self._slots.land(pair[0], pair[1]))
         return checksums
 
     def finish(self, names: Sequence[str], model_config: ModelConfig) -> int:
@@ -277,3 +279,16 @@ class _Landing:
             )
         self._layout.finish(model_config)
         return len(landed)
+
+
+def _pairs(taken: Part | None, target: torch.Tensor, here: torch.Tensor, tensor: PlacedTensor) -> Pairs:
+    """Where the pieces of what is `here` go in `target`, which has the part `taken` of it alone; None: no part."""
+    pairs: Pairs = []
+    for piece in tensor.pieces:
+        if taken is None or taken.misses(piece.part):
+            pairs.append(None)
+            continue
+        place = taken.place_of(piece.part, target)
+        same = place is not None and place.dtype == here.dtype
+        pairs.append((piece.part.of(here), place if same else None))
+    return pairs

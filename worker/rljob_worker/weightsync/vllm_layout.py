@@ -29,6 +29,10 @@ from rljob_worker.upstream.vllm_types import ModelConfig
 
 if TYPE_CHECKING:
     from rljob_worker.upstream.vllm_types import Model
+    from rljob_worker.weightsync.plan import PlacedTensor
+
+Pairs = list[tuple[torch.Tensor, torch.Tensor | None] | None]
+"""For each piece in a slot: it, and its place in the engine, None where only some of it has one; None: not taken."""
 
 _FILLS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
 
@@ -240,18 +244,33 @@ class ModelLayout:
             module.scratch = self.scratch
         self.taken = {name: part_of(copies, tuple(tensors[name])) for name, copies in self.copies.items() if copies}
         """The part of each tensor that goes to one place as it is; None where it does not."""
+        self.owners = {
+            name: [self.modules[owner] for owner in dict.fromkeys(copy.module for copy in copies)]
+            for name, copies in self.copies.items()
+        }
+        """The modules that each tensor goes to."""
+        self.direct: dict[tuple[int, int], Pairs] = {}
+        """(bucket, offset in its slot) -> what `remember` got."""
+        self._addresses = self._addresses_now()
 
     def holds(self, model: Model) -> bool:
-        """Whether `model` still computes with the parameters that were there."""
-        return model is self._model and all(
+        """Whether `model` still computes with the parameters that were there, where they were in memory."""
+        if model is not self._model or self._addresses_now() != self._addresses:
+            return False
+        return all(
             module.module._parameters.get(name) is parameter
             for module in self.modules.values()
             for name, parameter in module.in_use[0].items()
         )
 
-    def modules_of(self, name: str) -> list[str]:
-        """The modules that a tensor goes to."""
-        return list(dict.fromkeys(copy.module for copy in self.copies[name]))
+    def remember(self, bucket: int, tensor: PlacedTensor, pairs: Pairs) -> None:
+        """Keep where pieces lie and go, if the next sync finds them there: other modules' parameters come and go."""
+        if all(module.lands_in_place() for module in self.owners[tensor.name]):
+            self.direct[bucket, tensor.offset] = pairs
+
+    def _addresses_now(self) -> list[int]:
+        in_place = (module for module in self.modules.values() if module.lands_in_place())
+        return [parameter.data_ptr() for module in in_place for parameter in module.in_use[0].values()]
 
     def copy(self, name: str, whole: torch.Tensor) -> None:
         """Copy a whole tensor to its places."""
