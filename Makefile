@@ -53,7 +53,7 @@ install: $(STAMP) ## Make the environment in .venv from the lock file
 quickstart: $(STAMP) ## Train a small model with GRPO on this machine and draw its report
 	@$(BIN)/rljob run examples/quickstart.yaml --output $(RUNS)/quickstart-$$(date +%Y%m%d-%H%M%S) $(QUICKSTART_ARGS)
 
-cluster-programs: $(STAMP) ## Build etcd, Kubernetes, KubeRay, CoreDNS, kwok and helm for the cluster tests, once (about 25 minutes)
+cluster-programs: $(STAMP) ## Build etcd, Kubernetes, KubeRay, Kueue, CoreDNS, kwok and helm for the cluster tests, once (about 30 minutes)
 	@$(BIN)/python tests/cluster/programs.py
 
 cluster-up: $(STAMP) ## A Kubernetes cluster of one real node on this machine, with RLJob and Prometheus (root, Go)

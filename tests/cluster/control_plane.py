@@ -281,12 +281,15 @@ class ControlPlane:
     def _install_kuberay_crds(self, version: str) -> None:
         if version == self._crds_version:
             return
-        crds = crds_in(files(f"ray-operator-{version}", "crds"))
+        self.install_crds(crds_in(files(f"ray-operator-{version}", "crds")))
+        self._crds_version = version
+
+    def install_crds(self, crds: Sequence[dict[str, Any]]) -> None:
+        """Install or replace CRDs and wait until the API server has their kinds."""
         for crd in crds:
             self._install(crd)
         for crd in crds:
             self._wait_established(crd["metadata"]["name"])
-        self._crds_version = version
 
     def _install(self, crd: dict[str, Any]) -> None:
         """Create or replace: server-side apply takes the API server seconds with schemas of this size."""

@@ -48,10 +48,13 @@ class Kube:
         "Role": "rbac.authorization.k8s.io/v1", "RoleBinding": "rbac.authorization.k8s.io/v1",
         "ValidatingAdmissionPolicy": "admissionregistration.k8s.io/v1",
         "ValidatingAdmissionPolicyBinding": "admissionregistration.k8s.io/v1",
+        "MutatingWebhookConfiguration": "admissionregistration.k8s.io/v1",
+        "ValidatingWebhookConfiguration": "admissionregistration.k8s.io/v1",
     }  # fmt: skip
     CLUSTER_WIDE = {
         "Node", "Namespace", "CustomResourceDefinition", "Stage", "ClusterRole", "ClusterRoleBinding",
-        "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+        "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "PriorityClass", "ClusterQueue",
+        "ResourceFlavor", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration",
     }  # fmt: skip
 
     def __init__(self, network: Network, host: str, port: int, tls: ssl.SSLContext | None, token: str) -> None:

@@ -92,6 +92,13 @@ PROGRAMS = {
         Program("kwok", "sigs.k8s.io/kwok", "v0.7.0", "sigs.k8s.io/kwok/cmd/kwok", files={"kustomize": "kustomize"}),
         _kubernetes("kube-controller-manager"),
         _kubernetes("kube-scheduler"),
+        Program(
+            "kueue",
+            "sigs.k8s.io/kueue",
+            "v0.13.2",
+            "sigs.k8s.io/kueue/cmd/kueue",
+            files={"config": "config/components"},
+        ),
         Program("helm", "helm.sh/helm/v3", "v3.20.2", "helm.sh/helm/v3/cmd/helm"),
         _kuberay("1.5.1"),
         _kubernetes("kubectl"),

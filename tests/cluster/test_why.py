@@ -1,7 +1,8 @@
 """`kubectl rljob why` on a real API server: each cause comes from the program that really says it, where it is here.
 
 No operator runs: the RayClusters are rendered with its code and applied by the test, so that what is seen is theirs.
-Kueue and Volcano are played by objects of their kinds, and a kubelet's complaints by a pod's status.
+Volcano is played by an object of its kind, and a kubelet's complaints by a pod's status; Kueue itself is in
+`test_kueue.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 from control_plane import ControlPlane, unique
-from kube import Kube, conditions, wait_until
+from kube import Kube, wait_until
 from kwok_cluster import HOLD
 from network import Network
 from small_jobs import small_job
@@ -242,85 +243,36 @@ def test_an_event_of_a_pod(submit: Callable[..., Any], why: Why, kube: Kube, nam
 
 
 @pytest.fixture(scope="session")
-def queue_kinds(control_plane: ControlPlane) -> None:
-    for group, kind, plural in (
-        ("kueue.x-k8s.io", "Workload", "workloads"),
-        ("scheduling.volcano.sh", "PodGroup", "podgroups"),
-    ):
-        schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-        version = {"name": "v1beta1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-        names = {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"}
-        control_plane.kube.apply(
+def pod_groups(control_plane: ControlPlane) -> None:
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1beta1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"kind": "PodGroup", "plural": "podgroups", "singular": "podgroup", "listKind": "PodGroupList"}
+    spec = {"group": "scheduling.volcano.sh", "names": names, "scope": "Namespaced", "versions": [version]}
+    control_plane.install_crds(
+        [
             {
                 "apiVersion": "apiextensions.k8s.io/v1",
                 "kind": "CustomResourceDefinition",
-                "metadata": {
-                    "name": f"{plural}.{group}",
-                    # Without it the API server keeps *.k8s.io to itself (KEP 1111).
-                    "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes/kubernetes/pull/1"},
-                },
-                "spec": {"group": group, "names": names, "scope": "Namespaced", "versions": [version]},
+                "metadata": {"name": "podgroups.scheduling.volcano.sh"},
+                "spec": spec,
             }
-        )
-        control_plane.kube.wait_for(
-            "CustomResourceDefinition",
-            None,
-            f"{plural}.{group}",
-            lambda crd: conditions(crd).get("Established", {}).get("status") == "True",
-        )
+        ]
+    )
 
 
-@pytest.mark.parametrize(
-    ("system", "version", "kind", "status", "reason", "parts"),
-    [
-        (
-            "Kueue",
-            "kueue.x-k8s.io/v1beta1",
-            "Workload",
-            {
-                "type": "QuotaReserved",
-                "status": "False",
-                "reason": "Pending",
-                "message": "couldn't assign flavors to pod set workers: insufficient unused quota for "
-                "huawei.com/Ascend910 in flavor a2, 8 more needed",
-            },
-            "Pending",
-            ("Kueue has not admitted Workload", "8 more needed"),
-        ),
-        (
-            "Volcano",
-            "scheduling.volcano.sh/v1beta1",
-            "PodGroup",
-            {
-                "type": "Unschedulable",
-                "status": "True",
-                "reason": "NodePredicateFailed",
-                "message": "node<npu-1> is not of the job's accelerator-type",
-            },
-            "NodePredicateFailed",
-            ("Volcano has not admitted PodGroup", "accelerator-type"),
-        ),
-    ],
-)
-def test_what_a_queueing_system_says(
-    submit: Callable[..., Any],
-    queue_kinds: None,
-    why: Why,
-    kube: Kube,
-    namespace: str,
-    system: str,
-    version: str,
-    kind: str,
-    status: dict[str, Any],
-    reason: str,
-    parts: tuple[str, ...],
-) -> None:
-    cluster = submit(f"scheduling.system={system}", "scheduling.queue=rl")
+def test_what_volcano_says(submit: Callable[..., Any], pod_groups: None, why: Why, kube: Kube, namespace: str) -> None:
+    cluster = submit("scheduling.system=Volcano", "scheduling.queue=rl")
     owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": NAME, "uid": cluster["metadata"]["uid"]}
     meta = {"name": "waits", "namespace": namespace, "ownerReferences": [{**owner, "controller": True}]}
-    document = {"apiVersion": version, "kind": kind, "metadata": meta, "status": {"conditions": [status]}}
-    kube.create(document)
-    reached(why, reason, *parts, "waits")
+    status = {
+        "type": "Unschedulable",
+        "status": "True",
+        "reason": "NodePredicateFailed",
+        "message": "node<npu-1> is not of the job's accelerator-type",
+    }
+    document = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "PodGroup", "metadata": meta}
+    kube.create({**document, "status": {"conditions": [status]}})
+    reached(why, "NodePredicateFailed", "Volcano has not admitted PodGroup", "accelerator-type", "waits")
 
 
 # --- the way to the head -----------------------------------------------------------------------

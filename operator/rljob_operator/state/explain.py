@@ -1,8 +1,9 @@
 """Why a job does not run: one sentence that names the object and what would help.
 
 The messages that are read here were checked against KubeRay 1.6 (raycluster_controller.go), Kueue 0.19
-(workload_controller.go, flavorassigner.go), Volcano 1.15 (gang.go, unschedule_info.go), MindCluster's
-ascend-for-volcano and Kubernetes 1.36 (kubelet's image manager, kube-scheduler's filters).
+(workload_controller.go, flavorassigner.go; 0.13 itself in tests/cluster/test_kueue.py), Volcano 1.15 (gang.go,
+unschedule_info.go), MindCluster's ascend-for-volcano and Kubernetes 1.36 (kubelet's image manager, kube-scheduler's
+filters).
 """
 
 from __future__ import annotations
