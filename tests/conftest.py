@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.lanes import Lanes, Seconds, give_way
+from support.places import Places
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
@@ -21,7 +22,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Seconds())
-    give_way(getattr(config, "workerinput", None))
+    process = getattr(config, "workerinput", None)
+    give_way(process)
+    if process is not None:
+        config.pluginmanager.register(Places())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

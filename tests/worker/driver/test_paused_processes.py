@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ALL = os.environ.get("RLJOB_FAULTS") == "all"
 SEED = int(os.environ.get("RLJOB_SEED", "1"))
-DEADLINE = 5
+DEADLINE = 15
 """Seconds for a phase, and for a reward to score one sample."""
 PAUSES = [
     # process, phase, seconds; a driver may be away for longer than any deadline
