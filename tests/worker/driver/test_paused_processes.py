@@ -20,16 +20,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ALL = os.environ.get("RLJOB_FAULTS") == "all"
 SEED = int(os.environ.get("RLJOB_SEED", "1"))
-DEADLINE = 15
+DEADLINE = 8
 """Seconds for a phase, and for a reward to score one sample."""
 PAUSES = [
     # process, phase, seconds; a driver may be away for longer than any deadline
     ("driver", "actor_train", DEADLINE + 1.5),
-    ("trainer-0", "actor_train", 1.0),
-    ("trainer-0", "update_weights", 1.0),
-    ("engine-0", "rollout", 1.0),
-    ("engine-0", "update_weights", 1.0),
-    ("reward", "rollout", 1.0),
+    ("trainer-0", "actor_train", 2.5),
+    ("trainer-0", "update_weights", 2.5),
+    ("engine-0", "rollout", 2.5),
+    ("engine-0", "update_weights", 2.5),
+    ("reward", "rollout", 2.5),
 ]
 ENDS = {
     # process and phase of a pause without end: exit code, and what names it
@@ -104,4 +104,5 @@ def test_a_run_whose_processes_are_all_stopped_for_a_while_goes_on(chain: Chain,
     assert digest_of_trajectories(chain.run_folder) == digest_of_trajectories(calm)
     took = {record["step"]: record["step_seconds"] for record in read_steps(chain.run_folder)}
     for number, (process, phase, seconds) in enumerate(PAUSES):
-        assert took[first + number] > 0.5 * seconds, f"{process} was not stopped in {phase}"
+        # Who wakes it is started before it is stopped: on a busy machine it sleeps for less.
+        assert took[first + number] > 0.4 * seconds, f"{process} was not stopped in {phase}"
