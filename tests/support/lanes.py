@@ -4,7 +4,7 @@ A file of tests is run by one process from its first test to its last, so that w
 last process alone takes `tests/cluster` (network namespaces, control groups, containerd's socket and the node are there
 once on a machine), and takes it first: it is the longest chain of tests that cannot be divided. It waits more than it
 computes, for intervals of Kubernetes. The first process begins with the fast files, the others with the longest.
-Whoever is done goes on with what is left of the rest. How many files that need much of the machine run at once: `places`.
+Whoever is done goes on with what is left of the rest. How many large files run at once: `places`.
 """
 
 from __future__ import annotations
