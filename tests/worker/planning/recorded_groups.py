@@ -1,6 +1,6 @@
 """Two trainer ranks train a step in several layouts and write which of Megatron's groups they used.
 
-Called as `python recorded_groups.py RANK FOLDER PORT`; writes `FOLDER/rank-N.json`: case -> names of the groups.
+Called as `python recorded_groups.py RANK FOLDER`; writes `FOLDER/rank-N.json`: case -> names of the groups.
 """
 
 from __future__ import annotations
@@ -107,16 +107,16 @@ def _recording(function: Any, used: set[int]) -> Any:
     return recording
 
 
-def main(rank: int, folder: Path, port: int) -> None:
+def main(rank: int, folder: Path) -> None:
     used: set[int] = set()
     record(used)
     result = {}
-    for index, (case, (model, training)) in enumerate(LAYOUTS.items()):
+    for case, (model, training) in LAYOUTS.items():
         trainer = Trainer(
             spec(training),
             rank=rank,
             world_size=2,
-            store=f"tcp://127.0.0.1:{port + index}",
+            store=f"file://{folder}/store-{case}",
             secret="of-a-test",
             model_folder=str(folder / model),
             total_updates=10,
@@ -131,4 +131,4 @@ def main(rank: int, folder: Path, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), Path(sys.argv[2]))

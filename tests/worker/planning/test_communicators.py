@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -43,14 +42,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         (folder / name / "config.json").write_text(json.dumps(config))
         shapes = hf_manifest(ModelConfig.from_hf(folder / name))
         save_file({n: torch.ones(shape) * 0.02 for n, shape in shapes}, folder / name / "model.safetensors")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
     script = Path(__file__).with_name("recorded_groups.py")
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(folder), str(port)],
+            [sys.executable, str(script), str(rank), str(folder)],
             env={**environment, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -58,7 +54,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         )
         for rank in range(2)
     ]
-    outputs = [rank.communicate(timeout=500)[0] for rank in ranks]
+    try:
+        outputs = [rank.communicate(timeout=500)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
     both = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
     return {case: sorted({name for one in both for name in one[case]}) for case in LAYOUTS}
