@@ -261,7 +261,7 @@ def train_fixed_batch(request: dict[str, Any]) -> dict[str, float]:
     }
     trainer = Trainer(spec, rank=0, world_size=1, store=store, model_folder=request["model"], total_updates=2)
     trainer.setup()
-    batch = TrainBatch(
+    batch = TrainBatch.of_responses(
         tokens=[np.array(s["prompt"] + s["response"]) for s in samples],
         prompt_lengths=np.array([len(s["prompt"]) for s in samples]),
         rollout_log_probs=[np.zeros(len(s["response"]), dtype=np.float32) for s in samples],

@@ -90,7 +90,7 @@ def make_batch(size: dict[str, int], skewed: bool) -> TrainBatch:
     lengths = np.full(count, longest)
     if skewed:
         lengths = np.minimum(random.geometric(4 / longest, count), longest)
-    return TrainBatch(
+    return TrainBatch.of_responses(
         tokens=[random.integers(0, size["vocab"], prompt + n) for n in lengths],
         prompt_lengths=np.full(count, prompt),
         rollout_log_probs=[np.full(n, -np.log(size["vocab"]), dtype=np.float32) for n in lengths],
