@@ -164,13 +164,13 @@ class BareLoop:
 
     @staticmethod
     def _pad(batch: TrainBatch, size: int) -> Iterator[dict[str, torch.Tensor]]:
-        longest = max(len(tokens) for tokens in batch.tokens)
-        total = sum(len(row) for row in batch.rollout_log_probs)
-        tokens, mask = torch.zeros(len(batch), longest, dtype=torch.int64), torch.zeros(len(batch), longest)
-        for i, row in enumerate(batch.tokens):
-            tokens[i, : len(row)] = torch.from_numpy(row)
-            mask[i, int(batch.prompt_lengths[i]) : len(row)] = 1.0 / total
-        weights = mask * torch.from_numpy(batch.advantages)[:, None]
+        longest = int(batch.lengths.max())
+        tokens, weights = torch.zeros(len(batch), longest, dtype=torch.int64), torch.zeros(len(batch), longest)
+        there = torch.arange(longest) < torch.from_numpy(batch.lengths)[:, None]
+        tokens[there] = torch.from_numpy(batch.tokens)
+        flat = torch.zeros(len(batch.tokens))
+        flat[torch.from_numpy(batch.sampled)] = torch.from_numpy(batch.advantages) / len(batch.advantages)
+        weights[there] = flat
         for start in range(0, len(batch), size):
             rows = slice(start, start + size)
             yield {
@@ -241,7 +241,7 @@ def main() -> int:
         if number >= 2:
             seconds["rljob"].append(middle - started)
             seconds["megatron"].append(ended - middle)
-    tokens = sum(len(row) for row in batch.tokens)
+    tokens = len(batch.tokens)
     median = {name: statistics.median(values) for name, values in seconds.items()}
     ratio = median["megatron"] / median["rljob"]
     for name, value in median.items():
