@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from support.ports import free_port
 
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.ray.jobs import RayJobs
@@ -25,16 +25,6 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 START_SECONDS = 90.0
 JOB_SECONDS = 60.0
 CALL_SECONDS = 60.0
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -60,7 +50,7 @@ def head(request: pytest.FixtureRequest) -> Iterator[str]:
         "object-manager-port",
         "ray-client-server-port",
     )
-    ports = dict(zip(names, free_ports(len(names))))
+    ports = {name: free_port() for name in names}
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_DOCKER_CPU_WARNING": "1"}
     if request.param:
         environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": request.param}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import aiohttp
 import pytest
 import yaml
 from fake_api import FakeApi, serving
+from support.ports import free_port
 
 NAMELESS = """
 import pwd, runpy, sys
@@ -25,12 +25,6 @@ sys.argv = ["rljob-operator"]
 runpy.run_module("rljob_operator.main", run_name="__main__")
 """
 """The operator as a user that the system has no name for, as in its pod."""
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 async def started(api: FakeApi, folder: Path, **variables: str) -> asyncio.subprocess.Process:

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 
 import yaml
 from jobs import REPOSITORY, wait_for
+from support.ports import free_port
 
 ENTRYPOINT = "trap : TERM; printenv RLJOB_MANIFEST | base64 -d | gunzip | rljob run - --output {folder} --resume auto"
 START_SECONDS = 240
@@ -73,6 +73,7 @@ class RayCluster:
             "RAY_health_check_period_ms": "1000",
             # A machine that is busy with other tests starts the dashboard's parts slowly.
             "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": str(START_SECONDS),
+            "RAY_raylet_start_wait_time_s": str(START_SECONDS),
             "RLJOB_DRIVER_TOKEN": "secret",
         }
 
@@ -183,9 +184,3 @@ class RayCluster:
         """Living `actors` or `nodes`, by Ray's state API."""
         rows = self._request(f"/api/v0/{what}?limit=1000&detail=false")["data"]["result"]["result"]
         return [row for row in rows if row["state"] == "ALIVE"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

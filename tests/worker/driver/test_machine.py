@@ -27,7 +27,8 @@ from rljob_worker.driver.ray_session import embedded
 from rljob_worker.errors import UserError
 
 LIBRARY = "/site-packages/torch_memory_saver_hook_mode_preload.abi3.so"
-OF_PODS = {"RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness", "PYTHONUNBUFFERED", "HCCL_SOCKET_IFNAME"} | {
+OF_PODS = {"RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness", "RAY_raylet_start_wait_time_s", "PYTHONUNBUFFERED"} | {
+    "HCCL_SOCKET_IFNAME",
     "GLOO_SOCKET_IFNAME",
     "TP_SOCKET_IFNAME",
     "HOME",

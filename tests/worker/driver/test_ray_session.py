@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import ray
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
-from ray_cluster import free_port
+from support.ports import free_port
 
 from rljob_api import RLJobSpec
 from rljob_worker.driver.ray_session import connected, embedded

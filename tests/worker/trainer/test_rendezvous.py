@@ -6,17 +6,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.ports import free_port
 from torch.distributed import HashStore, TCPStore
 
 from rljob_worker.host.sockets import listen
 from rljob_worker.trainer.rendezvous import Notices, rendezvous
 
 SECONDS = timedelta(seconds=5)
-
-
-def free_port() -> int:
-    with listen("127.0.0.1", 0) as probe:
-        return int(probe.getsockname()[1])
 
 
 def listening() -> set[str]:
@@ -43,7 +39,7 @@ def test_ranks_of_one_node_meet_without_a_socket(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_tcp_store_listens_on_one_address_only(host: str) -> None:
     before = listening()
-    place = f"tcp://[{host}]:{free_port()}" if ":" in host else f"tcp://{host}:{free_port()}"
+    place = f"tcp://[{host}]:{free_port(host)}" if ":" in host else f"tcp://{host}:{free_port(host)}"
     ranks = [rendezvous(place, rank, SECONDS) for rank in range(2)]
     stores = [rank.make(1) for rank in ranks]
     stores[0].set("key", "value")

@@ -10,11 +10,12 @@ from rljob_worker.upstream.patch import RAY, Patch, Process
 FULL_PRIORITY = {"RAY_worker_niceness": "0"}
 """For the actors of a job on somebody else's Ray, in their `runtime_env`."""
 _END_CHILDREN = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
+_SLOW_START = {"RAY_raylet_start_wait_time_s": "120"}
 
 
 def settings() -> dict[str, str]:
     """Variables for Ray and its processes."""
-    return FULL_PRIORITY | _END_CHILDREN
+    return FULL_PRIORITY | _END_CHILDREN | _SLOW_START
 
 
 @contextmanager
@@ -35,7 +36,8 @@ PATCHES = (
         tuple(f"env:{name}" for name in settings()),
         {"ray": RAY},
         "Ray makes its workers nice: beside anything else they would get a fraction of the machine; and SIGKILL of "
-        "an actor would leave the engine's own child processes behind",
+        "an actor would leave the engine's own child processes behind; and a start that takes over 30 seconds, as on a "
+        "busy machine, would count as failed",
         "tests/worker/upstream/test_patches.py::test_ray_reads_its_settings",
         settings,
         (Process.DRIVER,),
