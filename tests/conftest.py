@@ -18,8 +18,10 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Three lanes on two cores: Ray's own wait for its own process is shorter than what a start may take then.
+# Three lanes on two cores: Ray's own waits for its own processes are shorter than what a start may take then.
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+os.environ.setdefault("RAY_DASHBOARD_STARTUP_TIMEOUT_S", "120")
+os.environ.setdefault("RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT", "120")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -27,8 +27,11 @@ _RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray makes its workers nice: beside anything else on the node they would get a fraction of it.
     "RAY_worker_niceness": "0",
-    # Ray waits 30 seconds for its own process; on a busy node, or with a cold image, that would cost an attempt.
+    # Ray waits 30 to 60 seconds for its own processes, the job API among them; on a busy node, or with a cold image,
+    # that would cost an attempt.
     "RAY_raylet_start_wait_time_s": "120",
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "120",
+    "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": "120",
     # Each line of output at once: the last words of a process that dies are what explains it.
     "PYTHONUNBUFFERED": "1",
 }

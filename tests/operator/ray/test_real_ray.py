@@ -20,9 +20,9 @@ from rljob_operator.ray.http import NoAnswer
 from rljob_operator.ray.jobs import RayJobs
 from rljob_operator.state.observed import SubmissionState, SubmissionView
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 TOKEN = "0123456789abcdef0123456789abcdef"
-START_SECONDS = 90.0
+START_SECONDS = 180.0
 JOB_SECONDS = 60.0
 CALL_SECONDS = 60.0
 
