@@ -70,6 +70,8 @@ def problem_with(fault: Fault, folder: Path) -> str:
 def main(parts: list[str]) -> int:
     """Number of faults that were not caught."""
     faults = [fault for fault in FAULTS if not parts or any(part in fault.name for part in parts)]
+    if not faults:
+        sys.exit(f"no fault of faults.py has one of these in its name: {', '.join(parts)}")
     uncaught = 0
     with tempfile.TemporaryDirectory(prefix="rljob-mutants-") as scratch:
         folder = Path(scratch)
