@@ -83,7 +83,7 @@ test-faults: $(STAMP) $(TRACKERS_STAMP) cluster-programs ## Every process killed
 	@RLJOB_FAULTS=all $(BIN)/python -m pytest tests/worker/driver/test_kills.py tests/worker/driver/test_rank_kills.py tests/worker/driver/test_partial_kills.py tests/worker/driver/test_paused_processes.py tests/worker/driver/test_fencing.py tests/worker/driver/test_disk_faults.py tests/worker/rollout/test_rollout_engine.py tests/cluster/test_node_faults.py tests/worker/records/test_trackers.py $(TEST_ARGS)
 
 test-mutants: $(STAMP) ## Faults made by hand in a copy of the code: which of them do the tests notice?
-	@$(BIN)/python tests/mutants/run.py $(MUTANTS)
+	@cd tests && $(abspath $(BIN))/python -m mutants.run $(MUTANTS)
 
 chart: $(STAMP) ## Package the chart in dist/: an archive, and an OCI image layout (CHART_ARGS="--home URL --source URL --icon URL")
 	@$(BIN)/python helm/package.py --helm "$$(command -v helm || $(BIN)/python tests/cluster/programs.py helm | tail -1)" $(CHART_ARGS)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mutants.faults import FAULTS, Fault
+from mutants.fault import Fault
+from mutants.faults import FAULTS
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,11 +1,9 @@
-"""Faults made by hand, and the tests that must notice each of them.
-
-A fault is a text that stands exactly once in a file, what takes its place, and tests that pass without it.
-"""
+"""Faults made by hand, and the tests that must notice each of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from mutants.fault import Fault
+from mutants.safety_faults import SAFETY_FAULTS
 
 ALGORITHMS = "worker/rljob_worker/algorithms"
 CONVERSION = "tests/worker/models/test_model_conversion.py"
@@ -15,17 +13,6 @@ LOGITS = "tests/worker/algorithms/test_logits.py"
 LOSSES = "tests/worker/algorithms/test_losses.py"
 REPORT = "tests/worker/report/test_run_report.py"
 REWARDS = "worker/rljob_worker/rewards"
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One fault; `tests` are arguments of pytest."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: str
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -606,4 +593,5 @@ FAULTS: tuple[Fault, ...] = (
         "reason = str(error)",
         "tests/worker/driver/test_out_of_memory.py::test_the_one_who_asked_is_told_that",
     ),
+    *SAFETY_FAULTS,
 )

@@ -1,9 +1,9 @@
-"""Put each fault of `faults.py` into a copy of this checkout, and run the tests that must notice it.
+"""Put each fault of this folder into a copy of this checkout, and run the tests that must notice it.
 
-    python tests/mutants/run.py [PART OF A NAME ...]
+    make test-mutants [MUTANTS='"PART OF A NAME" ...']
 
 First the tests run on the unchanged copy: those that fail there would notice anything. Ends with 1 when a fault was
-not noticed, or is no longer to be found in the code: then `faults.py` is to be brought up to date.
+not noticed, or is no longer to be found in the code: then it is to be brought up to date.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from faults import FAULTS, Fault
+from mutants.fault import Fault
+from mutants.faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 900

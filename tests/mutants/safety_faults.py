@@ -1,0 +1,313 @@
+"""Faults in what keeps a run safe: strangers, rewards, disks, drivers that were given up, bad input."""
+
+from __future__ import annotations
+
+from mutants.fault import Fault
+
+BOUNDS = "tests/worker/rewards/test_reward_bounds.py"
+FENCING = "tests/worker/driver/test_fencing.py"
+KEEPER = "worker/rljob_worker/rewards/keeper.py"
+PREFLIGHT = "tests/worker/driver/test_preflight.py"
+STORE = "tests/worker/driver/test_checkpoint_store.py"
+
+SAFETY_FAULTS = (
+    # --- what strangers reach --------------------------------------------------------------------
+    Fault(
+        "the embedded Ray asks for no token",
+        "worker/rljob_worker/driver/ray_session.py",
+        '"RAY_AUTH_MODE": "token",',
+        '"RAY_AUTH_MODE": "disabled",',
+        "tests/worker/driver/test_ray_session.py",
+    ),
+    Fault(
+        "Ray's token can be read by all",
+        "worker/rljob_worker/driver/ray_session.py",
+        "os.O_EXCL, 0o600)",
+        "os.O_EXCL, 0o644)",
+        "tests/worker/driver/test_ray_session.py",
+    ),
+    Fault(
+        "a stranger's notice to stop counts",
+        "worker/rljob_worker/trainer/rendezvous.py",
+        "if not number.isdecimal() or not hmac.compare_digest(code.encode(), self._code(key, int(number)).encode()):",
+        "if not number.isdecimal():",
+        "tests/worker/trainer/test_rendezvous.py",
+    ),
+    Fault(
+        "a notice counts under another key",
+        "worker/rljob_worker/trainer/rendezvous.py",
+        'f"{key} {value}".encode(), "sha256"',
+        'f"{value}".encode(), "sha256"',
+        "tests/worker/trainer/test_rendezvous.py",
+    ),
+    Fault(
+        "the trainers' store listens on every address",
+        "worker/rljob_worker/trainer/rendezvous.py",
+        "listener = listen(self._host, port)",
+        'listener = listen("0.0.0.0", port)',
+        "tests/worker/trainer/test_rendezvous.py",
+    ),
+    # --- rewards ---------------------------------------------------------------------------------
+    Fault(
+        "memory of a reward's children without bound",
+        KEEPER,
+        'if sum(map(_memory, below)) > bounds["memory"] and',
+        "if False and",
+        f"{BOUNDS}::test_a_reward_that_takes_too_much_is_ended_alone",
+    ),
+    Fault(
+        "processes of a reward without bound",
+        KEEPER,
+        'if len(below) > bounds["processes"]:',
+        "if False:",
+        f"{BOUNDS}::test_a_reward_that_takes_too_much_is_ended_alone",
+    ),
+    Fault(
+        "output of a reward without bound",
+        KEEPER,
+        "return room - len(text)",
+        "return room",
+        f"{BOUNDS}::test_what_it_prints_is_bounded",
+    ),
+    Fault(
+        "files of a reward without bound",
+        KEEPER,
+        '            (resource.RLIMIT_FSIZE, bounds["file_bytes"]),\n',
+        "",
+        f"{BOUNDS}::test_files_are_bounded",
+    ),
+    Fault(
+        "a reward's grandchild outlives it",
+        KEEPER,
+        "_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)",
+        "_libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)",
+        f"{BOUNDS}::test_a_grandchild_in_a_session_of_its_own_ends_with_it",
+    ),
+    Fault(
+        "a reward sees the network that it was denied",
+        KEEPER,
+        'if not bounds["network"] and not leave_network():',
+        "if False:",
+        f"{BOUNDS}::test_a_closed_network",
+    ),
+    Fault(
+        "a reward's message is unpickled by the driver",
+        "worker/rljob_worker/rewards/process.py",
+        "message = json.loads(self.connection.recv_bytes(_MAX_ANSWER_BYTES))",
+        "message = self.connection.recv()",
+        f"{BOUNDS}::test_a_process_that_lies_to_the_driver_is_ended",
+    ),
+    Fault(
+        "the end of a driver that wrote nothing is a success",
+        "operator/rljob_operator/render/submission.py",
+        "{run} && {_is_done(folder)}",
+        "{run}",
+        "tests/operator/render/test_access_and_submission.py",
+    ),
+    # --- checkpoints and drivers -----------------------------------------------------------------
+    Fault(
+        "a bit that flipped in a checkpoint is loaded",
+        "worker/rljob_worker/trainer/checked_file.py",
+        "if xxh3 != expected.xxh3:",
+        "if False:",
+        "tests/worker/trainer/test_state_file.py",
+    ),
+    Fault(
+        "a driver goes on after a later one took over",
+        "worker/rljob_worker/driver/fencing.py",
+        "if owner.epoch > self.epoch or (owner.epoch == self.epoch and owner.nonce != self.nonce):",
+        "if owner.epoch == self.epoch and owner.nonce != self.nonce:",
+        FENCING,
+    ),
+    Fault(
+        "two drivers take one number",
+        "worker/rljob_worker/driver/fencing.py",
+        'open(own, "x", encoding="ascii")',
+        'open(own, "w", encoding="ascii")',
+        FENCING,
+    ),
+    Fault(
+        "what a driver writes has a name that its successor writes too",
+        "worker/rljob_worker/driver/checkpoints.py",
+        'f"step-{step}.a{self._epoch}.incomplete"',
+        'f"step-{step}.a0.incomplete"',
+        FENCING,
+    ),
+    Fault(
+        "what an earlier driver had begun stays under its name",
+        "worker/rljob_worker/driver/checkpoints.py",
+        "int(match.group(1) or 0) <= self._epoch",
+        "int(match.group(1) or 0) == self._epoch",
+        FENCING,
+    ),
+    Fault(
+        "a damaged checkpoint keeps its name",
+        "worker/rljob_worker/driver/checkpoints.py",
+        "aside = self._set_aside(other)",
+        "aside = self.folder(other)",
+        STORE,
+    ),
+    Fault(
+        "an error that passes costs a checkpoint",
+        "worker/rljob_worker/trainer/checked_file.py",
+        "if error.errno not in LOST:\n            raise\n",
+        "",
+        "tests/worker/trainer/test_state_file.py",
+    ),
+    Fault(
+        "the best checkpoint is dropped as the others",
+        "worker/rljob_worker/driver/checkpoints.py",
+        "if step != best:",
+        "if True:",
+        STORE,
+    ),
+    Fault(
+        "what the environment did is an error of the user",
+        "worker/rljob_worker/driver/outcome.py",
+        'return Outcome(ExitCode.FAILED, RunOutcome.FAILED, f"{where}',
+        'return Outcome(ExitCode.USER_ERROR, RunOutcome.FAILED, f"{where}',
+        "tests/worker/driver/test_run_folder.py tests/worker/driver/test_refusals.py",
+    ),
+    Fault(
+        "the room that is left is not said",
+        "worker/rljob_worker/host/files.py",
+        'f"{free} bytes free"',
+        '""',
+        "tests/worker/host/test_files.py",
+    ),
+    Fault(
+        "slots of a trainer that dies slowly stay",
+        "worker/rljob_worker/host/staging_slots.py",
+        "if owner in ending or not owner.alive():",
+        "if not owner.alive():",
+        "tests/worker/weightsync/test_slots.py",
+    ),
+    # --- what is refused before anything is started ----------------------------------------------
+    Fault(
+        "weights that are no numbers",
+        "worker/rljob_worker/models/hf_check.py",
+        "if not bool(torch.isfinite(part).all()):",
+        "if False:",
+        PREFLIGHT,
+    ),
+    Fault(
+        "weights of another shape",
+        "worker/rljob_worker/models/hf_check.py",
+        "if shape != shapes[name]:",
+        "if False:",
+        PREFLIGHT,
+    ),
+    Fault(
+        "room for one checkpoint alone",
+        "worker/rljob_worker/driver/preflight.py",
+        "_ROOM_FOR = 2",
+        "_ROOM_FOR = 1",
+        PREFLIGHT,
+    ),
+    Fault(
+        "an argument of the engine that vLLM does not have",
+        "worker/rljob_worker/driver/preflight.py",
+        "if name not in known:",
+        "if False:",
+        PREFLIGHT,
+    ),
+    Fault(
+        "a reward that asks for what no row has",
+        "worker/rljob_worker/rewards/functions.py",
+        "if columns is not None and name not in given | columns:",
+        "if False:",
+        PREFLIGHT,
+    ),
+    Fault(
+        "aliases of aliases are built",
+        "crds/rljob_api/yaml_text.py",
+        'values += sizes.get(event.anchor or "", 1)',
+        "values += 1",
+        "tests/api/test_hostile_text.py",
+    ),
+    Fault(
+        "a number of any length",
+        "crds/rljob_api/yaml_text.py",
+        "if len(node.value) > _MAX_DIGITS:",
+        "if False:",
+        "tests/api/test_hostile_text.py",
+    ),
+    Fault(
+        "a variable with a NUL",
+        "crds/rljob_api/rules/texts.py",
+        'yield Finding((*at, name), "holds a NUL, which no variable can", "text without it")',
+        "pass",
+        "tests/api/test_bad_manifests.py",
+    ),
+    # --- what people expect ----------------------------------------------------------------------
+    Fault(
+        "the last update is lost at rate 0",
+        "worker/rljob_worker/trainer/learning_rate.py",
+        " + (spec.min_lr == 0)",
+        "",
+        "tests/worker/trainer/test_schedule.py",
+    ),
+    Fault(
+        "an exported model decodes greedily",
+        "worker/rljob_worker/models/generation_config.py",
+        '"do_sample": True',
+        '"do_sample": False',
+        "tests/worker/models/test_generation_config.py",
+    ),
+    Fault(
+        "the worst of a metric taken for its best",
+        "worker/rljob_worker/records/metric_history.py",
+        "return value if mode is MetricMode.MAX else -value",
+        "return value",
+        "tests/worker/records/test_metric_history.py",
+    ),
+    Fault(
+        "a run ends one step late",
+        "worker/rljob_worker/records/metric_history.py",
+        "if best is None or since < spec.patience:",
+        "if best is None or since <= spec.patience:",
+        "tests/worker/records/test_metric_history.py",
+    ),
+    Fault(
+        "the system prompt is left out",
+        "worker/rljob_worker/data/chat.py",
+        'if self._chat.system is not None and messages[0]["role"] != "system":',
+        "if False:",
+        "tests/worker/data/test_chat.py",
+    ),
+    Fault(
+        "arguments of the chat template are left out",
+        "worker/rljob_worker/data/chat.py",
+        "                **self._chat.template_args,\n",
+        "",
+        "tests/worker/data/test_chat.py",
+    ),
+    Fault(
+        "the overlong penalty begins at the limit",
+        "worker/rljob_worker/rewards/builtin.py",
+        "((limit - cache) - tokens) / cache",
+        "(limit - tokens) / cache",
+        "tests/worker/rewards/test_builtin_rewards.py",
+    ),
+    Fault(
+        "the optimizer's moments of another rank",
+        "worker/rljob_worker/trainer/megatron/resharding.py",
+        "return torch.cat(parts).view(shape)",
+        "return torch.cat(parts[::-1]).view(shape)",
+        "tests/worker/trainer/test_resharding.py",
+    ),
+    Fault(
+        "a part that was not saved is not missed",
+        "worker/rljob_worker/trainer/megatron/resharding.py",
+        "if whole is None or covered != length:",
+        "if whole is None:",
+        "tests/worker/trainer/test_resharding.py",
+    ),
+    Fault(
+        "a failed resume shows the steps of the attempt before",
+        "worker/rljob_worker/cli/run.py",
+        "shown = progress.executed or outcome.exit_code == ExitCode.OK",
+        "shown = True",
+        "tests/worker/cli/test_command_line.py",
+    ),
+)
