@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
@@ -66,6 +69,21 @@ class Run:
                     found.append((socket.laddr.ip, socket.laddr.port, process.name()))
         return found
 
+    def tells_the_token_to_nobody(self) -> None:
+        """Its owner alone reads the file that has the token, and nothing else has it: variables, logs, records."""
+        (file,) = Path(tempfile.gettempdir()).glob(f"rljob-ray-{self.process.pid}-*/token")
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent)] == [0o600, 0o700]
+        token = file.read_text()
+        assert len(token) >= 32
+        for process in self.processes():
+            # A command line can be read by all users: not even the file is named there.
+            assert not [argument for argument in process.cmdline() if "token" in argument.lower()], process
+            with suppress(psutil.NoSuchProcess):
+                assert token not in " ".join(process.environ().values()), process
+        written = [path for folder in (file.parent, self.output) for path in folder.rglob("*") if path.is_file()]
+        assert any(path.suffix in (".log", ".err", ".out") for path in written)
+        assert [path for path in written if _holds(path, token.encode())] == [file]
+
     def goes_on(self) -> None:
         """It trains as before, and stops as asked."""
         step = self._step()
@@ -90,14 +108,14 @@ def test_a_stranger_reaches_nothing(run: Run, tmp_path: Path) -> None:
     listening = run.listening()
     assert any(name in ("gcs_server", "raylet") for _, _, name in listening), listening
     assert [entry for entry in listening if not _is_loopback(entry[0])] == []
-    for process in run.processes():
-        # A command line can be read by all users.
-        assert not [argument for argument in process.cmdline() if "token" in argument.lower()], process
+    run.tells_the_token_to_nobody()
     if os.getuid() == 0:
         ports = sorted({port for _, port, _ in listening})
         seen = attack(ports, tmp_path)
         assert not (tmp_path / "open" / "job").exists(), seen
         assert seen == {"posted": [], "set": [], "joined": []}
+    # What they were refused with is in the logs now.
+    run.tells_the_token_to_nobody()
     run.goes_on()
 
 
@@ -114,6 +132,13 @@ def attack(ports: list[int], tmp_path: Path) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    try:
+        return content in path.read_bytes()
+    except FileNotFoundError:  # one that took another's name meanwhile
+        return False
 
 
 def _is_loopback(text: str) -> bool:

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
@@ -85,3 +86,13 @@ def test_each_ray_has_its_own_token(address: str, monkeypatch: pytest.MonkeyPatc
 def test_a_child_that_fails_is_seen_to_fail() -> None:
     with embedded(SPEC):
         assert subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode == 3
+
+
+def test_an_embedded_ray_has_no_process_that_nobody_asks() -> None:
+    with embedded(SPEC) as session:
+        # Of the raylet's own children Ray needs all.
+        children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+        commands = [" ".join(child.cmdline()) for child in children]
+        ray_processes = [command for command in commands if str(session.scratch) in command]
+        assert len(ray_processes) == 2, ray_processes
+        assert all("gcs_server" in command or "raylet" in command for command in ray_processes)

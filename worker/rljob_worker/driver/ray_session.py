@@ -52,12 +52,11 @@ def embedded(spec: RLJobSpec) -> Iterator[RaySession]:
     reaper = Reaper()
     folder = own_folder(_RAY_FOLDER)
     try:
-        with _settings(_own_settings(_new_token(folder))), _on_loopback():
+        with _settings(_own_settings(_new_token(folder))), _on_loopback(), ray_node.without_helpers():
             try:
                 ray.init(
                     address="local",
                     num_cpus=derived.devices(spec) * bundle_cpus(spec),
-                    include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.WARNING,
                     _temp_dir=str(folder),

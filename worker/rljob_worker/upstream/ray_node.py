@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rljob_worker.upstream.patch import RAY, Patch, Process
+from rljob_worker.upstream.patch import RAY, Patch, Process, put
 
 FULL_PRIORITY = {"RAY_worker_niceness": "0"}
 """For the actors of a job on somebody else's Ray, in their `runtime_env`."""
 _END_CHILDREN = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
+_HELPERS = ("start_monitor", "start_log_monitor", "start_api_server")
 _SLOW_START = {"RAY_raylet_start_wait_time_s": "120"}
 
 
@@ -28,6 +29,23 @@ def clusters_off() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def without_helpers() -> Iterator[None]:
+    """Inside, a Ray that is started has no autoscaler, no log monitor and no dashboard."""
+    from ray._private.node import Node
+
+    before = {name: getattr(Node, name) for name in _HELPERS}
+    put(Node, **dict.fromkeys(_HELPERS, _start_nothing))
+    try:
+        yield
+    finally:
+        put(Node, **before)
+
+
+def _start_nothing(node: object, **arguments: object) -> None:
+    """In the place of a method of Ray's `Node`."""
 
 
 PATCHES = (
@@ -50,6 +68,17 @@ PATCHES = (
         "an embedded Ray would listen on an address of the machine, even if it is told another",
         "tests/worker/driver/test_closed_ports.py::test_a_stranger_reaches_nothing",
         clusters_off,
+        (Process.DRIVER,),
+        scoped=True,
+    ),
+    Patch(
+        "ray-without-helpers",
+        tuple(f"ray._private.node.Node.{name}" for name in _HELPERS),
+        {"ray": RAY},
+        "an embedded Ray's nodes are as many as they are, nobody asks for its dashboard, and logs are read from files: "
+        "three processes less make a job start in half the time, and leave fewer ports open",
+        "tests/worker/driver/test_ray_session.py::test_an_embedded_ray_has_no_process_that_nobody_asks",
+        without_helpers,
         (Process.DRIVER,),
         scoped=True,
     ),
