@@ -72,6 +72,7 @@ class RayCluster:
             # A lost node is noticed after 5 failed checks; a slow one has 10 seconds for each.
             "RAY_health_check_period_ms": "1000",
             # A machine that is busy with other tests starts the dashboard's parts slowly.
+            "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(START_SECONDS),
             "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": str(START_SECONDS),
             "RAY_raylet_start_wait_time_s": str(START_SECONDS),
             "RLJOB_DRIVER_TOKEN": "secret",

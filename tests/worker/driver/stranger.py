@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 SECONDS = 4
+LONGEST_SECONDS = 60
 STRANGER = 65534
 PATHS = ("/api/job_agent/jobs/", "/api/jobs/", "/")
 
@@ -64,15 +65,15 @@ def join(port: int) -> bool:
     return True
 
 
-def tried(target: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
-    """What a function returns for each arguments within some seconds, side by side in processes; None when nothing."""
+def tried(attempts: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], seconds: float) -> list[Any]:
+    """What functions return for their arguments, side by side in processes; None: nothing within some seconds."""
     running = []
-    for each in arguments:
+    for target, arguments in attempts:
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
-                os.write(writer, json.dumps(target(*each)).encode())
+                os.write(writer, json.dumps(target(*arguments)).encode())
             finally:
                 os._exit(0)
         os.close(writer)
@@ -106,14 +107,10 @@ def main(marker: str, ports: list[int]) -> None:
     import torch.distributed  # noqa: F401
 
     become_another_user()
-    each = [(port,) for port in ports]
-    posted = tried(http, [(port, marker) for port in ports], 60)
-    taken = tried(store, each, 20)
-    joined = tried(join, each, 40)
-    result = {
-        name: [port for port, done in zip(ports, all_done, strict=True) if done]
-        for name, all_done in (("posted", posted), ("set", taken), ("joined", joined))
-    }
+    attacks = {"posted": (http, marker), "set": (store,), "joined": (join,)}
+    attempts = [(attack, (port, *more)) for attack, *more in attacks.values() for port in ports]
+    done = iter(tried(attempts, LONGEST_SECONDS))
+    result = {name: [port for port in ports if next(done)] for name in attacks}
     print(json.dumps(result))
 
 

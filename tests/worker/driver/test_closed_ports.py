@@ -127,7 +127,7 @@ def attack(ports: list[int], tmp_path: Path) -> dict[str, Any]:
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
     done = subprocess.run(
         [sys.executable, "-I", str(ATTACK), str(tmp_path / "open" / "job"), *map(str, ports)],
-        cwd="/", env=environment, capture_output=True, text=True, timeout=480,
+        cwd="/", env=environment, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
