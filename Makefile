@@ -104,6 +104,7 @@ lint: $(STAMP) ## ruff, mypy, import contracts, hadolint, and the counts that ma
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy benchmarks
 	@PYTHONPATH=tests $(BIN)/lint-imports --no-cache
 	@$(BIN)/hadolint --no-color images/*/Dockerfile
 	@$(BIN)/python tests/support/counts.py

@@ -63,8 +63,8 @@ def measure(mebibytes: int, repeats: int) -> Result:
     arena.close()
     source, target = torch.ones(2 * half), torch.ones(2 * half)
     copies = [seconds(lambda: target.copy_(source)) for _ in range(repeats)]
-    medians = [statistics.median(values) for values in (sleeps, wakes, copies, refaults)]
-    return Result(mebibytes, *medians, max(r for r, _ in resident), max(b for _, b in resident))
+    sleep, wake, copy, refault = (statistics.median(values) for values in (sleeps, wakes, copies, refaults))
+    return Result(mebibytes, sleep, wake, copy, refault, max(r for r, _ in resident), max(b for _, b in resident))
 
 
 def main() -> int:

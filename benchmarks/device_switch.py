@@ -35,7 +35,7 @@ from rljob_worker.memory.sleeping import SleepingMemory, sleeping_memory
 from rljob_worker.memory.states import MemorySaver
 
 GIB = 1024**3
-PROFILES = {"npu": Profile.ASCEND_A2, "cuda": Profile.CUDA}
+PROFILES = {"npu": Profile("ascend-a2"), "cuda": Profile("cuda")}
 SLOT_BYTES = 512 * 1024**2
 SLOTS = 2
 CPU_LIMIT = 1.0

@@ -234,7 +234,7 @@ def train_fixed_batch(request: dict[str, Any]) -> dict[str, float]:
         probe.bind(("127.0.0.1", 0))
         store = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     samples, size = request["batch"], request["update_samples"]
-    spec = {
+    spec: dict[str, Any] = {
         "steps": 1,
         "model": {"path": request["model"]},
         "data": {"path": request["data"]},
@@ -259,7 +259,10 @@ def train_fixed_batch(request: dict[str, Any]) -> dict[str, float]:
         },
         "resources": {"profile": "cpu", "devicesPerNode": 1},
     }
-    trainer = Trainer(spec, rank=0, world_size=1, store=store, model_folder=request["model"], total_updates=2)
+    folder = request["model"]
+    trainer = Trainer(
+        spec, rank=0, world_size=1, store=store, secret="of-a-benchmark", model_folder=folder, total_updates=2
+    )
     trainer.setup()
     batch = TrainBatch.of_responses(
         tokens=[np.array(s["prompt"] + s["response"]) for s in samples],

@@ -100,7 +100,8 @@ def write_model(case: Case, folder: str) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen3Config(**case.model, max_position_embeddings=512, tie_word_embeddings=False, eos_token_id=1)
+    others = {"max_position_embeddings": 512, "tie_word_embeddings": False, "eos_token_id": 1}
+    config = Qwen3Config.from_dict(case.model | others)
     Qwen3ForCausalLM(config).float().save_pretrained(folder)
 
 

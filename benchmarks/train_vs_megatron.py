@@ -102,7 +102,7 @@ def make_trainer(folder: Path, size: dict[str, int]) -> Trainer:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    spec = {
+    spec: dict[str, Any] = {
         "steps": 100,
         "model": {"path": str(folder)},
         "data": {"synthetic": {}},

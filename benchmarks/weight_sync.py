@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import statistics
 import sys
@@ -23,6 +24,8 @@ from typing import Any
 import torch
 from figures import Figure
 from figures import report as report_rows
+
+from rljob_worker.types import EngineReport, TrainerReport
 
 HIDDEN, LAYERS, HEADS, GROUPS, HEAD_DIM, FFN, VOCAB = 768, 15, 12, 4, 64, 2304, 32768
 CONFIG = {
@@ -93,7 +96,7 @@ class TrainerSide:
     def describe(self) -> dict[str, int]:
         return {"bytes": self._plan.nbytes, "tensors": len(self._plan.names), "buckets": len(self._plan.buckets)}
 
-    def send(self, version: int) -> dict[str, Any]:
+    def send(self, version: int) -> TrainerReport:
         return self._sender.update_weights(version, DEADLINE)
 
     def send_pickled(self, engine: Any) -> None:
@@ -136,7 +139,7 @@ class EngineSide:
     def _land(self, method: Callable[..., Any], message: Any, seconds: float) -> list[Any]:
         return self._engine.collective_rpc(method.__name__, timeout=seconds, args=(message,))
 
-    def receive(self, version: int) -> dict[str, Any]:
+    def receive(self, version: int) -> EngineReport:
         return self._receiver.update_weights(version, DEADLINE)
 
     def copy_seconds(self, nbytes: int) -> float:
@@ -174,7 +177,8 @@ class EngineSide:
 
     def _model(self) -> Any:
         # The engine runs inside this process, so its only worker is at hand.
-        core = self._engine.llm_engine.engine_core.engine_core
+        core: Any = self._engine.llm_engine.engine_core
+        core = core.engine_core
         return core.model_executor.driver_worker.worker.model_runner.model
 
     def close(self) -> None:
@@ -207,7 +211,7 @@ def main() -> int:
         ray.init(
             num_cpus=2,
             include_dashboard=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             log_to_driver=False,
             object_store_memory=2**30,
             runtime_env={"env_vars": environment},
@@ -228,8 +232,8 @@ def compare(kind: str, model_folder: str, bucket_bytes: int, repeats: int) -> li
     import ray
 
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
-        trainer = ray.remote(num_cpus=0)(TrainerSide).remote(model_folder, folder, bucket_bytes)
-        engine = ray.remote(num_cpus=0)(EngineSide).remote(model_folder, folder, kind)
+        trainer: Any = ray.remote(num_cpus=0)(TrainerSide).remote(model_folder, folder, bucket_bytes)
+        engine: Any = ray.remote(num_cpus=0)(EngineSide).remote(model_folder, folder, kind)
         try:
             return report(kind, ray.get(trainer.describe.remote()), *measure(trainer, engine, repeats))
         finally:
