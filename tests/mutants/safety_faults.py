@@ -152,7 +152,7 @@ SAFETY_FAULTS = (
         "worker/rljob_worker/trainer/checked_file.py",
         "if error.errno not in LOST:\n            raise\n",
         "",
-        "tests/worker/trainer/test_state_file.py",
+        STORE,
     ),
     Fault(
         "the best checkpoint is dropped as the others",
@@ -173,7 +173,7 @@ SAFETY_FAULTS = (
         "worker/rljob_worker/host/files.py",
         'f"{free} bytes free"',
         '""',
-        "tests/worker/host/test_files.py",
+        "tests/worker/driver/test_disk_faults.py -k injector",
     ),
     Fault(
         "slots of a trainer that dies slowly stay",
