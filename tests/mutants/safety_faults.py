@@ -173,7 +173,7 @@ SAFETY_FAULTS = (
         "worker/rljob_worker/host/files.py",
         'f"{free} bytes free"',
         '""',
-        "tests/worker/driver/test_disk_faults.py -k injector",
+        "tests/worker/driver/test_disk_faults.py",
     ),
     Fault(
         "slots of a trainer that dies slowly stay",
