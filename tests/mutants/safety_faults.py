@@ -17,7 +17,7 @@ SAFETY_FAULTS = (
         "worker/rljob_worker/driver/ray_session.py",
         '"RAY_AUTH_MODE": "token",',
         '"RAY_AUTH_MODE": "disabled",',
-        "tests/worker/driver/test_ray_session.py",
+        "tests/worker/driver/test_closed_ports.py -k one-trainer",
     ),
     Fault(
         "Ray's token can be read by all",
