@@ -166,7 +166,7 @@ SAFETY_FAULTS = (
         "worker/rljob_worker/driver/outcome.py",
         'return Outcome(ExitCode.FAILED, RunOutcome.FAILED, f"{where}',
         'return Outcome(ExitCode.USER_ERROR, RunOutcome.FAILED, f"{where}',
-        "tests/worker/driver/test_run_folder.py tests/worker/driver/test_refusals.py",
+        "tests/worker/driver/test_run_folder.py",
     ),
     Fault(
         "the room that is left is not said",

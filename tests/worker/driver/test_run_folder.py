@@ -13,7 +13,9 @@ import pytest
 from jobs import lone_store
 
 from rljob_api import RLJob
+from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.driver.checkpoints import DriverState
+from rljob_worker.driver.outcome import failed
 from rljob_worker.driver.run_folder import RunFolder
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.records.run_files import require_run_folder
@@ -263,6 +265,8 @@ def test_what_the_environment_did_is_no_error_of_the_user(
         patch.setattr("rljob_worker.records.run_files.read_file", fail)
         with pytest.raises(JobError, match=r"run\.json: cannot be read"):
             RunFolder(tmp_path / "old", job(), resume=True)
+    # What nobody in between has turned into words of this project.
+    assert failed(OSError(number, os.strerror(number), "/run/x")).exit_code == ExitCode.FAILED
     monkeypatch.setattr("rljob_worker.driver.fencing.fcntl.flock", fail)
     with pytest.raises(JobError, match="cannot be locked"):
         RunFolder(tmp_path / "new", job(), resume="auto")
