@@ -28,6 +28,8 @@ from rljob_worker.upstream.install import check
 from rljob_worker.upstream.patch import Process
 
 _RAY_FOLDER = "rljob-ray-"
+_RAY_OWN = "r"
+"""Ray lets all users write its folder, so that it lies in one that only its owner enters. Short, for Ray's sockets."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def embedded(spec: RLJobSpec) -> Iterator[RaySession]:
                     num_cpus=derived.devices(spec) * bundle_cpus(spec),
                     log_to_driver=False,
                     logging_level=logging.WARNING,
-                    _temp_dir=str(folder),
+                    _temp_dir=str(folder / _RAY_OWN),
                 )
                 _children_are_waited_for()
                 address = ray.nodes()[0]["NodeManagerAddress"]
