@@ -15,12 +15,16 @@ def _names(chosen: Callable[[HardwareProfile], object]) -> list[str]:
     return [name for name, profile in PROFILES.items() if chosen(profile)]
 
 
+def _on_one_of(names: list[str]) -> str:
+    """CEL, in a job's spec: its profile is one of these."""
+    listed = ", ".join(f"'{name}'" for name in names)
+    if ResourcesSpec().profile.value in names:
+        return f"!has(self.resources) || self.resources.profile in [{listed}]"
+    return f"has(self.resources) && self.resources.profile in [{listed}]"
+
+
 def _graph_rule() -> Rule:
     refusing = _names(lambda profile: not profile.captures_graphs)
-    listed = ", ".join(f"'{name}'" for name in refusing)
-    on_them = f"has(self.resources) && self.resources.profile in [{listed}]"
-    if ResourcesSpec().profile.value in refusing:
-        on_them = f"!has(self.resources) || self.resources.profile in [{listed}]"
     return Rule(
         on=RLJobSpec,
         field="rollout.graphMode",
@@ -28,7 +32,19 @@ def _graph_rule() -> Rule:
         " TASK_QUEUE_ENABLE=2",
         allowed=f"false on profiles {', '.join(refusing)}",
         check=lambda s: not s.rollout.graph_mode or PROFILES[s.resources.profile].captures_graphs,
-        cel=f"!self.rollout.graphMode || !({on_them})",
+        cel=f"!self.rollout.graphMode || !({_on_one_of(refusing)})",
+    )
+
+
+def _drafts_rule() -> Rule:
+    refusing = _names(lambda profile: not profile.verifies_drafts)
+    return Rule(
+        on=RLJobSpec,
+        field="rollout.speculative",
+        wrong="vllm-ascend verifies guesses in a way of its own, with other tokens than without them",
+        allowed=f"leave it out on profiles {', '.join(refusing)}",
+        check=lambda s: s.rollout.speculative is None or PROFILES[s.resources.profile].verifies_drafts,
+        cel=f"!has(self.rollout.speculative) || !({_on_one_of(refusing)})",
     )
 
 
@@ -60,6 +76,7 @@ def _nz_rule(field: str) -> Rule:
 
 DEVICES = (
     _graph_rule(),
+    _drafts_rule(),
     *(_engine_arg_rule(name) for name in sorted({arg for p in PROFILES.values() for arg in p.refused_engine_args})),
     _nz_rule("variables"),
     _nz_rule("rollout"),

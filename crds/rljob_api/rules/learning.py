@@ -26,6 +26,7 @@ from rljob_api.spec import (
     RewardSpec,
     RLJobSpec,
     RolloutSpec,
+    SpeculativeSpec,
     TimeoutsSpec,
     TisSpec,
     TrackerSpec,
@@ -414,6 +415,26 @@ PARTIAL = (
 )
 
 
+SPECULATIVE = (
+    Rule(
+        on=SpeculativeSpec,
+        field="minMatch",
+        wrong="is more than maxMatch",
+        allowed="at most maxMatch",
+        check=lambda s: s.min_match <= s.max_match,
+        cel="self.minMatch <= self.maxMatch",
+    ),
+    Rule(
+        on=RolloutSpec,
+        field="minP",
+        wrong="vLLM does not apply it to what was guessed",
+        allowed="0, or left out, with speculative",
+        check=lambda r: r.speculative is None or r.min_p == 0,
+        cel="!has(self.speculative) || self.minP == 0.0",
+    ),
+)
+
+
 LEARNING = (
     Rule(
         on=RLJobSpec,
@@ -424,6 +445,7 @@ LEARNING = (
         cel="!has(self.rollout.oversampling) || self.rollout.samplesPerPrompt > 1",
     ),
     *PARTIAL,
+    *SPECULATIVE,
     *EVALUATION,
     *TRACKERS,
     *(rule for algorithm in ALGORITHMS.values() for rule in algorithm_rules(algorithm)),

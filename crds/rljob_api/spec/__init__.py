@@ -63,7 +63,7 @@ from rljob_api.spec.lifecycle import (
     TrackerSpec,
 )
 from rljob_api.spec.model import Hub, ModelSpec, RandomModel, TrainedTokenizer
-from rljob_api.spec.rollout import RolloutSpec
+from rljob_api.spec.rollout import RolloutSpec, SpeculativeSpec
 from rljob_api.spec.training import LrSchedule, OptimizerSpec, Precision, Recompute, TrainingBackend, TrainingSpec
 
 __all__ = [
@@ -122,6 +122,7 @@ __all__ = [
     "RolloutSpec",
     "SapoSpec",
     "SchedulingSpec",
+    "SpeculativeSpec",
     "StorageSpec",
     "SyntheticData",
     "TimeoutsSpec",

@@ -40,7 +40,7 @@ RESERVED_ENGINE_ARGS = {
     "revision": "model.revision",
     "seed": "seed",
     "skip_tokenizer_init": "leave it out: prompts come as tokens",
-    "speculative_config": "leave it out: vLLM accepts drafts with noise of its own (docs/upstream.md)",
+    "speculative_config": "rollout.speculative",
     "tensor_parallel_size": "rollout.tensorParallel",
     "tokenizer": "model.path",
     "trust_remote_code": "leave it out: code in a model's folder is not run",
@@ -73,6 +73,26 @@ class OversamplingSpec(ApiModel):
     prompts of groups beyond `promptsPerStep` are sampled again in the next step."""
     limit: Annotated[int, Field(ge=1, le=1000, json_schema_extra={"format": "int32"})] = 8
     """The job fails when a step has drawn `limit` times `promptsPerStep` prompts and too few groups passed."""
+
+
+class DraftMethod(StrEnum):
+    """Who guesses what comes next."""
+
+    NGRAM = "NGram"
+
+
+class SpeculativeSpec(ApiModel):
+    """Guess several tokens and compute them in one step. What is sampled does not change: a guess counts where it is
+    the token that its place would have got without it."""
+
+    method: DraftMethod = DraftMethod.NGRAM
+    """`NGram`: what followed the last time that the newest tokens stood in the prompt or response."""
+    draft_tokens: Annotated[int, Field(ge=1, le=32, json_schema_extra={"format": "int32"})] = 4
+    """Most tokens of a guess. Each that is wrong costs what a token costs."""
+    min_match: Annotated[int, Field(ge=1, le=32, json_schema_extra={"format": "int32"})] = 2
+    """Fewest tokens that must have stood there before."""
+    max_match: Annotated[int, Field(ge=1, le=32, json_schema_extra={"format": "int32"})] = 4
+    """Most tokens that are looked for; the place of the longest match is guessed from."""
 
 
 class PartialSpec(ApiModel):
@@ -125,6 +145,8 @@ class RolloutSpec(ApiModel):
     """Let long responses grow over several steps; null: each step waits for its longest response."""
     staleness: StalenessSpec | None = None
     """The bound of `partial`; default: 1."""
+    speculative: SpeculativeSpec | None = None
+    """Speculative decoding; null: a token a step."""
     max_num_seqs: SampleCount | None = None
     """Sequences that an engine runs at once; default: all of its share of a step, at most 1024."""
     assignment: RolloutAssignment = RolloutAssignment.FIXED

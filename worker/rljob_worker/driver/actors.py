@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import ray
 
 from rljob_worker.host.files import keep_output_from_raising
-from rljob_worker.rollout.reports import EngineSlept, EngineStarted, EngineWoke
+from rljob_worker.rollout.reports import DraftCounts, EngineSlept, EngineStarted, EngineWoke
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
 from rljob_worker.types import (
@@ -235,6 +235,10 @@ class EngineActor(_Actor):
     def score(self, token_lists: Sequence[IntArray]) -> Reply[list[FloatArray]]:
         """Log-probabilities of given tokens."""
         return self._reply(self._engine.score(token_lists))
+
+    def take_draft_counts(self) -> Reply[DraftCounts]:
+        """Guesses since the last time."""
+        return self._reply(self._engine.take_draft_counts())
 
     def sleep(self) -> Reply[EngineSlept]:
         """Give back what can be given back."""

@@ -13,6 +13,7 @@ from rljob_api.spec import RolloutSpec
 from rljob_worker.driver.step import AnsweredGroup, Decision, ScoredGroup, Step
 from rljob_worker.flow import Episode, Finish, Group, TokenStream
 from rljob_worker.flow.filters import has_variance
+from rljob_worker.rollout.reports import DraftCounts
 from rljob_worker.rollout.seeds import request_seed
 from rljob_worker.types import (
     FloatArray,
@@ -162,6 +163,15 @@ def oversampling_metrics(step: Step) -> dict[str, float]:
         metrics[f"rollout/{decision.value}_groups"] = float(len(groups))
         metrics[f"rollout/{decision.value}_tokens"] = float(sum(sum(group.lengths) for group in groups))
     return metrics
+
+
+def draft_metrics(drafts: DraftCounts) -> dict[str, float]:
+    """How often the guesses of speculative decoding were right."""
+    return {
+        "rollout/drafts/proposed": float(drafts.proposed),
+        "rollout/drafts/accepted": float(drafts.accepted),
+        "rollout/drafts/acceptance": drafts.accepted / drafts.proposed if drafts.proposed else 0.0,
+    }
 
 
 def rollout_metrics(groups: Sequence[ScoredGroup], advantages: FloatArray) -> dict[str, float]:

@@ -14,7 +14,7 @@ from ray.actor import ActorHandle
 
 from rljob_worker.driver.actors import BatchHandle, Chunk, EngineActor, Location, Reply, TrainerActor
 from rljob_worker.driver.calls import Call
-from rljob_worker.rollout.reports import EngineSlept, EngineStarted, EngineWoke
+from rljob_worker.rollout.reports import DraftCounts, EngineSlept, EngineStarted, EngineWoke
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
 from rljob_worker.types import (
@@ -192,6 +192,10 @@ class EngineGroup(_Group):
     def score(self, token_lists: Sequence[IntArray]) -> list[Call[list[FloatArray]]]:
         """Compute the log-probability of each token but the first."""
         return self._all(EngineActor.score, token_lists)
+
+    def take_draft_counts(self) -> list[Call[DraftCounts]]:
+        """Ask for the guesses of speculative decoding since the last time."""
+        return self._all(EngineActor.take_draft_counts)
 
     def sleep(self) -> list[Call[EngineSlept]]:
         """Give weights and KV cache back."""

@@ -8,7 +8,7 @@ from rljob_api import RLJobSpec
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.prompts_of_step import PromptsOfStep
 from rljob_api.wire.step_record import StepRecord
-from rljob_worker.driver.batch import oversampling_metrics, partial_metrics, rollout_metrics
+from rljob_worker.driver.batch import draft_metrics, oversampling_metrics, partial_metrics, rollout_metrics
 from rljob_worker.driver.calls import Calls
 from rljob_worker.driver.checkpoints import CheckpointStore
 from rljob_worker.driver.cluster import Cluster
@@ -171,6 +171,8 @@ class Job:
             self._records.metrics(oversampling_metrics(step))
         if self.spec.rollout.partial is not None:
             self._records.metrics(partial_metrics(step))
+        if self.spec.rollout.speculative is not None:
+            self._records.metrics(draft_metrics(step.drafts))
         self._records.metrics(self._part_means.metrics([result for group in step.groups for result in group.results]))
         self._records.metrics(step.trained[0].metrics)
         self._records.overlapped({"reward": self._inputs.rewards.take_busy_seconds()})

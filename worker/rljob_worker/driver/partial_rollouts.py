@@ -50,6 +50,7 @@ class PartialRollouts(Rollouts):
                 f"be trained on within spec.rollout.staleness.max {lag} of weights {step.weight_version}"
             )
         self._go_on(step, quotas(groups, wanted, step.weight_version, lag))
+        step.drafts += self._take_draft_counts()
         step.rounds += 1
 
     def collect_rewards(self, step: Step) -> None:

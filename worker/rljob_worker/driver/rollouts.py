@@ -33,6 +33,7 @@ from rljob_worker.flow import Finish
 from rljob_worker.rewards.runner import RewardSample
 from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.rollout.arguments import max_sequences
+from rljob_worker.rollout.reports import DraftCounts
 from rljob_worker.types import Generation, GenerationRequest, Prompt, SamplingParams
 
 
@@ -94,6 +95,7 @@ class Rollouts:
         prompts = [prompt for _, prompt in drawn]
         work = requests(prompts, self._spec.rollout.samples_per_prompt, self._spec.seed, step.number, step.drawn)
         step.responses = self._generate(work, drawn, self._sampling)
+        step.drafts += self._take_draft_counts()
         step.drawn += len(drawn)
         step.rounds += 1
 
@@ -134,6 +136,8 @@ class Rollouts:
         for prompt in self._inputs.evaluation_prompts:
             alike.setdefault(held_out_settings(evaluation, prompt.source).samples_per_prompt, []).append(prompt)
         scored = [one for group, prompts in alike.items() for one in self._evaluate(prompts, group)]
+        # Those of the next step are its own.
+        self._take_draft_counts()
         return aggregate(scored, evaluation)
 
     def _evaluate(self, prompts: list[Prompt], group: int) -> list[EvaluatedPrompt]:
@@ -186,6 +190,12 @@ class Rollouts:
             phase = self._calls.phase("eval")
             raise JobError(f"{phase}: the engines returned {len(done)} of {len(work)} responses")
         return Responses([answered[place] for place in range(len(prompts))], list(answered))
+
+    def _take_draft_counts(self) -> DraftCounts:
+        """The guesses of all engines since the last time."""
+        if self._spec.rollout.speculative is None:
+            return DraftCounts()
+        return sum(self._calls.gather("eval", self._engines.take_draft_counts()), DraftCounts())
 
     def _dispatch(self, prompts: list[NumberedPrompt], group: int) -> Dispatch:
         """Who generates what. Prompts whose responses were long the last time go first."""

@@ -12,6 +12,7 @@ import numpy as np
 from rljob_worker.driver.open_groups import OpenGroup
 from rljob_worker.flow import Group, SpanKind
 from rljob_worker.rewards.weighted_parts import RewardResult
+from rljob_worker.rollout.reports import DraftCounts
 from rljob_worker.types import FloatArray, Prompt, StepMetrics
 
 
@@ -95,6 +96,8 @@ class Step:
     """All that was scored, by ordinal; with partial rollout without what is carried over."""
     open: dict[int, OpenGroup] = field(default_factory=dict)
     """By ordinal: groups on their way through partial rollout; what is left at the end is carried over."""
+    drafts: DraftCounts = field(default_factory=DraftCounts)
+    """Of speculative decoding, over all rounds."""
     passed: int = 0
     """Groups so far that may be trained on."""
     advantages: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))

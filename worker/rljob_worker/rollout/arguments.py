@@ -57,6 +57,13 @@ def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, object]:
     }
     if rollout.max_batched_tokens is not None:
         own["max_num_batched_tokens"] = rollout.max_batched_tokens
+    if rollout.speculative is not None:
+        own["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": rollout.speculative.draft_tokens,
+            "prompt_lookup_min": rollout.speculative.min_match,
+            "prompt_lookup_max": rollout.speculative.max_match,
+        }
     own |= engine_platform(device_kind(spec.resources).name).arguments(spec)
     clashes = sorted((own.keys() - MERGED) & rollout.engine_args.keys())
     if clashes:

@@ -21,10 +21,11 @@ from rljob_worker.host.reaper import Reaper, sweep_dead_engines
 from rljob_worker.rollout.arguments import engine_arguments, max_sequences
 from rljob_worker.rollout.generation import StepLoop
 from rljob_worker.rollout.platforms import engine_platform
-from rljob_worker.rollout.reports import EngineSlept, EngineStarted, EngineWoke, MemoryReading
+from rljob_worker.rollout.reports import DraftCounts, EngineSlept, EngineStarted, EngineWoke, MemoryReading
 from rljob_worker.rollout.sampling import check_requests, scoring_params, vllm_sampling
 from rljob_worker.rollout.service import OnFinished, RequestService
 from rljob_worker.rollout.states import EngineState, next_state
+from rljob_worker.rollout.worker_extension import WorkerExtension
 from rljob_worker.types import Cut, EngineReport, FloatArray, Generation, GenerationRequest, IntArray, SamplingParams
 from rljob_worker.upstream.install import check, install
 from rljob_worker.upstream.patch import Process
@@ -89,6 +90,7 @@ class Engine:
         self._lock = threading.Lock()
         self._service: RequestService | None = None
         self._busy = 0.0
+        self._drafts = DraftCounts()
         self._weight_sync: WeightSyncEngine | None = None
 
     # --- life ---------------------------------------------------------------------------------
@@ -208,7 +210,13 @@ class Engine:
 
             check_all(requests)
             params = vllm_sampling(sampling, self._generation_config, self._end_token)
-            return self.requests.run(requests, params, on_finished, cut=cut, more=check_all if more else None)
+            generations = self.requests.run(requests, params, on_finished, cut=cut, more=check_all if more else None)
+            if self.spec.rollout.speculative is not None:
+                # All ranks guess and verify the same.
+                self._drafts += DraftCounts(
+                    *self._engine.collective_rpc(WorkerExtension.rljob_take_draft_counts.__name__)[0]
+                )
+            return generations
 
     @property
     def requests(self) -> RequestService:
@@ -230,6 +238,11 @@ class Engine:
             requests = [GenerationRequest(tuple(int(token) for token in tokens), 0) for tokens in token_lists]
             check_requests(requests, 1, self._max_length, self._vocab_size)
             return self._loop.score([request.prompt_token_ids for request in requests], scoring_params())
+
+    def take_draft_counts(self) -> DraftCounts:
+        """Guesses of speculative decoding since the last time."""
+        taken, self._drafts = self._drafts, DraftCounts()
+        return taken
 
     def abort(self) -> None:
         """End the running generation at its next step with StopRequested, or the next one when none runs."""

@@ -155,17 +155,18 @@ class StepLoop:
 
     def _extend(self, state: _Growing, output: EngineCoreOutput) -> Generation | None:
         """Take one step's tokens; the response when it is finished."""
-        if output.new_token_ids:
-            assert output.new_logprobs is not None
-            state.token_ids += output.new_token_ids
-            state.log_probs += output.new_logprobs.logprobs[:, 0].tolist()
+        tokens = output.new_token_ids
         reason = str(output.finish_reason) if output.finished else None
         stop_text = None
         if state.detokenizer is not None:
-            stop_text = state.detokenizer.update(output.new_token_ids, reason == "stop")
+            tokens, stop_text = _until_stop(state.detokenizer, tokens, reason == "stop")
             if stop_text is not None and reason is None:
                 self._core.abort_requests([output.request_id])
             reason = "stop" if stop_text is not None else reason
+        if tokens:
+            assert output.new_logprobs is not None
+            state.token_ids += tokens
+            state.log_probs += output.new_logprobs.logprobs[: len(tokens), 0].tolist()
         if reason is None:
             return None
         if reason not in ("stop", "length"):
@@ -185,6 +186,15 @@ class StepLoop:
                 return
             self._core.get_output()
         raise RuntimeError(f"engine: the scheduler still holds requests after {_IDLE_STEPS} steps")
+
+
+def _until_stop(detokenizer: IncrementalDetokenizer, tokens: list[int], ended: bool) -> tuple[list[int], str | None]:
+    """A step's tokens up to the one that completes a stop string, and that string: several can come in one step."""
+    for count, token in enumerate(tokens, 1):
+        stop_text = detokenizer.update([token], ended and count == len(tokens))
+        if stop_text is not None:
+            return tokens[:count], stop_text
+    return tokens, None
 
 
 def _core_request(request_id: str, prompt: list[int], params: VllmSamplingParams) -> EngineCoreRequest:

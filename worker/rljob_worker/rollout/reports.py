@@ -37,6 +37,19 @@ class MemoryReading:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """Guessed tokens of speculative decoding."""
+
+    proposed: int = 0
+    accepted: int = 0
+    """Those that were right."""
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        """Both together."""
+        return DraftCounts(self.proposed + other.proposed, self.accepted + other.accepted)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSlept:
     """What an engine gave back."""
 

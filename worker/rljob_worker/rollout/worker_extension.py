@@ -9,6 +9,7 @@ from typing import Protocol
 
 from rljob_worker.rollout.kv_caches import KvCaches, kv_cache_storages
 from rljob_worker.upstream import vllm_types
+from rljob_worker.upstream.vllm_drafts import KeyedVerification, verify_by_drawing
 from rljob_worker.upstream.vllm_sampler import key_noise
 from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
 
@@ -25,10 +26,15 @@ class WorkerExtension(WeightLandingExtension):
     """What all kinds of devices have; landing weights comes with the base."""
 
     model_runner: ModelRunner
+    _rljob_verification: KeyedVerification | None = None
 
     def rljob_prepare(self) -> None:
-        """Have the sampler draw by request and position."""
-        key_noise(self.model_runner)
+        """Have the sampler draw by request and position, drafts or not."""
+        self._rljob_verification = verify_by_drawing(self.model_runner, key_noise(self.model_runner))
+
+    def rljob_take_draft_counts(self) -> tuple[int, int]:
+        """Drafts that were proposed and accepted since the last time."""
+        return (0, 0) if self._rljob_verification is None else self._rljob_verification.take_counts()
 
     def rljob_device_identity(self) -> str:
         """Identity of this worker's device, as its trainer's."""

@@ -14,6 +14,7 @@ from rljob_worker.upstream import (
     torch_cpu,
     torch_gloo,
     vllm_device,
+    vllm_drafts,
     vllm_linear,
     vllm_meeting,
     vllm_moe,
@@ -34,6 +35,7 @@ PATCHES: tuple[Patch, ...] = (
     *vllm_linear.PATCHES,
     *vllm_moe.PATCHES,
     *vllm_sampler.PATCHES,
+    *vllm_drafts.PATCHES,
     *vllm_device.PATCHES,
 )
 """In the order in which they are installed: MindSpeed before anything of Megatron is imported."""

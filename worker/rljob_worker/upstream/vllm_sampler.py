@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +91,7 @@ class KeyedDraw:
     def __init__(self, model_runner: ModelRunner, truncate: Truncate) -> None:
         self._model_runner = model_runner
         self._truncate = truncate
+        self._drafts: Sequence[int] = ()
 
     def __call__(
         self, logits: Tensor, _generators: dict[int, torch.Generator], k: Tensor | None, p: Tensor | None
@@ -97,24 +99,43 @@ class KeyedDraw:
         """Tokens [N] and log-probabilities [N, V] of logits [N, V]."""
         return draw(logits, self._keys(len(logits)).to(logits.device, non_blocking=True), k, p, self._truncate)
 
+    @contextmanager
+    def after_drafts(self, counts: Sequence[int]) -> Iterator[None]:
+        """Inside, each request has a row more than its `counts` of drafts: for the places after each of them, too."""
+        self._drafts = counts
+        try:
+            yield
+        finally:
+            self._drafts = ()
+
     def _keys(self, rows: int) -> Tensor:
         batch, requests = self._model_runner.input_batch, self._model_runner.requests
-        if batch.num_reqs != rows:
-            raise RuntimeError(f"sampler: {rows} rows of logits for {batch.num_reqs} requests")
+        count, drafts = batch.num_reqs, self._drafts
+        if count + sum(drafts) != rows:
+            raise RuntimeError(f"sampler: {rows} rows of logits for {count} requests with {sum(drafts)} drafts")
         # Greedy requests need no seed: vLLM samples them along with the others, and drops what came out for them.
-        seeds = [(requests[name].sampling_params.extra_args or {}).get(SEED, 0) for name in batch.req_ids[:rows]]
-        positions = batch.num_tokens_no_spec[:rows].astype(np.uint64)
-        return noise_keys(np.array(seeds, dtype=np.uint64), positions)
+        seeds = np.array(
+            [(requests[name].sampling_params.extra_args or {}).get(SEED, 0) for name in batch.req_ids[:count]],
+            dtype=np.uint64,
+        )
+        positions = batch.num_tokens_no_spec[:count].astype(np.uint64)
+        if drafts:
+            of_request = np.array(drafts, dtype=np.int64) + 1
+            after = np.arange(rows) - np.repeat(of_request.cumsum() - of_request, of_request)
+            seeds, positions = np.repeat(seeds, of_request), np.repeat(positions, of_request) + after.astype(np.uint64)
+        return noise_keys(seeds, positions)
 
 
-def key_noise(model_runner: ModelRunner) -> None:
+def key_noise(model_runner: ModelRunner) -> KeyedDraw:
     """Have a worker's sampler draw by request and position."""
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
     part = model_runner.sampler.topk_topp_sampler
     # vllm-ascend has its own.
     truncate = getattr(part, "apply_top_k_top_p", apply_top_k_top_p)
-    put(part, forward=KeyedDraw(model_runner, truncate))
+    draw_by_key = KeyedDraw(model_runner, truncate)
+    put(part, forward=draw_by_key)
+    return draw_by_key
 
 
 PATCHES = (
