@@ -51,6 +51,11 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ),
     (["rollout.partial={}", "algorithm.tis.enabled=false"], ["spec.algorithm.tis"]),
     (["rollout.partial={}", "algorithm.tis.level=Sequence"], ["spec.algorithm.tis"]),
+    (["rollout.speculative={minMatch: 5}"], ["spec.rollout.speculative.minMatch"]),
+    (["rollout.speculative.draftTokens=33"], ["spec.rollout.speculative.draftTokens"]),
+    (["rollout.speculative.method=Eagle"], ["spec.rollout.speculative.method"]),
+    (["rollout.speculative={}", "rollout.minP=0.1"], ["spec.rollout.minP"]),
+    (["rollout.engineArgs.speculative_config={method: ngram}"], ["spec.rollout.engineArgs.speculative_config"]),
     (["rollout.temperature=0.001"], ["spec.rollout.temperature"]),
     (["training.backend=FSDP"], ["spec.training.backend"]),
     (["training.tensorParallel=3"], ["spec.training.tensorParallel"]),
@@ -164,6 +169,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["environment.variables.LD_PRELOAD=/lib/x.so"], ["spec.environment.variables"]),
     (["environment.trainer.TMS_HOOK_MODE=torch"], ["spec.environment.trainer"]),
     (["resources.profile=ascend-a2", "rollout.graphMode=true"], ["spec.rollout.graphMode"]),
+    (["resources.profile=ascend-a3", "rollout.speculative={}"], ["spec.rollout.speculative"]),
     (["resources=null", "rollout.graphMode=true", "training.globalBatchSize=null"], ["spec.rollout.graphMode"]),
     *(
         (
@@ -207,6 +213,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 ACCEPTED: list[list[str]] = [
     ["algorithm.name=dapo", "rollout.oversampling.filter=ZeroVariance"],
     ["rollout.partial={}"],
+    ["rollout.speculative={}", "rollout.partial={}", "rollout.topK=8"],
+    ["resources.profile=cuda", "rollout.speculative={draftTokens: 1, minMatch: 3, maxMatch: 3}"],
     ["rollout.partial.factor=4", "rollout.staleness.max=3", "rollout.oversampling.filter=ZeroVariance"],
     ["rollout.partial.factor=1.25", "algorithm.tis={outside: Mask}"],
     [],

@@ -481,6 +481,20 @@ FAULTS: tuple[Fault, ...] = (
         "tests/worker/driver/test_prompt_ledger.py",
     ),
     Fault(
+        "tokens after a wrong guess are kept",
+        "worker/rljob_worker/upstream/vllm_drafts.py",
+        "right.to(torch.int64).cumprod(1).bool()",
+        "right",
+        "tests/worker/rollout/test_speculation.py -k it_is_what_a_loop_over_requests_finds",
+    ),
+    Fault(
+        "all guessed places have the noise of the first",
+        "worker/rljob_worker/upstream/vllm_sampler.py",
+        "np.repeat(positions, of_request) + after.astype(np.uint64)",
+        "np.repeat(positions, of_request)",
+        "tests/worker/rollout/test_speculation.py -k test_drafts_change_no_token",
+    ),
+    Fault(
         "a token's noise does not depend on its position",
         "worker/rljob_worker/upstream/vllm_sampler.py",
         "_split_mix(start, positions)",

@@ -54,7 +54,12 @@ def embedded(spec: RLJobSpec) -> Iterator[RaySession]:
     reaper = Reaper()
     folder = own_folder(_RAY_FOLDER)
     try:
-        with _settings(_own_settings(_new_token(folder))), _on_loopback(), ray_node.without_helpers():
+        with (
+            _settings(_own_settings(_new_token(folder))),
+            _on_loopback(),
+            ray_node.without_helpers(),
+            ray_node.slow_start(),
+        ):
             try:
                 ray.init(
                     address="local",

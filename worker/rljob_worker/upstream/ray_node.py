@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +12,9 @@ FULL_PRIORITY = {"RAY_worker_niceness": "0"}
 """For the actors of a job on somebody else's Ray, in their `runtime_env`."""
 _END_CHILDREN = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
 _HELPERS = ("start_monitor", "start_log_monitor", "start_api_server")
-_SLOW_START = {"RAY_raylet_start_wait_time_s": "120"}
+_START_SECONDS = 120.0
+_SLOW_START = {"RAY_raylet_start_wait_time_s": f"{_START_SECONDS:g}"}
+_POLL_SECONDS = 0.1
 
 
 def settings() -> dict[str, str]:
@@ -48,6 +51,30 @@ def _start_nothing(node: object, **arguments: object) -> None:
     """In the place of a method of Ray's `Node`."""
 
 
+@contextmanager
+def slow_start() -> Iterator[None]:
+    """Inside, a node that starts has 120 seconds until Ray's GCS knows it: Ray's own 30 are no setting."""
+    from ray._private import services
+
+    original = services.get_node
+
+    def get_node(gcs_address: str, node_id: str) -> object:
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                return original(gcs_address, node_id)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_SECONDS)
+
+    put(services, get_node=get_node)
+    try:
+        yield
+    finally:
+        put(services, get_node=original)
+
+
 PATCHES = (
     Patch(
         "ray-settings",
@@ -79,6 +106,16 @@ PATCHES = (
         "three processes less make a job start in half the time, and leave fewer ports open",
         "tests/worker/driver/test_ray_session.py::test_an_embedded_ray_has_no_process_that_nobody_asks",
         without_helpers,
+        (Process.DRIVER,),
+        scoped=True,
+    ),
+    Patch(
+        "ray-slow-start",
+        ("ray._private.services.get_node",),
+        {"ray": RAY},
+        "Ray gives its node 30 seconds to start, written into its code; on a busy machine that is too short",
+        "tests/worker/upstream/test_ray_node.py::test_a_node_that_takes_its_time_is_waited_for",
+        slow_start,
         (Process.DRIVER,),
         scoped=True,
     ),

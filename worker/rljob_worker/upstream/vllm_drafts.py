@@ -11,12 +11,11 @@ from torch import Tensor
 
 from rljob_worker.upstream.patch import VLLM, Patch, Process, put
 from rljob_worker.upstream.vllm_sampler import KeyedDraw
-from rljob_worker.upstream.vllm_types import ModelRunner
+from rljob_worker.upstream.vllm_types import ModelRunner, Sampler
 
 if TYPE_CHECKING:
     from vllm.v1.outputs import SamplerOutput
     from vllm.v1.sample.metadata import SamplingMetadata
-    from vllm.v1.sample.sampler import Sampler
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 _NO_TOKEN = -1
@@ -89,7 +88,9 @@ class KeyedVerification:
         self._accepted += int(kept[:, 1:].sum())
         log_probs = None
         if drawn.logprobs_tensors is not None:
-            log_probs = LogprobsTensors(*(part[rows.view(-1)] for part in drawn.logprobs_tensors[:3]))
+            ids, values, ranks, _ = drawn.logprobs_tensors
+            chosen = rows.view(-1)
+            log_probs = LogprobsTensors(ids[chosen], values[chosen], ranks[chosen])
         return SamplerOutput(torch.where(kept, tokens[rows], _NO_TOKEN), log_probs)
 
     def take_counts(self) -> tuple[int, int]:

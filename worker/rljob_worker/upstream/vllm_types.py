@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 
 if TYPE_CHECKING:
+    from vllm.v1.outputs import SamplerOutput
+    from vllm.v1.sample.metadata import SamplingMetadata
 
     class Model(torch.nn.Module):
         """A model of vLLM's; its classes have no base of their own."""
@@ -41,6 +43,10 @@ class Sampler(Protocol):
     @property
     def topk_topp_sampler(self) -> object:
         """Its part that truncates."""
+        ...
+
+    def __call__(self, logits: torch.Tensor, sampling_metadata: SamplingMetadata) -> SamplerOutput:
+        """A token for each row of the logits."""
         ...
 
 
