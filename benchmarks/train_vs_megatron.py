@@ -30,7 +30,7 @@ from figures import Figure, report
 from safetensors.torch import save_file
 
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.convert import hf_manifest
+from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.trainer.trainer import Trainer
 from rljob_worker.types import SamplingParams, TrainBatch
 

@@ -75,7 +75,8 @@ class TrainerSide:
 
     def __init__(self, model_folder: str, sync_folder: str, bucket_bytes: int) -> None:
         from rljob_worker.models.config import ModelConfig
-        from rljob_worker.models.convert import hf_manifest, local_pieces
+        from rljob_worker.models.convert import local_pieces
+        from rljob_worker.models.manifest import hf_manifest
         from rljob_worker.parallel_layout import ParallelLayout
         from rljob_worker.weightsync.plan import HOST_SLICE_BYTES, build_plan
         from rljob_worker.weightsync.trainer import WeightSyncTrainer

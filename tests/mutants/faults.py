@@ -112,9 +112,23 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "k and v swapped",
         "worker/rljob_worker/models/convert.py",
-        '"k": (query_rows, cfg.head_dim), "v": (query_rows + cfg.head_dim, cfg.head_dim)',
-        '"v": (query_rows, cfg.head_dim), "k": (query_rows + cfg.head_dim, cfg.head_dim)',
+        'shard("k", queries, 1), shard("v", queries + 1, 1)',
+        'shard("v", queries, 1), shard("k", queries + 1, 1)',
         CONVERSION,
+    ),
+    Fault(
+        "the gates of a group's heads stand where their queries do",
+        "worker/rljob_worker/models/convert.py",
+        "return parts.unflatten(1, (kinds, heads)).transpose(1, 2)",
+        "return parts.unflatten(1, (kinds, heads)).transpose(1, 2).flip(2)",
+        CONVERSION,
+    ),
+    Fault(
+        "the gradient of a linear attention's norm is each rank's own",
+        "worker/rljob_worker/models/gated_delta_net.py",
+        "copy_to_tensor_model_parallel_region(self.out_norm.weight, group=self.tp_group)",
+        "self.out_norm.weight",
+        "tests/worker/trainer/test_trainer.py",
     ),
     Fault(
         "gate taken from up",

@@ -10,6 +10,8 @@ from rljob_api.rules.findings import Check, Finding
 from rljob_api.spec import RandomModel, RLJobSpec
 
 MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
+CHECKPOINT_TYPES = (*MODEL_TYPES, "qwen3_5")
+"""The first ones are made with random weights too."""
 _SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "max_position_embeddings", "vocab_size"),
@@ -55,6 +57,11 @@ def config_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 def value_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
     """What is wrong with the config of a checkpoint, which may say more than RLJob knows, and null for a default."""
+    language = config.get("text_config")
+    if isinstance(language, Mapping):
+        for finding in value_findings(language):
+            yield Finding(("text_config", *finding.path), finding.wrong, finding.allowed)
+        return
     given = {key: value for key, value in config.items() if value is not None or key in _NEEDED}
     yield from _of_values(given)
     yield from _divisible(given)

@@ -183,7 +183,7 @@ OF_CONFIG = [
     ("config device", f"%/config device/config.json: cannot be read: {NO_FILE}"),
     ("config folder", f"%/config folder/config.json: cannot be read: {NO_FILE}"),
     ("config torn", "%/config torn/config.json: not valid JSON"),
-    ("llama", '%/llama/config.json: model_type: "llama": is not built; allowed: qwen2, qwen3, qwen3_moe'),
+    ("llama", '%/llama/config.json: model_type: "llama": is not built; allowed: qwen2, qwen3, qwen3_moe, qwen3_5'),
     ("no type", "%/no type/config.json: model_type: null: is not built"),
     ("words", '%/words/config.json: num_attention_heads: "four": is no size'),
     ("null", "%/null/config.json: hidden_size: null: is no size"),

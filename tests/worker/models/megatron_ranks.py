@@ -1,7 +1,7 @@
 """One of two ranks that run the cases of `cases.json`: `python megatron_ranks.py FOLDER RANK`.
 
 For each case, writes `NAME.logits.pt` (all columns, padding included), `NAME.rank-R.pt` (`parameters` and the rank's
-`layout`) and, for tp1, `NAME.recompute.pt` (gradients by recompute setting).
+`layout`) and, for tp1, `NAME.training.pt` (recompute setting -> loss of predicting each next token, and gradients).
 """
 
 from __future__ import annotations
@@ -81,15 +81,17 @@ def run_case(case: dict, out: Path, ids: torch.Tensor, rank: int) -> None:
     }
     torch.save(saved, out / f"{case['name']}.rank-{rank}.pt")
     if case["sizes"] == [1, 1, 1] and rank == 0:
-        gradients = {setting: gradients_of(case, ids, setting) for setting in ("None", "Full", "Selective")}
-        torch.save(gradients, out / f"{case['name']}.recompute.pt")
+        training = {setting: loss_and_gradients(case, ids, setting) for setting in ("None", "Full", "Selective")}
+        torch.save(training, out / f"{case['name']}.training.pt")
     parallel_state.destroy_model_parallel()
 
 
-def gradients_of(case: dict, ids: torch.Tensor, recompute: str) -> dict[str, torch.Tensor]:
+def loss_and_gradients(case: dict, ids: torch.Tensor, recompute: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     model, cfg = loaded_model(case["folder"], case["sizes"], torch.float32, recompute)
-    logits_of(model.train(), cfg, ids).square().mean().backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters()}
+    logits = logits_of(model.train(), cfg, ids)
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    loss.backward()
+    return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
 def main() -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from model_cases import CONFIGS
+from support import qwen3_5
 
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import ModelConfig, check_parallel
+from rljob_worker.models.config import LinearAttention, ModelConfig, check_parallel
 
 
 def test_fields_of_each_type() -> None:
@@ -31,7 +32,7 @@ def test_rope_theta_old_and_new_spelling(rope: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "llama"}, "model_type 'llama' is not supported; use qwen2, qwen3, qwen3_moe"),
+        ({"model_type": "llama"}, "model_type 'llama' is not supported; use qwen2, qwen3, qwen3_moe, qwen3_5"),
         ({"model_type": None}, "model_type None is not supported"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn' is not supported"),
         ({"use_sliding_window": True, "max_window_layers": 1}, "sliding-window attention is not supported"),
@@ -48,19 +49,49 @@ def test_unsupported_settings_are_named(change: dict[str, object], message: str)
         ModelConfig.from_hf(CONFIGS["qwen3"] | change)
 
 
-def test_qwen3_5_is_refused_with_what_is_missing() -> None:
-    """`examples/qwen3.5-9b-grpo-4xnpu.yaml` says that it cannot be trained; transformers' defaults are this model's."""
+def test_qwen3_5_by_default_is_the_9b_model() -> None:
+    """transformers' defaults are those of the model that `examples/qwen3.5-9b-grpo-4xnpu.yaml` trains."""
     from transformers import AutoConfig
 
-    config = AutoConfig.for_model("qwen3_5").to_dict()
-    text = config["text_config"]
-    assert (text["hidden_size"], text["num_hidden_layers"], text["num_attention_heads"]) == (4096, 32, 16)
-    assert text["layer_types"].count("linear_attention") == 24
-    assert text["rope_parameters"]["partial_rotary_factor"] == 0.25
-    with pytest.raises(
-        UserError, match=r"'qwen3_5' is not supported: .*gated delta net.*; use qwen2, qwen3, qwen3_moe$"
-    ):
-        ModelConfig.from_hf(config)
+    cfg = ModelConfig.from_hf(AutoConfig.for_model("qwen3_5").to_dict())
+    assert (cfg.hidden_size, cfg.num_layers, cfg.num_heads, cfg.num_query_groups) == (4096, 32, 16, 4)
+    assert (cfg.head_dim, cfg.rotary_fraction, cfg.output_gate, cfg.zero_centered_norms) == (256, 0.25, True, True)
+    assert not cfg.tied_embeddings
+    assert cfg.linear_attention == LinearAttention(16, 32, 128, 128, 4)
+    assert cfg.linear_layers == (True, True, True, False) * 8
+    check_parallel(cfg, 4, 1, 1)
+    with pytest.raises(ValueError, match=r"linear_num_key_heads \(16\) is not divisible by tensorParallel \(32\)"):
+        check_parallel(cfg, 32, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("whole", "text", "message"),
+    [
+        ({"model_type": "qwen3_5_moe"}, {}, "'qwen3_5_moe' is not supported: .*shared expert.*; use qwen2, .*qwen3_5$"),
+        (
+            {"model_type": "qwen3_5_text"},
+            {},
+            "'qwen3_5_text' is not supported: vLLM 0.23 has no model for",
+        ),
+        ({"text_config": None}, {}, "text_config must be an object, the language half's config; got None"),
+        ({"tie_word_embeddings": True}, {}, "tie_word_embeddings must be the same beside text_config and in it"),
+        ({"quantization_config": {"quant_method": "fp8"}}, {}, "quantization_config is not supported"),
+        ({}, {"attn_output_gate": False}, "text_config.attn_output_gate must be true"),
+        ({}, {"output_gate_type": "sigmoid"}, "text_config.output_gate_type 'sigmoid' is not supported; use 'swish'"),
+        (
+            {},
+            {"linear_num_key_heads": 3},
+            r"linear_num_value_heads \(4\) is not divisible by linear_num_key",
+        ),
+        ({}, {"layer_types": ["linear_attention"] * 3 + ["sliding_attention"]}, "sliding-window attention"),
+        ({}, {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+    ],
+)
+def test_unsupported_settings_of_a_model_that_sees_are_named(
+    whole: dict[str, object], text: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        ModelConfig.from_hf(qwen3_5.config(**text) | whole)
 
 
 def test_folder_without_or_with_broken_config(tmp_path: Path) -> None:

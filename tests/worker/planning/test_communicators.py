@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from rljob_api.spec import RLJobSpec
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.convert import hf_manifest
+from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.planning.communicators import trainer_groups
 from rljob_worker.planning.job_shape import job_shape
 

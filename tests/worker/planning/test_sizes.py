@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from published_models import PARAMETERS, published
+from support import qwen3_5
 
 from rljob_api.spec import Precision, Recompute
 from rljob_worker.models.config import ModelConfig
@@ -84,6 +85,7 @@ def test_tensor_parallelism_leaves_only_the_residual_stream_whole() -> None:
 
 SAVED = """
 import json, sys, torch
+torch.set_num_threads(1)
 import torch.distributed as dist
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.patch import Process
@@ -96,9 +98,15 @@ parallel_state.initialize_model_parallel()
 seed_cpu(1)
 from rljob_worker.models.build import build_gpt_model
 TOKENS = 512
+def with_layers(config, layers):
+    text = config.get("text_config", config)
+    text = {**text, "num_hidden_layers": layers}
+    if "layer_types" in text:
+        text["layer_types"] = text["layer_types"][:1] * layers
+    return {**config, "text_config": text} if "text_config" in config else text
 def saved(config, layers, dtype, recompute):
     model = build_gpt_model(
-        ModelConfig.from_hf({**config, "num_hidden_layers": layers}),
+        ModelConfig.from_hf(with_layers(config, layers)),
         tp=1, pp=1, ep=1, dtype=getattr(torch, dtype), recompute=recompute,
     )
     for parameter in model.parameters():
@@ -124,12 +132,16 @@ print(json.dumps(result))
 """
 SHAPE = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 2}
 SHAPE |= {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 512}
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+LINEAR |= {"linear_key_head_dim": 48, "linear_value_head_dim": 64}
 LAYERS = {
     "qwen2": SHAPE | {"model_type": "qwen2"},
     "qwen3": SHAPE | {"model_type": "qwen3", "head_dim": 64},
     "moe": SHAPE
     | {"model_type": "qwen3_moe", "head_dim": 64, "num_experts": 8, "num_experts_per_tok": 2}
     | {"moe_intermediate_size": 96, "norm_topk_prob": True},
+    "linear": qwen3_5.config(**SHAPE, **LINEAR, head_dim=64, layer_types=["linear_attention"] * 2),
+    "gated": qwen3_5.config(**SHAPE, **LINEAR, head_dim=64, layer_types=["full_attention"] * 2),
 }
 
 

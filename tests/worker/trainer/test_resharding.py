@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from support import qwen3_5
 from torch import Tensor
 
+from rljob_api.spec import RolloutSpec
 from rljob_worker.models import convert
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.convert import hf_manifest, is_expert, local_pieces
+from rljob_worker.models.convert import is_expert, local_pieces
+from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.trainer.export import export_checkpoint
 from rljob_worker.trainer.megatron.resharding import MODEL_PREFIX, SavedState
 from rljob_worker.trainer.state_file import path_of, write_state
 
@@ -29,14 +34,19 @@ SHAPE = {
     "max_position_embeddings": 16,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "norm_topk_prob": True}
+LINEAR = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 2, "linear_value_head_dim": 3}
+LINEAR |= {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"]}
+HYBRID = ModelConfig.from_hf({"model_type": "qwen3_5", "text_config": SHAPE | LINEAR})
 DENSE = ModelConfig.from_hf(SHAPE | {"model_type": "qwen3", "tie_word_embeddings": True})
 MOE = ModelConfig.from_hf(SHAPE | EXPERTS | {"model_type": "qwen3_moe", "mlp_only_layers": [1]})
 LAYOUTS = {
     DENSE: [(1, 1, 1, 1), (2, 1, 1, 1), (4, 2, 2, 1), (3, 1, 1, 1), (4, 4, 1, 1), (8, 2, 2, 1)],
+    HYBRID: [(1, 1, 1, 1), (2, 2, 1, 1), (4, 4, 1, 1), (4, 2, 2, 1)],
     MOE: [(1, 1, 1, 1), (2, 1, 1, 2), (4, 1, 2, 2), (3, 1, 1, 1), (4, 1, 1, 4), (4, 2, 1, 1), (4, 2, 1, 2)],
 }
 """World size, tensor, pipeline, expert; 13 rows of the vocabulary leave padding in each cut by tensor parallelism."""
 PAIRS = [(cfg, *pair) for cfg, layouts in LAYOUTS.items() for pair in itertools.pairwise([*layouts, layouts[0]])]
+ROLLOUT = RolloutSpec.model_validate({"promptsPerStep": 1, "samplesPerPrompt": 2, "maxResponseTokens": 4})
 KINDS = (MODEL_PREFIX, "exp_avg.", "exp_avg_sq.", "master.")
 
 
@@ -46,6 +56,8 @@ def shapes(cfg: ModelConfig, at: ParallelLayout) -> Iterator[tuple[str, tuple[in
     for layer in range(cfg.num_layers // at.pp):
         inside = [*convert._REPLICATED, "self_attention.linear_qkv.weight", "self_attention.linear_proj.weight"]
         inside += [f"mlp.linear_fc{which}.weight" for which in (1, 2)]
+        linear = ("A_log", "dt_bias", "conv1d.weight", "in_proj.weight", "out_proj.weight")
+        inside += [f"self_attention.{name}" for name in linear]
         local = range(cfg.num_experts // at.ep)
         inside += [f"mlp.experts.local_experts.{n}.linear_fc{which}.weight" for n in local for which in (1, 2)]
         # Names of local specs alone: the others are Transformer Engine's for the same tensors.
@@ -141,3 +153,30 @@ def test_what_is_not_whole_is_named(tmp_path: Path) -> None:
         state.updates_of(name, torch.zeros(shape), at)
     with pytest.raises(ValueError, match=r"mlp.down_proj.weight: 16 of 32 rows or columns were saved"):
         state.fill(MODEL_PREFIX, "decoder.layers.0.mlp.linear_fc2.weight", torch.zeros(16, 32), at)
+
+
+def test_export_keeps_what_is_not_trained(tmp_path: Path) -> None:
+    """From two tensor-parallel ranks; transformers loads it, and what was not trained is there as it was."""
+    from transformers import AutoModelForCausalLM
+
+    config, model = qwen3_5.config(), tmp_path / "model"
+    qwen3_5.write_folder(qwen3_5.language_half(config), config, model)
+    (model / "tokenizer.json").write_text("{}")
+    (model / "preprocessor_config.json").write_text('{"patch_size": 8}')
+    cfg, before = ModelConfig.from_hf(model), load_file(model / "model.safetensors")
+    trained = {name: before[name] + 1 for name, _ in hf_manifest(cfg)}
+    (tmp_path / "step-3").mkdir()
+    save(tmp_path / "step-3", cfg, ParallelLayout(2, 2), dict.fromkeys(KINDS, trained))
+    export_checkpoint(tmp_path / "step-3", model, tmp_path / "out", 2, ROLLOUT)
+
+    after = load_file(tmp_path / "out" / "model.safetensors")
+    left = {name for name in before if name.startswith(("model.visual.", "mtp."))}
+    assert len(left) == 3
+    assert after.keys() == trained.keys() | left
+    assert all(torch.equal(after[name], trained.get(name, before[name])) for name in after)
+    assert (tmp_path / "out" / "preprocessor_config.json").read_text() == '{"patch_size": 8}'
+    loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    state = {qwen3_5.published_name(name): tensor for name, tensor in loaded.state_dict().items()}
+    assert state.keys() == trained.keys()
+    assert all(torch.equal(state[name], trained[name]) for name in trained)

@@ -19,19 +19,21 @@ import torch
 from safetensors.torch import save_file
 
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.convert import hf_manifest
+from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.types import StepMetrics
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 TOGETHER = ["tp", "pp", "dp", "tp_terms", "pp_terms", "dp_terms", "ep_moe", "tp_moe", "tp_ep_moe"]
+TOGETHER += ["tp_hybrid", "pp_hybrid"]
 TOGETHER += ["stop_tp", "stop_pp", "stop_dp", "save_dp", "undisturbed_dp", "undisturbed_bf16"]
 """Cases of two ranks."""
 ALONE = (
     ["one", "one_terms", "recompute", "offload", "no_saver", "save_fp32", "bf16", "offload_moved_bf16"],
     [
         "one_moe",
+        "one_hybrid",
         "offload_moved",
         "non_finite",
         "reference",
@@ -44,11 +46,13 @@ ALONE = (
 AFTERWARDS = ["resume_dp", "dp_to_tp", "dp_to_pp", "moe_to_ep"]
 ALONE_AFTERWARDS = (["resume_fp32", "dp_to_one"], ["resume_bf16", "refused_load", "bf16_to_one"])
 """Cases of one rank, run side by side by the two processes."""
+HYBRID = ["linear_attention", "full_attention"]
 
 
-def write_model(folder: Path, *, moe: bool) -> None:
+def write_model(folder: Path, kind: str = "qwen3") -> None:
+    moe = kind == "qwen3_moe"
     config: dict[str, Any] = {
-        "model_type": "qwen3_moe" if moe else "qwen3",
+        "model_type": kind,
         "vocab_size": 31,
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -61,6 +65,11 @@ def write_model(folder: Path, *, moe: bool) -> None:
     }
     if moe:
         config |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    if kind == "qwen3_5":
+        linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        linear |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "layer_types": HYBRID}
+        config = {"model_type": kind, "text_config": config | linear | {"model_type": "qwen3_5_text"}}
+        config["tie_word_embeddings"] = True
     generator = torch.Generator().manual_seed(1)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
@@ -125,8 +134,9 @@ def launch(folder: Path, name: str, together: list[str], alone: tuple[list[str],
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("trainer")
-    write_model(folder / "dense", moe=False)
-    write_model(folder / "moe", moe=True)
+    write_model(folder / "dense")
+    write_model(folder / "moe", "qwen3_moe")
+    write_model(folder / "hybrid", "qwen3_5")
     launch(folder, "first", TOGETHER, ALONE)
     launch(folder, "second", AFTERWARDS, ALONE_AFTERWARDS)
     return Results(folder)
@@ -138,6 +148,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         *[(layout, "one") for layout in ("tp", "pp", "dp", "recompute", "offload", "no_saver")],
         *[(f"{layout}_terms", "one_terms") for layout in ("tp", "pp", "dp")],
         *[(f"{layout}_moe", "one_moe") for layout in ("ep", "tp", "tp_ep")],
+        *[(f"{layout}_hybrid", "one_hybrid") for layout in ("tp", "pp")],
     ],
 )
 def test_layouts_agree(results: Results, case: str, alone: str) -> None:

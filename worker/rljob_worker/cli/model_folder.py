@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rljob_api.problems import Problem
-from rljob_api.rules.model_config import MODEL_TYPES, value_findings
+from rljob_api.rules.model_config import CHECKPOINT_TYPES, value_findings
 from rljob_api.spec import ModelSpec
 from rljob_worker.data.hub import is_hub_id
 from rljob_worker.data.tokenizer import TOKENIZER_FILES
@@ -65,9 +65,16 @@ def check_model_folder(folder: Path) -> None:
 
 def config_problems(config: dict[str, object]) -> list[Problem]:
     """What RLJob cannot build a model from, by the names in config.json."""
-    if config.get("model_type") not in MODEL_TYPES:
-        return [Problem("model_type", "is not built", ", ".join(MODEL_TYPES), config.get("model_type"))]
+    if config.get("model_type") not in CHECKPOINT_TYPES:
+        return [Problem("model_type", "is not built", ", ".join(CHECKPOINT_TYPES), config.get("model_type"))]
     return [
-        Problem(".".join(map(str, finding.path)), finding.wrong, finding.allowed, config.get(str(finding.path[0])))
+        Problem(".".join(map(str, finding.path)), finding.wrong, finding.allowed, _value_at(config, finding.path))
         for finding in value_findings(config)
     ]
+
+
+def _value_at(config: dict[str, object], path: tuple[object, ...]) -> object:
+    value: object = config
+    for key in path:
+        value = value.get(str(key)) if isinstance(value, dict) else None
+    return value

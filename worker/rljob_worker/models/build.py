@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from rljob_worker.models.config import ModelConfig, check_parallel, sequence_parallel
-from rljob_worker.models.kernels import SequenceParallelRMSNorm
+from rljob_worker.models.gated_delta_net import gated_delta_net_spec
+from rljob_worker.models.kernels import SequenceParallelRMSNorm, ZeroCenteredRMSNorm
 from rljob_worker.models.platforms import Platform, megatron_platform
 
 if TYPE_CHECKING:
+    from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -47,7 +50,7 @@ def build_gpt_model(
     transformer_config = _transformer_config(cfg, tp, pp, ep, dtype, recompute, platform)
     model: GptModel = GPTModel(
         config=transformer_config,
-        transformer_layer_spec=_block_spec(transformer_config, platform),
+        transformer_layer_spec=_block_spec(cfg, transformer_config, platform),
         vocab_size=cfg.padded_vocab_size(tp),
         max_sequence_length=cfg.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -55,7 +58,7 @@ def build_gpt_model(
         share_embeddings_and_output_weights=cfg.tied_embeddings,
         position_embedding_type="rope",
         rotary_base=cfg.rope_theta,
-        rotary_percent=1.0,
+        rotary_percent=cfg.rotary_fraction,
         parallel_output=True,
     ).to(dtype)
     model.rotary_pos_emb.inv_freq = model.rotary_pos_emb.inv_freq.to(device)
@@ -94,6 +97,7 @@ def _transformer_config(
         normalization="RMSNorm",
         layernorm_epsilon=cfg.norm_eps,
         qk_layernorm=cfg.qk_norm,
+        attention_output_gate=cfg.output_gate,
         add_bias_linear=False,
         add_qkv_bias=cfg.qkv_bias,
         gated_linear_unit=True,
@@ -136,8 +140,11 @@ def _recompute_options(cfg: ModelConfig, recompute: str) -> dict[str, object]:
     raise ValueError(f"recompute {recompute!r} is not known; use 'None', 'Full' or 'Selective'")
 
 
-def _block_spec(transformer_config: TransformerConfig, platform: Platform) -> TransformerBlockSubmodules:
+def _block_spec(
+    cfg: ModelConfig, transformer_config: TransformerConfig, platform: Platform
+) -> TransformerBlockSubmodules:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
     spec = get_gpt_decoder_block_spec(transformer_config, use_transformer_engine=False, normalization="RMSNorm")
     for layer in spec.layer_specs:
@@ -145,11 +152,34 @@ def _block_spec(transformer_config: TransformerConfig, platform: Platform) -> Tr
         mlp = layer.submodules.mlp.submodules
         getattr(mlp, "experts", layer.submodules.mlp).submodules.activation_func = platform.activation
         if transformer_config.sequence_parallel:
-            layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = SequenceParallelRMSNorm
-            attention = layer.submodules.self_attention.submodules
-            attention.q_layernorm = attention.k_layernorm = SequenceParallelRMSNorm
+            _replace_norms(layer, SequenceParallelRMSNorm)
             spec.layer_norm = SequenceParallelRMSNorm
+        if cfg.output_gate:
+            from rljob_worker.models.gated_attention import GatedSelfAttention
+
+            layer.submodules.self_attention.module = GatedSelfAttention
+        if cfg.zero_centered_norms:
+            _replace_norms(layer, ZeroCenteredRMSNorm)
+            spec.layer_norm = ZeroCenteredRMSNorm
+    if cfg.linear_attention is not None:
+        attention = gated_delta_net_spec(cfg.linear_attention)
+        first = get_transformer_layer_offset(transformer_config)
+        spec.layer_specs = [
+            _with_attention(layer, attention) if cfg.is_linear(first + index) else layer
+            for index, layer in enumerate(spec.layer_specs)
+        ]
     return spec
+
+
+def _replace_norms(layer: ModuleSpec, norm: type[torch.nn.Module]) -> None:
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
+    attention = layer.submodules.self_attention.submodules
+    attention.q_layernorm = attention.k_layernorm = norm
+
+
+def _with_attention(layer: ModuleSpec, attention: ModuleSpec) -> ModuleSpec:
+    """Megatron's layers of one kind are one object."""
+    return replace(layer, submodules=replace(layer.submodules, self_attention=attention))
 
 
 def _zero_padding_rows(model: torch.nn.Module, cfg: ModelConfig, tp: int) -> None:

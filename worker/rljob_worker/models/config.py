@@ -6,18 +6,43 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file
 
-SUPPORTED_MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
-_GATED_DELTA_NET = (
-    "most of its layers are linear attention (gated delta net), the others gate their attention and rotate a quarter "
-    "of each head, and neither the training model nor the weight conversion has these"
-)
-_MISSING = dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe"), _GATED_DELTA_NET)
-"""Models that published set-ups train -> what is not built for them."""
+SUPPORTED_MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe", "qwen3_5")
+_SHARED_EXPERT = "its mixtures of experts have a shared expert, which neither training nor conversion has"
+_MISSING = {
+    "qwen3_next": _SHARED_EXPERT,
+    "qwen3_5_moe": _SHARED_EXPERT,
+    "qwen3_5_text": "vLLM 0.23 has no model for its language half alone; it has one for the whole, 'qwen3_5'",
+}
+"""Relatives of what is supported -> what is not built for them."""
+_LINEAR, _FULL = "linear_attention", "full_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAttention:
+    """Shape of a gated delta net (arXiv 2412.06464): a layer whose attention is a state of fixed size."""
+
+    key_heads: int
+    value_heads: int
+    """A multiple of `key_heads`: so many of them share a query and a key."""
+    key_head_dim: int
+    value_head_dim: int
+    kernel_size: int
+    """Positions that the causal convolution of queries, keys and values sees."""
+
+    @property
+    def key_width(self) -> int:
+        """Of all keys, and of all queries."""
+        return self.key_heads * self.key_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Of all values, and of what gates them."""
+        return self.value_heads * self.value_head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +73,15 @@ class ModelConfig:
     """Softmax over the chosen experts only, instead of over all of them."""
     moe_layers: tuple[bool, ...] = ()
     """For each layer, whether it is a mixture of experts."""
+    rotary_fraction: float = 1.0
+    """Share of each head that is rotated: its first elements."""
+    output_gate: bool = False
+    """Whether the query projection also makes what gates the output of full attention."""
+    zero_centered_norms: bool = False
+    """Whether norms scale by 1 + weight; that of a linear attention's output never does."""
+    linear_attention: LinearAttention | None = None
+    linear_layers: tuple[bool, ...] = ()
+    """For each layer, whether its attention is linear."""
 
     @classmethod
     def from_hf(cls, source: str | Path | Mapping[str, object]) -> ModelConfig:
@@ -67,6 +101,20 @@ class ModelConfig:
     def is_moe(self, layer: int) -> bool:
         """Whether a layer (0-based, over the whole model) is a mixture of experts."""
         return self.num_experts > 0 and self.moe_layers[layer]
+
+    def is_linear(self, layer: int) -> bool:
+        """Whether a layer's (0-based, over the whole model) attention is linear."""
+        return self.linear_attention is not None and self.linear_layers[layer]
+
+    @property
+    def language_half(self) -> bool:
+        """Whether it is the language half of a model that sees, whose other tensors are neither trained nor synced."""
+        return self.model_type == "qwen3_5"
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """How the names of tensors begin that a checkpoint has beside: vision tower, multi-token prediction."""
+        return ("model.visual.", "mtp.") if self.language_half else ()
 
 
 def read_hf_config(folder: str | Path) -> dict[str, object]:
@@ -89,6 +137,7 @@ def read_hf_config(folder: str | Path) -> dict[str, object]:
 
 def check_parallel(cfg: ModelConfig, tp: int, pp: int, ep: int) -> None:
     """Refuse parallel sizes that the model cannot be cut into; UserError lists every problem."""
+    linear = cfg.linear_attention
     problems = [
         f"{what} ({value}) is not divisible by {axis} ({size})"
         for what, value, axis, size in (
@@ -98,6 +147,7 @@ def check_parallel(cfg: ModelConfig, tp: int, pp: int, ep: int) -> None:
             ("num_hidden_layers", cfg.num_layers, "pipelineParallel", pp),
             ("num_experts", cfg.num_experts, "expertParallel", ep),
             ("moe_intermediate_size", cfg.expert_ffn_hidden_size, "tensorParallel", tp if ep == 1 else 1),
+            ("linear_num_key_heads", linear.key_heads if linear else 0, "tensorParallel", tp),
         )
         if value % size
     ]
@@ -116,7 +166,7 @@ def sequence_parallel(cfg: ModelConfig, tp: int) -> bool:
 
 
 class _HfConfig(Protocol):
-    """What is read of transformers' configurations of the supported models, the MoE's fields included."""
+    """What is read of transformers' configurations of the supported models, whichever of them has the field."""
 
     vocab_size: int
     hidden_size: int
@@ -136,6 +186,18 @@ class _HfConfig(Protocol):
     norm_topk_prob: bool
     mlp_only_layers: Sequence[int]
     decoder_sparse_step: int
+    layer_types: Sequence[str]
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_conv_kernel_dim: int
+
+
+class _HfWholeConfig(Protocol):
+    """transformers' configuration of a model that sees."""
+
+    text_config: _HfConfig
 
 
 def _from_dict(raw: Mapping[str, object], where: str) -> ModelConfig:
@@ -147,11 +209,15 @@ def _from_dict(raw: Mapping[str, object], where: str) -> ModelConfig:
         allowed = ", ".join(SUPPORTED_MODEL_TYPES)
         raise UserError(f"{where}: model_type {model_type!r} is not supported{why}; use {allowed}")
     try:
-        make: Callable[..., _HfConfig] = AutoConfig.for_model
-        hf = make(**raw)
+        make: Callable[..., _HfConfig | _HfWholeConfig] = AutoConfig.for_model
+        whole = make(**raw)
     except Exception as error:  # transformers' own validation raises many types
         raise UserError(f"{where}: {error}") from error
-    problems = _unsupported(raw, hf)
+    text = raw.get("text_config") if model_type == "qwen3_5" else raw
+    if not isinstance(text, Mapping):
+        raise UserError(f"{where}: text_config must be an object, the language half's config; got {text!r}")
+    hf = cast("_HfWholeConfig", whole).text_config if model_type == "qwen3_5" else cast("_HfConfig", whole)
+    problems = _unsupported(text, hf) + (_unsupported_of_whole(raw, text, hf) if model_type == "qwen3_5" else [])
     if problems:
         raise UserError(f"{where}: " + "; ".join(problems))
     num_experts = hf.num_experts if model_type == "qwen3_moe" else 0
@@ -175,6 +241,21 @@ def _from_dict(raw: Mapping[str, object], where: str) -> ModelConfig:
         expert_ffn_hidden_size=hf.moe_intermediate_size if num_experts else 0,
         normalize_expert_weights=bool(hf.norm_topk_prob) if num_experts else True,
         moe_layers=_moe_layers(hf) if num_experts else (False,) * hf.num_hidden_layers,
+        rotary_fraction=float(hf.rope_parameters.get("partial_rotary_factor", 1.0)),
+        output_gate=model_type == "qwen3_5",
+        zero_centered_norms=model_type == "qwen3_5",
+        linear_attention=_linear_attention(hf) if model_type == "qwen3_5" else None,
+        linear_layers=tuple(kind == _LINEAR for kind in hf.layer_types) if model_type == "qwen3_5" else (),
+    )
+
+
+def _linear_attention(hf: _HfConfig) -> LinearAttention:
+    return LinearAttention(
+        key_heads=hf.linear_num_key_heads,
+        value_heads=hf.linear_num_value_heads,
+        key_head_dim=hf.linear_key_head_dim,
+        value_head_dim=hf.linear_value_head_dim,
+        kernel_size=hf.linear_conv_kernel_dim,
     )
 
 
@@ -186,15 +267,36 @@ def _moe_layers(hf: _HfConfig) -> tuple[bool, ...]:
     )
 
 
+def _unsupported_of_whole(raw: Mapping[str, object], text: Mapping[str, object], hf: _HfConfig) -> list[str]:
+    """What vLLM and transformers read in different places, or only one of them reads."""
+    problems = []
+    if raw.get("tie_word_embeddings", False) != text.get("tie_word_embeddings", False):
+        problems.append("tie_word_embeddings must be the same beside text_config and in it")
+    if raw.get("quantization_config"):
+        problems.append("quantization_config is not supported; use an unquantized checkpoint")
+    if text.get("attn_output_gate", True) is not True:
+        problems.append("text_config.attn_output_gate must be true")
+    if text.get("output_gate_type", "silu") not in ("silu", "swish"):
+        problems.append(f"text_config.output_gate_type {text['output_gate_type']!r} is not supported; use 'swish'")
+    if hf.linear_num_value_heads % hf.linear_num_key_heads:
+        problems.append(
+            f"linear_num_value_heads ({hf.linear_num_value_heads}) is not divisible by "
+            f"linear_num_key_heads ({hf.linear_num_key_heads})"
+        )
+    return problems
+
+
 def _unsupported(raw: Mapping[str, object], hf: _HfConfig) -> list[str]:
     problems = []
     rope = hf.rope_parameters or {}
     if rope.get("rope_type", "default") != "default":
         problems.append(f"rope scaling {rope['rope_type']!r} is not supported; only the default rope is")
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+    hybrid = hasattr(hf, "linear_num_key_heads")
+    if not hybrid and rope.get("partial_rotary_factor", 1.0) != 1.0:
         problems.append(f"partial_rotary_factor {rope['partial_rotary_factor']} is not supported; it must be 1.0")
+    supported = (_LINEAR, _FULL) if hybrid else (_FULL,)
     layer_types = getattr(hf, "layer_types", None) or []
-    if getattr(hf, "sliding_window", None) is not None or any(kind != "full_attention" for kind in layer_types):
+    if getattr(hf, "sliding_window", None) is not None or any(kind not in supported for kind in layer_types):
         problems.append("sliding-window attention is not supported; set use_sliding_window to false")
     if hf.hidden_act != "silu":
         problems.append(f"hidden_act {hf.hidden_act!r} is not supported; it must be 'silu'")

@@ -1,25 +1,25 @@
 """The mapping between Megatron's parameters on one rank and the tensors of a Hugging Face checkpoint.
 
 Megatron fuses q, k, v by query group (`[q of the group's heads; k; v]` for each group) and gate with up
-(`[gate shard; up shard]` on each tensor-parallel rank); everything else is cut along one dimension or replicated.
+(`[gate shard; up shard]` on each tensor-parallel rank). Where attention has an output gate, it comes after the q of all
+heads of the group; a checkpoint has each head's gate behind its own q. A linear attention's projections are one,
+`[q; k; v; z; b; a]` of the rank's heads, and its convolution is over `[q; k; v]` of them. Everything else is cut along
+one dimension or replicated.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.manifest import HEAD, embedding, final_norm, hf_manifest, layer_manifest, layer_prefix
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Part, TensorSlice
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
-FINAL_NORM = "model.norm.weight"
 
 _LAYER_PARAMETER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT_PARAMETER = re.compile(
@@ -28,10 +28,12 @@ _EXPERT_PARAMETER = re.compile(
 _REPLICATED = {
     "input_layernorm.weight": "input_layernorm.weight",
     "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
+    "self_attention.in_proj.layer_norm_weight": "input_layernorm.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
     "mlp.linear_fc1.layer_norm_weight": "post_attention_layernorm.weight",
     "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
     "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
+    "self_attention.out_norm.weight": "linear_attn.norm.weight",
     "mlp.router.weight": "mlp.gate.weight",
 }
 """Inside a layer, local-spec and Transformer Engine names."""
@@ -69,48 +71,6 @@ class _Layout:
 
     shape: tuple[int, ...]
     shards: tuple[_Shard, ...]
-
-
-def hf_manifest(cfg: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor of the HF checkpoint, each module's tensors side by side, in model order."""
-    hidden, vocab = cfg.hidden_size, cfg.vocab_size
-    manifest: list[tuple[str, tuple[int, ...]]] = [(EMBEDDING, (vocab, hidden))]
-    for layer in range(cfg.num_layers):
-        prefix = f"model.layers.{layer}."
-        manifest += [(prefix + name, shape) for name, shape in _layer_manifest(cfg, layer)]
-    manifest.append((FINAL_NORM, (hidden,)))
-    if not cfg.tied_embeddings:
-        manifest.append((HEAD, (vocab, hidden)))
-    return manifest
-
-
-def _layer_manifest(cfg: ModelConfig, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden = cfg.hidden_size
-    rows = {"q": cfg.num_heads * cfg.head_dim, "k": cfg.num_query_groups * cfg.head_dim}
-    rows["v"] = rows["k"]
-    yield "input_layernorm.weight", (hidden,)
-    for which, size in rows.items():
-        yield f"self_attn.{which}_proj.weight", (size, hidden)
-    if cfg.qkv_bias:
-        for which, size in rows.items():
-            yield f"self_attn.{which}_proj.bias", (size,)
-    if cfg.qk_norm:
-        yield "self_attn.q_norm.weight", (cfg.head_dim,)
-        yield "self_attn.k_norm.weight", (cfg.head_dim,)
-    yield "self_attn.o_proj.weight", (hidden, rows["q"])
-    yield "post_attention_layernorm.weight", (hidden,)
-    if not cfg.is_moe(layer):
-        yield from _mlp_manifest("mlp.", hidden, cfg.ffn_hidden_size)
-        return
-    yield "mlp.gate.weight", (cfg.num_experts, hidden)
-    for expert in range(cfg.num_experts):
-        yield from _mlp_manifest(f"mlp.experts.{expert}.", hidden, cfg.expert_ffn_hidden_size)
-
-
-def _mlp_manifest(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield prefix + "gate_proj.weight", (width, hidden)
-    yield prefix + "up_proj.weight", (width, hidden)
-    yield prefix + "down_proj.weight", (hidden, width)
 
 
 def local_pieces(
@@ -215,24 +175,26 @@ def _layout(name: str, cfg: ModelConfig, parallel: ParallelLayout) -> _Layout | 
     hidden = cfg.hidden_size
     dense_owner = parallel.dp_rank == 0
     if name == "embedding.word_embeddings.weight":
-        return _vocabulary(EMBEDDING, cfg, parallel, dense_owner)
+        return _vocabulary(embedding(cfg), cfg, parallel, dense_owner)
     if name == "output_layer.weight":
         # With tied embeddings only a last pipeline stage that is not the first has it: a copy.
-        hf_name = EMBEDDING if cfg.tied_embeddings else HEAD
+        hf_name = embedding(cfg) if cfg.tied_embeddings else HEAD
         return _vocabulary(hf_name, cfg, parallel, dense_owner and not cfg.tied_embeddings)
     if name == "decoder.final_layernorm.weight":
-        return _replicated(FINAL_NORM, (hidden,), dense_owner and parallel.tp_rank == 0)
+        return _replicated(final_norm(cfg), (hidden,), dense_owner and parallel.tp_rank == 0)
     match = _LAYER_PARAMETER.fullmatch(name)
     layers = cfg.num_layers // parallel.pp
     if match is None or int(match[1]) >= layers:
         return None
     layer = int(match[1]) + layers * parallel.pp_rank
-    prefix, rest = f"model.layers.{layer}.", match[2]
+    prefix, rest = layer_prefix(cfg, layer), match[2]
     if rest in _REPLICATED:
-        shape = dict(_layer_manifest(cfg, layer)).get(_REPLICATED[rest])
+        shape = dict(layer_manifest(cfg, layer)).get(_REPLICATED[rest])
         if shape is None:
             return None
         return _replicated(prefix + _REPLICATED[rest], shape, dense_owner and parallel.tp_rank == 0)
+    if cfg.is_linear(layer) and rest.startswith("self_attention."):
+        return _linear_attention(prefix + "linear_attn.", rest.removeprefix("self_attention."), cfg, parallel)
     if rest == "self_attention.linear_qkv.weight" or (rest == "self_attention.linear_qkv.bias" and cfg.qkv_bias):
         return _fused_qkv(prefix, rest.rpartition(".")[2], cfg, parallel, dense_owner)
     if rest == "self_attention.linear_proj.weight":
@@ -286,22 +248,59 @@ def _fused_gate_up(prefix: str, hidden: int, width: int, parallel: ParallelLayou
 
 
 def _fused_qkv(prefix: str, kind: str, cfg: ModelConfig, parallel: ParallelLayout, primary: bool) -> _Layout:
-    groups = cfg.num_query_groups // parallel.tp
-    query_rows = cfg.num_heads // cfg.num_query_groups * cfg.head_dim
-    group_rows = query_rows + 2 * cfg.head_dim
+    groups, width = cfg.num_query_groups // parallel.tp, cfg.head_dim
+    heads, kinds = cfg.num_heads // cfg.num_query_groups, 2 if cfg.output_gate else 1
     trailing = (cfg.hidden_size,) if kind == "weight" else ()
-    offsets = {"q": (0, query_rows), "k": (query_rows, cfg.head_dim), "v": (query_rows + cfg.head_dim, cfg.head_dim)}
+    rows = kinds * heads + 2
 
-    def shard(which: str, offset: int, rows: int) -> _Shard:
+    def shard(which: str, first: int, count: int) -> _Shard:
         def select(parameter: torch.Tensor) -> torch.Tensor:
-            return parameter.view(groups, group_rows, *trailing).narrow(1, offset, rows)
+            if which == "q" and kinds > 1:
+                parts = parameter.view(groups, rows, width, *trailing).narrow(1, first, count)
+                return parts.unflatten(1, (kinds, heads)).transpose(1, 2)
+            return parameter.view(groups, rows * width, *trailing).narrow(1, first * width, count * width)
 
-        length = groups * rows
+        length = groups * count * width
         part = Part(0, length * parallel.tp_rank, length)
         return _Shard(f"{prefix}self_attn.{which}_proj.{kind}", part, select, primary)
 
-    shards = tuple(shard(which, offset, rows) for which, (offset, rows) in offsets.items())
-    return _Layout((groups * group_rows, *trailing), shards)
+    queries = kinds * heads
+    shards = (shard("q", 0, queries), shard("k", queries, 1), shard("v", queries + 1, 1))
+    return _Layout((groups * rows * width, *trailing), shards)
+
+
+def _linear_attention(prefix: str, rest: str, cfg: ModelConfig, parallel: ParallelLayout) -> _Layout | None:
+    sizes = cfg.linear_attention
+    assert sizes is not None
+    primary = parallel.dp_rank == 0
+    key, value, heads = sizes.key_width, sizes.value_width, sizes.value_heads
+    if rest == "out_proj.weight":
+        return _row_parallel(prefix + rest, cfg.hidden_size, value, parallel, primary)
+    if rest in ("A_log", "dt_bias"):
+        return _stacked([(prefix + rest, (heads,))], (), parallel, primary)
+    if rest == "conv1d.weight":
+        return _stacked([(prefix + rest, (key, key, value))], (1, sizes.kernel_size), parallel, primary)
+    if rest == "in_proj.weight":
+        blocks = [("qkv", (key, key, value)), ("z", (value,)), ("b", (heads,)), ("a", (heads,))]
+        named = [(f"{prefix}in_proj_{which}.weight", rows) for which, rows in blocks]
+        return _stacked(named, (cfg.hidden_size,), parallel, primary)
+    return None
+
+
+def _stacked(
+    tensors: Sequence[tuple[str, tuple[int, ...]]], trailing: tuple[int, ...], parallel: ParallelLayout, primary: bool
+) -> _Layout:
+    """A rank's rows of each block of some tensors, one below the other; each tensor has blocks of so many rows."""
+    shards: list[_Shard] = []
+    local = 0
+    for name, blocks in tensors:
+        start = 0
+        for rows in blocks:
+            count = rows // parallel.tp
+            select = functools.partial(torch.narrow, dim=0, start=local, length=count)
+            shards.append(_Shard(name, Part(0, start + count * parallel.tp_rank, count), select, primary))
+            start, local = start + rows, local + count
+    return _Layout((local, *trailing), tuple(shards))
 
 
 def assemble(pieces_by_rank: Iterable[Piece], cfg: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:

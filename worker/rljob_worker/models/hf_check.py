@@ -9,8 +9,8 @@ import torch
 
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.convert import EMBEDDING, HEAD, hf_manifest
 from rljob_worker.models.hf_io import check_tensor_names, names_by_file, open_tensors, tensor_files
+from rljob_worker.models.manifest import HEAD, embedding, hf_manifest
 
 _DTYPES = ("F32", "BF16", "F16")
 _SAMPLED = 4096
@@ -29,7 +29,7 @@ def check_hf_weights(folder: Path, cfg: ModelConfig) -> None:
     check_tensor_names(files, cfg, folder)
     shapes = dict(hf_manifest(cfg))
     if cfg.tied_embeddings:
-        shapes[HEAD] = shapes[EMBEDDING]
+        shapes[HEAD] = shapes[embedding(cfg)]
     for path, names in names_by_file(files).items():
         with open_tensors(path) as file:
             for name in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import write_whole, writing
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.convert import EMBEDDING, HEAD, Piece, hf_manifest
+from rljob_worker.models.convert import Piece
+from rljob_worker.models.manifest import HEAD, embedding, hf_manifest
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -31,8 +32,16 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
 )
-_ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+"""And what makes a model's input of pictures, where it takes any."""
+_ARCHITECTURES = {
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+}
 _DERIVED = "rotary_emb.inv_freq"
 """Old checkpoints store this buffer, which follows from the config."""
 
@@ -62,11 +71,26 @@ def load_hf_weights(pieces: Iterable[Piece], folder: str | Path) -> None:
                 if name in shapes and found != shapes[name]:
                     raise UserError(f"{path}: tensor {name} has shape {found}, expected {shapes[name]}")
     if cfg.tied_embeddings and HEAD in files:
-        _check_tied_head(files)
+        _check_tied_head(files, embedding(cfg))
     for path, wanted in by_file.items():
         with open_tensors(path) as file:
             for piece in wanted:
                 piece.write(_read_shard(file.get_slice(piece.hf_name), piece))
+
+
+def untrained_tensors(folder: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of a folder that are no part of the model that is trained (`ModelConfig.untrained`), as they are there.
+
+    Raises:
+        UserError: no weights, or an unreadable file.
+    """
+    prefixes = ModelConfig.from_hf(folder).untrained
+    files = tensor_files(Path(folder)) if prefixes else {}
+    for path, names in names_by_file(files).items():
+        with open_tensors(path) as file:
+            for name in names:
+                if name.startswith(prefixes):
+                    yield name, file.get_tensor(name)
 
 
 class StoredTensor(Protocol):
@@ -170,7 +194,11 @@ def check_tensor_names(files: Mapping[str, Path], cfg: ModelConfig, folder: Path
     expected = {name for name, _ in hf_manifest(cfg)}
     missing = [name for name, _ in hf_manifest(cfg) if name not in files]
     allowed = expected | ({HEAD} if cfg.tied_embeddings else set())
-    extra = [name for name in files if name not in allowed and not name.endswith(_DERIVED)]
+    extra = [
+        name
+        for name in files
+        if name not in allowed and not name.endswith(_DERIVED) and not name.startswith(cfg.untrained)
+    ]
     problems = [f"tensor {name} is missing" for name in missing[:5]]
     problems += [
         f"tensor {name} in {files[name].name} is not part of this {cfg.model_type} model" for name in extra[:5]
@@ -180,12 +208,12 @@ def check_tensor_names(files: Mapping[str, Path], cfg: ModelConfig, folder: Path
         raise UserError(f"{folder}: " + "; ".join(problems) + (f"; and {unnamed} more" if unnamed else ""))
 
 
-def _check_tied_head(files: Mapping[str, Path]) -> None:
+def _check_tied_head(files: Mapping[str, Path], table: str) -> None:
     """Some tied checkpoints store the head too; one that differs would be silently dropped."""
-    with open_tensors(files[HEAD]) as head, open_tensors(files[EMBEDDING]) as embedding:
-        if not torch.equal(head.get_tensor(HEAD), embedding.get_tensor(EMBEDDING)):
+    with open_tensors(files[HEAD]) as head, open_tensors(files[table]) as embeddings:
+        if not torch.equal(head.get_tensor(HEAD), embeddings.get_tensor(table)):
             raise UserError(
-                f"{files[HEAD]}: tensor {HEAD} differs from {EMBEDDING}, but config.json has tie_word_embeddings true"
+                f"{files[HEAD]}: tensor {HEAD} differs from {table}, but config.json has tie_word_embeddings true"
             )
 
 
@@ -201,7 +229,8 @@ def save_hf_folder(
 
     Args:
         folder: created; must not hold weights yet.
-        tensors: (HF name, tensor), consumed as a stream; at most `max_file_bytes` are held.
+        tensors: (HF name, tensor), consumed as a stream; at most `max_file_bytes` are held. The first one's dtype is
+            the model's.
         hf_config: `config.json` of the model; dtype and architectures are set from the tensors and the model type.
         tokenizer_folder: where the tokenizer files are copied from.
         max_file_bytes: size of one safetensors file.
@@ -221,6 +250,8 @@ def save_hf_folder(
     config = {key: value for key, value in hf_config.items() if key not in ("torch_dtype", "dtype")}
     config.setdefault("architectures", [_ARCHITECTURES[str(config["model_type"])]])
     config["dtype"] = str(writer.dtype).removeprefix("torch.")
+    if isinstance(language := config.get("text_config"), Mapping):
+        config["text_config"] = {**language, "dtype": config["dtype"]}
     _write_json(folder / "config.json", config)
 
 

@@ -85,6 +85,23 @@ class SequenceParallelRMSNorm(torch.nn.RMSNorm):
         setattr(self.weight, "sequence_parallel", True)  # noqa: B010
 
 
+class ZeroCenteredRMSNorm(torch.nn.Module):
+    """A norm that scales by 1 + weight, in fp32, as the checkpoints of Qwen3.5 have it.
+
+    Megatron's own, of another library, keeps the same weights.
+    """
+
+    def __init__(self, config: object, hidden_size: int, eps: float = 1e-5, **_kwargs: object) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(hidden_size))
+        self.eps = eps
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of [..., hidden_size], in its dtype."""
+        scale = self.weight.float() + 1
+        return F.rms_norm(hidden.float(), scale.shape, scale, self.eps).to(hidden.dtype)
+
+
 class _Context(Protocol):
     @property
     def saved_tensors(self) -> tuple[torch.Tensor, ...]: ...

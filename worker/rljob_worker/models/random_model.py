@@ -10,8 +10,8 @@ import torch
 from rljob_api.spec import RandomModel
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.convert import hf_manifest
 from rljob_worker.models.hf_io import save_hf_folder
+from rljob_worker.models.manifest import hf_manifest
 
 
 def make_random_model(spec: RandomModel, tokenizer_folder: str | Path, out: Path) -> None:
@@ -26,6 +26,8 @@ def make_random_model(spec: RandomModel, tokenizer_folder: str | Path, out: Path
     """
     config = _complete_config(spec.config, tokenizer_folder)
     cfg = ModelConfig.from_hf(config)
+    if cfg.language_half:
+        raise UserError(f"model.random.config: {cfg.model_type!r} is trained from a checkpoint alone: give model.path")
     name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(name)
     if dtype is None:

@@ -12,6 +12,9 @@ from rljob_worker.planning.job_shape import JobShape, MicroBatch, itemsize
 _FP32 = 4
 _LOSS_TEMPORARIES = 4
 """fp32 temporaries of a chunk of logits that live at once in `algorithms.logits`."""
+_CHUNK_ELEMENTS = 1773
+"""Kept for each token and head by the gated delta rule in torch's operators, whose chunks are 64 positions wide: the
+triangular system of a chunk is solved row by row, and each row keeps what is above it (64 x 64 / 3); 7 x 64 more."""
 _NPU_STATISTICS = 64
 """Bytes a token and head of npu_fusion_attention: softmax maximum and sum, [B, N, S, 8] float32 each."""
 
@@ -59,6 +62,9 @@ def layer_bytes(model: ModelConfig, layer: int, job: JobShape, precision: Precis
     fused attention in fp32, and are checked against the saved tensors of a real layer.
     """
     size = 2 if precision is Precision.BF16 else 4
+    if model.is_linear(layer):
+        attention = _linear_attention_bytes(model, job, size)
+        return LayerBytes(attention, size * _mlp_elements(model, layer, job), size * model.hidden_size)
     hidden = model.hidden_size // _position_shares(model, job)
     queries = model.num_heads * model.head_dim // job.trainers.tp
     keys = model.num_query_groups * model.head_dim // job.trainers.tp
@@ -71,7 +77,25 @@ def layer_bytes(model: ModelConfig, layer: int, job: JobShape, precision: Precis
         attention = _FP32 * (4 * hidden + 2 * (1 + normed) * (queries + keys)) + size * (2 * hidden + queries)
     else:
         attention = size * (6 * hidden + (3 + 2 * normed) * queries + (3 + normed) * keys)
+    if model.output_gate:
+        # The gate and, in fp32, its sigmoid; what it multiplies is kept where that is no copy.
+        attention += queries * (size + _FP32 + (size if precision is Precision.FP32 else 0))
     return LayerBytes(attention, size * _mlp_elements(model, layer, job), size * hidden)
+
+
+def _linear_attention_bytes(model: ModelConfig, job: JobShape, size: int) -> int:
+    """What two norms and `models.gated_delta_net` keep for each token: the same operators on each kind of device.
+
+    Projections and the convolution in the parameters' dtype, all else in fp32; a head's state four times a chunk.
+    """
+    sizes = model.linear_attention
+    assert sizes is not None
+    ranks = job.trainers.tp
+    keys, values, heads = sizes.key_width // ranks, sizes.value_width // ranks, sizes.value_heads // ranks
+    copies = heads * sizes.key_head_dim
+    states = 4 * heads * sizes.key_head_dim * sizes.value_head_dim // 64
+    in_fp32 = 2 * keys + 28 * copies // 5 + 36 * values // 5 + _CHUNK_ELEMENTS * heads + states
+    return _FP32 * (4 * model.hidden_size + in_fp32) + size * (2 * model.hidden_size + 4 * keys + 4 * values)
 
 
 def _mlp_elements(model: ModelConfig, layer: int, job: JobShape) -> int:

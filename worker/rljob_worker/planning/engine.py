@@ -9,7 +9,7 @@ from rljob_api import derived
 from rljob_api.profiles import PROFILES
 from rljob_api.spec import RLJobSpec
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.convert import EMBEDDING, HEAD, hf_manifest
+from rljob_worker.models.manifest import HEAD, embedding, hf_manifest
 from rljob_worker.planning.job_shape import JobShape, itemsize, prompt_tokens
 from rljob_worker.rollout.arguments import max_model_length, max_sequences
 from rljob_worker.rollout.platforms import CPU_KV_CACHE_BYTES
@@ -81,10 +81,14 @@ def engine_memory(
 
 
 def kv_bytes_per_token(model: ModelConfig, tp: int, size: int) -> int:
-    """Key and value of every layer: 2 x layers x heads x width x bytes (vllm/v1/kv_cache_interface.py,
-    FullAttentionSpec.page_size_bytes / block_size). Above the number of key/value heads, ranks hold copies."""
+    """Key and value of each layer: 2 x layers x heads x width x bytes (vllm/v1/kv_cache_interface.py,
+    FullAttentionSpec.page_size_bytes / block_size). Above the number of key/value heads, ranks hold copies.
+
+    Linear attention has a state of fixed size for each sequence instead, which is left out.
+    """
     heads = max(1, model.num_query_groups // tp)
-    return 2 * model.num_layers * heads * model.head_dim * size
+    layers = sum(not model.is_linear(layer) for layer in range(model.num_layers))
+    return 2 * layers * heads * model.head_dim * size
 
 
 def _usual_length(spec: RLJobSpec, longest: int) -> int:
@@ -96,7 +100,7 @@ def _weights(model: ModelConfig, tp: int) -> int:
     elements = 0
     for name, shape in hf_manifest(model):
         count = math.prod(shape)
-        if name in (EMBEDDING, HEAD):
+        if name in (embedding(model), HEAD):
             elements += count // model.vocab_size * (-(-model.vocab_size // (64 * tp)) * 64)
         elif "norm" in name or name.endswith("mlp.gate.weight"):
             elements += count

@@ -13,7 +13,7 @@ from rljob_api.quantities import to_number
 from rljob_api.spec import MemorySaverMode, Precision, RLJobSpec
 from rljob_worker.algorithms import get_algorithm
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.convert import hf_manifest
+from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.planning.activations import PassBytes, forward_pass, training_pass
 from rljob_worker.planning.communicators import communicator_bytes, engine_groups, trainer_groups
 from rljob_worker.planning.engine import EngineMemory, engine_memory

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from rljob_api.spec import Precision
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.convert import EMBEDDING, FINAL_NORM, HEAD, hf_manifest
+from rljob_worker.models.manifest import HEAD, embedding, final_norm, hf_manifest, layer_prefix
 from rljob_worker.planning.job_shape import JobShape
 
 _FP32 = 4
@@ -39,22 +39,22 @@ def rank_parameters(model: ModelConfig, job: JobShape, stage: int) -> RankParame
     parallel ranks; a last stage that is not the first has a copy of a tied embedding. Megatron's padding of its
     buffers (to 64 elements a parameter, `lcm(dp, 128)` a buffer) is left out: less than 1 % of any real model.
     """
-    layers = set(job.layers(model, stage))
+    layers = tuple(layer_prefix(model, layer) for layer in job.layers(model, stage))
     dense = experts = largest = 0
     for name, shape in hf_manifest(model):
         count = math.prod(shape)
-        if name in (EMBEDDING, HEAD):
+        if name in (embedding(model), HEAD):
             count = count // model.vocab_size * (model.padded_vocab_size(job.trainers.tp) // job.trainers.tp)
-            copies = (stage == 0 and name == EMBEDDING) + (
+            copies = (stage == 0 and name == embedding(model)) + (
                 stage == job.trainers.pp - 1 and (name == HEAD or (model.tied_embeddings and job.trainers.pp > 1))
             )
             dense += count * copies
             largest = max(largest, count * bool(copies))
             continue
-        if name == FINAL_NORM:
+        if name == final_norm(model):
             dense += count * (stage == job.trainers.pp - 1)
             continue
-        if int(name.split(".")[2]) not in layers:
+        if not name.startswith(layers):
             continue
         if ".experts." in name:
             experts += count

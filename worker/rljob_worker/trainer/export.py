@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, read_hf_config
 from rljob_worker.models.convert import Piece, assemble, local_pieces
 from rljob_worker.models.generation_config import write_generation_config
-from rljob_worker.models.hf_io import save_hf_folder
+from rljob_worker.models.hf_io import save_hf_folder, untrained_tensors
 from rljob_worker.trainer.megatron.resharding import MODEL_PREFIX, layout_of
 from rljob_worker.trainer.state_file import StateReader, path_of
 
@@ -20,9 +21,11 @@ def export_checkpoint(
 ) -> None:
     """Write the weights of a checkpoint as a folder that `transformers` and vLLM load.
 
+    What is not trained, such as a vision tower, comes from the model's folder.
+
     Args:
         checkpoint: a complete `step-N` folder.
-        model_folder: folder with the model's config.json and tokenizer.
+        model_folder: folder with the model's config.json and tokenizer, and with what is not trained.
         target: folder to write; must hold no weights yet.
         world_size: ranks that saved the checkpoint.
         rollout: sampling of the job, for `generation_config.json`.
@@ -32,7 +35,8 @@ def export_checkpoint(
     """
     config = ModelConfig.from_hf(model_folder)
     try:
-        tensors = assemble(_pieces(checkpoint, config, world_size), config)
+        trained = assemble(_pieces(checkpoint, config, world_size), config)
+        tensors = itertools.chain(trained, untrained_tensors(model_folder))
         hf_config = read_hf_config(model_folder)
         save_hf_folder(target, tensors, hf_config, model_folder)
     except ValueError as error:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from rljob_api import derived
 from rljob_api.spec import RLJobSpec
 from rljob_worker.devices import Device
-from rljob_worker.models.convert import hf_manifest
+from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.tensor_slice import TensorSlice
 from rljob_worker.trainer.backend import TrainerBackend
 from rljob_worker.types import TrainerReport

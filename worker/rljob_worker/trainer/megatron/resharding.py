@@ -111,7 +111,7 @@ class SavedState:
         whole: Tensor | None = None
         covered, length = 0, wanted.length
         for source, dim in self._overlapping(wanted):
-            saved = next(piece for piece in self._saved(kind, source) if piece.hf_name == wanted.hf_name)
+            saved = next(piece for piece in self._saved(kind, source) if piece.place == source.place)
             part = saved.read()
             if whole is None:
                 whole = torch.empty(wanted.shape, dtype=part.dtype)

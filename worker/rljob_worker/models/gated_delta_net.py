@@ -1,0 +1,185 @@
+"""Linear attention by the gated delta rule (Yang et al., arXiv 2412.06464), as Qwen3.5 has it in three layers of four.
+
+The parameters are those of megatron-core's `ssm.gated_delta_net.GatedDeltaNet`, by its names; what is computed is
+transformers' `Qwen3_5GatedDeltaNet`. Megatron's own module is not used: it refuses to be made without the package
+`fla`, takes the decay's exponential in bf16, and leaves the gradient of the output's norm unreduced over
+tensor-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from rljob_worker.models.config import LinearAttention
+
+if TYPE_CHECKING:
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.spec_utils import ModuleSpec
+
+_L2_EPSILON = 1e-6
+
+
+class _Config(Protocol):
+    hidden_size: int
+    layernorm_epsilon: float
+    init_method: Callable[[torch.Tensor], None]
+    output_layer_init_method: Callable[[torch.Tensor], None]
+    params_dtype: torch.dtype
+    sequence_parallel: bool
+
+
+@dataclass
+class GatedDeltaNetSubmodules:
+    """Megatron's parallel matrices."""
+
+    in_proj: type[torch.nn.Module]
+    out_proj: type[torch.nn.Module]
+
+
+def gated_delta_net_spec(sizes: LinearAttention) -> ModuleSpec:
+    """What takes the place of a layer's self-attention."""
+    from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+    from megatron.core.transformer.spec_utils import ModuleSpec
+
+    return ModuleSpec(
+        module=GatedDeltaNet,
+        params={"sizes": sizes},
+        submodules=GatedDeltaNetSubmodules(ColumnParallelLinear, RowParallelLinear),
+    )
+
+
+class GatedDeltaNet(torch.nn.Module):
+    """A tensor-parallel rank's heads of one layer.
+
+    Args:
+        config: Megatron's.
+        submodules: of its matrices.
+        sizes: of the whole layer.
+        pg_collection: Megatron's process groups.
+
+    Raises:
+        ValueError: heads that the ranks cannot share, or sequence parallelism.
+    """
+
+    def __init__(
+        self,
+        config: _Config,
+        submodules: GatedDeltaNetSubmodules,
+        sizes: LinearAttention,
+        pg_collection: ProcessGroupCollection,
+        **_kwargs: object,
+    ) -> None:
+        super().__init__()
+        ranks = pg_collection.tp.size()
+        if sizes.key_heads % ranks or config.sequence_parallel:
+            raise ValueError(
+                f"{sizes.key_heads} key heads over {ranks} ranks, sequence parallelism {config.sequence_parallel}: "
+                "linear attention takes a number of ranks that divides its key heads, and no sequence parallelism"
+            )
+        self.sizes, self.eps = sizes, config.layernorm_epsilon
+        self.tp_group = pg_collection.tp
+        self._heads = sizes.value_heads // ranks
+        self._key_width, self._value_width = sizes.key_width // ranks, sizes.value_width // ranks
+        widths = 2 * sizes.key_width + 2 * sizes.value_width + 2 * sizes.value_heads
+        self.in_proj = submodules.in_proj(
+            config.hidden_size,
+            widths,
+            config=config,
+            init_method=config.init_method,
+            gather_output=False,
+            bias=False,
+            tp_group=self.tp_group,
+        )
+        channels = 2 * self._key_width + self._value_width
+        self.conv1d = torch.nn.Conv1d(
+            channels,
+            channels,
+            sizes.kernel_size,
+            groups=channels,
+            bias=False,
+            padding=sizes.kernel_size - 1,
+            dtype=config.params_dtype,
+        )
+        self.dt_bias = torch.nn.Parameter(torch.ones(self._heads, dtype=config.params_dtype))
+        self.A_log = torch.nn.Parameter(torch.zeros(self._heads, dtype=config.params_dtype))
+        for own in (self.conv1d.weight, self.dt_bias, self.A_log):
+            # Megatron counts a parameter without the mark on one rank only, when it takes the norm of the gradients.
+            setattr(own, "tensor_model_parallel", True)  # noqa: B010
+        self.out_norm = torch.nn.RMSNorm(sizes.value_head_dim, eps=self.eps, dtype=config.params_dtype)
+        self.out_proj = submodules.out_proj(
+            sizes.value_width,
+            config.hidden_size,
+            config=config,
+            init_method=config.output_layer_init_method,
+            bias=False,
+            input_is_parallel=True,
+            skip_bias_add=True,
+            is_expert=False,
+            tp_group=self.tp_group,
+        )
+
+    def forward(self, hidden: torch.Tensor, *_args: object, **options: object) -> tuple[torch.Tensor, None]:
+        """[S, B, H] of [S, B, H], causal. Batches are padded on the right: nothing is masked."""
+        refused = ("attention_mask", "inference_context", "attention_bias", "packed_seq_params")
+        if any(options.get(name) is not None for name in refused):
+            raise ValueError("linear attention takes no mask, bias, cache or packing: pad batches on the right")
+        key, value, heads = self._key_width, self._value_width, self._heads
+        projected = self.in_proj(hidden)[0].transpose(0, 1)
+        mixed, gate, beta, decay = projected.split((2 * key + value, value, heads, heads), dim=-1)
+        query, keys, values = self._convolved(mixed).split((key, key, value), dim=-1)
+        context = _delta_rule(
+            self._shared(_normalized(query.unflatten(-1, (-1, self.sizes.key_head_dim)))),
+            self._shared(_normalized(keys.unflatten(-1, (-1, self.sizes.key_head_dim)))),
+            values.unflatten(-1, (-1, self.sizes.value_head_dim)).float(),
+            -self.A_log.float().exp() * F.softplus(decay.float() + self.dt_bias.float()),
+            beta.float().sigmoid(),
+        )
+        gated = self._norm(context) * F.silu(gate.unflatten(-1, (-1, self.sizes.value_head_dim)).float())
+        return self.out_proj(gated.flatten(2).to(hidden.dtype).transpose(0, 1).contiguous())[0], None
+
+    def _convolved(self, mixed: torch.Tensor) -> torch.Tensor:
+        """[B, S, channels] of the same, each channel over positions before it and its own."""
+        length = mixed.shape[1]
+        return F.silu(self.conv1d(mixed.transpose(1, 2))[..., :length]).transpose(1, 2)
+
+    def _shared(self, heads: torch.Tensor) -> torch.Tensor:
+        return heads.repeat_interleave(self.sizes.value_heads // self.sizes.key_heads, dim=2)
+
+    def _norm(self, context: torch.Tensor) -> torch.Tensor:
+        """Of each head; all ranks have the same weight, so its gradient is the sum of theirs."""
+        from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region
+
+        weight = copy_to_tensor_model_parallel_region(self.out_norm.weight, group=self.tp_group)
+        return F.rms_norm(context, weight.shape, weight.float(), self.eps)
+
+
+def _normalized(heads: torch.Tensor) -> torch.Tensor:
+    """Each head to length 1, in fp32."""
+    heads = heads.float()
+    return heads * torch.rsqrt(heads.square().sum(dim=-1, keepdim=True) + _L2_EPSILON)
+
+
+def _delta_rule(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
+) -> torch.Tensor:
+    """[B, S, N, V]: each position's query of the state that the positions up to it have written, in chunks of 64.
+
+    The state S of a head, [K, V], becomes exp(decay) S + beta k (v - k^T exp(decay) S)^T at each position (equation 10
+    of the paper). Megatron's form in plain torch operators; its kernel, of the package `fla`, needs Triton.
+
+    Args:
+        query: [B, S, N, K] float32, each head of length 1.
+        key: the same.
+        value: [B, S, N, V] float32.
+        decay: [B, S, N] float32, logarithms, at most 0.
+        beta: [B, S, N] float32, between 0 and 1.
+    """
+    from megatron.core.ssm.gated_delta_net import torch_chunk_gated_delta_rule
+
+    context: torch.Tensor = torch_chunk_gated_delta_rule(query, key, value, g=decay, beta=beta)[0]
+    return context
