@@ -8,7 +8,6 @@ be refused.
 
 from __future__ import annotations
 
-import copy
 import re
 
 from rljob_api.json_types import Json
@@ -37,14 +36,15 @@ _PLAIN_KEY = re.compile(r"[A-Za-z0-9_./$-]{1,63}")
 
 
 def merge(base: Manifest, patch: Manifest, path: str) -> dict[str, Json]:
-    """Return `patch` merged over `base`; neither is changed. `path` is the patch's place in the manifest.
+    """Return `patch` merged over `base`; neither is changed, but what nobody changes is shared. `path` is the patch's
+    place in the manifest.
 
     Raises:
         RenderError: where the patch has another shape than a pod.
     """
     if patch.get(_DIRECTIVE) == "replace":
         return _plain(patch)
-    merged = {key: copy.deepcopy(value) for key, value in base.items()}
+    merged = dict(base)
     for key, value in patch.items():
         at = f"{path}.{key if _PLAIN_KEY.fullmatch(key) else short(key, 40)}"
         if key == _DIRECTIVE:
@@ -98,4 +98,4 @@ def _without_nulls(value: Json) -> Json:
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
-    return copy.deepcopy(value)
+    return value

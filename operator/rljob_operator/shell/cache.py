@@ -77,6 +77,12 @@ class Cache(Generic[Item, Value]):
         entry = self._entries.get(ObjectKey(namespace, name))
         return None if entry is None else entry.version
 
+    def has(self, item: Item) -> bool:
+        """Whether this state of an object is known, or a newer one."""
+        meta = item["metadata"]
+        entry = self._entries.get(_key(meta))
+        return entry is not None and entry.uid == meta["uid"] and int(meta["resourceVersion"]) <= entry.version
+
     def of_job(self, job: JobKey) -> list[Value]:
         """The values of the objects of a job, by name."""
         return [self._entries[key].value for key in sorted(self._by_job.get(job, ()))]

@@ -49,6 +49,12 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
 
+class _OfficialClient(OfficialClient):
+    def sanitize_for_serialization(self, obj: object) -> object:
+        """The library copies each body for what is no JSON in it, which takes longer than to send it; none has such."""
+        return obj
+
+
 class ApiClient:
     """The operator's side of the API server: everything but Kopf's lists and watches.
 
@@ -72,7 +78,7 @@ class ApiClient:
         own = copy(configuration)
         # The library would send requests through the environment's proxies, and read ~/.netrc for them.
         own.client_session_kwargs = {"trust_env": False, "cookie_jar": aiohttp.DummyCookieJar()}
-        self._official = OfficialClient(own)
+        self._official = _OfficialClient(own)
         self._official.user_agent = FIELD_MANAGER
         self._metrics = metrics
         self._try_seconds = try_seconds

@@ -143,6 +143,13 @@ class Informer(Generic[Item, Value]):
         self._newest = max(version, self._newest)
         return is_older
 
+    def has(self, item: Item) -> bool:
+        """Whether the cache has this state of an object, or a newer one: it was the answer to a write of our own.
+
+        While a list is taken in nothing is sure: versions may go back with it.
+        """
+        return not self._awaited and self._cache.has(item)
+
     def absent(self, problem: str) -> None:
         """The server does not know the kind, or does not let us see it."""
         self.is_missing = True

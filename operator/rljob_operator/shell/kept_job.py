@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from typing import cast
 
-from rljob_api.json_types import Json
+from pydantic_core import from_json, to_json
+
 from rljob_operator.kubernetes_objects import RLJobObject
 from rljob_operator.render import MAX_MANIFEST_BYTES
 from rljob_operator.state.checkpoints import ANNOTATION
@@ -28,16 +28,17 @@ def job_text(item: RLJobObject) -> bytes:
     meta = {name: value for name, value in item["metadata"].items() if name in _META}
     wish = (item["metadata"].get("annotations") or {}).get(ANNOTATION)
     annotations = {} if wish is None else {ANNOTATION: short_value(wish)}
-    spec, size = _spec_that_fits(item)
-    parts = {"metadata": {**meta, "annotations": annotations}, "spec": spec, "status": item.get("status")}
-    text = json.dumps({**parts, "specBytes": size} if size else parts, separators=(",", ":")).encode()
-    return zlib.compress(text) if len(text) >= _PACKED_FROM else text
+    parts = {"metadata": {**meta, "annotations": annotations}, "spec": item.get("spec"), "status": item.get("status")}
+    text = to_json(parts)
+    if len(text) > _MOST_SPEC_BYTES and (size := len(zlib.compress(to_json(parts["spec"])))) > _MOST_SPEC_BYTES:
+        text = to_json({**parts, "spec": None, "specBytes": size})
+    return zlib.compress(text, level=1) if len(text) >= _PACKED_FROM else text
 
 
 def kept_job(kept: bytes) -> RLJobObject:
     """The reverse of `job_text`."""
     # JSON text of an object begins with a brace, what zlib packs never does.
-    return cast("RLJobObject", json.loads(kept if kept.startswith(b"{") else zlib.decompress(kept)))
+    return cast("RLJobObject", from_json(kept if kept.startswith(b"{") else zlib.decompress(kept)))
 
 
 def check_kept(item: RLJobObject) -> None:
@@ -52,11 +53,3 @@ def check_kept(item: RLJobObject) -> None:
             f"spec: has {size} bytes when packed, and {MAX_MANIFEST_BYTES} of the manifest fit into a driver's "
             "environment; put long texts into files of a volume"
         )
-
-
-def _spec_that_fits(item: RLJobObject) -> tuple[dict[str, Json] | None, int]:
-    """The spec; or None and its size."""
-    spec = item.get("spec")
-    text = json.dumps(spec, separators=(",", ":")).encode()
-    packed = len(zlib.compress(text)) if len(text) > _MOST_SPEC_BYTES else 0
-    return (None, packed) if packed > _MOST_SPEC_BYTES else (spec, 0)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, NamedTuple
+from typing import Generic, NamedTuple, cast
 
 from rljob_api.job import GROUP, PLURAL, VERSION
+from rljob_api.json_types import Json
 from rljob_operator.kubernetes_objects import (
     EventObject,
     Item,
@@ -39,6 +40,16 @@ class Resource(Generic[Item]):
     group: str
     version: str
     plural: str
+    spec_fields: frozenset[str] | None = None
+    """Those that are read where the kind is watched; None: all. Pod templates are most of an object."""
+
+    def drop_unread(self, item: Item) -> None:
+        """Take out of an object what nobody reads."""
+        whole = cast("dict[str, dict[str, Json]]", item)
+        whole["metadata"].pop("managedFields", None)
+        spec = whole.get("spec")
+        if self.spec_fields is not None and isinstance(spec, dict):
+            whole["spec"] = {name: spec[name] for name in self.spec_fields & spec.keys()}
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
         """Path of one object, of a namespace's objects, or (without arguments) of all objects of the kind."""
@@ -52,9 +63,11 @@ class Resource(Generic[Item]):
 
 
 RLJOBS: Resource[RLJobObject] = Resource(GROUP, VERSION, PLURAL)
-RAY_CLUSTERS: Resource[RayClusterObject] = Resource("ray.io", "v1", "rayclusters")
-PODS: Resource[PodObject] = Resource("", "v1", "pods")
+RAY_CLUSTERS: Resource[RayClusterObject] = Resource(
+    "ray.io", "v1", "rayclusters", frozenset({"suspend", "authOptions"})
+)
+PODS: Resource[PodObject] = Resource("", "v1", "pods", frozenset({"nodeName"}))
 SECRETS: Resource[SecretObject] = Resource("", "v1", "secrets")
 EVENTS: Resource[EventObject] = Resource("", "v1", "events")
-NETWORK_POLICIES: Resource[KubeObject] = Resource("networking.k8s.io", "v1", "networkpolicies")
+NETWORK_POLICIES: Resource[KubeObject] = Resource("networking.k8s.io", "v1", "networkpolicies", frozenset())
 LEASES: Resource[LeaseObject] = Resource("coordination.k8s.io", "v1", "leases")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
+
+from pydantic_core import to_json
 
 from rljob_api.json_types import Json
 from rljob_api.spec import RLJobSpec
@@ -31,7 +32,7 @@ class SpecCache:
 
     def keep(self, uid: str, generation: int, spec: RLJobSpec, given: dict[str, Json] | None) -> None:
         """Keep a spec; `given` is what it was parsed from."""
-        size = len(json.dumps(given))
+        size = len(to_json(given))
         if size > _LARGEST:
             return
         self.drop(uid, generation)

@@ -24,7 +24,7 @@ from rljob_operator.shell.resources import Resource
 from rljob_operator.shell.transport import kopf_session
 from rljob_operator.shell.views import own_key
 
-THINGS = Resource("x.dev", "v1", "things")
+THINGS = Resource("x.dev", "v1", "things", frozenset({"read"}))
 
 
 class Watched:
@@ -41,6 +41,8 @@ class Watched:
         self.settings.watching.chunk_size = page
         self.insights = Insights()
         self.stop = asyncio.Event()
+        self.events: list[Any] = []
+        """All that came to Kopf's handler."""
         kopf.on.login(registry=self.registry)(self.log_in)
         kopf.on.event("things.x.dev", registry=self.registry)(self.learn)
 
@@ -49,6 +51,7 @@ class Watched:
         return kopf.AiohttpSession(server=self.api.url, aiohttp_session=session)
 
     async def learn(self, event: kopf.RawEvent, **_: Any) -> None:
+        self.events.append(copy.deepcopy(dict(event)))
         self.informer.take(event["type"], event["object"])
 
     def at(self, path: str) -> Informer | None:
@@ -428,5 +431,58 @@ def test_a_cluster_that_was_put_back_is_read_anew(how: str) -> None:
             await until(lambda: seen.cache.get("default", "a") == "new")
             await seen.api.remove("things", "b")
             await seen.sees("a")
+
+    asyncio.run(run())
+
+
+def test_what_nobody_reads_does_not_reach_kopf() -> None:
+    async def run() -> None:
+        async with watching("a") as seen:
+            await seen.sees("a")
+            await seen.api.put("things", {**thing("b"), "spec": {"template": "x" * 1000, "read": 1}})
+            await seen.sees("a", "b")
+            for event in seen.events:
+                assert "managedFields" not in event["object"]["metadata"]
+            assert seen.events[-1]["object"]["spec"] == {"read": 1}
+
+    asyncio.run(run())
+
+
+def test_the_echo_of_an_own_write_is_no_event() -> None:
+    """Kopf still learns its version, so that a broken watch goes on from there."""
+
+    async def run() -> None:
+        async with watching("a") as seen:
+            await seen.sees("a")
+            await until(lambda: seen.api.open_watches == 1)
+            own = {**seen.api.objects["things"]["default", "a"], "value": "own"}
+            own["metadata"] = {**own["metadata"], "resourceVersion": str(seen.api.version + 1)}
+            seen.cache.learn(own)
+            before = len(seen.events)
+            await seen.api.put("things", thing("a", "own"))
+            await seen.api.put("things", thing("b"))
+            await seen.sees("a", "b")
+            assert [event["object"]["metadata"]["name"] for event in seen.events[before:]] == ["b"]
+            await seen.api.remove("things", "a")
+            await seen.sees("b")
+
+    asyncio.run(run())
+
+
+def test_while_a_list_is_taken_in_no_state_counts_as_known() -> None:
+    """The cluster may have been put back: what is known has larger versions than all that follows the list."""
+
+    async def run() -> None:
+        async with watching("a") as seen:
+            await seen.sees("a")
+            item = seen.api.objects["things"]["default", "a"]
+            older = {**item, "metadata": {**item["metadata"], "resourceVersion": "2"}}
+            page: Any = {"metadata": {"resourceVersion": "2"}, "items": [older]}
+            assert seen.informer.has(older)
+            seen.informer.listed(page, is_first=True)
+            assert not seen.informer.has(older)
+            seen.informer.take(None, older)
+            assert seen.informer.has(older)
+            assert seen.cache.version("default", "a") == 2
 
     asyncio.run(run())
