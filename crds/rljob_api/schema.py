@@ -56,6 +56,20 @@ def subschema(schema: Node, path: tuple[str | int, ...]) -> Node | None:
     return node
 
 
+def without_unknown(node: Node, value: Any) -> Any:
+    """What an API server with this schema keeps of a value: fields that it does not know are left out."""
+    properties, extra = node.get("properties"), node.get("additionalProperties")
+    if isinstance(value, list):
+        return [without_unknown(node.get("items", {}), item) for item in value]
+    if not isinstance(value, dict) or node.get("x-kubernetes-preserve-unknown-fields"):
+        return value
+    if isinstance(extra, dict):
+        return {name: without_unknown(extra, item) for name, item in value.items()}
+    if properties is None:
+        return value
+    return {name: without_unknown(properties[name], item) for name, item in value.items() if name in properties}
+
+
 def _subclasses(base: type[ApiModel]) -> dict[str, type[ApiModel]]:
     found: dict[str, type[ApiModel]] = {}
     for cls in base.__subclasses__():

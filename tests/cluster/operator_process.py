@@ -16,7 +16,7 @@ from ray_standin import RayStandIn
 READY_SECONDS = 30.0
 WHAT_TESTS_NAME = {"hostPaths": ["/"], "serviceAccounts": ["*"], "priorityClasses": ["*"]}
 """The administrator's policy for the jobs of these tests, which have their shared folder on the node."""
-_REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[2]
 
 
 class OperatorProcess:
@@ -29,6 +29,7 @@ class OperatorProcess:
         server: address of the API server, such as a proxy's; default: the API server's own.
         token: who it is; default: the administrator.
         settings: further settings by their names in the operator.
+        code: the checkout whose operator it is.
     """
 
     def __init__(
@@ -39,13 +40,14 @@ class OperatorProcess:
         server: str | None = None,
         token: str | None = None,
         settings: Mapping[str, str] | None = None,
+        code: Path = REPOSITORY,
     ) -> None:
         self._control_plane = control_plane
         self._name = unique("operator")
         self._port = control_plane.network.free_port()
         self._environment = {
             "KUBECONFIG": str(control_plane.kubeconfig(token, server)),
-            "PYTHONPATH": os.pathsep.join(str(_REPOSITORY / part) for part in ("crds", "operator")),
+            "PYTHONPATH": os.pathsep.join(str(code / part) for part in ("crds", "operator")),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         named = {

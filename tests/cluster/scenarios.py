@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from control_plane import unique
 from fault_proxy import FaultProxy
 from kube import Kube, Object, wait_until
 from kwok_cluster import KwokCluster
-from operator_process import OperatorProcess
+from operator_process import REPOSITORY, OperatorProcess
 from ray_driver import Script
 from ray_standin import RayStandIn
 from small_jobs import small_job, wait_phase
@@ -108,10 +109,12 @@ class Case:
 
     # --- another operator ----------------------------------------------------------------------
 
-    def own_operator(self, proxy: FaultProxy | None = None, **settings: str) -> OperatorProcess:
+    def own_operator(
+        self, proxy: FaultProxy | None = None, code: Path = REPOSITORY, **settings: str
+    ) -> OperatorProcess:
         """An operator for this namespace alone; the caller starts and kills it."""
         server = proxy.url if proxy is not None else None
-        return OperatorProcess(self.control_plane, self.ray, self.namespace, server, settings=settings)
+        return OperatorProcess(self.control_plane, self.ray, self.namespace, server, settings=settings, code=code)
 
 
 Scenario = Callable[[Case], None]

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
-from rljob_api.job import GROUP, KIND, VERSION
 from rljob_api.quantities import to_number
-from rljob_api.validation import ManifestError, load_manifest
+from rljob_api.validation import ManifestError
 from rljob_operator.kubernetes_objects import ApiGroup, EventObject, QueueObject, RLJobObject
 from rljob_operator.plugin.cluster import NODES, Cluster
 from rljob_operator.plugin.head import NoWay, open_head
@@ -16,6 +15,7 @@ from rljob_operator.plugin.problems import CommandError
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.shell.client import ApiError
 from rljob_operator.shell.resources import EVENTS, PODS, RAY_CLUSTERS, JobKey, Resource
+from rljob_operator.shell.stored_spec import read_spec
 from rljob_operator.shell.views import (
     ClusterState,
     QueueState,
@@ -57,11 +57,8 @@ class ObservedJob:
 
 def parse_job(item: RLJobObject) -> JobView:
     """View of an RLJob with its spec checked as the operator checks it."""
-    meta = item["metadata"]
-    named = {"name": meta["name"], "namespace": meta.get("namespace") or "default"}
-    document = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": named, "spec": item.get("spec")}
     try:
-        return job_view(item, load_manifest(document).spec, "")
+        return job_view(item, *read_spec(item))
     except ManifestError as error:
         return job_view(item, None, "; ".join(str(problem) for problem in error.problems))
 

@@ -106,9 +106,11 @@ def driver_manifest(job: JobView, settings: RenderSettings) -> Manifest:
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,
         "metadata": {"name": job.name, "namespace": job.namespace, "uid": job.uid},
-        # Nulls stay: some fields have a default that null replaces. What is the operator's alone does not go along: a
-        # driver of the version before would refuse a field that it does not know.
-        "spec": given.model_dump(mode="json", by_alias=True, exclude={"timeouts": {"ready_seconds"}}),
+        # A driver of the version before would refuse a field that it does not know: defaults do not go along, nor what
+        # is the operator's alone. Nulls stay where they replace another default.
+        "spec": given.model_dump(
+            mode="json", by_alias=True, exclude_defaults=True, exclude={"timeouts": {"ready_seconds"}}
+        ),
     }
 
 

@@ -10,10 +10,9 @@ from weakref import WeakValueDictionary
 
 import aiohttp
 
-from rljob_api.job import GROUP, KIND, VERSION
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import AttemptStatus, JobPhase, RLJobStatus
-from rljob_api.validation import ManifestError, load_manifest
+from rljob_api.validation import ManifestError
 from rljob_api.wire.names import DRIVER_TOKEN_KEY, RAY_TOKEN_KEY
 from rljob_api.wire.steps_page import LARGEST_PAGE_BYTES
 from rljob_api.wire.values import WireError
@@ -37,6 +36,7 @@ from rljob_operator.shell.metrics import OperatorMetrics
 from rljob_operator.shell.names_taken import names_taken
 from rljob_operator.shell.resources import JobKey
 from rljob_operator.shell.spec_cache import SpecCache
+from rljob_operator.shell.stored_spec import read_spec
 from rljob_operator.shell.tokens import Tokens
 from rljob_operator.shell.views import ClusterState, job_view
 from rljob_operator.state.observed import ClusterView, DriverView, GonePod, JobView, Observed, QueueView, SubmissionView
@@ -64,9 +64,8 @@ class ObservedJob:
 class _Checked:
     uid: str
     generation: int
-    valid: bool
-    problem: str
-    """Of a spec that is not valid, or of one that is and cannot be rendered (with these settings)."""
+    fine: bool
+    """Valid, and can be rendered with these settings. Else it is checked anew: the CRD may be another one by now."""
 
 
 class Observer:
@@ -162,31 +161,30 @@ class Observer:
         if checked is not None and checked.uid != uid:
             self.forget(key)
             checked = None
-        if checked is not None and checked.generation == generation:
-            spec = self._spec(item, uid, generation) if checked.valid else None
-            return job_view(item, spec, checked.problem)
+        if checked is not None and checked.generation == generation and checked.fine:
+            return job_view(item, self._spec(item, uid, generation), "")
         job = self._check(item)
         if checked is not None:
             self._specs.drop(uid, checked.generation)
-        self._checked[key] = _Checked(uid, generation, job.spec is not None, job.problem)
+        self._checked[key] = _Checked(uid, generation, not job.problem)
         return job
 
     def _check(self, item: RLJobObject) -> JobView:
         try:
             check_kept(item)
-            spec = _valid_spec(item)
+            spec, unknown = read_spec(item)
         except TooLarge as error:
             return job_view(item, None, str(error))
         except ManifestError as error:
             return job_view(item, None, clean("; ".join(str(problem) for problem in error.problems)))
-        job = job_view(item, spec, "")
+        job = job_view(item, spec, unknown)
         self._specs.keep(job.uid, job.generation, spec, item.get("spec"))
-        return replace(job, problem=check_renderable(job, self._settings.render))
+        return replace(job, problem=unknown or check_renderable(job, self._settings.render))
 
     def _spec(self, item: RLJobObject, uid: str, generation: int) -> RLJobSpec:
         spec = self._specs.get(uid, generation)
         if spec is None:
-            spec = _valid_spec(item)
+            spec, _ = read_spec(item)
             self._specs.keep(uid, generation, spec, item.get("spec"))
         return spec
 
@@ -408,14 +406,6 @@ class Observer:
     def _maybe_stale_token(self, key: JobKey, error: NoAnswer) -> None:
         if error.code in _REFUSED:
             self._tokens.forget(key)
-
-
-def _valid_spec(item: RLJobObject) -> RLJobSpec:
-    # Labels and annotations are left out: whatever Kubernetes lets them be, they are no part of the spec.
-    meta = {"name": item["metadata"]["name"], "namespace": item["metadata"].get("namespace", "")}
-    return load_manifest(
-        {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": meta, "spec": item.get("spec")}
-    ).spec
 
 
 def is_idle(job: JobView) -> bool:

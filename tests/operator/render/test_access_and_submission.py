@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from render_cases import SETTINGS, UID, base
+from render_cases import EXAMPLES, SETTINGS, UID, base, view
 
 from rljob_api import RLJob
 from rljob_api.validation import load_manifest
@@ -24,6 +24,7 @@ from rljob_api.wire.run_status import RunOutcome
 from rljob_operator.render import (
     RenderError,
     check_renderable,
+    driver_manifest,
     policy_digest,
     policy_to_apply,
     render_cluster,
@@ -219,3 +220,15 @@ def test_the_shell_takes_the_drivers_exit_status_when_ray_stops_the_job(tmp_path
     assert shell.stdout.readline() == "up\n"
     os.killpg(shell.pid, signal.SIGTERM)
     assert shell.wait(10) == 75
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_driver_gets_what_differs_from_the_defaults_and_reads_the_same_spec(path: Path) -> None:
+    """A driver of the version before does not know the fields of this one."""
+    job = view(path)
+    given = driver_manifest(job, SETTINGS)
+    again = load_manifest(given).spec
+    own = {"records", "checkpoint", "resources", "timeouts"}
+    assert job.spec is not None
+    assert again.model_dump(exclude=own) == job.spec.model_dump(exclude=own)
+    assert not {"seed", "mode", "hccl", "suspend"} & given["spec"].keys() - job.spec.model_fields_set

@@ -98,6 +98,34 @@ def test_a_valid_spec_that_cannot_be_rendered_is_kept_beside_its_problem() -> No
     play(test)
 
 
+def test_a_field_of_a_newer_crd_is_a_problem_of_a_job_whose_spec_is_known_otherwise() -> None:
+    seen: list[Observed] = []
+
+    def reconcile(observed: Observed, now: float) -> Plan:
+        seen.append(observed)
+        return say("seen")
+
+    async def test(case: Case) -> None:
+        newer = {"rollout": {**manifest()["spec"]["rollout"], "shiny": True}, "wishes": 3}
+        await case.api.put("rljobs", manifest("a", **newer))
+        async with case.operator(reconcile) as controller:
+            await until(lambda: len(seen) == 1)
+            # The CRD is taken back: the same generation has the fields no more.
+            controller.informers.jobs.learn({**case.api.objects["rljobs"]["default", "a"], **older(case)})
+            await until(lambda: len(seen) > 1)
+        assert seen[0].job.spec is not None
+        assert seen[0].job.spec.rollout.prompts_per_step == 2
+        names = "spec.rollout.shiny, spec.wishes: is known to the CRD in the cluster and not to the operator"
+        assert seen[0].job.problem.startswith(names)
+        assert seen[-1].job.problem == ""
+
+    def older(case: Case) -> Any:
+        metadata = case.api.objects["rljobs"]["default", "a"]["metadata"]
+        return {**manifest("a"), "metadata": {**metadata, "resourceVersion": str(case.api.version + 1)}}
+
+    play(test)
+
+
 def test_an_unreadable_status_stops_that_job_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def test(case: Case) -> None:
         await case.api.put("rljobs", manifest("a", status={"phase": "Dancing"}))

@@ -1,0 +1,34 @@
+"""The spec of a stored RLJob, as this version knows it."""
+
+from __future__ import annotations
+
+from rljob_api.job import GROUP, KIND, VERSION
+from rljob_api.schema import structural_schema, without_unknown
+from rljob_api.spec import RLJobSpec
+from rljob_api.validation import ManifestError, load_manifest
+from rljob_operator.kubernetes_objects import RLJobObject
+from rljob_operator.state.status_text import clean
+
+
+def read_spec(item: RLJobObject) -> tuple[RLJobSpec, str]:
+    """The spec as far as its fields are known, and what is wrong where it has others.
+
+    The API server keeps out what its CRD does not know, so a field that is not known here is of a newer one. That is no
+    reason to turn away from a job that runs; but what the field asks for is not known, so nothing is begun without it.
+
+    Raises:
+        ManifestError: with all problems of the fields that are known.
+    """
+    # Labels and annotations are left out: whatever Kubernetes lets them be, they are no part of the spec.
+    meta = {"name": item["metadata"]["name"], "namespace": item["metadata"].get("namespace", "")}
+    document = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": meta, "spec": item.get("spec")}
+    try:
+        return load_manifest(document).spec, ""
+    except ManifestError as error:
+        known = without_unknown(structural_schema(RLJobSpec), item.get("spec"))
+        if known == item.get("spec"):
+            raise
+        spec = load_manifest({**document, "spec": known}).spec
+        fields = ", ".join(problem.path for problem in error.problems)
+        text = "is known to the CRD in the cluster and not to the operator, which is older; upgrade the operator"
+        return spec, clean(f"{fields}: {text}")
