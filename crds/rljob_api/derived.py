@@ -44,10 +44,13 @@ def samples_per_step(spec: RLJobSpec) -> int:
 
 
 def prompts_at_once(spec: RLJobSpec) -> int:
-    """Prompts that are generated together: those of a step, of its first round, or of several with partial rollout."""
-    oversampling, partial = spec.rollout.oversampling, spec.rollout.partial
+    """Prompts that are generated together: those of a step, of its first round, or more that may outlast it."""
+    oversampling, partial, tail = spec.rollout.oversampling, spec.rollout.partial, spec.rollout.tail
     if partial is not None:
         return prompts_of_round(spec.rollout.prompts_per_step, partial.factor)
+    if tail is not None:
+        more = prompts_of_round(spec.rollout.prompts_per_step, 1 / (1 - tail.defer_longest))
+        return max(more, spec.rollout.prompts_per_step + 1)
     if oversampling is None:
         return spec.rollout.prompts_per_step
     return prompts_of_round(spec.rollout.prompts_per_step, oversampling.factor)

@@ -369,7 +369,7 @@ TRACKERS = (
 )
 
 
-PARTIAL = (
+PARTIAL_AND_TAIL = (
     Rule(
         on=RolloutSpec,
         field="staleness",
@@ -389,19 +389,36 @@ PARTIAL = (
     ),
     Rule(
         on=RolloutSpec,
+        field="tail",
+        wrong="a response either goes on in the next step or waits for a step of its own",
+        allowed="one of partial and tail",
+        check=lambda r: r.tail is None or r.partial is None,
+        cel="!has(self.tail) || !has(self.partial)",
+    ),
+    Rule(
+        on=RolloutSpec,
+        field="tail.deferLongest",
+        wrong="more steps than not would be for deferred groups",
+        allowed="at most 0.5",
+        check=lambda r: r.tail is None or r.tail.defer_longest <= 0.5,
+        # As a bound of the schema it would be 0: the API server cuts the fraction off a bound of a whole number.
+        cel="!has(self.tail) || self.tail.deferLongest <= 0.5",
+    ),
+    Rule(
+        on=RolloutSpec,
         field="assignment",
-        wrong="where a step of partial rollout ends must not depend on which engine is faster",
-        allowed="Fixed with partial",
-        check=lambda r: r.partial is None or r.assignment == RolloutAssignment.FIXED,
-        cel="!has(self.partial) || self.assignment == 'Fixed'",
+        wrong="where a step ends must not depend on which engine is faster",
+        allowed="Fixed with partial and tail",
+        check=lambda r: (r.partial is None and r.tail is None) or r.assignment == RolloutAssignment.FIXED,
+        cel="(!has(self.partial) && !has(self.tail)) || self.assignment == 'Fixed'",
     ),
     Rule(
         on=RolloutSpec,
         field="oversampling.factor",
-        wrong="partial.factor says how many groups grow at once",
-        allowed="1, or left out, with partial",
-        check=lambda r: r.partial is None or r.oversampling is None or r.oversampling.factor == 1,
-        cel="!has(self.partial) || !has(self.oversampling) || self.oversampling.factor == 1.0",
+        wrong="partial.factor or tail.deferLongest says how many groups grow at once",
+        allowed="1, or left out, with partial and tail",
+        check=lambda r: (r.partial is None and r.tail is None) or r.oversampling is None or r.oversampling.factor == 1,
+        cel="(!has(self.partial) && !has(self.tail)) || !has(self.oversampling) || self.oversampling.factor == 1.0",
     ),
     Rule(
         on=RLJobSpec,
@@ -444,8 +461,8 @@ LEARNING = (
         check=lambda s: s.rollout.oversampling is None or s.rollout.samples_per_prompt > 1,
         cel="!has(self.rollout.oversampling) || self.rollout.samplesPerPrompt > 1",
     ),
-    *PARTIAL,
     *SPECULATIVE,
+    *PARTIAL_AND_TAIL,
     *EVALUATION,
     *TRACKERS,
     *(rule for algorithm in ALGORITHMS.values() for rule in algorithm_rules(algorithm)),

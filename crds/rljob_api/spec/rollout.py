@@ -110,6 +110,15 @@ class StalenessSpec(ApiModel):
     groups that would exceed it; nothing is thrown away."""
 
 
+class TailSpec(ApiModel):
+    """End a step's generation when enough groups are complete; the longest get a step of their own later."""
+
+    defer_longest: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of the groups that a step begins and does not wait for; at most 0.5. With 0.2 a step begins
+    `promptsPerStep` / 0.8 groups, and about each fifth step is one of deferred groups. Their tokens are dropped and
+    sampled again then, under new weights and with the same noise; their prompts are not dropped."""
+
+
 class RolloutSpec(ApiModel):
     """Generation by vLLM."""
 
@@ -147,6 +156,8 @@ class RolloutSpec(ApiModel):
     """The bound of `partial`; default: 1."""
     speculative: SpeculativeSpec | None = None
     """Speculative decoding; null: a token a step."""
+    tail: TailSpec | None = None
+    """Gather long responses in steps of their own; null: each step waits for its longest response."""
     max_num_seqs: SampleCount | None = None
     """Sequences that an engine runs at once; default: all of its share of a step, at most 1024."""
     assignment: RolloutAssignment = RolloutAssignment.FIXED

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.spec import RewardSpec
-from rljob_worker.driver.batch import partial_metrics, train_batch
+from rljob_worker.driver.batch import partial_metrics, tail_metrics, train_batch
 from rljob_worker.driver.open_groups import OpenGroup
-from rljob_worker.driver.step import AnsweredGroup, ScoredGroup, Step
+from rljob_worker.driver.step import AnsweredGroup, Decision, ScoredGroup, Step
 from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.types import Generation, Prompt
 
@@ -49,6 +49,36 @@ def test_a_group_that_never_ran_is_as_old_as_the_step_that_lets_it() -> None:
     assert begun(version=4).extended(0, part([1]), 4).at(6).group.oldest_version == 4
 
 
+def test_a_group_begins_anew_with_its_own_noise() -> None:
+    one = begun().extended(0, part([7, 8], "stop"), 4).extended(1, part([9]), 4)
+    one = OpenGroup(one.group, one.seed, (), deferred_at=7)
+    again = OpenGroup.from_json(json.loads(json.dumps(one.anew().as_json())))
+    assert again == one.anew()
+    assert (again.num_sampled, again.deferred_at, again.results) == (0, 7, ())
+    assert again.requests() == begun().requests(), "other noise than the first time"
+    assert again.at(9).group.oldest_version == 9
+    assert "deferred_at" not in begun().as_json(), "checkpoints of partial rollout are others than before"
+
+
+def test_metrics_count_what_will_be_sampled_again() -> None:
+    done = begun().extended(0, part([1, 2, 3], "stop"), 6).extended(1, part([5], "stop"), 6)
+    scored = [
+        ScoredGroup(AnsweredGroup(PROMPT, done.group, ("", "")), [RewardResult(0.0)] * 2, decision)
+        for decision in (Decision.TRAINED, Decision.SURPLUS)
+    ]
+    late = begun(7).extended(0, part([1, 2]), 6)
+    waiting = [OpenGroup(begun(o).group, 1, (), since) for o, since in ((5, 6), (7, 7), (8, None))]
+    step = Step(7, 6, groups=scored, open={one.group.ordinal: one for one in waiting}, deferred=[late])
+    assert tail_metrics(step) == {
+        "rollout/long_step": 0.0,
+        "rollout/waiting_groups": 2.0,
+        "rollout/deferred_groups": 1.0,
+        "rollout/deferred_tokens": 2.0,
+        "rollout/surplus_groups": 1.0,
+        "rollout/surplus_tokens": 4.0,
+    }
+
+
 @given(
     st.lists(st.tuples(st.lists(st.integers(0, 2**40), max_size=4), st.integers(0, 3)), min_size=1, max_size=4),
     st.floats(),
@@ -72,6 +102,7 @@ def test_a_checkpoint_keeps_every_bit(parts: list[tuple[list[int], int]], score:
     ("change", "message"),
     [
         ({"ordinal": "x"}, "not a group that was carried over"),
+        ({"deferred_at": "x"}, "not a group that was carried over"),
         ({"episodes": []}, "its episodes are"),
         ({"results": [{"score": 1.0, "parts": {}, "error": None}]}, "has 2 samples and 1 rewards"),
         ({"results": [{"points": 1.0}]}, "not a group that was carried over"),

@@ -141,6 +141,19 @@ def partial_metrics(step: Step) -> dict[str, float]:
     return metrics | {f"rollout/staleness/tokens_{lag}": float(count) for lag, count in enumerate(counts)}
 
 
+def tail_metrics(step: Step) -> dict[str, float]:
+    """What tail batching did to a step: which kind it was, what waits, and tokens that will be sampled again."""
+    deferred, surplus = step.deferred, step.of(Decision.SURPLUS)
+    return {
+        "rollout/long_step": float(step.long),
+        "rollout/waiting_groups": float(sum(one.deferred_at is not None for one in step.open.values())),
+        "rollout/deferred_groups": float(len(deferred)),
+        "rollout/deferred_tokens": float(sum(one.num_sampled for one in deferred)),
+        "rollout/surplus_groups": float(len(surplus)),
+        "rollout/surplus_tokens": float(sum(sum(group.lengths) for group in surplus)),
+    }
+
+
 def too_few_groups(step: Step, rollout: RolloutSpec) -> str:
     """What to tell of a step whose filter took too many groups."""
     assert rollout.oversampling is not None

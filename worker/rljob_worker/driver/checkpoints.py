@@ -48,7 +48,7 @@ class DriverState:
     earlier_records: tuple[dict[str, Any], ...] = ()
     """Records of steps before this one that were not surely on disk; whoever continues writes those that are lost."""
     carried: tuple[dict[str, Any], ...] = ()
-    """Groups that go on in the next step, as `OpenGroup.as_json`; only with partial rollout."""
+    """Groups that were left open, as `OpenGroup.as_json`; only with partial rollout and tail batching."""
 
     @classmethod
     def parse(cls, content: Any) -> DriverState:

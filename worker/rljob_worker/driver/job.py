@@ -8,7 +8,13 @@ from rljob_api import RLJobSpec
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.prompts_of_step import PromptsOfStep
 from rljob_api.wire.step_record import StepRecord
-from rljob_worker.driver.batch import draft_metrics, oversampling_metrics, partial_metrics, rollout_metrics
+from rljob_worker.driver.batch import (
+    draft_metrics,
+    oversampling_metrics,
+    partial_metrics,
+    rollout_metrics,
+    tail_metrics,
+)
 from rljob_worker.driver.calls import Calls
 from rljob_worker.driver.checkpoints import CheckpointStore
 from rljob_worker.driver.cluster import Cluster
@@ -22,6 +28,7 @@ from rljob_worker.driver.recovery import Recovery
 from rljob_worker.driver.rollouts import Rollouts
 from rljob_worker.driver.step import Decision, Progress, Step
 from rljob_worker.driver.switch import Switch
+from rljob_worker.driver.tail_rollouts import TailRollouts
 from rljob_worker.driver.training import Training
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.phases import PhaseClock
@@ -71,8 +78,7 @@ class Job:
         self._unrecorded: StepRecord | None = None
         in_phase = PhaseCalls(calls, clock, spec.timeouts)
         probe = WeightProbe(spec, inputs.model.vocab_size, max_model_length(spec, inputs.model) - 1)
-        generates = Rollouts if spec.rollout.partial is None else PartialRollouts
-        self.rollouts = generates(spec, cluster.engines, in_phase, prompts, inputs, progress, stop)
+        self.rollouts = _rollouts(spec)(spec, cluster.engines, in_phase, prompts, inputs, progress, stop)
         self.training = Training(spec, cluster.trainers, in_phase)
         self.switch = Switch(spec, cluster, in_phase, probe, records, progress)
         self.recovery = Recovery(
@@ -173,6 +179,8 @@ class Job:
             self._records.metrics(partial_metrics(step))
         if self.spec.rollout.speculative is not None:
             self._records.metrics(draft_metrics(step.drafts))
+        if self.spec.rollout.tail is not None:
+            self._records.metrics(tail_metrics(step))
         self._records.metrics(self._part_means.metrics([result for group in step.groups for result in group.results]))
         self._records.metrics(step.trained[0].metrics)
         self._records.overlapped({"reward": self._inputs.rewards.take_busy_seconds()})
@@ -211,3 +219,9 @@ class Job:
         now = dict(self._calls.busy)
         before, self._busy = self._busy, now
         return {process: seconds - before.get(process, 0.0) for process, seconds in now.items()}
+
+
+def _rollouts(spec: RLJobSpec) -> type[Rollouts]:
+    if spec.rollout.partial is not None:
+        return PartialRollouts
+    return Rollouts if spec.rollout.tail is None else TailRollouts

@@ -1,4 +1,4 @@
-"""A group on its way through the steps of partial rollout, and as a checkpoint holds it. Pure."""
+"""A group on its way through the steps that it outlasts, and as a checkpoint holds it. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ class OpenGroup:
         group: its samples as far as they are.
         seed: of its first sample; the others follow. It stays the same in whichever step the group goes on.
         results: its rewards, once it is complete.
+        deferred_at: number of the step that deferred it; None: none did. Only with tail batching.
     """
 
     group: Group
     seed: int
     results: tuple[RewardResult, ...] = ()
+    deferred_at: int | None = None
 
     @classmethod
     def begun(cls, ordinal: int, prompt: Prompt, samples: int, seed: int, version: int) -> OpenGroup:
@@ -39,6 +41,14 @@ class OpenGroup:
         if any(episode.stream.num_sampled for episode in self.group.episodes):
             return self
         return replace(self, group=replace(self.group, admitted_version=version))
+
+    def anew(self) -> OpenGroup:
+        """Without what was sampled of it."""
+        episodes = tuple(
+            Episode(one.ordinal, one.sample, TokenStream.of_prompt(one.stream.ids[: one.stream.prompt_length]))
+            for one in self.group.episodes
+        )
+        return replace(self, group=replace(self.group, episodes=episodes), results=())
 
     def requests(self) -> list[tuple[int, GenerationRequest]]:
         """What is missing, with the number of the sample."""
@@ -84,6 +94,7 @@ class OpenGroup:
             "admitted_version": self.group.admitted_version,
             "seed": self.seed,
             "results": [asdict(result) for result in self.results],
+            **({} if self.deferred_at is None else {"deferred_at": self.deferred_at}),
             "episodes": [
                 {
                     "stream": episode.stream.as_json(),
@@ -110,7 +121,9 @@ class OpenGroup:
                 for sample, episode in enumerate(value["episodes"])
             )
             results = tuple(RewardResult(**result) for result in value["results"])
-            made = cls(Group(ordinal, int(value["admitted_version"]), episodes), int(value["seed"]), results)
+            deferred = None if value.get("deferred_at") is None else int(value["deferred_at"])
+            group = Group(ordinal, int(value["admitted_version"]), episodes)
+            made = cls(group, int(value["seed"]), results, deferred)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a group that was carried over: {error}") from error
         if len(results) != (len(episodes) if made.group.complete else 0):

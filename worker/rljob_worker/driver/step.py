@@ -25,7 +25,7 @@ class Progress:
     step: int = 0
     weight_version: int = 0
     carried: tuple[OpenGroup, ...] = ()
-    """Groups that go on in the next step; only with partial rollout."""
+    """Groups that were left open; only with partial rollout and tail batching."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Decision(StrEnum):
     FILTERED = "filtered"
     """A filter took it: its prompt does not come again."""
     SURPLUS = "surplus"
-    """The step had enough before it: its prompt is sampled again in the next one."""
+    """The step had enough before it: its prompt is sampled again, in the next step or a later one."""
 
 
 @dataclass(slots=True)
@@ -95,9 +95,13 @@ class Step:
     groups: list[ScoredGroup] = field(default_factory=list)
     """All that was scored, by ordinal; with partial rollout without what is carried over."""
     open: dict[int, OpenGroup] = field(default_factory=dict)
-    """By ordinal: groups on their way through partial rollout; what is left at the end is carried over."""
+    """By ordinal: groups that may outlast the step; what is left at its end is the next one's."""
     drafts: DraftCounts = field(default_factory=DraftCounts)
     """Of speculative decoding, over all rounds."""
+    long: bool = False
+    """Whether it is for groups that tail batching deferred."""
+    deferred: list[OpenGroup] = field(default_factory=list)
+    """Groups that this step deferred, as they were then."""
     passed: int = 0
     """Groups so far that may be trained on."""
     advantages: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))

@@ -49,7 +49,10 @@ _PANELS = (
     Panel(
         "Tokens generated and not trained on",
         "tokens",
-        {"rollout/filtered_tokens": "filtered", "rollout/surplus_tokens": "surplus"},
+        {
+            "rollout/filtered_tokens": "filtered", "rollout/surplus_tokens": "surplus",
+            "rollout/deferred_tokens": "deferred",
+        },
     ),
     Panel("Tokens of responses that go on in the next step", "tokens", {"rollout/carried_tokens": "carried"}),
     Panel(
