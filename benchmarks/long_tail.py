@@ -1,14 +1,15 @@
-"""Seconds per step of partial rollout against synchronous steps, at equal trained samples and log-normal lengths.
+"""Seconds per step of partial rollout and tail batching against synchronous steps, at equal trained samples.
 
-Both sides are real jobs (`rljob run`: Ray, Megatron, vLLM) of one model, prompts, reward, seed and threads; one has
-`rollout.partial`. The model is built so that lengths are what the setting says: attention and MLP do all their work and
-add next to nothing, and each word is of a class, followed by words of its class alone, or by the end with the
-probability that makes the class's mean length. Means are quantiles of a log-normal distribution; a prompt is of one
-class, so that a group is long as a whole, as a hard question's is.
+All sides are real jobs (`rljob run`: Ray, Megatron, vLLM) of one model, prompts, reward, seed and threads; one has
+`rollout.partial`, one `rollout.tail`, two neither. The model is built so that lengths are what the setting says:
+attention and MLP do all their work and add next to nothing, and each word is of a class, followed by words of its class
+alone, or by the end with the probability that makes the class's mean length. Means are quantiles of a log-normal
+distribution; a prompt is of one class, so that a group is long as a whole, as a hard question's is.
 
 The bound is what the synchronous job's own seconds say: a line through its steps' rollouts gives what an engine step
 costs, and what each sequence adds to it. With all places busy all the time, and nothing computed twice, the same tokens
-would take `tokens x (step / places + sequence)`.
+would take `tokens x (step / places + sequence)`. Tail batching samples what it defers twice, and its long steps are as
+long as the synchronous ones: it has no goal of its own, and its ratio is printed beside the others'.
 
     python benchmarks/long_tail.py [--setting mild|heavy|both] [--steps N] [--threads N]
 """
@@ -48,7 +49,11 @@ SPECIAL_TOKENS = 3
 NEXT_TO_NOTHING = 1e-4
 NEVER = -25.0
 """Logit of a word of another class."""
+SIZE = Size(hidden=128, ffn=384, layers=4, heads=4, head_dim=32)
+"""Small: with more parameters a CPU spends most of a step in training, and a job on devices in generation."""
 REACHES = 0.85
+DEFERRED = 0.2
+"""`rollout.tail.deferLongest`: every fifth step is a long one."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,7 @@ def make_job(folder: Path, setting: Setting, size: Size, arguments: argparse.Nam
     """Write prompts, tokenizer and model; returns the manifest of the synchronous job."""
     steps = arguments.skip + arguments.steps
     data, model = folder / "prompts.jsonl", folder / "model"
-    write_prompts(data, round(PROMPTS * (steps + setting.partial)))
+    write_prompts(data, round(PROMPTS * (steps + max(setting.partial, 4))))
     vocabulary = CLASSES * WORDS + SPECIAL_TOKENS
     config = size.config(vocabulary) | {"max_position_embeddings": 2048}
     random_model = {"config": config, "tokenizer": {"vocabSize": vocabulary}}
@@ -165,13 +170,23 @@ def make_job(folder: Path, setting: Setting, size: Size, arguments: argparse.Nam
     return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "long-tail"}, "spec": spec}
 
 
-def in_parts(manifest: dict[str, Any], setting: Setting) -> dict[str, Any]:
-    """The same job with partial rollout."""
-    rollout = manifest["spec"]["rollout"] | {
-        "partial": {"factor": setting.partial},
-        "staleness": {"max": setting.staleness},
+def with_rollout(manifest: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """The same job with other fields of `rollout`."""
+    return manifest | {"spec": manifest["spec"] | {"rollout": manifest["spec"]["rollout"] | fields}}
+
+
+def sides_of(manifest: dict[str, Any], setting: Setting) -> dict[str, dict[str, Any]]:
+    """The jobs in their order: the synchronous one comes first and last.
+
+    A machine that grows faster or slower meanwhile must not favour a side.
+    """
+    partial = {"partial": {"factor": setting.partial}, "staleness": {"max": setting.staleness}}
+    return {
+        "before": manifest,
+        "partial": with_rollout(manifest, **partial),
+        "tail": with_rollout(manifest, tail={"deferLongest": DEFERRED}),
+        "after": manifest,
     }
-    return manifest | {"spec": manifest["spec"] | {"rollout": rollout}}
 
 
 # --- running it --------------------------------------------------------------------------------
@@ -211,7 +226,10 @@ def run_job(folder: Path, name: str, manifest: dict[str, Any], skip: int) -> Mea
     return Measured(
         np.array([record.step_seconds - record.phases.get("checkpoint", 0.0) for record in records]),
         np.array([record.phases["rollout"] for record in records]),
-        [[s["response_tokens"] for s in read_trajectories(output, record.step)[1]] for record in records],
+        [
+            [s["response_tokens"] for s in read_trajectories(output, record.step)[1] if s["decision"] == "trained"]
+            for record in records
+        ],
     )
 
 
@@ -235,8 +253,7 @@ def measure(setting: Setting, size: Size, arguments: argparse.Namespace) -> list
         folder = Path(name)
         manifest = make_job(folder, setting, size, arguments)
         sides: dict[str, Measured] = {}
-        # Around the other: a machine that grows faster or slower meanwhile must not favour a side.
-        for side, job in (("before", manifest), ("partial", in_parts(manifest, setting)), ("after", manifest)):
+        for side, job in sides_of(manifest, setting).items():
             print(f"{setting.name}: running {side} ...", flush=True)
             sides[side] = run_job(folder, side, job, arguments.skip)
             print(sides[side].text(side), flush=True)
@@ -253,6 +270,9 @@ def measure(setting: Setting, size: Size, arguments: argparse.Namespace) -> list
     ratio = seconds / float(sides["partial"].seconds.mean())
     more = sides["partial"].tokens / whole[0].tokens - 1
     print(f"  longest to mean response {skew:.1f}; partial rollout trained on {more:+.1%} tokens; bound {bound:.2f} s")
+    more = sides["tail"].tokens / whole[0].tokens - 1
+    faster = seconds / float(sides["tail"].seconds.mean())
+    print(f"  tail batching: {faster:.2f} times as fast as synchronous steps, trained on {more:+.1%} tokens")
     what = f"Steps of partial rollout, longest to mean response {skew:.1f}"
     return [
         Figure(f"{what}, speed", "synchronous steps", ratio, setting.goal),
@@ -263,7 +283,12 @@ def measure(setting: Setting, size: Size, arguments: argparse.Namespace) -> list
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setting", choices=(*SETTINGS, "both"), default="both")
-    parser.add_argument("--steps", type=int, default=16, help="counted steps of each side (default 16)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=15,
+        help="counted steps of each side (default 15: three long ones of tail batching)",
+    )
     parser.add_argument("--skip", type=int, default=8, help="steps before them (default 8)")
     parser.add_argument("--threads", type=int, default=2, help="threads and cores of each side (default 2)")
     arguments = parser.parse_args()
@@ -271,7 +296,7 @@ def main() -> int:
         parser.error("--steps and --skip must be at least 1")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
     names = SETTINGS if arguments.setting == "both" else (arguments.setting,)
-    return report([figure for name in names for figure in measure(SETTINGS[name], Size(), arguments)])
+    return report([figure for name in names for figure in measure(SETTINGS[name], SIZE, arguments)])
 
 
 if __name__ == "__main__":

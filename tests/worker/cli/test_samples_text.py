@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rljob_worker.cli.samples import sample_text
+from rljob_worker.cli.samples import sample_text, step_text
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,20 @@ def test_a_sample_names_the_weights_that_wrote_it(spans: dict[str, Any], shown: 
         "reward_parts": {}, "reward_error": None,
     }  # fmt: skip
     assert sample_text(sample | spans).splitlines()[0].endswith(shown)
+
+
+def test_a_step_says_what_became_of_its_samples_and_how_old_its_tokens_were() -> None:
+    def sample(decision: str, finish: str, *spans: tuple[int, int]) -> dict[str, Any]:
+        tokens = [{"version": version, "tokens": count} for version, count in spans]
+        return {"decision": decision, "finish_reason": finish, "weight_version": 7, "spans": tokens}
+
+    mixed = [
+        sample("trained", "stop", (5, 10), (7, 3)),
+        sample("trained", "length", (7, 20)),
+        sample("filtered", "stop", (6, 99)),
+    ]
+    assert step_text(mixed) == (
+        "2 trained, 1 filtered; 2 stop, 1 length; 23 tokens 0 updates old, 10 tokens 2 updates old"
+    )
+    assert step_text(mixed[1:]) == "1 trained, 1 filtered; 1 length, 1 stop"
+    assert step_text([{"finish_reason": "stop", "weight_version": 3}]) == "1 trained; 1 stop", "an older file"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
-from record_cases import run_folder, write_run, write_samples, write_step
+from record_cases import bare, run_folder, write_run, write_samples, write_step
 
 from rljob_api import metrics as m
 from rljob_api.reward_parts import PREFIX
@@ -26,6 +26,7 @@ from rljob_worker.report.curves import running_mean
 from rljob_worker.report.panels import panels_of
 from rljob_worker.report.plot import plot_run
 from rljob_worker.report.table import phase_table_text
+from rljob_worker.report.tokens import token_rows
 
 HOSTILE = '</td></table><script>alert("x")</script><img src=x onerror=alert(1)>&amp; \x1b[31m \u202egnp \ud800 日本'
 
@@ -274,3 +275,34 @@ def test_visible_escapes_what_a_terminal_would_obey() -> None:
     assert visible("a\tb\n日本 é") == "a\tb\n日本 é"
     assert visible("\x1b]0;x\x07 \r \x9b \u202e \u2028") == r"\x1b]0;x\x07 \r \x9b \u202e \u2028"
     json.dumps(visible("\ud800")).encode()
+
+
+def test_the_tokens_of_a_run_are_told_by_what_became_of_them_and_by_age() -> None:
+    assert token_rows([bare(1, metrics={"rollout/response_tokens": 9.0})]) == [], "all were trained on at once"
+    tail = {"rollout/response_tokens": 40.0, "rollout/deferred_tokens": 10.0, "rollout/surplus_tokens": 20.0}
+    assert token_rows([bare(step, metrics=tail) for step in (1, 2)]) == [
+        ["trained on", "40", "40.0 %"],
+        ["surplus, sampled again", "40", "40.0 %"],
+        ["deferred, sampled again", "20", "20.0 %"],
+    ]
+    partial = {"rollout/response_tokens": 100.0, "rollout/filtered_tokens": 20.0, "rollout/carried_tokens": 50.0}
+    of_ages = ({"rollout/staleness/tokens_0": 80.0}, {f"rollout/staleness/tokens_{age}": 40.0 for age in (0, 10)})
+    assert token_rows([bare(step, metrics=partial | ages) for step, ages in enumerate(of_ages, 1)]) == [
+        ["trained on", "160", "64.0 %"],
+        ["filtered", "40", "16.0 %"],
+        ["carried, after the last step", "50", "20.0 %"],
+        ["of those trained on: 0 updates old", "120", "75.0 %"],
+        ["of those trained on: 10 updates old", "40", "25.0 %"],
+    ]
+
+
+def test_the_page_tells_the_tail_of_rollout_and_the_tokens(tmp_path: Path) -> None:
+    run_folder(tmp_path)
+    log = StepLog(tmp_path)
+    for step, (share, seconds) in enumerate(((0.5, 1.0), (0.1, 3.0)), 1):
+        metrics = {m.ROLLOUT_TAIL_KEY: share, "rollout/response_tokens": 8.0, "rollout/deferred_tokens": 2.0}
+        log.append(bare(step, phases={"rollout": seconds}, metrics=metrics))
+    text = Page(build_report(tmp_path)[0].read_text()).text
+    assert "of rollout with fewer than half of its places busy20.0 %" in text
+    assert "deferred, sampled again420.0 %" in text
+    assert [panel.title for panel in panels_of(read_steps(tmp_path))].count("Tail of rollout") == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rljob_api.safe_text import visible
@@ -39,12 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
         if count is not None and count < 1:
             raise UserError(f"--{option}: {count} is not a number of samples; use 1 or more")
     step, samples = read_trajectories(arguments.folder, arguments.step)
-    total = len(samples)
+    total, about = len(samples), step_text(samples)
     if arguments.worst is not None:
         samples = sorted(samples, key=_reward)[: arguments.worst]
     elif arguments.best is not None:
         samples = sorted(samples, key=lambda sample: -_reward(sample))[: arguments.best]
     print(f"step {step}: {len(samples)} of {total} samples")
+    print(about)
     for sample in samples:
         print(sample_text(sample))
     return 0
@@ -53,6 +56,21 @@ def run(arguments: argparse.Namespace) -> int:
 def _reward(sample: dict[str, Any]) -> float:
     """A reward that is not finite counts as the worst."""
     return -math.inf if sample["reward"] is None else float(sample["reward"])
+
+
+def step_text(samples: Sequence[Mapping[str, Any]]) -> str:
+    """What became of a step's samples, how they ended, and the age in updates of the tokens that were trained on."""
+    decisions = Counter(sample.get("decision", "trained") for sample in samples)
+    finishes = Counter(sample["finish_reason"] for sample in samples)
+    ages: Counter[int] = Counter()
+    for sample in samples:
+        if sample.get("decision") == "trained":
+            for span in sample.get("spans", []):
+                ages[sample["weight_version"] - span["version"]] += span["tokens"]
+    parts = [decisions.most_common(), finishes.most_common()]
+    if any(ages):
+        parts.append([(f"tokens {age} updates old", count) for age, count in sorted(ages.items())])
+    return visible("; ".join(", ".join(f"{count} {name}" for name, count in part) for part in parts))
 
 
 def sample_text(sample: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -115,13 +116,16 @@ class GrowingRollouts(Rollouts, ABC):
             else []
             for ordinals, cut in zip(held, cuts)
         ]
-        parts = [[request for _, _, request in of_engine] for of_engine in work]
+        parts = [[request for _, _, request in requests] for requests in work]
         step.responses.scored.clear()
         if not any(parts):
             return
         streams = self._engines.generate(parts, self._sampling, step.weight_version, cuts=cuts)
         missing = sum(map(len, parts))
+        for engine, of_engine in enumerate(parts):
+            step.occupancy.given(engine, len(of_engine), time.monotonic())
         for engine, chunk in self._calls.stream("rollout", streams):
+            step.occupancy.came(engine, len(chunk), time.monotonic())
             for index, generation in chunk:
                 ordinal, sample, _ = work[engine][index]
                 grown = step.open[ordinal].extended(sample, generation, step.weight_version)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from rljob_api import RLJobSpec
+from rljob_api import metrics as m
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.prompts_of_step import PromptsOfStep
 from rljob_api.wire.step_record import StepRecord
@@ -173,6 +174,7 @@ class Job:
         write_trajectories(self._records.folder, self.spec.records, step.number, groups, self._failures)
         self._records.samples(step.number, [sample for group in groups for sample in group])
         self._records.metrics(rollout_metrics(step.groups, step.advantages))
+        self._records.metrics({m.ROLLOUT_TAIL_KEY: step.occupancy.tail_share})
         if self.spec.rollout.oversampling is not None:
             self._records.metrics(oversampling_metrics(step))
         if self.spec.rollout.partial is not None:

@@ -30,6 +30,7 @@ from rljob_worker.driver.prompt_ledger import NumberedPrompt, PromptLedger
 from rljob_worker.driver.step import AnsweredGroup, Decision, Progress, Responses, ScoredGroup, Step
 from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.flow import Finish
+from rljob_worker.flow.occupancy import Occupancy
 from rljob_worker.rewards.runner import RewardSample
 from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.rollout.arguments import max_sequences
@@ -77,7 +78,7 @@ class Rollouts:
 
     def next_step(self) -> Step:
         """Begin the next step."""
-        return Step(self._progress.step + 1, self._progress.weight_version)
+        return Step(self._progress.step + 1, self._progress.weight_version, occupancy=self._occupancy())
 
     def wants_round(self, step: Step) -> bool:
         """Whether the step has too few groups to train on; UserError where it may not draw more prompts."""
@@ -94,7 +95,7 @@ class Rollouts:
         drawn = self._prompts.draw(min(wanted, self._most_prompts - step.drawn))
         prompts = [prompt for _, prompt in drawn]
         work = requests(prompts, self._spec.rollout.samples_per_prompt, self._spec.seed, step.number, step.drawn)
-        step.responses = self._generate(work, drawn, self._sampling)
+        step.responses = self._generate(work, drawn, self._sampling, step.occupancy)
         step.drafts += self._take_draft_counts()
         step.drawn += len(drawn)
         step.rounds += 1
@@ -145,7 +146,7 @@ class Rollouts:
             raise StopRequested
         work = requests(prompts, group, self._spec.seed, step=0)
         numbered = [NumberedPrompt(i, prompt) for i, prompt in enumerate(prompts)]
-        responses = self._generate(work, numbered, evaluation_sampling(self._spec))
+        responses = self._generate(work, numbered, evaluation_sampling(self._spec), self._occupancy())
         return [
             EvaluatedPrompt(
                 answered.prompt.source,
@@ -155,8 +156,15 @@ class Rollouts:
             for answered, results in zip(responses.groups, self._collect(responses))
         ]
 
+    def _occupancy(self) -> Occupancy:
+        return Occupancy(len(self._engines), max_sequences(self._spec))
+
     def _generate(
-        self, work: list[GenerationRequest], prompts: list[NumberedPrompt], sampling: SamplingParams
+        self,
+        work: list[GenerationRequest],
+        prompts: list[NumberedPrompt],
+        sampling: SamplingParams,
+        occupancy: Occupancy,
     ) -> Responses:
         """Responses and their texts in the order of `work`, spread over the engines by whole prompt groups."""
         group, version = len(work) // len(prompts), self._progress.weight_version
@@ -167,7 +175,10 @@ class Rollouts:
         done: dict[int, tuple[Generation, str]] = {}
         missing = dict.fromkeys(range(len(prompts)), group)
         answered: dict[int, AnsweredGroup] = {}
+        for engine, of_engine in enumerate(parts):
+            occupancy.given(engine, len(of_engine), time.monotonic())
         for engine, chunk in self._calls.stream("eval", streams):
+            occupancy.came(engine, len(chunk), time.monotonic())
             texts = decode_responses(self._inputs.tokenizer, [generation for _, generation in chunk])
             for (index, generation), text in zip(chunk, texts):
                 position = given[engine][index]
@@ -184,6 +195,7 @@ class Rollouts:
             if dispatch:
                 fresh = [place * group + i for place in dispatch.take(len(complete)) for i in range(group)]
                 given[engine] += fresh
+                occupancy.given(engine, len(fresh), time.monotonic())
                 more = self._engines.submit(engine, [work[position] for position in fresh], last=not dispatch)
                 self._calls.gather("eval", more)
         if len(done) != len(work):

@@ -11,6 +11,7 @@ import numpy as np
 
 from rljob_worker.driver.open_groups import OpenGroup
 from rljob_worker.flow import Group, SpanKind
+from rljob_worker.flow.occupancy import Occupancy
 from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.rollout.reports import DraftCounts
 from rljob_worker.types import FloatArray, Prompt, StepMetrics
@@ -106,6 +107,8 @@ class Step:
     """Groups so far that may be trained on."""
     advantages: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
     """[N], of the samples of the groups that are trained on."""
+    occupancy: Occupancy = field(default_factory=lambda: Occupancy(1, 1))
+    """Of the engines, while they generated for it."""
     trained: list[StepMetrics] = field(default_factory=list)
     """What each trainer reports."""
 

@@ -21,6 +21,7 @@ from rljob_worker.records.summary import phase_table
 from rljob_worker.records.trajectories import read_trajectories, trajectory_files
 from rljob_worker.report.plot import plot_run
 from rljob_worker.report.text import number
+from rljob_worker.report.tokens import token_rows
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -64,6 +65,7 @@ def _page(
             f'<img alt="reward, phase seconds, training metrics" src="data:image/png;base64,{image}"/>',
             "<h2>Phases</h2>",
             _phases(kept),
+            _tokens(kept),
             _examples(folder),
             "<h2>Manifest</h2>",
             f"<pre>{html.escape(visible(json.dumps(run.job, indent=1, ensure_ascii=False)))}</pre>",
@@ -91,6 +93,7 @@ def _facts(run: RunDescription, records: list[StepRecord], kept: list[StepRecord
         "of which switching devices over": f"{number(switch)} ({100 * switch / step:.1f} %)",
         "of which in no phase (other)": f"{number(other)} ({100 * other / step:.1f} %)",
         "response tokens a second of rollout": f"{sum(filter(None, tokens)) / seconds:,.0f}" if seconds else "-",
+        "of rollout with fewer than half of its places busy": _tail(kept),
         "weight syncs verified": f"{sum(sync.verified for sync in syncs)} of {len(syncs)}",
     }
     return [[name, value] for name, value in facts.items()]
@@ -109,6 +112,19 @@ def _phases(kept: list[StepRecord]) -> str:
         for row in phase_table(kept)
     ]
     return _table(["phase", "median ms", "p95 ms", "total s", "share", "steps"], rows)
+
+
+def _tokens(kept: list[StepRecord]) -> str:
+    rows = token_rows(kept)
+    return f"<h2>Tokens</h2>\n{_table(['sampled tokens', 'count', 'share'], rows)}" if rows else ""
+
+
+def _tail(kept: list[StepRecord]) -> str:
+    """The part of all rollouts in which fewer than half of the engines' places were busy, in percent."""
+    shares = [(r.metric(m.ROLLOUT_TAIL_KEY), r.phases.get("rollout", 0.0)) for r in kept]
+    seconds = sum(took for share, took in shares if share is not None)
+    tail = sum(share * took for share, took in shares if share is not None)
+    return f"{100 * tail / seconds:.1f} %" if seconds else "-"
 
 
 def _examples(folder: Path) -> str:

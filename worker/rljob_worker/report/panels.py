@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from matplotlib.axes import Axes
 
+from rljob_api.metrics import ROLLOUT_TAIL_KEY
 from rljob_api.reward_parts import PREFIX, PartNames
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.report.curves import Array, draw_line, label_of, metric_of
@@ -54,6 +55,7 @@ _PANELS = (
             "rollout/deferred_tokens": "deferred",
         },
     ),
+    Panel("Tail of rollout", _SHARE, {ROLLOUT_TAIL_KEY: "fewer than half of the places busy"}),
     Panel("Tokens of responses that go on in the next step", "tokens", {"rollout/carried_tokens": "carried"}),
     Panel(
         "Age of the tokens trained on", "updates", {"rollout/staleness/mean": "mean", "rollout/staleness/max": "oldest"}

@@ -1,0 +1,45 @@
+"""The tail of a generation: when fewer than half of the places are busy."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_worker.flow.occupancy import Occupancy
+
+
+def test_the_tail_is_the_time_with_fewer_than_half_of_the_places_busy() -> None:
+    occupancy = Occupancy(engines=2, places=4)
+    assert occupancy.tail_share == 0.0
+    occupancy.given(0, 6, 100.0)
+    occupancy.given(1, 4, 100.0)
+    occupancy.came(0, 2, 103.0)
+    # 4 and 4 until here, then 4 and 1: half is 4.
+    occupancy.came(1, 3, 105.0)
+    assert (occupancy.seconds, occupancy.tail_seconds) == (5.0, 0.0)
+    # 3 and 1 is half, 2 and 1 is less.
+    occupancy.came(0, 1, 106.0)
+    occupancy.came(0, 1, 107.0)
+    assert occupancy.tail_seconds == 0.0
+    occupancy.came(0, 2, 109.0)
+    occupancy.came(1, 1, 110.0)
+    assert (occupancy.seconds, occupancy.tail_seconds) == (10.0, 3.0)
+    assert occupancy.tail_share == pytest.approx(0.3)
+
+
+def test_time_between_two_rounds_is_not_counted() -> None:
+    occupancy = Occupancy(engines=1, places=2)
+    for begin in (10.0, 50.0):
+        occupancy.given(0, 2, begin)
+        occupancy.came(0, 1, begin + 1)
+        occupancy.came(0, 1, begin + 4)
+    assert (occupancy.seconds, occupancy.tail_seconds) == (8.0, 0.0)
+
+
+def test_what_waits_for_a_place_is_not_busy() -> None:
+    occupancy = Occupancy(engines=2, places=4)
+    occupancy.given(0, 100, 0.0)
+    occupancy.came(0, 3, 1.0)
+    assert occupancy.tail_seconds == 0.0, "4 of 8 are half"
+    occupancy.came(0, 94, 2.0)
+    occupancy.came(0, 3, 5.0)
+    assert occupancy.tail_seconds == 3.0
