@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rljob_api.profiles import PROFILES
-from rljob_api.spec import RLJobSpec
+from rljob_api.spec import DeviceGroupSpec, Mode, RLJobSpec
 from rljob_api.spec.rollout import StalenessSpec
 
 
@@ -15,27 +15,61 @@ def devices(spec: RLJobSpec) -> int:
 
 
 def devices_per_node(spec: RLJobSpec) -> int:
-    """`resources.devicesPerNode`, or the fewest devices on one node that hold every parallel group."""
-    if spec.resources.devices_per_node is not None:
-        return spec.resources.devices_per_node
+    """Devices on each node: those that trainers and engines share, or the trainers' with the engines' after them."""
+    return first_engine_device(spec) + engine_devices_per_node(spec)
+
+
+def trainers(spec: RLJobSpec) -> int:
+    """Trainers of the whole job, one a device."""
+    return spec.resources.nodes * trainers_per_node(spec)
+
+
+def trainers_per_node(spec: RLJobSpec) -> int:
+    """Trainers on each node, on its first devices."""
+    return _of_group(spec, spec.resources.trainer, _for_training(spec))
+
+
+def engine_devices_per_node(spec: RLJobSpec) -> int:
+    """Devices on each node that engines span."""
+    return _of_group(spec, spec.resources.rollout, spec.rollout.tensor_parallel)
+
+
+def first_engine_device(spec: RLJobSpec) -> int:
+    """Which of a node's devices is the first that an engine spans."""
+    return trainers_per_node(spec) if divides_devices(spec) else 0
+
+
+def divides_devices(spec: RLJobSpec) -> bool:
+    """Whether trainers and engines have devices of their own."""
+    return spec.mode == Mode.DISAGGREGATED
+
+
+def _of_group(spec: RLJobSpec, group: DeviceGroupSpec | None, fewest: int) -> int:
+    """What is given, or the fewest devices on one node that hold the group's parallel groups, or those of both."""
+    if divides_devices(spec):
+        return (group and group.devices_per_node) or fewest
+    return spec.resources.devices_per_node or math.lcm(_for_training(spec), spec.rollout.tensor_parallel)
+
+
+def _for_training(spec: RLJobSpec) -> int:
     training = spec.training
     stages = training.pipeline_parallel
-    return math.lcm(training.tensor_parallel * stages, training.expert_parallel * stages, spec.rollout.tensor_parallel)
+    return math.lcm(training.tensor_parallel * stages, training.expert_parallel * stages)
 
 
 def data_parallel(spec: RLJobSpec) -> int:
     """Model replicas in training."""
-    return devices(spec) // (spec.training.tensor_parallel * spec.training.pipeline_parallel)
+    return trainers(spec) // (spec.training.tensor_parallel * spec.training.pipeline_parallel)
 
 
 def engines(spec: RLJobSpec) -> int:
     """Rollout engines."""
-    return devices(spec) // spec.rollout.tensor_parallel
+    return spec.resources.nodes * engines_per_node(spec)
 
 
 def engines_per_node(spec: RLJobSpec) -> int:
     """Rollout engines on each node."""
-    return devices_per_node(spec) // spec.rollout.tensor_parallel
+    return engine_devices_per_node(spec) // spec.rollout.tensor_parallel
 
 
 def samples_per_step(spec: RLJobSpec) -> int:
@@ -58,7 +92,7 @@ def prompts_at_once(spec: RLJobSpec) -> int:
 
 def max_staleness(spec: RLJobSpec) -> int:
     """How many updates older than the weights that are trained a token's may be."""
-    if spec.rollout.partial is None:
+    if spec.rollout.partial is None and not divides_devices(spec):
         return 0
     return (spec.rollout.staleness or StalenessSpec()).max
 

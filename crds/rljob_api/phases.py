@@ -16,7 +16,17 @@ PHASES = (
     "sleep",
     "rollout_wake_kv",
     "eval",
+    "batch_wait",
+    "reward_wait",
+    "admission_wait",
 )
+
+WAITS = ("batch_wait", "reward_wait", "admission_wait")
+"""Where trainers and engines have devices of their own, each side has a lane of phases; in these it does nothing:
+the trainers wait for a batch, the engines for rewards, and for leave to generate."""
+
+TIMED_PHASES = tuple(name for name in PHASES if name not in ("batch_wait", "admission_wait"))
+"""Those that have deadlines of their own; a wait for the other lane ends by what that lane does."""
 
 SWITCH_PHASES = ("rollout_sleep", "wake_up", "rollout_wake_weights", "update_weights", "sleep", "rollout_wake_kv")
 """Their sum is what a step pays for sharing devices."""

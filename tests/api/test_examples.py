@@ -74,7 +74,6 @@ def test_separate_placement_is_refused_with_what_to_take() -> None:
     document = yaml.safe_load((EXAMPLES / "qwen2.5-7b-rlvr-2x8.yaml").read_text(encoding="utf-8"))
     with pytest.raises(ManifestError) as error:
         load_manifest(apply_overrides(document, ["spec.mode=Disaggregated"]))
-    (problem,) = error.value.problems
-    assert str(problem).startswith(
-        'spec.mode: "Disaggregated": this mode is not built yet; allowed: Colocated, in which'
-    )
+    problems = {problem.path: str(problem) for problem in error.value.problems}
+    assert problems.keys() == {f"spec.resources.{field}" for field in ("devicesPerNode", "nodes", "profile")}
+    assert "with mode Colocated, in which all devices do both in turn, any" in problems["spec.resources.profile"]

@@ -28,8 +28,28 @@ WITHOUT_EFFECT = {
 }
 
 # What is refused: settings over the design's example, and the paths that are blamed.
+DIVIDED = ["mode=Disaggregated", "resources={profile: cpu}"]
+"""Mode Disaggregated, with the fewest devices for each group."""
 REFUSED: list[tuple[list[str], list[str]]] = [
-    (["mode=Disaggregated"], ["spec.mode"]),
+    (["mode=Disaggregated", "resources={profile: cpu, devicesPerNode: 4}"], ["spec.resources.devicesPerNode"]),
+    (["mode=Disaggregated", "resources={profile: cpu, nodes: 2}"], ["spec.resources.nodes"]),
+    (["mode=Disaggregated", "resources={profile: cuda}"], ["spec.resources.profile"]),
+    (["mode=Disaggregated", "resources=null"], ["spec.resources.profile"]),
+    ([*DIVIDED, "resources.trainer={devicesPerNode: 3}"], ["spec.training.tensorParallel"]),
+    ([*DIVIDED, "resources.rollout.devicesPerNode=3"], ["spec.rollout.tensorParallel"]),
+    (
+        [*DIVIDED, "resources.trainer.devicesPerNode=12", "training.globalBatchSize=64"],
+        ["spec.training.globalBatchSize"],
+    ),
+    ([*DIVIDED, "resources.trainer.nodes=2"], ["spec.resources.trainer.nodes"]),
+    ([*DIVIDED, "resources.rollout.nodes=3"], ["spec.resources.rollout.nodes"]),
+    ([*DIVIDED, "rollout.partial={}"], ["spec.rollout.partial"]),
+    ([*DIVIDED, "rollout.oversampling.filter=ZeroVariance"], ["spec.rollout.oversampling"]),
+    ([*DIVIDED, "rollout.staleness.max=2"], ["spec.rollout.staleness.max"]),
+    ([*DIVIDED, "algorithm.tis.enabled=false"], ["spec.algorithm.tis.enabled"]),
+    (["resources.trainer={}"], ["spec.resources.trainer"]),
+    (["resources.rollout.devicesPerNode=2"], ["spec.resources.rollout"]),
+    (["rollout.partial.factor=1.5", "rollout.staleness.max=0"], ["spec.rollout.staleness.max"]),
     (["mode=Async"], ["spec.mode"]),
     (["algorithm.name=dapo"], ["spec.rollout.oversampling"]),
     (
@@ -219,6 +239,10 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 
 ACCEPTED: list[list[str]] = [
     ["algorithm.name=dapo", "rollout.oversampling.filter=ZeroVariance"],
+    DIVIDED,
+    [*DIVIDED, "resources.trainer.devicesPerNode=4", "resources.rollout={nodes: 1, devicesPerNode: 6}"],
+    [*DIVIDED, "rollout.staleness.max=0", "algorithm.tis.enabled=false"],
+    [*DIVIDED, "rollout.staleness={}"],
     ["rollout.partial={}"],
     ["rollout.speculative={}", "rollout.partial={}", "rollout.topK=8"],
     ["resources.profile=cuda", "rollout.speculative={draftTokens: 1, minMatch: 3, maxMatch: 3}"],
@@ -319,10 +343,17 @@ def test_local_check_and_cel_agree_on_mixtures(mixture: list[list[str]]) -> None
     except ManifestError:
         return  # two settings that do not fit each other, such as an item of a list that is not there
     locally = refused_locally(document)
-    if document["spec"].get("resources") and document["spec"]["resources"].get("devicesPerNode"):
+    if _devices_given(document["spec"]):
         assert {found for found in locally if found[1] in IN_CEL} == refused_by_api_server(document)
     else:
         assert refused_by_api_server(document) <= locally  # CEL cannot work out the number of devices
+
+
+def _devices_given(spec: dict[str, Any]) -> bool:
+    resources = spec.get("resources") or {}
+    if spec.get("mode") != "Disaggregated":
+        return bool(resources.get("devicesPerNode"))
+    return all((resources.get(group) or {}).get("devicesPerNode") for group in ("trainer", "rollout"))
 
 
 def holds(rule: Rule, spec: dict[str, Any]) -> bool:
@@ -340,15 +371,23 @@ def test_what_an_algorithm_asks_is_asked_by_cel_and_check_alike(name: str, sampl
     given = admit(manifest(*settings))["spec"]
     given["algorithm"] = {"name": name}
     view = SimpleNamespace(
+        mode="Colocated",
         algorithm=SimpleNamespace(name=name),
-        rollout=SimpleNamespace(prompts_per_step=32, samples_per_prompt=samples, partial=None),
+        rollout=SimpleNamespace(prompts_per_step=32, samples_per_prompt=samples, partial=None, staleness=None),
         training=SimpleNamespace(global_batch_size=batch),
     )
-    on_group, own_samples, on_policy = algorithm_rules(facts)
+    on_group, own_samples, own_step, on_policy = algorithm_rules(facts)
     assert on_group.check(view) == holds(on_group, given) == (name == "grpo" or samples >= 3)
     assert on_policy.check(view) == holds(on_policy, given) == (name == "grpo" or batch in (None, 32 * samples))
     assert own_samples.check(view)
     assert holds(own_samples, given)
+    assert own_step.check(view)
+    assert holds(own_step, given)
+    given["mode"] = view.mode = "Disaggregated"
+    assert own_step.check(view) == holds(own_step, given) == (name == "grpo")
+    given["rollout"]["staleness"], view.rollout.staleness = {"max": 0}, SimpleNamespace(max=0)
+    assert own_step.check(view)
+    assert holds(own_step, given)
     given["rollout"]["partial"] = view.rollout.partial = {"factor": 2}
     assert own_samples.check(view) == holds(own_samples, given) == (name == "grpo")
     del given["algorithm"]

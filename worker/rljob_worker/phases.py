@@ -1,13 +1,13 @@
-"""The phase clock: where a step's wall-clock seconds went."""
+"""The phase clock: where a step's wall-clock seconds went, in one lane or in several side by side."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from rljob_api.phases import PHASES, SWITCH_PHASES
+from rljob_api.phases import PHASES, SWITCH_PHASES, WAITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,8 @@ class StepTiming:
 
     step_seconds: float
     phases: dict[str, float]
+    lanes: Mapping[str, dict[str, float]] = field(default_factory=dict)
+    """The phases of what ran beside, by lane: in each they are disjoint too, and sum with its `other` to the step."""
 
     @property
     def other(self) -> float:
@@ -26,6 +28,10 @@ class StepTiming:
     def switch(self) -> float:
         """Seconds spent on handing the devices over."""
         return sum(self.phases.get(name, 0.0) for name in SWITCH_PHASES)
+
+    def bubble(self, phases: Mapping[str, float]) -> float:
+        """Share of the step that a lane with these phases did nothing in."""
+        return sum(phases.get(name, 0.0) for name in WAITS) / self.step_seconds if self.step_seconds else 0.0
 
 
 class PhaseClock:
@@ -45,6 +51,12 @@ class PhaseClock:
         self._phases: dict[str, float] = {}
         self._phase_begin = self._begin
         self._running: tuple[str | None, float] = None, self._begin
+        self._beside: dict[str, PhaseClock] = {}
+
+    def lane(self, name: str, on_start: Callable[[str], None] = lambda name: None) -> PhaseClock:
+        """A clock for what runs beside, in a thread of its own; its steps begin and end with this one's."""
+        clock = self._beside[name] = PhaseClock(self._now, on_start)
+        return clock
 
     @property
     def current(self) -> str | None:
@@ -61,6 +73,8 @@ class PhaseClock:
         self._begin = self._now()
         self._running = None, self._begin
         self._phases = {}
+        for clock in self._beside.values():
+            clock.restart()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -82,12 +96,22 @@ class PhaseClock:
         now, phases = self._now(), dict(self._phases)
         if self.current is not None:
             phases[self.current] = phases.get(self.current, 0.0) + now - self._phase_begin
-        return StepTiming(now - self._begin, phases)
+        return StepTiming(now - self._begin, phases, {name: lane.so_far().phases for name, lane in self._lanes()})
 
     def end_step(self) -> StepTiming:
         """Close the step and begin the next one."""
-        now = self._now()
-        timing = StepTiming(now - self._begin, self._phases)
+        return self._end_step(self._now())
+
+    def _end_step(self, now: float) -> StepTiming:
+        lanes = {name: lane._end_step(now).phases for name, lane in self._lanes()}
+        phases, self._phases = self._phases, {}
+        if self.current is not None:
+            # What goes on in a lane is cut where the step ends.
+            phases[self.current] = phases.get(self.current, 0.0) + now - self._phase_begin
+            self._phase_begin = now
+        timing = StepTiming(now - self._begin, phases, lanes)
         self._begin = now
-        self._phases = {}
         return timing
+
+    def _lanes(self) -> list[tuple[str, PhaseClock]]:
+        return list(self._beside.items())

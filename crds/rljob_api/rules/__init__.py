@@ -12,6 +12,7 @@ from rljob_api.rules.findings import Check, Finding
 from rljob_api.rules.infrastructure import CLUSTER, NETWORK, NOT_BUILT, PARALLELISM
 from rljob_api.rules.learning import ENGINE_ARGS, LEARNING, MODEL_AND_DATA
 from rljob_api.rules.model_config import MODEL_CHECKS
+from rljob_api.rules.modes import DEVICE_GROUPS, STALENESS
 from rljob_api.rules.pod_templates import POD_CHECKS
 from rljob_api.rules.texts import TEXT_CHECKS
 from rljob_api.spec import RLJobSpec
@@ -30,8 +31,10 @@ __all__ = [
 
 RULES: tuple[Rule, ...] = (
     *NOT_BUILT,
+    *DEVICE_GROUPS,
     *PARALLELISM,
     *MODEL_AND_DATA,
+    *STALENESS,
     *LEARNING,
     *ENGINE_ARGS,
     *DEVICES,

@@ -43,8 +43,8 @@ NOT_BUILT = (
         "mode",
         "mode",
         "Colocated",
-        which=", in which all devices of the job train and generate in turn: give it all the devices that the other "
-        "mode would divide",
+        "Disaggregated",
+        which="; both are on policy with rollout.staleness.max 0, and Disaggregated is one step ahead with 1",
     ),
     _built(TrainingSpec, "backend", "training backend", "Megatron"),
 )
@@ -58,7 +58,7 @@ def _batch_fits_data_parallel(spec: Any) -> bool:
 
 
 def _devices_fit_model(spec: Any) -> bool:
-    return derived.devices(spec) % (spec.training.tensor_parallel * spec.training.pipeline_parallel) == 0
+    return derived.trainers(spec) % (spec.training.tensor_parallel * spec.training.pipeline_parallel) == 0
 
 
 def _let(cel: str, **values: str) -> str:
@@ -69,8 +69,20 @@ def _let(cel: str, **values: str) -> str:
     return cel
 
 
-_NOT_GIVEN = "!has(self.resources) || !has(self.resources.devicesPerNode)"
-_DEVICES = "self.resources.nodes * self.resources.devicesPerNode"
+def _own(group: str) -> tuple[str, str]:
+    """Where the devices of trainers or engines are not given, and how many there are on a node."""
+    of_group = f"self.resources.{group}"
+    absent = (
+        f"self.mode == 'Disaggregated' ? !has({of_group}) || !has({of_group}.devicesPerNode)"
+        " : !has(self.resources.devicesPerNode)"
+    )
+    count = f"self.mode == 'Disaggregated' ? {of_group}.devicesPerNode : self.resources.devicesPerNode"
+    return f"!has(self.resources) || ({absent})", count
+
+
+_NOT_GIVEN, _PER_NODE = _own("trainer")
+_NO_ENGINES_GIVEN, _ENGINES_PER_NODE = _own("rollout")
+_DEVICES = f"self.resources.nodes * ({_PER_NODE})"
 _MODEL_SIZE = "has(self.training) ? self.training.tensorParallel * self.training.pipelineParallel : 1"
 _SAMPLES = "self.rollout.promptsPerStep * self.rollout.samplesPerPrompt"
 _BATCH_GIVEN = "has(self.training) && has(self.training.globalBatchSize)"
@@ -81,7 +93,8 @@ PARALLELISM = (
         on=RLJobSpec,
         field="training.tensorParallel",
         wrong="the job's devices cannot be divided into model replicas",
-        allowed="training.tensorParallel x training.pipelineParallel divides nodes x devicesPerNode of resources",
+        allowed="training.tensorParallel x training.pipelineParallel divides nodes x devicesPerNode of resources"
+        " (with mode Disaggregated: of resources.trainer)",
         check=_devices_fit_model,
         cel=f"{_NOT_GIVEN} || ({_DEVICES}) % ({_MODEL_SIZE}) == 0",
     ),
@@ -89,9 +102,10 @@ PARALLELISM = (
         on=RLJobSpec,
         field="rollout.tensorParallel",
         wrong="a node's devices cannot be divided into engines",
-        allowed="rollout.tensorParallel divides resources.devicesPerNode",
-        check=lambda s: derived.devices_per_node(s) % s.rollout.tensor_parallel == 0,
-        cel=f"{_NOT_GIVEN} || self.resources.devicesPerNode % self.rollout.tensorParallel == 0",
+        allowed="rollout.tensorParallel divides resources.devicesPerNode (with mode Disaggregated:"
+        " resources.rollout.devicesPerNode)",
+        check=lambda s: derived.engine_devices_per_node(s) % s.rollout.tensor_parallel == 0,
+        cel=f"{_NO_ENGINES_GIVEN} || ({_ENGINES_PER_NODE}) % self.rollout.tensorParallel == 0",
     ),
     Rule(
         on=RLJobSpec,
@@ -125,7 +139,7 @@ PARALLELISM = (
         allowed="training.expertParallel divides devices / training.pipelineParallel",
         check=lambda s: (
             not _devices_fit_model(s)
-            or derived.devices(s) // s.training.pipeline_parallel % s.training.expert_parallel == 0
+            or derived.trainers(s) // s.training.pipeline_parallel % s.training.expert_parallel == 0
         ),
         cel=f"{_NOT_GIVEN} || !has(self.training) || "
         + _let(

@@ -10,7 +10,8 @@ from pydantic.alias_generators import to_camel
 
 from rljob_api.algorithms import ALGORITHMS, AlgorithmFacts
 from rljob_api.base import ApiModel
-from rljob_api.phases import PHASES
+from rljob_api.derived import max_staleness
+from rljob_api.phases import TIMED_PHASES
 from rljob_api.rewards import missing_arguments, part_name
 from rljob_api.rules.core import Rule, exactly_one
 from rljob_api.spec import (
@@ -194,6 +195,15 @@ def algorithm_rules(algorithm: AlgorithmFacts) -> Iterator[Rule]:
         )
         yield Rule(
             on=RLJobSpec,
+            field="rollout.staleness.max",
+            wrong=f"algorithm {name} learns from samples of the policy that it trains alone",
+            allowed="0 with mode Disaggregated, or another algorithm",
+            check=lambda s: s.algorithm.name != name or s.rollout.partial is not None or max_staleness(s) == 0,
+            cel=f"({another}) || has(self.rollout.partial) || self.mode != 'Disaggregated'"
+            " || (has(self.rollout.staleness) && self.rollout.staleness.max == 0)",
+        )
+        yield Rule(
+            on=RLJobSpec,
             field="training.globalBatchSize",
             wrong="the second update of a step would learn from samples of the policy before the first",
             allowed=f"rollout.promptsPerStep x rollout.samplesPerPrompt, or left out, with algorithm {name}",
@@ -372,20 +382,13 @@ TRACKERS = (
 PARTIAL_AND_TAIL = (
     Rule(
         on=RolloutSpec,
-        field="staleness",
-        wrong="every token is of the step's own weights",
-        allowed="only with partial",
-        check=lambda r: r.staleness is None or r.partial is not None,
-        cel="!has(self.staleness) || has(self.partial)",
-    ),
-    Rule(
-        on=RolloutSpec,
         field="partial.factor",
         wrong="so many groups could not all be trained on within staleness.max (default: 1)",
         allowed="at most staleness.max + 1",
-        check=lambda r: r.partial is None or r.partial.factor <= (r.staleness.max if r.staleness else 1) + 1,
+        check=lambda r: r.partial is None or r.partial.factor <= ((r.staleness and r.staleness.max) or 1) + 1,
         cel="!has(self.partial)"
-        " || self.partial.factor <= (has(self.staleness) ? double(self.staleness.max) : 1.0) + 1.0",
+        " || self.partial.factor <= 1.0 +"
+        " (has(self.staleness) && self.staleness.max > 0 ? double(self.staleness.max) : 1.0)",
     ),
     Rule(
         on=RolloutSpec,
@@ -494,9 +497,9 @@ LEARNING = (
         on=TimeoutsSpec,
         field="phases",
         wrong="names a phase that does not exist",
-        allowed=", ".join(PHASES),
-        check=lambda t: all(name in PHASES for name in t.phases),
-        cel=f"self.phases.all(name, name in [{', '.join(repr(name) for name in PHASES)}])",
+        allowed=", ".join(TIMED_PHASES),
+        check=lambda t: all(name in TIMED_PHASES for name in t.phases),
+        cel=f"self.phases.all(name, name in [{', '.join(repr(name) for name in TIMED_PHASES)}])",
     ),
 )
 

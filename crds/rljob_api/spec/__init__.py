@@ -15,6 +15,7 @@ from rljob_api.spec.algorithm import (
     TisSpec,
 )
 from rljob_api.spec.cluster import (
+    DeviceGroupSpec,
     EnvironmentSpec,
     NetworkSpec,
     PodResources,
@@ -72,6 +73,7 @@ __all__ = [
     "CheckpointSpec",
     "DataSource",
     "DataSpec",
+    "DeviceGroupSpec",
     "EarlyStopSpec",
     "EnvironmentSpec",
     "EvaluationSet",

@@ -89,6 +89,15 @@ class ProfileOverrides(ApiModel):
     """Variables of the worker pods, over the profile's."""
 
 
+class DeviceGroupSpec(ApiModel):
+    """Devices that trainers or engines have to themselves."""
+
+    nodes: NodeCount = 1
+    """Nodes of the group."""
+    devices_per_node: GroupSize | None = None
+    """Devices of the group on each of its nodes; default: the fewest that hold its parallel groups."""
+
+
 class ResourcesSpec(ApiModel):
     """The hardware."""
 
@@ -98,6 +107,10 @@ class ResourcesSpec(ApiModel):
     """Worker nodes."""
     devices_per_node: GroupSize | None = None
     """Devices on each node (on `cpu`: trainer processes); default: the fewest that hold every parallel group."""
+    trainer: DeviceGroupSpec | None = None
+    """The trainers' devices in mode `Disaggregated`; default: the fewest that hold training's parallel groups."""
+    rollout: DeviceGroupSpec | None = None
+    """The engines' devices in mode `Disaggregated`; default: those of one engine."""
     threads_per_device: GroupSize | None = None
     """CPU threads for each process; on `cpu` default: cores divided by devices."""
     head: PodResources = PodResources()

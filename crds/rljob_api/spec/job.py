@@ -26,7 +26,9 @@ class Mode(StrEnum):
     """Placements of training and generation."""
 
     COLOCATED = "Colocated"
+    """All devices take turns."""
     DISAGGREGATED = "Disaggregated"
+    """Trainers and engines have devices of their own; one step ahead at most."""
     ASYNC = "Async"
 
 
@@ -38,7 +40,8 @@ class RLJobSpec(ApiModel):
     seed: Seed = 1234
     """Seed of everything random: data order, sampling, dropout."""
     mode: Mode = Mode.COLOCATED
-    """Placement of training and generation; this version builds `Colocated`."""
+    """Placement of training and generation: `Colocated`, in turn on the same devices; `Disaggregated`, side by side on
+    devices of their own (this version: on one machine, profile `cpu`). `Async` is not built yet."""
     image: Text | None = None
     """Worker image; default: the operator's."""
     model: ModelSpec

@@ -105,9 +105,10 @@ class PartialSpec(ApiModel):
 class StalenessSpec(ApiModel):
     """How old tokens may be that are trained on."""
 
-    max: Annotated[int, Field(ge=1, le=15, json_schema_extra={"format": "int32"})] = 1
+    max: Annotated[int, Field(ge=0, le=15, json_schema_extra={"format": "int32"})] = 1
     """Updates between the weights that sampled a token and those that are trained. A hard bound: a step waits for
-    groups that would exceed it; nothing is thrown away."""
+    groups that would exceed it; nothing is thrown away. With mode `Disaggregated`, 1: engines generate for the next
+    step while trainers learn; 0: they take turns, to the bits of `Colocated`."""
 
 
 class TailSpec(ApiModel):
@@ -153,7 +154,7 @@ class RolloutSpec(ApiModel):
     partial: PartialSpec | None = None
     """Let long responses grow over several steps; null: each step waits for its longest response."""
     staleness: StalenessSpec | None = None
-    """The bound of `partial`; default: 1."""
+    """The bound of `partial` and of mode `Disaggregated`; default: 1."""
     speculative: SpeculativeSpec | None = None
     """Speculative decoding; null: a token a step."""
     tail: TailSpec | None = None

@@ -76,7 +76,7 @@ class StepRecord:
     """Unix seconds of its end."""
     step_seconds: float
     phases: Mapping[str, float]
-    """Wall-clock seconds by phase; disjoint."""
+    """Wall-clock seconds by phase; disjoint. Where engines have devices of their own: the trainers'."""
     other: float
     """`step_seconds` less all phases; may be a rounding error below 0."""
     switch_seconds: float
@@ -101,6 +101,9 @@ class StepRecord:
     """By process."""
     overlapped: Mapping[str, float] = field(default_factory=dict)
     """Seconds of work that ran beside a phase."""
+    lanes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Phases of lanes beside the trainers', like `engine`: in each they are disjoint, and sum with what is left of
+    `step_seconds` to it. Empty where all phases are in one lane."""
     index: int = UNNUMBERED
     """Position in the file; `UNNUMBERED` before it stands there."""
     rerun: bool = False
@@ -127,11 +130,7 @@ class StepRecord:
     def _parse(cls, content: Mapping[str, Any], where: str, index: int) -> Self:
         get = content.get
         step = whole(get("step"), f"{where}: step")
-        phases = block(get("phases"), f"{where}: phases")
-        for name, value in phases.items():
-            # The whole check is only called for the odd one: this runs for each phase of each step of each job.
-            if type(value) is not float or not 0.0 <= value < 1e6:
-                seconds(value, f"{where}: phases.{name[:80]}")
+        phases = _phases(get("phases"), f"{where}: phases")
         weights = block(get("weights"), f"{where}: weights")
         record = cls(
             step=step,
@@ -151,6 +150,10 @@ class StepRecord:
             memory=block(get("memory"), f"{where}: memory"),
             busy_seconds=block(get("busy_seconds", {}), f"{where}: busy_seconds"),
             overlapped=block(get("overlapped", {}), f"{where}: overlapped"),
+            lanes={
+                name[:80]: _phases(of_lane, f"{where}: lanes.{name[:80]}")
+                for name, of_lane in block(get("lanes", {}), f"{where}: lanes").items()
+            },
             index=index,
             rerun=get("rerun", False) is True,
         )
@@ -178,6 +181,8 @@ class StepRecord:
             "busy_seconds": self.busy_seconds,
             "overlapped": self.overlapped,
         }
+        if self.lanes:
+            content["lanes"] = self.lanes
         if self.prompts is not None:
             content["prompts"] = self.prompts.to_json()
         if self.stopped_early:
@@ -193,6 +198,10 @@ class StepRecord:
     def where(self) -> str:
         """What messages call it."""
         return "a step's draft" if self.index == UNNUMBERED else f"step record {self.index}"
+
+    def lane_other(self, lane: str) -> float:
+        """Seconds of the step outside every phase of a lane."""
+        return self.step_seconds - sum(self.lanes[lane].values())
 
     def metric(self, name: str) -> float | None:
         """A metric, None where it was not measured; WireError where it is no number."""
@@ -242,3 +251,12 @@ class StepRecord:
             (p, rank, state): float(number(value, f"{self.where}: memory.{p}-{rank}"))
             for p, rank, state, value in states
         }
+
+
+def _phases(value: Any, where: str) -> Mapping[str, float]:
+    phases = block(value, where)
+    for name, value in phases.items():
+        # The whole check is only called for the odd one: this runs for each phase of each step of each job.
+        if type(value) is not float or not 0.0 <= value < 1e6:
+            seconds(value, f"{where}.{name[:80]}")
+    return phases

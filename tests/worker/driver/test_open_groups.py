@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.spec import RewardSpec
-from rljob_worker.driver.batch import partial_metrics, tail_metrics, train_batch
+from rljob_worker.driver.batch import partial_metrics, staleness_metrics, tail_metrics, train_batch
 from rljob_worker.driver.open_groups import OpenGroup
 from rljob_worker.driver.step import AnsweredGroup, Decision, ScoredGroup, Step
 from rljob_worker.rewards.weighted_parts import RewardResult
@@ -122,6 +122,8 @@ def test_metrics_count_what_is_new_what_is_left_and_how_old_what_is_trained_on_i
         "rollout/carried_groups": 1.0,
         "rollout/carried_tokens": 5.0,
         "rollout/generated_tokens": 4.0,
+    }
+    assert staleness_metrics(step) == {
         "rollout/staleness/mean": pytest.approx(7 / 5),
         "rollout/staleness/max": 2.0,
         "rollout/staleness/tokens_0": 1.0,

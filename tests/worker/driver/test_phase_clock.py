@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_api.phases import PHASES, SWITCH_PHASES
+from rljob_api.phases import PHASES, SWITCH_PHASES, WAITS
 from rljob_worker.phases import PhaseClock
 
 SECONDS = st.floats(0, 1e4, allow_nan=False)
@@ -41,6 +42,51 @@ def test_phases_are_disjoint_and_sum_with_other_to_the_step(
         assert math.fsum([*timing.phases.values(), timing.other]) == pytest.approx(timing.step_seconds, abs=1e-9)
         assert timing.switch == pytest.approx(math.fsum(inside.get(name, 0.0) for name in SWITCH_PHASES), abs=1e-6)
         begin = now
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.booleans(), st.sampled_from(PHASES), SECONDS), max_size=12), min_size=1, max_size=4)
+)
+def test_each_lane_sums_to_the_same_step_and_what_goes_on_is_cut_at_its_end(
+    steps: list[list[tuple[bool, str, float]]],
+) -> None:
+    """Each step is a list of (whether the lane beside it enters its next phase, that phase, seconds until then)."""
+    now = 0.0
+    clock = PhaseClock(now=lambda: now)
+    beside = clock.lane("engine")
+    with ExitStack() as own, ExitStack() as others:
+        own.enter_context(clock.phase("actor_train"))
+        for step in steps:
+            inside: dict[str, float] = {}
+            passed = 0.0
+            for enters, name, seconds in step:
+                if enters:
+                    others.close()
+                    others.enter_context(beside.phase(name))
+                now += seconds
+                passed += seconds
+                if beside.current is not None:
+                    inside[beside.current] = inside.get(beside.current, 0.0) + seconds
+            so_far = clock.so_far()
+            timing = clock.end_step()
+            assert timing.step_seconds == pytest.approx(passed, abs=1e-6)
+            assert timing.phases == pytest.approx({"actor_train": passed}, abs=1e-6)
+            measured = timing.lanes["engine"]
+            assert all(measured.get(n, 0.0) == pytest.approx(inside.get(n, 0.0), abs=1e-6) for n in PHASES)
+            assert so_far.lanes["engine"] == pytest.approx(timing.lanes["engine"], abs=1e-6)
+            waits = sum(inside.get(name, 0.0) for name in WAITS)
+            assert timing.bubble(timing.lanes["engine"]) * timing.step_seconds == pytest.approx(waits, abs=1e-5)
+
+
+def test_a_restart_is_one_of_all_lanes() -> None:
+    now = 0.0
+    clock = PhaseClock(now=lambda: now)
+    beside = clock.lane("engine")
+    with beside.phase("eval"):
+        now = 5.0
+    clock.restart()
+    now = 7.0
+    assert (clock.end_step().lanes, beside.running()) == ({"engine": {}}, (None, 2.0))
 
 
 def test_a_sleep_between_two_phases_appears_in_other_alone() -> None:

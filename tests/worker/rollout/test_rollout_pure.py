@@ -65,7 +65,7 @@ def test_states_take_turns_in_one_order_only() -> None:
         ("sleep", EngineState.ASLEEP),
         ("sleep", EngineState.WEIGHTS),
         ("wake_weights", EngineState.ACTIVE),
-        ("receive_weights", EngineState.ACTIVE),
+        ("receive_weights", EngineState.NEW),
         ("receive_weights", EngineState.ASLEEP),
         ("wake_kv", EngineState.ASLEEP),
         ("start", EngineState.ACTIVE),

@@ -120,20 +120,23 @@ def decide(groups: Sequence[ScoredGroup], wanted: int) -> None:
 
 
 def partial_metrics(step: Step) -> dict[str, float]:
-    """What partial rollout did to a step: what it sampled, carries over, and how old what is trained on is.
-
-    The age of a token is the number of updates between the weights that sampled it and those that are trained.
-    """
-    trained = [episode.stream for group in step.of(Decision.TRAINED) for episode in group.answered.group.episodes]
-    versions = np.concatenate([stream.versions[stream.sampled] for stream in trained])
-    lags = step.weight_version - versions
+    """What partial rollout did to a step: what it sampled, and what it carries over."""
     left = list(step.open.values())
     streams = [e.stream for one in left for e in one.group.episodes]
     streams += [e.stream for scored in step.groups for e in scored.answered.group.episodes]
-    metrics = {
+    return {
         "rollout/carried_groups": float(len(left)),
         "rollout/carried_tokens": float(sum(one.num_sampled for one in left)),
         "rollout/generated_tokens": float(sum(int((s.versions == step.weight_version).sum()) for s in streams)),
+    }
+
+
+def staleness_metrics(step: Step) -> dict[str, float]:
+    """How old what a step trains on is: updates between the weights that sampled a token and those that are trained."""
+    trained = [episode.stream for group in step.of(Decision.TRAINED) for episode in group.answered.group.episodes]
+    versions = np.concatenate([stream.versions[stream.sampled] for stream in trained])
+    lags = step.weight_version - versions
+    metrics = {
         "rollout/staleness/mean": float(lags.mean()) if lags.size else 0.0,
         "rollout/staleness/max": float(lags.max(initial=0)),
     }
@@ -183,7 +186,7 @@ def draft_metrics(drafts: DraftCounts) -> dict[str, float]:
     return {
         "rollout/drafts/proposed": float(drafts.proposed),
         "rollout/drafts/accepted": float(drafts.accepted),
-        "rollout/drafts/acceptance": drafts.accepted / drafts.proposed if drafts.proposed else 0.0,
+        "rollout/drafts/acceptance": drafts.accepted / drafts.proposed,
     }
 
 

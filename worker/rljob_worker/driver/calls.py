@@ -43,6 +43,7 @@ class Calls:
         interrupt: called once when a stop arrives during a stoppable call; makes the call end early.
         death_of: says of a process that it died, where, and its last log lines.
         on_deadline: called with the name of the overdue work before the deadline error is raised.
+        watch: called while waiting; raises what shall end the wait.
     """
 
     def __init__(
@@ -51,14 +52,28 @@ class Calls:
         interrupt: Callable[[], None],
         death_of: Callable[[str], str],
         on_deadline: Callable[[str], None],
+        *,
+        watch: Callable[[], None] = lambda: None,
     ) -> None:
         self._stop = stop
         self._interrupt = interrupt
         self._interrupted = False
         self._death_of = death_of
         self._on_deadline = on_deadline
+        self._watch = watch
         self._paused = 0.0
         self.busy: dict[str, float] = {}
+
+    def beside(
+        self, stop: threading.Event, interrupt: Callable[[], None], watch: Callable[[], None] = lambda: None
+    ) -> Calls:
+        """Waits of another thread for some of the same processes, with a stop and an interrupt of their own.
+
+        One object is for one thread; `busy` is what all of them saw.
+        """
+        calls = Calls(stop, interrupt, self._death_of, self._on_deadline, watch=watch)
+        calls.busy = self.busy
+        return calls
 
     def gather(
         self, what: str, calls: Sequence[Call[A]], seconds: float, *, stoppable: bool = False, until_stop: bool = False
@@ -155,6 +170,7 @@ class Calls:
         deadline = self._now() + seconds if deadline is None else deadline
         pending = list(by_ref)
         while pending:
+            self._watch()
             if until_stop and self._stop.is_set():
                 raise StopRequested
             if stoppable and self._stop.is_set() and not self._interrupted:

@@ -50,8 +50,8 @@ _ON_A_CLUSTER = {
 class Cluster:
     """The job's processes: one trainer a device, one engine a `rollout.tensorParallel` group of devices.
 
-    Engine `e` spans the devices of trainers `e * tp` to `e * tp + tp - 1`; the pairing is checked by device identity
-    after start-up, since rank numbers say nothing about where a process landed.
+    Where trainers and engines share devices, engine `e` spans those of trainers `e * tp` to `e * tp + tp - 1`. Where
+    each landed is checked by device identity after start-up, since rank numbers say nothing about it.
 
     Args:
         spec: the job.
@@ -62,7 +62,6 @@ class Cluster:
 
     def __init__(self, spec: RLJobSpec, run_folder: Path, model_folder: Path, checkpoints: Path) -> None:
         self.spec = spec
-        self.devices = derived.devices(spec)
         self._logs = run_folder / "logs"
         self._model_folder = model_folder
         self._checkpoints = checkpoints
@@ -70,7 +69,8 @@ class Cluster:
         self._placement: Placement | None = None
         self._nodes: Nodes | None = None
         self._kind = device_kind(spec.resources)
-        self.engines_sleep_first = self._kind.ray_resource is not None
+        self._shares_devices = not derived.divides_devices(spec)
+        self.engines_sleep_first = self._shares_devices and self._kind.ray_resource is not None
         """Whether engines are asleep after `start`."""
         self.trainers = TrainerGroup()
         self.engines = EngineGroup()
@@ -99,28 +99,28 @@ class Cluster:
         self._check_folders(nodes)
         store, secret = _meeting_place(nodes, folders, seconds), secrets.token_hex(32)
         common = dict(spec=self.spec.model_dump(mode="json", by_alias=True), model_folder=str(self._model_folder))
-        for rank in range(self.devices):
+        for rank in range(derived.trainers(self.spec)):
+            device = placement.device_of_trainer(rank)
             arguments = common | dict(
                 rank=rank,
-                world_size=self.devices,
+                world_size=derived.trainers(self.spec),
                 store=store,
                 secret=secret,
                 total_updates=total_updates,
-                sync_folder=folders[placement.node_of(rank)],
+                sync_folder=folders[placement.node_of(device)],
             )
-            self.trainers.add(self._actor(TrainerActor, f"trainer-{rank}", rank, arguments))
+            self.trainers.add(self._actor(TrainerActor, f"trainer-{rank}", device, arguments))
         tp = self.spec.rollout.tensor_parallel
         visible = self._visible_devices(calls)
         for index in range(derived.engines(self.spec)):
-            first = index * tp
+            spanned = placement.devices_of_engine(index, tp)
             arguments = common | dict(
                 index=index,
-                devices=None
-                if visible
-                else [device % placement.devices_per_node for device in range(first, first + tp)],
-                sync_folder=folders[placement.node_of(first)],
+                devices=None if visible else [device % placement.devices_per_node for device in spanned],
+                sync_folder=folders[placement.node_of(spanned.start)],
             )
-            self.engines.add(self._actor(EngineActor, f"engine-{index}", first, arguments, visible[first : first + tp]))
+            shown = visible[spanned.start : spanned.stop]
+            self.engines.add(self._actor(EngineActor, f"engine-{index}", spanned.start, arguments, shown))
 
     def _visible_devices(self, calls: Calls) -> list[str]:
         """What Ray shows each trainer of the devices of its node; empty where CPUs stand for devices.
@@ -205,10 +205,10 @@ class Cluster:
         return own | given.variables | users
 
     def start(self, calls: Calls) -> None:
-        """Build all processes, and check that both sides sit on the same devices.
+        """Build all processes, and check that each sits on the devices that are meant for it.
 
-        Side by side on CPU. On devices the engines come first and sleep then: vLLM measures free memory while it
-        starts, and refuses one that grows or is too little because of a trainer.
+        Side by side on CPU. On devices that are shared the engines come first and sleep then: vLLM measures free memory
+        while it starts, and refuses one that grows or is too little because of a trainer.
         """
         assert self._placement is not None
         seconds = self.spec.timeouts.start_seconds
@@ -223,7 +223,8 @@ class Cluster:
                 "start", self.trainers.setup(), self.engines.start(), seconds, until_stop=True
             )
         nodes = self._placement.nodes
-        check_pairing(
+        check = check_pairing if self._shares_devices else check_apart
+        check(
             [(nodes[process.node].id, started.device) for process, started in zip(self.trainers, trainers)],
             [
                 (nodes[process.node].id, device)
@@ -333,6 +334,20 @@ def check_pairing(trainers: Sequence[tuple[str, str]], engines: Sequence[tuple[s
         raise JobError(
             f"start: trainers run on devices {_listed(training)}, engines on {_listed(serving)}; "
             "colocation needs the same"
+        )
+
+
+def check_apart(trainers: Sequence[tuple[str, str]], engines: Sequence[tuple[str, str]]) -> None:
+    """Each trainer and engine rank must have a device of its own.
+
+    Args:
+        trainers: node id and device identity of each trainer.
+        engines: those of each engine's ranks.
+    """
+    if len({*trainers, *engines}) != len(trainers) + len(engines):
+        raise JobError(
+            f"start: trainers run on devices {_listed(sorted(trainers))}, engines on {_listed(sorted(engines))}; in "
+            "mode Disaggregated none is used twice"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +17,7 @@ EVENTS = "events"
 
 
 class EventLog:
-    """Appends one line an event, unbuffered: what was written survives the death of the process.
+    """Appends one line an event, unbuffered: what was written survives the death of the process. Thread-safe.
 
     An event that cannot be written waits for the next one.
 
@@ -43,24 +44,26 @@ class EventLog:
                 listener(earlier["event"])
         self._file = AppendedFile(run_folder / self.FILE)
         self._failures = failures or WriteFailures()
+        self._lock = threading.RLock()
         self._attempt = attempt
         self.step = 0
 
     def write(self, event: str, **more: Any) -> None:
         """Append one event."""
-        line = {"time": time.time(), "attempt": self._attempt, "step": self.step, "event": event, **more}
-        try:
-            if self._file.full:
-                raise OSError(None, "too many events wait to be written, this one is dropped", str(self._file.path))
-            self._file.append((json.dumps(line) + "\n").encode())
-        except OSError as error:
-            self._failures.note(EVENTS, error)
-        if self._listener is not None:
-            self._listener(event)
+        with self._lock:
+            line = {"time": time.time(), "attempt": self._attempt, "step": self.step, "event": event, **more}
+            try:
+                if self._file.full:
+                    raise OSError(None, "too many events wait to be written, this one is dropped", str(self._file.path))
+                self._file.append((json.dumps(line) + "\n").encode())
+            except OSError as error:
+                self._failures.note(EVENTS, error)
+            if self._listener is not None:
+                self._listener(event)
 
-    def phase(self, name: str) -> None:
-        """A phase begins."""
-        self.write("phase", phase=name)
+    def phase(self, name: str, **lane: str) -> None:
+        """A phase begins; `lane` says in which, where there are several."""
+        self.write("phase", phase=name, **lane)
 
     def close(self) -> None:
         """Close the file."""

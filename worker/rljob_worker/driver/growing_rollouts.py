@@ -11,7 +11,7 @@ from rljob_api import derived
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.driver.open_groups import OpenGroup, prompt_tokens
 from rljob_worker.driver.rollouts import Rollouts
-from rljob_worker.driver.step import AnsweredGroup, Decision, ScoredGroup, Step
+from rljob_worker.driver.step import Decision, ScoredGroup, Step
 from rljob_worker.errors import JobError
 from rljob_worker.flow.filters import has_variance
 from rljob_worker.flow.partial import chosen
@@ -55,7 +55,9 @@ class GrowingRollouts(Rollouts, ABC):
             one = step.open[ordinal]
             scores = tuple(next(results) for _ in one.group.episodes)
             step.open[ordinal] = replace(one, results=scores)
-        complete = {ordinal: self._scored(one) for ordinal, one in step.open.items() if one.results}
+        complete = {
+            ordinal: self._scored(one, self._named[ordinal]) for ordinal, one in step.open.items() if one.results
+        }
         if self._spec.rollout.oversampling is not None:
             for scored in [scored for scored in complete.values() if not has_variance(scored.rewards)]:
                 self._take(step, replace(complete.pop(scored.ordinal), decision=Decision.FILTERED))
@@ -142,7 +144,3 @@ class GrowingRollouts(Rollouts, ABC):
         texts = decode_responses(self._inputs.tokenizer, generations)
         samples = enumerate(zip(generations, texts))
         self._inputs.rewards.submit([RewardSample(prompt, i, generation, text) for i, (generation, text) in samples])
-
-    def _scored(self, one: OpenGroup) -> ScoredGroup:
-        texts = tuple(decode_responses(self._inputs.tokenizer, one.generations()))
-        return ScoredGroup(AnsweredGroup(self._named[one.group.ordinal], one.group, texts), one.results)

@@ -1,10 +1,12 @@
-"""The job as the loop sees it: its parts, and what none of them knows alone."""
+"""The job as a loop sees it: its parts, and what none of them knows alone."""
 
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from rljob_api import RLJobSpec
+from rljob_api import RLJobSpec, derived
 from rljob_api import metrics as m
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.prompts_of_step import PromptsOfStep
@@ -14,22 +16,21 @@ from rljob_worker.driver.batch import (
     oversampling_metrics,
     partial_metrics,
     rollout_metrics,
+    staleness_metrics,
     tail_metrics,
 )
 from rljob_worker.driver.calls import Calls
 from rljob_worker.driver.checkpoints import CheckpointStore
 from rljob_worker.driver.cluster import Cluster
 from rljob_worker.driver.events import EventLog
+from rljob_worker.driver.handover import Handover
 from rljob_worker.driver.inputs import Inputs
-from rljob_worker.driver.partial_rollouts import PartialRollouts
 from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.driver.prompt_ledger import PromptLedger
 from rljob_worker.driver.recovery import Recovery
 from rljob_worker.driver.rollouts import Rollouts
 from rljob_worker.driver.step import Decision, Progress, Step
-from rljob_worker.driver.switch import Switch
-from rljob_worker.driver.tail_rollouts import TailRollouts
 from rljob_worker.driver.training import Training
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.phases import PhaseClock
@@ -39,51 +40,87 @@ from rljob_worker.records.writer import RecordWriter
 from rljob_worker.rewards.parts import PartMeans
 from rljob_worker.rollout.arguments import max_model_length
 
+R = TypeVar("R", bound=Rollouts)
+H = TypeVar("H", bound=Handover)
 
-class Job:
-    """A running job. The loop calls it and its parts; nothing here knows the order of the phases."""
 
-    def __init__(
-        self,
-        spec: RLJobSpec,
-        *,
-        cluster: Cluster,
-        calls: Calls,
-        clock: PhaseClock,
-        stop: threading.Event,
-        inputs: Inputs,
-        checkpoints: CheckpointStore,
-        records: RecordWriter,
-        events: EventLog,
-        attempt: int,
-        early_stop: EarlyStop,
-        part_means: PartMeans,
-        failures: WriteFailures,
-    ) -> None:
-        self.spec = spec
-        self._failures = failures
-        self.clock = clock
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a job is given."""
+
+    spec: RLJobSpec
+    cluster: Cluster
+    calls: Calls
+    """Of the thread that trains."""
+    clock: PhaseClock
+    stop: threading.Event
+    """Set when the job was asked to stop."""
+    inputs: Inputs
+    checkpoints: CheckpointStore
+    records: RecordWriter
+    events: EventLog
+    attempt: int
+    early_stop: EarlyStop
+    part_means: PartMeans
+    failures: WriteFailures
+
+
+@dataclass(frozen=True, slots=True)
+class Generation(Generic[R]):
+    """How a job generates."""
+
+    rollouts: type[R]
+    calls: PhaseCalls
+    """Waits for the engines."""
+    stop: threading.Event
+    """Ends it early."""
+
+
+class Job(Generic[R, H]):
+    """A running job. A loop calls it and its parts; nothing here knows the order of the phases.
+
+    Args:
+        given: what it is given.
+        generation: how it generates.
+        handover: how weights go to the engines.
+    """
+
+    def __init__(self, given: Surroundings, generation: Generation[R], handover: type[H]) -> None:
+        self.spec = spec = given.spec
+        self._failures = given.failures
+        self.clock = given.clock
         self.ready = False
-        self._prompts = prompts = PromptLedger(inputs.prompts)
+        self._prompts = prompts = PromptLedger(given.inputs.prompts)
         self.progress = progress = Progress(prompts.state())
-        self._calls = calls
-        self._stop = stop
-        self._inputs = inputs
-        self._records = records
-        self._events = events
-        self._attempt = attempt
-        self._early_stop = early_stop
-        self._part_means = part_means
+        self._calls = given.calls
+        self._stop = given.stop
+        self._inputs = inputs = given.inputs
+        self._records = records = given.records
+        self._events = given.events
+        self._attempt = given.attempt
+        self._early_stop = given.early_stop
+        self._part_means = given.part_means
         self._reward_parts: dict[str, float] = {}
         self._busy: dict[str, float] = {}
         self._unrecorded: StepRecord | None = None
-        in_phase = PhaseCalls(calls, clock, spec.timeouts)
+        cluster, in_phase = given.cluster, PhaseCalls(given.calls, given.clock, spec.timeouts)
         probe = WeightProbe(spec, inputs.model.vocab_size, max_model_length(spec, inputs.model) - 1)
-        self.rollouts = _rollouts(spec)(spec, cluster.engines, in_phase, prompts, inputs, progress, stop)
+        self.rollouts = generation.rollouts(
+            spec, cluster.engines, generation.calls, prompts, inputs, progress, generation.stop
+        )
         self.training = Training(spec, cluster.trainers, in_phase)
-        self.switch = Switch(spec, cluster, in_phase, probe, records, progress)
+        self.handover = handover(spec, cluster, in_phase, probe, records, progress)
         self.recovery = Recovery(
-            spec, cluster.trainers, in_phase, clock, checkpoints, records, prompts, progress, attempt, events
+            spec,
+            cluster.trainers,
+            in_phase,
+            given.clock,
+            given.checkpoints,
+            records,
+            prompts,
+            progress,
+            given.attempt,
+            given.events,
         )
 
     def finished(self) -> bool:
@@ -113,7 +150,7 @@ class Job:
         self._unrecorded = self.recovery.restore_latest()
         self._early_stop.continue_after(self.progress.step)
         self._events.step = self.progress.step
-        self.switch.first()
+        self.handover.first()
         return self.progress.step
 
     def due_evaluation(self) -> bool:
@@ -174,12 +211,15 @@ class Job:
         write_trajectories(self._records.folder, self.spec.records, step.number, groups, self._failures)
         self._records.samples(step.number, [sample for group in groups for sample in group])
         self._records.metrics(rollout_metrics(step.groups, step.advantages))
-        self._records.metrics({m.ROLLOUT_TAIL_KEY: step.occupancy.tail_share})
+        if step.occupancy.seconds:
+            self._records.metrics({m.ROLLOUT_TAIL_KEY: step.occupancy.tail_share})
         if self.spec.rollout.oversampling is not None:
             self._records.metrics(oversampling_metrics(step))
         if self.spec.rollout.partial is not None:
             self._records.metrics(partial_metrics(step))
-        if self.spec.rollout.speculative is not None:
+        if derived.max_staleness(self.spec):
+            self._records.metrics(staleness_metrics(step))
+        if step.drafts.proposed:
             self._records.metrics(draft_metrics(step.drafts))
         if self.spec.rollout.tail is not None:
             self._records.metrics(tail_metrics(step))
@@ -213,17 +253,15 @@ class Job:
         )
 
     def _evaluation(self) -> dict[str, float]:
-        metrics = self.rollouts.evaluate()
+        metrics = self._held_out()
         self._events.write("evaluation", after_step=self.progress.step, metrics=metrics)
         return metrics
+
+    def _held_out(self) -> dict[str, float]:
+        """Score the held-out prompts; StopRequested when the job was asked to stop before it was done."""
+        return self.rollouts.evaluate()
 
     def _busy_since_last_step(self) -> dict[str, float]:
         now = dict(self._calls.busy)
         before, self._busy = self._busy, now
         return {process: seconds - before.get(process, 0.0) for process, seconds in now.items()}
-
-
-def _rollouts(spec: RLJobSpec) -> type[Rollouts]:
-    if spec.rollout.partial is not None:
-        return PartialRollouts
-    return Rollouts if spec.rollout.tail is None else TailRollouts

@@ -40,11 +40,34 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The reserved devices: bundle `i` is device `i % devices_per_node` of node `i // devices_per_node`."""
+    """The reserved devices: bundle `i` is device `i % devices_per_node` of node `i // devices_per_node`.
+
+    Trainers have the first `trainers_per_node` devices of a node. Engines span devices from `first_engine_device` on:
+    the same ones, or those after the trainers'.
+    """
 
     group: PlacementGroup
     nodes: tuple[Node, ...]
     devices_per_node: int
+    trainers_per_node: int
+    first_engine_device: int
+
+    @classmethod
+    def of(cls, spec: RLJobSpec, group: PlacementGroup, nodes: Sequence[Node]) -> Placement:
+        """A job's placement on these nodes."""
+        per_node, trainers = derived.devices_per_node(spec), derived.trainers_per_node(spec)
+        return cls(group, tuple(nodes), per_node, trainers, derived.first_engine_device(spec))
+
+    def device_of_trainer(self, rank: int) -> int:
+        """The job's device that a trainer runs on."""
+        return rank // self.trainers_per_node * self.devices_per_node + rank % self.trainers_per_node
+
+    def devices_of_engine(self, index: int, size: int) -> range:
+        """The job's devices that an engine of so many devices spans."""
+        engines_per_node = (self.devices_per_node - self.first_engine_device) // size
+        node, number = divmod(index, engines_per_node)
+        first = node * self.devices_per_node + self.first_engine_device + number * size
+        return range(first, first + size)
 
     def node_of(self, device: int) -> int:
         """Position in `nodes` of the node that holds a device of the job."""
@@ -59,7 +82,7 @@ def check_layout(spec: RLJobSpec) -> None:
     """
     if spec.resources.nodes == 1:
         return
-    per_node = derived.devices_per_node(spec)
+    per_node = derived.trainers_per_node(spec)
     if spec.training.pipeline_parallel > 1:
         raise UserError(
             f"spec.training.pipelineParallel: {spec.training.pipeline_parallel} with {spec.resources.nodes} nodes is "
@@ -143,7 +166,7 @@ def reserve_devices(spec: RLJobSpec, stop: threading.Event, *, more_may_join: bo
             choice = len(candidates) > len(nodes)
             until = min(deadline, time.monotonic() + _CHOICE_SECONDS) if choice else deadline
             if _reserved(group, nodes, stop, until):
-                return Placement(group, tuple(nodes), derived.devices_per_node(spec))
+                return Placement.of(spec, group, nodes)
             remove_placement_group(group)
         if stop.is_set():
             raise StopRequested

@@ -25,6 +25,7 @@ from rljob_worker.driver.batch import (
 from rljob_worker.driver.dispatch import Dispatch
 from rljob_worker.driver.groups import EngineGroup
 from rljob_worker.driver.inputs import Inputs
+from rljob_worker.driver.open_groups import OpenGroup
 from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.driver.prompt_ledger import NumberedPrompt, PromptLedger
 from rljob_worker.driver.step import AnsweredGroup, Decision, Progress, Responses, ScoredGroup, Step
@@ -77,7 +78,7 @@ class Rollouts:
         self._most_prompts = spec.rollout.prompts_per_step * (1 if oversampling is None else oversampling.limit)
 
     def next_step(self) -> Step:
-        """Begin the next step."""
+        """Begin the next step, with what the one before left for it."""
         return Step(self._progress.step + 1, self._progress.weight_version, occupancy=self._occupancy())
 
     def wants_round(self, step: Step) -> bool:
@@ -110,6 +111,11 @@ class Rollouts:
         step.passed = len(trained)
         if len(trained) == self._spec.rollout.prompts_per_step:
             self._set_advantages(step)
+
+    def _scored(self, one: OpenGroup, prompt: Prompt) -> ScoredGroup:
+        """A group that is complete, as it was carried over."""
+        texts = tuple(decode_responses(self._inputs.tokenizer, one.generations()))
+        return ScoredGroup(AnsweredGroup(prompt, one.group, texts), one.results)
 
     def _exhausted(self, step: Step) -> bool:
         """Whether the step may draw no more prompts."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rljob_api import RLJob, RLJobSpec, derived
 from rljob_api.reward_parts import MOST_PARTS, NAME_RULE
@@ -24,9 +25,9 @@ from rljob_worker.driver.calls import Calls
 from rljob_worker.driver.cluster import LEAVE_SECONDS, Cluster
 from rljob_worker.driver.events import EVENTS, EventLog
 from rljob_worker.driver.inputs import Inputs, read_inputs
-from rljob_worker.driver.job import Job
-from rljob_worker.driver.loop import train
+from rljob_worker.driver.job import Job, Surroundings
 from rljob_worker.driver.machine import check_machine
+from rljob_worker.driver.modes import SCHEDULES, Schedule
 from rljob_worker.driver.outcome import Outcome, conclude, failed, with_all_records
 from rljob_worker.driver.placement import check_layout
 from rljob_worker.driver.preflight import check_port, check_trackers
@@ -79,6 +80,8 @@ def run_job(
     if os.environ.get(COMPUTE_VARIABLE):
         on_event(f"computing on the CPU, whatever the profile is: {COMPUTE_VARIABLE} is set")
     check_layout(job.spec)
+    if address is not None and derived.divides_devices(job.spec):
+        raise UserError("spec.mode: Disaggregated runs on this machine alone in this version; leave --address out")
     if address is None:
         check_machine(job.spec)
     check_trackers(job.spec)
@@ -142,7 +145,8 @@ def _run(
         cluster = Cluster(spec, folder.path, inputs.model_folder, checkpoints.root)
         stop = StopSignal(spec.checkpoint.grace_seconds, cluster.kill)
         calls = Calls(stop.requested, cluster.interrupt, cluster.death_of, lambda what: _dump(cluster, events, what))
-        job = Job(
+        schedule = SCHEDULES[spec.mode]
+        given = Surroundings(
             spec,
             cluster=cluster,
             calls=calls,
@@ -157,6 +161,7 @@ def _run(
             part_means=PartMeans(parts, lambda names: _parts_left_out(events, names)),
             failures=failures,
         )
+        job = schedule.job(given)
         server = _serve(spec, folder.path, log, job, metrics, failures)
         if server is not None:
             stack.callback(server.close)
@@ -166,8 +171,10 @@ def _run(
         stop.install()
         try:
             inputs.rewards.start()
-            on_event(f"starting {derived.devices(spec)} trainer(s) and {derived.engines(spec)} engine(s)")
-            outcome = with_all_records(_train(job, cluster, session, calls, stop, events, on_event), log, failures)
+            on_event(f"starting {derived.trainers(spec)} trainer(s) and {derived.engines(spec)} engine(s)")
+            outcome = with_all_records(
+                _train(job, schedule, cluster, session, calls, stop, events, on_event), log, failures
+            )
             # What was asked for is on disk: a request that arrives from here on has nothing to wait for.
             stop.finished()
             if job.ready:
@@ -191,7 +198,8 @@ def _run(
 
 
 def _train(
-    job: Job,
+    job: Job[Any, Any],
+    schedule: Schedule[Any],
     cluster: Cluster,
     session: RaySession,
     calls: Calls,
@@ -212,7 +220,7 @@ def _train(
         where = f"continuing after step {restored}" if restored else "training"
         on_event(f"ready after {time.monotonic() - started:.0f} s; {where}")
         events.write("ready", restored=restored)
-        train(job)
+        schedule.train(job)
         reason = job.end()
         early = f"; stopped early: {reason}" if reason else ""
         return Outcome(ExitCode.OK, RunOutcome.SUCCEEDED, f"{job.progress.step} steps done{early}")
@@ -242,7 +250,7 @@ def _warn_of_unknown_metrics(spec: RLJobSpec) -> Sink:
 
 
 def _serve(
-    spec: RLJobSpec, folder: Path, log: StepLog, job: Job, metrics: JobMetrics, failures: WriteFailures
+    spec: RLJobSpec, folder: Path, log: StepLog, job: Job[Any, Any], metrics: JobMetrics, failures: WriteFailures
 ) -> DriverServer | None:
     if spec.records.http_port is None:
         return None

@@ -36,7 +36,7 @@ _MAY_CHANGE = (*MUTABLE_FIELDS, *RESUMABLE_FIELDS)
 _LAYOUT = {
     "training": ("tensorParallel", "pipelineParallel", "expertParallel"),
     "rollout": ("tensorParallel",),
-    "resources": ("nodes", "devicesPerNode"),
+    "resources": ("nodes", "devicesPerNode", "trainer", "rollout"),
 }
 """Fields of other blocks that it may change: how model and samples are divided; its checkpoint is resharded."""
 

@@ -26,7 +26,8 @@ class Progress:
     step: int = 0
     weight_version: int = 0
     carried: tuple[OpenGroup, ...] = ()
-    """Groups that were left open; only with partial rollout and tail batching."""
+    """Groups of the next step: those that were left open with partial rollout and tail batching, or all of it,
+    complete, where engines generate a step ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Step:
 
     number: int
     weight_version: int
-    """Of the weights that the responses were generated with."""
+    """Of the weights that it begins to train with; its tokens are of these or, with a staleness, of earlier ones."""
     drawn: int = 0
     """New prompts so far, over all rounds."""
     rounds: int = 0

@@ -206,7 +206,7 @@ class _Planner:
     # --- a device ----------------------------------------------------------------------------
 
     def device_phases(self, rank: _Rank) -> list[PhaseMemory]:
-        """Peaks of one device, in the order of the loop (`driver.loop`)."""
+        """Peaks of one device, in the order of the loop (`driver.loops.colocated`)."""
         awake = self._awake(rank)
         # What stays when the trainer sleeps, and when the engine does: vLLM cannot sleep on cpu.
         asleep = {} if self._saver else awake

@@ -26,13 +26,25 @@ def percentile(values: list[float], share: float) -> float:
 def phase_table(records: Sequence[StepRecord]) -> list[PhaseSummary]:
     """Per phase in the loop's order, `other` last: seconds in total, median and p95 over the steps that had it.
 
-    `share` is of all steps' seconds; the shares of all rows sum to 1.
+    `share` is of all steps' seconds; the shares of all rows sum to 1. The phases of a lane beside the trainers' follow
+    as `LANE: PHASE`, and theirs sum to 1 too.
     """
-    had = {name for record in records for name in record.phases}
-    names = [name for name in PHASES if name in had] + sorted(had.difference(PHASES))
+    if not records:
+        return []
     total = sum(record.step_seconds for record in records)
-    table = [_row(name, [r.phases[name] for r in records if name in r.phases], total) for name in names]
-    return [*table, _row("other", [record.other for record in records], total)] if records else []
+    table = _rows("", [(record.phases, record.other) for record in records], total)
+    for lane in dict.fromkeys(name for record in records for name in record.lanes):
+        of_lane = [(record.lanes[lane], record.lane_other(lane)) for record in records if lane in record.lanes]
+        table += _rows(f"{lane}: ", of_lane, total)
+    return table
+
+
+def _rows(before: str, steps: Sequence[tuple[Mapping[str, float], float]], total: float) -> list[PhaseSummary]:
+    """The rows of one lane, from the phases and what is left of each step."""
+    had = {name for phases, _ in steps for name in phases}
+    names = [name for name in PHASES if name in had] + sorted(had.difference(PHASES))
+    table = [_row(before + name, [phases[name] for phases, _ in steps if name in phases], total) for name in names]
+    return [*table, _row(f"{before}other", [other for _, other in steps], total)]
 
 
 def _row(name: str, seconds: list[float], total: float) -> PhaseSummary:

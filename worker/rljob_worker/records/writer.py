@@ -149,8 +149,11 @@ class RecordWriter:
 
     def draft(self, step: int, timing: StepTiming) -> StepRecord:
         """The record as far as it is known; metrics that JSON cannot hold are null."""
-        perf = {f"perf/{name}_time": seconds for name, seconds in timing.phases.items()}
+        lanes = [*timing.lanes.values(), timing.phases]
+        perf = {f"perf/{name}_time": seconds for phases in lanes for name, seconds in phases.items()}
         if step:
+            beside = {"trainer": timing.phases, **timing.lanes} if timing.lanes else {}
+            perf |= {f"perf/{lane}_bubble": timing.bubble(phases) for lane, phases in beside.items()}
             perf["perf/step_time"] = timing.step_seconds
             # slime's train_wait is everything outside training: it contains the other phases and must not be added to
             # them.
@@ -171,6 +174,7 @@ class RecordWriter:
             memory=self._memory,
             busy_seconds=self._busy,
             overlapped=self._overlapped,
+            lanes=timing.lanes,
         )
 
     def _append(self, draft: StepRecord) -> StepRecord:

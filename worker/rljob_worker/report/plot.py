@@ -33,6 +33,9 @@ _COLORS = {
     "sleep": "#e6550d",
     "rollout_wake_kv": "#fc9272",
     "eval": "#9467bd",
+    "batch_wait": "#9ecae1",
+    "reward_wait": "#c6dbef",
+    "admission_wait": "#deebf7",
     "other": "#525252",
 }
 """Generation is blue, training green, handing the devices over orange to red."""

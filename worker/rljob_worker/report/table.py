@@ -17,7 +17,7 @@ def phase_table_text(run_folder: Path) -> str:
     records = [record for record in effective_steps(read_steps(run_folder)) if record.is_step]
     if not records:
         return ""
-    lines = [f"{'phase':<22}{'median':>11}{'p95':>11}{'share':>9}{'steps':>8}"]
+    lines = [f"{'phase':<24}{'median':>11}{'p95':>11}{'share':>9}{'steps':>8}"]
     for row in phase_table(records):
         lines.append(_line(row.phase, row.median, row.p95, row.share, row.steps))
     lines.append("-" * len(lines[0]))
@@ -33,4 +33,4 @@ def _sum(name: str, seconds: list[float], total: float) -> str:
 
 
 def _line(name: str, median: float, p95: float, share: float, steps: int) -> str:
-    return f"{name:<22}{median * 1000:>8.1f} ms{p95 * 1000:>8.1f} ms{share * 100:>8.1f}%{steps:>8d}"
+    return f"{name:<24}{median * 1000:>8.1f} ms{p95 * 1000:>8.1f} ms{share * 100:>8.1f}%{steps:>8d}"

@@ -266,7 +266,7 @@ class Engine:
             return self._sleep_controller.wake_weights()
 
     def receive_weights(self, version: int, seconds: float) -> EngineReport:
-        """Take a version of the weights from the trainers of this host, verified.
+        """Take a version of the weights from the trainers of this host, verified; awake or with memory for them.
 
         Args:
             version: the version they send.
@@ -285,6 +285,9 @@ class Engine:
                 number = self.index % derived.engines_per_node(self.spec)
                 self._weight_sync = WeightSyncEngine(self._land, folder=self.sync_folder, engine=number)
             self.weight_version = None
+            if self.state is EngineState.ACTIVE:
+                # It did not sleep: what it remembers of prompts was computed with the weights before.
+                self._sleep_controller.forget_prefixes()
             report = self._weight_sync.update_weights(version, seconds)
             self.weight_version = version
             return report

@@ -65,7 +65,8 @@ class SleepController(ABC):
         pids = [os.getpid(), *(worker.proc.pid for worker in getattr(self._engine.model_executor, "workers", ()))]
         return MemoryReading(sum(map(process_resident_bytes, pids)))
 
-    def _forget_prefixes(self) -> None:
+    def forget_prefixes(self) -> None:
+        """Drop the keys and values of all prompts; RuntimeError while requests hold them."""
         self._drain()
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("engine: the prefix cache cannot be reset while requests hold blocks")
@@ -100,7 +101,7 @@ class CpuSleepController(SleepController):
         return EngineWoke(0, self.memory())
 
     def _release_kv_cache(self) -> int:
-        self._forget_prefixes()
+        self.forget_prefixes()
         return sum(self._on_workers(CpuWorkerExtension.rljob_release_kv_cache))
 
 
@@ -109,11 +110,11 @@ class DeviceSleepController(SleepController):
 
     def after_warm_up(self) -> None:
         """Nothing: its memory is the engine's own pool."""
-        self._forget_prefixes()
+        self.forget_prefixes()
 
     def sleep(self) -> EngineSlept:
         """Everything, by the devices' free memory; `released_weight_bytes` is the size of parameters and buffers."""
-        self._forget_prefixes()
+        self.forget_prefixes()
         weights = sum(self._on_workers(DeviceWorkerExtension.rljob_weight_bytes))
         released = self._freed(lambda: self._engine.sleep(level=_DISCARD))
         return EngineSlept(released, weights, self.memory())
@@ -128,7 +129,7 @@ class DeviceSleepController(SleepController):
     def wake_kv(self) -> EngineWoke:
         """An empty cache."""
         resumed = -self._freed(lambda: self._engine.wake_up(tags=["kv_cache"]))
-        self._forget_prefixes()
+        self.forget_prefixes()
         return EngineWoke(resumed, self.memory())
 
     def memory(self) -> MemoryReading:

@@ -20,7 +20,7 @@ _ALLOWED: dict[str, dict[EngineState, EngineState]] = {
     "start": {EngineState.NEW: EngineState.ACTIVE},
     "sleep": {EngineState.ACTIVE: EngineState.ASLEEP},
     "wake_weights": {EngineState.ASLEEP: EngineState.WEIGHTS},
-    "receive_weights": {EngineState.WEIGHTS: EngineState.WEIGHTS},
+    "receive_weights": {EngineState.WEIGHTS: EngineState.WEIGHTS, EngineState.ACTIVE: EngineState.ACTIVE},
     "wake_kv": {EngineState.WEIGHTS: EngineState.ACTIVE},
     "generate": {EngineState.ACTIVE: EngineState.ACTIVE},
     "score": {EngineState.ACTIVE: EngineState.ACTIVE},

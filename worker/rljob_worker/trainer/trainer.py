@@ -71,7 +71,7 @@ class Trainer:
         self._model_folder = Path(model_folder)
         self._sync_folder = sync_folder
         self._total_updates = total_updates
-        self._device = get_device(self.spec.resources.profile.value, rank % derived.devices_per_node(self.spec))
+        self._device = get_device(self.spec.resources.profile.value, rank % derived.trainers_per_node(self.spec))
         self._algorithm = get_algorithm(self.spec.algorithm.name)
         self._stop_requested = threading.Event()
         self._updates = 0

@@ -57,7 +57,7 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, folde
 
     Collective over all ranks, awake. Ranks are numbered node by node, and each node holds whole copies of the model.
     """
-    per_node = derived.devices_per_node(spec)
+    per_node = derived.trainers_per_node(spec)
     # Replicas are counted in a node, so that one replica's pieces in each node are primary.
     here = backend.layout.in_node(per_node)
     pieces = [piece for piece in backend.pieces(here) if piece.primary]

@@ -1,12 +1,12 @@
-"""The training loop: trainer and engine take turns on the same devices."""
+"""Mode `Colocated`: trainers and engines take turns on the same devices."""
 
 from __future__ import annotations
 
-from rljob_worker.driver.job import Job
+from rljob_worker.driver.colocated_job import ColocatedJob
 from rljob_worker.errors import NonFiniteError, StopRequested
 
 
-def train(job: Job) -> None:
+def train(job: ColocatedJob) -> None:
     """Run steps until the job is done; StopRequested when it was asked to stop before."""
     if job.due_initial_evaluation():
         job.evaluate_at_start()
@@ -18,7 +18,7 @@ def train(job: Job) -> None:
         train_step(job)
 
 
-def train_step(job: Job) -> None:
+def train_step(job: ColocatedJob) -> None:
     """One step: generate, score, train, hand the weights over. Each block is a phase of the step record."""
     clock = job.clock
     step = job.rollouts.next_step()

@@ -1,0 +1,120 @@
+"""Rules about modes: which devices each has, and how old the tokens may be that it trains on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_api import derived
+from rljob_api.rules.core import Rule
+from rljob_api.spec import DeviceGroupSpec, Mode, RLJobSpec, RolloutSpec
+
+_SHARED = f"self.mode != '{Mode.DISAGGREGATED}'"
+_NO_RESOURCES = "!has(self.resources)"
+_STALENESS_0 = "(has(self.rollout.staleness) && self.rollout.staleness.max == 0)"
+
+
+def _divided(spec: Any) -> bool:
+    return bool(spec.mode == Mode.DISAGGREGATED)
+
+
+def _is_ahead(spec: Any) -> bool:
+    return _divided(spec) and derived.max_staleness(spec) > 0
+
+
+def _group_rule(group: str) -> Rule:
+    return Rule(
+        on=RLJobSpec,
+        field=f"resources.{group}",
+        wrong="the devices of this mode are not divided into groups",
+        allowed="only with mode Disaggregated",
+        check=lambda s: _divided(s) or getattr(s.resources, group) is None,
+        cel=f"!({_SHARED}) || {_NO_RESOURCES} || !has(self.resources.{group})",
+    )
+
+
+def _not_with_groups(block: str) -> Rule:
+    return Rule(
+        on=RLJobSpec,
+        field=f"rollout.{block}",
+        wrong="is not built yet with devices of their own for trainers and engines",
+        allowed="leave it out, or mode Colocated",
+        check=lambda s: not _divided(s) or getattr(s.rollout, block) is None,
+        cel=f"{_SHARED} || !has(self.rollout.{block})",
+    )
+
+
+DEVICE_GROUPS = (
+    _group_rule("trainer"),
+    _group_rule("rollout"),
+    Rule(
+        on=RLJobSpec,
+        field="resources.devicesPerNode",
+        wrong="trainers and engines have devices of their own",
+        allowed="resources.trainer.devicesPerNode and resources.rollout.devicesPerNode with mode Disaggregated",
+        check=lambda s: not _divided(s) or s.resources.devices_per_node is None,
+        cel=f"{_SHARED} || {_NO_RESOURCES} || !has(self.resources.devicesPerNode)",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="resources.nodes",
+        wrong="trainers and engines on several nodes are not built yet",
+        allowed="1, or left out, with mode Disaggregated",
+        check=lambda s: not _divided(s) or s.resources.nodes == 1,
+        cel=f"{_SHARED} || {_NO_RESOURCES} || self.resources.nodes == 1",
+    ),
+    Rule(
+        on=DeviceGroupSpec,
+        field="nodes",
+        wrong="a group of several nodes is not built yet",
+        allowed="1, or left out: trainers and engines on one machine",
+        check=lambda g: g.nodes == 1,
+        cel="self.nodes == 1",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="resources.profile",
+        wrong="devices of their own for trainers and engines are not built yet for this profile",
+        allowed="cpu with mode Disaggregated; with mode Colocated, in which all devices do both in turn, any",
+        check=lambda s: not _divided(s) or s.resources.profile == "cpu",
+        cel=f"{_SHARED} || (has(self.resources) && self.resources.profile == 'cpu')",
+    ),
+    _not_with_groups("partial"),
+    _not_with_groups("oversampling"),
+    _not_with_groups("tail"),
+)
+
+STALENESS = (
+    Rule(
+        on=RLJobSpec,
+        field="rollout.staleness",
+        wrong="every token is of the step's own weights",
+        allowed="only with rollout.partial or mode Disaggregated",
+        check=lambda s: s.rollout.staleness is None or s.rollout.partial is not None or _divided(s),
+        cel=f"!has(self.rollout.staleness) || has(self.rollout.partial) || !({_SHARED})",
+    ),
+    Rule(
+        on=RolloutSpec,
+        field="staleness.max",
+        wrong="what partial rollout carries into the next step is an update older there",
+        allowed="1 to 15 with partial",
+        check=lambda r: r.partial is None or r.staleness is None or r.staleness.max > 0,
+        cel="!has(self.partial) || !has(self.staleness) || self.staleness.max > 0",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="rollout.staleness.max",
+        wrong="the engines are one step ahead at most",
+        allowed="0 or 1 with mode Disaggregated",
+        check=lambda s: not _divided(s) or derived.max_staleness(s) <= 1,
+        cel=f"{_SHARED} || !has(self.rollout.staleness) || self.rollout.staleness.max <= 1",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="algorithm.tis.enabled",
+        wrong="tokens of the weights before would be taken for those of the weights that are trained",
+        allowed="true, as by default, with mode Disaggregated; or rollout.staleness.max 0",
+        check=lambda s: not _is_ahead(s) or s.algorithm.tis.enabled,
+        cel=f"{_SHARED} || {_STALENESS_0} || !has(self.algorithm) || !has(self.algorithm.tis)"
+        " || self.algorithm.tis.enabled",
+    ),
+)

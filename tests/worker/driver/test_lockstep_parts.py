@@ -1,0 +1,322 @@
+"""What mode Disaggregated is made of, without processes: the engines' lane, and batches that are carried over."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_run_folder import job
+
+from rljob_api.spec import RLJobSpec
+from rljob_worker.data.dataset import PromptSource
+from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
+from rljob_worker.driver.batch import answered_group
+from rljob_worker.driver.calls import Calls
+from rljob_worker.driver.cluster import check_apart
+from rljob_worker.driver.engine_lane import EngineLane
+from rljob_worker.driver.lockstep_rollouts import LockstepRollouts
+from rljob_worker.driver.open_groups import OpenGroup
+from rljob_worker.driver.placement import Placement
+from rljob_worker.driver.prompt_ledger import PromptLedger
+from rljob_worker.driver.step import Progress, ScoredGroup, Step
+from rljob_worker.errors import JobError, StopRequested
+from rljob_worker.phases import PhaseClock
+from rljob_worker.rewards.weighted_parts import RewardResult
+from rljob_worker.types import Generation
+
+# --- the engines' lane -------------------------------------------------------------------------
+
+
+class Lane:
+    """A lane whose work ends when it is told to, or when it is given up."""
+
+    def __init__(self) -> None:
+        self.clock = PhaseClock()
+        self.stop, self.given_up, self.go_on = threading.Event(), threading.Event(), threading.Event()
+        self.lane = EngineLane(self.clock.lane("engine"), self.stop, self.given_up)
+
+    def work(self) -> None:
+        with self.lane.clock.phase("rollout"):
+            while not self.go_on.wait(0.01):
+                if self.given_up.is_set():
+                    raise StopRequested
+
+
+@pytest.fixture
+def lane() -> Iterator[Lane]:
+    made = Lane()
+    yield made
+    made.go_on.set()
+    made.lane.close()
+
+
+def test_the_engines_wait_for_leave_from_the_end_of_their_work_until_they_get_it(lane: Lane) -> None:
+    lane.clock.restart()
+    lane.lane.begin(lane.work)
+    time.sleep(0.05)
+    lane.go_on.set()
+    assert lane.lane.finish()
+    time.sleep(0.05)
+    lane.lane.release()
+    with lane.lane.clock.phase("update_weights"):
+        time.sleep(0.01)
+    timing = lane.clock.end_step()
+    engine = timing.lanes["engine"]
+    assert engine.keys() == {"rollout", "admission_wait", "update_weights"}
+    assert engine["rollout"] >= 0.05
+    assert engine["admission_wait"] >= 0.05
+    assert sum(engine.values()) <= timing.step_seconds
+    assert timing.bubble(engine) == pytest.approx(engine["admission_wait"] / timing.step_seconds)
+
+
+def test_what_the_work_raises_is_raised_where_it_is_waited_for_and_where_trainers_are(lane: Lane) -> None:
+    def fail() -> None:
+        raise JobError("rollout: engine-0 died")
+
+    lane.lane.begin(fail)
+    with pytest.raises(JobError, match="engine-0 died"):
+        lane.lane.finish()
+    with pytest.raises(JobError, match="engine-0 died"):
+        lane.lane.check()
+    lane.lane.close()
+    lane.lane.check()
+
+
+def test_a_stop_gives_the_work_up_at_once_or_when_the_patience_is_over(lane: Lane) -> None:
+    lane.lane.begin(lane.work)
+    lane.stop.set()
+    begun = time.monotonic()
+    assert not lane.lane.finish(patience=0.3)
+    assert 0.3 <= time.monotonic() - begun < 3
+    lane.lane.check()
+
+
+def test_a_stop_waits_for_work_that_ends_within_the_patience(lane: Lane) -> None:
+    lane.lane.begin(lane.work)
+    lane.stop.set()
+    threading.Timer(0.1, lane.go_on.set).start()
+    assert lane.lane.finish(patience=30)
+    assert not lane.given_up.is_set()
+
+
+def test_closing_ends_what_is_under_way_and_is_harmless_twice(lane: Lane) -> None:
+    lane.lane.begin(lane.work)
+    lane.lane.close()
+    lane.lane.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "engine-lane"]
+
+
+@given(st.lists(st.sampled_from(["work", "idle", "wait"]), max_size=12))
+def test_any_order_of_steps_leaves_no_thread_and_no_open_phase(steps: list[str]) -> None:
+    made = Lane()
+    made.go_on.set()
+    for what in steps:
+        if what == "work":
+            made.lane.begin(made.work)
+        elif what == "idle":
+            made.lane.idle()
+        if what != "wait":
+            assert made.lane.finish()
+        if what == "wait":
+            made.lane.release()
+            assert made.lane.clock.current is None
+    made.lane.close()
+    assert made.lane.clock.current is None
+    timing = made.clock.end_step()
+    assert sum(timing.lanes["engine"].values()) <= timing.step_seconds
+
+
+def test_a_wait_for_trainers_ends_by_what_happened_in_the_other_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray_wait: Callable[..., Any] = lambda refs, **_: time.sleep(0.01) or ([], list(refs))  # noqa: E731
+    monkeypatch.setattr("rljob_worker.driver.calls.ray.wait", ray_wait)
+    failed = threading.Event()
+
+    def watch() -> None:
+        if failed.is_set():
+            raise JobError("rollout: engine-0 died")
+
+    given_up = threading.Event()
+    first = Calls(threading.Event(), lambda: pytest.fail("interrupted"), str, lambda what: pytest.fail(what))
+    calls = first.beside(given_up, lambda: pytest.fail("interrupted"), watch)
+    assert calls.busy is first.busy
+    threading.Timer(0.1, failed.set).start()
+    with pytest.raises(JobError, match="engine-0 died"):
+        calls.gather("actor_train", [SimpleNamespace(ref=object(), process="trainer-0")], 30.0, stoppable=True)  # type: ignore[list-item]
+
+
+# --- a batch that is carried over --------------------------------------------------------------
+
+
+class Made:
+    """Rollouts over a ledger of real data; nothing is generated."""
+
+    def __init__(self, spec: RLJobSpec, tokenizer: Any) -> None:
+        self.ledger = PromptLedger(PromptSource(spec, tokenizer))
+        self.progress = Progress(self.ledger.state())
+        inputs: Any = SimpleNamespace(tokenizer=tokenizer)
+        nothing: Any = None
+        self.rollouts = LockstepRollouts(spec, nothing, nothing, self.ledger, inputs, self.progress, threading.Event())
+
+    def batch(self, step: Step, version: int, chance: random.Random) -> None:
+        """What `generate` and `collect_rewards` make of a step, by weights of `version`."""
+        for ordinal, prompt in self.ledger.draw(3):
+            parts = [
+                Generation(
+                    np.array([chance.randrange(3, 9) for _ in range(length)], np.int64),
+                    np.array([-chance.random() for _ in range(length)], np.float32),
+                    chance.choice(["stop", "length"]),
+                )
+                for length in (chance.randint(1, 4), chance.randint(1, 4))
+            ]
+            answered = answered_group(ordinal, version, prompt, parts, ("", ""))
+            results = tuple(RewardResult(chance.random(), {"a": chance.random()}) for _ in parts)
+            step.groups.append(ScoredGroup(answered, results))
+
+    def close(self, step: Step, ahead: Step | None) -> None:
+        """As `Job.advance`."""
+        self.ledger.settle([group.ordinal for group in step.groups], [])
+        self.progress.step += 1
+        self.progress.weight_version += 1
+        self.progress.data_cursor = self.ledger.state()
+        self.progress.carried = () if ahead is None else tuple(self.rollouts.carry(ahead).values())
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
+    path = tmp_path_factory.mktemp("data") / "names.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"p{i}", "label": "x"}) + "\n" for i in range(7)))
+    model = {"random": {"config": {"model_type": "qwen3"}}}
+
+    def spec(staleness: int = 1) -> RLJobSpec:
+        rollout = {"promptsPerStep": 3, "samplesPerPrompt": 2, "maxResponseTokens": 4}
+        rollout |= {"staleness": {"max": staleness}}
+        data = {"path": str(path), "name": "ab"}
+        return job(data=data, model=model, rollout=rollout, mode="Disaggregated", steps=40).spec
+
+    tokenizer = load_tokenizer(prepare_tokenizer(spec(), path.parent / "tokenizer"))
+    return lambda staleness=1: Made(spec(staleness), tokenizer)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_batch_made_ahead_is_trained_on_once_with_the_same_bits_over_any_restarts(
+    make: Callable[..., Made], seed: int
+) -> None:
+    chance, seen, made = random.Random(seed), list[int](), make()
+    expected: list[tuple[Any, ...]] | None = None
+    while made.progress.step < 12:
+        if chance.random() < 0.4:
+            again = make()
+            again.ledger.restore(json.loads(json.dumps(made.progress.data_cursor)))
+            again.progress.step, again.progress.weight_version = made.progress.step, made.progress.weight_version
+            stored = json.loads(json.dumps([one.as_json() for one in made.progress.carried]))
+            again.progress.data_cursor = made.progress.data_cursor
+            again.progress.carried = tuple(map(OpenGroup.from_json, stored))
+            made = again
+        step = made.rollouts.next_step()
+        assert (step.number, step.weight_version) == (made.progress.step + 1, made.progress.weight_version)
+        if expected is None:
+            assert not step.groups
+            made.batch(step, made.progress.weight_version, chance)
+        else:
+            assert [(g.answered.group, tuple(g.results)) for g in step.groups] == expected
+            assert len(step.advantages) == 6
+        seen += [group.ordinal for group in step.groups]
+        ahead = made.rollouts.step_after(step)
+        assert ahead is not None
+        assert (ahead.number, ahead.weight_version) == (step.number + 1, step.weight_version + 1)
+        made.batch(ahead, made.progress.weight_version, chance)
+        dropped = chance.random() < 0.2
+        made.close(step, None if dropped else ahead)
+        expected = None if dropped else [(g.answered.group, tuple(g.results)) for g in ahead.groups]
+    assert seen == sorted(set(seen)), "each prompt once, in order, those of a batch that was dropped too"
+    assert seen == list(range(len(seen)))
+
+
+def test_nothing_is_made_ahead_of_the_last_step_or_at_staleness_0(make: Callable[..., Made]) -> None:
+    assert make().rollouts.step_after(Step(40, 39)) is None
+    assert make().rollouts.step_after(Step(39, 38)) is not None
+    assert make(staleness=0).rollouts.step_after(Step(1, 0)) is None
+
+
+def _carried(made: Made) -> tuple[OpenGroup, ...]:
+    ahead, chance = Step(1, 1), random.Random(0)
+    made.batch(ahead, 0, chance)
+    made.ledger.settle([], [])
+    return tuple(made.rollouts.carry(ahead).values())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda groups: groups[:2], "2 groups were carried over, not 3 complete ones"),
+        (lambda groups: (*groups[:2], _unfinished(groups[2])), "not 3 complete ones"),
+        (lambda groups: (groups[1], groups[0], groups[2]), "is not that of a group carried over"),
+    ],
+)
+def test_what_is_no_batch_for_the_step_is_refused(make: Callable[..., Made], spoil: Any, message: str) -> None:
+    made = make()
+    made.progress.carried = spoil(_carried(made))
+    made.progress.weight_version = 1
+    with pytest.raises(JobError, match=message):
+        made.rollouts.next_step()
+
+
+def test_a_batch_that_is_older_than_the_bound_is_not_trained_on(make: Callable[..., Made]) -> None:
+    made = make()
+    made.progress.carried = _carried(made)
+    made.progress.weight_version = 2
+    with pytest.raises(JobError, match=r"2 updates before the 2 of step 1; spec.rollout.staleness.max is 1"):
+        made.rollouts.next_step()
+
+
+def _unfinished(one: OpenGroup) -> OpenGroup:
+    first, *others = one.group.episodes
+    return replace(one, group=replace(one.group, episodes=(replace(first, finish=None), *others)), results=())
+
+
+# --- devices -----------------------------------------------------------------------------------
+
+
+def _spec(mode: str, trainers: int, engine_devices: int, size: int) -> RLJobSpec:
+    rollout = {"promptsPerStep": 60, "samplesPerPrompt": 2, "maxResponseTokens": 4, "tensorParallel": size}
+    resources: dict[str, Any] = {"profile": "cpu", "devicesPerNode": trainers}
+    if mode == "Disaggregated":
+        groups = {"trainer": {"devicesPerNode": trainers}, "rollout": {"devicesPerNode": engine_devices}}
+        resources = {"profile": "cpu", **groups}
+    return job(mode=mode, rollout=rollout, resources=resources).spec
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+def test_every_process_has_devices_of_its_own(trainers: int, engines: int, size: int) -> None:
+    spec = _spec("Disaggregated", trainers, engines * size, size)
+    nothing: Any = None
+    placement = Placement.of(spec, nothing, [nothing])
+    used = [placement.device_of_trainer(rank) for rank in range(trainers)]
+    used += [device for index in range(engines) for device in placement.devices_of_engine(index, size)]
+    assert used == list(range(placement.devices_per_node))
+    identities = [("node", f"cpu:{device}") for device in used]
+    check_apart(identities[:trainers], identities[trainers:])
+    with ExitStack() as stack:
+        stack.enter_context(pytest.raises(JobError, match="none is used twice"))
+        check_apart(identities[:trainers], [*identities[trainers:-1], identities[0]])
+
+
+@given(st.integers(1, 3), st.integers(1, 3))
+def test_shared_devices_are_divided_as_before(engines: int, size: int) -> None:
+    spec = _spec("Colocated", engines * size, 0, size)
+    nothing: Any = None
+    placement = Placement.of(spec, nothing, [nothing])
+    assert [placement.device_of_trainer(rank) for rank in range(engines * size)] == list(range(engines * size))
+    spanned = [list(placement.devices_of_engine(index, size)) for index in range(engines)]
+    assert spanned == [list(range(index * size, (index + 1) * size)) for index in range(engines)]

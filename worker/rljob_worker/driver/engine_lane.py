@@ -1,0 +1,99 @@
+"""The engines' lane: what they do beside the trainers, one piece of work at a time, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from rljob_worker.errors import StopRequested
+from rljob_worker.phases import PhaseClock
+
+_SLICE_SECONDS = 0.05
+_LEAVE_SECONDS = 5.0
+"""How long work may take to end once it was given up; whoever closes the lane ends the processes next."""
+
+
+class EngineLane:
+    """Runs work of the engines while the calling thread trains.
+
+    Each piece of work has its waits with their own deadlines. Whatever it raises is raised in the calling thread: where
+    that waits for the lane, and by `check` where it waits for trainers. Between the end of a piece and `release` the
+    engines are in phase `admission_wait`.
+
+    Args:
+        clock: the lane's; the work enters its phases.
+        stop: set when the job was asked to stop.
+        given_up: set by this object: work under way is to end with StopRequested.
+    """
+
+    def __init__(self, clock: PhaseClock, stop: threading.Event, given_up: threading.Event) -> None:
+        self.clock = clock
+        self._stop, self._given_up = stop, given_up
+        self._thread: threading.Thread | None = None
+        self._done, self._released = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Start a piece of work; the one before must be done."""
+        self.release()
+        self._done, self._released, self._error = threading.Event(), threading.Event(), None
+        self._thread = threading.Thread(target=self._run, args=(work,), name="engine-lane", daemon=True)
+        self._thread.start()
+
+    def idle(self) -> None:
+        """The engines have nothing to do until `release`."""
+        if self._thread is None:
+            self.begin(lambda: None)
+
+    def finish(self, patience: float = 0.0) -> bool:
+        """Wait until the work is done.
+
+        Args:
+            patience: seconds that it may go on for after a stop request.
+
+        Returns:
+            False where a stop request ended it before it was done.
+        """
+        given_up_at = None
+        while not self._done.wait(_SLICE_SECONDS):
+            if self._stop.is_set():
+                given_up_at = given_up_at or time.monotonic() + patience
+                if time.monotonic() >= given_up_at:
+                    self._given_up.set()
+        if isinstance(self._error, StopRequested):
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def check(self) -> None:
+        """Raise what the work raised, if it has by now."""
+        if self._error is not None and not isinstance(self._error, StopRequested):
+            raise self._error
+
+    def release(self) -> None:
+        """The engines need not wait any longer: what comes next is theirs too. The work is done."""
+        if self._thread is not None:
+            assert self._done.is_set(), "released at work"
+            self._released.set()
+            self._thread.join()
+            self._thread = None
+
+    def close(self) -> None:
+        """Give up what is under way, and wait a moment for its end; nothing is raised."""
+        self._given_up.set()
+        self._released.set()
+        if self._thread is not None:
+            self._thread.join(_LEAVE_SECONDS)
+        self._thread, self._error = None, None
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self._error = error
+        self._done.set()
+        with self.clock.phase("admission_wait"):
+            # Released by whoever waits for the work, or closes the lane.
+            self._released.wait()

@@ -1,0 +1,68 @@
+"""The weights from trainers to engines, and the fixed prompts that both sides are compared on."""
+
+from __future__ import annotations
+
+from rljob_api import RLJobSpec
+from rljob_worker.driver.cluster import Cluster
+from rljob_worker.driver.phase_calls import PhaseCalls
+from rljob_worker.driver.probe import WeightProbe
+from rljob_worker.driver.step import Progress
+from rljob_worker.driver.sync_report import sync_report
+from rljob_worker.records.writer import RecordWriter
+
+
+class Handover:
+    """Brings the engines to the trainers' weights, awake on both sides.
+
+    Args:
+        spec: the job.
+        cluster: its processes.
+        calls: waits for them.
+        probe: fixed prompts that both sides are compared on.
+        records: where weight syncs are noted.
+        progress: how far the job is.
+    """
+
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        cluster: Cluster,
+        calls: PhaseCalls,
+        probe: WeightProbe,
+        records: RecordWriter,
+        progress: Progress,
+    ) -> None:
+        self._spec = spec
+        self._cluster = cluster
+        self._calls = calls
+        self._probe = probe
+        self._records = records
+        self._progress = progress
+
+    def update_weights(self) -> None:
+        """Hand the weights over: trainers send while engines receive; both verify."""
+        version, seconds = self._progress.weight_version, self._calls.deadline("update_weights")
+        senders = self._cluster.trainers.send_weights(version, seconds)
+        receivers = self._cluster.engines.receive_weights(version, seconds)
+        # Both sides keep the deadline themselves and say what they waited for; the driver only backs them up.
+        sent, received = self._calls.calls.gather_both("update_weights", senders, receivers, seconds + 5.0)
+        self._records.weights(sync_report(version, sent, received, self._spec.resources.nodes))
+        if self.due_probe():
+            scores = self._calls.gather("score", self._cluster.trainers.score(self._probe.tokens))
+            self._probe.score_trainers(scores)
+
+    def due_probe(self) -> bool:
+        """Whether the fixed-prompt probe runs this step."""
+        every = self._spec.weight_sync.probe_every_steps
+        return every > 0 and self._progress.step % every == 0
+
+    def probe_weights(self) -> None:
+        """Compare both sides' log-probabilities of fixed prompts: catches what changed after it was landed."""
+        scores = self._calls.gather("score", self._cluster.engines.score(self._probe.tokens))
+        self._records.metrics(self._probe.compare(scores, self._progress.weight_version))
+
+    def first(self) -> None:
+        """Bring engines to the trainers' weights through the same verified path as every later step."""
+        self.update_weights()
+        if self.due_probe():
+            self.probe_weights()

@@ -1,0 +1,1 @@
+"""The modes: a loop for each, over the same objects."""
