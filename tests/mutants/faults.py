@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutants.fault import Fault
+from mutants.lanes_faults import LANES_FAULTS
 from mutants.safety_faults import SAFETY_FAULTS
 
 ALGORITHMS = "worker/rljob_worker/algorithms"
@@ -622,4 +623,5 @@ FAULTS: tuple[Fault, ...] = (
         "tests/worker/driver/test_out_of_memory.py::test_the_one_who_asked_is_told_that",
     ),
     *SAFETY_FAULTS,
+    *LANES_FAULTS,
 )

@@ -68,6 +68,10 @@ class PhaseClock:
         name, since = self._running
         return name, max(0.0, self._now() - since)
 
+    def running_beside(self) -> dict[str, str]:
+        """The phases that run in the lanes beside, by lane. Thread-safe."""
+        return {name: phase for name, lane in self._lanes() if (phase := lane.current) is not None}
+
     def restart(self) -> None:
         """Begin the first step now: what came before was start-up."""
         self._begin = self._now()

@@ -33,6 +33,8 @@ class DriverStatus:
     phase_seconds: float | None = None
     """How long `phase` has run, or for how long none has; drivers of other versions may not say it. A duration, so that
     it means the same to a reader whose clock is another."""
+    lanes: Mapping[str, str] = field(default_factory=dict)
+    """Phase that runs now in each lane beside the trainers', like `engine`; empty where all phases are in one lane."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Means of the reward's named parts in the last recorded step; drivers of other versions may not say it."""
     write_failures: Mapping[str, int] = field(default_factory=dict)
@@ -60,6 +62,10 @@ class DriverStatus:
             last_checkpoint_step=_optional(answer, "last_checkpoint_step"),
             stopping=answer.get("stopping") is True,
             phase_seconds=None if lasted is None else seconds(lasted, "phase_seconds"),
+            lanes={
+                text(lane, "lanes"): text(running, "lanes")
+                for lane, running in block(answer.get("lanes", {}), "lanes").items()
+            },
             reward_parts=_parts(answer.get("reward_parts", {})),
             write_failures={
                 text(what, "write_failures"): whole(count, "write_failures", INT32_MAX)

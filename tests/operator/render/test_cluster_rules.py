@@ -48,6 +48,16 @@ def test_ray_resources(profile: str) -> None:
     assert "suspend" not in cluster["spec"]
 
 
+def test_devices_of_their_own_for_trainers_and_engines_are_not_rendered_as_one_group_of_workers() -> None:
+    job = base("mode=Disaggregated", "resources={profile: cpu}")
+    said = check_renderable(job, SETTINGS)
+    assert said.startswith(
+        "spec.mode: Disaggregated runs on one machine only, with `rljob run`; on a cluster Colocated"
+    )
+    with pytest.raises(RenderError, match="on one machine only"):
+        render_cluster(job, SETTINGS)
+
+
 @pytest.mark.parametrize("profile", [p.value for p in Profile])
 def test_devices_are_the_workers_alone_and_requests_equal_limits(profile: str) -> None:
     cluster = rendered(f"resources.profile={profile}", f"metadata.name={profile}")

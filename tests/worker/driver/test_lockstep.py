@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import events, final_state, manifest, run
+import yaml
+from jobs import REPOSITORY, events, final_state, manifest, run
 from kill_chain import Chain
 from support.run_bits import digest_of_trajectories
 from support.step_lines import read_steps
@@ -55,20 +56,27 @@ AHEAD: dict[str, Any] = {
     "mode": "Disaggregated",
     "rollout": {**ROLLOUT, "staleness": {"max": 1}},
     "resources": ON_TWO,
-    "checkpoint": {"everySteps": 1, "keep": STEPS},
+    "checkpoint": {"everySteps": 2, "keep": STEPS},
     "timeouts": {"startSeconds": 240, "phaseSeconds": 60, "phases": {"rollout": DEADLINE}},
 }
 
 
 def test_staleness_0_has_the_bits_of_colocated(tmp_path: Path) -> None:
+    """The same four prompts in each step, longer than a block of the KV cache: what an engine remembers of them under
+    the weights before would change their tokens."""
     folders = {}
+    model = yaml.safe_load((REPOSITORY / "examples" / "quickstart.yaml").read_text())["spec"]["model"]
+    model["random"]["config"].update(hidden_size=64, intermediate_size=128)
+    data = {"synthetic": {"rows": 4, "promptSymbols": 300, "answerSymbols": 4}}
     own = {"profile": "cpu", "trainer": {"devicesPerNode": 1}, "rollout": {"devicesPerNode": 1}, "threadsPerDevice": 1}
     for mode, rollout, resources in (
         ("Colocated", ROLLOUT, {"profile": "cpu", "devicesPerNode": 1, "threadsPerDevice": 1}),
         ("Disaggregated", {**ROLLOUT, "staleness": {"max": 0}}, own),
     ):
         (tmp_path / mode).mkdir()
-        job = manifest(tmp_path / mode, **SPEC, steps=4, mode=mode, rollout=rollout, resources=resources)
+        job = manifest(
+            tmp_path / mode, **SPEC, steps=4, model=model, data=data, mode=mode, rollout=rollout, resources=resources
+        )
         folders[mode] = tmp_path / mode / "run"
         code, output = run("run", job, "--output", folders[mode])
         assert code == 0, output
@@ -85,8 +93,10 @@ def test_staleness_0_has_the_bits_of_colocated(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody harmed, with a checkpoint of each step."""
     folder = tmp_path_factory.mktemp("ahead")
-    code, output = run("run", manifest(folder, **AHEAD), "--output", folder / "run")
+    job = manifest(folder, **{**AHEAD, "checkpoint": {"everySteps": 1, "keep": STEPS}})
+    code, output = run("run", job, "--output", folder / "run")
     assert code == 0, output
     (folder / "said").write_text(output)
     return folder / "run"
@@ -175,7 +185,6 @@ def test_a_stop_while_both_sides_work_and_the_end_are_those_of_the_calm_run(chai
     fault = {"do": "kill", "signal": signal.SIGTERM, "process": "driver", "phase": "actor_train", "step": step}
     code, output = chain.go_on([fault])
     assert code == ExitCode.STOPPED, output
-    assert "; saved step-" in output
     chain.go_on_to_the_end()
     assert chain.compare()
     assert final_state(chain.run_folder, 2) == final_state(calm, 2)

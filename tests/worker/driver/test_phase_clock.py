@@ -84,6 +84,8 @@ def test_a_restart_is_one_of_all_lanes() -> None:
     beside = clock.lane("engine")
     with beside.phase("eval"):
         now = 5.0
+        assert clock.running_beside() == {"engine": "eval"}
+    assert clock.running_beside() == {}
     clock.restart()
     now = 7.0
     assert (clock.end_step().lanes, beside.running()) == ({"engine": {}}, (None, 2.0))

@@ -17,6 +17,7 @@ from rljob_api.reward_parts import LEFT_OUT_KEY, PREFIX
 from rljob_api.spec import RecordsSpec
 from rljob_api.wire.run_status import RunOutcome
 from rljob_api.wire.step_record import StepRecord, WeightSync
+from rljob_api.wire.values import WireError
 from rljob_worker.driver.events import EventLog
 from rljob_worker.errors import UserError
 from rljob_worker.phases import StepTiming
@@ -91,6 +92,30 @@ def test_sinks_get_what_a_reader_of_the_file_gets(tmp_path: Path) -> None:
     writer.metrics({"x": np.float32(0.5)})
     writer.write(1, StepTiming(1.0, {"rollout": 0.5}))
     assert seen == read_steps(tmp_path)
+
+
+def test_lanes_beside_the_trainers_are_recorded_and_have_rows_that_sum_to_the_step(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path, StepLog(tmp_path), 1, [])
+    trainer = {"batch_wait": 0.5, "actor_train": 3.0, "update_weights": 0.25}
+    engine = {"rollout": 2.0, "reward_wait": 0.25, "admission_wait": 1.0, "update_weights": 0.25}
+    writer.write(1, StepTiming(4.0, trainer, {"engine": engine}))
+    (record,) = read_steps(tmp_path)
+    assert (record.phases, record.lanes, record.other, record.lane_other("engine")) == (
+        trainer, {"engine": engine}, 0.25, 0.5
+    )  # fmt: skip
+    metrics = record.metrics
+    assert (metrics["perf/trainer_bubble"], metrics["perf/engine_bubble"]) == (0.125, 0.3125)
+    assert (metrics["perf/rollout_time"], metrics["perf/batch_wait_time"]) == (2.0, 0.5)
+    shares = {row.phase: row.share for row in phase_table([record])}
+    assert list(shares) == [
+        "actor_train", "update_weights", "batch_wait", "other",
+        "engine: rollout", "engine: update_weights", "engine: reward_wait", "engine: admission_wait", "engine: other",
+    ]  # fmt: skip
+    for prefix in (False, True):
+        assert sum(share for name, share in shares.items() if name.startswith("engine: ") is prefix) == 1.0
+    for spoilt in ({"engine": [1]}, {"engine": {"rollout": -1.0}}, [1]):
+        with pytest.raises(WireError, match="lanes"):
+            StepRecord.parse({**record.to_json(), "lanes": spoilt})
 
 
 def _samples(text: str) -> dict[str, float]:

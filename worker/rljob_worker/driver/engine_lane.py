@@ -46,14 +46,14 @@ class EngineLane:
         if self._thread is None:
             self.begin(lambda: None)
 
-    def finish(self, patience: float = 0.0) -> bool:
+    def finish(self, patience: float = 0.0) -> None:
         """Wait until the work is done.
 
         Args:
             patience: seconds that it may go on for after a stop request.
 
-        Returns:
-            False where a stop request ended it before it was done.
+        Raises:
+            StopRequested: a stop request ended it before it was done.
         """
         given_up_at = None
         while not self._done.wait(_SLICE_SECONDS):
@@ -61,11 +61,8 @@ class EngineLane:
                 given_up_at = given_up_at or time.monotonic() + patience
                 if time.monotonic() >= given_up_at:
                     self._given_up.set()
-        if isinstance(self._error, StopRequested):
-            return False
         if self._error is not None:
             raise self._error
-        return True
 
     def check(self) -> None:
         """Raise what the work raised, if it has by now."""

@@ -247,6 +247,7 @@ class Job(Generic[R, H]):
             last_checkpoint_step=self.recovery.saved_step,
             stopping=self._stop.is_set(),
             phase_seconds=round(seconds, 3),
+            lanes=self.clock.running_beside(),
             reward_parts=self._reward_parts,
             write_failures=self._failures.counts(),
             write_messages=self._failures.messages(),

@@ -32,8 +32,10 @@ class LockstepJob(Job[LockstepRollouts, Handover]):
         generation = Generation(LockstepRollouts, PhaseCalls(engines, clock, spec.timeouts), given_up)
         super().__init__(replace(given, calls=trainers), generation, Handover)
 
-    def begin_batch(self, step: Step) -> None:
-        """Have the engines' lane generate and score a step's batch."""
+    def begin_batch(self, step: Step | None) -> None:
+        """Have the engines' lane generate and score a step's batch; nothing where there is none to make."""
+        if step is None:
+            return self.lane.idle()
 
         def make() -> None:
             with self.lane.clock.phase("rollout"):
@@ -41,14 +43,16 @@ class LockstepJob(Job[LockstepRollouts, Handover]):
             with self.lane.clock.phase("reward_wait"):
                 self.rollouts.collect_rewards(step)
 
-        self.lane.begin(make)
+        return self.lane.begin(make)
 
     def finish_ahead(self, ahead: Step | None) -> bool:
         """Wait for the batch of the step after, now that this one was trained on; False where a stop ended it.
 
         A stop signal may reach the scoring processes too: a batch whose rewards have errors since then is given up.
         """
-        if not self.lane.finish(_SHARE_OF_GRACE * self.spec.checkpoint.grace_seconds):
+        try:
+            self.lane.finish(_SHARE_OF_GRACE * self.spec.checkpoint.grace_seconds)
+        except StopRequested:
             return False
         results = [result for scored in ahead.groups for result in scored.results] if ahead is not None else []
         return not (self._stop.is_set() and any(result.error for result in results))
@@ -66,7 +70,6 @@ class LockstepJob(Job[LockstepRollouts, Handover]):
                 found.update(self.rollouts.evaluate())
 
         self.lane.begin(evaluate)
-        if not self.lane.finish():
-            raise StopRequested
+        self.lane.finish()
         self.lane.release()
         return found

@@ -81,7 +81,7 @@ def _facts(run: RunDescription, records: list[StepRecord], kept: list[StepRecord
     )
     rewards = [number(record.reward) for record in (kept[0], kept[-1])]
     tokens = [r.metric(m.RESPONSE_TOKENS_KEY) for r in kept]
-    seconds = sum(r.phases.get("rollout", 0.0) for r, count in zip(kept, tokens, strict=True) if count is not None)
+    seconds = sum(_rollout(r) for r, count in zip(kept, tokens, strict=True) if count is not None)
     syncs = [record.weights for record in records if record.weights is not None]
     facts = {
         "steps": f"{kept[-1].step} of {run.spec['steps']}",
@@ -97,6 +97,11 @@ def _facts(run: RunDescription, records: list[StepRecord], kept: list[StepRecord
         "weight syncs verified": f"{sum(sync.verified for sync in syncs)} of {len(syncs)}",
     }
     return [[name, value] for name, value in facts.items()]
+
+
+def _rollout(record: StepRecord) -> float:
+    """Seconds that the engines generated for, in whichever lane."""
+    return sum(phases.get("rollout", 0.0) for phases in (record.phases, *record.lanes.values()))
 
 
 def _phases(kept: list[StepRecord]) -> str:

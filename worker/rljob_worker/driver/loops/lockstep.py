@@ -22,19 +22,15 @@ def train(job: LockstepJob) -> None:
 
 
 def train_step(job: LockstepJob) -> None:
-    """One step: train, while the engines generate for the next one where the staleness allows it; then meet.
-
-    `clock` times the trainers' phases; the engines' are in `job.lane`.
-    """
+    """One step: train, while the engines generate for the next one where the staleness allows it; then meet."""
     clock, engines = job.clock, job.lane.clock
     step = job.rollouts.next_step()
     if not step.groups:
         job.begin_batch(step)
         with clock.phase("batch_wait"):
-            if not job.lane.finish():
-                raise StopRequested
+            job.lane.finish()
     ahead = job.rollouts.step_after(step)
-    job.lane.idle() if ahead is None else job.begin_batch(ahead)
+    job.begin_batch(ahead)
 
     batch = job.training.batch(step)
     if job.training.uses_reference:
