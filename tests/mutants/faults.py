@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.fault import Fault
 from mutants.lanes_faults import LANES_FAULTS
 from mutants.safety_faults import SAFETY_FAULTS
+from mutants.tail_faults import TAIL_FAULTS
 
 ALGORITHMS = "worker/rljob_worker/algorithms"
 CONVERSION = "tests/worker/models/test_model_conversion.py"
@@ -624,4 +625,5 @@ FAULTS: tuple[Fault, ...] = (
     ),
     *SAFETY_FAULTS,
     *LANES_FAULTS,
+    *TAIL_FAULTS,
 )

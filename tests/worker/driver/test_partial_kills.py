@@ -7,11 +7,15 @@ import os
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from jobs import events, final_state, finish, manifest, run, start_faulty
 from support.step_lines import read_steps
+from transformers import AutoModelForCausalLM
 
 from rljob_worker.driver.checkpoints import Checkpoints
+from rljob_worker.flow import TokenStream
 from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -62,6 +66,13 @@ def test_responses_grow_over_several_steps_and_say_so(calm: dict[str, Path]) -> 
     assert any(m["rollout/carried_tokens"] for m in metrics)
     assert any(m["rollout/filtered_groups"] for m in metrics), "nothing was filtered"
     assert max(m["rollout/staleness/max"] for m in metrics) in (1, 2)
+    for m in metrics:
+        of_age = [m.get(f"rollout/staleness/tokens_{age}", 0.0) for age in range(3)]
+        means = [m.get(f"train/train_rollout_logprob_abs_diff_age_{age}", 0.0) for age in range(3)]
+        whole = sum(count * mean for count, mean in zip(of_age, means)) / sum(of_age)
+        assert whole == pytest.approx(m["train/train_rollout_logprob_abs_diff"], rel=1e-4, abs=1e-9)
+        assert means[0] < 1e-4, "the engine's own weights"
+    assert any(m.get("train/train_rollout_logprob_abs_diff_age_1", 0.0) > 1e-3 for m in metrics)
     generated = sum(m["rollout/generated_tokens"] for m in metrics)
     assert generated == sum(m["rollout/response_tokens"] for m in metrics) + metrics[-1]["rollout/carried_tokens"]
     spans = []
@@ -75,6 +86,31 @@ def test_responses_grow_over_several_steps_and_say_so(calm: dict[str, Path]) -> 
     last = Checkpoints(folder / "checkpoints").latest()
     assert last is not None
     assert [one["ordinal"] for one in last.carried] == last.data_cursor["ledger"]["open"] != []
+
+
+def test_a_span_has_the_log_probabilities_of_its_own_weights(calm: dict[str, Path], tmp_path: Path) -> None:
+    """Carried responses of several spans, scored with transformers by the checkpoint that sampled one of them."""
+    store = Checkpoints(calm["partial"] / "checkpoints")
+    scored = later = 0
+    for version in (2, 4):
+        folder = tmp_path / str(version)
+        code, output = run("export", calm["partial"], "--step", str(version), "--to", folder)
+        assert code == 0, output
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        for one in store.read(version + 2).carried:
+            for episode in one["episodes"]:
+                stream = TokenStream.from_json(episode["stream"])
+                ids = torch.from_numpy(stream.ids.copy())
+                with torch.no_grad():
+                    logits = model(ids.unsqueeze(0)).logits[0, :-1]
+                log_probs = logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0].numpy()
+                distance = np.abs(log_probs - stream.log_probs[1:])
+                mine = stream.versions[1:] == version
+                assert not mine.any() or distance[mine].max() < 1e-4
+                scored += int(mine.sum())
+                later += int((distance[stream.versions[1:] > version] > 1e-4).sum())
+    assert scored > 10, "too few tokens to say anything"
+    assert later > 10, "other weights say the same: nothing was compared"
 
 
 def test_long_responses_have_steps_of_their_own_and_are_sampled_by_their_weights(calm: dict[str, Path]) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from rljob_api.spec import AlgorithmSpec, LossAggregation
 from rljob_worker.algorithms.finite import bounded_ratio, propagate_non_finite
 from rljob_worker.algorithms.kl import kl_estimate
+from rljob_worker.algorithms.mismatch import finish_ages, mismatch_metrics
 from rljob_worker.algorithms.sequences import Sequences
 from rljob_worker.algorithms.tis import importance_weights
 
@@ -155,17 +156,6 @@ def _zero_outside(mask: Tensor, values: Tensor | None) -> Tensor | None:
     return None if values is None else torch.where(mask, values, 0.0)
 
 
-def _mismatch_metrics(old: Tensor, rollout: Tensor) -> dict[str, Tensor]:
-    """How far the trainer's log-probabilities are from the engine's; [...] float32 both, 0 outside the mask."""
-    difference = old - rollout
-    distance = difference.abs()
-    return {
-        "train_rollout_logprob_abs_diff": distance.sum(),
-        "train_rollout_logprob_abs_diff_max": distance.max() if distance.numel() else distance.sum(),
-        "mismatch_kl": (difference.exp() - 1 - difference).sum(),
-    }
-
-
 def policy_gradient_loss(
     inputs: LossInputs, spec: AlgorithmSpec, token_loss: TokenLoss = ppo_clip
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -209,7 +199,7 @@ def policy_gradient_loss(
     token_losses, clipped = token_loss(tokens, spec)
     metrics = {"tokens": mask.sum().float(), "ppo_kl": -log_ratio.sum(), "pg_clipfrac": (clipped & mask).sum().float()}
     if rollout is not None:
-        metrics |= _mismatch_metrics(old, rollout)
+        metrics |= mismatch_metrics(old, rollout)
     if spec.tis.enabled and rollout is not None:
         tis, ratio = importance_weights(old, rollout, spec.tis, tokens.sequences)
         token_losses = token_losses * tis
@@ -239,6 +229,6 @@ def finish_metrics(reduced: dict[str, float]) -> dict[str, float]:
     tokens = reduced["tokens"]
     return {
         f"train/{name}": value / tokens if name in TOKEN_MEANS and tokens > 0 else value
-        for name, value in reduced.items()
+        for name, value in finish_ages(reduced).items()
         if name != "tokens"
     }

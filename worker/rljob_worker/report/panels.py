@@ -58,6 +58,11 @@ _PANELS = (
     Panel("Tail of rollout", _SHARE, {ROLLOUT_TAIL_KEY: "fewer than half of the places busy"}),
     Panel("Tokens of responses that go on in the next step", "tokens", {"rollout/carried_tokens": "carried"}),
     Panel(
+        "Trainer's log-probabilities to the engine's, by age of the token",
+        "nats, mean distance",
+        {f"train/train_rollout_logprob_abs_diff_age_{age}": f"{age} updates old" for age in range(len(_COLORS))},
+    ),
+    Panel(
         "Age of the tokens trained on", "updates", {"rollout/staleness/mean": "mean", "rollout/staleness/max": "oldest"}
     ),
 )  # fmt: skip

@@ -100,6 +100,8 @@ class MicroBatch:
     """[n] float32."""
     advantages: Tensor
     """[n] float32."""
+    versions: Tensor
+    """[n] int64, the weights that sampled each of them."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same with its tensors on `device`; itself where they are there."""
@@ -136,6 +138,7 @@ class PackedBatch:
         """[n], where in its own stream each sampled token is."""
         self.rollout = batch.rollout_log_probs
         self.advantages = batch.advantages
+        self.versions = batch.versions
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -165,6 +168,7 @@ class PackedBatch:
             mask=torch.from_numpy(np.arange(max(1, int(counts.max()))) < counts[:, None]),
             rollout_log_probs=torch.from_numpy(self.rollout[chosen]),
             advantages=torch.from_numpy(self.advantages[chosen]),
+            versions=torch.from_numpy(self.versions[chosen]),
         )
 
 
@@ -201,6 +205,7 @@ def _filler() -> MicroBatch:
         mask=torch.zeros(0, 1, dtype=torch.bool),
         rollout_log_probs=torch.zeros(0),
         advantages=torch.zeros(0),
+        versions=none,
     )
 
 

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rljob_api import derived
 from rljob_api.spec import RLJobSpec
 from rljob_worker.algorithms import (
     MAX_METRICS,
@@ -16,6 +17,7 @@ from rljob_worker.algorithms import (
     response_log_probs,
     token_weights,
 )
+from rljob_worker.algorithms.mismatch import mismatch_by_age
 from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.types import SamplingParams
 
@@ -39,6 +41,9 @@ class LogProbs:
 class PolicyLoss:
     """The algorithm's loss over the micro-batches of one optimizer update.
 
+    With partial rollout the mismatch of trainer and engine is measured for each age of a token: `version` is that of
+    the weights that the step starts from.
+
     Attributes:
         names: of the metrics that `__call__` returns, in order; empty until the first micro-batch.
     """
@@ -52,6 +57,7 @@ class PolicyLoss:
         tp_group: dist.ProcessGroup | None,
         old_log_probs: list[Tensor] | None,
         reference_log_probs: list[Tensor] | None,
+        version: int,
     ) -> None:
         self._spec = spec.algorithm
         self._token_loss = get_algorithm(spec.algorithm.name).token_loss
@@ -65,6 +71,8 @@ class PolicyLoss:
             "num_sequences": update.num_sequences,
             "constant_length": spec.rollout.max_response_tokens,
         }
+        self._version = version
+        self._num_ages = derived.max_staleness(spec) + 1 if spec.rollout.partial is not None else 0
         self.names: list[str] = []
 
     def __call__(self, index: int, micro_batch: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,6 +101,10 @@ class PolicyLoss:
             self._spec,
             self._token_loss,
         )
+        if self._num_ages:
+            old = log_probs.detach() if self._old is None else self._old[index]
+            ages = self._version - micro_batch.versions
+            metrics |= mismatch_by_age(old, micro_batch.rollout_log_probs, ages, self._num_ages)
         self.names = list(metrics)
         return loss, torch.stack(list(metrics.values()))
 
@@ -146,11 +158,12 @@ class MetricReduction:
 
 
 def mean_over_updates(reduced: list[dict[str, float]]) -> dict[str, float]:
-    """Reported metrics of a step: the mean over its updates, maxima excepted."""
-    finished = [finish_metrics(metrics) for metrics in reduced]
+    """Reported metrics of a step: the mean over those of its updates that have it, maxima excepted."""
+    by_name: dict[str, list[float]] = {}
+    for metrics in reduced:
+        for name, value in finish_metrics(metrics).items():
+            by_name.setdefault(name, []).append(value)
     return {
-        name: max(metrics[name] for metrics in finished)
-        if name.removeprefix("train/") in MAX_METRICS
-        else sum(metrics[name] for metrics in finished) / len(finished)
-        for name in finished[0]
+        name: max(values) if name.removeprefix("train/") in MAX_METRICS else sum(values) / len(values)
+        for name, values in by_name.items()
     }

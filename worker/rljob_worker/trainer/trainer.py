@@ -186,7 +186,7 @@ class Trainer:
                 raise RuntimeError(f"train: tokens were sampled by weights {newest}; the step leads to {version} only")
             updates = self._plan(batch)
             try:
-                results, rates = self._run_updates(updates, sampling)
+                results, rates = self._run_updates(updates, sampling, version)
             finally:
                 self._planned = self._old = self._reference_log_probs = None
                 if self._device.own_memory:
@@ -297,7 +297,9 @@ class Trainer:
         rows = iter(self._backend.forward(flat, self._log_probs_of(sampling)))
         return [[row for _, row in zip(update.micro_batches, rows)] for update in updates]
 
-    def _run_updates(self, updates: list[Update], sampling: SamplingParams) -> tuple[list[UpdateResult], list[float]]:
+    def _run_updates(
+        self, updates: list[Update], sampling: SamplingParams, version: int
+    ) -> tuple[list[UpdateResult], list[float]]:
         self._check_inputs(updates)
         several = len(updates) > 1
         if several:
@@ -308,7 +310,7 @@ class Trainer:
         rates: list[float] = []
         try:
             for index, update in enumerate(updates):
-                loss = self._loss(index, update, sampling)
+                loss = self._loss(index, update, sampling, version)
                 rates.append(learning_rate(self._updates, self.spec.training.optimizer, self._total_updates))
                 results.append(self._backend.update(update, loss, rates[-1]))
                 if results[-1].fault is not None:
@@ -326,7 +328,7 @@ class Trainer:
         if self._reference_log_probs is None and self._reference is not None:
             raise RuntimeError("train: algorithm.kl needs ref_log_probs() of the same batch first")
 
-    def _loss(self, index: int, update: Update, sampling: SamplingParams) -> PolicyLoss:
+    def _loss(self, index: int, update: Update, sampling: SamplingParams, version: int) -> PolicyLoss:
         return PolicyLoss(
             self.spec,
             update,
@@ -335,6 +337,7 @@ class Trainer:
             self._backend.vocabulary_group,
             old_log_probs=None if self._old is None else self._old[index],
             reference_log_probs=None if self._reference_log_probs is None else self._reference_log_probs[index],
+            version=version - 1,
         )
 
     def _rollback(self, updates: int) -> None:
