@@ -54,13 +54,6 @@ def test_every_published_set_up_is_described() -> None:
     assert [path.name for path in published() if f"`{path.name}`" not in page] == []
 
 
-def test_a_model_that_cannot_be_trained_is_marked() -> None:
-    """Qwen3.5 alone; tests/worker/models says why it is refused."""
-    marked = [path for path in published() if path.read_text(encoding="utf-8").startswith("# NOT TRAINABLE YET")]
-    assert marked == [path for path in published() if "Qwen3.5" in (load_manifest(path).spec.model.path or "")]
-    assert len(marked) == 1
-
-
 @pytest.mark.parametrize("name", ["qwen3-4b-grpo-4xnpu.yaml", "qwen3.5-9b-grpo-4xnpu.yaml"])
 @pytest.mark.parametrize(
     "override", ["spec.resources.devicesPerNode=8", "spec.resources.profile=ascend-a3", "spec.mode=Colocated"]

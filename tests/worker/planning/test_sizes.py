@@ -126,8 +126,8 @@ result = {}
 for name, config in json.loads(sys.argv[1]).items():
     for dtype in ("float32", "bfloat16"):
         for recompute in ("None", "Selective", "Full"):
-            few, many = (saved(config, layers, dtype, recompute) for layers in (2, 4))
-            result[f"{name} {dtype} {recompute}"] = (many - few) / 2 / TOKENS
+            few, many = (saved(config, layers, dtype, recompute) for layers in (1, 2))
+            result[f"{name} {dtype} {recompute}"] = (many - few) / TOKENS
 print(json.dumps(result))
 """
 SHAPE = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 2}

@@ -7,7 +7,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -65,11 +65,15 @@ class Peers:
 
 @contextmanager
 def threaded_peers(
-    trainers: int, engines: list[KeepingEngine], weights: Weights | None = None, slice_bytes: int | None = None
+    trainers: int,
+    engines: list[KeepingEngine],
+    weights: Weights | None = None,
+    slice_bytes: int | None = None,
+    pieces: Mapping[int, Sequence[Any]] | None = None,
 ) -> Iterator[Peers]:
     weights = model_weights(1) if weights is None else weights
-    plan = plan_for(weights, trainers=trainers, engines=len(engines), bucket_bytes=6000, slice_bytes=slice_bytes)
-    pieces = pieces_for(weights, trainers)
+    pieces = pieces_for(weights, trainers) if pieces is None else pieces
+    plan = plan_for(weights, engines=len(engines), bucket_bytes=6000, slice_bytes=slice_bytes, pieces=pieces)
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
         senders = [WeightSyncTrainer(pieces[rank], plan, trainer=rank, folder=folder) for rank in range(trainers)]
         receivers = [WeightSyncEngine(engine, folder=folder, engine=i) for i, engine in enumerate(engines)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,9 @@ def plan_for(
     engines: int = 1,
     bucket_bytes: int = 8192,
     slice_bytes: int | None = None,
+    pieces: Mapping[int, Sequence[TensorSlice]] | None = None,
 ) -> SyncPlan:
-    pieces = pieces_for(weights, trainers)
+    pieces = pieces_for(weights, trainers) if pieces is None else pieces
     geometries = {rank: [piece.place for piece in held] for rank, held in pieces.items()}
     dtype = next(iter(weights.values())).dtype
     manifest = [(name, tuple(tensor.shape)) for name, tensor in weights.items()]

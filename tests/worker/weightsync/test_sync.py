@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 import torch
 from peers import Peers, ProcessPeer, receiver_process, sender_process, threaded_peers
+from support import qwen3_5
 from sync_cases import KeepingEngine, TensorPiece, cut_dim, model_weights, own_mappings, pieces_for, plan_for
 
 from rljob_worker.errors import WeightSyncError
+from rljob_worker.models import convert
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.manifest import hf_manifest
+from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.weightsync.engine import WeightSyncEngine
 from rljob_worker.weightsync.messages import Failure
 from rljob_worker.weightsync.plan import Bucket
@@ -46,6 +51,41 @@ def test_every_engine_gets_every_tensor(trainers: int, engines: int, slice_bytes
         assert received["verified"] is True
         parts = [value for name, value in received.items() if name.endswith("_seconds")]
         assert sum(parts) <= received["seconds"]
+
+
+@pytest.mark.parametrize(("trainers", "slice_bytes"), [(1, None), (1, 1500), (2, None), (2, 1500)])
+def test_what_megatron_holds_of_a_hybrid_model_arrives(trainers: int, slice_bytes: int | None) -> None:
+    """Queries beside their gates, and q, k and v of a linear attention: in several places of one parameter."""
+    kinds = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    cfg = ModelConfig.from_hf(qwen3_5.config(**kinds, vocab_size=48))
+    generator = torch.Generator().manual_seed(2)
+    weights = {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in hf_manifest(cfg)}
+    pieces = {
+        at.rank: [piece for piece in megatron_pieces(cfg, at, weights) if piece.primary]
+        for at in ParallelLayout(trainers, trainers).every_rank()
+    }
+    with threaded_peers(trainers, [KeepingEngine()], weights, slice_bytes, pieces) as peers:
+        outcomes = peers.sync(1)
+        assert peers.landed_right(), outcomes
+
+
+def megatron_pieces(cfg: ModelConfig, at: ParallelLayout, weights: dict[str, torch.Tensor]) -> list[convert.Piece]:
+    """Of a rank's parameters with these values."""
+    linear = [f"self_attention.{name}" for name in ("A_log", "dt_bias", "conv1d.weight", "in_proj.weight")]
+    linear += ["self_attention.out_norm.weight", "self_attention.out_proj.weight"]
+    full = [f"self_attention.{name}.weight" for name in ("linear_qkv", "linear_proj", "q_layernorm", "k_layernorm")]
+    both = ["input_layernorm.weight", "pre_mlp_layernorm.weight", "mlp.linear_fc1.weight", "mlp.linear_fc2.weight"]
+    names = [f"decoder.layers.{layer}.{name}" for layer, own in enumerate((linear, full)) for name in own + both]
+    names += ["embedding.word_embeddings.weight", "decoder.final_layernorm.weight", "output_layer.weight"]
+    parameters = {}
+    for name in names:
+        layout = convert._layout(name, cfg, at)
+        assert layout is not None, name
+        parameters[name] = torch.zeros(layout.shape, dtype=torch.bfloat16)
+    pieces = convert.local_pieces(parameters, cfg, at)
+    for piece in pieces:
+        piece.write(piece.part.of(weights[piece.hf_name]))
+    return pieces
 
 
 def test_slots_are_kept_over_syncs_without_growth() -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ RUNS = [
     (1, ["tied_float32", "untied_padded", "qwen2", "moe_tied_float32"]),
     (1, ["untied_padded@devices"]),
     (2, ["untied_padded"]),
+    (1, ["hybrid"]),
 ]
 
 
@@ -40,12 +42,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wrong_plans_are_refused(wrong: dict[str, str]) -> None:
     assert re.search(r"layers\.1\.self_attn\.qkv_proj got \d+ of its \d+ elements", wrong["part of a module"]), wrong
     assert "model.norm.weight was not loaded" in wrong["whole module"], wrong
-    assert "no parameter for model.layers.0.mlp.extra_proj.weight" in wrong["unknown tensor"], wrong
+    assert re.search(r"no parameter for model\.\S*layers\.0\.mlp\.extra_proj\.weight", wrong["unknown tensor"]), wrong
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tensor_parallel", "kinds"), RUNS, ids=["models", "devices", "tensor parallel"])
+@pytest.mark.parametrize(("tensor_parallel", "kinds"), RUNS, ids=["models", "devices", "tensor parallel", "hybrid"])
 def test_synced_engines_equal_fresh_ones(models: Path, tensor_parallel: int, kinds: list[str]) -> None:
+    if "hybrid" in kinds and find_spec("torchvision") is None:
+        pytest.skip("vLLM's model of Qwen3.5 imports torchvision, which is not installed")
     command = [sys.executable, str(HERE / "vllm_sync_process.py"), str(models), str(tensor_parallel), *kinds]
     path = os.pathsep.join([str(HERE), *sys.path])
     run = subprocess.run(

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support import qwen3_5
 
 
 def make_model(
     kind: str, seed: int, folder: Path, *, vocab_size: int = 512, dtype: torch.dtype = torch.bfloat16
 ) -> None:
-    """Write a `tied`, `untied`, `qwen2` (untied), `moe` (untied) or `moe_tied` model."""
+    """Write a `tied`, `untied`, `qwen2` (untied), `moe` (untied), `moe_tied` or `hybrid` (Qwen3.5, untied) model."""
     from transformers import (
         Qwen2Config,
         Qwen2ForCausalLM,
@@ -34,6 +35,13 @@ def make_model(
         "tie_word_embeddings": kind in ("tied", "moe_tied"),
     }
     torch.manual_seed(seed)
+    if kind == "hybrid":
+        linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        linear |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
+        kinds = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 32}
+        config = qwen3_5.config({"out_hidden_size": 128}, **base | linear | kinds)
+        qwen3_5.write_folder(qwen3_5.language_half(config).to(dtype), config, folder)
+        return
     model: Any
     if kind.startswith("moe"):
         experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}

@@ -31,6 +31,8 @@ from separate_devices import SeparateDevice
 from sync_cases import pieces_for, plan_for
 
 from rljob_worker.errors import WeightSyncError
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.manifest import final_norm, hf_manifest, layer_prefix
 from rljob_worker.weightsync.device_ipc import Exchange
 from rljob_worker.weightsync.engine import WeightSyncEngine
 from rljob_worker.weightsync.shared_memory import SHARED_MEMORY
@@ -44,6 +46,8 @@ EXTENSION_ON_DEVICES = "separate_extension.SeparateDeviceExtension"
 def make_engine(folder: Path, tensor_parallel: int, dtype: str, extension: str) -> Any:
     from vllm import LLM
 
+    hybrid = {"language_model_only": True, "mamba_ssm_cache_dtype": "float32"}
+
     return LLM(
         str(folder),
         dtype=dtype,
@@ -54,6 +58,7 @@ def make_engine(folder: Path, tensor_parallel: int, dtype: str, extension: str) 
         tensor_parallel_size=tensor_parallel,
         worker_extension_cls=extension,
         disable_log_stats=True,
+        **(hybrid if ModelConfig.from_hf(folder).language_half else {}),
     )
 
 
@@ -94,11 +99,14 @@ def run(models: Path, model: str, tensor_parallel: int) -> dict[str, Any]:
     kind, _, where = model.partition("@")
     device = SeparateDevice(0) if where == "devices" else None
     trainers = 2 if device is None else 1
-    weights = load_file(models / f"{kind}-target" / "model.safetensors")
+    target = models / f"{kind}-target"
+    cfg = ModelConfig.from_hf(target)
+    stored = load_file(target / "model.safetensors")
+    weights = {name: stored[name] for name, _ in hf_manifest(cfg)}
     dtype = "float32" if kind.endswith("float32") else "bfloat16"
-    vocab_size = weights["model.embed_tokens.weight"].shape[0]
+    vocab_size = cfg.vocab_size
     extension = EXTENSION if device is None else EXTENSION_ON_DEVICES
-    fresh = make_engine(models / f"{kind}-target", tensor_parallel, dtype, extension)
+    fresh = make_engine(target, tensor_parallel, dtype, extension)
     expected = generate(fresh, vocab_size)
     shut_down(fresh)
     engine = make_engine(models / f"{kind}-start", tensor_parallel, dtype, extension)
@@ -107,7 +115,7 @@ def run(models: Path, model: str, tensor_parallel: int) -> dict[str, Any]:
     slice_bytes = 30 * 1024 if device is None else None
     plan = plan_for(weights, trainers=trainers, bucket_bytes=96 * 1024, slice_bytes=slice_bytes)
     assert (slice_bytes is not None) == any(t.shape != plan.shapes[t.name] for b in plan.buckets for t in b.tensors)
-    wrong = wrong_plans(engine, weights) if device is None else {}
+    wrong = wrong_plans(engine, weights, cfg) if device is None else {}
     damaged: list[int] = []
 
     def land(method: Callable[..., Any], message: Any, seconds: float) -> Any:
@@ -153,10 +161,11 @@ def run(models: Path, model: str, tensor_parallel: int) -> dict[str, Any]:
     }
 
 
-def wrong_plans(engine: Any, weights: dict[str, torch.Tensor]) -> dict[str, str]:
+def wrong_plans(engine: Any, weights: dict[str, torch.Tensor], cfg: ModelConfig) -> dict[str, str]:
     """How syncs end whose trainers agree on a set of tensors that is not the engine's."""
-    extra = {"model.layers.0.mlp.extra_proj.weight": torch.zeros(8, 8, dtype=weights["model.norm.weight"].dtype)}
-    k_proj, norm = "model.layers.1.self_attn.k_proj.weight", "model.norm.weight"
+    norm = final_norm(cfg)
+    extra = {f"{layer_prefix(cfg, 0)}mlp.extra_proj.weight": torch.zeros(8, 8, dtype=weights[norm].dtype)}
+    k_proj = f"{layer_prefix(cfg, 1)}self_attn.k_proj.weight"
     cases = {
         "part of a module": {name: tensor for name, tensor in weights.items() if name != k_proj},
         "whole module": {name: tensor for name, tensor in weights.items() if name != norm},

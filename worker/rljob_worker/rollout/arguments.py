@@ -55,6 +55,12 @@ def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, object]:
         # Inside a Ray actor vLLM would choose its Ray executor; an engine runs its own processes.
         "distributed_executor_backend": "mp" if rollout.tensor_parallel > 1 else None,
     }
+    if model.language_half:
+        # Without it the engine would load a vision tower that no weight sync fills.
+        own["language_model_only"] = True
+    if model.linear_attention is not None:
+        # What published checkpoints ask for; vLLM's kernels on CPU take no other state.
+        own["mamba_ssm_cache_dtype"] = "float32"
     if rollout.max_batched_tokens is not None:
         own["max_num_batched_tokens"] = rollout.max_batched_tokens
     if rollout.speculative is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rljob_api.spec import RLJobSpec
+from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.rollout.cpu_libraries import check_cpu_libraries
@@ -37,7 +38,7 @@ class EnginePlatform:
     """Variables beside those that all kinds have."""
     sleep_controller: Callable[[], type[SleepController]]
     """How it sleeps; called after `prepare`."""
-    check_model: Callable[[ModelConfig], None]
+    check_model: Callable[[RLJobSpec, ModelConfig], None]
     """Refuses a model that trains here but that the engine cannot generate with; UserError."""
     prepare: Callable[[], None]
     """Called in the engine's process before vLLM is imported."""
@@ -77,11 +78,20 @@ def _cpu_environment(spec: RLJobSpec) -> dict[str, str]:
     return environment
 
 
-def _check_cpu_model(model: ModelConfig) -> None:
+def _check_cpu_model(spec: RLJobSpec, model: ModelConfig) -> None:
     if model.head_dim not in CPU_HEAD_SIZES:
         allowed = ", ".join(map(str, CPU_HEAD_SIZES))
         raise UserError(
             f"spec.model: head_dim {model.head_dim} is not supported by vLLM's attention on CPU; allowed: {allowed}"
+        )
+    if model.linear_attention is None:
+        return
+    if spec.training.precision is not Precision.BF16:
+        raise UserError("spec.training.precision: vLLM's linear attention on CPU computes in bf16 alone; use 'bf16'")
+    if importlib.util.find_spec("torchvision") is None:
+        raise UserError(
+            f"spec.model: vLLM's model {model.model_type!r} imports torchvision, which is not installed here; install "
+            "the release that fits torch (0.26.0 for 2.11.0)"
         )
 
 
@@ -132,7 +142,7 @@ def _no_variables(_spec: RLJobSpec) -> dict[str, str]:
     return {}
 
 
-def _any_model(_model: ModelConfig) -> None: ...
+def _any_model(_spec: RLJobSpec, _model: ModelConfig) -> None: ...
 
 
 def _nothing() -> None: ...

@@ -26,6 +26,12 @@ _BUCKETS_PER_SYNC = 8
 
 _FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"}
 _FUSED |= {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
+_FUSED |= {
+    "in_proj_qkv": "in_proj_qkvz",
+    "in_proj_z": "in_proj_qkvz",
+    "in_proj_b": "in_proj_ba",
+    "in_proj_a": "in_proj_ba",
+}
 _EXPERT = re.compile(r"(.*\.experts)\.\d+\..*")
 
 

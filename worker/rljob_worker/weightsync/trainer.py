@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -167,7 +168,7 @@ class _Rank:
         """(bucket, offset, part) -> where in a slot that piece goes."""
 
     def read(self, tensor: PlacedTensor, piece: PlacedPiece) -> torch.Tensor:
-        """A piece's data; its first dimension may be two, where the parameter has its rows in groups."""
+        """A piece's data; its first dimension may be several, where the parameter has its rows in groups."""
         holder, rows = self._sources[tensor.name, tensor.first, piece.part]
         if rows == slice(0, holder.place.shape[0]):
             return holder.view()
@@ -299,8 +300,9 @@ class _Update:
         if target is None:
             index = bucket.index % SLOT_COUNT
             target = piece.part.of(self._slots.tensor(index, tensor.offset, self._plan.torch_dtype, tensor.shape))
-            if len(shape) == target.dim() + 1 and len(target) == shape[0] * shape[1]:
-                target = target.unflatten(0, shape[:2])
+            rows = shape[: len(shape) - target.dim() + 1]
+            if len(rows) > 1 and len(target) == math.prod(rows):
+                target = target.unflatten(0, rows)
             self._rank.targets[key] = target
         return target
 
