@@ -30,13 +30,13 @@ MODES = {
 PHASES = {"rollout": 0.1, "reward": 0.0, "actor_train": 0.05, "checkpoint": 0.005, "update_weights": 0.01}
 
 
-def job(folder: Path, mode: str) -> Path:
+def job(folder: Path, mode: str, save_every: int = 2) -> Path:
     """A manifest in `folder`, of which a filter takes groups."""
     return manifest(
         folder,
         steps=STEPS,
         training={"precision": "fp32", "optimizer": {"lr": 1.0e-3}},
-        checkpoint={"everySteps": 2, "keep": STEPS},
+        checkpoint={"everySteps": save_every, "keep": STEPS},
         rollout={
             "promptsPerStep": 4,
             "samplesPerPrompt": 4,
@@ -50,12 +50,12 @@ def job(folder: Path, mode: str) -> Path:
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The run folder of each mode, left alone."""
+    """The run folder of each mode, left alone, with the weights of each step."""
     folders = {}
     for mode in MODES:
         folder = tmp_path_factory.mktemp(f"{mode}-calm")
         folders[mode] = folder / "run"
-        code, output = run("run", job(folder, mode), "--output", folders[mode])
+        code, output = run("run", job(folder, mode, save_every=1), "--output", folders[mode])
         assert code == 0, output
     return folders
 
@@ -92,12 +92,12 @@ def test_a_span_has_the_log_probabilities_of_its_own_weights(calm: dict[str, Pat
     """Carried responses of several spans, scored with transformers by the checkpoint that sampled one of them."""
     store = Checkpoints(calm["partial"] / "checkpoints")
     scored = later = 0
-    for version in (2, 4):
+    for version in (2, 3):
         folder = tmp_path / str(version)
         code, output = run("export", calm["partial"], "--step", str(version), "--to", folder)
         assert code == 0, output
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        for one in store.read(version + 2).carried:
+        for one in (*store.read(version + 1).carried, *store.read(version + 2).carried):
             for episode in one["episodes"]:
                 stream = TokenStream.from_json(episode["stream"])
                 ids = torch.from_numpy(stream.ids.copy())
