@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import types
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 from rollout_models import spec_json
+from support import qwen3_5
 
 from rljob_api import RLJobSpec, roles
 from rljob_worker.devices.kinds import COMPUTE_VARIABLE, device_kind
 from rljob_worker.errors import UserError
+from rljob_worker.models.config import ModelConfig
 from rljob_worker.rollout.arguments import engine_arguments
 from rljob_worker.rollout.device_extension import DeviceWorkerExtension
 from rljob_worker.rollout.environment import engine_environment
@@ -50,6 +54,33 @@ def test_vllm_has_the_arguments(model: Path) -> None:
     names = EngineArgs.__dataclass_fields__
     for profile in ("ascend-a2", "cuda", "cpu"):
         assert not engine_arguments(spec(model, profile), str(model)).keys() - names.keys()
+
+
+def test_a_model_that_sees_is_loaded_without_its_tower(model: Path, tmp_path: Path) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    (tmp_path / "config.json").write_text(json.dumps(qwen3_5.config()))
+    arguments = engine_arguments(spec(tmp_path, "ascend-a2"), str(tmp_path))
+    assert (arguments["language_model_only"], arguments["mamba_ssm_cache_dtype"]) == (True, "float32")
+    assert not arguments.keys() - EngineArgs.__dataclass_fields__.keys()
+    assert "language_model_only" not in engine_arguments(spec(model, "ascend-a2"), str(model))
+
+
+def test_linear_attention_on_cpu_is_refused_where_vllm_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = ModelConfig.from_hf(qwen3_5.config())
+    value = spec_json(tmp_path)
+    found = {"torchvision": None}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found.get(name, object()))
+    check = engine_platform("cpu").check_model
+    for precision, message in (("fp32", "spec.training.precision: .*bf16 alone"), ("bf16", "imports torchvision")):
+        value["training"] = value.get("training", {}) | {"precision": precision}
+        with pytest.raises(UserError, match=message):
+            check(RLJobSpec.model_validate(value), cfg)
+    found.clear()
+    check(RLJobSpec.model_validate(value), cfg)
+    engine_platform("npu").check_model(RLJobSpec.model_validate(value), cfg)
 
 
 def test_experts_stay_where_they_are(model: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,15 +160,19 @@ def test_export_keeps_what_is_not_trained(tmp_path: Path) -> None:
     """From two tensor-parallel ranks; transformers loads it, and what was not trained is there as it was."""
     from transformers import AutoModelForCausalLM
 
-    config, model = qwen3_5.config(), tmp_path / "model"
+    config, model, own = qwen3_5.config(), tmp_path / "model", tmp_path / "own"
     qwen3_5.write_folder(qwen3_5.language_half(config), config, model)
-    (model / "tokenizer.json").write_text("{}")
+    own.mkdir()
+    (own / "tokenizer.json").write_text("{}")
+    (own / "config.json").write_text(json.dumps(config))
     (model / "preprocessor_config.json").write_text('{"patch_size": 8}')
     cfg, before = ModelConfig.from_hf(model), load_file(model / "model.safetensors")
     trained = {name: before[name] + 1 for name, _ in hf_manifest(cfg)}
     (tmp_path / "step-3").mkdir()
     save(tmp_path / "step-3", cfg, ParallelLayout(2, 2), dict.fromkeys(KINDS, trained))
-    export_checkpoint(tmp_path / "step-3", model, tmp_path / "out", 2, ROLLOUT)
+    with pytest.raises(ValueError, match="is exported with what is not trained: give its beginning"):
+        export_checkpoint(tmp_path / "step-3", own, tmp_path / "out", 2, ROLLOUT)
+    export_checkpoint(tmp_path / "step-3", own, tmp_path / "out", 2, ROLLOUT, model)
 
     after = load_file(tmp_path / "out" / "model.safetensors")
     left = {name for name in before if name.startswith(("model.visual.", "mtp."))}

@@ -76,14 +76,17 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.public:
         raise UserError("--public: only with --push-to")
     # Only now what takes seconds to import.
-    from rljob_api.spec import RolloutSpec
-    from rljob_worker.driver.inputs import MODEL_FOLDER
+    from rljob_api.spec import ModelSpec, RolloutSpec
+    from rljob_worker.driver.inputs import MODEL_FOLDER, checkpoint_folder
+    from rljob_worker.models.config import ModelConfig
     from rljob_worker.trainer.export import export_checkpoint
 
     rollout = RolloutSpec.model_validate(spec["rollout"])
-    export_checkpoint(
-        store.folder(state.step), arguments.folder / MODEL_FOLDER, arguments.to, state.world_size, rollout
-    )
+    own = arguments.folder / MODEL_FOLDER
+    beginning = None
+    if ModelConfig.from_hf(own).untrained:
+        beginning = checkpoint_folder(ModelSpec.model_validate(spec["model"]))
+    export_checkpoint(store.folder(state.step), own, arguments.to, state.world_size, rollout, beginning)
     print(f"step {state.step} exported to {arguments.to}")
     if arguments.push_to is not None:
         message = f"{run_of.name}: step {state.step}"

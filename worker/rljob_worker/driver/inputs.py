@@ -45,7 +45,7 @@ def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
     own = folder / MODEL_FOLDER
     prepare_tokenizer(spec, own)
     if spec.model.random is None:
-        model_folder = _model_folder(spec.model)
+        model_folder = checkpoint_folder(spec.model)
         shutil.copyfile(model_folder / "config.json", own / "config.json")
     else:
         model_folder = own
@@ -91,7 +91,8 @@ def _room_for_prompts(model: ModelConfig, field: str, response_tokens: int) -> i
     return room
 
 
-def _model_folder(model: ModelSpec) -> Path:
+def checkpoint_folder(model: ModelSpec) -> Path:
+    """The folder of `model.path`, fetched from its hub where there is none here; UserError when that cannot be done."""
     assert model.path is not None
     local = Path(model.path).expanduser()
     if local.is_dir():

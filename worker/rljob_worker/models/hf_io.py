@@ -32,10 +32,9 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
-    "preprocessor_config.json",
-    "video_preprocessor_config.json",
 )
-"""And what makes a model's input of pictures, where it takes any."""
+PICTURE_FILES = ("preprocessor_config.json", "video_preprocessor_config.json")
+"""How pictures become a model's input, where it takes any."""
 _ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
@@ -260,7 +259,16 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
     found = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
     if not any(path.name in ("tokenizer.json", "tokenizer.model", "vocab.json") for path in found):
         raise UserError(f"{source}: no tokenizer; expected tokenizer.json, tokenizer.model or vocab.json")
-    for path in found:
+    _copy(found, folder)
+
+
+def copy_picture_files(source: Path, folder: Path) -> None:
+    """Copy what makes input of pictures, where there is any of it."""
+    _copy([source / name for name in PICTURE_FILES if (source / name).is_file()], folder)
+
+
+def _copy(paths: Iterable[Path], folder: Path) -> None:
+    for path in paths:
         if path.parent.resolve() != folder.resolve():
             with writing(folder / path.name, path.stat().st_size):
                 shutil.copyfile(path, folder / path.name)

@@ -11,34 +11,44 @@ from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, read_hf_config
 from rljob_worker.models.convert import Piece, assemble, local_pieces
 from rljob_worker.models.generation_config import write_generation_config
-from rljob_worker.models.hf_io import save_hf_folder, untrained_tensors
+from rljob_worker.models.hf_io import copy_picture_files, save_hf_folder, untrained_tensors
 from rljob_worker.trainer.megatron.resharding import MODEL_PREFIX, layout_of
 from rljob_worker.trainer.state_file import StateReader, path_of
 
 
 def export_checkpoint(
-    checkpoint: Path, model_folder: Path, target: Path, world_size: int, rollout: RolloutSpec
+    checkpoint: Path,
+    model_folder: Path,
+    target: Path,
+    world_size: int,
+    rollout: RolloutSpec,
+    beginning: Path | None = None,
 ) -> None:
     """Write the weights of a checkpoint as a folder that `transformers` and vLLM load.
 
-    What is not trained, such as a vision tower, comes from the model's folder.
+    What is not trained, such as a vision tower, comes from the folder that training began with.
 
     Args:
         checkpoint: a complete `step-N` folder.
-        model_folder: folder with the model's config.json and tokenizer, and with what is not trained.
+        model_folder: folder with the model's config.json and tokenizer.
         target: folder to write; must hold no weights yet.
         world_size: ranks that saved the checkpoint.
         rollout: sampling of the job, for `generation_config.json`.
+        beginning: folder with the weights that training began with; not needed where all of them are trained.
 
     Raises:
         UserError: `target` holds weights, or the states do not fit the model.
     """
     config = ModelConfig.from_hf(model_folder)
+    if config.untrained and beginning is None:
+        raise ValueError(f"a {config.model_type} checkpoint is exported with what is not trained: give its beginning")
     try:
         trained = assemble(_pieces(checkpoint, config, world_size), config)
-        tensors = itertools.chain(trained, untrained_tensors(model_folder))
+        tensors = trained if beginning is None else itertools.chain(trained, untrained_tensors(beginning))
         hf_config = read_hf_config(model_folder)
         save_hf_folder(target, tensors, hf_config, model_folder)
+        if beginning is not None:
+            copy_picture_files(beginning, target)
     except ValueError as error:
         raise UserError(str(error)) from error
     write_generation_config(target, rollout, hf_config)
