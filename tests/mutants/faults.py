@@ -122,7 +122,7 @@ FAULTS: tuple[Fault, ...] = (
         "the gates of a group's heads stand where their queries do",
         "worker/rljob_worker/models/convert.py",
         "return parts.unflatten(1, (kinds, heads)).transpose(1, 2)",
-        "return parts.unflatten(1, (kinds, heads)).transpose(1, 2).flip(2)",
+        "return parts.unflatten(1, (kinds, heads))",
         CONVERSION,
     ),
     Fault(
