@@ -174,7 +174,9 @@ class CheckpointStore(Checkpoints):
         self._check()
         folder = self.root / f"step-{step}.a{self._epoch}.incomplete"
         with self._unless_fenced(folder, "made"), writing(folder):
-            self.root.mkdir(exist_ok=True)
+            if not self.root.is_dir():
+                self.root.mkdir(exist_ok=True)
+                sync_folder(self.root.parent)
             self._clear()
             for replaced in self.root.glob("step-*.replaced"):
                 final = replaced.with_suffix("")

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from rljob_api.wire.run_status import OWNER_FILE, RUN_FILE, RunDescription
 from rljob_worker.driver.checkpoints import Checkpoints, CheckpointStore, checkpoint_root
 from rljob_worker.driver.fencing import EPOCHS, LOCK_FILE, claim_folder, lock_folder
 from rljob_worker.errors import FencedError, JobError, UserError
-from rljob_worker.host.files import TEMPORARY, explained, write_whole
+from rljob_worker.host.files import TEMPORARY, explained, sync_folder, write_whole
 from rljob_worker.records.run_files import read_run
 
 logger = logging.getLogger(__name__)
@@ -96,6 +96,7 @@ class RunFolder:
                 self._parents += [parent for parent in path.parents if not parent.exists()]
                 path.mkdir(parents=True)
                 self._made.append(path)
+                _sync_names([path, *(parent for parent in self._parents if parent in path.parents)])
             elif not path.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         except OSError as error:
@@ -141,6 +142,8 @@ class RunFolder:
             write_whole(self._root / OWNER_FILE, json.dumps(owner, indent=1), writer=claim.nonce)
         description = RunDescription(manifest, attempt, os.getpid(), claim.nonce, claim.epoch)
         write_whole(self.path / RUN_FILE, json.dumps(description.to_json(), indent=1), writer=claim.nonce)
+        for folder in {self.path, claim.folder}:
+            sync_folder(folder)
         self.attempt, self._claim = attempt, claim
 
     def _refuse_strangers(self) -> None:
@@ -174,6 +177,14 @@ def folder_error(error: OSError, path: Path, what: str) -> UserError | JobError:
     if error.errno in _NO_FOLDER:
         return UserError(f"{path}: cannot be {what}: {error.strerror}")
     return JobError(f"{path}: cannot be {what}: {explained(error, path).strerror}")
+
+
+def _sync_names(made: Sequence[Path]) -> None:
+    """Have folders that were made on disk: what is synced in them is lost with their names."""
+    for folder in made:
+        # Whoever may make a folder somewhere need not be allowed to read there.
+        with suppress(PermissionError):
+            sync_folder(folder.parent)
 
 
 @contextmanager

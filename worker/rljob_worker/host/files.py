@@ -176,6 +176,7 @@ class AppendedFile:
         self._lock = threading.RLock()
         self._waiting = bytearray()
         self._descriptor: int | None = None
+        self._name_is_synced = False
         self._size = path.stat().st_size if path.exists() else 0
 
     @property
@@ -220,6 +221,9 @@ class AppendedFile:
             assert self._descriptor is not None
             try:
                 os.fsync(self._descriptor)
+                if not self._name_is_synced:
+                    sync_folder(self.path.parent)
+                    self._name_is_synced = True
                 if not os.path.samestat(os.fstat(self._descriptor), os.stat(self.path)):
                     raise self._changed("another file")
             except OSError as error:

@@ -1,0 +1,50 @@
+"""Lives of a job from a seed, on one virtual clock, network and disk: `RLJOB_LIVES=10000` for as many."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from life import Life
+
+LIVES = int(os.environ.get("RLJOB_LIVES", "200"))
+FIRST = int(os.environ.get("RLJOB_SEED", "1"))
+MOST_TRIED = 80
+
+
+def play_all(folder: Path, seeds: range) -> None:
+    for seed in seeds:
+        place = folder / str(seed)
+        place.mkdir()
+        try:
+            Life(seed, place).live()
+        except Exception as error:
+            error.add_note(f"again with RLJOB_SEED={seed} RLJOB_LIVES=1")
+            raise
+
+
+def test_any_life_keeps_the_invariants(tmp_path: Path) -> None:
+    play_all(tmp_path, range(FIRST, FIRST + LIVES))
+
+
+def nothing(*_: object, **__: object) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("taken_away", "noticed"),
+    [
+        ("rljob_worker.driver.checkpoints.sync_folder", "the newest checkpoint is of step"),
+        ("rljob_worker.driver.fencing.Claim.check", "two drivers that can commit|was given up committed"),
+        ("rljob_operator.shell.leader.LeaderElection.check", "writes while"),
+        ("rljob_worker.records.writer.RecordWriter.recover", "effective_steps"),
+    ],
+    ids=["folders are not synced", "no fence", "no look at the Lease", "records of a checkpoint are left out"],
+)
+def test_the_invariants_notice_what_is_missing(
+    taken_away: str, noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taken_away, nothing)
+    with pytest.raises(AssertionError, match=noticed):
+        play_all(tmp_path, range(MOST_TRIED))
