@@ -25,6 +25,7 @@ from rljob_worker.driver.batch import answered_group
 from rljob_worker.driver.calls import Calls
 from rljob_worker.driver.cluster import check_apart
 from rljob_worker.driver.engine_lane import EngineLane
+from rljob_worker.driver.groups import EngineGroup
 from rljob_worker.driver.lockstep_rollouts import LockstepRollouts
 from rljob_worker.driver.open_groups import OpenGroup
 from rljob_worker.driver.placement import Placement
@@ -167,7 +168,9 @@ class Made:
         self.progress = Progress(self.ledger.state())
         inputs: Any = SimpleNamespace(tokenizer=tokenizer)
         nothing: Any = None
-        self.rollouts = LockstepRollouts(spec, nothing, nothing, self.ledger, inputs, self.progress, threading.Event())
+        self.rollouts = LockstepRollouts(
+            spec, EngineGroup(), nothing, self.ledger, inputs, self.progress, threading.Event()
+        )
 
     def batch(self, step: Step, version: int, chance: random.Random) -> None:
         """What `generate` and `collect_rewards` make of a step, by weights of `version`."""
