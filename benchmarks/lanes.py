@@ -10,24 +10,19 @@ cannot be shorter than what its slower side does. With fewer free cores than pro
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import yaml
+from example_runs import run_example
 from figures import Figure, report
 
 from rljob_api.phases import WAITS
-from rljob_api.validation import apply_overrides
 from rljob_api.wire.step_record import StepRecord
-from rljob_worker.records.steps import read_steps
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "disaggregated.yaml"
 REACHES, FASTER = 0.9, 1.25
 SETTINGS = [
     "spec.rollout.maxResponseTokens=24",
@@ -36,7 +31,6 @@ SETTINGS = [
     "spec.weightSync.probeEverySteps=0",
     "spec.records.trajectoriesEverySteps=0",
 ]
-SECONDS = 900
 
 
 def seconds_of(record: StepRecord) -> float:
@@ -55,16 +49,9 @@ def run(folder: Path, name: str, staleness: int, arguments: argparse.Namespace) 
     """Run one job; the records of its counted steps."""
     steps = arguments.skip + arguments.steps
     own = [f"spec.steps={steps}", f"spec.checkpoint.everySteps={steps}", f"spec.rollout.staleness.max={staleness}"]
-    document = apply_overrides(yaml.safe_load(EXAMPLE.read_text()), [*SETTINGS, *own, *arguments.settings])
-    (folder / f"{name}.json").write_text(json.dumps(document))
-    command = [sys.executable, "-m", "rljob_worker.cli.main", "run", str(folder / f"{name}.json")]
-    with open(folder / f"{name}.log", "w+") as log:
-        code = subprocess.run([*command, "--output", str(folder / name)], stdout=log, stderr=log, timeout=SECONDS)
-        if code.returncode:
-            log.seek(0)
-            raise SystemExit(log.read())
+    records = run_example("disaggregated", folder, name, [*SETTINGS, *own, *arguments.settings])
     # The last step has nothing made ahead of it.
-    return read_steps(folder / name)[arguments.skip : -1]
+    return records[arguments.skip : -1]
 
 
 def mean(values: Sequence[float]) -> float:
