@@ -48,13 +48,29 @@ def test_it_is_what_a_loop_over_requests_finds(seed: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def guessing(model: Path) -> Iterator[RemoteEngine]:
-    """An engine that guesses; else as `engines`."""
-    spec = spec_json(model, maxNumSeqs=32, speculative=GUESSES)
-    engine = RemoteEngine(spec, model, model.parent / "guessing.log")
-    engine.call("start")
-    yield engine
-    engine.close()
+def pair(model: Path) -> Iterator[list[RemoteEngine]]:
+    """An engine that guesses and one that does not, of weights that nothing has replaced."""
+    made = [
+        RemoteEngine(spec_json(model, maxNumSeqs=32, **more), model, model.parent / f"guessing-{index}.log")
+        for index, more in enumerate(({"speculative": GUESSES}, {}))
+    ]
+    for one in made:
+        one.send("start")
+    for one in made:
+        one.wait()
+    yield made
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def guessing(pair: list[RemoteEngine]) -> RemoteEngine:
+    return pair[0]
+
+
+@pytest.fixture
+def engine(pair: list[RemoteEngine]) -> RemoteEngine:
+    return pair[1]
 
 
 def repeating_requests() -> list[GenerationRequest]:

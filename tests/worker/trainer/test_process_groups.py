@@ -26,7 +26,7 @@ FAULTS = [f"{where}/{victim}:3" for where in WHERE for victim in (0, 1)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("groups")
-    write_model(folder / "dense", moe=False)
+    write_model(folder / "dense")
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT / "crds"), str(ROOT / "worker")]),
         "OMP_NUM_THREADS": "1",

@@ -6,6 +6,7 @@ importing every module of the worker, or by each patch in a fork of its own.
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import json
 import os
@@ -48,6 +49,9 @@ def attributes(modules: dict[str, types.ModuleType]) -> dict[str, Any]:
     for module_name, module in modules.items():
         for name, value in list(vars(module).items()):
             if name in _LAZY or isinstance(value, types.ModuleType):
+                continue
+            if value is copyreg.dispatch_table:
+                # The standard library's, under a name of upstream's: packages like regex enter themselves there.
                 continue
             found[f"{module_name}.{name}"] = _copy(value)
             for inner, content in _inside(value, module_name):
