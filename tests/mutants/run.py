@@ -2,8 +2,8 @@
 
     make test-mutants [MUTANTS='"PART OF A NAME" ...']
 
-First the tests run on the unchanged copy: those that fail there would notice anything. Ends with 1 when a fault was
-not noticed, or is no longer to be found in the code: then it is to be brought up to date.
+Tests run on the unchanged copy before they judge a fault: those that fail there would notice anything. Ends with 1
+when a fault was not noticed, or is no longer to be found in the code: then it is to be brought up to date.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mutants.fault import Fault
@@ -22,6 +25,7 @@ from mutants.faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 900
+SIDE_BY_SIDE = 2
 TESTS_FAILED = 1
 """pytest's exit code; the others mean that no test has judged."""
 
@@ -68,24 +72,36 @@ def problem_with(fault: Fault, folder: Path) -> str:
     return {TESTS_FAILED: "", 0: f"not noticed by {fault.tests}"}.get(code, f"pytest ended with {code}")
 
 
+def judge(faults: Sequence[Fault], copies: threading.local, scratch: Path) -> int:
+    """How many of these faults, which have the same tests, were not caught; prints a line for each."""
+    if not hasattr(copies, "folder"):
+        copies.folder = Path(tempfile.mkdtemp(dir=scratch))
+        copy_checkout(copies.folder)
+    began = time.monotonic()
+    if code := run_tests(copies.folder, faults[0].tests, (0,)):
+        print(f"MISSED: without any fault, pytest ends with {code}: {faults[0].tests}", flush=True)
+        return len(faults)
+    uncaught = 0
+    for fault in faults:
+        problem = problem_with(fault, copies.folder)
+        uncaught += bool(problem)
+        verdict = f"MISSED: {problem}" if problem else "caught"
+        print(f"{time.monotonic() - began:4.0f}s  {fault.name}: {verdict}", flush=True)
+        began = time.monotonic()
+    return uncaught
+
+
 def main(parts: list[str]) -> int:
     """Number of faults that were not caught."""
     faults = [fault for fault in FAULTS if not parts or any(part in fault.name for part in parts)]
     if not faults:
         sys.exit(f"no fault of faults.py has one of these in its name: {', '.join(parts)}")
-    uncaught = 0
-    with tempfile.TemporaryDirectory(prefix="rljob-mutants-") as scratch:
-        folder = Path(scratch)
-        copy_checkout(folder)
-        all_tests = " ".join(dict.fromkeys(" ".join(fault.tests for fault in faults).split()))
-        if code := run_tests(folder, all_tests, (0,)):
-            sys.exit(f"without any fault, pytest ends with {code}: {all_tests}")
-        for fault in faults:
-            began = time.monotonic()
-            problem = problem_with(fault, folder)
-            uncaught += bool(problem)
-            print(f"{'MISSED' if problem else 'caught'} {time.monotonic() - began:5.0f}s  {fault.name}", end="")
-            print(f": {problem}" if problem else "", flush=True)
+    by_tests = defaultdict(list)
+    for fault in faults:
+        by_tests[fault.tests].append(fault)
+    copies = threading.local()
+    with tempfile.TemporaryDirectory(prefix="rljob-mutants-") as scratch, ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        uncaught = sum(pool.map(lambda alike: judge(alike, copies, Path(scratch)), by_tests.values()))
     print(f"{len(faults) - uncaught} of {len(faults)} faults caught")
     return uncaught
 

@@ -120,6 +120,13 @@ SAFETY_FAULTS = (
         FENCING,
     ),
     Fault(
+        "a driver goes on in a folder that was lost and made anew",
+        "worker/rljob_worker/driver/fencing.py",
+        'own = read_file(path / str(self.epoch)).decode("ascii").strip()',
+        "own = self.nonce",
+        FENCING,
+    ),
+    Fault(
         "two drivers take one number",
         "worker/rljob_worker/driver/fencing.py",
         'open(own, "x", encoding="ascii")',

@@ -402,9 +402,8 @@ class World:
         self._snap()
 
     def folder_is_lost(self) -> None:
+        """Whoever works in it ends at its next look, also when it was made anew by then."""
         self.folder = Folder()
-        for job in self.reachable:
-            job.folder = self.folder
 
     @property
     def running(self) -> list[RayJob]:

@@ -233,3 +233,18 @@ def test_a_run_folder_that_vanished_is_no_place_to_save(tmp_path: Path, gone: st
     with pytest.raises(JobError, match=r"cannot tell whether this run is still this driver's"):
         folder.checkpoints().begin(1)
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_a_run_folder_that_was_made_anew_is_another_drivers(tmp_path: Path) -> None:
+    """It counts from 1 again, so that a driver which was there before has a higher number than the owner."""
+    for _ in range(2):
+        RunFolder(tmp_path / "run", job(), resume="auto").close()
+    third = RunFolder(tmp_path / "run", job(), resume=True)
+    shutil.rmtree(tmp_path / "run")
+    for epoch in (1, 2, 3):
+        RunFolder(tmp_path / "run", job(), resume="auto").close()
+        assert json.loads((tmp_path / "run" / "run.json").read_text())["epoch"] == epoch
+        with pytest.raises(JobError):
+            third.checkpoints().begin(1)
+    assert not (tmp_path / "run" / "checkpoints").exists()

@@ -36,10 +36,10 @@ def test_time_between_two_rounds_is_not_counted() -> None:
 
 
 def test_what_waits_for_a_place_is_not_busy() -> None:
-    occupancy = Occupancy(engines=2, places=4)
-    occupancy.given(0, 100, 0.0)
-    occupancy.came(0, 3, 1.0)
-    assert occupancy.tail_seconds == 0.0, "4 of 8 are half"
-    occupancy.came(0, 94, 2.0)
-    occupancy.came(0, 3, 5.0)
-    assert occupancy.tail_seconds == 3.0
+    for engines, tail in ((2, 0.0), (3, 2.0)):
+        occupancy = Occupancy(engines, places=4)
+        occupancy.given(0, 100, 0.0)
+        occupancy.came(0, 97, 2.0)
+        assert occupancy.tail_seconds == tail, f"4 of {4 * engines}, though 100 are there"
+        occupancy.came(0, 3, 5.0)
+        assert occupancy.tail_seconds == tail + 3.0

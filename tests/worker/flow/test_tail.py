@@ -121,7 +121,7 @@ def test_a_step_is_long_when_enough_wait_or_one_has_waited_long_enough() -> None
 
 
 def test_a_long_step_takes_those_that_were_deferred_first() -> None:
-    waiting = {1: None, 2: 9, 5: 7, 6: 7, 8: None, 9: 9}
-    assert members(waiting, 3, long=True) == [2, 5, 6]
+    waiting = {1: None, 2: 9, 5: 9, 6: 7, 8: None, 9: 7}
+    assert members(waiting, 3, long=True) == [2, 6, 9]
     assert members(waiting, 5, long=True) == [1, 2, 5, 6, 9]
     assert members(waiting, 3, long=False) == [1, 8]

@@ -119,7 +119,9 @@ class Claim:
         """
         path = self.folder / EPOCHS
         try:
-            owners = [Owner(max(_epochs(self.folder), default=0), self.nonce)]
+            # A folder that was lost and made anew counts from 1 again: it is told by this driver's own file.
+            own = read_file(path / str(self.epoch)).decode("ascii").strip()
+            owners = [Owner(max(_epochs(self.folder)), self.nonce), Owner(self.epoch, own)]
             for path in self.said_in:
                 owners.append(Owner.read(path))
         except OSError as error:
