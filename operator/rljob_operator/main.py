@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,10 @@ from rljob_operator.settings import Settings, SettingsProblem, parse_settings
 from rljob_operator.shell.access import AccessProblem, find_access
 from rljob_operator.shell.controller import Controller
 from rljob_operator.state.reconcile import reconcile
+
+_NEW_OBJECTS = 10_000
+"""New objects between two looks of Python for dead cycles. With its usual 700 it walks over the caches several times an
+event: 14 % of the operator's time with 250 jobs."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _run(settings: Settings) -> None:
+    gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS, *gc.get_threshold()[1:])
     access = await find_access(settings.kubeconfig, settings.context)
     await Controller(access, settings, reconcile).run()  # until SIGTERM, which Kopf heeds
 
