@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,6 @@ def wrong_plans_are_refused(wrong: dict[str, str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("tensor_parallel", "kinds"), RUNS, ids=["models", "devices", "tensor parallel", "hybrid"])
 def test_synced_engines_equal_fresh_ones(models: Path, tensor_parallel: int, kinds: list[str]) -> None:
-    if "hybrid" in kinds and find_spec("torchvision") is None:
-        pytest.skip("vLLM's model of Qwen3.5 imports torchvision, which is not installed")
     command = [sys.executable, str(HERE / "vllm_sync_process.py"), str(models), str(tensor_parallel), *kinds]
     path = os.pathsep.join([str(HERE), *sys.path])
     run = subprocess.run(

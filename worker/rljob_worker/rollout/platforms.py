@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -84,15 +83,17 @@ def _check_cpu_model(spec: RLJobSpec, model: ModelConfig) -> None:
         raise UserError(
             f"spec.model: head_dim {model.head_dim} is not supported by vLLM's attention on CPU; allowed: {allowed}"
         )
-    if model.linear_attention is None:
+    linear = model.linear_attention
+    if linear is None:
         return
     if spec.training.precision is not Precision.BF16:
         raise UserError("spec.training.precision: vLLM's linear attention on CPU computes in bf16 alone; use 'bf16'")
-    if importlib.util.find_spec("torchvision") is None:
-        raise UserError(
-            f"spec.model: vLLM's model {model.model_type!r} imports torchvision, which is not installed here; install "
-            "the release that fits torch (0.26.0 for 2.11.0)"
-        )
+    heads = {"linear_key_head_dim": linear.key_head_dim, "linear_value_head_dim": linear.value_head_dim}
+    for name, size in heads.items():
+        if size % 32:
+            raise UserError(
+                f"spec.model: {name} {size} is not supported by vLLM's linear attention on CPU; use a multiple of 32"
+            )
 
 
 def _device_arguments(spec: RLJobSpec) -> dict[str, object]:
