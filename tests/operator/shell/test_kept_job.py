@@ -74,3 +74,19 @@ def test_specs_are_kept_up_to_a_size_and_not_up_to_a_number() -> None:
     assert [number for number in kept if cache.get(str(number), 1) is not None] == kept
     cache.drop("2999", 1)
     assert cache.get("2999", 1) is None
+
+
+def test_specs_that_are_kept_are_what_they_were_and_can_be_changed_by_copies() -> None:
+    cache, texts = SpecCache(), [manifest(), manifest(steps=7)]
+    for number, text in enumerate(texts):
+        spec = RLJobSpec.model_validate(text["spec"])
+        before = spec.model_copy(deep=True)
+        cache.keep(str(number), 1, spec, text["spec"])
+        assert spec == before
+        assert spec.model_dump(exclude_unset=True) == before.model_dump(exclude_unset=True)
+    first, second = (cache.get(str(number), 1) for number in range(2))
+    assert first is not None
+    assert second is not None
+    changed = first.rollout.model_copy(update={"partial": None, "seed": 1})
+    assert "seed" in changed.model_fields_set
+    assert "seed" not in second.rollout.model_fields_set
