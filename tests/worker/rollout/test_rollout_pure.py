@@ -115,7 +115,7 @@ def test_environment_of_an_engine(model: Path) -> None:
     environment = engine_environment(_spec(model), cache_folder="/somewhere")
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert environment["TORCHDYNAMO_DISABLE"] == "1"
-    assert environment["OMP_NUM_THREADS"] == "1"
+    assert environment["OMP_NUM_THREADS"] == environment["NUMBA_NUM_THREADS"] == "1"
     assert environment["VLLM_CACHE_ROOT"] == "/somewhere/vllm"
     assert engine_environment(_spec(model, graphMode=True))["TORCHDYNAMO_DISABLE"] == "0"
     imported = subprocess.run(

@@ -22,6 +22,7 @@ def engine_environment(spec: RLJobSpec, *, cache_folder: str | None = None) -> d
         spec: the job.
         cache_folder: where vLLM and the compiler keep their caches; default: where they are used to.
     """
+    threads = str(threads_per_process(spec.resources.threads_per_device, derived.devices_per_node(spec)))
     environment = {
         # The engine core inside the actor: half the rollout time of a small model, and no process outlives the actor.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -29,7 +30,9 @@ def engine_environment(spec: RLJobSpec, *, cache_folder: str | None = None) -> d
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         # Ray sets 1 for actors that ask for no CPUs, and vLLM makes torch.set_num_threads a no-op.
-        "OMP_NUM_THREADS": str(threads_per_process(spec.resources.threads_per_device, derived.devices_per_node(spec))),
+        "OMP_NUM_THREADS": threads,
+        # vLLM looks for n-grams with numba, whose number of threads becomes OpenMP's.
+        "NUMBA_NUM_THREADS": threads,
         "TOKENIZERS_PARALLELISM": "false",
         # The model is a local folder by now; a hub that does not answer must not delay the start.
         "HF_HUB_OFFLINE": "1",
