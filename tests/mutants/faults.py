@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutants.fault import Fault
 from mutants.lanes_faults import LANES_FAULTS
+from mutants.replay_faults import REPLAY_FAULTS
 from mutants.safety_faults import SAFETY_FAULTS
 from mutants.tail_faults import TAIL_FAULTS
 
@@ -625,5 +626,6 @@ FAULTS: tuple[Fault, ...] = (
     ),
     *SAFETY_FAULTS,
     *LANES_FAULTS,
+    *REPLAY_FAULTS,
     *TAIL_FAULTS,
 )

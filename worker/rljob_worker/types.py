@@ -15,6 +15,8 @@ from rljob_api.spec import RewardSpec
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
+ExpertArray = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+"""[tokens, layers with experts, experts of a token]: numbers of experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +87,15 @@ class Generation:
     """`stop` or `length`; empty where it may go on."""
     stop_text: str | None = None
     """The stop string that ended it, if any."""
+    experts: ExpertArray | None = None
+    """Of all tokens but the last, those of the prompt included; None where the engine does not tell them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
     """The streams of a step, one after the other: N streams of T tokens, n of which the policy sampled.
 
-    Flat, so that what travels to the trainers is six arrays, however many streams there are.
+    Flat, so that what travels to the trainers is six or seven arrays, however many streams there are.
     """
 
     tokens: IntArray
@@ -106,6 +110,8 @@ class TrainBatch:
     """[n]."""
     versions: IntArray
     """[n], the weights that sampled each token."""
+    experts: ExpertArray | None = None
+    """[T - N, ...]: those that the engine sent each token but the last of its stream to; None: the trainer's own."""
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -82,6 +82,7 @@ PROFILE = HardwareProfile(
     # A capture refuses TASK_QUEUE_ENABLE=2 (NPUGraph.cpp:155), and graphs hold on to weights that change (vime issue
     # 157, vllm-ascend RFC 10072).
     captures_graphs=False,
+    returns_experts=False,
     verifies_drafts=False,
     refused_engine_args={
         # vllm-ascend 13012, in 0.26: `_expert_map` and `log2phy` lie in the pool that level-2 sleep gives back.

@@ -95,6 +95,8 @@ class HardwareProfile:
     """Variables of engine processes."""
     captures_graphs: bool = True
     """Whether an engine may run captured graphs (`rollout.graphMode`) while its weights change."""
+    returns_experts: bool = True
+    """Whether an engine tells the experts of each token (`rollout.routerReplay`)."""
     verifies_drafts: bool = True
     """Whether an engine's guesses (`rollout.speculative`) can be verified so that they change no token."""
     refused_engine_args: Mapping[str, str] = field(default_factory=dict)

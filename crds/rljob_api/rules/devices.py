@@ -48,6 +48,18 @@ def _drafts_rule() -> Rule:
     )
 
 
+def _experts_rule() -> Rule:
+    refusing = _names(lambda profile: not profile.returns_experts)
+    return Rule(
+        on=RLJobSpec,
+        field="rollout.routerReplay",
+        wrong="vllm-ascend 0.23 may return where an expert is instead of which one it is (vllm-ascend 13882)",
+        allowed=f"false on profiles {', '.join(refusing)}",
+        check=lambda s: not s.rollout.router_replay or PROFILES[s.resources.profile].returns_experts,
+        cel=f"!self.rollout.routerReplay || !({_on_one_of(refusing)})",
+    )
+
+
 def _engine_arg_rule(name: str) -> Rule:
     refusing = _names(lambda profile: name in profile.refused_engine_args)
     return Rule(
@@ -77,6 +89,7 @@ def _nz_rule(field: str) -> Rule:
 DEVICES = (
     _graph_rule(),
     _drafts_rule(),
+    _experts_rule(),
     *(_engine_arg_rule(name) for name in sorted({arg for p in PROFILES.values() for arg in p.refused_engine_args})),
     _nz_rule("variables"),
     _nz_rule("rollout"),

@@ -41,6 +41,7 @@ RESERVED_ENGINE_ARGS = {
     "seed": "seed",
     "skip_tokenizer_init": "leave it out: prompts come as tokens",
     "speculative_config": "rollout.speculative",
+    "enable_return_routed_experts": "rollout.routerReplay",
     "tensor_parallel_size": "rollout.tensorParallel",
     "tokenizer": "model.path",
     "trust_remote_code": "leave it out: code in a model's folder is not run",
@@ -157,6 +158,9 @@ class RolloutSpec(ApiModel):
     """The bound of `partial` and of mode `Disaggregated`; default: 1."""
     speculative: SpeculativeSpec | None = None
     """Speculative decoding; null: a token a step."""
+    router_replay: bool = False
+    """Mixtures of experts: the trainer sends each token to the experts that the engine sent it to (R3,
+    arXiv 2510.11370), so that rounding in a router no longer makes the two differ."""
     tail: TailSpec | None = None
     """Gather long responses in steps of their own; null: each step waits for its longest response."""
     max_num_seqs: SampleCount | None = None

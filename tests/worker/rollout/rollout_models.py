@@ -16,18 +16,30 @@ VOCAB = FIRST_WORD + WORDS + 1
 MAX_PROMPT, MAX_RESPONSE = 40, 24
 
 
-def write_model(folder: Path) -> Path:
-    """A random Qwen3 (hidden 64, 2 layers) whose tokenizer has one token for each of the words w0 ... w59."""
+def write_model(folder: Path, *, experts: bool = False) -> Path:
+    """A random Qwen3 (hidden 64) whose tokenizer has one token for each of the words w0 ... w59.
+
+    Of 2 layers; with `experts` of 3, of which the first and the last have 8 experts, 2 a token.
+    """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import (
+        PreTrainedTokenizerFast,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+    )
 
     torch.manual_seed(0)
-    config = Qwen3Config(
+    make, model_class = (Qwen3MoeConfig, Qwen3MoeForCausalLM) if experts else (Qwen3Config, Qwen3ForCausalLM)
+    moe = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "mlp_only_layers": [1]}
+    config = make(
+        **(moe if experts else {}),
         vocab_size=VOCAB,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=3 if experts else 2,
         num_attention_heads=2,
         num_key_value_heads=2,
         head_dim=32,
@@ -39,7 +51,7 @@ def write_model(folder: Path) -> Path:
         # The default of 0.02 makes nearly uniform distributions, on which top-p and greedy would prove little.
         initializer_range=0.2,
     )
-    Qwen3ForCausalLM(config).float().save_pretrained(folder)
+    model_class(config).float().save_pretrained(folder)
     words = (
         {"<s>": 0, "</s>": END, "<pad>": PAD} | {f"w{i}": FIRST_WORD + i for i in range(WORDS)} | {"<unk>": VOCAB - 1}
     )

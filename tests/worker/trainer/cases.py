@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,6 +35,7 @@ Result = dict[str, Any]
 
 def make_spec(world_size: int, **training: Any) -> dict[str, Any]:
     algorithm = training.pop("algorithm", {})
+    replay = training.pop("routerReplay", False)
     memory = {"trainMemoryMargin": "0"} | training.pop("memorySaver", {})
     # A larger epsilon than the default: Adam turns rounding noise of vanishing gradients into whole steps.
     optimizer = {"lr": 1e-3, "weightDecay": 0.1, "eps": 1e-6} | training.pop("optimizer", {})
@@ -42,7 +44,12 @@ def make_spec(world_size: int, **training: Any) -> dict[str, Any]:
         "model": {"random": {"config": {"model_type": "qwen3"}}},
         "data": {"synthetic": {}},
         "reward": {"name": "match"},
-        "rollout": {"promptsPerStep": SAMPLES // 4, "samplesPerPrompt": 4, "maxResponseTokens": MAX_RESPONSE},
+        "rollout": {
+            "promptsPerStep": SAMPLES // 4,
+            "samplesPerPrompt": 4,
+            "maxResponseTokens": MAX_RESPONSE,
+            "routerReplay": replay,
+        },
         "algorithm": algorithm,
         "training": {"precision": "fp32", "maxTokensPerMicroBatch": 48, "optimizer": optimizer} | training,
         "resources": {"profile": "cpu", "devicesPerNode": world_size},
@@ -61,6 +68,12 @@ def make_batch(seed: int) -> TrainBatch:
         rollout_log_probs=[(-3 - random.random(r)).astype(np.float32) for r in responses],
         advantages=random.standard_normal(SAMPLES).astype(np.float32),
     )
+
+
+def with_experts(batch: TrainBatch, seed: int) -> TrainBatch:
+    """Two of the model's four experts for each token in each of its two layers, whatever its routers say."""
+    scores = np.random.default_rng(seed).random((len(batch.tokens) - len(batch), 2, 4))
+    return replace(batch, experts=scores.argsort(axis=-1)[..., :2].astype(np.uint8))
 
 
 class Process:
@@ -86,6 +99,8 @@ class Process:
 
 def step(trainer: Trainer, seed: int) -> StepMetrics:
     batch = make_batch(seed)
+    if trainer.spec.rollout.router_replay:
+        batch = with_experts(batch, seed)
     if trainer.spec.algorithm.kl.coefficient > 0 or trainer.spec.algorithm.kl.monitor:
         trainer.ref_log_probs(batch, SAMPLING)
     trainer.log_probs(batch, SAMPLING)
@@ -341,6 +356,7 @@ def refused_load(process: Process) -> Result:
     return {"messages": messages, "unchanged": same(before, state(trainer))}
 
 
+REPLAY: dict[str, Any] = {"model": "moe", "routerReplay": True}
 SCHEDULED = {"optimizer": {"schedule": "cosine", "warmupSteps": 2}}
 CASES: dict[str, Callable[[Process], Result]] = {
     "one": steps,
@@ -364,6 +380,13 @@ CASES: dict[str, Callable[[Process], Result]] = {
     "ep_moe": lambda p: steps(p, model="moe", expertParallel=2),
     "tp_moe": lambda p: steps(p, model="moe", tensorParallel=2),
     "tp_ep_moe": lambda p: steps(p, model="moe", tensorParallel=2, expertParallel=2),
+    "one_replay": lambda p: steps(p, **REPLAY),
+    "recompute_replay": lambda p: steps(p, recompute="Full", **REPLAY),
+    "selective_replay": lambda p: steps(p, recompute="Selective", **REPLAY),
+    "pp_replay": lambda p: steps(p, pipelineParallel=2, recompute="Full", **REPLAY),
+    "ep_replay": lambda p: steps(p, expertParallel=2, **REPLAY),
+    "tp_replay": lambda p: steps(p, tensorParallel=2, recompute="Selective", **REPLAY),
+    "kl_replay": lambda p: steps(p, count=1, algorithm={"kl": {"coefficient": 0.1}}, **REPLAY),
     "stop_one": stop_midway,
     "stop_after_update": stop_after_update,
     "stop_tp": lambda p: stop_midway(p, tensorParallel=2),

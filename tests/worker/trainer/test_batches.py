@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,7 +72,9 @@ def test_equal_lengths_fill_the_bound() -> None:
 @settings(deadline=None)
 def test_micro_batches_hold_the_right_tokens(sizes: list[tuple[int, int]], parts: int, bound: int) -> None:
     prompts, responses = [p for p, _ in sizes], [r for _, r in sizes]
-    packed = PackedBatch(make_batch(prompts, responses))
+    batch = make_batch(prompts, responses)
+    followed = np.concatenate([1000 * i + np.arange(sum(size) - 1) for i, size in enumerate(sizes)])
+    packed = PackedBatch(replace(batch, experts=followed.astype(np.uint16).reshape(-1, 1, 1)))
     seen: list[int] = []
     for part in range(parts):
         (update,) = plan_step(packed, None, parts, part, bound)
@@ -91,6 +94,12 @@ def test_micro_batches_hold_the_right_tokens(sizes: list[tuple[int, int]], parts
             np.testing.assert_allclose(mb.rollout_log_probs.numpy(), expected_log_probs, rtol=1e-6)
             assert mb.advantages.tolist() == expected_advantages
             assert mb.mask.sum(1).tolist() == [responses[i] for i in mb.samples]
+            for row, i in enumerate(mb.samples):
+                count = prompts[i] + responses[i] - 1
+                if mb.experts is None:
+                    assert not len(followed)
+                else:
+                    assert torch.equal(mb.experts[:count, row, 0, 0], mb.input_ids[row, :count].short())
             seen += mb.samples.tolist()
     assert sorted(seen) == list(range(len(sizes)))
 

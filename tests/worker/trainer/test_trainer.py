@@ -10,13 +10,16 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cases import make_batch, with_experts
 from safetensors.torch import save_file
+from transformers import Qwen3MoeForCausalLM
 
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.manifest import hf_manifest
@@ -26,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 TOGETHER = ["tp", "pp", "dp", "tp_terms", "pp_terms", "dp_terms", "ep_moe", "tp_moe", "tp_ep_moe"]
-TOGETHER += ["tp_hybrid", "pp_hybrid"]
+TOGETHER += ["tp_hybrid", "pp_hybrid", "pp_replay", "ep_replay", "tp_replay"]
 TOGETHER += ["stop_tp", "stop_pp", "stop_dp", "save_dp", "undisturbed_dp", "undisturbed_bf16"]
 """Cases of two ranks."""
 ALONE = (
@@ -34,6 +37,10 @@ ALONE = (
     [
         "one_moe",
         "one_hybrid",
+        "one_replay",
+        "recompute_replay",
+        "selective_replay",
+        "kl_replay",
         "offload_moved",
         "non_finite",
         "reference",
@@ -150,6 +157,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         *[(f"{layout}_terms", "one_terms") for layout in ("tp", "pp", "dp")],
         *[(f"{layout}_moe", "one_moe") for layout in ("ep", "tp", "tp_ep")],
         *[(f"{layout}_hybrid", "one_hybrid") for layout in ("tp", "pp")],
+        *[(f"{layout}_replay", "one_replay") for layout in ("recompute", "selective", "pp", "ep", "tp")],
     ],
 )
 def test_layouts_agree(results: Results, case: str, alone: str) -> None:
@@ -165,6 +173,46 @@ def test_layouts_agree(results: Results, case: str, alone: str) -> None:
     assert weights.keys() == expected_weights.keys()
     for name, tensor in weights.items():
         torch.testing.assert_close(tensor, expected_weights[name], atol=1e-5, rtol=0)
+
+
+def test_each_token_goes_to_the_experts_that_the_batch_names(results: Results) -> None:
+    """Held to transformers' model with its routers told the same; scores are of the trainer's own choice."""
+    batch = with_experts(make_batch(0), 0)
+    assert batch.experts is not None
+    model = Qwen3MoeForCausalLM.from_pretrained(results.folder / "moe", dtype=torch.float32).eval()
+    told: list[torch.Tensor] = []
+    for place, layer in enumerate(model.model.layers):
+        layer.mlp.gate.register_forward_hook(partial(_told, told, place))
+    differences = []
+    starts = np.cumsum(batch.lengths) - batch.lengths
+    sampled = np.cumsum(batch.sampled) - batch.sampled
+    for sample, (start, length) in enumerate(zip(starts, batch.lengths)):
+        ids = torch.from_numpy(batch.tokens[start : start + length])
+        rows = slice(start - sample, start - sample + length - 1)
+        told[:] = [torch.from_numpy(batch.experts[rows].astype(np.int64))]
+        with torch.no_grad():
+            log_probs = model(ids[:-1].unsqueeze(0)).logits[0].log_softmax(-1)
+        own = log_probs.gather(-1, ids[1:, None])[:, 0].numpy()
+        mine = np.flatnonzero(batch.sampled[start : start + length])
+        differences.append(np.abs(own[mine - 1] - batch.rollout_log_probs[sampled[start + mine]]))
+    expected = float(np.concatenate(differences).mean())
+    name = "train/train_rollout_logprob_abs_diff"
+    assert results["one_replay"]["metrics"][0][name] == pytest.approx(expected, abs=1e-5)
+    assert abs(results["one_moe"]["metrics"][0][name] - expected) > 1e-4, "any experts would have done"
+
+
+def test_the_reference_policy_chooses_its_own_experts(results: Results) -> None:
+    """Before its first update the policy is the reference, but for its experts."""
+    assert results["kl_replay"]["metrics"][0]["train/kl_loss"] > 1e-6
+
+
+def _told(
+    told: list[torch.Tensor], place: int, _gate: torch.nn.Module, _args: Any, result: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...]:
+    probabilities, _, _ = result
+    experts = told[0][:, place]
+    weights = probabilities.gather(-1, experts)
+    return probabilities, weights / weights.sum(dim=-1, keepdim=True), experts
 
 
 def test_recompute_offload_and_memory_saver_change_no_bit(results: Results) -> None:

@@ -71,7 +71,9 @@ def train_batch(groups: Sequence[Group], advantages: FloatArray) -> TrainBatch:
         groups: what is trained on; N samples together.
         advantages: [N], the same for all of a sample's tokens.
     """
-    streams = [episode.stream for group in groups for episode in group.episodes]
+    episodes = [episode for group in groups for episode in group.episodes]
+    streams = [episode.stream for episode in episodes]
+    experts = [episode.experts for episode in episodes if episode.experts is not None]
     sampled = [[span for span in stream.spans if span.version is not None] for stream in streams]
     log_probs = np.concatenate([stream.log_probs for stream in streams])
     # A stream's log-probabilities are NaN exactly where nothing was sampled.
@@ -84,6 +86,7 @@ def train_batch(groups: Sequence[Group], advantages: FloatArray) -> TrainBatch:
         rollout_log_probs=log_probs[is_sampled],
         advantages=np.repeat(advantages.astype(np.float32), [sum(map(len, of_stream)) for of_stream in sampled]),
         versions=np.repeat(np.array([span.version for span in spans], dtype=np.int64), list(map(len, spans))),
+        experts=np.concatenate(experts) if experts else None,
     )
 
 
@@ -99,6 +102,7 @@ def answered_group(
             TokenStream.of_response(head, generation.token_ids, generation.log_probs, version=version),
             Finish(generation.finish_reason),
             generation.stop_text,
+            generation.experts,
         )
         for sample, generation in enumerate(generations)
     )

@@ -54,6 +54,8 @@ def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
     model = ModelConfig.from_hf(model_folder)
     training = spec.training
     check_parallel(model, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
+    if spec.rollout.router_replay and not model.num_experts:
+        raise UserError("spec.rollout.routerReplay: the model has no experts; leave it out")
     engine_platform(device_kind(spec.resources).name).check_model(spec, model)
     tokenizer = load_tokenizer(own)
     check_engine_arguments(list(spec.rollout.engine_args))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rljob_worker.flow.streams import TokenStream
+from rljob_worker.types import ExpertArray
 
 
 class Finish(StrEnum):
@@ -27,6 +28,7 @@ class Episode:
         stream: its tokens so far.
         finish: why it ended; None while it may go on.
         stop_text: the stop string that ended it, if any.
+        experts: those that the engine sent each token but the last to, where the trainer is to do the same.
     """
 
     ordinal: int
@@ -34,6 +36,7 @@ class Episode:
     stream: TokenStream
     finish: Finish | None = None
     stop_text: str | None = None
+    experts: ExpertArray | None = None
 
     @property
     def response_length(self) -> int:

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
 
 def build_gpt_model(
-    cfg: ModelConfig, *, tp: int, pp: int, ep: int, dtype: torch.dtype, recompute: str = "None", device: str = "cpu"
+    cfg: ModelConfig,
+    *,
+    tp: int,
+    pp: int,
+    ep: int,
+    dtype: torch.dtype,
+    recompute: str = "None",
+    router_replay: bool = False,
+    device: str = "cpu",
 ) -> GptModel:
     """This rank's bare GPTModel on the host; weights are uninitialised but for the vocabulary's padding rows, zeros.
 
@@ -37,6 +45,7 @@ def build_gpt_model(
         ep: expert parallel size; experts that are not dealt out are cut over the tensor-parallel ranks.
         dtype: of parameters and activations, bfloat16 or float32.
         recompute: `None`, `Full` (whole layers) or `Selective` (MLPs), the API's names.
+        router_replay: whether routers can be told which experts to take.
         device: kind of device, whose `install` has run.
 
     Raises:
@@ -48,6 +57,7 @@ def build_gpt_model(
     platform = megatron_platform(device)
     check_parallel(cfg, tp, pp, ep)
     transformer_config = _transformer_config(cfg, tp, pp, ep, dtype, recompute, platform)
+    transformer_config.moe_enable_routing_replay = router_replay
     model: GptModel = GPTModel(
         config=transformer_config,
         transformer_layer_spec=_block_spec(cfg, transformer_config, platform),

@@ -70,6 +70,8 @@ def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, object]:
             "prompt_lookup_min": rollout.speculative.min_match,
             "prompt_lookup_max": rollout.speculative.max_match,
         }
+    if rollout.router_replay:
+        own["enable_return_routed_experts"] = True
     own |= engine_platform(device_kind(spec.resources).name).arguments(spec)
     clashes = sorted((own.keys() - MERGED) & rollout.engine_args.keys())
     if clashes:

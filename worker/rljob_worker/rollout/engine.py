@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
+import numpy as np
+
 from rljob_api import derived
 from rljob_api.json_types import JsonObject
 from rljob_api.spec import RLJobSpec
@@ -18,6 +20,7 @@ from rljob_worker.devices import check_profile
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.reaper import Reaper, sweep_dead_engines
+from rljob_worker.models.config import ModelConfig
 from rljob_worker.rollout.arguments import engine_arguments, max_sequences
 from rljob_worker.rollout.generation import StepLoop
 from rljob_worker.rollout.platforms import engine_platform
@@ -123,7 +126,7 @@ class Engine:
             meet_in(Path(self.sync_folder or self._meeting_place.name))
             self._engine = _build(arguments)
             self._tokenizer = _load_tokenizer(Path(self.model_folder))
-            self._loop = StepLoop(self._engine.engine_core, self._tokenizer)
+            self._loop = StepLoop(self._engine.engine_core, self._tokenizer, self._returned_layers())
             self._service = RequestService(self._loop)
             self._sleep_controller = platform.sleep_controller()(self._engine, self._loop.drain)
             if self.devices is None:
@@ -322,6 +325,11 @@ class Engine:
     def _land(self, method: Callable[[WeightLandingExtension, M], A], message: M, seconds: float, /) -> Sequence[A]:
         answers: list[A] = self._engine.collective_rpc(method.__name__, timeout=seconds, args=(message,))
         return answers
+
+    def _returned_layers(self) -> IntArray | None:
+        if not self.spec.rollout.router_replay:
+            return None
+        return np.flatnonzero(ModelConfig.from_hf(self.model_folder).moe_layers)
 
     def _warm_up(self) -> None:
         config = self._engine.model_config

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rljob_worker.errors import JobError
-from rljob_worker.types import FloatArray, Generation, GenerationRequest
+from rljob_worker.types import ExpertArray, FloatArray, Generation, GenerationRequest, IntArray
 from rljob_worker.upstream.switches import SEED
 
 if TYPE_CHECKING:
@@ -34,12 +34,15 @@ class _Growing:
     detokenizer: IncrementalDetokenizer | None
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    experts: list[ExpertArray] = field(default_factory=list)
+    """Of the prompt, then of each token that was computed after it."""
 
     def generation(self, reason: str = "", stop_text: str | None = None) -> Generation:
         log_probs = np.array(self.log_probs, dtype=np.float32)
         if not np.isfinite(log_probs).all():
             raise JobError(f"rollout: request {self.index} has log-probabilities that are not finite")
-        return Generation(np.array(self.token_ids, dtype=np.int64), log_probs, reason, stop_text)
+        experts = np.concatenate(self.experts) if self.experts else None
+        return Generation(np.array(self.token_ids, dtype=np.int64), log_probs, reason, stop_text, experts)
 
 
 class StepLoop:
@@ -48,11 +51,15 @@ class StepLoop:
     Args:
         core: vLLM's engine core client.
         tokenizer: a fast Hugging Face tokenizer for stop strings; None where there is none.
+        moe_layers: the layers whose experts are returned with each response; None: no experts are.
     """
 
-    def __init__(self, core: EngineCoreClient, tokenizer: TokenizerLike | None) -> None:
+    def __init__(
+        self, core: EngineCoreClient, tokenizer: TokenizerLike | None, moe_layers: IntArray | None = None
+    ) -> None:
         self._core = core
         self._tokenizer = tokenizer
+        self._moe_layers = moe_layers
         self._next_id = 0
         self._growing: dict[str, _Growing] = {}
 
@@ -167,11 +174,27 @@ class StepLoop:
             assert output.new_logprobs is not None
             state.token_ids += tokens
             state.log_probs += output.new_logprobs.logprobs[: len(tokens), 0].tolist()
+            if self._moe_layers is not None:
+                state.experts.append(self._experts(state, output))
         if reason is None:
             return None
         if reason not in ("stop", "length"):
             raise JobError(f"rollout: vLLM ended request {state.index} with {reason!r}")
         return state.generation(reason, stop_text)
+
+    def _experts(self, state: _Growing, output: EngineCoreOutput) -> ExpertArray:
+        """Of the tokens that were computed since the last time.
+
+        Raises:
+            JobError: vLLM returned none, or the zeros of a path on which it does not look at the experts.
+        """
+        assert self._moe_layers is not None
+        if output.routed_experts is None:
+            raise JobError(f"rollout: vLLM returned no experts for request {state.index} (rollout.routerReplay)")
+        experts: ExpertArray = output.routed_experts[:, self._moe_layers]
+        if experts.shape[-1] > 1 and (experts[..., 0] == experts[..., 1]).any():
+            raise JobError(f"rollout: vLLM returned an expert twice for a token of request {state.index}")
+        return experts
 
     def _give_up(self, request_ids: list[str]) -> None:
         """Abort requests and run the engine until it has forgotten them."""

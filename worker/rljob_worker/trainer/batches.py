@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rljob_worker.types import IntArray, TrainBatch
+from rljob_worker.types import ExpertArray, IntArray, TrainBatch
 
 GROUPS_PER_BOUND = 64
 """The fixed cost of a micro-batch is taken to be that of this part of the largest one's tokens."""
@@ -102,19 +102,31 @@ class MicroBatch:
     """[n] float32."""
     versions: Tensor
     """[n] int64, the weights that sampled each of them."""
+    experts: Tensor | None = None
+    """[S, b, layers with experts, experts of a token] uint8 or int16, to route by; None: the trainer's own choice."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same with its tensors on `device`; itself where they are there."""
         if self.input_ids.device == device:
             return self
-        moved = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "samples"}
-        return replace(self, **{name: tensor.to(device) for name, tensor in moved.items()})
+        tensors = {name: value for f in fields(self) if isinstance(value := getattr(self, name := f.name), Tensor)}
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
     def padded(self, multiple: int) -> MicroBatch:
-        """The same with `input_ids` and `position_ids` of S rounded up to a multiple."""
+        """The same with what has S entries rounded up to a multiple."""
         missing = -self.input_ids.shape[1] % multiple
+        if not missing:
+            return self
         positions = F.pad(self.position_ids, (0, missing))
-        return replace(self, input_ids=F.pad(self.input_ids, (0, missing)), position_ids=positions)
+        experts = self.experts
+        if experts is not None:
+            # Any experts will do where nobody looks at the result, but no expert twice.
+            experts = torch.cat([experts, experts[-1:].expand(missing, *experts.shape[1:])])
+        return replace(self, input_ids=F.pad(self.input_ids, (0, missing)), position_ids=positions, experts=experts)
+
+    def with_own_routing(self) -> MicroBatch:
+        """The same, routed by the trainer's own choice of experts."""
+        return replace(self, experts=None)
 
 
 class PackedBatch:
@@ -139,6 +151,8 @@ class PackedBatch:
         self.rollout = batch.rollout_log_probs
         self.advantages = batch.advantages
         self.versions = batch.versions
+        # Streams of a single token each have none.
+        self.experts = batch.experts if batch.experts is not None and len(batch.experts) else None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -169,7 +183,17 @@ class PackedBatch:
             rollout_log_probs=torch.from_numpy(self.rollout[chosen]),
             advantages=torch.from_numpy(self.advantages[chosen]),
             versions=torch.from_numpy(self.versions[chosen]),
+            experts=None if self.experts is None else self._experts(self.experts, samples, columns),
         )
+
+    def _experts(self, experts: ExpertArray, samples: IntArray, columns: IntArray) -> Tensor:
+        """[S, b, ...]: padding is sent to where the last of a sample's tokens goes."""
+        within = np.minimum(columns[:, None], np.maximum(self.lengths[samples] - 2, 0))
+        # A stream has one row less than tokens.
+        rows = (self.starts - np.arange(len(self)))[samples] + within
+        chosen = experts[np.minimum(rows, len(experts) - 1)]
+        # torch computes little with unsigned 16 bits.
+        return torch.from_numpy(chosen if chosen.dtype == np.uint8 else chosen.astype(np.int16))
 
 
 def _check(batch: TrainBatch) -> None:
@@ -190,6 +214,10 @@ def _check(batch: TrainBatch) -> None:
         given = len(getattr(batch, name))
         if given != count:
             raise ValueError(f"the training batch has {count} sampled tokens but {given} entries in {name}")
+    if batch.experts is not None and len(batch.experts) != total - len(batch):
+        raise ValueError(
+            f"the training batch has {total - len(batch)} tokens that others follow but experts of {len(batch.experts)}"
+        )
 
 
 def _filler() -> MicroBatch:

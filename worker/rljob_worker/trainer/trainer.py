@@ -153,7 +153,8 @@ class Trainer:
         with self._computing("ref_log_probs"):
             updates = self._plan(batch)
             with torch.no_grad(), self._reference:
-                self._reference_log_probs = self._forward(updates, sampling)
+                # As the reference policy itself would: its routers are not those of the engine.
+                self._reference_log_probs = self._forward(updates, sampling, own_routing=True)
 
     def log_probs(self, batch: TrainBatch, sampling: SamplingParams) -> None:
         """Log-probabilities of the coming `train` call's batch before its updates; kept here. Collective.
@@ -292,8 +293,12 @@ class Trainer:
     def _log_probs_of(self, sampling: SamplingParams) -> LogProbs:
         return LogProbs(sampling, self._backend.config.vocab_size, self._backend.vocabulary_group)
 
-    def _forward(self, updates: list[Update], sampling: SamplingParams) -> list[list[Tensor]]:
+    def _forward(
+        self, updates: list[Update], sampling: SamplingParams, *, own_routing: bool = False
+    ) -> list[list[Tensor]]:
         flat = [micro_batch for update in updates for micro_batch in update.micro_batches]
+        if own_routing:
+            flat = [micro_batch.with_own_routing() for micro_batch in flat]
         rows = iter(self._backend.forward(flat, self._log_probs_of(sampling)))
         return [[row for _, row in zip(update.micro_batches, rows)] for update in updates]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
-from rljob_api.spec import RLJobSpec
+from rljob_api.spec import Recompute, RLJobSpec
 from rljob_worker.devices import Device
 from rljob_worker.models.convert import Piece, local_pieces
 from rljob_worker.parallel_layout import ParallelLayout
@@ -16,6 +16,7 @@ from rljob_worker.trainer.backend import Compute, Loaded, UpdateResult
 from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.megatron.checkpoint import load_rank, save_rank
+from rljob_worker.trainer.megatron.expert_replay import ExpertReplay
 from rljob_worker.trainer.megatron.parallel_state import lockstep_leader
 from rljob_worker.trainer.megatron.pipeline import PipelineRunner
 from rljob_worker.trainer.megatron.rank_state import RankState
@@ -42,7 +43,11 @@ class MegatronBackend:
         self.optimizer_state = [*rank.state.flats, *(shard.step for shard in rank.state.shards)]
         self._precision = spec.training.precision.value
         agreement = StopAgreement(stop, rank.layout.rank, rank.layout.world_size, lockstep_leader(), notices)
-        self._pipeline = PipelineRunner(rank.ddp, rank.layout, agreement)
+        replay = None
+        if spec.rollout.router_replay:
+            recomputes = spec.training.recompute is not Recompute.NONE
+            replay = ExpertReplay(rank.ddp.module, rank.config.moe_layers, rank.layout, recomputes=recomputes)
+        self._pipeline = PipelineRunner(rank.ddp, rank.layout, agreement, replay)
         self._updater = Updater(rank, self._pipeline)
         self._rank_memory = RankMemory(spec, device, rank.memory, rank.groups)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.backend import Compute
 from rljob_worker.trainer.batches import MicroBatch
+from rljob_worker.trainer.megatron.expert_replay import ExpertReplay
 from rljob_worker.trainer.stopping import StopAgreement
 from rljob_worker.upstream.megatron_types import DistributedDataParallel
 
@@ -25,7 +26,13 @@ class PipelineRunner:
     the memory and a large part of the time.
     """
 
-    def __init__(self, ddp: DistributedDataParallel, layout: ParallelLayout, stop: StopAgreement) -> None:
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        layout: ParallelLayout,
+        stop: StopAgreement,
+        replay: ExpertReplay | None = None,
+    ) -> None:
         from megatron.core.distributed import finalize_model_grads
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
@@ -33,6 +40,7 @@ class PipelineRunner:
         self._ddp = ddp
         self._layout = layout
         self._stop = stop
+        self._replay = replay
         self._selected: Tensor | None = None
         self._schedule = get_forward_backward_func()
         self._finalize = finalize_model_grads
@@ -63,6 +71,8 @@ class PipelineRunner:
 
     def _run(self, micro_batches: Sequence[MicroBatch], compute: Compute, *, forward_only: bool) -> list[Tensor]:
         self._stop.begin_pass()
+        if self._replay is not None:
+            self._replay.begin_pass(learning=not forward_only)
         return self._schedule(
             forward_step_func=partial(self._step, compute),
             data_iterator=iter(enumerate(micro_batches)),
@@ -84,6 +94,8 @@ class PipelineRunner:
         self._selected = micro_batch.selected
         if self._sequence_parallel:
             micro_batch = micro_batch.padded(self._layout.tp)
+        if self._replay is not None:
+            self._replay.use(micro_batch.experts)
         output = model(micro_batch.input_ids, micro_batch.position_ids, None)
 
         def loss_func(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:

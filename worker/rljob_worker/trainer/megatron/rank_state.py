@@ -96,6 +96,7 @@ def build_rank_state(
         ep=layout.ep,
         dtype=torch.bfloat16 if training.precision is Precision.BF16 else torch.float32,
         recompute=training.recompute.value,
+        router_replay=spec.rollout.router_replay,
         device=device.name,
     )
     region: Region = nullcontext if memory is None else memory.region

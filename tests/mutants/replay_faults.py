@@ -1,0 +1,46 @@
+"""Faults in what sends a token to the engine's experts."""
+
+from __future__ import annotations
+
+from mutants.fault import Fault
+
+RETURNED = "tests/worker/rollout/test_returned_experts.py"
+TRAINER = "tests/worker/trainer/test_trainer.py"
+
+REPLAY_FAULTS = (
+    Fault(
+        "experts of the dense layers kept",
+        "worker/rljob_worker/rollout/engine.py",
+        "np.flatnonzero(ModelConfig.from_hf(self.model_folder).moe_layers)",
+        "np.arange(ModelConfig.from_hf(self.model_folder).num_layers)",
+        f"{RETURNED}::test_experts_are_those_of_transformers_router",
+    ),
+    Fault(
+        "padding of a token-parallel share taken from the first rank",
+        "worker/rljob_worker/trainer/megatron/expert_replay.py",
+        "experts.chunk(self._shares)[self._rank]",
+        "experts.chunk(self._shares)[0]",
+        f"{TRAINER}::test_layouts_agree",
+    ),
+    Fault(
+        "a layer that is computed again takes the experts of the micro-batch after it",
+        "worker/rljob_worker/trainer/megatron/expert_replay.py",
+        "experts = waiting.popleft()",
+        "experts = (waiting.popleft(), self._experts)[1]",
+        f"{TRAINER}::test_layouts_agree",
+    ),
+    Fault(
+        "each token goes to the experts of the one after it",
+        "worker/rljob_worker/trainer/batches.py",
+        "(self.starts - np.arange(len(self)))[samples] + within",
+        "self.starts[samples] + within",
+        "tests/worker/trainer/test_batches.py::test_micro_batches_hold_the_right_tokens",
+    ),
+    Fault(
+        "the reference policy is routed as the engine was",
+        "worker/rljob_worker/trainer/trainer.py",
+        "self._forward(updates, sampling, own_routing=True)",
+        "self._forward(updates, sampling)",
+        f"{TRAINER}::test_the_reference_policy_chooses_its_own_experts",
+    ),
+)

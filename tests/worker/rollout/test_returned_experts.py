@@ -1,0 +1,67 @@
+"""Which experts the engine sent each token to, held to transformers' router."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_process import RemoteEngine
+from interruptions import kept, whole
+from rollout_models import MAX_RESPONSE, group_requests, spec_json, write_model
+from transformers import Qwen3MoeForCausalLM
+
+from rljob_worker.types import Generation, GenerationRequest, SamplingParams
+
+pytestmark = pytest.mark.slow
+
+SAMPLING = SamplingParams(max_tokens=MAX_RESPONSE, stop=("w7",))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("experts") / "model", experts=True)
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[RemoteEngine]:
+    """Takes prompts in several parts, and remembers those that were there before."""
+    spec = spec_json(model, maxNumSeqs=32, maxBatchedTokens=64, routerReplay=True)
+    engine = RemoteEngine(spec, model, model.parent / "engine.log")
+    engine.call("start")
+    yield engine
+    engine.close()
+
+
+def expected(model: Path, request: GenerationRequest, generation: Generation) -> np.ndarray:
+    """[tokens but the last, 2 layers, 2 experts in order]."""
+    moe = Qwen3MoeForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    ids = torch.tensor([*request.prompt_token_ids, *generation.token_ids.tolist()])
+    with torch.no_grad():
+        routers = moe(ids[:-1].unsqueeze(0), output_router_logits=True).router_logits
+    assert len(routers) == 2, "the dense layer has no router"
+    return torch.stack([logits.topk(2, dim=-1).indices.sort(dim=-1).values for logits in routers], dim=1).numpy()
+
+
+def test_experts_are_those_of_transformers_router(engine: RemoteEngine, model: Path) -> None:
+    requests = group_requests()
+    generations = whole(engine, requests, SAMPLING)
+    assert any(g.stop_text for g in generations)
+    for request, generation in list(zip(requests, generations))[::3]:
+        assert generation.experts is not None
+        assert generation.experts.dtype == np.uint8
+        np.testing.assert_array_equal(np.sort(generation.experts, axis=-1), expected(model, request, generation))
+
+
+def test_an_interruption_changes_no_expert(engine: RemoteEngine) -> None:
+    requests = group_requests(step=1)
+    calm = whole(engine, requests, SAMPLING)
+    responses, pauses = kept(engine, requests, SAMPLING, random.Random(3))
+    assert pauses, "it was faster than the first pause"
+    for one, other in zip(responses, calm, strict=True):
+        assert one.experts is not None
+        assert other.experts is not None
+        np.testing.assert_array_equal(one.experts, other.experts)
