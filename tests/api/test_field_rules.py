@@ -195,6 +195,11 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["environment.trainer.TMS_HOOK_MODE=torch"], ["spec.environment.trainer"]),
     (["resources.profile=ascend-a2", "rollout.graphMode=true"], ["spec.rollout.graphMode"]),
     (["resources.profile=ascend-a3", "rollout.speculative={}"], ["spec.rollout.speculative"]),
+    (["resources.profile=ascend-a3", "rollout.routerReplay=true"], ["spec.rollout.routerReplay"]),
+    (
+        ["rollout.engineArgs.enable_return_routed_experts=true"],
+        ["spec.rollout.engineArgs.enable_return_routed_experts"],
+    ),
     (["resources=null", "rollout.graphMode=true", "training.globalBatchSize=null"], ["spec.rollout.graphMode"]),
     *(
         (
@@ -244,6 +249,8 @@ ACCEPTED: list[list[str]] = [
     ["rollout.partial={}"],
     ["rollout.speculative={}", "rollout.partial={}", "rollout.topK=8"],
     ["resources.profile=cuda", "rollout.speculative={draftTokens: 1, minMatch: 3, maxMatch: 3}"],
+    ["resources.profile=cuda", "rollout.routerReplay=true", "rollout.partial={}", "rollout.speculative={}"],
+    [*DIVIDED, "rollout.routerReplay=true"],
     ["rollout.partial.factor=4", "rollout.staleness.max=3", "rollout.oversampling.filter=ZeroVariance"],
     ["rollout.partial.factor=1.25", "algorithm.tis={outside: Mask}"],
     ["rollout.tail={}"],

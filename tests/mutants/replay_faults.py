@@ -9,6 +9,20 @@ TRAINER = "tests/worker/trainer/test_trainer.py"
 
 REPLAY_FAULTS = (
     Fault(
+        "a checkpoint forgets the experts of what it carries",
+        "worker/rljob_worker/driver/open_groups.py",
+        "**({} if episode.experts is None else",
+        "**({} if True else",
+        "tests/worker/driver/test_open_groups.py::test_a_checkpoint_keeps_the_experts_of_what_is_finished",
+    ),
+    Fault(
+        "padding counts among the tokens that routers would have sent elsewhere",
+        "worker/rljob_worker/trainer/megatron/expert_replay.py",
+        "counted[micro_batch.selected] = True",
+        "counted[:] = True",
+        f"{TRAINER}::test_each_token_goes_to_the_experts_that_the_batch_names",
+    ),
+    Fault(
         "experts of the dense layers kept",
         "worker/rljob_worker/rollout/engine.py",
         "np.flatnonzero(ModelConfig.from_hf(self.model_folder).moe_layers)",

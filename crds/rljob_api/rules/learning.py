@@ -455,19 +455,7 @@ SPECULATIVE = (
 )
 
 
-def _not_with_replay(block: str) -> Rule:
-    return Rule(
-        on=RolloutSpec,
-        field="routerReplay",
-        wrong=f"is not built yet with {block}",
-        allowed=f"false, or left out, with {block}",
-        check=lambda r: not r.router_replay or getattr(r, block) is None,
-        cel=f"!self.routerReplay || !has(self.{block})",
-    )
-
-
 LEARNING = (
-    *map(_not_with_replay, ("partial", "tail", "speculative")),
     Rule(
         on=RLJobSpec,
         field="rollout.oversampling.filter",

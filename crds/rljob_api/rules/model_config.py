@@ -135,6 +135,8 @@ def parallel_findings(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]
             yield Finding(field, f"does not divide the model's {name} ({value})", "a divisor of it")
     if training.expert_parallel > 1 and config.get("model_type") in ("qwen2", "qwen3"):
         yield Finding(("training", "expertParallel"), "the model has no experts", "1")
+    if spec.rollout.router_replay and config.get("model_type") in ("qwen2", "qwen3", "qwen3_5"):
+        yield Finding(("rollout", "routerReplay"), "the model has no experts", "false")
     positions = size_of(config, "max_position_embeddings")
     if positions and spec.rollout.max_response_tokens >= positions:
         wrong = f"leaves no room for a prompt: the model takes {positions} tokens"

@@ -44,14 +44,6 @@ def _not_with_groups(block: str) -> Rule:
 
 
 DEVICE_GROUPS = (
-    Rule(
-        on=RLJobSpec,
-        field="rollout.routerReplay",
-        wrong="is not built yet with devices of their own for trainers and engines",
-        allowed="false, or left out, or mode Colocated",
-        check=lambda s: not _divided(s) or not s.rollout.router_replay,
-        cel=f"{_SHARED} || !self.rollout.routerReplay",
-    ),
     _group_rule("trainer"),
     _group_rule("rollout"),
     Rule(

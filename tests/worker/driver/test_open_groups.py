@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,6 +97,33 @@ def test_a_checkpoint_keeps_every_bit(parts: list[tuple[list[int], int]], score:
     assert (again.group, again.seed) == (done.group, done.seed)
     for mine, other in zip(again.results, done.results, strict=True):
         assert repr(mine) == repr(other), "NaN included, which is not equal to itself"
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_checkpoint_keeps_the_experts_of_what_is_finished(dtype: type) -> None:
+    of_all = np.arange(4 * 3 * 2).reshape(4, 3, 2).astype(dtype)
+    cut = replace(part([7, 8]), experts=of_all[:3])
+    one = begun().extended(0, cut, 4)
+    assert one.group.episodes[0].experts is None, "its next reading tells those of all tokens"
+    one = one.extended(0, replace(part([9], "stop"), experts=of_all), 5).extended(1, part([1]), 5)
+    document = one.as_json()
+    again = OpenGroup.from_json(json.loads(json.dumps(document))).group.episodes
+    assert again[1].experts is None
+    assert again[0].experts is not None
+    assert (again[0].experts.dtype, again[0].experts.tolist()) == (dtype, of_all.tolist())
+    batch = train_batch([replace(one.group, episodes=one.group.episodes[:1])], np.ones(1, np.float32))
+    assert batch.experts is not None
+    assert batch.experts.tolist() == of_all.tolist()
+    document["episodes"][0]["experts"]["dtype"] = "O"
+    with pytest.raises(ValueError, match="not a group that was carried over: experts of type 'O'"):
+        OpenGroup.from_json(document)
+
+
+def test_experts_of_more_or_fewer_tokens_are_refused() -> None:
+    """All but the last of the five have some."""
+    for count in (3, 5):
+        with pytest.raises(ValueError, match=f"sample 0 of prompt 3 has 5 tokens and experts of {count}"):
+            begun().extended(0, replace(part([7, 8, 9], "stop"), experts=np.zeros((count, 1, 2), np.uint8)), 4)
 
 
 @pytest.mark.parametrize(

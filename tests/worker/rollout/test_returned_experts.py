@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from engine_process import RemoteEngine
-from interruptions import kept, whole
+from interruptions import gone_on_with, harvested, kept, whole
 from rollout_models import MAX_RESPONSE, group_requests, spec_json, write_model
 from transformers import Qwen3MoeForCausalLM
 
@@ -28,8 +28,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[RemoteEngine]:
-    """Takes prompts in several parts, and remembers those that were there before."""
-    spec = spec_json(model, maxNumSeqs=32, maxBatchedTokens=64, routerReplay=True)
+    """Takes prompts in several parts, remembers those that were there before, and guesses tokens."""
+    guesses = {"draftTokens": 4, "minMatch": 1, "maxMatch": 3}
+    spec = spec_json(model, maxNumSeqs=32, maxBatchedTokens=64, routerReplay=True, speculative=guesses)
     engine = RemoteEngine(spec, model, model.parent / "engine.log")
     engine.call("start")
     yield engine
@@ -50,6 +51,7 @@ def test_experts_are_those_of_transformers_router(engine: RemoteEngine, model: P
     requests = group_requests()
     generations = whole(engine, requests, SAMPLING)
     assert any(g.stop_text for g in generations)
+    assert engine.call("take_draft_counts").accepted > 0
     for request, generation in list(zip(requests, generations))[::3]:
         assert generation.experts is not None
         assert generation.experts.dtype == np.uint8
@@ -65,3 +67,14 @@ def test_an_interruption_changes_no_expert(engine: RemoteEngine) -> None:
         assert one.experts is not None
         assert other.experts is not None
         np.testing.assert_array_equal(one.experts, other.experts)
+
+
+def test_what_goes_on_has_the_experts_of_all_its_tokens(engine: RemoteEngine) -> None:
+    requests = group_requests(step=2)
+    calm = whole(engine, requests, SAMPLING)
+    begun = harvested(engine, requests, SAMPLING, random.Random(1))
+    assert not all(one.finish_reason for one in begun), "nothing was left to go on with"
+    for one, other in zip(gone_on_with(engine, requests, begun, SAMPLING), calm, strict=True):
+        assert one.experts is not None
+        assert other.experts is not None
+        np.testing.assert_array_equal(np.sort(one.experts, axis=-1), np.sort(other.experts, axis=-1))

@@ -356,6 +356,44 @@ def refused_load(process: Process) -> Result:
     return {"messages": messages, "unchanged": same(before, state(trainer))}
 
 
+def rounded_replay(process: Process) -> Result:
+    """Mean distance of log-probabilities from those of the same model before its routers' weights moved a little."""
+    from megatron.core.transformer.moe.router import TopKRouter
+
+    trainer = process.trainer(maxTokensPerMicroBatch=1000, **REPLAY)
+    (whole,) = trainer._plan(with_experts(make_batch(0), 0))[0].micro_batches
+    routers = [m for m in trainer._backend.rank.ddp.module.modules() if isinstance(m, TopKRouter)]
+    maps: list[torch.Tensor] = []
+    for router in routers:
+        router.register_forward_hook(lambda _router, _args, result: maps.append(result[1]))
+
+    def log_probs(experts: torch.Tensor | None) -> torch.Tensor:
+        maps.clear()
+        (row,) = trainer._backend.forward([replace(whole, experts=experts)], trainer._log_probs_of(SAMPLING))
+        return row
+
+    before = log_probs(None)
+    # [S * b, 4] of each layer -> [S, b, layers, 2].
+    chosen = torch.stack([of_layer.int().topk(2, dim=-1).indices for of_layer in maps], dim=1)
+    chosen = chosen.to(torch.uint8).unflatten(0, whole.input_ids.T.shape)
+    again, calm = list(maps), log_probs(chosen)
+    assert torch.equal(calm, before)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for router in routers:
+            router.weight += 2e-3 * torch.randn(router.weight.shape, generator=generator)
+    result: Result = {"own": float((log_probs(None) - before).abs().mean())}
+    result["flipped"] = sum(int((a != b).any(-1).sum()) for a, b in zip(again, maps, strict=True))
+    for name, experts in (
+        ("replayed", chosen),
+        ("one token late", chosen.roll(1, dims=0)),
+        ("layers swapped", chosen.flip(2)),
+    ):
+        result[name] = float((log_probs(experts) - before).abs().mean())
+    trainer.close()
+    return result
+
+
 REPLAY: dict[str, Any] = {"model": "moe", "routerReplay": True}
 SCHEDULED = {"optimizer": {"schedule": "cosine", "warmupSteps": 2}}
 CASES: dict[str, Callable[[Process], Result]] = {
@@ -386,6 +424,7 @@ CASES: dict[str, Callable[[Process], Result]] = {
     "pp_replay": lambda p: steps(p, pipelineParallel=2, recompute="Full", **REPLAY),
     "ep_replay": lambda p: steps(p, expertParallel=2, **REPLAY),
     "tp_replay": lambda p: steps(p, tensorParallel=2, recompute="Selective", **REPLAY),
+    "rounded_replay": rounded_replay,
     "kl_replay": lambda p: steps(p, count=1, algorithm={"kl": {"coefficient": 0.1}}, **REPLAY),
     "stop_one": stop_midway,
     "stop_after_update": stop_after_update,

@@ -41,6 +41,7 @@ ALONE = (
         "recompute_replay",
         "selective_replay",
         "kl_replay",
+        "rounded_replay",
         "offload_moved",
         "non_finite",
         "reference",
@@ -181,9 +182,10 @@ def test_each_token_goes_to_the_experts_that_the_batch_names(results: Results) -
     assert batch.experts is not None
     model = Qwen3MoeForCausalLM.from_pretrained(results.folder / "moe", dtype=torch.float32).eval()
     told: list[torch.Tensor] = []
+    other: list[torch.Tensor] = []
     for place, layer in enumerate(model.model.layers):
-        layer.mlp.gate.register_forward_hook(partial(_told, told, place))
-    differences = []
+        layer.mlp.gate.register_forward_hook(partial(_told, told, other, place))
+    differences, otherwise = [], []
     starts = np.cumsum(batch.lengths) - batch.lengths
     sampled = np.cumsum(batch.sampled) - batch.sampled
     for sample, (start, length) in enumerate(zip(starts, batch.lengths)):
@@ -195,10 +197,25 @@ def test_each_token_goes_to_the_experts_that_the_batch_names(results: Results) -
         own = log_probs.gather(-1, ids[1:, None])[:, 0].numpy()
         mine = np.flatnonzero(batch.sampled[start : start + length])
         differences.append(np.abs(own[mine - 1] - batch.rollout_log_probs[sampled[start + mine]]))
+        otherwise += [rows[mine - 1] for rows in other]
+        other.clear()
     expected = float(np.concatenate(differences).mean())
     name = "train/train_rollout_logprob_abs_diff"
     assert results["one_replay"]["metrics"][0][name] == pytest.approx(expected, abs=1e-5)
     assert abs(results["one_moe"]["metrics"][0][name] - expected) > 1e-4, "any experts would have done"
+    share = float(torch.cat(otherwise).float().mean())
+    assert 0.5 < share < 1
+    assert results["one_replay"]["metrics"][0]["train/router_mismatch"] == pytest.approx(share)
+    assert "train/router_mismatch" not in results["one_moe"]["metrics"][0]
+
+
+def test_replay_leaves_rounding_where_routers_round_differently(results: Results) -> None:
+    """Distances from a model whose routers' weights are others by a little."""
+    far = results["rounded_replay"]
+    assert far["flipped"] > 0
+    assert far["replayed"] < far["own"] / 5
+    assert far["one token late"] > 5 * far["replayed"]
+    assert far["layers swapped"] > 5 * far["replayed"]
 
 
 def test_the_reference_policy_chooses_its_own_experts(results: Results) -> None:
@@ -207,10 +224,16 @@ def test_the_reference_policy_chooses_its_own_experts(results: Results) -> None:
 
 
 def _told(
-    told: list[torch.Tensor], place: int, _gate: torch.nn.Module, _args: Any, result: tuple[torch.Tensor, ...]
+    told: list[torch.Tensor],
+    other: list[torch.Tensor],
+    place: int,
+    _gate: torch.nn.Module,
+    _args: Any,
+    result: tuple[torch.Tensor, ...],
 ) -> tuple[torch.Tensor, ...]:
-    probabilities, _, _ = result
+    probabilities, _, chosen = result
     experts = told[0][:, place]
+    other.append((chosen.sort(dim=-1).values != experts.sort(dim=-1).values).any(dim=-1))
     weights = probabilities.gather(-1, experts)
     return probabilities, weights / weights.sum(dim=-1, keepdim=True), experts
 

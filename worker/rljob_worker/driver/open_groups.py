@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from rljob_worker.flow import Episode, Finish, Group, TokenStream
+from rljob_worker.flow.streams import packed, unpacked
 from rljob_worker.rewards.weighted_parts import RewardResult
-from rljob_worker.types import Generation, GenerationRequest, Prompt
+from rljob_worker.types import ExpertArray, Generation, GenerationRequest, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class OpenGroup:
             stream=before.stream.append_sampled(generation.token_ids, generation.log_probs, version=version),
             finish=Finish(generation.finish_reason) if generation.finish_reason else None,
             stop_text=generation.stop_text,
+            experts=generation.experts if generation.finish_reason else None,
         )
         episodes = (*self.group.episodes[:sample], after, *self.group.episodes[sample + 1 :])
         return replace(self, group=replace(self.group, episodes=episodes))
@@ -100,6 +103,7 @@ class OpenGroup:
                     "stream": episode.stream.as_json(),
                     "finish": None if episode.finish is None else episode.finish.value,
                     "stop_text": episode.stop_text,
+                    **({} if episode.experts is None else {"experts": _experts_as_json(episode.experts)}),
                 }
                 for episode in self.group.episodes
             ],
@@ -117,6 +121,7 @@ class OpenGroup:
                     TokenStream.from_json(episode["stream"]),
                     None if episode["finish"] is None else Finish(episode["finish"]),
                     episode["stop_text"],
+                    _experts_from_json(episode["experts"]) if "experts" in episode else None,
                 )
                 for sample, episode in enumerate(value["episodes"])
             )
@@ -124,7 +129,7 @@ class OpenGroup:
             deferred = None if value.get("deferred_at") is None else int(value["deferred_at"])
             group = Group(ordinal, int(value["admitted_version"]), episodes)
             made = cls(group, int(value["seed"]), results, deferred)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise ValueError(f"not a group that was carried over: {error}") from error
         if len(results) != (len(episodes) if made.group.complete else 0):
             raise ValueError(f"the group of prompt {ordinal} has {len(episodes)} samples and {len(results)} rewards")
@@ -145,3 +150,16 @@ def _generation(episode: Episode) -> Generation:
         "" if episode.finish is None else episode.finish.value,
         episode.stop_text,
     )
+
+
+def _experts_as_json(experts: ExpertArray) -> dict[str, Any]:
+    dtype = "<u1" if experts.dtype == np.uint8 else "<u2"
+    return {"shape": list(experts.shape), "dtype": dtype, "values": packed(experts, dtype)}
+
+
+def _experts_from_json(value: dict[str, Any]) -> ExpertArray:
+    dtype = value["dtype"]
+    if dtype not in ("<u1", "<u2"):
+        raise ValueError(f"experts of type {dtype!r}")
+    experts: ExpertArray = unpacked(value["values"], dtype).reshape(value["shape"])
+    return experts

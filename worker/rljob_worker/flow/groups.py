@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rljob_worker.flow.streams import TokenStream
@@ -28,7 +28,12 @@ class Episode:
         stream: its tokens so far.
         finish: why it ended; None while it may go on.
         stop_text: the stop string that ended it, if any.
-        experts: those that the engine sent each token but the last to, where the trainer is to do the same.
+        experts: of a finished one, those that the engine sent each token but the last to, where the trainer is to do
+            the same: [tokens - 1, layers with experts, experts of a token]. What may go on has none: its next reading
+            tells those of all tokens.
+
+    Raises:
+        ValueError: there are experts of more or fewer tokens.
     """
 
     ordinal: int
@@ -36,7 +41,14 @@ class Episode:
     stream: TokenStream
     finish: Finish | None = None
     stop_text: str | None = None
-    experts: ExpertArray | None = None
+    experts: ExpertArray | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.experts is not None and len(self.experts) != len(self.stream) - 1:
+            raise ValueError(
+                f"sample {self.sample} of prompt {self.ordinal} has {len(self.stream)} tokens and experts of "
+                f"{len(self.experts)}; all but the last have some"
+            )
 
     @property
     def response_length(self) -> int:

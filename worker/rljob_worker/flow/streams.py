@@ -186,8 +186,8 @@ class TokenStream:
     def as_json(self) -> dict[str, Any]:
         """A JSON value that `from_json` takes back to the same bits."""
         return {
-            "ids": _packed(self.ids, "<i8"),
-            "log_probs": _packed(self.log_probs[self.sampled], "<f4"),
+            "ids": packed(self.ids, "<i8"),
+            "log_probs": packed(self.log_probs[self.sampled], "<f4"),
             "spans": [[span.kind.value, span.stop, span.turn, span.version] for span in self.spans],
         }
 
@@ -200,12 +200,12 @@ class TokenStream:
                 Span(SpanKind(kind), start, stop, turn, version)
                 for start, (kind, stop, turn, version) in zip(starts, value["spans"])
             )
-            ids = _unpacked(value["ids"], "<i8").astype(np.int64)
+            ids = unpacked(value["ids"], "<i8").astype(np.int64)
             log_probs = _not_sampled(len(ids))
             for span in spans:
                 if span.kind is SpanKind.SAMPLED:
                     log_probs[span.start : span.stop] = 0.0
-            log_probs[np.isfinite(log_probs)] = _unpacked(value["log_probs"], "<f4")
+            log_probs[np.isfinite(log_probs)] = unpacked(value["log_probs"], "<f4")
             return cls(ids, log_probs, spans)
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise ValueError(f"not a token stream: {error}") from error
@@ -222,12 +222,13 @@ class TokenStream:
         return TokenStream(np.concatenate([self.ids, tokens]), np.concatenate([self.log_probs, log_probs]), spans)
 
 
-def _packed(values: IntArray | FloatArray, dtype: str) -> str:
+def packed(values: npt.NDArray[Any], dtype: str) -> str:
     """Base64 of the compressed bytes: a tenth of what as many numbers would take as text."""
     return base64.b64encode(zlib.compress(values.astype(dtype).tobytes(), 1)).decode()
 
 
-def _unpacked(text: str, dtype: str) -> npt.NDArray[Any]:
+def unpacked(text: str, dtype: str) -> npt.NDArray[Any]:
+    """What `packed` was given, flat; ValueError or zlib.error when it is no such text."""
     return np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), dtype=dtype)
 
 

@@ -175,15 +175,15 @@ class StepLoop:
             state.token_ids += tokens
             state.log_probs += output.new_logprobs.logprobs[: len(tokens), 0].tolist()
             if self._moe_layers is not None:
-                state.experts.append(self._experts(state, output))
+                state.experts.append(self._experts(state, output, len(tokens)))
         if reason is None:
             return None
         if reason not in ("stop", "length"):
             raise JobError(f"rollout: vLLM ended request {state.index} with {reason!r}")
         return state.generation(reason, stop_text)
 
-    def _experts(self, state: _Growing, output: EngineCoreOutput) -> ExpertArray:
-        """Of the tokens that were computed since the last time.
+    def _experts(self, state: _Growing, output: EngineCoreOutput, tokens: int) -> ExpertArray:
+        """Of what was computed since the last time: the prompt, and later what came before each of the new tokens.
 
         Raises:
             JobError: vLLM returned none, or the zeros of a path on which it does not look at the experts.
@@ -192,6 +192,9 @@ class StepLoop:
         if output.routed_experts is None:
             raise JobError(f"rollout: vLLM returned no experts for request {state.index} (rollout.routerReplay)")
         experts: ExpertArray = output.routed_experts[:, self._moe_layers]
+        if state.experts:
+            # Guesses after the end of a stop string are computed too.
+            experts = experts[:tokens]
         if experts.shape[-1] > 1 and (experts[..., 0] == experts[..., 1]).any():
             raise JobError(f"rollout: vLLM returned an expert twice for a token of request {state.index}")
         return experts

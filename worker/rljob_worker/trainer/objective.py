@@ -137,6 +137,10 @@ class MetricReduction:
             total, largest = self._over_ranks(torch.stack([total, largest]))
         return dict(zip(self._names, torch.where(maxima, largest, total).tolist(), strict=True))
 
+    def summed(self, own: Tensor) -> Tensor:
+        """Sum of [M] float64 over all ranks, each of which contributes; the same on all; collective."""
+        return self._over_ranks(torch.stack([own, own]))[0] if self._world_size > 1 else own
+
     def _over_ranks(self, own: Tensor) -> tuple[Tensor, Tensor]:
         """Sums and maxima over the ranks, [M] each, of their rows [2, M]: equal on all ranks.
 

@@ -281,6 +281,8 @@ class Trainer:
         """The batch's updates and micro-batches; the same plan for the forward passes and the training of a step."""
         if self._planned is not None and self._planned[0] is batch:
             return self._planned[1]
+        if self.spec.rollout.router_replay and batch.experts is None:
+            raise RuntimeError("train: rollout.routerReplay needs the engine's experts, and the batch has none")
         packed = PackedBatch(batch)
         training, layout = self.spec.training, self._backend.layout
         updates = plan_step(

@@ -8,6 +8,7 @@ from functools import cache
 from rljob_worker.errors import UserError
 from rljob_worker.upstream import (
     megatron,
+    megatron_moe,
     mindspeed,
     process_groups,
     ray_node,
@@ -28,6 +29,7 @@ PATCHES: tuple[Patch, ...] = (
     *mindspeed.PATCHES,
     *torch_cpu.PATCHES,
     *megatron.PATCHES,
+    *megatron_moe.PATCHES,
     *torch_gloo.PATCHES,
     *process_groups.PATCHES,
     *vllm_meeting.PATCHES,

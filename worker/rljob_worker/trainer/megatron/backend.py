@@ -48,7 +48,7 @@ class MegatronBackend:
             recomputes = spec.training.recompute is not Recompute.NONE
             replay = ExpertReplay(rank.ddp.module, rank.config.moe_layers, rank.layout, recomputes=recomputes)
         self._pipeline = PipelineRunner(rank.ddp, rank.layout, agreement, replay)
-        self._updater = Updater(rank, self._pipeline)
+        self._updater = Updater(rank, self._pipeline, replay)
         self._rank_memory = RankMemory(spec, device, rank.memory, rank.groups)
 
     @property

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.trainer.batches import MicroBatch
+from rljob_worker.upstream.megatron_moe import watch_choices
 
 
 class ExpertReplay:
@@ -32,46 +34,80 @@ class ExpertReplay:
         from megatron.core.transformer.moe.router import TopKRouter
         from megatron.core.transformer.moe.router_replay import RouterReplayAction
 
-        self._rank, self._shares = (layout.tp_rank, layout.tp)
+        self._rank, self._shares = layout.tp_rank, layout.tp
         self._recomputes = recomputes
-        self._learning = False
+        self._learning = self._counting = False
         self._experts: Tensor | None = None
+        self._counted: Tensor | None = None
+        self._counts = torch.zeros(2, dtype=torch.int64)
         self._again: dict[nn.Module, deque[Tensor | None]] = {}
         self._replay = RouterReplayAction.REPLAY_FORWARD
+        self._shape = (sum(moe_layers), 0)
         for router in model.modules():
             if isinstance(router, TopKRouter):
                 assert router.layer_number is not None
                 self._again[router] = deque()
+                self._shape = (sum(moe_layers), router.topk)
                 place = sum(moe_layers[: router.layer_number - 1])
                 router.register_forward_pre_hook(partial(self._choose, place))
+                watch_choices(router.router_replay, self._count)
 
     def begin_pass(self, *, learning: bool) -> None:
         """A forward pass begins, with a backward pass where it is `learning`; what an earlier one left is dropped."""
         self._learning = learning
+        self._counts = torch.zeros(2, dtype=torch.int64)
         for waiting in self._again.values():
             waiting.clear()
 
-    def use(self, experts: Tensor | None) -> None:
-        """Of the micro-batch that is computed next: [S, b, layers with experts, experts of a token].
+    def use(self, micro_batch: MicroBatch) -> None:
+        """What is computed next; without experts, the routers choose.
 
-        None: the routers choose. With sequence parallelism each tensor-parallel rank has its share of S, which is a
-        multiple of their number.
+        With sequence parallelism each tensor-parallel rank has its share of the positions, whose number is a multiple
+        of the ranks'.
+
+        Raises:
+            ValueError: the experts are not those of this model.
         """
-        if experts is not None and self._shares > 1:
-            experts = experts.chunk(self._shares)[self._rank]
-        self._experts = experts
+        experts, counted = micro_batch.experts, None
+        if experts is not None:
+            if self._again and experts.shape[2:] != self._shape:
+                raise ValueError(
+                    f"experts of {experts.shape[2]} layers, {experts.shape[3]} of each token; the model has "
+                    f"{self._shape[0]} layers with experts, {self._shape[1]} of each token"
+                )
+            counted = torch.zeros(experts.shape[:2].numel(), dtype=torch.bool, device=experts.device)
+            counted[micro_batch.selected] = True
+            if self._shares > 1:
+                experts = experts.chunk(self._shares)[self._rank]
+                counted = counted.chunk(self._shares)[self._rank]
+        self._experts, self._counted = experts, counted
+
+    def counts(self) -> Tensor:
+        """[2] int64, of the last learning pass, on the host: how often this rank's routers alone would have chosen
+        other experts than the engine, and how often they were told, over layers and tokens that predict a response's.
+        """
+        return self._counts.cpu()
 
     def _choose(self, place: int, router: nn.Module, _args: tuple[Tensor, ...]) -> None:
         waiting = self._again[router]
-        if self._learning and self._recomputes and torch.is_grad_enabled():
+        again = self._learning and self._recomputes and torch.is_grad_enabled()
+        if again:
             experts = waiting.popleft()
         else:
             experts = self._experts
             if self._learning and self._recomputes:
                 waiting.append(experts)
+        self._counting = self._learning and not again
         replay = router.router_replay
         if experts is None:
             replay.clear_router_replay_action()
             return
         replay.target_topk_idx = experts[:, :, place].flatten(0, 1).long()
         replay.set_router_replay_action(self._replay)
+
+    def _count(self, own: Tensor, taken: Tensor) -> None:
+        if not self._counting or self._counted is None:
+            return
+        other = (own.sort(dim=-1).values != taken.sort(dim=-1).values).any(dim=-1)
+        found = torch.stack([(other & self._counted).sum(), self._counted.sum()])
+        self._counts = self._counts.to(found.device) + found

@@ -95,7 +95,7 @@ class PipelineRunner:
         if self._sequence_parallel:
             micro_batch = micro_batch.padded(self._layout.tp)
         if self._replay is not None:
-            self._replay.use(micro_batch.experts)
+            self._replay.use(micro_batch)
         output = model(micro_batch.input_ids, micro_batch.position_ids, None)
 
         def loss_func(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,6 +6,7 @@ import math
 
 from rljob_worker.trainer.backend import UpdateResult
 from rljob_worker.trainer.batches import Update
+from rljob_worker.trainer.megatron.expert_replay import ExpertReplay
 from rljob_worker.trainer.megatron.pipeline import PipelineRunner
 from rljob_worker.trainer.megatron.rank_state import RankState
 from rljob_worker.trainer.non_finite import bad_micro_batches, findings_of_all_ranks
@@ -15,8 +16,9 @@ from rljob_worker.trainer.objective import MetricReduction, PolicyLoss
 class Updater:
     """Runs optimizer updates; an update is applied whole or not at all, on all ranks alike."""
 
-    def __init__(self, rank: RankState, pipeline: PipelineRunner) -> None:
+    def __init__(self, rank: RankState, pipeline: PipelineRunner, replay: ExpertReplay | None = None) -> None:
         self._rank = rank
+        self._replay = replay
         self._pipeline = pipeline
         self._reduction = MetricReduction(rank.layout.last_stage and rank.layout.tp_rank == 0, rank.layout.world_size)
 
@@ -28,6 +30,8 @@ class Updater:
         """
         rows = self._pipeline.forward_backward(update.micro_batches, loss)
         metrics = self._reduction.reduce(loss.names, rows)
+        if self._replay is not None:
+            metrics["router_mismatch"] = self._router_mismatch(self._replay)
         if not math.isfinite(metrics["loss"]):
             return UpdateResult(metrics, math.nan, self._everywhere(bad_micro_batches(update, loss, rows)))
         optimizer = self._rank.optimizer
@@ -41,6 +45,17 @@ class Updater:
                 group["lr"] = learning_rate
             optimizer.step_with_ready_grads()
         return UpdateResult(metrics, norm, None)
+
+    def _router_mismatch(self, replay: ExpertReplay) -> float:
+        """Share of the choices that the routers would have made otherwise; collective.
+
+        Raises:
+            RuntimeError: no router of any rank took what it was told.
+        """
+        other, told = self._reduction.summed(replay.counts().double()).tolist()
+        if not told:
+            raise RuntimeError("train: no router took the engine's experts (rollout.routerReplay)")
+        return float(other / told)
 
     def _clip(self, norm: float) -> None:
         from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32

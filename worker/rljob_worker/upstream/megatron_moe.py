@@ -1,0 +1,63 @@
+"""Megatron's routers that are told which experts to take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from rljob_worker.upstream.patch import MEGATRON, Patch, Process, put
+
+TopK = Callable[[Tensor, int, int | None, int | None], tuple[Tensor, Tensor]]
+"""(scores [T, experts], how many, groups, groups of a token) -> (their scores, their numbers), [T, how many] each."""
+
+
+class RouterReplay(Protocol):
+    """Megatron's, of one router."""
+
+    @property
+    def router_replay_action(self) -> object:
+        """What it does in place of choosing; None: nothing."""
+        ...
+
+    def get_replay_topk(
+        self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, default_compute_topk: TopK
+    ) -> tuple[Tensor, Tensor]:
+        """Scores and numbers of the experts that are taken."""
+        ...
+
+
+def watch_choices(replay: RouterReplay, watcher: Callable[[Tensor, Tensor], None]) -> None:
+    """Have the experts that a router would choose told beside those that it is told to take, whenever it is.
+
+    Args:
+        replay: of the router.
+        watcher: called with both, [T, experts of a token] int64 each.
+    """
+    told = replay.get_replay_topk
+
+    def compare(
+        scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, default_compute_topk: TopK
+    ) -> tuple[Tensor, Tensor]:
+        taken = told(scores, topk, num_groups, group_topk, default_compute_topk)
+        if replay.router_replay_action is not None:
+            watcher(default_compute_topk(scores.detach(), topk, num_groups, group_topk)[1], taken[1])
+        return taken
+
+    put(replay, get_replay_topk=compare)
+
+
+PATCHES = (
+    Patch(
+        "megatron-router-choices",
+        ("RouterReplay.get_replay_topk",),
+        {"megatron-core": MEGATRON},
+        "a router that is told its experts does not say which it would have chosen: how often engine and trainer "
+        "differ (train/router_mismatch)",
+        "tests/worker/trainer/test_trainer.py::test_each_token_goes_to_the_experts_that_the_batch_names",
+        watch_choices,
+        (Process.TRAINER,),
+        scoped=True,
+    ),
+)
