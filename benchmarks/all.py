@@ -28,6 +28,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("weight_sync",),
     ("arena",),
     ("device_switch", "--device", "cpu", "--gibibytes", "2"),
+    ("lanes",),
     ("peer_trl",),
     ("operator_scale",),
 )

@@ -42,7 +42,7 @@ from small_jobs import small_job  # noqa: E402
 CLIENTS = 16
 NAMESPACE = "scale"
 TIME_LIMIT = 1.5
-MEMORY_LIMIT_MB = 200.0
+MEMORY_LIMIT_MB = 150.0
 WRITES_LIMIT = 8.0
 STATUS_WRITES_LIMIT = 6.0
 QUIET_LIMIT = 0.0
