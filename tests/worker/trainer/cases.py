@@ -21,6 +21,7 @@ import torch
 
 from rljob_worker.errors import StopRequested
 from rljob_worker.models.convert import local_pieces
+from rljob_worker.trainer.batches import PackedBatch
 from rljob_worker.trainer.megatron import rank_state
 from rljob_worker.trainer.megatron.flat_buffers import Region
 from rljob_worker.trainer.megatron.optimizer_state import OptimizerState
@@ -360,8 +361,8 @@ def rounded_replay(process: Process) -> Result:
     """Mean distance of log-probabilities from those of the same model before its routers' weights moved a little."""
     from megatron.core.transformer.moe.router import TopKRouter
 
-    trainer = process.trainer(maxTokensPerMicroBatch=1000, **REPLAY)
-    (whole,) = trainer._plan(with_experts(make_batch(0), 0))[0].micro_batches
+    trainer = process.trainer(**REPLAY)
+    whole = PackedBatch(make_batch(0)).micro_batch(np.arange(SAMPLES))
     routers = [m for m in trainer._backend.rank.ddp.module.modules() if isinstance(m, TopKRouter)]
     maps: list[torch.Tensor] = []
     for router in routers:
