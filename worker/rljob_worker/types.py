@@ -15,7 +15,7 @@ from rljob_api.spec import RewardSpec
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
-ExpertArray = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+ExpertArray = npt.NDArray[np.unsignedinteger]
 """[tokens, layers with experts, experts of a token]: numbers of experts."""
 
 

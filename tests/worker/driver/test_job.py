@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import alive, events, final_state, finish, manifest, run, start, start_faulty, wait_for
+import yaml
+from jobs import REPOSITORY, alive, events, final_state, finish, manifest, run, start, start_faulty, wait_for
 from support.step_lines import read_steps
 
 from rljob_api.wire.exit_codes import ExitCode
@@ -293,3 +294,20 @@ def test_graph_mode_gives_the_log_probs_of_the_trainer(tmp_path: Path) -> None:
     differences = [record["metrics"]["train/train_rollout_logprob_abs_diff"] for record in read_steps(tmp_path / "run")]
     assert len(differences) == 2
     assert max(differences) < 1e-4
+
+
+def test_experts_are_replayed_and_guesses_kept_on_engines_of_one_thread(tmp_path: Path) -> None:
+    """Two engines on as many cores: neither vLLM's kernels nor what guesses may take more threads than there are."""
+    job = yaml.safe_load((REPOSITORY / "examples" / "router-replay.yaml").read_text())["spec"]
+    job["rollout"] |= {"maxResponseTokens": 16, "speculative": {"draftTokens": 3, "minMatch": 1}}
+    names = ("model", "data", "reward", "training")
+    own = {"profile": "cpu", "devicesPerNode": 2, "threadsPerDevice": 1}
+    path = manifest(tmp_path, **{name: job[name] for name in names}, rollout=job["rollout"], resources=own, steps=3)
+    code, output = run("run", path, "--output", tmp_path / "run")
+    assert code == 0, output
+    records = read_steps(tmp_path / "run")[1:]
+    assert sum(record["metrics"]["rollout/drafts/accepted"] for record in records) > 0
+    for record in records:
+        # The engines route in bf16 with other roundings than the trainers.
+        assert 0 <= record["metrics"]["train/router_mismatch"] < 0.1
+        assert record["metrics"]["train/train_rollout_logprob_abs_diff"] < 0.003

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,8 +110,9 @@ class MicroBatch:
         """The same with its tensors on `device`; itself where they are there."""
         if self.input_ids.device == device:
             return self
-        tensors = {name: value for f in fields(self) if isinstance(value := getattr(self, name := f.name), Tensor)}
-        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))
+        moved: dict[str, Any] = {name: value.to(device) for name, value in values if isinstance(value, Tensor)}
+        return replace(self, **moved)
 
     def padded(self, multiple: int) -> MicroBatch:
         """The same with what has S entries rounded up to a multiple."""

@@ -16,6 +16,17 @@ TopK = Callable[[Tensor, int, int | None, int | None], tuple[Tensor, Tensor]]
 class RouterReplay(Protocol):
     """Megatron's, of one router."""
 
+    target_topk_idx: Tensor | None
+    """[T, experts of a token] int64: what it is told."""
+
+    def set_router_replay_action(self, router_replay_action: object) -> None:
+        """Have it do something in place of choosing."""
+        ...
+
+    def clear_router_replay_action(self) -> None:
+        """Have it choose."""
+        ...
+
     @property
     def router_replay_action(self) -> object:
         """What it does in place of choosing; None: nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -26,7 +27,7 @@ def _tell_experts() -> None:
     listening: list[Callable[[Tensor], None]] = []
 
     @functools.wraps(computed)
-    def compute(runner: MoERunner, *args: object, **kwargs: object) -> object:
+    def compute(runner: MoERunner, *args: Any, **kwargs: Any) -> object:
         listener = getattr(runner.router, "capture_fn", None)
         if listener is None:
             return computed(runner, *args, **kwargs)
@@ -37,7 +38,7 @@ def _tell_experts() -> None:
             listening.pop()
 
     @functools.wraps(select)
-    def select_and_tell(*args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def select_and_tell(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         weights, experts = select(*args, **kwargs)
         if listening:
             listening[-1](experts)

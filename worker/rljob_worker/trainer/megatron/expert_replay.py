@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.batches import MicroBatch
-from rljob_worker.upstream.megatron_moe import watch_choices
+from rljob_worker.upstream.megatron_moe import RouterReplay, watch_choices
 
 
 class ExpertReplay:
@@ -49,7 +49,7 @@ class ExpertReplay:
                 self._again[router] = deque()
                 self._shape = (sum(moe_layers), router.topk)
                 place = sum(moe_layers[: router.layer_number - 1])
-                router.register_forward_pre_hook(partial(self._choose, place))
+                router.register_forward_pre_hook(partial(self._choose, place, router.router_replay))
                 watch_choices(router.router_replay, self._count)
 
     def begin_pass(self, *, learning: bool) -> None:
@@ -88,7 +88,7 @@ class ExpertReplay:
         """
         return self._counts.cpu()
 
-    def _choose(self, place: int, router: nn.Module, _args: tuple[Tensor, ...]) -> None:
+    def _choose(self, place: int, replay: RouterReplay, router: nn.Module, _args: tuple[Tensor, ...]) -> None:
         waiting = self._again[router]
         again = self._learning and self._recomputes and torch.is_grad_enabled()
         if again:
@@ -98,7 +98,6 @@ class ExpertReplay:
             if self._learning and self._recomputes:
                 waiting.append(experts)
         self._counting = self._learning and not again
-        replay = router.router_replay
         if experts is None:
             replay.clear_router_replay_action()
             return
