@@ -197,7 +197,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["resources.profile=ascend-a3", "rollout.speculative={}"], ["spec.rollout.speculative"]),
     (["resources.profile=ascend-a3", "rollout.routerReplay=true"], ["spec.rollout.routerReplay"]),
     (
-        ["rollout.engineArgs.enable_return_routed_experts=true"],
+        ["rollout.engineArgs.enable_return_routed_experts=1"],
         ["spec.rollout.engineArgs.enable_return_routed_experts"],
     ),
     (["resources=null", "rollout.graphMode=true", "training.globalBatchSize=null"], ["spec.rollout.graphMode"]),
