@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from rljob_api.profiles import PROFILES, HardwareProfile
 from rljob_api.rules.core import Rule
@@ -23,40 +24,16 @@ def _on_one_of(names: list[str]) -> str:
     return f"has(self.resources) && self.resources.profile in [{listed}]"
 
 
-def _graph_rule() -> Rule:
-    refusing = _names(lambda profile: not profile.captures_graphs)
+def _unable_rule(able: str, used: Callable[[Any], bool], unused_cel: str, *, field: str, wrong: str, off: str) -> Rule:
+    """A part of the spec that profiles refuse which are not `able` to do it; `off` is how it is left alone."""
+    refusing = _names(lambda profile: not getattr(profile, able))
     return Rule(
         on=RLJobSpec,
-        field="rollout.graphMode",
-        wrong="captured graphs would go on with weights of an earlier step, and torch_npu captures none with"
-        " TASK_QUEUE_ENABLE=2",
-        allowed=f"false on profiles {', '.join(refusing)}",
-        check=lambda s: not s.rollout.graph_mode or PROFILES[s.resources.profile].captures_graphs,
-        cel=f"!self.rollout.graphMode || !({_on_one_of(refusing)})",
-    )
-
-
-def _drafts_rule() -> Rule:
-    refusing = _names(lambda profile: not profile.verifies_drafts)
-    return Rule(
-        on=RLJobSpec,
-        field="rollout.speculative",
-        wrong="vllm-ascend verifies guesses in a way of its own, with other tokens than without them",
-        allowed=f"leave it out on profiles {', '.join(refusing)}",
-        check=lambda s: s.rollout.speculative is None or PROFILES[s.resources.profile].verifies_drafts,
-        cel=f"!has(self.rollout.speculative) || !({_on_one_of(refusing)})",
-    )
-
-
-def _experts_rule() -> Rule:
-    refusing = _names(lambda profile: not profile.returns_experts)
-    return Rule(
-        on=RLJobSpec,
-        field="rollout.routerReplay",
-        wrong="vllm-ascend 0.23 may return where an expert is instead of which one it is (vllm-ascend 13882)",
-        allowed=f"false on profiles {', '.join(refusing)}",
-        check=lambda s: not s.rollout.router_replay or PROFILES[s.resources.profile].returns_experts,
-        cel=f"!self.rollout.routerReplay || !({_on_one_of(refusing)})",
+        field=field,
+        wrong=wrong,
+        allowed=f"{off} on profiles {', '.join(refusing)}",
+        check=lambda s: not used(s) or getattr(PROFILES[s.resources.profile], able),
+        cel=f"{unused_cel} || !({_on_one_of(refusing)})",
     )
 
 
@@ -87,9 +64,31 @@ def _nz_rule(field: str) -> Rule:
 
 
 DEVICES = (
-    _graph_rule(),
-    _drafts_rule(),
-    _experts_rule(),
+    _unable_rule(
+        "captures_graphs",
+        lambda s: s.rollout.graph_mode,
+        "!self.rollout.graphMode",
+        field="rollout.graphMode",
+        wrong="captured graphs would go on with weights of an earlier step, and torch_npu captures none with"
+        " TASK_QUEUE_ENABLE=2",
+        off="false",
+    ),
+    _unable_rule(
+        "verifies_drafts",
+        lambda s: s.rollout.speculative is not None,
+        "!has(self.rollout.speculative)",
+        field="rollout.speculative",
+        wrong="vllm-ascend verifies guesses in a way of its own, with other tokens than without them",
+        off="leave it out",
+    ),
+    _unable_rule(
+        "returns_experts",
+        lambda s: s.rollout.router_replay,
+        "!self.rollout.routerReplay",
+        field="rollout.routerReplay",
+        wrong="vllm-ascend 0.23 may return where an expert is instead of which one it is (vllm-ascend 13882)",
+        off="false",
+    ),
     *(_engine_arg_rule(name) for name in sorted({arg for p in PROFILES.values() for arg in p.refused_engine_args})),
     _nz_rule("variables"),
     _nz_rule("rollout"),
