@@ -65,9 +65,6 @@ def test_a_model_that_sees_is_loaded_without_its_tower(model: Path, tmp_path: Pa
     assert "language_model_only" not in engine_arguments(spec(model, "ascend-a2"), str(model))
 
 
-BLOCKS = {"linear_key_head_dim": 32, "linear_value_head_dim": 64}
-
-
 def test_linear_attention_on_cpu_is_refused_where_vllm_has_none(tmp_path: Path) -> None:
     cfg = ModelConfig.from_hf(qwen3_5.config())
     value = spec_json(tmp_path)
@@ -79,7 +76,8 @@ def test_linear_attention_on_cpu_is_refused_where_vllm_has_none(tmp_path: Path) 
     with pytest.raises(UserError, match=r"spec\.model: linear_key_head_dim 16 .* use a multiple of 32"):
         check(RLJobSpec.model_validate(value), cfg)
     engine_platform("npu").check_model(RLJobSpec.model_validate(value), cfg)
-    check(RLJobSpec.model_validate(value), ModelConfig.from_hf(qwen3_5.config(**BLOCKS)))
+    blocks = {"linear_key_head_dim": 32, "linear_value_head_dim": 64}
+    check(RLJobSpec.model_validate(value), ModelConfig.from_hf(qwen3_5.config(**blocks)))
 
 
 def test_experts_stay_where_they_are(model: Path) -> None:

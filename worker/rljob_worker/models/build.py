@@ -56,8 +56,7 @@ def build_gpt_model(
 
     platform = megatron_platform(device)
     check_parallel(cfg, tp, pp, ep)
-    transformer_config = _transformer_config(cfg, tp, pp, ep, dtype, recompute, platform)
-    transformer_config.moe_enable_routing_replay = router_replay
+    transformer_config = _transformer_config(cfg, tp, pp, ep, dtype, recompute, router_replay, platform)
     model: GptModel = GPTModel(
         config=transformer_config,
         transformer_layer_spec=_block_spec(cfg, transformer_config, platform),
@@ -77,7 +76,14 @@ def build_gpt_model(
 
 
 def _transformer_config(
-    cfg: ModelConfig, tp: int, pp: int, ep: int, dtype: torch.dtype, recompute: str, platform: Platform
+    cfg: ModelConfig,
+    tp: int,
+    pp: int,
+    ep: int,
+    dtype: torch.dtype,
+    recompute: str,
+    router_replay: bool,
+    platform: Platform,
 ) -> TransformerConfig:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -93,6 +99,7 @@ def _transformer_config(
             moe_aux_loss_coeff=0.0,
             moe_token_dispatcher_type="alltoall",
             moe_grouped_gemm=False,
+            moe_enable_routing_replay=router_replay,
             moe_layer_freq=[int(moe) for moe in cfg.moe_layers],
             expert_model_parallel_size=ep,
             expert_tensor_parallel_size=1 if ep > 1 else tp,

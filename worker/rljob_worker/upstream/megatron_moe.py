@@ -39,12 +39,12 @@ class RouterReplay(Protocol):
         ...
 
 
-def watch_choices(replay: RouterReplay, watcher: Callable[[Tensor, Tensor], None]) -> None:
+def watch_choices(replay: RouterReplay, watcher: Callable[[Callable[[], Tensor], Tensor], None]) -> None:
     """Have the experts that a router would choose told beside those that it is told to take, whenever it is.
 
     Args:
         replay: of the router.
-        watcher: called with both, [T, experts of a token] int64 each.
+        watcher: called with both, [T, experts of a token] int64 each; the first is computed when it is asked for.
     """
     told = replay.get_replay_topk
 
@@ -53,7 +53,7 @@ def watch_choices(replay: RouterReplay, watcher: Callable[[Tensor, Tensor], None
     ) -> tuple[Tensor, Tensor]:
         taken = told(scores, topk, num_groups, group_topk, default_compute_topk)
         if replay.router_replay_action is not None:
-            watcher(default_compute_topk(scores.detach(), topk, num_groups, group_topk)[1], taken[1])
+            watcher(lambda: default_compute_topk(scores.detach(), topk, num_groups, group_topk)[1], taken[1])
         return taken
 
     put(replay, get_replay_topk=compare)

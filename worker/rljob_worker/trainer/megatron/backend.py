@@ -46,7 +46,7 @@ class MegatronBackend:
         replay = None
         if spec.rollout.router_replay:
             recomputes = spec.training.recompute is not Recompute.NONE
-            replay = ExpertReplay(rank.ddp.module, rank.config.moe_layers, rank.layout, recomputes=recomputes)
+            replay = ExpertReplay(rank.ddp.module, rank.config, rank.layout, recomputes=recomputes)
         self._pipeline = PipelineRunner(rank.ddp, rank.layout, agreement, replay)
         self._updater = Updater(rank, self._pipeline, replay)
         self._rank_memory = RankMemory(spec, device, rank.memory, rank.groups)

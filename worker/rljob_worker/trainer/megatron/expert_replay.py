@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from rljob_worker.models.config import ModelConfig
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.batches import MicroBatch
 from rljob_worker.upstream.megatron_moe import RouterReplay, watch_choices
@@ -23,32 +24,29 @@ class ExpertReplay:
 
     Args:
         model: with `moe_enable_routing_replay`.
-        moe_layers: whether each layer of the whole model has experts.
+        config: of the whole model.
         layout: where this rank is.
         recomputes: whether routers run again in the backward pass.
     """
 
-    def __init__(
-        self, model: nn.Module, moe_layers: Sequence[bool], layout: ParallelLayout, *, recomputes: bool
-    ) -> None:
+    def __init__(self, model: nn.Module, config: ModelConfig, layout: ParallelLayout, *, recomputes: bool) -> None:
         from megatron.core.transformer.moe.router import TopKRouter
         from megatron.core.transformer.moe.router_replay import RouterReplayAction
 
         self._rank, self._shares = layout.tp_rank, layout.tp
         self._recomputes = recomputes
-        self._learning = self._counting = False
+        self._learning = False
         self._experts: Tensor | None = None
         self._counted: Tensor | None = None
         self._counts = torch.zeros(2, dtype=torch.int64)
+        self._shape = (sum(config.moe_layers), config.experts_per_token)
         self._again: dict[nn.Module, deque[Tensor | None]] = {}
         self._replay = RouterReplayAction.REPLAY_FORWARD
-        self._shape = (sum(moe_layers), 0)
         for router in model.modules():
             if isinstance(router, TopKRouter):
                 assert router.layer_number is not None
                 self._again[router] = deque()
-                self._shape = (sum(moe_layers), router.topk)
-                place = sum(moe_layers[: router.layer_number - 1])
+                place = sum(config.moe_layers[: router.layer_number - 1])
                 router.register_forward_pre_hook(partial(self._choose, place, router.router_replay))
                 watch_choices(router.router_replay, self._count)
 
@@ -70,7 +68,7 @@ class ExpertReplay:
         """
         experts, counted = micro_batch.experts, None
         if experts is not None:
-            if self._again and experts.shape[2:] != self._shape:
+            if experts.shape[2:] != self._shape:
                 raise ValueError(
                     f"experts of {experts.shape[2]} layers, {experts.shape[3]} of each token; the model has "
                     f"{self._shape[0]} layers with experts, {self._shape[1]} of each token"
@@ -90,23 +88,25 @@ class ExpertReplay:
 
     def _choose(self, place: int, replay: RouterReplay, router: nn.Module, _args: tuple[Tensor, ...]) -> None:
         waiting = self._again[router]
-        again = self._learning and self._recomputes and torch.is_grad_enabled()
-        if again:
+        if self._runs_again():
             experts = waiting.popleft()
         else:
             experts = self._experts
             if self._learning and self._recomputes:
                 waiting.append(experts)
-        self._counting = self._learning and not again
         if experts is None:
             replay.clear_router_replay_action()
             return
         replay.target_topk_idx = experts[:, :, place].flatten(0, 1).long()
         replay.set_router_replay_action(self._replay)
 
-    def _count(self, own: Tensor, taken: Tensor) -> None:
-        if not self._counting or self._counted is None:
+    def _runs_again(self) -> bool:
+        """Whether routers run for the backward pass: only then are gradients on where activations are not kept."""
+        return self._learning and self._recomputes and torch.is_grad_enabled()
+
+    def _count(self, own: Callable[[], Tensor], taken: Tensor) -> None:
+        if not self._learning or self._counted is None or self._runs_again():
             return
-        other = (own.sort(dim=-1).values != taken.sort(dim=-1).values).any(dim=-1)
+        other = (own().sort(dim=-1).values != taken.sort(dim=-1).values).any(dim=-1)
         found = torch.stack([(other & self._counted).sum(), self._counted.sum()])
         self._counts = self._counts.to(found.device) + found
