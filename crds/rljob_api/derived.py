@@ -41,7 +41,12 @@ def first_engine_device(spec: RLJobSpec) -> int:
 
 def divides_devices(spec: RLJobSpec) -> bool:
     """Whether trainers and engines have devices of their own."""
-    return spec.mode == Mode.DISAGGREGATED
+    return spec.mode != Mode.COLOCATED
+
+
+def mixes_versions(spec: RLJobSpec) -> bool:
+    """Whether tokens of one response may be of several weights."""
+    return spec.rollout.partial is not None or (spec.mode == Mode.ASYNC and max_staleness(spec) > 0)
 
 
 def _of_group(spec: RLJobSpec, group: DeviceGroupSpec | None, fewest: int) -> int:

@@ -30,11 +30,24 @@ WITHOUT_EFFECT = {
 # What is refused: settings over the design's example, and the paths that are blamed.
 DIVIDED = ["mode=Disaggregated", "resources={profile: cpu}"]
 """Mode Disaggregated, with the fewest devices for each group."""
+APART = ["mode=Async", "resources={profile: cpu}"]
 REFUSED: list[tuple[list[str], list[str]]] = [
     (["mode=Disaggregated", "resources={profile: cpu, devicesPerNode: 4}"], ["spec.resources.devicesPerNode"]),
     (["mode=Disaggregated", "resources={profile: cpu, nodes: 2}"], ["spec.resources.nodes"]),
     (["mode=Disaggregated", "resources={profile: cuda}"], ["spec.resources.profile"]),
     (["mode=Disaggregated", "resources=null"], ["spec.resources.profile"]),
+    (["mode=Async", "resources={profile: cpu, devicesPerNode: 4}"], ["spec.resources.devicesPerNode"]),
+    (["mode=Async", "resources={profile: ascend-a2}"], ["spec.resources.profile"]),
+    (["mode=Async", "resources=null"], ["spec.resources.profile"]),
+    ([*APART, "resources.trainer={devicesPerNode: 3}"], ["spec.training.tensorParallel"]),
+    ([*APART, "resources.rollout.devicesPerNode=3"], ["spec.rollout.tensorParallel"]),
+    ([*APART, "rollout.partial={}"], ["spec.rollout.partial"]),
+    ([*APART, "rollout.tail={}"], ["spec.rollout.tail"]),
+    ([*APART, "rollout.oversampling.filter=ZeroVariance"], ["spec.rollout.oversampling"]),
+    ([*APART, "rollout.assignment=WhenFree"], ["spec.rollout.assignment"]),
+    ([*APART, "algorithm.tis.enabled=false"], ["spec.algorithm.tis.enabled"]),
+    ([*APART, "algorithm.tis={enabled: true, level: Sequence}"], ["spec.algorithm.tis.level"]),
+    ([*DIVIDED, "rollout.staleness.order=ReadyFirst"], ["spec.rollout.staleness.order"]),
     ([*DIVIDED, "resources.trainer={devicesPerNode: 3}"], ["spec.training.tensorParallel"]),
     ([*DIVIDED, "resources.rollout.devicesPerNode=3"], ["spec.rollout.tensorParallel"]),
     (
@@ -50,7 +63,6 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["resources.trainer={}"], ["spec.resources.trainer"]),
     (["resources.rollout.devicesPerNode=2"], ["spec.resources.rollout"]),
     (["rollout.partial.factor=1.5", "rollout.staleness.max=0"], ["spec.rollout.staleness.max"]),
-    (["mode=Async"], ["spec.mode"]),
     (["algorithm.name=dapo"], ["spec.rollout.oversampling"]),
     (
         [
@@ -241,6 +253,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 ]
 
 ACCEPTED: list[list[str]] = [
+    [*APART, "rollout.staleness={max: 15, order: ReadyFirst}"],
+    [*APART, "rollout.staleness.max=0", "algorithm.tis.enabled=false"],
     ["algorithm.name=dapo", "rollout.oversampling.filter=ZeroVariance"],
     DIVIDED,
     [*DIVIDED, "resources.trainer.devicesPerNode=4", "resources.rollout={nodes: 1, devicesPerNode: 6}"],
@@ -356,7 +370,7 @@ def test_local_check_and_cel_agree_on_mixtures(mixture: list[list[str]]) -> None
 
 def _devices_given(spec: dict[str, Any]) -> bool:
     resources = spec.get("resources") or {}
-    if spec.get("mode") != "Disaggregated":
+    if spec.get("mode") not in ("Disaggregated", "Async"):
         return bool(resources.get("devicesPerNode"))
     return all((resources.get(group) or {}).get("devicesPerNode") for group in ("trainer", "rollout"))
 

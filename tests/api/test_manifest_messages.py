@@ -47,15 +47,10 @@ def problems(document: object) -> list[str]:
             'spec.algorithm.kl.estimator: "k4": is not one of the allowed values; allowed: one of k1, k2, k3, low_var',
         ),
         (
-            ["mode=Async"],
-            'spec.mode: "Async": this mode is not built yet; allowed: Colocated, Disaggregated; both are on policy '
-            "with rollout.staleness.max 0, and Disaggregated is one step ahead with 1",
-        ),
-        (
             ["mode=Disaggregated", "resources={profile: ascend-a3}"],
             'spec.resources.profile: "ascend-a3": devices of their own for trainers and engines are not built yet for '
-            "this profile; allowed: cpu with mode Disaggregated; with mode Colocated, in which all devices do both in "
-            "turn, any",
+            "this profile; allowed: cpu with mode Disaggregated or Async; with mode Colocated, in which all devices "
+            "do both in turn, any",
         ),
         (
             ["training.backend=FSDP"],
@@ -69,7 +64,7 @@ def problems(document: object) -> list[str]:
             ["training.tensorParallel=3"],
             "spec.training.tensorParallel: 3: the job's devices cannot be divided into model replicas; allowed: "
             "training.tensorParallel x training.pipelineParallel divides nodes x devicesPerNode of resources (with "
-            "mode Disaggregated: of resources.trainer)",
+            "mode Disaggregated or Async: of resources.trainer)",
         ),
         (
             ["training.globalBatchSize=96"],
@@ -116,7 +111,7 @@ def test_all_problems_at_once() -> None:
         manifest(
             "stepz=1",
             "steps=0",
-            "mode=Async",
+            "seed=-1",
             "rollout.topP=2",
             "training.tensorParallel=3",
             "data.applyChatTemplate=null",
@@ -128,7 +123,7 @@ def test_all_problems_at_once() -> None:
     blamed = [
         "spec.stepz: 1: unknown field, did you mean steps?",
         "spec.steps: 0: is too small",
-        'spec.mode: "Async": this mode',
+        "spec.seed: -1: is too small",
         "spec.rollout.topP: 2: is too large",
         "spec.training.tensorParallel: 3: the job's devices",
         "spec.data: {",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,7 +38,8 @@ class StepTiming:
 class PhaseClock:
     """Measures phases on the driver's monotonic clock.
 
-    A step begins where the last one ended, so nothing between steps goes unaccounted; phases cannot nest.
+    A step begins where the last one ended, so nothing between steps goes unaccounted; phases cannot nest. Steps may end
+    in another thread than that which enters the phases.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class PhaseClock:
         self._on_start = on_start
         self._begin = now()
         self._phases: dict[str, float] = {}
-        self._phase_begin = self._begin
+        self._counting: tuple[str, float] | None = None
+        """The open phase, and from when on its seconds are not in `_phases` yet."""
+        self._lock = threading.Lock()
         self._running: tuple[str | None, float] = None, self._begin
         self._beside: dict[str, PhaseClock] = {}
 
@@ -76,7 +80,8 @@ class PhaseClock:
         """Begin the first step now: what came before was start-up."""
         self._begin = self._now()
         self._running = None, self._begin
-        self._phases = {}
+        with self._lock:
+            self._phases, self._counting = {}, None
         for clock in self._beside.values():
             clock.restart()
 
@@ -87,19 +92,24 @@ class PhaseClock:
         assert self.current is None, f"phase {name} inside phase {self.current}"
         self._running = name, self._now()
         self._on_start(name)
-        self._phase_begin = self._now()
+        with self._lock:
+            self._counting = name, self._now()
         try:
             yield
         finally:
-            ended = self._now()
-            self._phases[name] = self._phases.get(name, 0.0) + ended - self._phase_begin
+            with self._lock:
+                ended = self._now()
+                self._count(ended)
+                self._counting = None
             self._running = None, ended
 
     def so_far(self) -> StepTiming:
         """The running step until now, an open phase included."""
-        now, phases = self._now(), dict(self._phases)
-        if self.current is not None:
-            phases[self.current] = phases.get(self.current, 0.0) + now - self._phase_begin
+        with self._lock:
+            now, phases = self._now(), dict(self._phases)
+            if self._counting is not None:
+                name, since = self._counting
+                phases[name] = phases.get(name, 0.0) + now - since
         return StepTiming(now - self._begin, phases, {name: lane.so_far().phases for name, lane in self._lanes()})
 
     def end_step(self) -> StepTiming:
@@ -108,14 +118,20 @@ class PhaseClock:
 
     def _end_step(self, now: float) -> StepTiming:
         lanes = {name: lane._end_step(now).phases for name, lane in self._lanes()}
-        phases, self._phases = self._phases, {}
-        if self.current is not None:
+        with self._lock:
             # What goes on in a lane is cut where the step ends.
-            phases[self.current] = phases.get(self.current, 0.0) + now - self._phase_begin
-            self._phase_begin = now
+            self._count(now)
+            phases, self._phases = self._phases, {}
         timing = StepTiming(now - self._begin, phases, lanes)
         self._begin = now
         return timing
+
+    def _count(self, now: float) -> None:
+        if self._counting is not None:
+            name, since = self._counting
+            # A phase that began in this instant, in the lane's own thread, is none of the step that ends.
+            self._phases[name] = self._phases.get(name, 0.0) + max(0.0, now - since)
+            self._counting = name, max(now, since)
 
     def _lanes(self) -> list[tuple[str, PhaseClock]]:
         return list(self._beside.items())

@@ -24,13 +24,13 @@ from rljob_api.spec import (
 )
 
 
-def _built(on: type[ApiModel], field: str, what: str, *built: str, which: str = "") -> Rule:
+def _built(on: type[ApiModel], field: str, what: str, *built: str) -> Rule:
     listed = ", ".join(f"'{value}'" for value in built)
     return Rule(
         on=on,
         field=field,
         wrong=f"this {what} is not built yet",
-        allowed=", ".join(built) + which,
+        allowed=", ".join(built),
         check=lambda block: getattr(block, field) in built,
         cel=f"self in [{listed}]",
         at_field=True,
@@ -38,14 +38,6 @@ def _built(on: type[ApiModel], field: str, what: str, *built: str, which: str = 
 
 
 NOT_BUILT = (
-    _built(
-        RLJobSpec,
-        "mode",
-        "mode",
-        "Colocated",
-        "Disaggregated",
-        which="; both are on policy with rollout.staleness.max 0, and Disaggregated is one step ahead with 1",
-    ),
     _built(TrainingSpec, "backend", "training backend", "Megatron"),
 )
 """Values that are in the schema so that manifests keep their shape, but that this version cannot run."""
@@ -73,10 +65,10 @@ def _own(group: str) -> tuple[str, str]:
     """Where the devices of trainers or engines are not given, and how many there are on a node."""
     of_group = f"self.resources.{group}"
     absent = (
-        f"self.mode == 'Disaggregated' ? !has({of_group}) || !has({of_group}.devicesPerNode)"
+        f"self.mode != 'Colocated' ? !has({of_group}) || !has({of_group}.devicesPerNode)"
         " : !has(self.resources.devicesPerNode)"
     )
-    count = f"self.mode == 'Disaggregated' ? {of_group}.devicesPerNode : self.resources.devicesPerNode"
+    count = f"self.mode != 'Colocated' ? {of_group}.devicesPerNode : self.resources.devicesPerNode"
     return f"!has(self.resources) || ({absent})", count
 
 
@@ -94,7 +86,7 @@ PARALLELISM = (
         field="training.tensorParallel",
         wrong="the job's devices cannot be divided into model replicas",
         allowed="training.tensorParallel x training.pipelineParallel divides nodes x devicesPerNode of resources"
-        " (with mode Disaggregated: of resources.trainer)",
+        " (with mode Disaggregated or Async: of resources.trainer)",
         check=_devices_fit_model,
         cel=f"{_NOT_GIVEN} || ({_DEVICES}) % ({_MODEL_SIZE}) == 0",
     ),
@@ -102,8 +94,8 @@ PARALLELISM = (
         on=RLJobSpec,
         field="rollout.tensorParallel",
         wrong="a node's devices cannot be divided into engines",
-        allowed="rollout.tensorParallel divides resources.devicesPerNode (with mode Disaggregated:"
-        " resources.rollout.devicesPerNode)",
+        allowed="rollout.tensorParallel divides resources.devicesPerNode (with mode Disaggregated or"
+        " Async: resources.rollout.devicesPerNode)",
         check=lambda s: derived.engine_devices_per_node(s) % s.rollout.tensor_parallel == 0,
         cel=f"{_NO_ENGINES_GIVEN} || ({_ENGINES_PER_NODE}) % self.rollout.tensorParallel == 0",
     ),

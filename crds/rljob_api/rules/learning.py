@@ -197,9 +197,9 @@ def algorithm_rules(algorithm: AlgorithmFacts) -> Iterator[Rule]:
             on=RLJobSpec,
             field="rollout.staleness.max",
             wrong=f"algorithm {name} learns from samples of the policy that it trains alone",
-            allowed="0 with mode Disaggregated, or another algorithm",
+            allowed="0 with mode Disaggregated or Async, or another algorithm",
             check=lambda s: s.algorithm.name != name or s.rollout.partial is not None or max_staleness(s) == 0,
-            cel=f"({another}) || has(self.rollout.partial) || self.mode != 'Disaggregated'"
+            cel=f"({another}) || has(self.rollout.partial) || self.mode == 'Colocated'"
             " || (has(self.rollout.staleness) && self.rollout.staleness.max == 0)",
         )
         yield Rule(

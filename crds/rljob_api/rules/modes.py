@@ -7,14 +7,18 @@ from typing import Any
 from rljob_api import derived
 from rljob_api.rules.core import Rule
 from rljob_api.spec import DeviceGroupSpec, Mode, RLJobSpec, RolloutSpec
+from rljob_api.spec.algorithm import TisLevel
+from rljob_api.spec.rollout import RolloutAssignment, StalenessOrder
 
-_SHARED = f"self.mode != '{Mode.DISAGGREGATED}'"
+_SHARED = f"self.mode == '{Mode.COLOCATED}'"
+_NOT_LOCKSTEP = f"self.mode != '{Mode.DISAGGREGATED}'"
+_NOT_ASYNC = f"self.mode != '{Mode.ASYNC}'"
 _NO_RESOURCES = "!has(self.resources)"
 _STALENESS_0 = "(has(self.rollout.staleness) && self.rollout.staleness.max == 0)"
 
 
 def _divided(spec: Any) -> bool:
-    return bool(spec.mode == Mode.DISAGGREGATED)
+    return derived.divides_devices(spec)
 
 
 def _is_ahead(spec: Any) -> bool:
@@ -26,7 +30,7 @@ def _group_rule(group: str) -> Rule:
         on=RLJobSpec,
         field=f"resources.{group}",
         wrong="the devices of this mode are not divided into groups",
-        allowed="only with mode Disaggregated",
+        allowed="only with mode Disaggregated or Async",
         check=lambda s: _divided(s) or getattr(s.resources, group) is None,
         cel=f"!({_SHARED}) || {_NO_RESOURCES} || !has(self.resources.{group})",
     )
@@ -50,7 +54,7 @@ DEVICE_GROUPS = (
         on=RLJobSpec,
         field="resources.devicesPerNode",
         wrong="trainers and engines have devices of their own",
-        allowed="resources.trainer.devicesPerNode and resources.rollout.devicesPerNode with mode Disaggregated",
+        allowed="resources.trainer.devicesPerNode and resources.rollout.devicesPerNode with mode Disaggregated or Async",
         check=lambda s: not _divided(s) or s.resources.devices_per_node is None,
         cel=f"{_SHARED} || {_NO_RESOURCES} || !has(self.resources.devicesPerNode)",
     ),
@@ -58,7 +62,7 @@ DEVICE_GROUPS = (
         on=RLJobSpec,
         field="resources.nodes",
         wrong="trainers and engines on several nodes are not built yet",
-        allowed="1, or left out, with mode Disaggregated",
+        allowed="1, or left out, with mode Disaggregated or Async",
         check=lambda s: not _divided(s) or s.resources.nodes == 1,
         cel=f"{_SHARED} || {_NO_RESOURCES} || self.resources.nodes == 1",
     ),
@@ -74,7 +78,7 @@ DEVICE_GROUPS = (
         on=RLJobSpec,
         field="resources.profile",
         wrong="devices of their own for trainers and engines are not built yet for this profile",
-        allowed="cpu with mode Disaggregated; with mode Colocated, in which all devices do both in turn, any",
+        allowed="cpu with mode Disaggregated or Async; with mode Colocated, in which all devices do both in turn, any",
         check=lambda s: not _divided(s) or s.resources.profile == "cpu",
         cel=f"{_SHARED} || (has(self.resources) && self.resources.profile == 'cpu')",
     ),
@@ -88,7 +92,7 @@ STALENESS = (
         on=RLJobSpec,
         field="rollout.staleness",
         wrong="every token is of the step's own weights",
-        allowed="only with rollout.partial or mode Disaggregated",
+        allowed="only with rollout.partial, or mode Disaggregated or Async",
         check=lambda s: s.rollout.staleness is None or s.rollout.partial is not None or _divided(s),
         cel=f"!has(self.rollout.staleness) || has(self.rollout.partial) || !({_SHARED})",
     ),
@@ -104,17 +108,45 @@ STALENESS = (
         on=RLJobSpec,
         field="rollout.staleness.max",
         wrong="the engines are one step ahead at most",
-        allowed="0 or 1 with mode Disaggregated",
-        check=lambda s: not _divided(s) or derived.max_staleness(s) <= 1,
-        cel=f"{_SHARED} || !has(self.rollout.staleness) || self.rollout.staleness.max <= 1",
+        allowed="0 or 1 with mode Disaggregated; more with mode Async",
+        check=lambda s: s.mode != Mode.DISAGGREGATED or derived.max_staleness(s) <= 1,
+        cel=f"{_NOT_LOCKSTEP} || !has(self.rollout.staleness) || self.rollout.staleness.max <= 1",
     ),
     Rule(
         on=RLJobSpec,
         field="algorithm.tis.enabled",
         wrong="tokens of the weights before would be taken for those of the weights that are trained",
-        allowed="true, as by default, with mode Disaggregated; or rollout.staleness.max 0",
+        allowed="true, as by default, with mode Disaggregated or Async; or rollout.staleness.max 0",
         check=lambda s: not _is_ahead(s) or s.algorithm.tis.enabled,
         cel=f"{_SHARED} || {_STALENESS_0} || !has(self.algorithm) || !has(self.algorithm.tis)"
         " || self.algorithm.tis.enabled",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="algorithm.tis.level",
+        wrong="a response's tokens may be of several weights, and each has a ratio of its own",
+        allowed="Token, as by default, with mode Async; or rollout.staleness.max 0",
+        check=lambda s: s.mode != Mode.ASYNC or not _is_ahead(s) or s.algorithm.tis.level == TisLevel.TOKEN,
+        cel=f"{_NOT_ASYNC} || {_STALENESS_0} || !has(self.algorithm) || !has(self.algorithm.tis)"
+        f" || self.algorithm.tis.level == '{TisLevel.TOKEN}'",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="rollout.staleness.order",
+        wrong="a step trains on the batch that was generated for it",
+        allowed="InOrder, as by default; ReadyFirst with mode Async",
+        check=lambda s: (
+            s.mode == Mode.ASYNC or s.rollout.staleness is None or s.rollout.staleness.order == StalenessOrder.IN_ORDER
+        ),
+        cel=f"!({_NOT_ASYNC}) || !has(self.rollout.staleness)"
+        f" || self.rollout.staleness.order == '{StalenessOrder.IN_ORDER}'",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="rollout.assignment",
+        wrong="engines are given all that is open anew at each update of the weights",
+        allowed="Fixed, as by default, with mode Async",
+        check=lambda s: s.mode != Mode.ASYNC or s.rollout.assignment == RolloutAssignment.FIXED,
+        cel=f"{_NOT_ASYNC} || self.rollout.assignment == '{RolloutAssignment.FIXED}'",
     ),
 )

@@ -108,9 +108,10 @@ class ResourcesSpec(ApiModel):
     devices_per_node: GroupSize | None = None
     """Devices on each node (on `cpu`: trainer processes); default: the fewest that hold every parallel group."""
     trainer: DeviceGroupSpec | None = None
-    """The trainers' devices in mode `Disaggregated`; default: the fewest that hold training's parallel groups."""
+    """The trainers' devices in modes `Disaggregated` and `Async`; default: the fewest that hold training's parallel
+    groups."""
     rollout: DeviceGroupSpec | None = None
-    """The engines' devices in mode `Disaggregated`; default: those of one engine."""
+    """The engines' devices in modes `Disaggregated` and `Async`; default: those of one engine."""
     threads_per_device: GroupSize | None = None
     """CPU threads for each process; on `cpu` default: cores divided by devices."""
     head: PodResources = PodResources()

@@ -30,6 +30,7 @@ class Mode(StrEnum):
     DISAGGREGATED = "Disaggregated"
     """Trainers and engines have devices of their own; one step ahead at most."""
     ASYNC = "Async"
+    """Devices of their own; generation goes on through updates of the weights, `rollout.staleness.max` steps ahead."""
 
 
 class RLJobSpec(ApiModel):
@@ -41,7 +42,8 @@ class RLJobSpec(ApiModel):
     """Seed of everything random: data order, sampling, dropout."""
     mode: Mode = Mode.COLOCATED
     """Placement of training and generation: `Colocated`, in turn on the same devices; `Disaggregated`, side by side on
-    devices of their own (this version: on one machine, profile `cpu`). `Async` is not built yet."""
+    devices of their own, over whole batches; `Async`, the same, and generation goes on through updates of the weights.
+    The latter two, in this version: on one machine, profile `cpu`."""
     image: Text | None = None
     """Worker image; default: the operator's."""
     model: ModelSpec

@@ -103,13 +103,24 @@ class PartialSpec(ApiModel):
     """Groups that grow at once, for each one that a step trains on; at most `staleness.max` + 1."""
 
 
+class StalenessOrder(StrEnum):
+    """Orders in which groups are trained on."""
+
+    IN_ORDER = "InOrder"
+    READY_FIRST = "ReadyFirst"
+
+
 class StalenessSpec(ApiModel):
     """How old tokens may be that are trained on."""
 
     max: Annotated[int, Field(ge=0, le=15, json_schema_extra={"format": "int32"})] = 1
     """Updates between the weights that sampled a token and those that are trained. A hard bound: a step waits for
     groups that would exceed it; nothing is thrown away. With mode `Disaggregated`, 1: engines generate for the next
-    step while trainers learn; 0: they take turns, to the bits of `Colocated`."""
+    step while trainers learn; 0: they take turns, to the bits of `Colocated`. With mode `Async`, any: engines are as
+    many steps ahead at most."""
+    order: StalenessOrder = StalenessOrder.IN_ORDER
+    """Mode `Async`: which groups a step trains on. `InOrder`: those of the data's next prompts, whichever were complete
+    first. `ReadyFirst`: those that are complete, the oldest first, and those that would be too old in the next step."""
 
 
 class TailSpec(ApiModel):
@@ -155,7 +166,7 @@ class RolloutSpec(ApiModel):
     partial: PartialSpec | None = None
     """Let long responses grow over several steps; null: each step waits for its longest response."""
     staleness: StalenessSpec | None = None
-    """The bound of `partial` and of mode `Disaggregated`; default: 1."""
+    """The bound of `partial` and of modes `Disaggregated` and `Async`; default: 1."""
     speculative: SpeculativeSpec | None = None
     """Speculative decoding; null: a token a step."""
     router_replay: bool = False

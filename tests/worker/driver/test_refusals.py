@@ -108,7 +108,7 @@ def test_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("spec.mode=Async", "Async"),
+        ("spec.mode=Asynchronous", "Disaggregated"),
         ("spec.training.backend=FSDP", "FSDP"),
         ("spec.algorithm.name=ppo", "ppo"),
         ("spec.resources.profile=ascend-a2", "spec.resources.profile"),

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     job = read_manifest(arguments)
     if derived.divides_devices(job.spec):
         raise UserError(
-            "spec.mode: Disaggregated: memory is planned for devices that trainers and engines share, mode Colocated; "
+            f"spec.mode: {job.spec.mode}: memory is planned for devices that trainers and engines share, mode Colocated; "
             "what each group needs on devices of its own is not planned yet"
         )
     device_bytes = _bytes(arguments.device_memory, "--device-memory")

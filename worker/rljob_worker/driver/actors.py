@@ -261,6 +261,10 @@ class EngineActor(_Actor):
         self._engine.shutdown()
         return self._reply(None)
 
+    def harvest(self, version: int) -> None:
+        """Beside whatever is running: generation with these weights returns what it has, and ends."""
+        self._engine.harvest(version)
+
     def abort(self) -> None:
         """Beside whatever is running: generation may end early."""
         self._engine.abort()

@@ -135,16 +135,21 @@ class Calls:
                 except (JobError, StopRequested, UserError):
                     continue
 
-    def stream(self, what: str, calls: Sequence[Call[A]], seconds: float) -> Iterator[tuple[int, A]]:
+    def stream(
+        self, what: str, calls: Sequence[Call[A]], seconds: float, *, each: bool = False
+    ) -> Iterator[tuple[int, A]]:
         """Items of streaming calls as (position of the call in `calls`, item), in order of arrival; errors as above.
 
-        A stop request interrupts the calls and ends the stream with StopRequested.
+        A stop request interrupts the calls and ends the stream with StopRequested. With `each`, a call has `seconds`
+        for each of its items, and not for all of them.
         """
         positions = {call.ref: index for index, call in enumerate(calls)}
         by_ref = {call.ref: call for call in calls}
-        deadline = self._now() + seconds
+        deadlines = dict.fromkeys(by_ref, self._now() + seconds)
         while by_ref:
-            for stream in self._finished(what, by_ref, seconds, True, deadline=deadline):
+            for stream in self._finished(what, by_ref, seconds, True, deadlines=deadlines):
+                if each:
+                    deadlines[stream] = self._now() + seconds
                 try:
                     item = next(stream)
                 except StopIteration:
@@ -162,12 +167,12 @@ class Calls:
         seconds: float,
         stoppable: bool,
         *,
-        deadline: float | None = None,
+        deadlines: dict[Any, float] | None = None,
         until_stop: bool = False,
     ) -> Iterator[Any]:
-        """References as they become ready: all of them, or with a deadline that began before those ready first."""
-        first_only = deadline is not None
-        deadline = self._now() + seconds if deadline is None else deadline
+        """References as they become ready: all of them, or with deadlines that began before those ready first."""
+        first_only = deadlines is not None
+        deadlines = dict.fromkeys(by_ref, self._now() + seconds) if deadlines is None else deadlines
         pending = list(by_ref)
         while pending:
             self._watch()
@@ -176,10 +181,11 @@ class Calls:
             if stoppable and self._stop.is_set() and not self._interrupted:
                 self._interrupted = True
                 self._interrupt()
-            left = deadline - self._now()
+            left = min(deadlines[ref] for ref in pending) - self._now()
             if left <= 0:
                 self._on_deadline(what)
-                late = ", ".join(by_ref[ref].process for ref in pending)
+                now = self._now()
+                late = ", ".join(by_ref[ref].process for ref in pending if deadlines[ref] <= now)
                 raise PhaseDeadlineError(f"{what}: {late} not finished after {seconds:g} s (spec.timeouts)")
             patience, began = min(left, _SLICE_SECONDS), time.monotonic()
             done, pending = ray.wait(pending, num_returns=1, timeout=patience)

@@ -347,7 +347,7 @@ def check_apart(trainers: Sequence[tuple[str, str]], engines: Sequence[tuple[str
     if len({*trainers, *engines}) != len(trainers) + len(engines):
         raise JobError(
             f"start: trainers run on devices {_listed(sorted(trainers))}, engines on {_listed(sorted(engines))}; in "
-            "mode Disaggregated none is used twice"
+            "a mode with devices of their own none is used twice"
         )
 
 

@@ -34,6 +34,11 @@ class EngineLane:
         self._done, self._released = threading.Event(), threading.Event()
         self._error: BaseException | None = None
 
+    @property
+    def working(self) -> bool:
+        """Whether a piece of work is under way."""
+        return self._thread is not None and not self._done.is_set()
+
     def begin(self, work: Callable[[], None]) -> None:
         """Start a piece of work; the one before must be done."""
         self.release()

@@ -67,10 +67,10 @@ class _Group:
             Call(process.name, method_of(process.handle, method).remote(*args, **kwargs)) for process in self.processes
         ]
 
-    def _beside(self, method: Callable[[A], None]) -> None:
+    def _beside(self, method: Callable[Concatenate[A, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Have every member run a thread-safe method beside whatever is running; nobody waits for it."""
         for process in self.processes:
-            method_of(process.handle, method).options(concurrency_group="control").remote()
+            method_of(process.handle, method).options(concurrency_group="control").remote(*args, **kwargs)
 
 
 class TrainerGroup(_Group):
@@ -216,6 +216,10 @@ class EngineGroup(_Group):
     def shutdown(self) -> list[Call[None]]:
         """Give everything back."""
         return self._all(EngineActor.shutdown)
+
+    def harvest(self, version: int) -> None:
+        """Generation with these weights ends; its streams return what they have of each response."""
+        self._beside(EngineActor.harvest, version)
 
     def abort(self) -> None:
         """Running generation may end early."""

@@ -215,7 +215,7 @@ class Job(Generic[R, H]):
             self._records.metrics({m.ROLLOUT_TAIL_KEY: step.occupancy.tail_share})
         if self.spec.rollout.oversampling is not None:
             self._records.metrics(oversampling_metrics(step))
-        if self.spec.rollout.partial is not None:
+        if derived.mixes_versions(self.spec):
             self._records.metrics(partial_metrics(step))
         if derived.max_staleness(self.spec):
             self._records.metrics(staleness_metrics(step))

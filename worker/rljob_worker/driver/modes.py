@@ -10,7 +10,8 @@ from rljob_api.spec import Mode
 from rljob_worker.driver.colocated_job import ColocatedJob
 from rljob_worker.driver.job import Job, Surroundings
 from rljob_worker.driver.lockstep_job import LockstepJob
-from rljob_worker.driver.loops import colocated, lockstep
+from rljob_worker.driver.loops import colocated, lockstep, overlapped
+from rljob_worker.driver.overlapped_job import OverlappedJob
 
 J = TypeVar("J", bound=Job[Any, Any])
 
@@ -26,4 +27,5 @@ class Schedule(Generic[J]):
 SCHEDULES: Mapping[Mode, Schedule[Any]] = {
     Mode.COLOCATED: Schedule(ColocatedJob, colocated.train),
     Mode.DISAGGREGATED: Schedule(LockstepJob, lockstep.train),
+    Mode.ASYNC: Schedule(OverlappedJob, overlapped.train),
 }

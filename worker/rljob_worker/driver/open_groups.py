@@ -22,7 +22,7 @@ class OpenGroup:
     Attributes:
         group: its samples as far as they are.
         seed: of its first sample; the others follow. It stays the same in whichever step the group goes on.
-        results: its rewards, once it is complete.
+        results: its rewards, once it is complete; none while they are waited for.
         deferred_at: number of the step that deferred it; None: none did. Only with tail batching.
     """
 
@@ -131,7 +131,7 @@ class OpenGroup:
             made = cls(group, int(value["seed"]), results, deferred)
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise ValueError(f"not a group that was carried over: {error}") from error
-        if len(results) != (len(episodes) if made.group.complete else 0):
+        if results and len(results) != (len(episodes) if made.group.complete else 0):
             raise ValueError(f"the group of prompt {ordinal} has {len(episodes)} samples and {len(results)} rewards")
         return made
 

@@ -15,7 +15,7 @@ from rljob_worker.types import Cut
 class PartialRollouts(GrowingRollouts):
     """`rollout.partial.factor` times as many groups grow at once as a step trains on."""
 
-    def _room(self, step: Step) -> int:
+    def _places(self, step: Step) -> int:
         return self._at_once - len(step.open)
 
     def _division(self, step: Step) -> tuple[Sequence[Sequence[int]], Sequence[Cut]]:

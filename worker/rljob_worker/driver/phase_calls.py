@@ -33,7 +33,7 @@ class PhaseCalls:
         phase = self.phase(otherwise)
         return self.calls.gather(phase, calls, self.deadline(phase), stoppable=stoppable)
 
-    def stream(self, otherwise: str, calls: Sequence[Call[T]]) -> Iterator[tuple[int, T]]:
+    def stream(self, otherwise: str, calls: Sequence[Call[T]], *, each: bool = False) -> Iterator[tuple[int, T]]:
         """Items of streaming calls; as `Calls.stream`."""
         phase = self.phase(otherwise)
-        return self.calls.stream(phase, calls, self.deadline(phase))
+        return self.calls.stream(phase, calls, self.deadline(phase), each=each)

@@ -36,7 +36,7 @@ class TailRollouts(GrowingRollouts):
     def _members(self, step: Step) -> list[int]:
         return tail.members(_waiting(step), self._wanted, step.long)
 
-    def _room(self, step: Step) -> int:
+    def _places(self, step: Step) -> int:
         return (self._wanted if step.long else self._at_once) - len(self._members(step))
 
     def _growing(self, step: Step) -> list[OpenGroup]:

@@ -56,6 +56,8 @@ class RewardSample:
     generation: Generation
     text: str | None = None
     """The response as `decode_responses` gives it, where the caller has it already."""
+    ordinal: int | None = None
+    """Number of the prompt in the data, where the caller tells results apart by it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +66,8 @@ class _Slot:
 
     sample: RewardSample
     part: Part
+    since: float
+    """`time.monotonic()` of its submission."""
     result: RewardResult | None = None
     failure: str | None = None
 
@@ -76,8 +80,8 @@ class RewardRunner:
     of up to `processes`, async ones up to 256 at once in one. The working directory is on `sys.path` for them.
 
     Construction checks every reward and imports Python functions, in processes that end at once: no code of a user runs
-    in the driver. UserError says what is wrong, and nothing was started. Use as a context manager, or `close()`. Not
-    thread-safe.
+    in the driver. UserError says what is wrong, and nothing was started. Use as a context manager, or `close()`. One
+    thread submits and one collects; they may be two.
     """
 
     def __init__(
@@ -123,7 +127,8 @@ class RewardRunner:
     def submit(self, samples: Sequence[RewardSample]) -> None:
         """Begin to score, without waiting. Samples of one prompt that share a batch reward are one call: submit a
         prompt's group whole."""
-        slots = [[_Slot(sample, part) for part, _ in self._scorers_of(sample.prompt.reward)] for sample in samples]
+        now = time.monotonic()
+        slots = [[_Slot(sample, part, now) for part, _ in self._scorers_of(sample.prompt.reward)] for sample in samples]
         with self._changed:
             self._slots += slots
             self._open += sum(map(len, slots))
@@ -149,24 +154,41 @@ class RewardRunner:
                 if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
                     break
             slots, failed = self._slots, self._failed
-            unfinished = [parts for parts in slots if any(slot.result is None for slot in parts)]
-            self._slots, self._failed, self._open = [], [], 0
-            self._round += 1
+            unfinished = [parts for parts in slots if not _scored(parts)]
+            self._forget()
         if failed or unfinished:
-            self._forget_queued()
-        if failed:
-            first = failed[0]
-            which = f"{first.part.name}: " if first.part.name else ""
-            raise RewardError(f"the reward of {_sample_name(first.sample)} failed: {which}{first.failure}")
-        if unfinished:
-            raise RewardError(
-                f"{len(unfinished)} of {len(slots)} rewards had not ended at the deadline, the first being that of "
-                f"{_sample_name(unfinished[0][0].sample)}"
-            )
-        return [
-            join([slot.part for slot in parts], [slot.result for slot in parts if slot.result is not None])
-            for parts in slots
-        ]
+            self._give_up(failed, unfinished, len(slots))
+        return [_joined(parts) for parts in slots]
+
+    def take(self, patience: float, seconds: float) -> list[tuple[RewardSample, RewardResult]]:
+        """The results that have come since the last time, each with its sample, in the order of their submission.
+
+        Args:
+            patience: seconds to wait for one where none has come; none may come in that time.
+            seconds: that a reward may take from its submission on.
+
+        Raises:
+            RewardError: as `collect`.
+        """
+        with self._changed:
+            if not self._failed and not any(map(_scored, self._slots)):
+                self._changed.wait(patience)
+            submitted, failed = self._slots, self._failed
+            scored = [parts for parts in submitted if _scored(parts)]
+            self._slots = [parts for parts in submitted if not _scored(parts)]
+            too_old = time.monotonic() - seconds
+            overdue = [parts for parts in self._slots if parts[0].since < too_old]
+            if failed or overdue:
+                self._forget()
+        if failed or overdue:
+            self._give_up(failed, overdue, len(submitted))
+        return [(parts[0].sample, _joined(parts)) for parts in scored]
+
+    @property
+    def outstanding(self) -> int:
+        """Samples that were submitted and not collected."""
+        with self._changed:
+            return len(self._slots)
 
     def score(self, samples: Sequence[RewardSample], deadline: float) -> list[RewardResult]:
         """`submit`, then `collect`."""
@@ -292,6 +314,23 @@ class RewardRunner:
             return decode_responses(self._tokenizer, [slot.sample.generation for slot in slots])
         return [text for text in known if text is not None]
 
+    def _forget(self) -> None:
+        """Of what was submitted nothing is waited for any longer; under the lock."""
+        self._slots, self._failed, self._open = [], [], 0
+        self._round += 1
+
+    def _give_up(self, failed: Sequence[_Slot], unfinished: Sequence[Sequence[_Slot]], submitted: int) -> None:
+        """Raise what ended the wait."""
+        self._forget_queued()
+        if failed:
+            first = failed[0]
+            which = f"{first.part.name}: " if first.part.name else ""
+            raise RewardError(f"the reward of {_sample_name(first.sample)} failed: {which}{first.failure}")
+        raise RewardError(
+            f"{len(unfinished)} of {submitted} rewards had not ended at the deadline, the first being that of "
+            f"{_sample_name(unfinished[0][0].sample)}"
+        )
+
     def _forget_queued(self) -> None:
         for scorer in self._scorers.values():
             if isinstance(scorer, _Isolated):
@@ -328,6 +367,14 @@ def _inline(reward: RewardSpec, max_response_tokens: int) -> _Inline | None:
     if reward.name == "overlong":
         return _Inline(lambda sample, _: overlong_penalty(_tokens(sample), limit, args["cache"]), needs_text=False)
     return None
+
+
+def _scored(parts: Sequence[_Slot]) -> bool:
+    return all(slot.result is not None for slot in parts)
+
+
+def _joined(parts: Sequence[_Slot]) -> RewardResult:
+    return join([slot.part for slot in parts], [slot.result for slot in parts if slot.result is not None])
 
 
 def _tokens(sample: RewardSample) -> int:

@@ -213,7 +213,9 @@ class Engine:
 
             check_all(requests)
             params = vllm_sampling(sampling, self._generation_config, self._end_token)
-            generations = self.requests.run(requests, params, on_finished, cut=cut, more=check_all if more else None)
+            generations = self.requests.run(
+                requests, params, on_finished, cut=cut, more=check_all if more else None, version=version
+            )
             if self.spec.rollout.speculative is not None:
                 # All ranks guess and verify the same.
                 self._drafts += DraftCounts(
@@ -246,6 +248,12 @@ class Engine:
         """Guesses of speculative decoding since the last time."""
         taken, self._drafts = self._drafts, DraftCounts()
         return taken
+
+    def harvest(self, version: int) -> None:
+        """End generations with these weights or earlier ones at their next step, also those that begin yet; they return
+        what they have."""
+        if self._service is not None:
+            self._service.harvest_version(version)
 
     def abort(self) -> None:
         """End the running generation at its next step with StopRequested, or the next one when none runs."""

@@ -38,6 +38,8 @@ class RequestService:
         self._check: Check | None = None
         """Of the running generation; None where none runs that takes more requests."""
         self._active = self._aborted = self._harvesting = self._paused = self._parked = False
+        self._version = self._harvested = -1
+        """Weights of the running generation, and the last ones whose generations were to end early."""
 
     def run(
         self,
@@ -47,6 +49,7 @@ class RequestService:
         *,
         cut: Cut | None = None,
         more: Check | None = None,
+        version: int = 0,
     ) -> list[Generation]:
         """Generate until all responses are finished, the generation is cut, or somebody harvests it.
 
@@ -58,6 +61,7 @@ class RequestService:
             cut: when to end before all are finished; it is looked at after each step, so that where it falls depends
                 on the requests alone. Their `group` says what belongs together.
             more: further requests may be submitted until `close`; called with them, raises ValueError for a wrong one.
+            version: of the engine's weights.
 
         Returns:
             The responses by index; those that were cut have an empty finish reason.
@@ -74,7 +78,7 @@ class RequestService:
                 on_finished(index, generation)
 
         groups: list[int] = []
-        with self._running(more):
+        with self._running(more, version):
             self._add(requests, groups, params)
             while self._heed(groups, params):
                 finished = self._loop.step()
@@ -143,6 +147,12 @@ class RequestService:
             self._harvesting = True
             self._changed.notify_all()
 
+    def harvest_version(self, version: int) -> None:
+        """As `harvest`, of generations with these weights or earlier ones: one that runs, and any that begins yet."""
+        with self._changed:
+            self._harvested = version
+            self._changed.notify_all()
+
     def abort(self) -> None:
         """End the running generation at its next step with StopRequested, or the next one when none runs."""
         with self._changed:
@@ -152,9 +162,10 @@ class RequestService:
     # --- inside -------------------------------------------------------------------------------
 
     @contextmanager
-    def _running(self, more: Check | None) -> Iterator[None]:
+    def _running(self, more: Check | None, version: int) -> Iterator[None]:
         with self._changed:
             self._active, self._check, self._arrived, self._harvesting = True, more, [], False
+            self._version = version
         try:
             yield
         except BaseException:
@@ -177,15 +188,21 @@ class RequestService:
                 self._loop.interrupt()
                 self._parked = True
                 self._changed.notify_all()
-            while (self._paused or self._is_idle()) and not self._aborted and not self._harvesting:
+            while (self._paused or self._is_idle()) and not self._aborted and not self._is_harvested():
                 self._changed.wait(_WAIT_SLICE_SECONDS)
             self._parked = False
             if self._aborted:
                 raise StopRequested("generation was ended before all responses were finished")
             arrived, self._arrived = self._arrived, []
-            harvesting = self._harvesting
+            harvesting = self._is_harvested()
+            if harvesting:
+                # What is submitted from here on would never be looked at.
+                self._check = None
         self._add(arrived, groups, params)
         return bool(len(self._loop)) and not harvesting
+
+    def _is_harvested(self) -> bool:
+        return self._harvesting or self._version <= self._harvested
 
     def _is_idle(self) -> bool:
         """Whether there is nothing to do but to wait for requests."""

@@ -72,7 +72,7 @@ class PolicyLoss:
             "constant_length": spec.rollout.max_response_tokens,
         }
         self._version = version
-        self._num_ages = derived.max_staleness(spec) + 1 if spec.rollout.partial is not None else 0
+        self._num_ages = derived.max_staleness(spec) + 1 if derived.mixes_versions(spec) else 0
         self.names: list[str] = []
 
     def __call__(self, index: int, micro_batch: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,55 @@
+"""A job whose trainers and engines have devices of their own, and a lane of phases each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from rljob_worker.driver.engine_lane import EngineLane
+from rljob_worker.driver.handover import Handover
+from rljob_worker.driver.job import Generation, Job, Surroundings
+from rljob_worker.driver.phase_calls import PhaseCalls
+from rljob_worker.driver.rollouts import Rollouts
+
+ENGINES = "engine"
+"""Name of the engines' lane in records and events; the trainers' is the job's own."""
+_SHARE_OF_GRACE = 0.5
+"""Of `checkpoint.graceSeconds`: how long the engines' lane is waited for after a stop request. The rest is for the
+checkpoint."""
+R = TypeVar("R", bound=Rollouts)
+
+
+class LanesJob(Job[R, Handover]):
+    """What the modes with two lanes have in common."""
+
+    def __init__(self, given: Surroundings, rollouts: type[R]) -> None:
+        spec, cluster, given_up = given.spec, given.cluster, threading.Event()
+        clock = given.clock.lane(ENGINES, lambda name: given.events.phase(name, lane=ENGINES))
+        self.lane = EngineLane(clock, given.stop, given_up)
+        engines = given.calls.beside(given_up, cluster.engines.abort)
+        trainers = given.calls.beside(given.stop, cluster.trainers.request_stop, self.lane.check)
+        generation = Generation(rollouts, PhaseCalls(engines, clock, spec.timeouts), given_up)
+        super().__init__(replace(given, calls=trainers), generation, Handover)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that the engines' lane may go on for after a stop request."""
+        return _SHARE_OF_GRACE * self.spec.checkpoint.grace_seconds
+
+    def _held_out(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+
+        def evaluate() -> None:
+            with self.lane.clock.phase("eval"):
+                found.update(self.rollouts.evaluate())
+
+        self._in_lane(evaluate)
+        return found
+
+    def _in_lane(self, work: Callable[[], None]) -> None:
+        """Have the engines' lane do this, and wait for it."""
+        self.lane.begin(work)
+        self.lane.finish()
+        self.lane.release()

@@ -1,0 +1,185 @@
+"""Generation that goes on while trainers learn, through updates of the weights; no token is too old for its step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from rljob_api import RLJobSpec, derived
+from rljob_api.spec.rollout import StalenessSpec
+from rljob_worker.driver.carrying_rollouts import CarryingRollouts
+from rljob_worker.driver.groups import EngineGroup
+from rljob_worker.driver.inputs import Inputs
+from rljob_worker.driver.open_groups import OpenGroup
+from rljob_worker.driver.phase_calls import PhaseCalls
+from rljob_worker.driver.prompt_ledger import PromptLedger
+from rljob_worker.driver.step import Progress, Step
+from rljob_worker.errors import JobError, StopRequested
+from rljob_worker.flow import Group
+from rljob_worker.flow.admission import next_batch, ranges, room
+from rljob_worker.flow.partial import overdue
+from rljob_worker.rewards.weighted_parts import RewardResult
+from rljob_worker.rollout.seeds import request_seed
+
+_SLICE_SECONDS = 0.05
+
+
+class OverlappedRollouts(CarryingRollouts):
+    """A step begins groups as far ahead as the bound allows, and trains on some that are complete.
+
+    Two threads share it: that of the engines' lane lets groups grow (`generate`, `wait_for_rewards`), that of the
+    trainers takes rewards and groups (`take_batch`, `take_rewards`). A group is the former's until it is complete, and
+    the latter's from there on. What is in the engines when the weights change is harvested, carried over with the
+    version of each token, and goes on under the new weights.
+    """
+
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        engines: EngineGroup,
+        calls: PhaseCalls,
+        prompts: PromptLedger,
+        inputs: Inputs,
+        progress: Progress,
+        stop: threading.Event,
+    ) -> None:
+        super().__init__(spec, engines, calls, prompts, inputs, progress, stop)
+        self._lag = derived.max_staleness(spec)
+        self._order = (spec.rollout.staleness or StalenessSpec()).order
+        self._wanted = spec.rollout.prompts_per_step
+        self._drawn, self._paused = threading.Event(), threading.Event()
+        self._scoring: set[int] = set()
+        """Groups that went to their rewards, and do not have all of them."""
+        self._results: dict[int, dict[int, RewardResult]] = {}
+        """By group and sample, of those that wait for others of their group, or for their step to begin."""
+
+    def next_step(self) -> Step:
+        """Begin the next step, with what is open."""
+        self._drawn.clear()
+        self._paused.clear()
+        return super().next_step()
+
+    # --- the engines' lane --------------------------------------------------------------------
+
+    def generate(self, step: Step) -> None:
+        """Begin as many groups as may be, and let all that are open grow until they are complete or `pause` was called;
+        each then goes to its reward.
+
+        Raises:
+            JobError: what was carried over cannot be trained on in time: the checkpoint is of a job with another bound.
+        """
+        self._draw(step)
+        self._drawn.set()
+        late = overdue([one.group for one in step.open.values()], self._wanted, step.weight_version, self._lag)
+        if late is not None:
+            raise JobError(
+                f"rollout: the group of prompt {late.ordinal} has tokens of weights {late.oldest_version} and cannot "
+                f"be trained on within spec.rollout.staleness.max {self._lag} of weights {step.weight_version}"
+            )
+        for one in list(step.open.values()):
+            if one.group.complete and not one.results and one.group.ordinal not in self._scoring:
+                # It was carried over by a run that ended before its rewards came.
+                self._submit(one)
+        growing = sorted(ordinal for ordinal, one in step.open.items() if not one.group.complete)
+        if not growing:
+            return
+        sizes = [len(step.open[ordinal].requests()) for ordinal in growing]
+        held = [[growing[place] for place in places] for places in ranges(sizes, len(self._engines))]
+        self._grow(step, held, each=True)
+        step.drafts += self._take_draft_counts()
+
+    def wait_for_rewards(self) -> None:
+        """Wait until none is outstanding, or `pause` was called; StopRequested when the job was asked to stop."""
+        while self._scoring and not self._paused.wait(_SLICE_SECONDS):
+            if self._stop.is_set():
+                raise StopRequested
+
+    # --- the trainers' lane -------------------------------------------------------------------
+
+    def take_batch(self, step: Step, working: Callable[[], bool]) -> None:
+        """Wait for the groups that the step trains on, and make advantages of their rewards.
+
+        Args:
+            step: the running one.
+            working: whether the engines' lane is at work; may raise what shall end the wait.
+
+        Raises:
+            JobError: there can be no such groups.
+            RewardError: a reward failed or did not come in time.
+        """
+        while not self._drawn.wait(_SLICE_SECONDS):
+            working()
+        while (batch := self._batch(step)) is None:
+            at_work = working()
+            if not self.take_rewards(step, _SLICE_SECONDS) and not at_work and not self._scoring:
+                raise JobError(f"step {step.number}: no batch can be made of {len(step.open)} groups that are complete")
+        for group in batch:
+            ordinal = group.ordinal
+            if (lag := group.lag(step.weight_version)) > self._lag:
+                raise JobError(
+                    f"rollout: the group of prompt {ordinal} has tokens of weights {group.oldest_version}, {lag} updates "
+                    f"before the {step.weight_version} of step {step.number}; spec.rollout.staleness.max is {self._lag}"
+                )
+            self._take(step, self._scored(step.open[ordinal], self._named[ordinal]))
+        step.rounds, step.passed = 1, len(batch)
+        self._set_advantages(step)
+
+    def take_rewards(self, step: Step, patience: float) -> bool:
+        """Give groups the rewards that have come; whether there were some, for which it waits so many seconds."""
+        came = self._receive(patience)
+        for ordinal, results in list(self._results.items()):
+            one = step.open[ordinal]
+            if len(results) == len(one.group.episodes):
+                step.open[ordinal] = replace(one, results=tuple(results[sample] for sample in sorted(results)))
+                del self._results[ordinal]
+        return came
+
+    def pause(self, step: Step) -> None:
+        """Have the engines end what they generate for the step; `generate` returns with what there is."""
+        self._paused.set()
+        self._engines.harvest(step.weight_version)
+
+    def forget_errors(self, step: Step) -> None:
+        """Have groups scored again, by whoever continues, whose rewards a stop signal may have ended."""
+        for ordinal, one in list(step.open.items()):
+            if any(result.error for result in one.results):
+                step.open[ordinal] = replace(one, results=())
+
+    def evaluate(self) -> dict[str, float]:
+        """As `Rollouts.evaluate`, once the rewards of training samples are in: the same processes score both."""
+        while self._scoring:
+            if self._stop.is_set():
+                raise StopRequested
+            self._receive(_SLICE_SECONDS)
+        return super().evaluate()
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _room(self, step: Step) -> int:
+        return room(len(step.open), self._wanted, self._spec.steps - self._progress.step, self._lag)
+
+    def _seed(self, step: Step, ordinal: int) -> int:
+        # Those of a run whose steps draw their own prompts, so that staleness 0 has its bits.
+        of_step, place = divmod(ordinal, self._wanted)
+        return request_seed(self._spec.seed, of_step + 1, place, 0)
+
+    def _batch(self, step: Step) -> list[Group] | None:
+        open_groups = list(step.open.values())
+        ready = {one.group.ordinal for one in open_groups if one.results}
+        groups = [one.group for one in open_groups]
+        return next_batch(groups, ready, self._wanted, step.weight_version, self._lag, self._order)
+
+    def _submit(self, one: OpenGroup) -> None:
+        self._scoring.add(one.group.ordinal)
+        super()._submit(one)
+
+    def _receive(self, patience: float) -> bool:
+        scored = self._inputs.rewards.take(patience, self._calls.deadline("reward_wait"))
+        for sample, result in scored:
+            assert sample.ordinal is not None
+            results = self._results.setdefault(sample.ordinal, {})
+            results[sample.index] = result
+            if len(results) == self._spec.rollout.samples_per_prompt:
+                self._scoring.discard(sample.ordinal)
+        return bool(scored)

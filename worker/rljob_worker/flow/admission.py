@@ -1,0 +1,63 @@
+"""How far generation may run ahead of training, and which groups a step trains on. Pure.
+
+A step trains on `wanted` groups with weights of some version, and leads to the next version. No token that is trained on
+may be more than `max_lag` versions old, and nothing is thrown away for that: groups are only begun while those that are
+open have room in the steps that may still train on them. A group that is begun under version v can be trained on by the
+step of version v + `max_lag` at the latest, and the steps from v to there have room for `wanted` groups each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from itertools import accumulate
+
+from rljob_api.spec.rollout import StalenessOrder
+from rljob_worker.flow.groups import Group
+from rljob_worker.flow.partial import chosen, overdue
+
+
+def room(open_groups: int, wanted: int, steps_left: int, max_lag: int) -> int:
+    """How many groups may be begun, before the first of the steps that are left has taken its own.
+
+    Args:
+        open_groups: begun and not yet trained on: those that grow, wait for a reward, or are ready.
+        wanted: groups that a step trains on.
+        steps_left: steps that the job still does.
+        max_lag: how many versions old a token may be that is trained on.
+    """
+    return max(0, min(max_lag + 1, steps_left) * wanted - open_groups)
+
+
+def next_batch(
+    groups: Collection[Group], ready: Collection[int], wanted: int, version: int, max_lag: int, order: StalenessOrder
+) -> list[Group] | None:
+    """The groups that the step of weights `version` trains on, by ordinal; None: some of them are waited for.
+
+    Args:
+        groups: all open ones; `overdue` of them is None, and of what is returned without them too.
+        ready: ordinals of those that are complete and have their rewards.
+    """
+    if order is StalenessOrder.IN_ORDER:
+        first = sorted(groups, key=lambda group: group.ordinal)[:wanted]
+        return first if len(first) == wanted and all(group.ordinal in ready for group in first) else None
+    picked = chosen((group for group in groups if group.ordinal in ready), wanted)
+    taken = {group.ordinal for group in picked}
+    rest = [group for group in groups if group.ordinal not in taken]
+    # Whoever would be too old in the next step is waited for in this one.
+    enough = len(picked) == wanted and overdue(rest, wanted, version + 1, max_lag) is None
+    return picked if enough else None
+
+
+def ranges(sizes: Sequence[int], engines: int) -> list[list[int]]:
+    """Places of groups for each engine, side by side in their order, so that all have about as many requests.
+
+    Args:
+        sizes: requests of each group; at least 1. Where all are equal, engines get as `dispatch.Dispatch` gives them.
+        engines: how many.
+    """
+    held: list[list[int]] = [[] for _ in range(engines)]
+    total = sum(sizes)
+    for place, end in enumerate(accumulate(sizes)):
+        held[math.ceil(end * engines / total) - 1].append(place)
+    return held
