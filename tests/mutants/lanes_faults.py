@@ -73,7 +73,7 @@ LANES_FAULTS = (
         "worker/rljob_worker/rollout/engine.py",
         "                self._sleep_controller.forget_prefixes()\n",
         "                pass\n",
-        "tests/worker/driver/test_lockstep.py::test_staleness_0_has_the_bits_of_colocated",
+        "tests/worker/driver/test_lockstep.py::test_staleness_0_has_the_bits_of_colocated[Disaggregated]",
     ),
     Fault(
         "two groups rendered as one",

@@ -1,4 +1,4 @@
-"""Mode Disaggregated: the bits of Colocated at staleness 0, one update behind at 1, and the same after kills."""
+"""Devices of their own have the bits of Colocated at staleness 0; lockstep is one update behind at 1, after kills too."""
 
 from __future__ import annotations
 
@@ -61,26 +61,10 @@ AHEAD: dict[str, Any] = {
 }
 
 
-def test_staleness_0_has_the_bits_of_colocated(tmp_path: Path) -> None:
-    """The same four prompts in each step, longer than a block of the KV cache: what an engine remembers of them under
-    the weights before would change their tokens."""
-    folders = {}
-    model = yaml.safe_load((REPOSITORY / "examples" / "quickstart.yaml").read_text())["spec"]["model"]
-    model["random"]["config"].update(hidden_size=64, intermediate_size=128)
-    data = {"synthetic": {"rows": 4, "promptSymbols": 300, "answerSymbols": 4}}
+@pytest.mark.parametrize("mode", ["Disaggregated", "Async"])
+def test_staleness_0_has_the_bits_of_colocated(mode: str, together: Path, tmp_path: Path) -> None:
     own = {"profile": "cpu", "trainer": {"devicesPerNode": 1}, "rollout": {"devicesPerNode": 1}, "threadsPerDevice": 1}
-    for mode, rollout, resources in (
-        ("Colocated", ROLLOUT, {"profile": "cpu", "devicesPerNode": 1, "threadsPerDevice": 1}),
-        ("Disaggregated", {**ROLLOUT, "staleness": {"max": 0}}, own),
-    ):
-        (tmp_path / mode).mkdir()
-        job = manifest(
-            tmp_path / mode, **SPEC, steps=4, model=model, data=data, mode=mode, rollout=rollout, resources=resources
-        )
-        folders[mode] = tmp_path / mode / "run"
-        code, output = run("run", job, "--output", folders[mode])
-        assert code == 0, output
-    together, apart = folders["Colocated"], folders["Disaggregated"]
+    apart = _run_on_few_prompts(tmp_path, mode, {**ROLLOUT, "staleness": {"max": 0}}, own)
     assert final_state(apart) == final_state(together)
     assert digest_of_trajectories(apart) == digest_of_trajectories(together)
     for mine, other in zip(read_steps(apart), read_steps(together), strict=True):
@@ -89,6 +73,24 @@ def test_staleness_0_has_the_bits_of_colocated(tmp_path: Path) -> None:
                 assert mine["metrics"][name] == value, (mine["step"], name)
         assert mine.get("prompts") == other.get("prompts")
         assert mine["switch_seconds"] == mine["phases"].get("update_weights", 0.0), "nobody slept"
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shared = {"profile": "cpu", "devicesPerNode": 1, "threadsPerDevice": 1}
+    return _run_on_few_prompts(tmp_path_factory.mktemp("together"), "Colocated", ROLLOUT, shared)
+
+
+def _run_on_few_prompts(folder: Path, mode: str, rollout: dict[str, Any], resources: dict[str, Any]) -> Path:
+    """The same four prompts in each step, longer than a block of the KV cache: what an engine remembers of them under
+    the weights before would change their tokens."""
+    model = yaml.safe_load((REPOSITORY / "examples" / "quickstart.yaml").read_text())["spec"]["model"]
+    model["random"]["config"].update(hidden_size=64, intermediate_size=128)
+    data = {"synthetic": {"rows": 4, "promptSymbols": 300, "answerSymbols": 4}}
+    job = manifest(folder, **SPEC, steps=4, model=model, data=data, mode=mode, rollout=rollout, resources=resources)
+    code, output = run("run", job, "--output", folder / "run")
+    assert code == 0, output
+    return folder / "run"
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,12 @@ import random
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from jobs import events, final_state, finish, manifest, run, start_faulty
+from spans import check_carried_log_probs
 from support.step_lines import read_steps
-from transformers import AutoModelForCausalLM
 
 from rljob_worker.driver.checkpoints import Checkpoints
-from rljob_worker.flow import TokenStream
 from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -90,28 +87,7 @@ def test_responses_grow_over_several_steps_and_say_so(calm: dict[str, Path]) -> 
 
 
 def test_a_span_has_the_log_probabilities_of_its_own_weights(calm: dict[str, Path], tmp_path: Path) -> None:
-    """Carried responses of several spans, scored with transformers by the checkpoint that sampled one of them."""
-    store = Checkpoints(calm["partial"] / "checkpoints")
-    scored = later = 0
-    for version in (2, 3):
-        folder = tmp_path / str(version)
-        code, output = run("export", calm["partial"], "--step", str(version), "--to", folder)
-        assert code == 0, output
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        for one in (*store.read(version + 1).carried, *store.read(version + 2).carried):
-            for episode in one["episodes"]:
-                stream = TokenStream.from_json(episode["stream"])
-                ids = torch.from_numpy(stream.ids.copy())
-                with torch.no_grad():
-                    logits = model(ids.unsqueeze(0)).logits[0, :-1]
-                log_probs = logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0].numpy()
-                distance = np.abs(log_probs - stream.log_probs[1:])
-                mine = stream.versions[1:] == version
-                assert not mine.any() or distance[mine].max() < 1e-4
-                scored += int(mine.sum())
-                later += int((distance[stream.versions[1:] > version] > 1e-4).sum())
-    assert scored > 10, "too few tokens to say anything"
-    assert later > 10, "other weights say the same: nothing was compared"
+    check_carried_log_probs(calm["partial"], [2, 3], tmp_path)
 
 
 def test_long_responses_have_steps_of_their_own_and_are_sampled_by_their_weights(calm: dict[str, Path]) -> None:

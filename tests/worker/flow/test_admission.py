@@ -29,7 +29,7 @@ def group(ordinal: int, oldest: int, complete: bool = True) -> Group:
     max_lag=st.integers(0, 4),
     steps=st.integers(1, 12),
     order=st.sampled_from(StalenessOrder),
-    speed=st.floats(0.0, 1.0),
+    speed=st.floats(0.1, 1.0),
 )
 def test_a_whole_run_is_within_the_bound_and_trains_on_each_group_once(
     seed: int, wanted: int, max_lag: int, steps: int, order: StalenessOrder, speed: float

@@ -50,7 +50,7 @@ class OverlappedRollouts(CarryingRollouts):
         self._wanted = spec.rollout.prompts_per_step
         self._drawn, self._paused = threading.Event(), threading.Event()
         self._scoring: set[int] = set()
-        """Groups that went to their rewards, and do not have all of them."""
+        """Groups that went to their rewards, and were not given all of them."""
         self._results: dict[int, dict[int, RewardResult]] = {}
         """By group and sample, of those that wait for others of their group, or for their step to begin."""
 
@@ -70,6 +70,10 @@ class OverlappedRollouts(CarryingRollouts):
             JobError: what was carried over cannot be trained on in time: the checkpoint is of a job with another bound.
         """
         self._draw(step)
+        for one in list(step.open.values()):
+            if one.group.complete and not one.results and one.group.ordinal not in self._scoring:
+                # It was carried over by a run that ended before its rewards came.
+                self._submit(one)
         self._drawn.set()
         late = overdue([one.group for one in step.open.values()], self._wanted, step.weight_version, self._lag)
         if late is not None:
@@ -77,10 +81,6 @@ class OverlappedRollouts(CarryingRollouts):
                 f"rollout: the group of prompt {late.ordinal} has tokens of weights {late.oldest_version} and cannot "
                 f"be trained on within spec.rollout.staleness.max {self._lag} of weights {step.weight_version}"
             )
-        for one in list(step.open.values()):
-            if one.group.complete and not one.results and one.group.ordinal not in self._scoring:
-                # It was carried over by a run that ended before its rewards came.
-                self._submit(one)
         growing = sorted(ordinal for ordinal, one in step.open.items() if not one.group.complete)
         if not growing:
             return
@@ -91,7 +91,7 @@ class OverlappedRollouts(CarryingRollouts):
 
     def wait_for_rewards(self) -> None:
         """Wait until none is outstanding, or `pause` was called; StopRequested when the job was asked to stop."""
-        while self._scoring and not self._paused.wait(_SLICE_SECONDS):
+        while self._inputs.rewards.outstanding and not self._paused.wait(_SLICE_SECONDS):
             if self._stop.is_set():
                 raise StopRequested
 
@@ -133,6 +133,7 @@ class OverlappedRollouts(CarryingRollouts):
             if len(results) == len(one.group.episodes):
                 step.open[ordinal] = replace(one, results=tuple(results[sample] for sample in sorted(results)))
                 del self._results[ordinal]
+                self._scoring.discard(ordinal)
         return came
 
     def pause(self, step: Step) -> None:
@@ -148,10 +149,11 @@ class OverlappedRollouts(CarryingRollouts):
 
     def evaluate(self) -> dict[str, float]:
         """As `Rollouts.evaluate`, once the rewards of training samples are in: the same processes score both."""
-        while self._scoring:
+        while self._inputs.rewards.outstanding:
             if self._stop.is_set():
                 raise StopRequested
             self._receive(_SLICE_SECONDS)
+        self._receive(0.0)
         return super().evaluate()
 
     # --- inside -------------------------------------------------------------------------------
@@ -178,8 +180,5 @@ class OverlappedRollouts(CarryingRollouts):
         scored = self._inputs.rewards.take(patience, self._calls.deadline("reward_wait"))
         for sample, result in scored:
             assert sample.ordinal is not None
-            results = self._results.setdefault(sample.ordinal, {})
-            results[sample.index] = result
-            if len(results) == self._spec.rollout.samples_per_prompt:
-                self._scoring.discard(sample.ordinal)
+            self._results.setdefault(sample.ordinal, {})[sample.index] = result
         return bool(scored)

@@ -186,9 +186,9 @@ class RewardRunner:
 
     @property
     def outstanding(self) -> int:
-        """Samples that were submitted and not collected."""
+        """Calls that were begun and have not ended; those of which `collect` or `take` raised do not count."""
         with self._changed:
-            return len(self._slots)
+            return self._open
 
     def score(self, samples: Sequence[RewardSample], deadline: float) -> list[RewardResult]:
         """`submit`, then `collect`."""

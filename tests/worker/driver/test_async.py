@@ -1,0 +1,194 @@
+"""Mode Async with slow rewards, left alone and killed: no prompt lost or taken twice, no token over the bound."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import events, final_state, finish, manifest, run, start_faulty
+from spans import check_carried_log_probs
+from support.step_lines import read_steps
+
+from rljob_api.wire.exit_codes import ExitCode
+from rljob_worker.driver.checkpoints import Checkpoints
+from rljob_worker.records.trajectories import read_trajectories
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+ALL = os.environ.get("RLJOB_FAULTS") == "all"
+SEED = int(os.environ.get("RLJOB_SEED", "18"))
+STEPS = 12
+MOST = 2
+GROUPS, SAMPLES = 4, 4
+TRAINER = {"batch_wait", "actor_train", "update_weights", "checkpoint"}
+ENGINE = {"rollout", "reward_wait", "admission_wait", "update_weights", "eval"}
+# Log-normal, mean 0.1 s and now and then ten times as much; several at once.
+REWARD = """\
+import asyncio, random
+
+async def score(response, **_):
+    await asyncio.sleep(min(1.0, random.lognormvariate(-2.8, 1.0)))
+    return len(set(response)) % 3
+"""
+# Process, phase of its lane, and about how long the phase takes: the kill comes at a random instant within.
+PLACES = [
+    *((process, "actor_train", 0.05) for process in ("driver", "trainer-0", "engine-0", "reward")),
+    *((process, "rollout", 0.3) for process in ("driver", "trainer-0", "engine-0", "reward")),
+    *((process, "update_weights", 0.005) for process in ("driver", "trainer-0", "engine-0")),
+    ("driver", "batch_wait", 0.1),
+    ("driver", "checkpoint", 0.01),
+    ("driver", "eval", 0.02),
+]
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("reward")
+    (folder / "slow_reward.py").write_text(REWARD)
+    return {
+        "steps": STEPS,
+        "mode": "Async",
+        "training": {"precision": "fp32", "optimizer": {"lr": 1.0e-3}},
+        "rollout": {
+            "promptsPerStep": GROUPS,
+            "samplesPerPrompt": SAMPLES,
+            "maxResponseTokens": 48,
+            "ignoreEos": True,
+            "staleness": {"max": MOST},
+        },
+        "resources": {
+            "profile": "cpu",
+            "trainer": {"devicesPerNode": 1},
+            "rollout": {"devicesPerNode": 1},
+            "threadsPerDevice": 1,
+        },
+        "checkpoint": {"everySteps": 2, "keep": 2},
+        "evaluation": {"everySteps": 4, "maxPrompts": 2, "data": {"synthetic": {"rows": 8, "seed": 5}}},
+        "reward": {"python": "slow_reward:score", "timeoutSeconds": 20},
+        "environment": {"pythonPath": [str(folder)]},
+    }
+
+
+@pytest.fixture(scope="module")
+def calm(spec: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("async")
+    job = manifest(folder, **{**spec, "checkpoint": {"everySteps": 1, "keep": STEPS}})
+    code, output = run("run", job, "--output", folder / "run")
+    assert code == 0, output
+    return folder / "run"
+
+
+def check_whole(run_folder: Path, steps: int, first_kept: int = 1) -> None:
+    """Every prompt up to the last step was trained on once, in order, by steps that were not too late for its tokens."""
+    code, output = run("audit", run_folder)
+    assert code == 0, output
+    latest = {record["step"]: record for record in read_steps(run_folder)}
+    assert latest.keys() >= set(range(first_kept, steps + 1))
+    last = latest[steps]["prompts"]
+    assert (last["open"], last["next"]) == ([], steps * GROUPS), "a prompt was lost, or one was begun for no step"
+    for step in range(first_kept, steps + 1):
+        record = latest[step]
+        assert record["prompts"]["trained"] == [[GROUPS * (step - 1), GROUPS * step]]
+        assert record["metrics"]["rollout/staleness/max"] <= MOST
+        samples = read_trajectories(run_folder, step)[1]
+        assert len(samples) == GROUPS * SAMPLES
+        for sample in samples:
+            assert sample["decision"] == "trained"
+            assert sum(span["tokens"] for span in sample["spans"]) == sample["response_tokens"]
+            assert all(step - 1 - MOST <= span["version"] <= step - 1 for span in sample["spans"])
+
+
+def test_generation_goes_on_through_updates_and_no_token_is_over_the_bound(calm: Path) -> None:
+    check_whole(calm, STEPS)
+    records = read_steps(calm)
+    spans = [
+        [span["version"] for span in sample["spans"]]
+        for step in range(1, STEPS + 1)
+        for sample in read_trajectories(calm, step)[1]
+    ]
+    assert all(versions == sorted(versions) for versions in spans)
+    assert any(len(versions) > 1 for versions in spans), "no response went on through an update"
+    assert max(record["metrics"]["rollout/staleness/max"] for record in records) >= 1, "nothing ran ahead"
+    generated = sum(record["metrics"]["rollout/generated_tokens"] for record in records)
+    assert generated == sum(record["metrics"]["rollout/response_tokens"] for record in records), "tokens thrown away"
+    store = Checkpoints(calm / "checkpoints")
+    for step in store.complete_steps():
+        state = store.read(step)
+        assert [one["ordinal"] for one in state.carried] == state.data_cursor["ledger"]["open"]
+        assert len(state.carried) <= (MOST + 1) * GROUPS
+
+
+def test_each_lane_adds_up_to_the_step(calm: Path) -> None:
+    others: dict[str, list[float]] = {"trainer": [], "engine": []}
+    for record in read_steps(calm):
+        lanes = {"trainer": record["phases"], **record["lanes"]}
+        assert lanes.keys() == others.keys()
+        assert set(lanes["trainer"]) <= TRAINER
+        assert set(lanes["engine"]) <= ENGINE
+        for name, phases in lanes.items():
+            left = record["step_seconds"] - sum(phases.values())
+            assert left >= -1e-6
+            others[name].append(left / max(0.01 * record["step_seconds"], 0.02))
+            waits = sum(phases.get(wait, 0.0) for wait in ("batch_wait", "reward_wait", "admission_wait"))
+            assert record["metrics"][f"perf/{name}_bubble"] == pytest.approx(waits / record["step_seconds"])
+    assert sorted(others["engine"])[STEPS // 2] <= 1.0, others
+
+
+def test_a_span_has_the_log_probabilities_of_its_own_weights(calm: Path, tmp_path: Path) -> None:
+    check_carried_log_probs(calm, [3, 4, 5, 6], tmp_path)
+
+
+def test_a_stop_saves_the_last_step_with_what_is_open_and_the_rest_follows(
+    spec: dict[str, Any], tmp_path: Path
+) -> None:
+    """SIGTERM once in training and once while trainers wait, and a driver that is killed between them."""
+    job, folder = manifest(tmp_path, **spec), tmp_path / "run"
+    chance = random.Random(SEED)
+    process, phase, lasts = chance.choice(PLACES)
+    print(f"RLJOB_SEED={SEED}: {process} is killed in {phase}")
+    faults: list[tuple[dict[str, Any], set[int]]] = [
+        (_fault("driver", "actor_train", 3, 0.01, signal.SIGTERM), {ExitCode.STOPPED}),
+        (_fault(process, phase, 8 if phase in ("checkpoint", "eval") else 7, chance.uniform(0, lasts)), set()),
+        (_fault("driver", "batch_wait", 10, 0.01, signal.SIGTERM), {ExitCode.STOPPED}),
+    ]
+    for fault, expected in faults:
+        resume = ["--resume"] if folder.exists() else []
+        code, output = finish(start_faulty(job, folder, fault, *resume))
+        assert code in expected if expected else code != 0, (fault, output)
+        newest = Checkpoints(folder / "checkpoints").latest()
+        assert newest is not None
+        if expected:
+            assert newest.step in (fault["step"] - 1, fault["step"]), "a stop saves the last step"
+    code, output = run("run", job, "--output", folder, "--resume")
+    assert code == 0, output
+    check_whole(folder, STEPS)
+
+
+@pytest.mark.skipif(not ALL, reason="500 steps and 20 kills: make test-faults")
+@pytest.mark.parametrize("order", ["InOrder"])
+def test_500_steps_and_20_kills_lose_nothing(order: str, spec: dict[str, Any], tmp_path: Path) -> None:
+    steps, kills = 500, 20
+    spec = {**spec, "steps": steps, "checkpoint": {"everySteps": 5, "keep": 2}}
+    job, folder, chance = manifest(tmp_path, **spec), tmp_path / "run", random.Random(SEED)
+    for number in range(kills):
+        process, phase, lasts = PLACES[number % len(PLACES)]
+        step = 20 * (number + 1) + chance.randrange(-4, 5)
+        step += {"checkpoint": -step % 5, "eval": -step % 4}.get(phase, 0)
+        fault = _fault(process, phase, step, chance.uniform(0, lasts))
+        resume = ["--resume"] if folder.exists() else []
+        code, output = finish(start_faulty(job, folder, fault, *resume), 600)
+        assert code != 0, (fault, output)
+        kill = [event for event in events(folder) if event["event"] == "kill"][-1]
+        print(f"RLJOB_SEED={SEED}: {process} killed in {phase} of step {step}, the job was in {kill['alive']}: {code}")
+    code, output = run("run", job, "--output", folder, "--resume")
+    assert code == 0, output
+    check_whole(folder, steps)
+    assert final_state(folder)["step"] == str(steps)
+
+
+def _fault(process: str, phase: str, step: int, delay: float, number: int = signal.SIGKILL) -> dict[str, Any]:
+    return {"do": "kill", "process": process, "phase": phase, "step": step, "delay": delay, "signal": number}
