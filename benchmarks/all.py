@@ -29,6 +29,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("arena",),
     ("device_switch", "--device", "cpu", "--gibibytes", "2"),
     ("lanes",),
+    ("lanes", "--mode", "Async"),
     ("peer_trl",),
     ("operator_scale",),
 )

@@ -1,10 +1,14 @@
-"""Seconds per step of trainers and engines side by side (staleness 1) against taking turns (staleness 0).
+"""Seconds per step of trainers and engines side by side against taking turns (staleness 0).
 
-Both are real jobs (`rljob run`: Ray, Megatron, vLLM) of one model, seed and devices, mode Disaggregated, one thread for
-each process. The bound is the slower lane's busy time in a step of staleness 1, measured while both lanes run: a step
-cannot be shorter than what its slower side does. With fewer free cores than processes, that is what is measured.
+All are real jobs (`rljob run`: Ray, Megatron, vLLM) of one model, seed and devices, one thread for each process. With
+fewer free cores than processes, that is what is measured.
 
-    python benchmarks/lanes.py [--steps N] [--skip N] [--set FIELD=VALUE ...]
+- Mode Disaggregated, one step ahead. The bound is the slower lane's busy time in a step, measured while both lanes run:
+  a step cannot be shorter than what its slower side does.
+- Mode Async, two steps ahead: against the same bound, over all counted steps, with rewards that cost nothing; and
+  against taking turns with rewards that take a second (log-normal, mean 1 s, sigma 0.5; all run at once).
+
+    python benchmarks/lanes.py [--mode Disaggregated|Async] [--steps N] [--skip N] [--set FIELD=VALUE ...]
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +27,18 @@ from figures import Figure, report
 from rljob_api.phases import WAITS
 from rljob_api.wire.step_record import StepRecord
 
-REACHES, FASTER = 0.9, 1.25
+REACHES, FASTER, FASTER_ASYNC = 0.9, 1.25, 1.6
+AHEAD = 2
+"""Staleness of mode Async."""
+SLOW_REWARD = """\
+import asyncio, random
+
+async def score(response, **_):
+    await asyncio.sleep(random.lognormvariate(-0.125, 0.5))
+    return float(len(set(response)))
+"""
+# Those that are open at once fit into the calls of one async reward.
+FEWER = ["spec.rollout.promptsPerStep=8"]
 SETTINGS = [
     "spec.rollout.maxResponseTokens=24",
     "spec.model.random.config.max_position_embeddings=64",
@@ -38,52 +53,77 @@ def seconds_of(record: StepRecord) -> float:
     return record.step_seconds - record.phases.get("checkpoint", 0.0)
 
 
-def busy(record: StepRecord) -> float:
-    """What the slower lane did in a step."""
+def busy(record: StepRecord) -> list[float]:
+    """What each lane did in a step."""
     lanes = (record.phases, *record.lanes.values())
-    work = [sum(s for name, s in phases.items() if name not in (*WAITS, "checkpoint")) for phases in lanes]
-    return max(work)
+    return [sum(s for name, s in phases.items() if name not in (*WAITS, "checkpoint")) for phases in lanes]
 
 
-def run(folder: Path, name: str, staleness: int, arguments: argparse.Namespace) -> list[StepRecord]:
+def run(folder: Path, name: str, staleness: int, arguments: argparse.Namespace, *settings: str) -> list[StepRecord]:
     """Run one job; the records of its counted steps."""
-    steps = arguments.skip + arguments.steps
+    # The last steps have nothing made ahead of them.
+    steps = arguments.skip + arguments.steps + AHEAD
     own = [f"spec.steps={steps}", f"spec.checkpoint.everySteps={steps}", f"spec.rollout.staleness.max={staleness}"]
-    records = run_example("disaggregated", folder, name, [*SETTINGS, *own, *arguments.settings])
-    # The last step has nothing made ahead of it.
-    return records[arguments.skip : -1]
+    example = "disaggregated" if staleness <= 1 else "async"
+    records = run_example(example, folder, name, [*SETTINGS, *own, *settings, *arguments.settings])
+    return records[arguments.skip : -AHEAD]
 
 
-def mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
+def mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+def tell(name: str, turns: float | None, ahead: Sequence[StepRecord], bound: float) -> None:
+    waits = [mean(r.metrics[f"perf/{lane}_bubble"] or 0.0 for r in ahead) for lane in ("trainer", "engine")]
+    in_turns = "" if turns is None else f"a step in turns {1000 * turns:.0f} ms, "
+    print(
+        f"  {name}, {len(os.sched_getaffinity(0))} cores: {in_turns}side by side "
+        f"{1000 * mean(map(seconds_of, ahead)):.0f} ms, of which the slower lane works {1000 * bound:.0f} ms; trainers "
+        f"wait {waits[0]:.0%} of it, engines {waits[1]:.0%}"
+    )
+
+
+def lockstep(folder: Path, arguments: argparse.Namespace) -> list[Figure]:
+    # Around the other: a machine that grows faster or slower meanwhile must not favour a side.
+    before, ahead, after = (run(folder, side, k, arguments) for side, k in (("before", 0), ("ahead", 1), ("after", 0)))
+    turns, side_by_side = mean(map(seconds_of, (*before, *after))), mean(map(seconds_of, ahead))
+    bound = mean(max(busy(record)) for record in ahead)
+    tell("one step ahead", turns, ahead, bound)
+    return [
+        Figure("Trainers and engines side by side, speed", "in turns (staleness 0)", turns / side_by_side, FASTER),
+        Figure("Trainers and engines side by side", "the slower lane's busy time", bound / side_by_side, REACHES),
+    ]
+
+
+def asynchronous(folder: Path, arguments: argparse.Namespace) -> list[Figure]:
+    quick = run(folder, "quick", AHEAD, arguments)
+    bound = max(np.mean([busy(record) for record in quick], axis=0))
+    tell("asynchronous, rewards at once", None, quick, bound)
+    (folder / "slow_reward.py").write_text(SLOW_REWARD)
+    reward = 'spec.reward={"python": "slow_reward:score", "timeoutSeconds": 60}'
+    slow = (*FEWER, reward, f'spec.environment.pythonPath=["{folder}"]')
+    before, ahead, after = (
+        run(folder, side, k, arguments, *slow) for side, k in (("before", 0), ("ahead", AHEAD), ("after", 0))
+    )
+    turns, side_by_side = mean(map(seconds_of, (*before, *after))), mean(map(seconds_of, ahead))
+    tell("asynchronous, slow rewards", turns, ahead, max(np.mean([busy(record) for record in ahead], axis=0)))
+    took = mean(map(seconds_of, quick))
+    return [
+        Figure("Asynchronous, slow rewards, speed", "in turns (staleness 0)", turns / side_by_side, FASTER_ASYNC),
+        Figure("Asynchronous, rewards at once", "the slower lane's busy time", bound / took, REACHES),
+    ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=30, help="counted steps of each side, and one more (default 30)")
+    parser.add_argument("--mode", choices=["Disaggregated", "Async"], default="Disaggregated")
+    parser.add_argument("--steps", type=int, default=30, help="counted steps of each side (default 30)")
     parser.add_argument("--skip", type=int, default=5, help="steps before them (default 5)")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="FIELD=VALUE")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lanes-") as name:
-        folder = Path(name)
-        # Around the other: a machine that grows faster or slower meanwhile must not favour a side.
-        before, ahead, after = (
-            run(folder, side, k, arguments) for side, k in (("before", 0), ("ahead", 1), ("after", 0))
-        )
-    turns, side_by_side = mean([seconds_of(r) for r in (*before, *after)]), mean([seconds_of(r) for r in ahead])
-    bound = mean([busy(record) for record in ahead])
-    bubbles = [mean([r.metrics[f"perf/{lane}_bubble"] or 0.0 for r in ahead]) for lane in ("trainer", "engine")]
-    print(
-        f"  {len(os.sched_getaffinity(0))} cores; a step in turns {1000 * turns:.0f} ms, side by side "
-        f"{1000 * side_by_side:.0f} ms, of which the slower lane works {1000 * bound:.0f} ms; trainers wait "
-        f"{bubbles[0]:.0%} of it, engines {bubbles[1]:.0%}"
-    )
-    return report(
-        [
-            Figure("Trainers and engines side by side, speed", "in turns (staleness 0)", turns / side_by_side, FASTER),
-            Figure("Trainers and engines side by side", "the slower lane's busy time", bound / side_by_side, REACHES),
-        ]
-    )
+        measure = lockstep if arguments.mode == "Disaggregated" else asynchronous
+        return report(measure(Path(name), arguments))
 
 
 if __name__ == "__main__":

@@ -46,20 +46,23 @@ class PhaseClock:
         self,
         now: Callable[[], float] = time.perf_counter,
         on_start: Callable[[str], None] = lambda name: None,
+        *,
+        lock: threading.Lock | None = None,
     ) -> None:
+        """`lock`: that of the clock whose lane this is."""
         self._now = now
         self._on_start = on_start
         self._begin = now()
         self._phases: dict[str, float] = {}
         self._counting: tuple[str, float] | None = None
         """The open phase, and from when on its seconds are not in `_phases` yet."""
-        self._lock = threading.Lock()
+        self._lock = lock or threading.Lock()
         self._running: tuple[str | None, float] = None, self._begin
         self._beside: dict[str, PhaseClock] = {}
 
     def lane(self, name: str, on_start: Callable[[str], None] = lambda name: None) -> PhaseClock:
         """A clock for what runs beside, in a thread of its own; its steps begin and end with this one's."""
-        clock = self._beside[name] = PhaseClock(self._now, on_start)
+        clock = self._beside[name] = PhaseClock(self._now, on_start, lock=self._lock)
         return clock
 
     @property
@@ -106,32 +109,31 @@ class PhaseClock:
     def so_far(self) -> StepTiming:
         """The running step until now, an open phase included."""
         with self._lock:
-            now, phases = self._now(), dict(self._phases)
-            if self._counting is not None:
-                name, since = self._counting
-                phases[name] = phases.get(name, 0.0) + now - since
-        return StepTiming(now - self._begin, phases, {name: lane.so_far().phases for name, lane in self._lanes()})
+            now = self._now()
+            for clock in (self, *self._beside.values()):
+                clock._count(now)
+            lanes = {name: dict(lane._phases) for name, lane in self._lanes()}
+            return StepTiming(now - self._begin, dict(self._phases), lanes)
 
     def end_step(self) -> StepTiming:
-        """Close the step and begin the next one."""
-        return self._end_step(self._now())
-
-    def _end_step(self, now: float) -> StepTiming:
-        lanes = {name: lane._end_step(now).phases for name, lane in self._lanes()}
+        """Close the step and begin the next one; what goes on in a lane is cut there."""
         with self._lock:
-            # What goes on in a lane is cut where the step ends.
-            self._count(now)
-            phases, self._phases = self._phases, {}
-        timing = StepTiming(now - self._begin, phases, lanes)
-        self._begin = now
-        return timing
+            now = self._now()
+            lanes = {name: lane._take(now) for name, lane in self._lanes()}
+            timing = StepTiming(now - self._begin, self._take(now), lanes)
+            self._begin = now
+            return timing
+
+    def _take(self, now: float) -> dict[str, float]:
+        self._count(now)
+        phases, self._phases = self._phases, {}
+        return phases
 
     def _count(self, now: float) -> None:
         if self._counting is not None:
             name, since = self._counting
-            # A phase that began in this instant, in the lane's own thread, is none of the step that ends.
-            self._phases[name] = self._phases.get(name, 0.0) + max(0.0, now - since)
-            self._counting = name, max(now, since)
+            self._phases[name] = self._phases.get(name, 0.0) + now - since
+            self._counting = name, now
 
     def _lanes(self) -> list[tuple[str, PhaseClock]]:
         return list(self._beside.items())

@@ -37,9 +37,7 @@ def _built(on: type[ApiModel], field: str, what: str, *built: str) -> Rule:
     )
 
 
-NOT_BUILT = (
-    _built(TrainingSpec, "backend", "training backend", "Megatron"),
-)
+NOT_BUILT = (_built(TrainingSpec, "backend", "training backend", "Megatron"),)
 """Values that are in the schema so that manifests keep their shape, but that this version cannot run."""
 
 

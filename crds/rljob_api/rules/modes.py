@@ -54,7 +54,7 @@ DEVICE_GROUPS = (
         on=RLJobSpec,
         field="resources.devicesPerNode",
         wrong="trainers and engines have devices of their own",
-        allowed="resources.trainer.devicesPerNode and resources.rollout.devicesPerNode with mode Disaggregated or Async",
+        allowed="resources.trainer.devicesPerNode and resources.rollout.devicesPerNode in modes other than Colocated",
         check=lambda s: not _divided(s) or s.resources.devices_per_node is None,
         cel=f"{_SHARED} || {_NO_RESOURCES} || !has(self.resources.devicesPerNode)",
     ),

@@ -243,6 +243,35 @@ def test_a_driver_that_was_stopped_blames_nobody(
     assert now - began == pytest.approx(65, abs=0.5)
 
 
+@pytest.mark.parametrize(("each", "late"), [(False, "engine-0, engine-1"), (True, "engine-1")])
+def test_a_stream_has_one_deadline_or_one_for_each_of_its_items(
+    each: bool, late: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engine 0 gives an item each 3 s, engine 1 one at once and no other; 5 s are allowed."""
+    now, given = 0.0, list[tuple[int, float]]()
+    steady, silent = iter(range(100)), iter(range(1))
+
+    def wait(refs: list[object], timeout: float, **_: object) -> tuple[list[object], list[object]]:
+        nonlocal now
+        now += timeout
+        due = silent if not given and silent in refs else steady if now >= 3 * len(given) else None
+        return ([due], [ref for ref in refs if ref is not due]) if due is not None else ([], refs)
+
+    monkeypatch.setattr(driver_calls, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(ray, "get", lambda ref: Reply(ref, 1.0))
+    both = [Call("engine-0", steady), Call("engine-1", silent)]
+
+    def take() -> None:
+        for position, _ in calls(threading.Event()).stream("rollout", both, 5, each=each):
+            given.append((position, now))
+
+    with pytest.raises(PhaseDeadlineError, match=f"rollout: {late} not finished after 5 s"):
+        take()
+    assert [position for position, _ in given] == [1, 0]
+    assert now == pytest.approx(5.2 if each else 5.0, abs=0.3)
+
+
 # --- probe ------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Devices of their own have the bits of Colocated at staleness 0; lockstep is one update behind at 1, after kills too."""
+"""Devices of their own: the bits of Colocated at staleness 0; one update behind at 1, and the same after kills."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from contextlib import ExitStack
 
@@ -76,6 +77,31 @@ def test_each_lane_sums_to_the_same_step_and_what_goes_on_is_cut_at_its_end(
             assert so_far.lanes["engine"] == pytest.approx(timing.lanes["engine"], abs=1e-6)
             waits = sum(inside.get(name, 0.0) for name in WAITS)
             assert timing.bubble(timing.lanes["engine"]) * timing.step_seconds == pytest.approx(waits, abs=1e-5)
+
+
+def test_steps_that_end_while_another_thread_enters_phases_lose_no_time() -> None:
+    """The sums over all steps are what passed in each lane, wherever the steps were cut."""
+    clock = PhaseClock()
+    beside = clock.lane("engine")
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            with beside.phase("rollout"):
+                pass
+            with beside.phase("reward_wait"):
+                pass
+
+    clock.restart()
+    thread = threading.Thread(target=work)
+    thread.start()
+    timings = [clock.end_step() for _ in range(5000)]
+    ended.set()
+    thread.join()
+    for timing in timings:
+        assert all(seconds >= 0 for seconds in timing.lanes["engine"].values())
+        assert math.fsum(timing.lanes["engine"].values()) <= timing.step_seconds + 1e-9
+    assert sum(math.fsum(timing.lanes["engine"].values()) for timing in timings) > 0
 
 
 def test_a_restart_is_one_of_all_lanes() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from rljob_api.spec import RLJobSpec
-from rljob_worker.rewards.runner import RewardRunner, RewardSample
+from rljob_worker.rewards.runner import RewardRunner
+from rljob_worker.rewards.score_calls import RewardSample
 from rljob_worker.types import Generation, Prompt
 
 WORDS = ["<unk>", "<eos>", *"abcdefghijklmnopqrstuvwxyz"]

@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.bounds import network_can_be_closed
-from rljob_worker.rewards.runner import RewardError, RewardRunner
+from rljob_worker.rewards.runner import RewardRunner
+from rljob_worker.rewards.score_calls import RewardError
 
 HOSTILE = """
 import json, os, signal, subprocess, sys, time

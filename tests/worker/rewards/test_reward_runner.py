@@ -12,7 +12,8 @@ from reward_cases import Make, gone, make_spec, samples_of, scores, soon
 from transformers import PreTrainedTokenizerBase
 
 from rljob_worker.errors import UserError
-from rljob_worker.rewards.runner import RewardError, RewardRunner, RewardSample
+from rljob_worker.rewards.runner import RewardRunner
+from rljob_worker.rewards.score_calls import RewardError, RewardSample
 from rljob_worker.types import Prompt
 
 USER_MODULE = """
@@ -44,6 +45,9 @@ def short_batch(samples): return [1.0]
 async def judge(response, pause=0.2):
     await asyncio.sleep(pause)
     return 1.0 if response == "a" else 0.0
+async def waits(response):
+    await asyncio.sleep(0.04 * len(response.split()))
+    return len(response.split())
 async def async_hangs(response):
     if "b" in response: await asyncio.sleep(1000)
     return 1.0
@@ -299,6 +303,43 @@ def test_the_callers_deadline_holds(make_runner: Make) -> None:
     assert time.monotonic() - begin < 1
     assert runner.collect(soon()) == []
     assert scores(runner, spec, ["b"]) == [0.0]
+
+
+def test_results_are_taken_as_they_come_each_with_its_sample(make_runner: Make) -> None:
+    runner, spec = make_runner("waits")
+    assert runner.take(0.01, 30) == []
+    runner.submit(samples_of(spec, ["a " * 40, "a", "a a"]))
+    assert runner.outstanding == 3
+    taken, deadline = list[tuple[str, int, float]](), soon()
+    while len(taken) < 4 and time.monotonic() < deadline:
+        came = runner.take(0.5, 30)
+        if not taken and came:
+            runner.submit(samples_of(spec, ["a"], "data/1"))
+        taken += [(sample.prompt.uid, sample.index, result.score) for sample, result in came]
+    assert sorted(taken) == [("data/0", 0, 40.0), ("data/0", 1, 1.0), ("data/0", 2, 2.0), ("data/1", 0, 1.0)]
+    assert taken[-1] == ("data/0", 0, 40.0), "the slow one is waited for by nobody"
+    assert runner.outstanding == 0
+    assert runner.take(0.01, 30) == []
+
+
+def take_until_it_fails(runner: RewardRunner, seconds: float) -> None:
+    for _ in range(200):
+        runner.take(0.05, seconds)
+
+
+def test_a_reward_that_is_taken_has_its_own_time_and_a_failure_ends_all(make_runner: Make) -> None:
+    runner, spec = make_runner("judge", args={"pause": 1.5})
+    runner.submit(samples_of(spec, ["a"]))
+    time.sleep(0.4)
+    runner.submit(samples_of(spec, ["a"], "data/1"))
+    assert runner.take(0.05, 0.6) == []
+    with pytest.raises(RewardError, match=r"1 of 2 rewards had not ended at the deadline, .* prompt data/0, sample 0"):
+        take_until_it_fails(runner, 0.6)
+    assert runner.take(0.01, 30) == [], "what was submitted is forgotten"
+    runner, spec = make_runner("raises")
+    runner.submit(samples_of(spec, ["a", "b"]))
+    with pytest.raises(RewardError, match="no b please"):
+        take_until_it_fails(runner, 30)
 
 
 def test_after_a_failure_the_next_round_is_clean(make_runner: Make) -> None:

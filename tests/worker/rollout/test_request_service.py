@@ -185,6 +185,27 @@ def test_a_step_that_does_not_end_is_no_pause(service: RequestService, loop: Loo
     assert loop.interrupted == 0
 
 
+def test_weights_that_are_to_be_replaced_end_their_generation_and_those_that_begin_yet(
+    service: RequestService, loop: Loop
+) -> None:
+    """The word may come before the generation it means: then that one samples nothing and loses nothing."""
+    loop.gate = threading.Semaphore(0)
+    thread, result = beside(lambda: service.run([request(1), request(1000)], PARAMS, more=lambda _: None, version=3))
+    loop.gate.release()
+    until(lambda: loop.steps == 1)
+    service.harvest_version(2)
+    loop.gate.release(2)
+    until(lambda: loop.steps == 3)
+    assert thread.is_alive(), "weights 3 are newer than those"
+    service.harvest_version(3)
+    loop.gate.release(1_000_000)
+    thread.join(10)
+    assert reasons(result[0]) == ["length", ""]
+    assert loop.steps <= 5
+    assert reasons(service.run([request(5)], PARAMS, version=3)) == [""]
+    assert reasons(service.run([request(5)], PARAMS, version=4)) == ["length"]
+
+
 def test_an_abort_ends_it_wherever_it_is(service: RequestService, loop: Loop) -> None:
     def refuse(_requests: Sequence[GenerationRequest]) -> None: ...
 

@@ -59,8 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     job = read_manifest(arguments)
     if derived.divides_devices(job.spec):
         raise UserError(
-            f"spec.mode: {job.spec.mode}: memory is planned for devices that trainers and engines share, mode Colocated; "
-            "what each group needs on devices of its own is not planned yet"
+            f"spec.mode: {job.spec.mode}: memory is planned for devices that trainers and engines share, mode "
+            "Colocated; what each group needs on devices of its own is not planned yet"
         )
     device_bytes = _bytes(arguments.device_memory, "--device-memory")
     node_bytes = _bytes(arguments.node_memory, "--node-memory")

@@ -11,7 +11,7 @@ from rljob_worker.driver.open_groups import OpenGroup, prompt_tokens
 from rljob_worker.driver.rollouts import Rollouts
 from rljob_worker.driver.step import ScoredGroup, Step
 from rljob_worker.errors import JobError
-from rljob_worker.rewards.runner import RewardSample
+from rljob_worker.rewards.score_calls import RewardSample
 from rljob_worker.rollout.seeds import request_seed
 from rljob_worker.types import Cut, Prompt
 

@@ -31,7 +31,8 @@ class LockstepJob(LanesJob[LockstepRollouts]):
     def finish_ahead(self, ahead: Step | None) -> bool:
         """Wait for the batch of the step after, now that this one was trained on; False where a stop ended it.
 
-        Without the batch the step after is not that of the run that was never stopped. A stop signal may reach the scoring processes too: a batch whose rewards have errors since then is given up.
+        Without the batch the step after is not that of the run that was never stopped. A stop signal may reach the
+        scoring processes too: a batch whose rewards have errors since then is given up.
         """
         try:
             self.lane.finish(self._patience)

@@ -118,8 +118,9 @@ class OverlappedRollouts(CarryingRollouts):
             ordinal = group.ordinal
             if (lag := group.lag(step.weight_version)) > self._lag:
                 raise JobError(
-                    f"rollout: the group of prompt {ordinal} has tokens of weights {group.oldest_version}, {lag} updates "
-                    f"before the {step.weight_version} of step {step.number}; spec.rollout.staleness.max is {self._lag}"
+                    f"rollout: the group of prompt {ordinal} has tokens of weights {group.oldest_version}, {lag} "
+                    f"updates before the {step.weight_version} of step {step.number}; spec.rollout.staleness.max is "
+                    f"{self._lag}"
                 )
             self._take(step, self._scored(step.open[ordinal], self._named[ordinal]))
         step.rounds, step.passed = 1, len(batch)

@@ -32,7 +32,7 @@ from rljob_worker.driver.step import AnsweredGroup, Decision, Progress, Response
 from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.flow import Finish
 from rljob_worker.flow.occupancy import Occupancy
-from rljob_worker.rewards.runner import RewardSample
+from rljob_worker.rewards.score_calls import RewardSample
 from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.rollout.arguments import max_sequences
 from rljob_worker.rollout.reports import DraftCounts

@@ -1,9 +1,9 @@
 """How far generation may run ahead of training, and which groups a step trains on. Pure.
 
-A step trains on `wanted` groups with weights of some version, and leads to the next version. No token that is trained on
+A step trains on `wanted` groups with weights of some version, and leads to the next one. No token that is trained on
 may be more than `max_lag` versions old, and nothing is thrown away for that: groups are only begun while those that are
-open have room in the steps that may still train on them. A group that is begun under version v can be trained on by the
-step of version v + `max_lag` at the latest, and the steps from v to there have room for `wanted` groups each.
+open have room in the steps that may still train on them. A group that is begun under version v can be trained on by
+the step of version v + `max_lag` at the latest, and the steps from v to there have room for `wanted` groups each.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from rljob_api.rewards import BUILTIN_REWARDS, token_limit
 from rljob_api.spec import RewardSpec, RLJobSpec
 from rljob_worker.data.sources import data_sources, evaluation_sources
 from rljob_worker.data.tokenizer import decode_responses
-from rljob_worker.errors import JobError, UserError
+from rljob_worker.errors import UserError
 from rljob_worker.rewards.bounds import Bounds, environment, network_can_be_closed
 from rljob_worker.rewards.builtin import (
     check_args,
@@ -26,50 +25,21 @@ from rljob_worker.rewards.builtin import (
     make_format,
     overlong_penalty,
 )
+from rljob_worker.rewards.busy_clock import BusyClock
 from rljob_worker.rewards.functions import Sample, Score
 from rljob_worker.rewards.match import Match
 from rljob_worker.rewards.pool import ASYNC_GRACE_SECONDS, WorkerPool
 from rljob_worker.rewards.process import Place, check_function
-from rljob_worker.rewards.weighted_parts import Part, RewardResult, join, parts_of
+from rljob_worker.rewards.score_calls import RewardSample, ScoreCall, ScoreCalls
+from rljob_worker.rewards.weighted_parts import Part, RewardResult, parts_of
 from rljob_worker.rewards.worker import Setup
-from rljob_worker.types import Generation, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_PROCESSES = 4
 MAX_ASYNC_CALLS = 256
-"""Calls of one async reward that run at once."""
-
-
-class RewardError(JobError):
-    """A reward failed under `onError: Fail`, or did not end in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class RewardSample:
-    """One response to score."""
-
-    prompt: Prompt
-    index: int
-    """Number of the response within its prompt's group, from 0."""
-    generation: Generation
-    text: str | None = None
-    """The response as `decode_responses` gives it, where the caller has it already."""
-    ordinal: int | None = None
-    """Number of the prompt in the data, where the caller tells results apart by it."""
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """One call: a response and one part of its reward."""
-
-    sample: RewardSample
-    part: Part
-    since: float
-    """`time.monotonic()` of its submission."""
-    result: RewardResult | None = None
-    failure: str | None = None
+"""ScoreCalls of one async reward that run at once."""
 
 
 class RewardRunner:
@@ -101,13 +71,8 @@ class RewardRunner:
         self._asynchronous: dict[str, bool] = {}
         """By Python function with its arguments: whether it is async."""
         self._processes = processes or min(MAX_PROCESSES, os.cpu_count() or 1)
-        self._changed = threading.Condition()
-        self._clock = _BusyClock()
-        self._slots: list[list[_Slot]] = []
-        """By sample, in the order of their submission: a call for each part of its reward."""
-        self._open = 0
-        self._failed: list[_Slot] = []
-        self._round = 0
+        self._calls = ScoreCalls(self._forget_queued)
+        self._clock = BusyClock()
         self._scorers: dict[str, _Inline | _Isolated] = {}
         self._known: dict[int, tuple[RewardSpec, list[tuple[Part, _Inline | _Isolated]]]] = {}
         for where, source, reward, label_key in _rewards(spec):
@@ -128,15 +93,15 @@ class RewardRunner:
         """Begin to score, without waiting. Samples of one prompt that share a batch reward are one call: submit a
         prompt's group whole."""
         now = time.monotonic()
-        slots = [[_Slot(sample, part, now) for part, _ in self._scorers_of(sample.prompt.reward)] for sample in samples]
-        with self._changed:
-            self._slots += slots
-            self._open += sum(map(len, slots))
+        parts = [
+            [ScoreCall(sample, part, now) for part, _ in self._scorers_of(sample.prompt.reward)] for sample in samples
+        ]
+        self._calls.begin(parts)
         with self._clock:
-            for _, group in groupby(slots, key=lambda parts: id(parts[0].sample.prompt.reward)):
+            for _, group in groupby(parts, key=lambda calls: id(calls[0].sample.prompt.reward)):
                 calls = list(group)
                 for index, (_, scorer) in enumerate(self._scorers_of(calls[0][0].sample.prompt.reward)):
-                    members = [parts[index] for parts in calls]
+                    members = [of_sample[index] for of_sample in calls]
                     if isinstance(scorer, _Inline):
                         self._score_inline(scorer, members)
                     else:
@@ -149,16 +114,7 @@ class RewardRunner:
         `onError: Fail` (at once, without waiting for the others) or when the deadline passed; it names the sample,
         and what was submitted is forgotten.
         """
-        with self._changed:
-            while self._open and not self._failed:
-                if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
-                    break
-            slots, failed = self._slots, self._failed
-            unfinished = [parts for parts in slots if not _scored(parts)]
-            self._forget()
-        if failed or unfinished:
-            self._give_up(failed, unfinished, len(slots))
-        return [_joined(parts) for parts in slots]
+        return self._calls.collect(deadline)
 
     def take(self, patience: float, seconds: float) -> list[tuple[RewardSample, RewardResult]]:
         """The results that have come since the last time, each with its sample, in the order of their submission.
@@ -170,25 +126,12 @@ class RewardRunner:
         Raises:
             RewardError: as `collect`.
         """
-        with self._changed:
-            if not self._failed and not any(map(_scored, self._slots)):
-                self._changed.wait(patience)
-            submitted, failed = self._slots, self._failed
-            scored = [parts for parts in submitted if _scored(parts)]
-            self._slots = [parts for parts in submitted if not _scored(parts)]
-            too_old = time.monotonic() - seconds
-            overdue = [parts for parts in self._slots if parts[0].since < too_old]
-            if failed or overdue:
-                self._forget()
-        if failed or overdue:
-            self._give_up(failed, overdue, len(submitted))
-        return [(parts[0].sample, _joined(parts)) for parts in scored]
+        return self._calls.take(patience, seconds)
 
     @property
     def outstanding(self) -> int:
         """Calls that were begun and have not ended; those of which `collect` or `take` raised do not count."""
-        with self._changed:
-            return self._open
+        return self._calls.outstanding
 
     def score(self, samples: Sequence[RewardSample], deadline: float) -> list[RewardResult]:
         """`submit`, then `collect`."""
@@ -260,76 +203,46 @@ class RewardRunner:
         if reward.python is not None:
             self._asynchronous[reward.model_dump_json()] = check_function(_setup(reward, columns), self._place(reward))
 
-    def _score_inline(self, scorer: _Inline, slots: list[_Slot]) -> None:
-        texts = self._texts(slots) if scorer.needs_text else [""] * len(slots)
-        for slot, text in zip(slots, texts):
+    def _score_inline(self, scorer: _Inline, calls: list[ScoreCall]) -> None:
+        texts = self._texts(calls) if scorer.needs_text else [""] * len(calls)
+        for call, text in zip(calls, texts):
             try:
-                score = scorer.score(slot.sample, text)
+                score = scorer.score(call.sample, text)
             except Exception as error:
-                slot.failure = f"{type(error).__name__}: {error}"
+                call.failure = f"{type(error).__name__}: {error}"
             else:
-                slot.result = RewardResult(score)
-        with self._changed:
-            self._finish(slots)
+                call.result = RewardResult(score)
+        self._calls.end(calls, self._calls.round)
 
-    def _score_isolated(self, scorer: _Isolated, slots: list[_Slot]) -> None:
-        texts = self._texts(slots)
-        pairs = list(zip(slots, texts))
-        tasks: Iterable[list[tuple[_Slot, str]]] = ([pair] for pair in pairs)
+    def _score_isolated(self, scorer: _Isolated, calls: list[ScoreCall]) -> None:
+        texts = self._texts(calls)
+        pairs = list(zip(calls, texts))
+        tasks: Iterable[list[tuple[ScoreCall, str]]] = ([pair] for pair in pairs)
         if scorer.batch:
             tasks = (list(group) for _, group in groupby(pairs, key=lambda pair: pair[0].sample.prompt.uid))
         for task in tasks:
             self._clock.enter()
-            samples: list[Sample] = [_payload(slot.sample, text) for slot, text in task]
-            scorer.pool.submit(samples, self._receiver([slot for slot, _ in task]))
+            samples: list[Sample] = [_payload(call.sample, text) for call, text in task]
+            scorer.pool.submit(samples, self._receiver([call for call, _ in task]))
 
-    def _receiver(self, slots: list[_Slot]) -> Callable[[list[Score] | None, str | None], None]:
-        round_ = self._round
+    def _receiver(self, calls: list[ScoreCall]) -> Callable[[list[Score] | None, str | None], None]:
+        round_ = self._calls.round
 
         def done(scores: list[Score] | None, error: str | None) -> None:
             self._clock.exit()
-            for slot, score in zip(slots, scores or []):
-                slot.result = RewardResult(*score)
-            for slot in slots if scores is None else []:
-                slot.failure = error
-            with self._changed:
-                if self._round == round_:
-                    self._finish(slots)
+            for call, score in zip(calls, scores or []):
+                call.result = RewardResult(*score)
+            for call in calls if scores is None else []:
+                call.failure = error
+            self._calls.end(calls, round_)
 
         return done
 
-    def _finish(self, slots: list[_Slot]) -> None:
-        for slot in slots:
-            reward = slot.sample.prompt.reward
-            if slot.failure is not None and reward.on_error == "Score":
-                slot.result = RewardResult(reward.error_score, {}, slot.failure)
-            elif slot.failure is not None:
-                self._failed.append(slot)
-        self._open -= len(slots)
-        self._changed.notify_all()
-
-    def _texts(self, slots: list[_Slot]) -> list[str]:
-        known = [slot.sample.text for slot in slots]
+    def _texts(self, calls: list[ScoreCall]) -> list[str]:
+        known = [call.sample.text for call in calls]
         if None in known:
-            return decode_responses(self._tokenizer, [slot.sample.generation for slot in slots])
+            return decode_responses(self._tokenizer, [call.sample.generation for call in calls])
         return [text for text in known if text is not None]
-
-    def _forget(self) -> None:
-        """Of what was submitted nothing is waited for any longer; under the lock."""
-        self._slots, self._failed, self._open = [], [], 0
-        self._round += 1
-
-    def _give_up(self, failed: Sequence[_Slot], unfinished: Sequence[Sequence[_Slot]], submitted: int) -> None:
-        """Raise what ended the wait."""
-        self._forget_queued()
-        if failed:
-            first = failed[0]
-            which = f"{first.part.name}: " if first.part.name else ""
-            raise RewardError(f"the reward of {_sample_name(first.sample)} failed: {which}{first.failure}")
-        raise RewardError(
-            f"{len(unfinished)} of {submitted} rewards had not ended at the deadline, the first being that of "
-            f"{_sample_name(unfinished[0][0].sample)}"
-        )
 
     def _forget_queued(self) -> None:
         for scorer in self._scorers.values():
@@ -369,14 +282,6 @@ def _inline(reward: RewardSpec, max_response_tokens: int) -> _Inline | None:
     return None
 
 
-def _scored(parts: Sequence[_Slot]) -> bool:
-    return all(slot.result is not None for slot in parts)
-
-
-def _joined(parts: Sequence[_Slot]) -> RewardResult:
-    return join([slot.part for slot in parts], [slot.result for slot in parts if slot.result is not None])
-
-
 def _tokens(sample: RewardSample) -> int:
     return len(sample.generation.token_ids)
 
@@ -401,10 +306,6 @@ def _payload(sample: RewardSample, text: str) -> dict[str, Any]:
     }
 
 
-def _sample_name(sample: RewardSample) -> str:
-    return f"prompt {sample.prompt.uid}, sample {sample.index}"
-
-
 def _rewards(spec: RLJobSpec) -> Iterator[tuple[str, str, RewardSpec, str | None]]:
     """Each source's reward with its place in the manifest, the source's, and the source's label key."""
     for field_, source in data_sources(spec) + evaluation_sources(spec):
@@ -412,38 +313,3 @@ def _rewards(spec: RLJobSpec) -> Iterator[tuple[str, str, RewardSpec, str | None
         if reward is None:
             raise UserError(f"{field_}.reward: neither this source nor spec.reward says how responses are scored")
         yield f"{field_}.reward" if source.reward else "spec.reward", field_, reward, source.label_key
-
-
-class _BusyClock:
-    """Wall-clock time during which at least one piece of work was under way."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._depth = 0
-        self._since = self._seconds = 0.0
-
-    def enter(self) -> None:
-        with self._lock:
-            if self._depth == 0:
-                self._since = time.perf_counter()
-            self._depth += 1
-
-    def exit(self) -> None:
-        with self._lock:
-            self._depth -= 1
-            if self._depth == 0:
-                self._seconds += time.perf_counter() - self._since
-
-    __enter__ = enter
-
-    def __exit__(self, *exception: object) -> None:
-        self.exit()
-
-    def take(self) -> float:
-        with self._lock:
-            now = time.perf_counter()
-            if self._depth:
-                self._seconds += now - self._since
-                self._since = now
-            seconds, self._seconds = self._seconds, 0.0
-            return seconds

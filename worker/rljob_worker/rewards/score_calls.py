@@ -1,0 +1,148 @@
+"""Calls of rewards that were begun, and who waits for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rljob_worker.errors import JobError
+from rljob_worker.rewards.weighted_parts import Part, RewardResult, join
+from rljob_worker.types import Generation, Prompt
+
+
+class RewardError(JobError):
+    """A reward failed under `onError: Fail`, or did not end in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSample:
+    """One response to score."""
+
+    prompt: Prompt
+    index: int
+    """Number of the response within its prompt's group, from 0."""
+    generation: Generation
+    text: str | None = None
+    """The response as `decode_responses` gives it, where the caller has it already."""
+    ordinal: int | None = None
+    """Number of the prompt in the data, where the caller tells results apart by it."""
+
+
+@dataclass(slots=True, eq=False)
+class ScoreCall:
+    """One call: a response and one part of its reward."""
+
+    sample: RewardSample
+    part: Part
+    since: float
+    """`time.monotonic()` of its submission."""
+    result: RewardResult | None = None
+    failure: str | None = None
+
+
+class ScoreCalls:
+    """What was submitted and not collected. One thread begins calls, one waits, and any says how they ended.
+
+    Args:
+        on_give_up: called before a wait ends with an error: what did not begin yet is not to begin.
+    """
+
+    def __init__(self, on_give_up: Callable[[], None]) -> None:
+        self._on_give_up = on_give_up
+        self._changed = threading.Condition()
+        self._samples: list[list[ScoreCall]] = []
+        """By sample, in the order of their submission: a call for each part of its reward."""
+        self._open = 0
+        self._failed: list[ScoreCall] = []
+        self._round = 0
+
+    @property
+    def round(self) -> int:
+        """Grows where all that was submitted is forgotten."""
+        return self._round
+
+    @property
+    def outstanding(self) -> int:
+        """Calls that have not ended."""
+        with self._changed:
+            return self._open
+
+    def begin(self, samples: Sequence[list[ScoreCall]]) -> None:
+        """Expect these, by sample."""
+        with self._changed:
+            self._samples += samples
+            self._open += sum(map(len, samples))
+
+    def end(self, calls: Sequence[ScoreCall], round_: int) -> None:
+        """These have their result or their failure; they were begun in that round."""
+        with self._changed:
+            if self._round != round_:
+                return
+            for call in calls:
+                reward = call.sample.prompt.reward
+                if call.failure is not None and reward.on_error == "Score":
+                    call.result = RewardResult(reward.error_score, {}, call.failure)
+                elif call.failure is not None:
+                    self._failed.append(call)
+            self._open -= len(calls)
+            self._changed.notify_all()
+
+    def collect(self, deadline: float) -> list[RewardResult]:
+        """As `RewardRunner.collect`."""
+        with self._changed:
+            while self._open and not self._failed:
+                if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
+                    break
+            samples, failed = self._samples, self._failed
+            unfinished = [calls for calls in samples if not _scored(calls)]
+            self._forget()
+        if failed or unfinished:
+            self._give_up(failed, unfinished, len(samples))
+        return [_joined(calls) for calls in samples]
+
+    def take(self, patience: float, seconds: float) -> list[tuple[RewardSample, RewardResult]]:
+        """As `RewardRunner.take`."""
+        with self._changed:
+            if not self._failed and not any(map(_scored, self._samples)):
+                self._changed.wait(patience)
+            submitted, failed = self._samples, self._failed
+            scored = [calls for calls in submitted if _scored(calls)]
+            self._samples = [calls for calls in submitted if not _scored(calls)]
+            too_old = time.monotonic() - seconds
+            overdue = [calls for calls in self._samples if calls[0].since < too_old]
+            if failed or overdue:
+                self._forget()
+        if failed or overdue:
+            self._give_up(failed, overdue, len(submitted))
+        return [(calls[0].sample, _joined(calls)) for calls in scored]
+
+    def _forget(self) -> None:
+        """Of what was submitted nothing is waited for any longer; under the lock."""
+        self._samples, self._failed, self._open = [], [], 0
+        self._round += 1
+
+    def _give_up(self, failed: Sequence[ScoreCall], unfinished: Sequence[Sequence[ScoreCall]], submitted: int) -> None:
+        """Raise what ended the wait."""
+        self._on_give_up()
+        if failed:
+            first = failed[0]
+            which = f"{first.part.name}: " if first.part.name else ""
+            raise RewardError(f"the reward of {_name(first.sample)} failed: {which}{first.failure}")
+        raise RewardError(
+            f"{len(unfinished)} of {submitted} rewards had not ended at the deadline, the first being that of "
+            f"{_name(unfinished[0][0].sample)}"
+        )
+
+
+def _scored(calls: Sequence[ScoreCall]) -> bool:
+    return all(call.result is not None for call in calls)
+
+
+def _joined(calls: Sequence[ScoreCall]) -> RewardResult:
+    return join([call.part for call in calls], [call.result for call in calls if call.result is not None])
+
+
+def _name(sample: RewardSample) -> str:
+    return f"prompt {sample.prompt.uid}, sample {sample.index}"
