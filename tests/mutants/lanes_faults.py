@@ -7,6 +7,8 @@ from mutants.fault import Fault
 DRIVER = "worker/rljob_worker/driver"
 PARTS = "tests/worker/driver/test_lockstep_parts.py"
 CLOCK = "tests/worker/driver/test_phase_clock.py"
+ADMISSION = "tests/worker/flow/test_admission.py"
+BOUND = f"{ADMISSION}::test_a_whole_run_is_within_the_bound_and_trains_on_each_group_once"
 
 LANES_FAULTS = (
     Fault(
@@ -82,5 +84,80 @@ LANES_FAULTS = (
         "",
         "tests/operator/render/test_cluster_rules.py::"
         "test_devices_of_their_own_for_trainers_and_engines_are_not_rendered_as_one_group_of_workers",
+    ),
+    Fault(
+        "a group more than the steps within the bound have room for",
+        "worker/rljob_worker/flow/admission.py",
+        "* wanted - open_groups)",
+        "* wanted + 1 - open_groups)",
+        BOUND,
+    ),
+    Fault(
+        "groups begun for steps past the last",
+        "worker/rljob_worker/flow/admission.py",
+        "min(max_lag + 1, steps_left)",
+        "(max_lag + 1)",
+        BOUND,
+    ),
+    Fault(
+        "trained on before its reward came",
+        "worker/rljob_worker/flow/admission.py",
+        " and all(group.ordinal in ready for group in first)",
+        "",
+        f"{ADMISSION}::test_a_reward_that_is_waited_for_is_waited_for",
+    ),
+    Fault(
+        "what is complete first, however old the rest gets",
+        "worker/rljob_worker/flow/admission.py",
+        " and overdue(rest, wanted, version + 1, max_lag) is None",
+        "",
+        f"{ADMISSION}::test_ready_first_waits_for_those_that_would_be_too_old",
+    ),
+    Fault(
+        "a generation that begins after its weights were to be replaced goes on",
+        "worker/rljob_worker/rollout/service.py",
+        "self._version <= self._harvested",
+        "self._version < self._harvested",
+        "tests/worker/rollout/test_request_service.py::"
+        "test_weights_that_are_to_be_replaced_end_their_generation_and_those_that_begin_yet",
+    ),
+    Fault(
+        "one deadline for all that an engine gives",
+        f"{DRIVER}/calls.py",
+        "                if each:\n",
+        "                if False:\n",
+        "tests/worker/driver/test_driver_parts.py::test_a_stream_has_one_deadline_or_one_for_each_of_its_items",
+    ),
+    Fault(
+        "lanes cut one after the other at the end of a step",
+        "worker/rljob_worker/phases.py",
+        ", lock=self._lock)",
+        ")",
+        f"{CLOCK}::test_steps_that_end_while_another_thread_enters_phases_lose_no_time",
+    ),
+    Fault(
+        "a reward that is taken as it comes may take for ever",
+        "worker/rljob_worker/rewards/score_calls.py",
+        "calls[0].since < too_old",
+        "False",
+        "tests/worker/rewards/test_reward_runner.py::"
+        "test_a_reward_that_is_taken_has_its_own_time_and_a_failure_ends_all",
+    ),
+    Fault(
+        "a result is given twice",
+        "worker/rljob_worker/rewards/score_calls.py",
+        "            self._samples = [calls for calls in submitted if not _scored(calls)]\n",
+        "",
+        "tests/worker/rewards/test_reward_runner.py::test_results_are_taken_as_they_come_each_with_its_sample",
+    ),
+    Fault(
+        "groups scored again while the results that they have are being given",
+        f"{DRIVER}/overlapped_rollouts.py",
+        """            self._results.setdefault(sample.ordinal, {})[sample.index] = result
+""",
+        """            self._results.setdefault(sample.ordinal, {})[sample.index] = result
+            self._scoring.discard(sample.ordinal)
+""",
+        "tests/worker/driver/test_async.py::test_generation_goes_on_through_updates_and_no_token_is_over_the_bound",
     ),
 )

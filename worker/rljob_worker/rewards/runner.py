@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 MAX_PROCESSES = 4
 MAX_ASYNC_CALLS = 256
-"""ScoreCalls of one async reward that run at once."""
+"""Calls of one async reward that run at once."""
 
 
 class RewardRunner:
