@@ -95,6 +95,13 @@ LOST_STEPS = Metric(
     "rljob_lost_steps", Kind.COUNTER, "Executed steps that were run again after a restart.", unit="steps"
 )
 
+LANE_PHASE_SECONDS = Metric(
+    "rljob_lane_phase_seconds",
+    Kind.HISTOGRAM,
+    "As `rljob_phase_seconds`, in each lane beside the trainers' (`engine`), where engines have devices of their own.",
+    ("lane", "phase"),
+    "seconds",
+)
 CHECKPOINT_FALLBACKS = Metric(
     "rljob_checkpoint_fallbacks",
     Kind.COUNTER,
@@ -219,7 +226,7 @@ OPERATOR_METRICS = (
 )
 """What the operator says about itself."""
 
-DRIVER_METRICS = (CHECKPOINT_FALLBACKS, WRITE_FAILURES)
+DRIVER_METRICS = (LANE_PHASE_SECONDS, CHECKPOINT_FALLBACKS, WRITE_FAILURES)
 """What the driver alone says about its job."""
 
 ALL_METRICS = (*JOB_METRICS, *DRIVER_METRICS, *LIFECYCLE_METRICS, *OPERATOR_METRICS)

@@ -35,6 +35,9 @@ class StepTiming:
         return sum(phases.get(name, 0.0) for name in WAITS) / self.step_seconds if self.step_seconds else 0.0
 
 
+OnStart = Callable[[str, float], None]
+
+
 class PhaseClock:
     """Measures phases on the driver's monotonic clock.
 
@@ -45,11 +48,12 @@ class PhaseClock:
     def __init__(
         self,
         now: Callable[[], float] = time.perf_counter,
-        on_start: Callable[[str], None] = lambda name: None,
+        on_start: OnStart = lambda name, gap: None,
         *,
         lock: threading.Lock | None = None,
     ) -> None:
-        """`lock`: that of the clock whose lane this is."""
+        """`on_start` is called with each phase and the seconds since the one before ended; `lock` is that of the clock
+        whose lane this is."""
         self._now = now
         self._on_start = on_start
         self._begin = now()
@@ -60,7 +64,7 @@ class PhaseClock:
         self._running: tuple[str | None, float] = None, self._begin
         self._beside: dict[str, PhaseClock] = {}
 
-    def lane(self, name: str, on_start: Callable[[str], None] = lambda name: None) -> PhaseClock:
+    def lane(self, name: str, on_start: OnStart = lambda name, gap: None) -> PhaseClock:
         """A clock for what runs beside, in a thread of its own; its steps begin and end with this one's."""
         clock = self._beside[name] = PhaseClock(self._now, on_start, lock=self._lock)
         return clock
@@ -93,8 +97,9 @@ class PhaseClock:
         """Time one phase; the same name may be entered again within a step and adds up."""
         assert name in PHASES, name
         assert self.current is None, f"phase {name} inside phase {self.current}"
-        self._running = name, self._now()
-        self._on_start(name)
+        begun = self._now()
+        gap, self._running = begun - self._running[1], (name, begun)
+        self._on_start(name, gap)
         with self._lock:
             self._counting = name, self._now()
         try:

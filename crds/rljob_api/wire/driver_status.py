@@ -35,6 +35,9 @@ class DriverStatus:
     it means the same to a reader whose clock is another."""
     lanes: Mapping[str, str] = field(default_factory=dict)
     """Phase that runs now in each lane beside the trainers', like `engine`; empty where all phases are in one lane."""
+    groups: Mapping[str, int] = field(default_factory=dict)
+    """Groups that are open now, by what they wait for (`growing`, `scoring`, `ready`); empty where none outlasts its
+    step, and drivers of other versions may not say it."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Means of the reward's named parts in the last recorded step; drivers of other versions may not say it."""
     write_failures: Mapping[str, int] = field(default_factory=dict)
@@ -66,11 +69,9 @@ class DriverStatus:
                 text(lane, "lanes"): text(running, "lanes")
                 for lane, running in block(answer.get("lanes", {}), "lanes").items()
             },
+            groups=_counts(answer, "groups"),
             reward_parts=_parts(answer.get("reward_parts", {})),
-            write_failures={
-                text(what, "write_failures"): whole(count, "write_failures", INT32_MAX)
-                for what, count in block(answer.get("write_failures", {}), "write_failures").items()
-            },
+            write_failures=_counts(answer, "write_failures"),
             write_messages={
                 text(what, "write_messages"): text(message, "write_messages")
                 for what, message in block(answer.get("write_messages", {}), "write_messages").items()
@@ -80,6 +81,12 @@ class DriverStatus:
     def to_json(self) -> dict[str, Any]:
         """The answer, in the order of the fields."""
         return asdict(self)
+
+
+def _counts(answer: Any, name: str) -> dict[str, int]:
+    return {
+        text(what, name): whole(count, name, INT32_MAX) for what, count in block(answer.get(name, {}), name).items()
+    }
 
 
 def _parts(value: Any) -> dict[str, float]:

@@ -29,7 +29,7 @@ from rljob_api import RLJob
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_api.wire.run_status import RunOutcome
 from rljob_worker.driver.checkpoints import Checkpoints
-from rljob_worker.driver.events import EVENTS, EventLog, read_events
+from rljob_worker.driver.events import EVENTS, EventLog
 from rljob_worker.driver.outcome import Outcome, conclude, failed, with_all_records
 from rljob_worker.driver.recovery import Recovery
 from rljob_worker.driver.run_folder import RunFolder
@@ -38,6 +38,7 @@ from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.models.hf_io import save_hf_folder
 from rljob_worker.phases import PhaseClock
+from rljob_worker.records.event_lines import read_events
 from rljob_worker.records.steps import StepLog, effective_steps, read_steps
 from rljob_worker.records.tensorboard import TensorBoardSink
 from rljob_worker.records.trajectories import write_trajectories

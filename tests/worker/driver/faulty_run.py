@@ -40,7 +40,7 @@ def install(faults: list[dict[str, Any]]) -> None:
         current["engine"] = self.engines[0].handle
         pids.update({p.name: p.pid for p in (*self.trainers, *self.engines) if p.pid is not None})
 
-    def phase_begins(self: events.EventLog, name: str, **lane: str) -> None:
+    def phase_begins(self: events.EventLog, name: str, gap: float, **lane: str) -> None:
         strikes = []
         for fault in faults:
             if fault["step"] != self.step + 1:
@@ -51,7 +51,7 @@ def install(faults: list[dict[str, Any]]) -> None:
                 ray.get(current["engine"].__ray_call__.remote(flip_one_bit))
             elif fault.get("phase") == name:
                 strikes.append(fault)
-        write_phase(self, name, **lane)
+        write_phase(self, name, gap, **lane)
         for fault in strikes:
             threading.Thread(target=strike, args=(self, fault), daemon=True).start()
 

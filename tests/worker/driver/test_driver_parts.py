@@ -33,11 +33,12 @@ from rljob_worker.driver.batch import (
 )
 from rljob_worker.driver.calls import Call, Calls
 from rljob_worker.driver.dispatch import Dispatch
-from rljob_worker.driver.events import EventLog, read_events
+from rljob_worker.driver.events import EventLog
 from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.driver.step import ScoredGroup, Step
 from rljob_worker.driver.sync_report import sync_report
 from rljob_worker.errors import JobError, PhaseDeadlineError, ProcessDiedError, StopRequested, WeightSyncError
+from rljob_worker.records.event_lines import read_events
 from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.types import FloatArray, Generation, Prompt
 
@@ -327,7 +328,7 @@ def test_the_probe_needs_all_log_probabilities() -> None:
 def test_the_last_event_of_a_killed_driver_names_its_phase(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path; from rljob_worker.driver.events import EventLog\n"
-        "log = EventLog(Path(sys.argv[1]), 1); log.step = 4; log.phase('rollout'); log.phase('actor_train')\n"
+        "log = EventLog(Path(sys.argv[1]), 1); log.step = 4; log.phase('rollout', 0.0); log.phase('actor_train', 0.0)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert run_python(code, str(tmp_path)).returncode == -9

@@ -140,6 +140,7 @@ def test_each_lane_adds_up_to_the_step(calm: Path) -> None:
         assert record["other"] == pytest.approx(record["step_seconds"] - sum(record["phases"].values()))
     for name, shares in others.items():
         assert sorted(shares)[len(shares) // 2] <= 1.0, f"{name}: {shares}"
+    assert (calm / "lanes.png").exists(), "the report shows both"
     said = (calm.parent / "said").read_text()
     assert "engine: rollout" in said
     assert "batch_wait" in said

@@ -152,8 +152,8 @@ def test_phases_cannot_nest_and_must_be_known() -> None:
 
 def test_an_error_ends_the_phase_and_its_time_counts() -> None:
     now = 0.0
-    started: list[str] = []
-    clock = PhaseClock(now=lambda: now, on_start=started.append)
+    started: list[tuple[str, float]] = []
+    clock = PhaseClock(now=lambda: now, on_start=lambda name, gap: started.append((name, gap)))
 
     def fail() -> None:
         nonlocal now
@@ -164,7 +164,11 @@ def test_an_error_ends_the_phase_and_its_time_counts() -> None:
     with pytest.raises(KeyError):
         fail()
     assert clock.current is None
-    assert (clock.end_step().phases, started) == ({"rollout": 2.0}, ["rollout"])
+    now = 2.5
+    with clock.phase("reward"):
+        pass
+    assert clock.end_step().phases == {"rollout": 2.0, "reward": 0.0}
+    assert started == [("rollout", 0.0), ("reward", 0.5)]
 
 
 def test_it_tells_how_long_a_phase_has_run_and_for_how_long_none_has() -> None:

@@ -113,6 +113,13 @@ def test_lanes_beside_the_trainers_are_recorded_and_have_rows_that_sum_to_the_st
     ]  # fmt: skip
     for prefix in (False, True):
         assert sum(share for name, share in shares.items() if name.startswith("engine: ") is prefix) == 1.0
+    exported = JobMetrics(4)
+    exported(record)
+    exported(record)
+    text = exported.text().decode()
+    for phase, seconds in {**engine, "other": 0.5}.items():
+        assert f'rljob_lane_phase_seconds_sum{{lane="engine",phase="{phase}"}} {2 * seconds}\n' in text
+    assert 'rljob_phase_seconds_sum{phase="batch_wait"} 1.0\n' in text
     for spoilt in ({"engine": [1]}, {"engine": {"rollout": -1.0}}, [1]):
         with pytest.raises(WireError, match="lanes"):
             StepRecord.parse({**record.to_json(), "lanes": spoilt})

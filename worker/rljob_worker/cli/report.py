@@ -16,7 +16,25 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "seconds. Works while the run is going on.",
     )
     command.add_argument("folder", metavar="DIR", type=folder_name, help="the run folder")
+    command.add_argument(
+        "--steps",
+        metavar="FIRST[-LAST]",
+        type=_steps,
+        help="steps whose phases are drawn instant by instant, lane by lane, in lanes.png too (default: five in the "
+        "middle of a run whose trainers and engines have devices of their own)",
+    )
     command.set_defaults(run=run)
+
+
+def _steps(text: str) -> range:
+    first, _, last = text.partition("-")
+    try:
+        steps = range(int(first), int(last or first) + 1)
+    except ValueError:
+        steps = range(0)
+    if not steps or steps.start < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a step like 12, or the first and last of some like 12-15")
+    return steps
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rljob_worker.report.build import build_report
     from rljob_worker.report.table import phase_table_text
 
-    html, png = build_report(arguments.folder)
+    html, png = build_report(arguments.folder, arguments.steps)
     print(phase_table_text(arguments.folder))
     print(f"report  {html}\n        {png}")
     return 0

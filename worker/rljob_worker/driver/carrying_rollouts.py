@@ -22,12 +22,21 @@ class CarryingRollouts(Rollouts, ABC):
     _named: dict[int, Prompt]
     """The prompts of the open groups, as the running step drew them."""
 
+    _running: Step | None = None
+
     def next_step(self) -> Step:
         """Begin the next step, with what the one before left open."""
-        step = super().next_step()
+        step = self._running = super().next_step()
         step.open = {one.group.ordinal: one.at(step.weight_version) for one in self._progress.carried}
         self._named = {}
         return step
+
+    def open_groups(self) -> dict[str, int]:
+        """How many grow, wait for their rewards, and can be trained on."""
+        groups = list(self._running.open.values()) if self._running is not None else []
+        growing = sum(not one.group.complete for one in groups)
+        ready = sum(bool(one.results) for one in groups)
+        return {"growing": growing, "scoring": len(groups) - growing - ready, "ready": ready}
 
     @abstractmethod
     def _room(self, step: Step) -> int:

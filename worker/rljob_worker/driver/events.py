@@ -6,11 +6,11 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rljob_worker.host.files import AppendedFile, WriteFailures, cut_torn_line
+from rljob_worker.records.event_lines import EVENTS_FILE, read_events
 
 EVENTS = "events"
 """What `WriteFailures` calls them."""
@@ -28,8 +28,6 @@ class EventLog:
         failures: where an event that had to wait is noted.
     """
 
-    FILE = "events.jsonl"
-
     def __init__(
         self,
         run_folder: Path,
@@ -37,12 +35,12 @@ class EventLog:
         listener: Callable[[str], None] | None = None,
         failures: WriteFailures | None = None,
     ) -> None:
-        cut_torn_line(run_folder / self.FILE)
+        cut_torn_line(run_folder / EVENTS_FILE)
         self._listener = listener
-        if listener is not None and (run_folder / self.FILE).exists():
+        if listener is not None and (run_folder / EVENTS_FILE).exists():
             for earlier in read_events(run_folder):
                 listener(earlier["event"])
-        self._file = AppendedFile(run_folder / self.FILE)
+        self._file = AppendedFile(run_folder / EVENTS_FILE)
         self._failures = failures or WriteFailures()
         self._lock = threading.RLock()
         self._attempt = attempt
@@ -61,24 +59,10 @@ class EventLog:
             if self._listener is not None:
                 self._listener(event)
 
-    def phase(self, name: str, **lane: str) -> None:
-        """A phase begins; `lane` says in which, where there are several."""
-        self.write("phase", phase=name, **lane)
+    def phase(self, name: str, gap: float, **lane: str) -> None:
+        """A phase begins, so many seconds after the one before ended; `lane` says in which, where there are several."""
+        self.write("phase", phase=name, gap=round(gap, 6), **lane)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def read_events(run_folder: Path) -> list[dict[str, Any]]:
-    """All complete events of a run; lines that are none, which a lost disk may leave, are passed over."""
-    content = (run_folder / EventLog.FILE).read_bytes()
-    return [event for line in content.split(b"\n")[:-1] if (event := _event(line)) is not None]
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    with suppress(ValueError, RecursionError):
-        content = json.loads(line)
-        if isinstance(content, dict) and isinstance(content.get("event"), str):
-            return content
-    return None

@@ -248,6 +248,7 @@ class Job(Generic[R, H]):
             stopping=self._stop.is_set(),
             phase_seconds=round(seconds, 3),
             lanes=self.clock.running_beside(),
+            groups=self.rollouts.open_groups(),
             reward_parts=self._reward_parts,
             write_failures=self._failures.counts(),
             write_messages=self._failures.messages(),

@@ -26,7 +26,7 @@ class LanesJob(Job[R, Handover]):
 
     def __init__(self, given: Surroundings, rollouts: type[R]) -> None:
         spec, cluster, given_up = given.spec, given.cluster, threading.Event()
-        clock = given.clock.lane(ENGINES, lambda name: given.events.phase(name, lane=ENGINES))
+        clock = given.clock.lane(ENGINES, lambda name, gap: given.events.phase(name, gap, lane=ENGINES))
         self.lane = EngineLane(clock, given.stop, given_up)
         engines = given.calls.beside(given_up, cluster.engines.abort)
         trainers = given.calls.beside(given.stop, cluster.trainers.request_stop, self.lane.check)

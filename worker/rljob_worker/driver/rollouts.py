@@ -81,6 +81,10 @@ class Rollouts:
         """Begin the next step, with what the one before left for it."""
         return Step(self._progress.step + 1, self._progress.weight_version, occupancy=self._occupancy())
 
+    def open_groups(self) -> dict[str, int]:
+        """Groups that are open now, by what they wait for, where they may outlast a step; thread-safe."""
+        return {}
+
     def wants_round(self, step: Step) -> bool:
         """Whether the step has too few groups to train on; UserError where it may not draw more prompts."""
         rollout = self._spec.rollout

@@ -46,6 +46,9 @@ class JobMetrics:
             return
         for phase, seconds in {**record.phases, "other": record.other}.items():
             self._get(m.PHASE_SECONDS).labels(phase=phase).observe(seconds)
+        for lane, phases in record.lanes.items():
+            for phase, seconds in {**phases, "other": record.lane_other(lane)}.items():
+                self._get(m.LANE_PHASE_SECONDS).labels(lane=lane, phase=phase).observe(seconds)
         self._get(m.STEP_SECONDS).observe(record.step_seconds)
         self._get(m.STEP).set(record.step)
         if record.rerun:

@@ -15,10 +15,12 @@ from rljob_api.wire.run_status import RunDescription
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import write_whole
+from rljob_worker.records.event_lines import read_events
 from rljob_worker.records.run_files import require_run_folder
 from rljob_worker.records.steps import effective_steps, read_steps
 from rljob_worker.records.summary import phase_table
 from rljob_worker.records.trajectories import read_trajectories, trajectory_files
+from rljob_worker.report.gantt import draw_gantt, gantt_of
 from rljob_worker.report.plot import plot_run
 from rljob_worker.report.text import number
 from rljob_worker.report.tokens import token_rows
@@ -31,13 +33,19 @@ td:first-child, th:first-child { text-align: left } td { vertical-align: top }
 td.text { text-align: left; font-family: monospace; white-space: pre-wrap; overflow-wrap: anywhere }
 """
 _EXAMPLES = 5
+_LANE_STEPS = 5
 
 
-def build_report(run_folder: Path) -> tuple[Path, Path]:
+def build_report(run_folder: Path, steps: range | None = None) -> tuple[Path, Path]:
     """Write the report from the run's records; returns the HTML and the PNG file.
 
+    Args:
+        run_folder: of the run.
+        steps: whose phases are drawn instant by instant, in `lanes.png`; by default five in the middle of a run that
+            has several lanes.
+
     Raises:
-        UserError: not a run folder, or the run has no step record yet.
+        UserError: not a run folder, or the run has no step record yet, or no event of these steps.
     """
     run = require_run_folder(run_folder)
     everything = read_steps(run_folder)
@@ -45,25 +53,48 @@ def build_report(run_folder: Path) -> tuple[Path, Path]:
     records, kept = ([record for record in some if record.is_step] for some in (everything, drawn))
     if not kept:
         raise UserError(f"{run_folder}: no step was finished yet, there is nothing to report")
-    name, steps = visible(run.name), run.spec["steps"]
-    png = plot_run(drawn, f"{name}: {kept[-1].step} of {steps} steps", run_folder / "report.png")
+    name, wanted = visible(run.name), run.spec["steps"]
+    png = plot_run(drawn, f"{name}: {kept[-1].step} of {wanted} steps", run_folder / "report.png")
     page = run_folder / "report.html"
-    write_whole(page, _page(name, run, records, kept, png, run_folder))
+    lanes = _lanes(run_folder, steps or _middle(kept))
+    write_whole(page, _page(name, run, records, kept, png, lanes, run_folder))
     return page, png
 
 
+def _middle(kept: list[StepRecord]) -> range | None:
+    """Steps that show how lanes go together."""
+    if not any(record.lanes for record in kept):
+        return None
+    first = kept[max(0, (len(kept) - _LANE_STEPS) // 2)].step
+    return range(first, min(first + _LANE_STEPS, kept[-1].step + 1))
+
+
+def _lanes(folder: Path, steps: range | None) -> Path | None:
+    if steps is None:
+        return None
+    gantt = gantt_of(read_events(folder), steps)
+    shown = f"step {steps.start}" if len(gantt.steps) == 1 else f"steps {steps.start} to {gantt.steps[-1]}"
+    return draw_gantt(gantt, f"What each lane did in {shown}", folder / "lanes.png")
+
+
 def _page(
-    name: str, run: RunDescription, records: list[StepRecord], kept: list[StepRecord], png: Path, folder: Path
+    name: str,
+    run: RunDescription,
+    records: list[StepRecord],
+    kept: list[StepRecord],
+    png: Path,
+    lanes: Path | None,
+    folder: Path,
 ) -> str:
-    image = base64.b64encode(png.read_bytes()).decode()
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">',
             f'<head><meta charset="utf-8"/><title>{html.escape(name)}</title><style>{_STYLE}</style></head>',
             f"<body><h1>{html.escape(name)}</h1>",
             _table([], _facts(run, records, kept)),
-            f'<img alt="reward, phase seconds, training metrics" src="data:image/png;base64,{image}"/>',
+            _image(png, "reward, phase seconds, training metrics"),
             "<h2>Phases</h2>",
+            _image(lanes, "phases of each lane") if lanes else "",
             _phases(kept),
             _tokens(kept),
             _examples(folder),
@@ -72,6 +103,10 @@ def _page(
             "</body></html>\n",
         ]
     )
+
+
+def _image(png: Path, alt: str) -> str:
+    return f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(png.read_bytes()).decode()}"/>'
 
 
 def _facts(run: RunDescription, records: list[StepRecord], kept: list[StepRecord]) -> list[list[str]]:

@@ -16,29 +16,10 @@ from rljob_api import metrics as m
 from rljob_api.phases import PHASES
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.host.files import replacing
+from rljob_worker.report.colors import PHASE_COLORS
 from rljob_worker.report.curves import Array, draw_line, label_of, metric_of
 from rljob_worker.report.panels import COLUMNS, Panel, draw_panel, is_mean_reward, panels_of
 
-_COLORS = {
-    "rollout": "#1f77b4",
-    "reward": "#9ecae1",
-    "rollout_sleep": "#fdd0a2",
-    "wake_up": "#fdae6b",
-    "ref_log_probs": "#c7e9c0",
-    "log_probs": "#74c476",
-    "actor_train": "#238b45",
-    "checkpoint": "#8c6d31",
-    "rollout_wake_weights": "#fd8d3c",
-    "update_weights": "#d62728",
-    "sleep": "#e6550d",
-    "rollout_wake_kv": "#fc9272",
-    "eval": "#9467bd",
-    "batch_wait": "#9ecae1",
-    "reward_wait": "#c6dbef",
-    "admission_wait": "#deebf7",
-    "other": "#525252",
-}
-"""Generation is blue, training green, handing the devices over orange to red."""
 _MARKERS = "oDsv^P*X"
 _HEIGHT = 12.0
 _PANEL_HEIGHT = 2.6
@@ -100,7 +81,7 @@ def _panels(figure: SubFigure, panels: Sequence[Panel], rows: int, steps: Array,
 
 def _reward(axes: Axes, steps: Array, records: Sequence[StepRecord]) -> None:
     mean, spread = metric_of(records, m.REWARD_KEY), metric_of(records, m.REWARD_STD_KEY)
-    color = _COLORS["rollout"]
+    color = PHASE_COLORS["rollout"]
     # A deviation of skewed rewards reaches past all of them. The records of older versions do not have the extremes.
     low = np.fmax(mean - spread, metric_of(records, m.REWARD_MIN_KEY))
     high = np.fmin(mean + spread, metric_of(records, m.REWARD_MAX_KEY))
@@ -127,7 +108,7 @@ def _phases(axes: Axes, steps: Array, records: Sequence[StepRecord]) -> None:
         if seconds.any():
             values = np.array([seconds[group].mean() for group in groups])
             label = f"{name}  {_duration(float(np.median(seconds[seconds > 0])))}  {100 * seconds.sum() / total:.1f} %"
-            axes.stairs(height + values, edges, baseline=height, fill=True, color=_COLORS[name], label=label, lw=0)
+            axes.stairs(height + values, edges, baseline=height, fill=True, color=PHASE_COLORS[name], label=label, lw=0)
             height = height + values
     averaged = f", means of {size} steps" if len(records) > _MAX_BARS else ""
     axes.set(ylabel="seconds", title=f"Where each step's time went{averaged} (legend: median, share of all time)")

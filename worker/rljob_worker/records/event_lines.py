@@ -1,0 +1,24 @@
+"""`events.jsonl`, as its readers find it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+EVENTS_FILE = "events.jsonl"
+
+
+def read_events(run_folder: Path) -> list[dict[str, Any]]:
+    """All complete events of a run; lines that are none, which a lost disk may leave, are passed over."""
+    content = (run_folder / EVENTS_FILE).read_bytes()
+    return [event for line in content.split(b"\n")[:-1] if (event := _event(line)) is not None]
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    with suppress(ValueError, RecursionError):
+        content = json.loads(line)
+        if isinstance(content, dict) and isinstance(content.get("event"), str):
+            return content
+    return None

@@ -1,0 +1,24 @@
+"""The colour of each phase, the same in all pictures."""
+
+from __future__ import annotations
+
+PHASE_COLORS = {
+    "rollout": "#1f77b4",
+    "reward": "#9ecae1",
+    "rollout_sleep": "#fdd0a2",
+    "wake_up": "#fdae6b",
+    "ref_log_probs": "#c7e9c0",
+    "log_probs": "#74c476",
+    "actor_train": "#238b45",
+    "checkpoint": "#8c6d31",
+    "rollout_wake_weights": "#fd8d3c",
+    "update_weights": "#d62728",
+    "sleep": "#e6550d",
+    "rollout_wake_kv": "#fc9272",
+    "eval": "#9467bd",
+    "batch_wait": "#9ecae1",
+    "reward_wait": "#c6dbef",
+    "admission_wait": "#deebf7",
+    "other": "#525252",
+}
+"""Generation is blue, training green, handing the devices over orange to red."""
