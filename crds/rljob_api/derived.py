@@ -6,6 +6,7 @@ import math
 
 from rljob_api.profiles import PROFILES
 from rljob_api.spec import DeviceGroupSpec, Mode, RLJobSpec
+from rljob_api.spec.algorithm import RatioAnchor
 from rljob_api.spec.rollout import StalenessSpec
 
 
@@ -47,6 +48,13 @@ def divides_devices(spec: RLJobSpec) -> bool:
 def mixes_versions(spec: RLJobSpec) -> bool:
     """Whether tokens of one response may be of several weights."""
     return spec.rollout.partial is not None or (spec.mode == Mode.ASYNC and max_staleness(spec) > 0)
+
+
+def ratio_anchor(spec: RLJobSpec) -> RatioAnchor:
+    """Where the ratio of the policy loss starts from."""
+    if spec.algorithm.anchor is not None:
+        return spec.algorithm.anchor
+    return RatioAnchor.ROLLOUT if spec.mode == Mode.ASYNC and max_staleness(spec) >= 2 else RatioAnchor.TRAINER
 
 
 def _of_group(spec: RLJobSpec, group: DeviceGroupSpec | None, fewest: int) -> int:

@@ -47,6 +47,17 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ([*APART, "rollout.assignment=WhenFree"], ["spec.rollout.assignment"]),
     ([*APART, "algorithm.tis.enabled=false"], ["spec.algorithm.tis.enabled"]),
     ([*APART, "algorithm.tis={enabled: true, level: Sequence}"], ["spec.algorithm.tis.level"]),
+    ([*APART, "rollout.staleness.max=2", "algorithm.tis.enabled=false"], ["spec.algorithm.tis"]),
+    ([*APART, "rollout.staleness.max=2", "algorithm.tis={outside: Mask, low: 0.5}"], ["spec.algorithm.tis"]),
+    (
+        [*APART, "rollout.staleness.max=2", "algorithm.anchor=Trainer", "algorithm.tis={level: Sequence}"],
+        ["spec.algorithm.tis.level"],
+    ),
+    (
+        [*APART, "rollout.staleness.max=2", "algorithm.anchor=Trainer", "algorithm.tis.enabled=false"],
+        ["spec.algorithm.tis.enabled"],
+    ),
+    (["algorithm.anchor=Rollout", "algorithm.tis.high=3"], ["spec.algorithm.tis"]),
     ([*DIVIDED, "rollout.staleness.order=ReadyFirst"], ["spec.rollout.staleness.order"]),
     ([*DIVIDED, "resources.trainer={devicesPerNode: 3}"], ["spec.training.tensorParallel"]),
     ([*DIVIDED, "resources.rollout.devicesPerNode=3"], ["spec.rollout.tensorParallel"]),
@@ -254,6 +265,9 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 
 ACCEPTED: list[list[str]] = [
     [*APART, "rollout.staleness={max: 15, order: ReadyFirst}"],
+    [*APART, "rollout.staleness.max=2", "algorithm.tis={enabled: true, low: 0, high: 2.0}"],
+    [*APART, "rollout.staleness.max=2", "algorithm.anchor=Trainer", "algorithm.tis.high=3"],
+    ["algorithm.anchor=Rollout", "rollout.partial={}"],
     [*APART, "rollout.staleness.max=0", "algorithm.tis.enabled=false"],
     ["algorithm.name=dapo", "rollout.oversampling.filter=ZeroVariance"],
     DIVIDED,

@@ -6,14 +6,18 @@ from typing import Any
 
 from rljob_api import derived
 from rljob_api.rules.core import Rule
-from rljob_api.spec import DeviceGroupSpec, Mode, RLJobSpec, RolloutSpec
-from rljob_api.spec.algorithm import TisLevel
+from rljob_api.spec import DeviceGroupSpec, Mode, RLJobSpec, RolloutSpec, TisSpec
+from rljob_api.spec.algorithm import RatioAnchor, TisLevel, TisOutside
 from rljob_api.spec.rollout import RolloutAssignment, StalenessOrder
 
 _SHARED = f"self.mode == '{Mode.COLOCATED}'"
 _NOT_LOCKSTEP = f"self.mode != '{Mode.DISAGGREGATED}'"
 _NOT_ASYNC = f"self.mode != '{Mode.ASYNC}'"
 _NO_RESOURCES = "!has(self.resources)"
+_ANCHORED = (
+    f"(has(self.algorithm) && has(self.algorithm.anchor) ? self.algorithm.anchor == '{RatioAnchor.ROLLOUT}'"
+    f" : self.mode == '{Mode.ASYNC}' && has(self.rollout.staleness) && self.rollout.staleness.max >= 2)"
+)
 _STALENESS_0 = "(has(self.rollout.staleness) && self.rollout.staleness.max == 0)"
 
 
@@ -23,6 +27,15 @@ def _divided(spec: Any) -> bool:
 
 def _is_ahead(spec: Any) -> bool:
     return _divided(spec) and derived.max_staleness(spec) > 0
+
+
+def _anchored(spec: Any) -> bool:
+    return derived.ratio_anchor(spec) == RatioAnchor.ROLLOUT
+
+
+def _is_default(tis: Any) -> bool:
+    # A view of what was given is not of the model's type.
+    return all(getattr(tis, name) == getattr(TisSpec(), name) for name in TisSpec.model_fields)
 
 
 def _group_rule(group: str) -> Rule:
@@ -117,8 +130,8 @@ STALENESS = (
         field="algorithm.tis.enabled",
         wrong="tokens of the weights before would be taken for those of the weights that are trained",
         allowed="true, as by default, with mode Disaggregated or Async; or rollout.staleness.max 0",
-        check=lambda s: not _is_ahead(s) or s.algorithm.tis.enabled,
-        cel=f"{_SHARED} || {_STALENESS_0} || !has(self.algorithm) || !has(self.algorithm.tis)"
+        check=lambda s: not _is_ahead(s) or _anchored(s) or s.algorithm.tis.enabled,
+        cel=f"{_SHARED} || {_STALENESS_0} || {_ANCHORED} || !has(self.algorithm) || !has(self.algorithm.tis)"
         " || self.algorithm.tis.enabled",
     ),
     Rule(
@@ -126,9 +139,22 @@ STALENESS = (
         field="algorithm.tis.level",
         wrong="a response's tokens may be of several weights, and each has a ratio of its own",
         allowed="Token, as by default, with mode Async; or rollout.staleness.max 0",
-        check=lambda s: s.mode != Mode.ASYNC or not _is_ahead(s) or s.algorithm.tis.level == TisLevel.TOKEN,
-        cel=f"{_NOT_ASYNC} || {_STALENESS_0} || !has(self.algorithm) || !has(self.algorithm.tis)"
+        check=lambda s: (
+            s.mode != Mode.ASYNC or not _is_ahead(s) or _anchored(s) or s.algorithm.tis.level == TisLevel.TOKEN
+        ),
+        cel=f"{_NOT_ASYNC} || {_STALENESS_0} || {_ANCHORED} || !has(self.algorithm) || !has(self.algorithm.tis)"
         f" || self.algorithm.tis.level == '{TisLevel.TOKEN}'",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="algorithm.tis",
+        wrong="has no effect where the ratio of the loss starts from the engine's log-probabilities",
+        allowed="leave it out, or algorithm.anchor Trainer (Rollout is the default in mode Async with "
+        "rollout.staleness.max from 2)",
+        check=lambda s: not _anchored(s) or _is_default(s.algorithm.tis),
+        cel=f"!{_ANCHORED} || !has(self.algorithm) || !has(self.algorithm.tis) || (self.algorithm.tis.enabled"
+        f" && self.algorithm.tis.level == '{TisLevel.TOKEN}' && self.algorithm.tis.outside == '{TisOutside.TRUNCATE}'"
+        " && double(self.algorithm.tis.low) == 0.0 && double(self.algorithm.tis.high) == 2.0)",
     ),
     Rule(
         on=RLJobSpec,

@@ -43,6 +43,13 @@ class TisOutside(StrEnum):
     MASK = "Mask"
 
 
+class RatioAnchor(StrEnum):
+    """Where the ratio of the policy loss starts from."""
+
+    TRAINER = "Trainer"
+    ROLLOUT = "Rollout"
+
+
 class KlSpec(ApiModel):
     """Distance to the reference policy (the starting checkpoint)."""
 
@@ -152,6 +159,11 @@ class AlgorithmSpec(ApiModel):
     """Weight of the entropy bonus."""
     kl: KlSpec = KlSpec()
     """Distance to the reference policy."""
+    anchor: RatioAnchor | None = None
+    """Log-probabilities that the ratio of the policy loss starts from: `Trainer`, the trainer's before the step's first
+    update, and `tis` corrects for what lies between them and the engine's; `Rollout`, those with which the engine
+    sampled the token, so that the clip bounds the way from there, and `tis` is left out. null: `Rollout` with mode
+    Async and a rollout.staleness.max of 2 or more, else `Trainer`."""
     tis: TisSpec = TisSpec()
     """Train-inference mismatch correction."""
     off_policy_mask: OffPolicyMaskSpec | None = None

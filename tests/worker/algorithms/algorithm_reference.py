@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rljob_api.spec import AlgorithmSpec, KlEstimator, LossAggregation
+from rljob_api.spec.algorithm import RatioAnchor
 
 
 @dataclass
@@ -19,9 +20,13 @@ class Token:
     advantage: float
 
 
+def start(token: Token, spec: AlgorithmSpec) -> float:
+    return token.rollout if spec.anchor is RatioAnchor.ROLLOUT else token.old
+
+
 def ppo_term(token: Token, spec: AlgorithmSpec) -> tuple[float, bool]:
     """Minus min(r A, clip(r) A), with the dual clip's max(., c A) for negative A; and whether the clip decided."""
-    ratio = math.exp(token.new - token.old)
+    ratio = math.exp(token.new - start(token, spec))
     clipped = min(max(ratio, 1 - spec.clip_low), 1 + spec.clip_high)
     objective = min(ratio * token.advantage, clipped * token.advantage)
     by_clip = clipped * token.advantage < ratio * token.advantage
@@ -43,7 +48,11 @@ def kl_term(token: Token, estimator: KlEstimator) -> float:
 
 def tis_weight(token: Token, spec: AlgorithmSpec) -> tuple[float, float]:
     ratio = math.exp(token.old - token.rollout)
-    return (min(max(ratio, spec.tis.low), spec.tis.high) if spec.tis.enabled else 1.0), ratio
+    return (min(max(ratio, spec.tis.low), spec.tis.high) if corrected(spec) else 1.0), ratio
+
+
+def corrected(spec: AlgorithmSpec) -> bool:
+    return spec.tis.enabled and spec.anchor is not RatioAnchor.ROLLOUT
 
 
 def mean(values: list[float]) -> float:
@@ -77,13 +86,13 @@ def loss_and_metrics(
         "train/pg_loss": pg_loss,
         "train/entropy_loss": entropy,
         "train/kl_loss": kl,
-        "train/ppo_kl": mean([token.old - token.new for token in tokens]),
+        "train/ppo_kl": mean([start(token, spec) - token.new for token in tokens]),
         "train/pg_clipfrac": mean([float(ppo_term(token, spec)[1]) for token in tokens]),
         "train/train_rollout_logprob_abs_diff": mean([abs(d) for d in differences]),
         "train/train_rollout_logprob_abs_diff_max": max(abs(d) for d in differences),
         "train/mismatch_kl": mean([math.exp(d) - 1 - d for d in differences]),
     }
-    if spec.tis.enabled:
+    if corrected(spec):
         weights = [tis_weight(token, spec) for token in tokens]
         metrics["train/tis"] = mean([ratio for _, ratio in weights])
         metrics["train/tis_clipfrac"] = mean([float(weight != ratio) for weight, ratio in weights])

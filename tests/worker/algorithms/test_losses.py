@@ -79,6 +79,7 @@ SPECS = {
     "k2": {"kl": {"coefficient": 0.2, "estimator": "k2"}},
     "k3": {"kl": {"coefficient": 0.2, "estimator": "k3"}},
     "narrow": {"clipLow": 0.05, "clipHigh": 0.1},
+    "anchored": {"anchor": "Rollout"},
 }
 
 
@@ -301,6 +302,10 @@ def test_missing_inputs_are_named() -> None:
         policy_gradient_loss(replace(inputs, reference_log_probs=None), spec)
     with pytest.raises(ValueError, match=r"algorithm\.tis\.enabled"):
         policy_gradient_loss(replace(inputs, rollout_log_probs=None), spec)
+    with pytest.raises(ValueError, match=r"algorithm\.anchor: Rollout"):
+        policy_gradient_loss(
+            replace(inputs, rollout_log_probs=None), make_spec(anchor="Rollout", tis={"enabled": False})
+        )
     assert inputs.entropy is not None
     for entropy in (None, inputs.entropy.detach()):
         with pytest.raises(ValueError, match=r"algorithm\.entropyCoefficient"):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rljob_api.spec import AlgorithmSpec, LossAggregation
+from rljob_api.spec.algorithm import RatioAnchor
 from rljob_worker.algorithms.finite import bounded_ratio, propagate_non_finite
 from rljob_worker.algorithms.kl import kl_estimate
 from rljob_worker.algorithms.mismatch import finish_ages, mismatch_metrics
@@ -64,7 +65,7 @@ class PolicyTokens:
     log_probs: Tensor
     """Differentiable."""
     log_ratio: Tensor
-    """log p_new - log p_old, differentiable."""
+    """log p_new - log p_old, differentiable; with `anchor` Rollout from the engine's."""
     advantages: Tensor
     sequences: Sequences
 
@@ -161,6 +162,8 @@ def policy_gradient_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's share of the loss: sum_t w_t (m_t tis_t L_t - c_entropy H_t + c_kl KL_t).
 
+    With `anchor` Rollout the log-ratio is log p_new - log p_rollout, and tis_t is 1.
+
     Args:
         inputs: the micro-batch.
         spec: clip range, KL, entropy bonus, TIS and masks.
@@ -182,8 +185,10 @@ def policy_gradient_loss(
     entropy_in_graph = inputs.entropy is not None and (inputs.entropy.requires_grad or not torch.is_grad_enabled())
     if spec.entropy_coefficient > 0 and not entropy_in_graph:
         raise ValueError("algorithm.entropyCoefficient: above 0 needs a differentiable entropy")
-    if spec.tis.enabled and inputs.rollout_log_probs is None:
-        raise ValueError("algorithm.tis.enabled: needs the engine's log-probabilities")
+    anchored = spec.anchor is RatioAnchor.ROLLOUT
+    for field, needed in (("tis.enabled", spec.tis.enabled), ("anchor: Rollout", anchored)):
+        if needed and inputs.rollout_log_probs is None:
+            raise ValueError(f"algorithm.{field}: needs the engine's log-probabilities")
     log_probs = torch.where(mask, inputs.log_probs, 0.0)
     old = _zero_outside(mask, inputs.old_log_probs)
     old = log_probs.detach() if old is None else old
@@ -194,13 +199,13 @@ def policy_gradient_loss(
         advantages = advantages.unsqueeze(-1)
     advantages = torch.where(mask, advantages, 0.0)
 
-    log_ratio = log_probs - old
+    log_ratio = log_probs - (rollout if anchored and rollout is not None else old)
     tokens = PolicyTokens(log_probs, log_ratio, advantages, Sequences(mask, inputs.sequences))
     token_losses, clipped = token_loss(tokens, spec)
     metrics = {"tokens": mask.sum().float(), "ppo_kl": -log_ratio.sum(), "pg_clipfrac": (clipped & mask).sum().float()}
     if rollout is not None:
         metrics |= mismatch_metrics(old, rollout)
-    if spec.tis.enabled and rollout is not None:
+    if spec.tis.enabled and rollout is not None and not anchored:
         tis, ratio = importance_weights(old, rollout, spec.tis, tokens.sequences)
         token_losses = token_losses * tis
         metrics |= {"tis": torch.where(mask, ratio, 0.0).sum(), "tis_clipfrac": ((tis != ratio) & mask).sum().float()}

@@ -59,7 +59,7 @@ class PolicyLoss:
         reference_log_probs: list[Tensor] | None,
         version: int,
     ) -> None:
-        self._spec = spec.algorithm
+        self._spec = spec.algorithm.model_copy(update={"anchor": derived.ratio_anchor(spec)})
         self._token_loss = get_algorithm(spec.algorithm.name).token_loss
         self._sampling = sampling
         self._vocab_size = vocab_size
