@@ -160,4 +160,18 @@ LANES_FAULTS = (
 """,
         "tests/worker/driver/test_async.py::test_generation_goes_on_through_updates_and_no_token_is_over_the_bound",
     ),
+    Fault(
+        "corrected once more where the ratio starts from the engine's log-probabilities",
+        "worker/rljob_worker/algorithms/losses.py",
+        " and not anchored:",
+        ":",
+        "tests/worker/algorithms/test_losses.py::test_loss_and_metrics_equal_the_reference",
+    ),
+    Fault(
+        "old tokens without a bound by default",
+        "crds/rljob_api/derived.py",
+        "max_staleness(spec) >= 2",
+        "max_staleness(spec) >= 99",
+        "tests/worker/driver/test_async.py::test_generation_goes_on_through_updates_and_no_token_is_over_the_bound",
+    ),
 )
