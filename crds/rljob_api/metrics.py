@@ -59,6 +59,13 @@ PHASE_SECONDS = Metric(
     ("phase",),
     "seconds",
 )
+LANE_PHASE_SECONDS = Metric(
+    "rljob_lane_phase_seconds",
+    Kind.HISTOGRAM,
+    "As `rljob_phase_seconds`, in each lane beside the trainers' (`engine`), where engines have devices of their own.",
+    ("lane", "phase"),
+    "seconds",
+)
 STEP_SECONDS = Metric("rljob_step_seconds", Kind.HISTOGRAM, "Wall-clock seconds of each executed step.", unit="seconds")
 STEP = Metric("rljob_step", Kind.GAUGE, "Last completed step.", unit="steps")
 TARGET_STEPS = Metric("rljob_target_steps", Kind.GAUGE, "Steps that the job will run.", unit="steps")
@@ -95,13 +102,6 @@ LOST_STEPS = Metric(
     "rljob_lost_steps", Kind.COUNTER, "Executed steps that were run again after a restart.", unit="steps"
 )
 
-LANE_PHASE_SECONDS = Metric(
-    "rljob_lane_phase_seconds",
-    Kind.HISTOGRAM,
-    "As `rljob_phase_seconds`, in each lane beside the trainers' (`engine`), where engines have devices of their own.",
-    ("lane", "phase"),
-    "seconds",
-)
 CHECKPOINT_FALLBACKS = Metric(
     "rljob_checkpoint_fallbacks",
     Kind.COUNTER,
@@ -116,6 +116,7 @@ WRITE_FAILURES = Metric(
 
 JOB_METRICS = (
     PHASE_SECONDS,
+    LANE_PHASE_SECONDS,
     STEP_SECONDS,
     STEP,
     TARGET_STEPS,
@@ -226,7 +227,7 @@ OPERATOR_METRICS = (
 )
 """What the operator says about itself."""
 
-DRIVER_METRICS = (LANE_PHASE_SECONDS, CHECKPOINT_FALLBACKS, WRITE_FAILURES)
+DRIVER_METRICS = (CHECKPOINT_FALLBACKS, WRITE_FAILURES)
 """What the driver alone says about its job."""
 
 ALL_METRICS = (*JOB_METRICS, *DRIVER_METRICS, *LIFECYCLE_METRICS, *OPERATOR_METRICS)

@@ -78,12 +78,19 @@ LANES_FAULTS = (
         "tests/worker/driver/test_lockstep.py::test_staleness_0_has_the_bits_of_colocated[Disaggregated]",
     ),
     Fault(
-        "two groups rendered as one",
-        "operator/rljob_operator/render/check.py",
-        "    _check_mode(spec)\n",
-        "",
+        "only the trainers' devices in the pod",
+        "crds/rljob_api/derived.py",
+        "return first_engine_device(spec) + engine_devices_per_node(spec)",
+        "return first_engine_device(spec) or engine_devices_per_node(spec)",
         "tests/operator/render/test_cluster_rules.py::"
-        "test_devices_of_their_own_for_trainers_and_engines_are_not_rendered_as_one_group_of_workers",
+        "test_devices_of_their_own_for_trainers_and_engines_are_all_in_one_pod",
+    ),
+    Fault(
+        "the engines' phases counted with the trainers'",
+        "operator/rljob_operator/metrics/counts.py",
+        "histograms = self._lanes.setdefault(lane, _Histograms(_STEP_ROW))",
+        "histograms = self._seconds",
+        "tests/operator/metrics/test_counting.py::test_the_operator_shows_what_the_driver_shows",
     ),
     Fault(
         "a group more than the steps within the bound have room for",

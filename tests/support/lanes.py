@@ -23,7 +23,7 @@ LONGEST = tuple(
     f"tests/worker/{file}"
     for file in (
         "driver/test_job.py", "driver/test_kills.py", "driver/test_rank_kills.py", "driver/test_paused_processes.py",
-        "driver/test_lockstep.py",
+        "driver/test_lockstep.py", "driver/test_async.py",
         "rollout/test_rollout_engine.py", "trainer/test_trainer.py",
         "driver/test_existing_ray.py", "weightsync/test_vllm_sync.py", "driver/test_closed_ports.py",
         "planning/test_runs.py", "driver/test_damaged_checkpoint.py", "models/test_model_conversion.py",

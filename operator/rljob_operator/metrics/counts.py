@@ -15,7 +15,15 @@ from rljob_api import metrics as m
 from rljob_api.reward_parts import PartNames
 from rljob_api.wire.step_record import StepRecord
 from rljob_operator.metrics.exposition import labels
-from rljob_operator.metrics.record import OTHER, PHASE_LABELS, Fingerprint, fingerprint, phases_by_label, view_of
+from rljob_operator.metrics.record import (
+    OTHER,
+    PHASE_LABELS,
+    Fingerprint,
+    fingerprint,
+    lanes_by_label,
+    phases_by_label,
+    view_of,
+)
 from rljob_operator.state.observed import StepView
 
 RECENT_STEPS = 20
@@ -54,16 +62,39 @@ class Histogram:
         return self.cumulative[-1]
 
 
+class _Histograms:
+    """A histogram of seconds for each of some rows."""
+
+    __slots__ = ("_buckets", "_sums")
+
+    def __init__(self, rows: int) -> None:
+        self._buckets = array("Q", bytes(8 * _WIDTH * rows))
+        self._sums = array("d", bytes(8 * rows))
+
+    def observe(self, row: int, seconds: float) -> None:
+        self._buckets[row * _WIDTH + bisect_left(m.SECONDS_BUCKETS, seconds)] += 1
+        self._sums[row] += seconds
+
+    def of(self, row: int) -> Histogram:
+        return Histogram(tuple(accumulate(self._buckets[row * _WIDTH : (row + 1) * _WIDTH])), self._sums[row])
+
+    def phases(self) -> Iterator[tuple[str, Histogram]]:
+        """Of the phases that ever ran, by label; the first rows are theirs."""
+        for row, label in enumerate(PHASE_LABELS):
+            if any(self._buckets[row * _WIDTH : (row + 1) * _WIDTH]):
+                yield label, self.of(row)
+
+
 class RunCounts:
     """Counters, histograms and last values of one run folder, from its records in the order of their index."""
 
     __slots__ = (
-        "_buckets",
         "_first",
+        "_lanes",
         "_last",
         "_parts",
         "_recent",
-        "_sums",
+        "_seconds",
         "behind",
         "complete",
         "count",
@@ -105,8 +136,8 @@ class RunCounts:
         self._last: Fingerprint | None = None
         self._parts = PartNames()
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._buckets = array("Q", bytes(8 * _WIDTH * (_STEP_ROW + 1)))
-        self._sums = array("d", bytes(8 * (_STEP_ROW + 1)))
+        self._seconds = _Histograms(_STEP_ROW + 1)
+        self._lanes: dict[str, _Histograms] = {}
 
     def contradicts(self, records: Iterable[StepRecord]) -> bool:
         """Whether a record that was counted before, the first or the last, is another one here."""
@@ -133,11 +164,15 @@ class RunCounts:
 
     def _count_step(self, record: StepRecord) -> None:
         for label, seconds in phases_by_label(record).items():
-            self._observe(_ROW[label], seconds)
+            self._seconds.observe(_ROW[label], seconds)
         # The clock may be a rounding error below zero here.
-        self._observe(_ROW[OTHER], max(0.0, record.other))
+        self._seconds.observe(_ROW[OTHER], max(0.0, record.other))
+        for lane, phases in lanes_by_label(record).items():
+            histograms = self._lanes.setdefault(lane, _Histograms(_STEP_ROW))
+            for label, seconds in phases.items():
+                histograms.observe(_ROW[label], seconds)
         seconds = record.step_seconds
-        self._observe(_STEP_ROW, seconds)
+        self._seconds.observe(_STEP_ROW, seconds)
         self._recent.append(seconds)
         if record.rerun:
             self.lost_seconds += seconds
@@ -165,22 +200,18 @@ class RunCounts:
         self.reward_parts = {labels(part=n): math.nan if v is None else float(v) for n, v in shown.items()}
         self.parts_left_out = newest.reward_parts_left_out + len(values.keys() - shown.keys())
 
-    def _observe(self, row: int, seconds: float) -> None:
-        self._buckets[row * _WIDTH + bisect_left(m.SECONDS_BUCKETS, seconds)] += 1
-        self._sums[row] += seconds
-
     def steps(self) -> Histogram:
         """Step seconds."""
-        return self._histogram(_STEP_ROW)
+        return self._seconds.of(_STEP_ROW)
 
     def phases(self) -> Iterator[tuple[str, Histogram]]:
-        """Phase seconds of the phases that ever ran, by label."""
-        for row, label in enumerate(PHASE_LABELS):
-            if any(self._buckets[row * _WIDTH : (row + 1) * _WIDTH]):
-                yield label, self._histogram(row)
+        """Phase seconds of the trainers' phases that ever ran, by label."""
+        return self._seconds.phases()
 
-    def _histogram(self, row: int) -> Histogram:
-        return Histogram(tuple(accumulate(self._buckets[row * _WIDTH : (row + 1) * _WIDTH])), self._sums[row])
+    def lanes(self) -> Iterator[tuple[str, str, Histogram]]:
+        """The same of what runs beside them, by lane and label."""
+        for lane, histograms in self._lanes.items():
+            yield from ((lane, label, histogram) for label, histogram in histograms.phases())
 
     def totals(self) -> DriverTotals:
         """For the driver's view."""

@@ -10,7 +10,7 @@ from rljob_api import metrics as m
 from rljob_operator.metrics.counts import RunCounts
 from rljob_operator.metrics.exposition import HistogramTemplate, labels, number
 from rljob_operator.metrics.lifecycle import Lifecycle
-from rljob_operator.metrics.record import PHASE_LABELS
+from rljob_operator.metrics.record import LANE_LABELS, PHASE_LABELS
 
 
 class JobMetrics:
@@ -38,6 +38,11 @@ class JobMetrics:
 Lines = Callable[[JobMetrics, float], Iterator[str]]
 
 _PHASE_TEMPLATES = {label: HistogramTemplate(m.PHASE_SECONDS, labels(phase=label)) for label in PHASE_LABELS}
+_LANE_TEMPLATES = {
+    (lane, label): HistogramTemplate(m.LANE_PHASE_SECONDS, labels(lane=lane, phase=label))
+    for lane in LANE_LABELS
+    for label in PHASE_LABELS
+}
 _STEP_TEMPLATE = HistogramTemplate(m.STEP_SECONDS)
 
 
@@ -45,6 +50,12 @@ def _phase_seconds(job: JobMetrics, now: float) -> Iterator[str]:
     if job.records is not None:
         for label, histogram in job.records.phases():
             yield _PHASE_TEMPLATES[label].render(job.job_labels, histogram.cumulative, histogram.sum)
+
+
+def _lane_phase_seconds(job: JobMetrics, now: float) -> Iterator[str]:
+    if job.records is not None:
+        for lane, label, histogram in job.records.lanes():
+            yield _LANE_TEMPLATES[lane, label].render(job.job_labels, histogram.cumulative, histogram.sum)
 
 
 def _step_seconds(job: JobMetrics, now: float) -> Iterator[str]:
@@ -145,6 +156,7 @@ def _last_progress(job: JobMetrics) -> float | None:
 
 FAMILIES: tuple[tuple[m.Metric, Lines], ...] = (
     (m.PHASE_SECONDS, _phase_seconds),
+    (m.LANE_PHASE_SECONDS, _lane_phase_seconds),
     (m.STEP_SECONDS, _step_seconds),
     _single(m.STEP, _step),
     _single(m.TARGET_STEPS, lambda job: None if job.status is None else job.status.target_steps),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rljob_api.json_types import Json
-from rljob_api.phases import PHASES
+from rljob_api.phases import LANES, PHASES
 from rljob_api.wire.step_record import StepRecord
 from rljob_operator.state.observed import StepView
 
@@ -13,6 +13,8 @@ OTHER = "other"
 UNKNOWN = "unknown"
 PHASE_LABELS = (*PHASES, OTHER, UNKNOWN)
 """All values of the `phase` label; a phase that this version does not know is counted under `unknown`."""
+LANE_LABELS = (*LANES, UNKNOWN)
+"""All values of the `lane` label."""
 
 _LABELS = {name: name for name in PHASES}
 Fingerprint = tuple[int, int, float, float]
@@ -34,12 +36,27 @@ def by_index(records: Iterable[Json]) -> list[StepRecord]:
 
 
 def phases_by_label(record: StepRecord) -> dict[str, float]:
-    """Seconds by label of `PHASE_LABELS`, `other` not among them."""
-    phases: dict[str, float] = {}
-    for name, seconds in record.phases.items():
+    """The trainers' seconds by label of `PHASE_LABELS`, `other` not among them."""
+    return _by_label(record.phases)
+
+
+def lanes_by_label(record: StepRecord) -> dict[str, dict[str, float]]:
+    """Seconds of what runs beside the trainers, by lane and label of `PHASE_LABELS`, `other` among them."""
+    lanes: dict[str, dict[str, float]] = {}
+    for name, phases in record.lanes.items():
+        lane = lanes.setdefault(name if name in LANES else UNKNOWN, {})
+        # The clock may be a rounding error below zero here.
+        for label, seconds in {**_by_label(phases), OTHER: max(0.0, record.lane_other(name))}.items():
+            lane[label] = lane.get(label, 0.0) + seconds
+    return lanes
+
+
+def _by_label(phases: Mapping[str, float]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, seconds in phases.items():
         label = _LABELS.get(name, UNKNOWN)
-        phases[label] = phases.get(label, 0.0) + seconds
-    return phases
+        found[label] = found.get(label, 0.0) + seconds
+    return found
 
 
 def view_of(record: StepRecord) -> StepView:

@@ -207,6 +207,8 @@ async def _asked(cluster: Cluster, observed: Observed, state: ClusterState, unse
                 attempt=said.attempt,
                 phase=said.phase,
                 phase_seconds=said.phase_seconds,
+                lanes=said.lanes,
+                groups=said.groups,
                 stopping=said.stopping,
                 last_checkpoint_step=said.last_checkpoint_step,
             )

@@ -5,7 +5,6 @@ It is checked here, once; the builders take what passed and cannot fail.
 
 from __future__ import annotations
 
-from rljob_api import derived
 from rljob_api.local_files import local_files
 from rljob_api.profiles import HardwareProfile
 from rljob_api.spec import RLJobSpec
@@ -73,7 +72,6 @@ def check(job: JobView, spec: RLJobSpec, profile: HardwareProfile, settings: Ren
     Raises:
         RenderError: the first problem, with its field.
     """
-    _check_mode(spec)
     check_ray(spec, profile, settings)
     _check_image(spec, settings)
     _check_files(spec)
@@ -87,13 +85,6 @@ def check(job: JobView, spec: RLJobSpec, profile: HardwareProfile, settings: Ren
     check_pods(spec, profile)
     check_scheduling(spec, profile)
     check_manifest(job, settings)
-
-
-def _check_mode(spec: RLJobSpec) -> None:
-    """Refuse what would be rendered as one group of workers, and is two."""
-    if derived.divides_devices(spec):
-        right = "on a cluster Colocated, in which all devices train and generate in turn"
-        raise RenderError("spec.mode", f"{spec.mode.value} runs on one machine only, with `rljob run`; {right}")
 
 
 def _check_files(spec: RLJobSpec) -> None:

@@ -124,8 +124,11 @@ def _running(observed: Observed, now: float | None) -> Explanation | None:
     lasted = driver.phase_seconds or 0.0
     since = f" for {duration_text(lasted)}" if lasted >= _WORTH_TELLING_SECONDS else ""
     phase = f", in phase {driver.phase}{since}" if driver.phase else ""
+    beside = "".join(f"; {lane} in phase {name}" for lane, name in sorted(driver.lanes.items()))
+    groups = ", ".join(f"{count} {what}" for what, count in driver.groups.items())
     steps = f"{driver.step} of {_spec_of(observed).steps} steps"
-    return Explanation("Running", f"RLJob {job.name} runs: {steps} done{phase}.")
+    text = f"RLJob {job.name} runs: {steps} done{phase}{beside}{f'; groups: {groups}' if groups else ''}"
+    return Explanation("Running", f"{cut(text)}.")
 
 
 def _backing_off(observed: Observed, now: float | None) -> Explanation | None:

@@ -196,6 +196,10 @@ class DriverView:
     """Phase that runs now."""
     phase_seconds: float | None = None
     """How long it has run, or for how long none has; None: the driver does not say."""
+    lanes: Mapping[str, str] = field(default_factory=dict)
+    """Phase that runs now in each lane beside the trainers'; the operator does not keep it."""
+    groups: Mapping[str, int] = field(default_factory=dict)
+    """Groups that are open now, by what they wait for; the operator does not keep it."""
     stopping: bool = False
     last_checkpoint_step: int | None = None
     unwritten: Mapping[str, str] = field(default_factory=dict)

@@ -38,6 +38,7 @@ def record(index: int, step: int | None = None, run: int = 0, ranks: int = 2, **
         "time": START + 10.0 * index + run,
         "step_seconds": seconds,
         "phases": phases,
+        "lanes": {"engine": {"rollout": 0.5 * seconds, "admission_wait": 0.25 * seconds}},
         "other": 0.002,
         "switch_seconds": 0.1,
         "applied": True,

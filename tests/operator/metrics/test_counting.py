@@ -44,6 +44,9 @@ def read_on(made: JobMetricsStore, driver: list[dict[str, Any]], page: int = 100
 
 def test_the_operator_shows_what_the_driver_shows() -> None:
     records = run_of([1, 2, 3, 4, 3, 4, 5])
+    engine = {"rollout": 0.02, "admission_wait": 0.004, "update_weights": 0.5}
+    for number in (2, 3, 4):
+        records[number]["lanes"] = {"engine": {**engine, "reward_wait": 0.1 * number}}
     made = fed(records)
     made.observe_status(view())
     driver = JobMetrics(150)
@@ -64,6 +67,15 @@ def test_the_operator_shows_what_the_driver_shows() -> None:
             v for n, v in ours.items() if n.startswith(family + "{") and {*n[len(family) + 1 : -1].split(",")} == given
         ]
         assert match == [pytest.approx(value)], name
+    assert sum("rljob_lane_phase_seconds_sum" in name for name in ours) == len({*engine, "reward_wait", "other"})
+
+
+def test_lanes_that_no_version_has_are_counted_together() -> None:
+    lanes = {f"lane-{n}": {"rollout": 0.5, f"phase-{n}": 0.25} for n in range(50)}
+    found = samples(fed([record(0, lanes=lanes)]).exposition())
+    sums = {name: value for name, value in found.items() if name.startswith("rljob_lane_phase_seconds_sum")}
+    assert len(sums) == 3, "rollout, other, and phases that are unknown"
+    assert {value for name, value in sums.items() if 'phase="rollout"' in name} == {25.0}
 
 
 steps_of_a_run = st.lists(st.tuples(st.integers(1, 12), st.integers(-1, 6)), min_size=1, max_size=4).map(
@@ -239,7 +251,7 @@ def test_phases_of_another_version_keep_the_sum_and_the_number_of_series() -> No
     phases = {f"phase {i}": 0.5 for i in range(1000)} | {"rollout": 2.0}
     values = samples(fed([record(0, phases=phases)]).exposition())
     assert values[f'rljob_phase_seconds_sum{{{LABELS},phase="unknown"}}'] == 500
-    assert len([name for name in values if "phase_seconds_count" in name]) == 3
+    assert len([name for name in values if name.startswith("rljob_phase_seconds_count")]) == 3
 
 
 def test_an_unverified_hand_over_is_counted() -> None:

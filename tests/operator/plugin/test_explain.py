@@ -527,3 +527,12 @@ def test_a_phase_that_lasts_is_told_with_its_duration() -> None:
     driver = DriverView(ready=True, step=4, attempt=0, phase="rollout", phase_seconds=130.0)
     assert explain(waiting(driver=driver)).message.endswith("in phase rollout for 2m.")
     assert explain(waiting(driver=replace(driver, phase_seconds=9.0))).message.endswith("in phase rollout.")
+
+
+def test_both_lanes_and_the_open_groups_are_told() -> None:
+    lanes, groups = {"engine": "reward_wait"}, {"growing": 0, "scoring": 3, "ready": 9}
+    driver = DriverView(ready=True, step=4, attempt=0, phase="batch_wait", lanes=lanes, groups=groups)
+    told = explain(waiting(driver=driver)).message
+    assert told.endswith("in phase batch_wait; engine in phase reward_wait; groups: 0 growing, 3 scoring, 9 ready.")
+    many = replace(driver, lanes={f"lane-{n}": "x" * 200 for n in range(500)})
+    assert len(explain(waiting(driver=many)).message) < 1500

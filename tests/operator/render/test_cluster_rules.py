@@ -48,14 +48,15 @@ def test_ray_resources(profile: str) -> None:
     assert "suspend" not in cluster["spec"]
 
 
-def test_devices_of_their_own_for_trainers_and_engines_are_not_rendered_as_one_group_of_workers() -> None:
-    job = base("mode=Disaggregated", "resources={profile: cpu}")
-    said = check_renderable(job, SETTINGS)
-    assert said.startswith(
-        "spec.mode: Disaggregated runs on one machine only, with `rljob run`; on a cluster Colocated"
-    )
-    with pytest.raises(RenderError, match="on one machine only"):
-        render_cluster(job, SETTINGS)
+@pytest.mark.parametrize("mode", ["Disaggregated", "Async"])
+def test_devices_of_their_own_for_trainers_and_engines_are_all_in_one_pod(mode: str) -> None:
+    """Weights go across in its shared memory: several nodes are refused by a rule of the spec."""
+    groups = "{profile: cpu, trainer: {devicesPerNode: 2}, rollout: {devicesPerNode: 4}}"
+    cluster = rendered(f"mode={mode}", f"resources={groups}")
+    [group] = cluster["spec"]["workerGroupSpecs"]
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (1, 1, 1)
+    assert int(group["resources"]["CPU"]) >= 6
+    assert int(worker_pod(cluster)["containers"][0]["resources"]["limits"]["cpu"]) >= 6
 
 
 @pytest.mark.parametrize("profile", [p.value for p in Profile])

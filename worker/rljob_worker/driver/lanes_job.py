@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from rljob_api.phases import ENGINES
 from rljob_worker.driver.engine_lane import EngineLane
 from rljob_worker.driver.handover import Handover
 from rljob_worker.driver.job import Generation, Job, Surroundings
 from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.driver.rollouts import Rollouts
 
-ENGINES = "engine"
-"""Name of the engines' lane in records and events; the trainers' is the job's own."""
 _SHARE_OF_GRACE = 0.5
 """Of `checkpoint.graceSeconds`: how long the engines' lane is waited for after a stop request. The rest is for the
 checkpoint."""
