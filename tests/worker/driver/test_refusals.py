@@ -34,13 +34,6 @@ def test_missing_data_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "absent.jsonl" in refused(capsys, "run", job, "--output", tmp_path / "run")
 
 
-def test_devices_of_their_own_on_a_ray_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job = manifest(tmp_path, mode="Disaggregated")
-    message = refused(capsys, "run", job, "--output", tmp_path / "run", "--address", "127.0.0.1:6379")
-    assert "spec.mode: Disaggregated runs on this machine alone" in message
-    assert not (tmp_path / "run").exists()
-
-
 def test_empty_data_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.jsonl").touch()
     job = manifest(tmp_path, data={"path": str(tmp_path / "empty.jsonl")})

@@ -80,8 +80,6 @@ def run_job(
     if os.environ.get(COMPUTE_VARIABLE):
         on_event(f"computing on the CPU, whatever the profile is: {COMPUTE_VARIABLE} is set")
     check_layout(job.spec)
-    if address is not None and derived.divides_devices(job.spec):
-        raise UserError(f"spec.mode: {job.spec.mode} runs on this machine alone in this version; leave --address out")
     if address is None:
         check_machine(job.spec)
     check_trackers(job.spec)
