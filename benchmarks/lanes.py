@@ -83,10 +83,19 @@ def tell(name: str, turns: float | None, ahead: Sequence[StepRecord], bound: flo
     )
 
 
-def lockstep(folder: Path, arguments: argparse.Namespace) -> list[Figure]:
+def against_turns(
+    folder: Path, staleness: int, arguments: argparse.Namespace, *settings: str
+) -> tuple[float, list[StepRecord], float]:
+    """Seconds of a step in turns, the records side by side, and their seconds of a step."""
     # Around the other: a machine that grows faster or slower meanwhile must not favour a side.
-    before, ahead, after = (run(folder, side, k, arguments) for side, k in (("before", 0), ("ahead", 1), ("after", 0)))
-    turns, side_by_side = mean(map(seconds_of, (*before, *after))), mean(map(seconds_of, ahead))
+    before, ahead, after = (
+        run(folder, side, k, arguments, *settings) for side, k in (("before", 0), ("ahead", staleness), ("after", 0))
+    )
+    return mean(map(seconds_of, (*before, *after))), ahead, mean(map(seconds_of, ahead))
+
+
+def lockstep(folder: Path, arguments: argparse.Namespace) -> list[Figure]:
+    turns, ahead, side_by_side = against_turns(folder, 1, arguments)
     bound = mean(max(busy(record)) for record in ahead)
     tell("one step ahead", turns, ahead, bound)
     return [
@@ -102,10 +111,7 @@ def asynchronous(folder: Path, arguments: argparse.Namespace) -> list[Figure]:
     (folder / "slow_reward.py").write_text(SLOW_REWARD)
     reward = 'spec.reward={"python": "slow_reward:score", "timeoutSeconds": 60}'
     slow = (*FEWER, reward, f'spec.environment.pythonPath=["{folder}"]')
-    before, ahead, after = (
-        run(folder, side, k, arguments, *slow) for side, k in (("before", 0), ("ahead", AHEAD), ("after", 0))
-    )
-    turns, side_by_side = mean(map(seconds_of, (*before, *after))), mean(map(seconds_of, ahead))
+    turns, ahead, side_by_side = against_turns(folder, AHEAD, arguments, *slow)
     tell("asynchronous, slow rewards", turns, ahead, max(np.mean([busy(record) for record in ahead], axis=0)))
     took = mean(map(seconds_of, quick))
     return [

@@ -30,7 +30,8 @@ TIMED_PHASES = tuple(name for name in PHASES if name not in ("batch_wait", "admi
 
 SWITCH_PHASES = ("rollout_sleep", "wake_up", "rollout_wake_weights", "update_weights", "sleep", "rollout_wake_kv")
 """Their sum is what a step pays for sharing devices."""
-ENGINES = "engine"
-"""The engines' lane, where they work beside the trainers."""
+
+TRAINERS, ENGINES = "trainer", "engine"
+"""The lanes of both, where engines work beside the trainers."""
 LANES = (ENGINES,)
-"""All that may run beside the trainers."""
+"""All that may run beside the trainers'."""

@@ -88,8 +88,8 @@ LANES_FAULTS = (
     Fault(
         "the engines' phases counted with the trainers'",
         "operator/rljob_operator/metrics/counts.py",
-        "histograms = self._lanes.setdefault(lane, _Histograms(_STEP_ROW))",
-        "histograms = self._seconds",
+        "            self._lanes[lane].observe_phases(phases)\n",
+        "            self._seconds.observe_phases(phases)\n",
         "tests/operator/metrics/test_counting.py::test_the_operator_shows_what_the_driver_shows",
     ),
     Fault(

@@ -35,7 +35,8 @@ def _anchored(spec: Any) -> bool:
 
 def _is_default(tis: Any) -> bool:
     # A view of what was given is not of the model's type.
-    return all(getattr(tis, name) == getattr(TisSpec(), name) for name in TisSpec.model_fields)
+    default = TisSpec()
+    return all(getattr(tis, name) == getattr(default, name) for name in TisSpec.model_fields)
 
 
 def _group_rule(group: str) -> Rule:

@@ -16,12 +16,11 @@ from rljob_api.reward_parts import PartNames
 from rljob_api.wire.step_record import StepRecord
 from rljob_operator.metrics.exposition import labels
 from rljob_operator.metrics.record import (
-    OTHER,
     PHASE_LABELS,
     Fingerprint,
     fingerprint,
     lanes_by_label,
-    phases_by_label,
+    trainers_by_label,
     view_of,
 )
 from rljob_operator.state.observed import StepView
@@ -74,6 +73,11 @@ class _Histograms:
     def observe(self, row: int, seconds: float) -> None:
         self._buckets[row * _WIDTH + bisect_left(m.SECONDS_BUCKETS, seconds)] += 1
         self._sums[row] += seconds
+
+    def observe_phases(self, seconds: Mapping[str, float]) -> None:
+        """One step's, by label."""
+        for label, value in seconds.items():
+            self.observe(_ROW[label], value)
 
     def of(self, row: int) -> Histogram:
         return Histogram(tuple(accumulate(self._buckets[row * _WIDTH : (row + 1) * _WIDTH])), self._sums[row])
@@ -163,14 +167,11 @@ class RunCounts:
         self.count += 1
 
     def _count_step(self, record: StepRecord) -> None:
-        for label, seconds in phases_by_label(record).items():
-            self._seconds.observe(_ROW[label], seconds)
-        # The clock may be a rounding error below zero here.
-        self._seconds.observe(_ROW[OTHER], max(0.0, record.other))
+        self._seconds.observe_phases(trainers_by_label(record))
         for lane, phases in lanes_by_label(record).items():
-            histograms = self._lanes.setdefault(lane, _Histograms(_STEP_ROW))
-            for label, seconds in phases.items():
-                histograms.observe(_ROW[label], seconds)
+            if lane not in self._lanes:
+                self._lanes[lane] = _Histograms(_STEP_ROW)
+            self._lanes[lane].observe_phases(phases)
         seconds = record.step_seconds
         self._seconds.observe(_STEP_ROW, seconds)
         self._recent.append(seconds)

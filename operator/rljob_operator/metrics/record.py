@@ -35,20 +35,24 @@ def by_index(records: Iterable[Json]) -> list[StepRecord]:
     return sorted(map(StepRecord.parse, records), key=lambda record: record.index)
 
 
-def phases_by_label(record: StepRecord) -> dict[str, float]:
-    """The trainers' seconds by label of `PHASE_LABELS`, `other` not among them."""
-    return _by_label(record.phases)
+def trainers_by_label(record: StepRecord) -> dict[str, float]:
+    """The trainers' seconds by label of `PHASE_LABELS`."""
+    return _whole(record.phases, record.other)
 
 
 def lanes_by_label(record: StepRecord) -> dict[str, dict[str, float]]:
-    """Seconds of what runs beside the trainers, by lane and label of `PHASE_LABELS`, `other` among them."""
+    """Seconds of what runs beside the trainers, by lane and label of `PHASE_LABELS`."""
     lanes: dict[str, dict[str, float]] = {}
     for name, phases in record.lanes.items():
         lane = lanes.setdefault(name if name in LANES else UNKNOWN, {})
-        # The clock may be a rounding error below zero here.
-        for label, seconds in {**_by_label(phases), OTHER: max(0.0, record.lane_other(name))}.items():
+        for label, seconds in _whole(phases, record.lane_other(name)).items():
             lane[label] = lane.get(label, 0.0) + seconds
     return lanes
+
+
+def _whole(phases: Mapping[str, float], other: float) -> dict[str, float]:
+    # The clock may be a rounding error below zero there.
+    return {**_by_label(phases), OTHER: max(0.0, other)}
 
 
 def _by_label(phases: Mapping[str, float]) -> dict[str, float]:
@@ -64,7 +68,7 @@ def view_of(record: StepRecord) -> StepView:
     return StepView(
         step=record.step,
         seconds=record.step_seconds,
-        phases=phases_by_label(record),
+        phases=_by_label(record.phases),
         switch_seconds=record.switch_seconds,
         reward=record.reward,
         log_prob_abs_diff=record.log_prob_abs_diff,

@@ -18,7 +18,7 @@ from support.warm.client import WarmProcess
 from support.warm.protocol import DRIVER
 
 from rljob_worker.driver.checkpoints import Checkpoints, CheckpointStore
-from rljob_worker.records.event_lines import EVENTS_FILE, read_events
+from rljob_worker.records.event_lines import read_events
 from rljob_worker.trainer.state_file import StateReader
 
 REPOSITORY = Path(__file__).parents[3]
@@ -115,7 +115,7 @@ def wait_for(condition: Any, what: str, seconds: float = RUN_SECONDS) -> Any:
 
 def events(run_folder: Path) -> list[dict[str, Any]]:
     """The driver's events so far."""
-    return read_events(run_folder) if (run_folder / EVENTS_FILE).exists() else []
+    return read_events(run_folder)
 
 
 def lone_store(root: Path, keep: int, epoch: int = 1) -> CheckpointStore:

@@ -90,6 +90,20 @@ def test_a_report_of_one_failed_step_with_nothing_measured(tmp_path: Path) -> No
     assert png.is_file()
 
 
+def test_lanes_whose_events_were_lost_take_nothing_from_the_report(tmp_path: Path) -> None:
+    run_folder(tmp_path)
+    writer = RecordWriter(tmp_path, StepLog(tmp_path), 1, [])
+    writer.write(1, StepTiming(0.5, {"actor_train": 0.4}, {"engine": {"rollout": 0.3}}))
+    html, png = build_report(tmp_path)
+    text = Page(html.read_text()).text
+    assert (
+        "What each lane did cannot be drawn: events.jsonl: the run has not begun step 1, or says nothing of it" in text
+    )
+    assert png.is_file()
+    with pytest.raises(UserError, match=r"events\.jsonl: the run has not begun step 1"):
+        build_report(tmp_path, range(1, 2))
+
+
 def test_nothing_to_report_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no such folder"):
         build_report(tmp_path / "missing")

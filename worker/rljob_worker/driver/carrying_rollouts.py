@@ -23,6 +23,7 @@ class CarryingRollouts(Rollouts, ABC):
     """The prompts of the open groups, as the running step drew them."""
 
     _running: Step | None = None
+    """The newest step."""
 
     def next_step(self) -> Step:
         """Begin the next step, with what the one before left open."""

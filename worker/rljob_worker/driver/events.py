@@ -37,7 +37,7 @@ class EventLog:
     ) -> None:
         cut_torn_line(run_folder / EVENTS_FILE)
         self._listener = listener
-        if listener is not None and (run_folder / EVENTS_FILE).exists():
+        if listener is not None:
             for earlier in read_events(run_folder):
                 listener(earlier["event"])
         self._file = AppendedFile(run_folder / EVENTS_FILE)

@@ -11,8 +11,9 @@ EVENTS_FILE = "events.jsonl"
 
 
 def read_events(run_folder: Path) -> list[dict[str, Any]]:
-    """All complete events of a run; lines that are none, which a lost disk may leave, are passed over."""
-    content = (run_folder / EVENTS_FILE).read_bytes()
+    """All complete events of a run so far; lines that are none, which a lost disk may leave, are passed over."""
+    path = run_folder / EVENTS_FILE
+    content = path.read_bytes() if path.exists() else b""
     return [event for line in content.split(b"\n")[:-1] if (event := _event(line)) is not None]
 
 

@@ -45,7 +45,7 @@ def build_report(run_folder: Path, steps: range | None = None) -> tuple[Path, Pa
             has several lanes.
 
     Raises:
-        UserError: not a run folder, or the run has no step record yet, or no event of these steps.
+        UserError: not a run folder, or the run has no step record yet, or no event of the steps asked for.
     """
     run = require_run_folder(run_folder)
     everything = read_steps(run_folder)
@@ -56,7 +56,7 @@ def build_report(run_folder: Path, steps: range | None = None) -> tuple[Path, Pa
     name, wanted = visible(run.name), run.spec["steps"]
     png = plot_run(drawn, f"{name}: {kept[-1].step} of {wanted} steps", run_folder / "report.png")
     page = run_folder / "report.html"
-    lanes = _lanes(run_folder, steps or _middle(kept))
+    lanes = _lanes(run_folder, kept, steps)
     write_whole(page, _page(name, run, records, kept, png, lanes, run_folder))
     return page, png
 
@@ -69,12 +69,21 @@ def _middle(kept: list[StepRecord]) -> range | None:
     return range(first, min(first + _LANE_STEPS, kept[-1].step + 1))
 
 
-def _lanes(folder: Path, steps: range | None) -> Path | None:
+def _lanes(folder: Path, kept: list[StepRecord], asked: range | None) -> str:
+    """What each lane did in some steps, as HTML; UserError where these were asked for and no event tells it."""
+    steps = asked or _middle(kept)
     if steps is None:
-        return None
-    gantt = gantt_of(read_events(folder), steps)
+        return ""
+    try:
+        gantt = gantt_of(read_events(folder), steps)
+    except UserError as error:
+        if asked:
+            raise
+        # Events that were lost take nothing from what the records say.
+        return f"<p>What each lane did cannot be drawn: {html.escape(visible(str(error)))}</p>"
     shown = f"step {steps.start}" if len(gantt.steps) == 1 else f"steps {steps.start} to {gantt.steps[-1]}"
-    return draw_gantt(gantt, f"What each lane did in {shown}", folder / "lanes.png")
+    picture = draw_gantt(gantt, f"What each lane did in {shown}", folder / "lanes.png")
+    return _image(picture, "phases of each lane")
 
 
 def _page(
@@ -83,7 +92,7 @@ def _page(
     records: list[StepRecord],
     kept: list[StepRecord],
     png: Path,
-    lanes: Path | None,
+    lanes: str,
     folder: Path,
 ) -> str:
     return "\n".join(
@@ -94,7 +103,7 @@ def _page(
             _table([], _facts(run, records, kept)),
             _image(png, "reward, phase seconds, training metrics"),
             "<h2>Phases</h2>",
-            _image(lanes, "phases of each lane") if lanes else "",
+            lanes,
             _phases(kept),
             _tokens(kept),
             _examples(folder),
