@@ -78,6 +78,7 @@ class TrainerSide:
         from rljob_worker.models.convert import local_pieces
         from rljob_worker.models.manifest import hf_manifest
         from rljob_worker.parallel_layout import ParallelLayout
+        from rljob_worker.weightsync.meeting import HostMeeting
         from rljob_worker.weightsync.plan import HOST_SLICE_BYTES, build_plan
         from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
@@ -92,7 +93,7 @@ class TrainerSide:
             slice_bytes=HOST_SLICE_BYTES,
         )
         self._plan = plan
-        self._sender = WeightSyncTrainer(self._pieces, plan, trainer=0, folder=sync_folder)
+        self._sender = WeightSyncTrainer(self._pieces, plan, trainer=0, meeting=HostMeeting(sync_folder))
 
     def describe(self) -> dict[str, int]:
         return {"bytes": self._plan.nbytes, "tensors": len(self._plan.names), "buckets": len(self._plan.buckets)}
@@ -121,6 +122,7 @@ class EngineSide:
         from vllm import LLM
 
         from rljob_worker.weightsync.engine import WeightSyncEngine
+        from rljob_worker.weightsync.meeting import HostMeeting
 
         if kind == PLAIN:
             # As on CPUs that these products have no instructions for.
@@ -135,7 +137,7 @@ class EngineSide:
             worker_extension_cls="rljob_worker.rollout.worker_extension.CpuWorkerExtension",
             disable_log_stats=True,
         )
-        self._receiver = WeightSyncEngine(self._land, folder=sync_folder, engine=0)
+        self._receiver = WeightSyncEngine(self._land, meeting=HostMeeting(sync_folder), engine=0)
 
     def _land(self, method: Callable[..., Any], message: Any, seconds: float) -> list[Any]:
         return self._engine.collective_rpc(method.__name__, timeout=seconds, args=(message,))

@@ -3,26 +3,91 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from rljob_api.profiles import PROFILES
-from rljob_api.spec import DeviceGroupSpec, Mode, RLJobSpec
+from rljob_api.spec import DeviceGroupSpec, Mode, PodResources, RLJobSpec
 from rljob_api.spec.algorithm import RatioAnchor
 from rljob_api.spec.rollout import StalenessSpec
 
 
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """Nodes that hold the same."""
+
+    name: str
+    nodes: int
+    devices: int
+    """On each node, as all that follows."""
+    trainers: int
+    """They have the first devices, one each."""
+    first_engine_device: int
+    """Engines span the devices from this one on."""
+    worker: PodResources
+    """Each pod of the group, as far as the job says it."""
+
+    @property
+    def engine_devices(self) -> int:
+        """Devices that engines span."""
+        return self.devices - self.first_engine_device
+
+
+WORKERS, TRAINERS, ENGINES = "workers", "trainers", "engines"
+
+
+def node_groups(spec: RLJobSpec) -> tuple[NodeGroup, ...]:
+    """The job's nodes: one group with trainers and engines, or the trainers' and then the engines'."""
+    trainers, engine_devices = trainers_per_node(spec), engine_devices_per_node(spec)
+    if has_nodes_apart(spec):
+        training, serving = (
+            (group and group.worker) or spec.resources.worker
+            for group in (spec.resources.trainer, spec.resources.rollout)
+        )
+        return (
+            NodeGroup(TRAINERS, trainer_nodes(spec), trainers, trainers, trainers, training),
+            NodeGroup(ENGINES, engine_nodes(spec), engine_devices, 0, 0, serving),
+        )
+    first = trainers if divides_devices(spec) else 0
+    return (NodeGroup(WORKERS, spec.resources.nodes, first + engine_devices, trainers, first, spec.resources.worker),)
+
+
+def has_nodes_apart(spec: RLJobSpec) -> bool:
+    """Whether trainers and engines are on different nodes."""
+    return divides_devices(spec) and _nodes(spec.resources.trainer) is not None
+
+
+def nodes(spec: RLJobSpec) -> int:
+    """Nodes of the whole job."""
+    return sum(group.nodes for group in node_groups(spec))
+
+
+def trainer_nodes(spec: RLJobSpec) -> int:
+    """Nodes with trainers."""
+    return (has_nodes_apart(spec) and _nodes(spec.resources.trainer)) or spec.resources.nodes
+
+
+def engine_nodes(spec: RLJobSpec) -> int:
+    """Nodes with engines."""
+    return (has_nodes_apart(spec) and _nodes(spec.resources.rollout)) or spec.resources.nodes
+
+
+def _nodes(group: DeviceGroupSpec | None) -> int | None:
+    return None if group is None else group.nodes
+
+
 def devices(spec: RLJobSpec) -> int:
     """Devices of the whole job."""
-    return spec.resources.nodes * devices_per_node(spec)
+    return sum(group.nodes * group.devices for group in node_groups(spec))
 
 
 def devices_per_node(spec: RLJobSpec) -> int:
-    """Devices on each node: those that trainers and engines share, or the trainers' with the engines' after them."""
-    return first_engine_device(spec) + engine_devices_per_node(spec)
+    """Devices on each node, the larger ones where trainers and engines have nodes of their own."""
+    return max(group.devices for group in node_groups(spec))
 
 
 def trainers(spec: RLJobSpec) -> int:
     """Trainers of the whole job, one a device."""
-    return spec.resources.nodes * trainers_per_node(spec)
+    return trainer_nodes(spec) * trainers_per_node(spec)
 
 
 def trainers_per_node(spec: RLJobSpec) -> int:
@@ -33,11 +98,6 @@ def trainers_per_node(spec: RLJobSpec) -> int:
 def engine_devices_per_node(spec: RLJobSpec) -> int:
     """Devices on each node that engines span."""
     return _of_group(spec, spec.resources.rollout, spec.rollout.tensor_parallel)
-
-
-def first_engine_device(spec: RLJobSpec) -> int:
-    """Which of a node's devices is the first that an engine spans."""
-    return trainers_per_node(spec) if divides_devices(spec) else 0
 
 
 def divides_devices(spec: RLJobSpec) -> bool:
@@ -77,12 +137,22 @@ def data_parallel(spec: RLJobSpec) -> int:
 
 def engines(spec: RLJobSpec) -> int:
     """Rollout engines."""
-    return spec.resources.nodes * engines_per_node(spec)
+    return engine_nodes(spec) * engines_per_node(spec)
 
 
 def engines_per_node(spec: RLJobSpec) -> int:
-    """Rollout engines on each node."""
+    """Rollout engines on each node that has any."""
     return engine_devices_per_node(spec) // spec.rollout.tensor_parallel
+
+
+def sending_nodes(spec: RLJobSpec) -> int:
+    """Nodes whose trainers hand the weights over, each to its own engines or one to all."""
+    return 1 if has_nodes_apart(spec) else spec.resources.nodes
+
+
+def engines_per_sync(spec: RLJobSpec) -> int:
+    """Engines that take the weights together: those of a node, from its trainers, or all from the first trainers."""
+    return engines(spec) if has_nodes_apart(spec) else engines_per_node(spec)
 
 
 def samples_per_step(spec: RLJobSpec) -> int:

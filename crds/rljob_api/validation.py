@@ -49,10 +49,16 @@ def check_runnable_locally(job: RLJob) -> None:
         ManifestError: with all problems.
     """
     nodes = job.spec.resources.nodes
+    problems = []
     if nodes != 1:
-        raise ManifestError(
-            [Problem("spec.resources.nodes", "this machine is one node", "1", nodes)], job.metadata.name
-        )
+        problems.append(Problem("spec.resources.nodes", "this machine is one node", "1", nodes))
+    for name in ("trainer", "rollout"):
+        group = getattr(job.spec.resources, name)
+        if group is not None and group.nodes is not None:
+            wrong = "this machine is one node, and cannot hold nodes of their own"
+            problems.append(Problem(f"spec.resources.{name}.nodes", wrong, "left out", group.nodes))
+    if problems:
+        raise ManifestError(problems, job.metadata.name)
 
 
 def _read(manifest: Path | str | dict[str, Any]) -> tuple[Any, str]:

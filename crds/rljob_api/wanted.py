@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 from rljob_api import derived, roles
+from rljob_api.derived import NodeGroup
 from rljob_api.profiles import PROFILES
 from rljob_api.spec import MemorySaverMode, Profile, RLJobSpec
 
@@ -47,14 +48,14 @@ class Wanted(BaseModel):
     """Environment of an engine beyond its pod's."""
 
     @classmethod
-    def of(cls, spec: RLJobSpec) -> Wanted:
-        """What a job wants."""
+    def of(cls, spec: RLJobSpec, group: NodeGroup | None = None) -> Wanted:
+        """What a job wants of the nodes of one of its groups; of its largest where none is given."""
         on_cpu = not PROFILES[spec.resources.profile].has_devices
         given = spec.environment
         return cls(
             profile=spec.resources.profile,
-            nodes=spec.resources.nodes,
-            devices=derived.devices_per_node(spec),
+            nodes=derived.nodes(spec),
+            devices=derived.devices_per_node(spec) if group is None else group.devices,
             memory_saver=MemorySaverMode.OFF if on_cpu else spec.memory_saver.mode,
             memory_fraction=None if on_cpu else spec.rollout.memory_fraction,
             shared_memory=spec.storage.shared_memory,

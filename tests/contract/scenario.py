@@ -21,6 +21,7 @@ from rljob_worker.memory.states import MemorySaver, MemorySaverState, MemoryShor
 from rljob_worker.memory.torch_saver import TorchMemorySaver
 from rljob_worker.weightsync.device_ipc import Exchange
 from rljob_worker.weightsync.engine import WeightSyncEngine
+from rljob_worker.weightsync.meeting import HostMeeting
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
 MIB = 1024**2
@@ -198,7 +199,9 @@ def send() -> None:
 
     plan = plan_for(weights, bucket_bytes=BUCKET)
     exchange = Exchange(device, [0], allocate)
-    sender = WeightSyncTrainer(pieces_for(weights, 1)[0], plan, trainer=0, folder=FOLDER, exchange=exchange)
+    sender = WeightSyncTrainer(
+        pieces_for(weights, 1)[0], plan, trainer=0, meeting=HostMeeting(FOLDER), exchange=exchange
+    )
     for version in VERSIONS:
         for tensor in weights.values():
             tensor.fill_(version)
@@ -217,7 +220,7 @@ def land() -> None:
     device = get_device("npu")
     assert isinstance(device, NpuDevice)
     engine = KeepingEngineOnDevice(device, SYNC_SECONDS)
-    receiver = WeightSyncEngine(engine, folder=FOLDER, engine=0)
+    receiver = WeightSyncEngine(engine, meeting=HostMeeting(FOLDER), engine=0)
     for version in VERSIONS:
         report = receiver.update_weights(version, SYNC_SECONDS)
         assert report["version"] == engine.finished_version == version

@@ -80,8 +80,8 @@ LANES_FAULTS = (
     Fault(
         "only the trainers' devices in the pod",
         "crds/rljob_api/derived.py",
-        "return first_engine_device(spec) + engine_devices_per_node(spec)",
-        "return first_engine_device(spec) or engine_devices_per_node(spec)",
+        "NodeGroup(WORKERS, spec.resources.nodes, first + engine_devices, trainers, first)",
+        "NodeGroup(WORKERS, spec.resources.nodes, first or engine_devices, trainers, first)",
         "tests/operator/render/test_cluster_rules.py::"
         "test_devices_of_their_own_for_trainers_and_engines_are_all_in_one_pod",
     ),

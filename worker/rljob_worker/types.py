@@ -195,4 +195,5 @@ class TrainerReport(TypedDict):
     spread_seconds: NotRequired[float]
     """Exchange with the host's other trainers."""
     wait_seconds: NotRequired[float]
+    network_seconds: NotRequired[float]
     """For engines and other trainers."""

@@ -70,9 +70,15 @@ def _own(group: str) -> tuple[str, str]:
     return f"!has(self.resources) || ({absent})", count
 
 
+_TRAINER_NODES = (
+    "self.mode != 'Colocated' && has(self.resources.trainer) && has(self.resources.trainer.nodes)"
+    " ? self.resources.trainer.nodes : self.resources.nodes"
+)
+
+
 _NOT_GIVEN, _PER_NODE = _own("trainer")
 _NO_ENGINES_GIVEN, _ENGINES_PER_NODE = _own("rollout")
-_DEVICES = f"self.resources.nodes * ({_PER_NODE})"
+_DEVICES = f"({_TRAINER_NODES}) * ({_PER_NODE})"
 _MODEL_SIZE = "has(self.training) ? self.training.tensorParallel * self.training.pipelineParallel : 1"
 _SAMPLES = "self.rollout.promptsPerStep * self.rollout.samplesPerPrompt"
 _BATCH_GIVEN = "has(self.training) && has(self.training.globalBatchSize)"

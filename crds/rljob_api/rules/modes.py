@@ -39,6 +39,10 @@ def _is_default(tis: Any) -> bool:
     return all(getattr(tis, name) == getattr(default, name) for name in TisSpec.model_fields)
 
 
+def _has_nodes(group: Any) -> bool:
+    return group is not None and group.nodes is not None
+
+
 def _group_rule(group: str) -> Rule:
     return Rule(
         on=RLJobSpec,
@@ -75,18 +79,28 @@ DEVICE_GROUPS = (
     Rule(
         on=RLJobSpec,
         field="resources.nodes",
-        wrong="trainers and engines on several nodes are not built yet",
-        allowed="1, or left out, with mode Disaggregated or Async",
+        wrong="trainers and engines have devices of their own",
+        allowed="1, or left out, with mode Disaggregated or Async; resources.trainer.nodes and resources.rollout.nodes"
+        " give them nodes of their own",
         check=lambda s: not _divided(s) or s.resources.nodes == 1,
         cel=f"{_SHARED} || {_NO_RESOURCES} || self.resources.nodes == 1",
     ),
     Rule(
+        on=RLJobSpec,
+        field="resources.rollout.nodes",
+        wrong="either both groups have nodes of their own or neither",
+        allowed="given with resources.trainer.nodes, or left out with it: trainers and engines on one machine",
+        check=lambda s: _has_nodes(s.resources.trainer) == _has_nodes(s.resources.rollout),
+        cel=f"{_NO_RESOURCES} || (has(self.resources.trainer) && has(self.resources.trainer.nodes))"
+        " == (has(self.resources.rollout) && has(self.resources.rollout.nodes))",
+    ),
+    Rule(
         on=DeviceGroupSpec,
-        field="nodes",
-        wrong="a group of several nodes is not built yet",
-        allowed="1, or left out: trainers and engines on one machine",
-        check=lambda g: g.nodes == 1,
-        cel="self.nodes == 1",
+        field="worker",
+        wrong="the group has no pods of its own",
+        allowed="only with nodes, of both groups; else trainers and engines are in the pods of resources.worker",
+        check=lambda g: g.worker is None or g.nodes is not None,
+        cel="!has(self.worker) || has(self.nodes)",
     ),
     Rule(
         on=RLJobSpec,

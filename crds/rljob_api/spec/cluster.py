@@ -92,10 +92,12 @@ class ProfileOverrides(ApiModel):
 class DeviceGroupSpec(ApiModel):
     """Devices that trainers or engines have to themselves."""
 
-    nodes: NodeCount = 1
-    """Nodes of the group."""
+    nodes: NodeCount | None = None
+    """Nodes of the group's own; default: trainers and engines are on one machine."""
     devices_per_node: GroupSize | None = None
-    """Devices of the group on each of its nodes; default: the fewest that hold its parallel groups."""
+    """Devices of the group on each node; default: the fewest that hold its parallel groups."""
+    worker: PodResources | None = None
+    """Each worker pod of the group, where it has nodes of its own; default: `resources.worker`."""
 
 
 class ResourcesSpec(ApiModel):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from rljob_api import derived
+from rljob_api.derived import ENGINES, TRAINERS
 from rljob_api.safe_text import visible
 from rljob_api.status import AttemptStatus, Goodput, JobPhase, Progress, RLJobStatus
 from rljob_operator.kubernetes_objects import RLJobObject
@@ -97,9 +98,10 @@ def _summary(job: JobView, now: float, style: Style) -> list[str]:
         lines += wrapped(_figures(progress, now), style, "  ")
     facts = [f"created {duration_text(max(now - job.created, 0.0))} ago"]
     if spec:
-        facts.append(
-            f"{spec.resources.nodes} node(s) with {derived.devices_per_node(spec)} device(s), {spec.resources.profile}"
-        )
+        groups = derived.node_groups(spec)
+        of = {TRAINERS: " for trainers", ENGINES: " for engines"}
+        nodes = [f"{own.nodes} node(s) with {own.devices} device(s){of.get(own.name, '')}" for own in groups]
+        facts.append(f"{' and '.join(nodes)}, {spec.resources.profile}")
     if status.queue:
         facts.append(f"queue {status.queue}")
     if status.restarts:

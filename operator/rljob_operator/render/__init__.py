@@ -13,7 +13,7 @@ from rljob_operator.render.check import check_renderable, render_cluster
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.job_policy import JobPolicy
 from rljob_operator.render.object_names import head_service_name, names_in_use, policy_name, secret_name
-from rljob_operator.render.ray_cluster import WORKER_GROUP, uses_token
+from rljob_operator.render.ray_cluster import uses_token
 from rljob_operator.render.settings import RenderSettings
 from rljob_operator.render.submission import MAX_MANIFEST_BYTES, driver_manifest, run_folder, submission
 from rljob_operator.render.variables import role_environment
@@ -21,7 +21,6 @@ from rljob_operator.render.variables import role_environment
 __all__ = [
     "DIGEST_ANNOTATION",
     "MAX_MANIFEST_BYTES",
-    "WORKER_GROUP",
     "JobPolicy",
     "RenderError",
     "RenderSettings",

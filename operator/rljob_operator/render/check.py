@@ -5,6 +5,7 @@ It is checked here, once; the builders take what passed and cannot fail.
 
 from __future__ import annotations
 
+from rljob_api import derived
 from rljob_api.local_files import local_files
 from rljob_api.profiles import HardwareProfile
 from rljob_api.spec import RLJobSpec
@@ -42,13 +43,18 @@ def render_cluster(job: JobView, settings: RenderSettings, *, checked: bool = Fa
         check(job, spec, profile, settings)
     labels = own_labels(job.name, spec, profile)
     head = head_template(job.name, spec, profile, settings, secret_name(job.name))
-    worker = worker_template(job.name, spec, profile, settings)
+    workers = [
+        merge_template(
+            worker_template(job.name, spec, profile, settings, group), spec.pods.worker, labels, "spec.pods.worker"
+        )
+        for group in derived.node_groups(spec)
+    ]
     # The user's templates can be judged only where they are merged: what they may hold is all that a pod may.
     head = merge_template(head, spec.pods.head, labels, "spec.pods.head")
-    worker = merge_template(worker, spec.pods.worker, labels, "spec.pods.worker")
     check_policy(job, spec, settings)
-    check_run_folder(spec, block_of(head, "spec"), block_of(worker, "spec"))
-    return ray_cluster(job, spec, profile, settings, head, worker)
+    for worker in workers:
+        check_run_folder(spec, block_of(head, "spec"), block_of(worker, "spec"))
+    return ray_cluster(job, spec, profile, settings, head, workers)
 
 
 def check_renderable(job: JobView, settings: RenderSettings) -> str:
@@ -81,7 +87,8 @@ def check(job: JobView, spec: RLJobSpec, profile: HardwareProfile, settings: Ren
         check_tuning(spec)
     if profile.uses_hccl:
         check_hccl(spec)
-    check_volumes(spec, profile, worker_size(spec, profile).shared_memory)
+    for group in derived.node_groups(spec):
+        check_volumes(spec, profile, worker_size(spec, profile, group).shared_memory)
     check_pods(spec, profile)
     check_scheduling(spec, profile)
     check_manifest(job, settings)

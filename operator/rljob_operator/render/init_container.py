@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rljob_api.derived import NodeGroup
 from rljob_api.profiles import HardwareProfile
 from rljob_api.roles import COMPUTE_VARIABLE
 from rljob_api.spec import QueueSystem, RLJobSpec
@@ -46,7 +47,7 @@ def cache_containers(profile: HardwareProfile, ray: Manifest) -> list[Manifest]:
     ]
 
 
-def init_containers(spec: RLJobSpec, profile: HardwareProfile, ray: Manifest) -> list[Manifest]:
+def init_containers(spec: RLJobSpec, profile: HardwareProfile, group: NodeGroup, ray: Manifest) -> list[Manifest]:
     """The doctor, or nothing.
 
     It is a copy of the Ray container that looks instead of working: same image, environment, mounts and size, which
@@ -57,12 +58,13 @@ def init_containers(spec: RLJobSpec, profile: HardwareProfile, ray: Manifest) ->
     Args:
         spec: the job.
         profile: its hardware.
+        group: whose pods they are of.
         ray: the Ray container, with its mounts.
     """
     on_cpu = not profile.has_devices or COMPUTE_VARIABLE in spec.environment.variables
     if spec.pods.doctor == "Skip" or on_cpu:
         return []
-    wanted = Wanted.of(spec)
+    wanted = Wanted.of(spec, group)
     container = {key: value for key, value in ray.items() if not key.endswith("Probe")}
     if not _gets_devices(spec, profile):
         container["resources"] = _without(block_of(ray, "resources"), profile.resource_name)

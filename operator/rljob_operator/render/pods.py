@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rljob_api import derived
+from rljob_api.derived import ENGINES, TRAINERS, NodeGroup
 from rljob_api.json_types import Json
 from rljob_api.profiles import HardwareProfile
 from rljob_api.quantities import mebibytes, to_number
@@ -62,10 +63,9 @@ def head_size(spec: RLJobSpec, profile: HardwareProfile) -> PodSize:
     )
 
 
-def worker_size(spec: RLJobSpec, profile: HardwareProfile) -> PodSize:
-    """A worker's size: what its devices need, unless the job says it."""
-    devices = derived.devices_per_node(spec)
-    given = spec.resources.worker
+def worker_size(spec: RLJobSpec, profile: HardwareProfile, group: NodeGroup) -> PodSize:
+    """Size of a worker of a group: what its devices need, unless the job says it."""
+    devices, given = group.devices, group.worker
     memory = given.memory or f"{profile.memory_per_device_gib * devices}Gi"
     shared = spec.storage.shared_memory
     if shared is None:
@@ -76,16 +76,27 @@ def worker_size(spec: RLJobSpec, profile: HardwareProfile) -> PodSize:
 
 def check_sizes(spec: RLJobSpec, profile: HardwareProfile) -> None:
     """Refuse pods that are too small for Ray, and a /dev/shm that does not fit."""
-    head, worker = head_size(spec, profile), worker_size(spec, profile)
-    for field, memory in (("spec.resources.head.memory", head.memory), ("spec.resources.worker.memory", worker.memory)):
-        if to_number(memory) < _LEAST_MEMORY:
-            raise RenderError(field, f"{memory}: a Ray pod needs more; at least 256Mi")
-    if not 0 < to_number(worker.shared_memory) <= to_number(worker.memory):
-        raise RenderError(
-            "spec.storage.sharedMemory",
-            f"{worker.shared_memory}: /dev/shm is part of the worker's memory ({worker.memory}): above 0 and at most "
-            "that",
-        )
+    _check_memory("spec.resources.head", head_size(spec, profile))
+    for group in derived.node_groups(spec):
+        worker = worker_size(spec, profile, group)
+        _check_memory(worker_field(group), worker)
+        if not 0 < to_number(worker.shared_memory) <= to_number(worker.memory):
+            raise RenderError(
+                "spec.storage.sharedMemory",
+                f"{worker.shared_memory}: /dev/shm is part of the worker's memory ({worker.memory}): above 0 and at "
+                "most that",
+            )
+
+
+def _check_memory(field: str, size: PodSize) -> None:
+    if to_number(size.memory) < _LEAST_MEMORY:
+        raise RenderError(f"{field}.memory", f"{size.memory}: a Ray pod needs more; at least 256Mi")
+
+
+def worker_field(group: NodeGroup) -> str:
+    """Field that says how large the pods of a group are."""
+    own = {TRAINERS: "spec.resources.trainer.worker", ENGINES: "spec.resources.rollout.worker"}
+    return own.get(group.name, "spec.resources.worker")
 
 
 def head_template(
@@ -106,20 +117,22 @@ def head_template(
         {"name": "driver", "containerPort": settings.driver_port},
     ]
     container |= _probes("/api/gcs_healthz", settings.dashboard_port)
-    return _template(job, spec, profile, container, head_volumes(spec, size.shared_memory), head=True)
+    return _template(job, spec, profile, container, head_volumes(spec, size.shared_memory), None)
 
 
-def worker_template(job: str, spec: RLJobSpec, profile: HardwareProfile, settings: RenderSettings) -> Manifest:
-    """Pod template of a worker: all devices of one node."""
-    size = worker_size(spec, profile)
+def worker_template(
+    job: str, spec: RLJobSpec, profile: HardwareProfile, settings: RenderSettings, group: NodeGroup
+) -> Manifest:
+    """Pod template of a worker of a group: all devices of one node."""
+    size = worker_size(spec, profile, group)
     container = _container("ray-worker", spec, profile, settings, size)
     container["resources"] = size.resources(profile.resource_name)
     container["env"] = pod_environment(spec, profile, head=False)
     container |= _probes("/api/local_raylet_healthz", settings.agent_port)
     volumes = worker_volumes(spec, profile, size.shared_memory)
     ray = {**container, "volumeMounts": volumes.mounts}
-    before = [*cache_containers(profile, ray), *init_containers(spec, profile, ray)]
-    return _template(job, spec, profile, container, volumes, head=False, init_containers=before)
+    before = [*cache_containers(profile, ray), *init_containers(spec, profile, group, ray)]
+    return _template(job, spec, profile, container, volumes, group, init_containers=before)
 
 
 def _container(
@@ -154,10 +167,11 @@ def _template(
     profile: HardwareProfile,
     container: dict[str, Json],
     volumes: Volumes,
+    group: NodeGroup | None,
     *,
-    head: bool,
     init_containers: Sequence[Manifest] = (),
 ) -> Manifest:
+    head = group is None
     container["volumeMounts"] = volumes.mounts
     metadata: dict[str, Json] = {"labels": {**spec.pods.labels, **own_labels(job, spec, profile)}}
     annotations = {**pod_annotations(spec, profile, head=head), **spec.pods.annotations}
@@ -169,7 +183,7 @@ def _template(
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": grace or math.ceil(spec.checkpoint.grace_seconds) + _EXTRA_GRACE_SECONDS,
         "securityContext": _pod_security(profile, head=head),
-        **placement(spec, profile, job, head=head),
+        **placement(spec, profile, job, group),
         "containers": [container],
         "volumes": volumes.volumes,
     }

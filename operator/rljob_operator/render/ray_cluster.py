@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from rljob_api import derived
+from rljob_api.derived import NodeGroup
 from rljob_api.job import GROUP, KIND, VERSION
 from rljob_api.json_types import Json
 from rljob_api.profiles import HardwareProfile
@@ -17,7 +19,6 @@ from rljob_operator.render.scheduling import cluster_annotations, cluster_labels
 from rljob_operator.render.settings import RenderSettings, short
 from rljob_operator.state.observed import JobView
 
-WORKER_GROUP = "workers"
 _OLDEST_KUBERAY = (1, 5)
 
 
@@ -56,7 +57,7 @@ def ray_cluster(
     profile: HardwareProfile,
     settings: RenderSettings,
     head: Manifest,
-    worker: Manifest,
+    workers: Sequence[Manifest],
 ) -> Manifest:
     """The RayCluster of a job that was checked: a head without devices and one worker pod a node.
 
@@ -68,7 +69,7 @@ def ray_cluster(
         profile: its hardware.
         settings: the operator's.
         head: pod template of the head, the user's merged into it.
-        worker: pod template of a worker, likewise.
+        workers: pod template of a worker of each group, likewise.
     """
     about = metadata(job, job.name, "cluster")
     about["labels"] = {**block_of(about, "labels"), **cluster_labels(spec)}
@@ -78,7 +79,10 @@ def ray_cluster(
     cluster: dict[str, Json] = {
         "rayVersion": settings.ray_version,
         "headGroupSpec": {"rayStartParams": _head_start(spec, profile, settings), "template": head},
-        "workerGroupSpecs": [_worker_group(spec, profile, settings, worker)],
+        "workerGroupSpecs": [
+            _worker_group(spec, profile, settings, group, template)
+            for group, template in zip(derived.node_groups(spec), workers, strict=True)
+        ],
     }
     if uses_token(spec, settings):
         cluster["authOptions"] = {"mode": "token"}
@@ -126,22 +130,20 @@ def _head_start(spec: RLJobSpec, profile: HardwareProfile, settings: RenderSetti
 
 
 def _worker_group(
-    spec: RLJobSpec, profile: HardwareProfile, settings: RenderSettings, template: Manifest
+    spec: RLJobSpec, profile: HardwareProfile, settings: RenderSettings, group: NodeGroup, template: Manifest
 ) -> dict[str, Json]:
-    size = worker_size(spec, profile)
-    devices = derived.devices_per_node(spec)
+    size, devices = worker_size(spec, profile, group), group.devices
     # The group's field and not rayStartParams, which KubeRay refuses beside it: it needs no quoting for a shell, and
     # says NPU whether or not this KubeRay knows Ascend. Each device reserves its threads, one at least.
     threads = spec.resources.threads_per_device or 1
     resources = {"CPU": str(max(to_cores(size.cpu), devices * threads))}
     if profile.ray_resource is not None:
         resources[profile.ray_resource] = str(devices)
-    nodes = spec.resources.nodes
     return {
-        "groupName": WORKER_GROUP,
-        "replicas": nodes,
-        "minReplicas": nodes,
-        "maxReplicas": nodes,
+        "groupName": group.name,
+        "replicas": group.nodes,
+        "minReplicas": group.nodes,
+        "maxReplicas": group.nodes,
         "resources": resources,
         "rayStartParams": {
             "object-store-memory": size.object_store_bytes(),

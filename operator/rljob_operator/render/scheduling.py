@@ -7,6 +7,7 @@ Kueue's integration of RayCluster; MindCluster's documentation, "Pod" and "PodGr
 from __future__ import annotations
 
 from rljob_api import derived
+from rljob_api.derived import WORKERS, NodeGroup
 from rljob_api.json_types import Json
 from rljob_api.kubernetes_names import is_label_value
 from rljob_api.profiles import PROFILES, HardwareProfile, MindCluster
@@ -54,7 +55,7 @@ def cluster_annotations(spec: RLJobSpec, profile: HardwareProfile) -> dict[str, 
     mind_cluster = profile.mind_cluster
     if spec.scheduling.system is not QueueSystem.MIND_CLUSTER or mind_cluster is None:
         return {}
-    annotations = {"huawei.com/schedule_minAvailable": str(spec.resources.nodes + 1)}
+    annotations = {"huawei.com/schedule_minAvailable": str(derived.nodes(spec) + 1)}
     if mind_cluster.schedule_policy is not None and spec.scheduling.super_pod_block is None:
         annotations["huawei.com/schedule_policy"] = mind_cluster.schedule_policy
     if spec.scheduling.super_pod_block is not None:
@@ -81,15 +82,15 @@ def pod_annotations(spec: RLJobSpec, profile: HardwareProfile, *, head: bool) ->
     return annotations
 
 
-def placement(spec: RLJobSpec, profile: HardwareProfile, job: str, *, head: bool) -> dict[str, Json]:
-    """Scheduling fields of a pod spec."""
+def placement(spec: RLJobSpec, profile: HardwareProfile, job: str, group: NodeGroup | None) -> dict[str, Json]:
+    """Scheduling fields of the pod spec of a group's worker; None: of the head."""
     scheduling = spec.scheduling
     fields: dict[str, Json] = {}
     if scheduling.priority_class is not None:
         fields["priorityClassName"] = scheduling.priority_class
     if scheduling.system in _GANGS:
         fields["schedulerName"] = "volcano"
-    if head:
+    if group is None:
         return fields
     selector = {**profile.node_selector, **scheduling.node_selector}
     if selector:
@@ -99,7 +100,7 @@ def placement(spec: RLJobSpec, profile: HardwareProfile, job: str, *, head: bool
             toleration.model_dump(mode="json", by_alias=True, exclude_none=True)
             for toleration in scheduling.tolerations
         ]
-    affinity = _affinity(spec, job)
+    affinity = _affinity(spec, job, group)
     if affinity:
         fields["affinity"] = affinity
     return fields
@@ -125,21 +126,40 @@ def _check_affinity(spec: RLJobSpec) -> None:
         raise RenderError(f"spec.scheduling.affinity.podAntiAffinity.{_REQUIRED}", "is no list, as it is in a pod")
 
 
-def _affinity(spec: RLJobSpec, job: str) -> dict[str, Json]:
+def _affinity(spec: RLJobSpec, job: str, group: NodeGroup) -> dict[str, Json]:
     affinity = {key: value for key, value in spec.scheduling.affinity.items() if value is not None}
-    if spec.resources.nodes == 1:
+    if group.nodes == 1:
         return affinity
     # Two workers on one server would see each other as different servers and leave HCCS for RoCE (vllm-ascend 14506).
-    apart = {
-        "labelSelector": {"matchLabels": {"rljob.dev/job": job, "ray.io/node-type": "worker"}},
-        "topologyKey": "kubernetes.io/hostname",
-    }
+    # Engines and trainers are in different pods whatever their server.
+    labels = {"rljob.dev/job": job, "ray.io/node-type": "worker"}
+    if group.name != WORKERS:
+        labels["ray.io/group"] = group.name
+    apart = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
     given = affinity.get("podAntiAffinity", {})
     return {**affinity, "podAntiAffinity": {**given, _REQUIRED: [*(given.get(_REQUIRED) or []), apart]}}
 
 
 def _check_devices(spec: RLJobSpec, profile: HardwareProfile) -> None:
+    for group in derived.node_groups(spec):
+        _check_devices_of(group, spec, profile)
     per_node, block = derived.devices_per_node(spec), spec.scheduling.super_pod_block
+    if block is None:
+        return
+    mind_cluster = profile.mind_cluster or MindCluster()
+    if not mind_cluster.super_pods:
+        able = " and ".join(name for name, p in PROFILES.items() if p.mind_cluster and p.mind_cluster.super_pods)
+        raise RenderError("spec.scheduling.superPodBlock", f"only profiles {able} know SuperPoDs")
+    devices = derived.devices(spec)
+    if block % per_node or devices % block:
+        raise RenderError(
+            "spec.scheduling.superPodBlock",
+            f"{block}: a multiple of the {per_node} devices of a node that divides the job's {devices} is needed",
+        )
+
+
+def _check_devices_of(group: NodeGroup, spec: RLJobSpec, profile: HardwareProfile) -> None:
+    per_node = group.devices
     if profile.devices_per_node is not None and per_node > profile.devices_per_node:
         raise RenderError(
             "spec.resources.devicesPerNode",
@@ -151,14 +171,3 @@ def _check_devices(spec: RLJobSpec, profile: HardwareProfile) -> None:
         many = mind_cluster.multiple
         wrong = f"{per_node}: MindCluster gives out the devices of {profile.name} {many} at a time; take a multiple"
         raise RenderError("spec.resources.devicesPerNode", wrong)
-    if block is None:
-        return
-    if not mind_cluster.super_pods:
-        able = " and ".join(name for name, p in PROFILES.items() if p.mind_cluster and p.mind_cluster.super_pods)
-        raise RenderError("spec.scheduling.superPodBlock", f"only profiles {able} know SuperPoDs")
-    devices = spec.resources.nodes * per_node
-    if block % per_node or devices % block:
-        raise RenderError(
-            "spec.scheduling.superPodBlock",
-            f"{block}: a multiple of the {per_node} devices of a node that divides the job's {devices} is needed",
-        )

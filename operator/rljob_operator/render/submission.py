@@ -119,5 +119,5 @@ def _threads(spec: RLJobSpec) -> int:
     if spec.resources.threads_per_device is not None:
         return spec.resources.threads_per_device
     profile = resolve(spec)
-    share = max(1, to_cores(worker_size(spec, profile).cpu) // derived.devices_per_node(spec))
-    return profile.tuning.omp_num_threads or share
+    shares = [to_cores(worker_size(spec, profile, own).cpu) // own.devices for own in derived.node_groups(spec)]
+    return profile.tuning.omp_num_threads or max(1, min(shares))

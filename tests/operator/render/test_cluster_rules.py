@@ -50,13 +50,32 @@ def test_ray_resources(profile: str) -> None:
 
 @pytest.mark.parametrize("mode", ["Disaggregated", "Async"])
 def test_devices_of_their_own_for_trainers_and_engines_are_all_in_one_pod(mode: str) -> None:
-    """Weights go across in its shared memory: several nodes are refused by a rule of the spec."""
+    """Weights go across in its shared memory."""
     groups = "{profile: cpu, trainer: {devicesPerNode: 2}, rollout: {devicesPerNode: 4}}"
     cluster = rendered(f"mode={mode}", f"resources={groups}")
     [group] = cluster["spec"]["workerGroupSpecs"]
     assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (1, 1, 1)
     assert int(group["resources"]["CPU"]) >= 6
     assert int(worker_pod(cluster)["containers"][0]["resources"]["limits"]["cpu"]) >= 6
+
+
+def test_trainers_and_engines_have_worker_groups_of_their_own() -> None:
+    trainer = "{nodes: 2, devicesPerNode: 2, worker: {memory: 9Gi}}"
+    groups = f"{{profile: cpu, trainer: {trainer}, rollout: {{nodes: 3, devicesPerNode: 4}}, worker: {{memory: 7Gi}}}}"
+    cluster = rendered("mode=Async", f"resources={groups}")
+    trainers, engines = cluster["spec"]["workerGroupSpecs"]
+    for group, name, nodes, devices, memory in (
+        (trainers, "trainers", 2, 2, "9Gi"),
+        (engines, "engines", 3, 4, "7Gi"),
+    ):
+        assert group["groupName"] == name
+        assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == nodes
+        assert int(group["resources"]["CPU"]) >= devices
+        pod = group["template"]["spec"]
+        assert pod["containers"][0]["resources"]["limits"]["memory"] == memory
+        [apart] = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert apart["topologyKey"] == "kubernetes.io/hostname"
+        assert apart["labelSelector"]["matchLabels"]["ray.io/group"] == name, "beside the other group's it may lie"
 
 
 @pytest.mark.parametrize("profile", [p.value for p in Profile])

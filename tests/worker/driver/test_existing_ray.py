@@ -89,25 +89,25 @@ def test_stopped_killed_and_finished_on_two_nodes_like_one_run_on_this_machine(
     job = manifest(tmp_path, **SPEC, resources=resources(2, 1))
 
     cluster.submit(job, folder, "job-0")
-    wait_for(lambda: _steps(folder) >= 2, "two steps", 200)
+    wait_for(lambda: newest_step(folder) >= 2, "two steps", 200)
     cluster.stop("job-0")
     assert cluster.end_of("job-0", 60)["status"] == "STOPPED"
     assert cluster.exit_codes()[-1] == ExitCode.STOPPED, cluster.logs("job-0")
-    stopped_after = _steps(folder)
+    stopped_after = newest_step(folder)
     assert f"saved step-{stopped_after}" in cluster.logs("job-0")
     assert stopped_after < STEPS
 
     cluster.submit(job, folder, "job-1")
-    wait_for(lambda: _steps(folder) >= stopped_after + 2, "two more steps", 200)
+    wait_for(lambda: newest_step(folder) >= stopped_after + 2, "two more steps", 200)
     cluster.kill_node(NODES[1])
     code, logs = failed(cluster, "job-1")
     assert code == ExitCode.FAILED
     assert f"({NODES[1]}), which does not answer any more" in logs, logs
-    assert _steps(folder) < STEPS
+    assert newest_step(folder) < STEPS
 
     cluster.wait_for_loss(NODES[1])
     cluster.add_node(NEW_NODE, cpus=1)
-    name, info = _end_of_a_started(cluster, job, folder, "job-2")
+    name, info = end_of_a_started(cluster, job, folder, "job-2")
     assert (info["status"], info["driver_exit_code"]) == ("SUCCEEDED", 0), f"{info}\n{cluster.logs(name)}"
     assert {row["node_ip"] for row in cluster.alive("nodes")} > {NODES[0], NEW_NODE}, "the cluster is left as it was"
     wait_for(lambda: not cluster.alive("actors"), "end of the job's actors", 30)
@@ -132,7 +132,7 @@ def test_a_node_that_does_not_see_the_run_folder_is_named(cluster: RayCluster, t
     folder.mkdir()
     cluster.add_node(BLIND_NODE, cpus=2, hide=folder)
     job = manifest(tmp_path, **SPEC, resources=resources(1, 2))
-    name, info = _end_of_a_started(cluster, job, folder / "run", "unseen")
+    name, info = end_of_a_started(cluster, job, folder / "run", "unseen")
     logs = cluster.logs(name)
     assert (info["status"], info["driver_exit_code"]) == ("FAILED", ExitCode.USER_ERROR), f"{info}\n{logs}"
     assert f"({BLIND_NODE}) does not see the model of the driver at {folder}/run/model" in logs
@@ -140,7 +140,7 @@ def test_a_node_that_does_not_see_the_run_folder_is_named(cluster: RayCluster, t
     assert not list(folder.rglob(".seen-*"))
 
 
-def _end_of_a_started(cluster: RayCluster, job: Path, folder: Path, name: str) -> tuple[str, dict[str, Any]]:
+def end_of_a_started(cluster: RayCluster, job: Path, folder: Path, name: str) -> tuple[str, dict[str, Any]]:
     """Submit until the driver was started: for a while Ray may hand a new job's supervisor to a node that is lost, or
     to one that only just came, with which it fails."""
     for attempt in range(4):
@@ -153,7 +153,7 @@ def _end_of_a_started(cluster: RayCluster, job: Path, folder: Path, name: str) -
     return submission, info
 
 
-def _steps(folder: Path) -> int:
+def newest_step(folder: Path) -> int:
     """The newest step that has a record."""
     if not (folder / "steps.jsonl").exists():
         return 0

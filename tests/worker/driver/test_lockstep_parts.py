@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_run_folder import job
 
+from rljob_api import derived
 from rljob_api.spec import RLJobSpec
 from rljob_worker.data.dataset import PromptSource
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
@@ -301,14 +302,20 @@ def _spec(mode: str, trainers: int, engine_devices: int, size: int) -> RLJobSpec
     return job(mode=mode, rollout=rollout, resources=resources).spec
 
 
+def _placement(spec: RLJobSpec) -> Placement:
+    nothing: Any = None
+    return Placement(nothing, (nothing,), derived.node_groups(spec))
+
+
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
 def test_every_process_has_devices_of_its_own(trainers: int, engines: int, size: int) -> None:
     spec = _spec("Disaggregated", trainers, engines * size, size)
-    nothing: Any = None
-    placement = Placement.of(spec, nothing, [nothing])
-    used = [placement.device_of_trainer(rank) for rank in range(trainers)]
-    used += [device for index in range(engines) for device in placement.devices_of_engine(index, size)]
-    assert used == list(range(placement.devices_per_node))
+    placement = _placement(spec)
+    assert len(placement.trainers()) == trainers
+    spanned = placement.engines(size)
+    assert [len(engine) for engine in spanned] == [size] * engines
+    used = [*placement.trainers(), *(device for engine in spanned for device in engine)]
+    assert used == list(range(derived.devices_per_node(spec)))
     identities = [("node", f"cpu:{device}") for device in used]
     check_apart(identities[:trainers], identities[trainers:])
     with ExitStack() as stack:
@@ -319,8 +326,7 @@ def test_every_process_has_devices_of_its_own(trainers: int, engines: int, size:
 @given(st.integers(1, 3), st.integers(1, 3))
 def test_shared_devices_are_divided_as_before(engines: int, size: int) -> None:
     spec = _spec("Colocated", engines * size, 0, size)
-    nothing: Any = None
-    placement = Placement.of(spec, nothing, [nothing])
-    assert [placement.device_of_trainer(rank) for rank in range(engines * size)] == list(range(engines * size))
-    spanned = [list(placement.devices_of_engine(index, size)) for index in range(engines)]
+    placement = _placement(spec)
+    assert placement.trainers() == list(range(engines * size))
+    spanned = [list(engine) for engine in placement.engines(size)]
     assert spanned == [list(range(index * size, (index + 1) * size)) for index in range(engines)]

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.util.placement_group import PlacementGroup
 from test_run_folder import job
 
+from rljob_api import derived
+from rljob_api.derived import NodeGroup
 from rljob_worker.driver import nodes
 from rljob_worker.driver.cluster import check_pairing
 from rljob_worker.driver.nodes import NodeHelper
-from rljob_worker.driver.placement import Node, capable_nodes, check_layout, idle_first
+from rljob_worker.driver.placement import Node, Placement, capable_nodes, check_layout, idle_first
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.weightsync.shared_memory import SHARED_MEMORY
@@ -26,7 +29,10 @@ def spec(nodes: int = 2, devices: int = 2, **more: Any) -> Any:
     return job(resources={"profile": "cpu", "nodes": nodes, "devicesPerNode": devices}, **more).spec
 
 
-def row(name: str, cpus: float | None, alive: bool = True) -> dict[str, Any]:
+ROLLOUT = {"promptsPerStep": 4, "samplesPerPrompt": 4, "maxResponseTokens": 4}
+
+
+def row(name: str, cpus: float | None, alive: bool = True, group: str = "") -> dict[str, Any]:
     resources = {"memory": 1.0} if cpus is None else {"CPU": cpus}
     return {
         "NodeID": f"id-{name}",
@@ -34,16 +40,52 @@ def row(name: str, cpus: float | None, alive: bool = True) -> dict[str, Any]:
         "NodeManagerAddress": "10.0.0.1",
         "Resources": resources,
         "Alive": alive,
+        "Labels": {"ray.io/node-group": group} if group else {},
     }
 
 
 def test_nodes_that_can_hold_their_share_in_a_stable_order() -> None:
     table = [row("d", 2), row("head", None), row("a", 8), row("c", 1), row("b", 2, alive=False)]
     expected = [Node("id-a", "a", "10.0.0.1", 8), Node("id-d", "d", "10.0.0.1", 2)]
-    assert capable_nodes(spec(), table) == expected
-    assert capable_nodes(spec(), table[::-1]) == expected
+    assert able(spec(), table) == [expected]
+    assert able(spec(), table[::-1]) == [expected]
     threads = job(resources={"profile": "cpu", "nodes": 1, "devicesPerNode": 2, "threadsPerDevice": 4}).spec
-    assert [node.hostname for node in capable_nodes(threads, table)] == ["a"]
+    assert [[node.hostname for node in nodes] for nodes in able(threads, table)] == [["a"]]
+
+
+def own(of: Any) -> NodeGroup:
+    """The only group of a job."""
+    (group,) = derived.node_groups(of)
+    return group
+
+
+def able(of: Any, table: list[dict[str, Any]]) -> list[list[Node]]:
+    """For each group of a job the nodes that can hold it."""
+    return [capable_nodes(of, group, table) for group in derived.node_groups(of)]
+
+
+APART = {
+    "mode": "Async",
+    "resources": {"profile": "cpu", "trainer": {"nodes": 1, "devicesPerNode": 2}, "rollout": {"nodes": 2}},
+}
+
+
+def test_a_node_of_the_other_group_is_left_to_it() -> None:
+    apart = job(**APART).spec
+    table = [row("a", 2, group="engines"), row("b", 1), row("c", 2, group="somebody's"), row("d", 4, group="trainers")]
+    names = [[node.hostname for node in nodes] for nodes in able(apart, table)]
+    assert names == [["c", "d"], ["a", "b", "c"]]
+
+
+def test_where_trainers_and_engines_lie_on_nodes_of_their_own() -> None:
+    apart = job(**APART, rollout=ROLLOUT | {"tensorParallel": 2}).spec
+    trainers, engines = derived.node_groups(apart)
+    nodes = tuple(Node(f"id-{name}", name, "10.0.0.1", 2) for name in "abc")
+    placement = Placement(PlacementGroup.empty(), nodes, (trainers, engines, engines))
+    assert placement.trainers() == [0, 1]
+    assert placement.engines(2) == [range(2, 4), range(4, 6)]
+    assert [placement.node_of(device) for device in range(6)] == [0, 0, 1, 1, 2, 2]
+    assert [placement.number_on_node(device) for device in range(6)] == [0, 1] * 3
 
 
 @pytest.mark.parametrize(
@@ -160,10 +202,10 @@ def test_who_leaves_in_time_is_not_killed(tmp_path: Path, patience: float, code:
 def test_idle_nodes_come_first_and_the_order_stays() -> None:
     nodes = [Node(f"id-{name}", name, "10.0.0.1", 8) for name in "abcd"]
     available = {"id-a": {"CPU": 1.0}, "id-b": {"CPU": 2.0}, "id-c": {}, "id-d": {"CPU": 8.0, "memory": 1.0}}
-    assert [node.hostname for node in idle_first(spec(), nodes, available)] == ["b", "d", "a", "c"]
+    assert [node.hostname for node in idle_first(spec(), own(spec()), nodes, available)] == ["b", "d", "a", "c"]
     npus = job(resources={"profile": "ascend-a2", "nodes": 1, "devicesPerNode": 2}).spec
     free = {"id-b": {"CPU": 8.0, "NPU": 1.0}, "id-c": {"CPU": 8.0, "NPU": 2.0}}
-    assert [node.hostname for node in idle_first(npus, nodes, free)] == ["c", "a", "b", "d"]
+    assert [node.hostname for node in idle_first(npus, own(npus), nodes, free)] == ["c", "a", "b", "d"]
 
 
 def test_nodes_need_the_devices_that_ray_counts() -> None:
@@ -173,6 +215,6 @@ def test_nodes_need_the_devices_that_ray_counts() -> None:
         entry["Resources"] |= counted[entry["NodeManagerHostname"]]
     table.append(row("e", 1) | {"Resources": {"CPU": 1.0, "NPU": 2.0}})
     ascend: dict[str, Any] = {"profile": "ascend-a2", "nodes": 1, "devicesPerNode": 2}
-    assert [node.hostname for node in capable_nodes(job(resources=ascend).spec, table)] == ["a"]
+    assert [[node.hostname for node in nodes] for nodes in able(job(resources=ascend).spec, table)] == [["a"]]
     renamed = ascend | {"overrides": {"rayResource": "GPU"}}
-    assert [node.hostname for node in capable_nodes(job(resources=renamed).spec, table)] == ["c"]
+    assert [[node.hostname for node in nodes] for nodes in able(job(resources=renamed).spec, table)] == [["c"]]

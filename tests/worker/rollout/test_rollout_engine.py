@@ -22,6 +22,7 @@ from rljob_worker.errors import JobError, StopRequested, WeightSyncError
 from rljob_worker.models.convert import Piece
 from rljob_worker.rollout.reports import EngineSlept
 from rljob_worker.types import Cut, Generation, GenerationRequest, Quota, SamplingParams
+from rljob_worker.weightsync.meeting import HostMeeting
 from rljob_worker.weightsync.plan import build_plan
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
@@ -324,7 +325,7 @@ class _Trainer:
         ]
         manifest = [(name, tuple(weight.shape)) for name, weight in self._weights.items()]
         plan = build_plan(manifest, {0: [piece.place for piece in pieces]}, dtype=torch.float32, engines=2)
-        self._sender = WeightSyncTrainer(pieces, plan, trainer=0, folder=folder)
+        self._sender = WeightSyncTrainer(pieces, plan, trainer=0, meeting=HostMeeting(folder))
 
     def send(self, version: int) -> threading.Thread:
         thread = threading.Thread(target=self._sender.update_weights, args=(version, 60.0))

@@ -9,14 +9,16 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from support.ports import free_port
 from sync_cases import KeepingEngine, Weights, model_weights, pieces_for, plan_for
 
 from rljob_worker.weightsync.engine import WeightSyncEngine
+from rljob_worker.weightsync.meeting import HostMeeting, Meeting, NetworkMeeting
 from rljob_worker.weightsync.plan import Bucket
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
@@ -70,18 +72,34 @@ def threaded_peers(
     weights: Weights | None = None,
     slice_bytes: int | None = None,
     pieces: Mapping[int, Sequence[Any]] | None = None,
+    *,
+    network: bool = False,
 ) -> Iterator[Peers]:
+    """With `network`, the trainers and each engine have an address of their own."""
     weights = model_weights(1) if weights is None else weights
     pieces = pieces_for(weights, trainers) if pieces is None else pieces
     plan = plan_for(weights, engines=len(engines), bucket_bytes=6000, slice_bytes=slice_bytes, pieces=pieces)
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
-        senders = [WeightSyncTrainer(pieces[rank], plan, trainer=rank, folder=folder) for rank in range(trainers)]
-        receivers = [WeightSyncEngine(engine, folder=folder, engine=i) for i, engine in enumerate(engines)]
+        meeting: HostMeeting | NetworkMeeting = HostMeeting(folder)
+        meetings: list[HostMeeting | NetworkMeeting] = [meeting] * len(engines)
+        if network:
+            meeting = network_meeting()
+            meetings = [replace(meeting, address=f"127.0.0.{3 + number}") for number in range(len(engines))]
+        senders = [WeightSyncTrainer(pieces[rank], plan, trainer=rank, meeting=meeting) for rank in range(trainers)]
+        receivers = [
+            WeightSyncEngine(engine, meeting=own, engine=number)
+            for number, (engine, own) in enumerate(zip(engines, meetings, strict=True))
+        ]
         try:
             yield Peers(folder, weights, senders, engines, receivers)
         finally:
             for peer in (*receivers, *engines, *senders):
                 peer.close()
+
+
+def network_meeting(workers: int = 1, seconds: float = 20.0) -> NetworkMeeting:
+    """Trainers at an address of the loopback network."""
+    return NetworkMeeting("127.0.0.2", free_port("127.0.0.2"), "127.0.0.2", "the job's secret", workers, seconds)
 
 
 class ProcessPeer:
@@ -128,10 +146,10 @@ def _serve(pipe: Connection, peer: Any, method: Any, describe: Any) -> None:
     peer.close()
 
 
-def sender_process(pipe: Connection, folder: str, rank: int, trainers: int, engines: int) -> None:
+def sender_process(pipe: Connection, meeting: Meeting, rank: int, trainers: int, engines: int) -> None:
     weights = model_weights(0)
     plan = plan_for(weights, trainers=trainers, engines=engines, bucket_bytes=6000)
-    sender = WeightSyncTrainer(pieces_for(weights, trainers)[rank], plan, trainer=rank, folder=folder)
+    sender = WeightSyncTrainer(pieces_for(weights, trainers)[rank], plan, trainer=rank, meeting=meeting)
 
     def send(version: int, deadline: float) -> None:
         for tensor in weights.values():
@@ -141,13 +159,13 @@ def sender_process(pipe: Connection, folder: str, rank: int, trainers: int, engi
     _serve(pipe, sender, send, lambda: None)
 
 
-def receiver_process(pipe: Connection, folder: str, index: int, die_in_bucket: int | None = None) -> None:
+def receiver_process(pipe: Connection, meeting: Meeting, index: int, die_in_bucket: int | None = None) -> None:
     def before_landing(bucket: Bucket, slots: Any) -> None:
         if bucket.index == die_in_bucket:
             os.kill(os.getpid(), signal.SIGKILL)
 
     engine = KeepingEngine(before_landing)
-    receiver = WeightSyncEngine(engine, folder=folder, engine=index)
+    receiver = WeightSyncEngine(engine, meeting=meeting, engine=index)
     _serve(
         pipe,
         receiver,

@@ -12,10 +12,11 @@ import torch
 
 from rljob_worker.devices import Device
 from rljob_worker.tensor_slice import TensorSlice
-from rljob_worker.weightsync import mailbox
+from rljob_worker.weightsync.broadcast import Broadcast
 from rljob_worker.weightsync.device_ipc import DeviceIpc
+from rljob_worker.weightsync.meeting import HostParties, NetworkParties, Parties, meeting_from
 from rljob_worker.weightsync.plan import Bucket, SyncPlan, build_plan
-from rljob_worker.weightsync.shared_memory import SharedMemory
+from rljob_worker.weightsync.shared_memory import HostMemory, SharedMemory
 from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
 
 Weights = dict[str, torch.Tensor]
@@ -91,24 +92,46 @@ class KeepingEngine:
         self.finished_version: int | None = None
         self._slots: Transport | None = None
         self._before_landing = before_landing or (lambda bucket, slots: None)
+        self._parties: Parties | None = None
+        self._broadcast: Broadcast | None = None
 
     def __call__(self, method: Callable[..., Any], message: Any, seconds: float) -> list[Any]:
         assert seconds > 0
         return [getattr(self, method.__name__)(message)]
 
-    def _attached(self, message: dict[str, Any]) -> Transport:
+    def _attached(self, message: dict[str, Any], parties: Parties) -> Transport:
+        if isinstance(parties, NetworkParties):
+            return HostMemory.private(message["slot_bytes"])
         return SharedMemory.attach(message["slots"], message["slot_bytes"])
 
     def rljob_begin_sync(self, message: dict[str, Any]) -> dict[str, Any]:
+        if self._parties is None:
+            self._parties = meeting_from(message["meeting"]).parties()
         if self._slots is None:
-            self._slots = self._attached(message)
-        self._plan, _ = mailbox.find(message["folder"], time.monotonic() + message["seconds"])
+            self._slots = self._attached(message, self._parties)
+        self._plan, _ = self._parties.find(time.monotonic() + message["seconds"])
         self._landing: Weights = {}
+        return {"seconds": {"begin": 0.0}}
+
+    def rljob_join_broadcast(self, message: dict[str, Any]) -> dict[str, Any]:
+        assert isinstance(self._parties, NetworkParties)
+        assert isinstance(self._slots, HostMemory)
+        if message["anew"]:
+            deadline = time.monotonic() + message["seconds"]
+            self._broadcast = Broadcast.join(
+                self._parties, self._plan.engines, message["first_member"], self._slots, message["version"], deadline
+            )
+        assert self._broadcast is not None
+        self._broadcast.expect(self._plan.buckets[0])
         return {"seconds": {"begin": 0.0}}
 
     def rljob_land_bucket(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self._slots is not None
         bucket = self._plan.buckets[message["bucket"]]
+        if self._broadcast is not None:
+            self._broadcast.receive(bucket)
+            if bucket is not self._plan.buckets[-1]:
+                self._broadcast.expect(self._plan.buckets[bucket.index + 1])
         self._before_landing(bucket, self._slots)
         sums = []
         for tensor in bucket.tensors:
@@ -138,8 +161,9 @@ class KeepingEngineOnDevice(KeepingEngine):
         super().__init__(before_landing)
         self.device, self._seconds = device, seconds
 
-    def _attached(self, message: dict[str, Any]) -> Transport:
-        handles = mailbox.find_device(message["folder"], self.device.identity(), self._seconds)
+    def _attached(self, message: dict[str, Any], parties: Parties) -> Transport:
+        assert isinstance(parties, HostParties)
+        handles = parties.find_device(self.device.identity(), self._seconds)
         return DeviceIpc.open(self.device, handles, message["slot_bytes"])
 
 

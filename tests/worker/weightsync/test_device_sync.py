@@ -18,9 +18,9 @@ from peers import ProcessPeer
 from separate_devices import SeparateDevice
 from sync_cases import KeepingEngineOnDevice, TensorPiece, model_weights, pieces_for, plan_for
 
-from rljob_worker.weightsync import mailbox
 from rljob_worker.weightsync.device_ipc import DeviceIpc, Exchange
 from rljob_worker.weightsync.engine import WeightSyncEngine
+from rljob_worker.weightsync.meeting import HostMeeting, HostParties
 from rljob_worker.weightsync.plan import Bucket
 from rljob_worker.weightsync.shared_memory import SHARED_MEMORY
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
@@ -92,7 +92,7 @@ def trainer(pipe: Connection, folder: str, rank: int, ranks: int, engines: int, 
     if rank == ranks - 1:
         pieces[-1] = BrokenPiece(pieces[-1], counter, broken_in)
     exchange = Exchange(device, range(ranks), device.staging)
-    sender = WeightSyncTrainer(pieces, plan, trainer=rank, folder=folder, exchange=exchange)
+    sender = WeightSyncTrainer(pieces, plan, trainer=rank, meeting=HostMeeting(folder), exchange=exchange)
     pipe.send("up")
     while (command := pipe.recv()) is not None:
         counter[0] = version = command[0]
@@ -112,7 +112,7 @@ def trainer(pipe: Connection, folder: str, rank: int, ranks: int, engines: int, 
 
 def engine(pipe: Connection, folder: str, index: int, devices: list[int], damage: int | None) -> None:
     land = EngineOverDevices(devices, damage)
-    receiver = WeightSyncEngine(land, folder=folder, engine=index)
+    receiver = WeightSyncEngine(land, meeting=HostMeeting(folder), engine=index)
     pipe.send("up")
     while (command := pipe.recv()) is not None:
         try:
@@ -183,4 +183,4 @@ def test_a_rank_that_cannot_read_a_piece_ends_the_sync_for_all_at_once() -> None
 
 def test_an_engine_on_a_device_without_trainer_says_so(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"no trainer on this host has device .*:cpu:7"):
-        mailbox.find_device(tmp_path, SeparateDevice(7).identity(), 0.0)
+        HostParties(tmp_path).find_device(SeparateDevice(7).identity(), 0.0)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from rljob_worker.errors import WeightSyncError
-from rljob_worker.weightsync.mailbox import Mailbox, PeerAborted
+from rljob_worker.weightsync.mailbox import PeerAborted
+from rljob_worker.weightsync.meeting import HostParties
 
 
 def nobody() -> str:
@@ -18,7 +19,7 @@ def soon() -> float:
 
 
 def test_messages_of_other_syncs_are_dropped_or_kept(tmp_path: Path) -> None:
-    one, two = (Mailbox(tmp_path, name, ["one", "two"]) for name in ("one", "two"))
+    one, two = (HostParties(tmp_path).mailbox(name, ["one", "two"]) for name in ("one", "two"))
     try:
         for sync in (1, 3, 2):
             one.send(["two"], "ready", sync, number=sync)
@@ -36,9 +37,9 @@ def test_messages_of_other_syncs_are_dropped_or_kept(tmp_path: Path) -> None:
 
 
 def test_a_message_waits_for_a_peer_that_is_not_there_yet(tmp_path: Path) -> None:
-    early = Mailbox(tmp_path, "early", ["late"])
+    early = HostParties(tmp_path).mailbox("early", ["late"])
     early.send(["late"], "ready", 1)
-    late = Mailbox(tmp_path, "late", ["early"])
+    late = HostParties(tmp_path).mailbox("late", ["early"])
     try:
         assert late.receive(1, soon(), nobody).sender == "early"
     finally:
@@ -48,13 +49,13 @@ def test_a_message_waits_for_a_peer_that_is_not_there_yet(tmp_path: Path) -> Non
 
 def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="107; use a shorter folder"):
-        Mailbox(tmp_path / ("x" * 100), "one", [])
+        HostParties(tmp_path / ("x" * 100)).mailbox("one", [])
 
 
 def test_an_unreadable_message_is_an_error(tmp_path: Path) -> None:
-    one, two = (Mailbox(tmp_path, name, ["one", "two"]) for name in ("one", "two"))
+    one, two = (HostParties(tmp_path).mailbox(name, ["one", "two"]) for name in ("one", "two"))
     try:
-        one._outboxes["two"].send(b"\x00not json")
+        one._outbox("two").send(b"\x00not json")
         with pytest.raises(WeightSyncError, match="unreadable message"):
             two.receive(1, soon(), nobody)
     finally:

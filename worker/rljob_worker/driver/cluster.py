@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import ray
@@ -24,13 +25,14 @@ from rljob_worker.driver.calls import Calls
 from rljob_worker.driver.groups import EngineGroup, Process, TrainerGroup
 from rljob_worker.driver.machine import machine_variables
 from rljob_worker.driver.nodes import Nodes
-from rljob_worker.driver.placement import Node, Placement, reserve_devices
+from rljob_worker.driver.placement import Placement, reserve_devices
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.sockets import LOOPBACK
 from rljob_worker.rollout.environment import engine_environment
 from rljob_worker.trainer.environment import trainer_environment
 from rljob_worker.upstream.ray_node import FULL_PRIORITY
 from rljob_worker.upstream.ray_types import remote_actor
+from rljob_worker.weightsync.meeting import NetworkMeeting
 
 logger = logging.getLogger(__name__)
 _LOG_TAIL_LINES = 20
@@ -97,30 +99,45 @@ class Cluster:
         nodes = self._nodes = Nodes(placement, scratch, _ON_A_CLUSTER)
         folders = nodes.folders(seconds)
         self._check_folders(nodes)
-        store, secret = _meeting_place(nodes, folders, seconds), secrets.token_hex(32)
+        store, secret = _meeting_place(self.spec, nodes, folders, seconds), secrets.token_hex(32)
+        network = self._network(nodes, seconds) if derived.has_nodes_apart(self.spec) else None
         common = dict(spec=self.spec.model_dump(mode="json", by_alias=True), model_folder=str(self._model_folder))
-        for rank in range(derived.trainers(self.spec)):
-            device = placement.device_of_trainer(rank)
-            arguments = common | dict(
+        devices = placement.trainers()
+        for rank, device in enumerate(devices):
+            arguments: dict[str, object] = common | dict(
                 rank=rank,
-                world_size=derived.trainers(self.spec),
+                world_size=len(devices),
                 store=store,
                 secret=secret,
                 total_updates=total_updates,
                 sync_folder=folders[placement.node_of(device)],
+                network=network,
             )
             self.trainers.add(self._actor(TrainerActor, f"trainer-{rank}", device, arguments))
         tp = self.spec.rollout.tensor_parallel
         visible = self._visible_devices(calls)
-        for index in range(derived.engines(self.spec)):
-            spanned = placement.devices_of_engine(index, tp)
+        for index, spanned in enumerate(placement.engines(tp)):
+            node = placement.node_of(spanned.start)
             arguments = common | dict(
                 index=index,
-                devices=None if visible else [device % placement.devices_per_node for device in spanned],
-                sync_folder=folders[placement.node_of(spanned.start)],
+                devices=None if visible else list(map(placement.number_on_node, spanned)),
+                sync_folder=folders[node],
+                network=network and replace(network, address=nodes[node].address),
             )
             shown = visible[spanned.start : spanned.stop]
             self.engines.add(self._actor(EngineActor, f"engine-{index}", spanned.start, arguments, shown))
+
+    def _network(self, nodes: Nodes, seconds: float) -> NetworkMeeting:
+        """Where the first node's trainers meet engines on nodes of their own."""
+        address = nodes[0].address
+        return NetworkMeeting(
+            host=address,
+            port=nodes.free_port(0, seconds),
+            address=address,
+            secret=secrets.token_hex(32),
+            workers=self.spec.rollout.tensor_parallel,
+            seconds=self.spec.timeouts.start_seconds,
+        )
 
     def _visible_devices(self, calls: Calls) -> list[str]:
         """What Ray shows each trainer of the devices of its node; empty where CPUs stand for devices.
@@ -167,7 +184,7 @@ class Cluster:
         assert self._placement is not None
         node = self._placement.node_of(bundle)
         actor = remote_actor(kind, num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 2})
-        variables = self._variables(kind, self._placement.nodes[node])
+        variables = self._variables(kind, node)
         if len(visible) > 1:
             assert self._kind.visible_variable is not None
             variables[self._kind.visible_variable] = ",".join(visible)
@@ -187,7 +204,8 @@ class Cluster:
             return {}
         return {"num_gpus": _SHARE} if resource == "GPU" else {"resources": {resource: _SHARE}}
 
-    def _variables(self, kind: type, node: Node) -> dict[str, str]:
+    def _variables(self, kind: type, node: int) -> dict[str, str]:
+        assert self._placement is not None
         given = self.spec.environment
         if kind is TrainerActor:
             own, users = trainer_environment(self.spec) | roles.trainer_variables(self.spec), given.trainer
@@ -195,13 +213,14 @@ class Cluster:
             own, users = engine_environment(self.spec) | roles.engine_variables(self.spec), given.rollout
         if self._embedded:
             own |= machine_variables(self.spec, trainer=kind is TrainerActor)
-        if self.spec.resources.nodes == 1:
+        if derived.trainer_nodes(self.spec) == 1:
             own = {"GLOO_SOCKET_IFNAME": LOOPBACK} | own
         if not self._embedded:
             own |= _ON_A_CLUSTER
             if self.spec.resources.threads_per_device is None:
                 # The driver's machine says nothing about the cores of this one.
-                own["OMP_NUM_THREADS"] = str(max(1, int(node.cpus) // derived.devices_per_node(self.spec)))
+                cpus, devices = self._placement.nodes[node].cpus, self._placement.holds[node].devices
+                own["OMP_NUM_THREADS"] = str(max(1, int(cpus) // devices))
         return own | given.variables | users
 
     def start(self, calls: Calls) -> None:
@@ -313,9 +332,9 @@ class Cluster:
         return self._logs / f"{name}.stacks"
 
 
-def _meeting_place(nodes: Nodes, folders: Sequence[str], seconds: float) -> str:
+def _meeting_place(spec: RLJobSpec, nodes: Nodes, folders: Sequence[str], seconds: float) -> str:
     """Where the trainers meet: on one node in a folder that is theirs alone, else at the first node's address."""
-    if len(nodes) == 1:
+    if derived.trainer_nodes(spec) == 1:
         return f"file://{folders[0]}/store"
     host = nodes[0].address
     port = nodes.free_port(0, seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_api import RLJobSpec
+from rljob_api import RLJobSpec, derived
 from rljob_worker.driver.cluster import Cluster
 from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.driver.probe import WeightProbe
@@ -38,6 +38,7 @@ class Handover:
         self._probe = probe
         self._records = records
         self._progress = progress
+        self._senders = derived.sending_nodes(spec)
 
     def update_weights(self) -> None:
         """Hand the weights over: trainers send while engines receive; both verify."""
@@ -46,7 +47,7 @@ class Handover:
         receivers = self._cluster.engines.receive_weights(version, seconds)
         # Both sides keep the deadline themselves and say what they waited for; the driver only backs them up.
         sent, received = self._calls.calls.gather_both("update_weights", senders, receivers, seconds + 5.0)
-        self._records.weights(sync_report(version, sent, received, self._spec.resources.nodes))
+        self._records.weights(sync_report(version, sent, received, self._senders))
         if self.due_probe():
             scores = self._calls.gather("score", self._cluster.trainers.score(self._probe.tokens))
             self._probe.score_trainers(scores)

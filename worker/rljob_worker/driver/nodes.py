@@ -129,7 +129,7 @@ class _There:
             .options(
                 runtime_env={"env_vars": dict(environment)},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement.group, placement_group_bundle_index=node * placement.devices_per_node
+                    placement.group, placement_group_bundle_index=placement.first_device(node)
                 ),
             )
             .remote()

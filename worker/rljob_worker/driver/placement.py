@@ -7,18 +7,22 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import ray
 from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from rljob_api import RLJobSpec, derived
+from rljob_api.derived import NodeGroup
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.upstream.ray_types import NodeTable
 
 _NODE_LABEL = "ray.io/node-id"
 """Label that Ray itself gives every node: its id."""
+_GROUP_LABEL = "ray.io/node-group"
+"""Label that Ray gives a node of a KubeRay worker group: the group's name."""
 _POLL_SECONDS = 0.5
 _CHOICE_SECONDS = 10.0
 
@@ -40,38 +44,41 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The reserved devices: bundle `i` is device `i % devices_per_node` of node `i // devices_per_node`.
-
-    Trainers have the first `trainers_per_node` devices of a node. Engines span devices from `first_engine_device` on:
-    the same ones, or those after the trainers'.
-    """
+    """The reserved devices, numbered node by node; bundle `i` is device `i`."""
 
     group: PlacementGroup
     nodes: tuple[Node, ...]
-    devices_per_node: int
-    trainers_per_node: int
-    first_engine_device: int
+    holds: tuple[NodeGroup, ...]
+    """What each node holds."""
 
-    @classmethod
-    def of(cls, spec: RLJobSpec, group: PlacementGroup, nodes: Sequence[Node]) -> Placement:
-        """A job's placement on these nodes."""
-        per_node, trainers = derived.devices_per_node(spec), derived.trainers_per_node(spec)
-        return cls(group, tuple(nodes), per_node, trainers, derived.first_engine_device(spec))
+    def trainers(self) -> list[int]:
+        """The job's device that each trainer runs on, by rank."""
+        return [device for first, own in self._each() for device in range(first, first + own.trainers)]
 
-    def device_of_trainer(self, rank: int) -> int:
-        """The job's device that a trainer runs on."""
-        return rank // self.trainers_per_node * self.devices_per_node + rank % self.trainers_per_node
-
-    def devices_of_engine(self, index: int, size: int) -> range:
-        """The job's devices that an engine of so many devices spans."""
-        engines_per_node = (self.devices_per_node - self.first_engine_device) // size
-        node, number = divmod(index, engines_per_node)
-        first = node * self.devices_per_node + self.first_engine_device + number * size
-        return range(first, first + size)
+    def engines(self, size: int) -> list[range]:
+        """The job's devices that each engine of so many devices spans."""
+        return [
+            range(start, start + size)
+            for first, own in self._each()
+            for start in range(first + own.first_engine_device, first + own.devices - size + 1, size)
+        ]
 
     def node_of(self, device: int) -> int:
         """Position in `nodes` of the node that holds a device of the job."""
-        return device // self.devices_per_node
+        return max(node for node, (first, _) in enumerate(self._each()) if first <= device)
+
+    def number_on_node(self, device: int) -> int:
+        """Number of a device of the job among those of its node."""
+        return device - self.first_device(self.node_of(device))
+
+    def first_device(self, node: int) -> int:
+        """The job's first device on a node."""
+        return self._each()[node][0]
+
+    def _each(self) -> list[tuple[int, NodeGroup]]:
+        """For each node its first device and what it holds."""
+        firsts = accumulate((own.devices for own in self.holds), initial=0)
+        return list(zip(firsts, self.holds, strict=False))
 
 
 def check_layout(spec: RLJobSpec) -> None:
@@ -80,12 +87,13 @@ def check_layout(spec: RLJobSpec) -> None:
     Ranks are numbered node by node. Weights go from trainers to engines inside a node only, so each node needs whole
     replicas. Megatron numbers pipeline stages outermost: with several nodes they would lie on different ones.
     """
-    if spec.resources.nodes == 1:
+    nodes = derived.trainer_nodes(spec)
+    if nodes == 1:
         return
     per_node = derived.trainers_per_node(spec)
     if spec.training.pipeline_parallel > 1:
         raise UserError(
-            f"spec.training.pipelineParallel: {spec.training.pipeline_parallel} with {spec.resources.nodes} nodes is "
+            f"spec.training.pipelineParallel: {spec.training.pipeline_parallel} with {nodes} nodes is "
             "not built in this version, since each node must hold whole copies of the model; use 1, or one node"
         )
     for field, size in (
@@ -104,17 +112,19 @@ def bundle_cpus(spec: RLJobSpec) -> int:
     return spec.resources.threads_per_device or 1
 
 
-def capable_nodes(spec: RLJobSpec, table: Sequence[NodeTable]) -> list[Node]:
-    """Living nodes of `ray.nodes()` that can hold a node's share of the devices, in a stable order.
+def capable_nodes(spec: RLJobSpec, own: NodeGroup, table: Sequence[NodeTable]) -> list[Node]:
+    """Living nodes of `ray.nodes()` that can hold what a node of a group does, in a stable order.
 
-    A head that was started without CPUs is none of them.
+    A head that was started without CPUs is none of them, nor is a node that says it is of another group.
     """
-    per_node, resource = derived.devices_per_node(spec), device_kind(spec.resources).ray_resource
-    devices = per_node if resource else 0
+    resource = device_kind(spec.resources).ray_resource
+    devices = own.devices if resource else 0
+    others = {group.name for group in derived.node_groups(spec)} - {own.name}
+    not_its = {n["NodeID"] for n in table if n["Labels"].get(_GROUP_LABEL) in others}
     return [
         node
         for node in living_nodes(table, resource)
-        if node.cpus >= per_node * bundle_cpus(spec) and node.devices >= devices
+        if node.cpus >= own.devices * bundle_cpus(spec) and node.devices >= devices and node.id not in not_its
     ]
 
 
@@ -134,10 +144,13 @@ def living_nodes(table: Sequence[NodeTable], resource: str | None = None) -> lis
     return sorted(nodes, key=lambda node: (node.hostname, node.address, node.id))
 
 
-def idle_first(spec: RLJobSpec, nodes: Sequence[Node], available: Mapping[str, Mapping[str, float]]) -> list[Node]:
-    """The same nodes, those first that have a node's share free now; Ray's own figures, some moments old."""
-    per_node, resource = derived.devices_per_node(spec), device_kind(spec.resources).ray_resource
-    wanted = {"CPU": per_node * bundle_cpus(spec)} | ({resource: per_node} if resource else {})
+def idle_first(
+    spec: RLJobSpec, own: NodeGroup, nodes: Sequence[Node], available: Mapping[str, Mapping[str, float]]
+) -> list[Node]:
+    """The same nodes, those first that have what a node of a group holds free now; Ray's own figures, some moments
+    old."""
+    resource = device_kind(spec.resources).ray_resource
+    wanted = {"CPU": own.devices * bundle_cpus(spec)} | ({resource: own.devices} if resource else {})
 
     def busy(node: Node) -> bool:
         free = available.get(node.id, {})
@@ -146,8 +159,21 @@ def idle_first(spec: RLJobSpec, nodes: Sequence[Node], available: Mapping[str, M
     return sorted(nodes, key=busy)
 
 
+def _candidates(spec: RLJobSpec) -> list[tuple[NodeGroup, list[Node]]]:
+    """For each group of the job the nodes that can hold it, idle ones first; no node for two of them."""
+    table, available = ray.nodes(), available_resources_per_node()
+    taken: set[str] = set()
+    found = []
+    for own in derived.node_groups(spec):
+        able = [node for node in capable_nodes(spec, own, table) if node.id not in taken]
+        able = idle_first(spec, own, able, available)
+        taken |= {node.id for node in able[: own.nodes]}
+        found.append((own, able))
+    return found
+
+
 def reserve_devices(spec: RLJobSpec, stop: threading.Event, *, more_may_join: bool) -> Placement:
-    """Reserve `devicesPerNode` devices on each of `nodes` nodes, waiting for nodes that have yet to join.
+    """Reserve the devices of each of the job's nodes, waiting for nodes that have yet to join.
 
     Raises:
         UserError: no node can join, and those that are there have too few devices.
@@ -156,17 +182,19 @@ def reserve_devices(spec: RLJobSpec, stop: threading.Event, *, more_may_join: bo
     """
     deadline = time.monotonic() + spec.timeouts.start_seconds
     while True:
-        candidates = idle_first(spec, capable_nodes(spec, ray.nodes()), available_resources_per_node())
-        nodes = candidates[: spec.resources.nodes]
-        if len(nodes) < spec.resources.nodes and not more_may_join:
+        candidates = _candidates(spec)
+        chosen = [(own, node) for own, able in candidates for node in able[: own.nodes]]
+        enough = len(chosen) == derived.nodes(spec)
+        if not enough and not more_may_join:
             raise UserError(_lack(spec, ray.nodes()))
-        if len(nodes) == spec.resources.nodes:
-            group = _group(spec, nodes)
+        if enough:
+            holds, nodes = tuple(own for own, _ in chosen), tuple(node for _, node in chosen)
+            group = _group(spec, chosen)
             # With others to choose from, a node that is busy after all is not waited for until the deadline.
-            choice = len(candidates) > len(nodes)
+            choice = any(len(able) > own.nodes for own, able in candidates)
             until = min(deadline, time.monotonic() + _CHOICE_SECONDS) if choice else deadline
             if _reserved(group, nodes, stop, until):
-                return Placement.of(spec, group, nodes)
+                return Placement(group, nodes, holds)
             remove_placement_group(group)
         if stop.is_set():
             raise StopRequested
@@ -175,9 +203,9 @@ def reserve_devices(spec: RLJobSpec, stop: threading.Event, *, more_may_join: bo
         stop.wait(_POLL_SECONDS)
 
 
-def _group(spec: RLJobSpec, nodes: Sequence[Node]) -> PlacementGroup:
+def _group(spec: RLJobSpec, chosen: Sequence[tuple[NodeGroup, Node]]) -> PlacementGroup:
     """One bundle a device, each tied to its node: PACK alone would fill a large node before it takes the next."""
-    selectors = [{_NODE_LABEL: node.id} for node in nodes for _ in range(derived.devices_per_node(spec))]
+    selectors = [{_NODE_LABEL: node.id} for own, node in chosen for _ in range(own.devices)]
     resource = device_kind(spec.resources).ray_resource
     bundles = [{"CPU": float(bundle_cpus(spec))} | ({resource: 1.0} if resource else {}) for _ in selectors]
     return placement_group(bundles, strategy="PACK", bundle_label_selector=selectors)
@@ -194,25 +222,30 @@ def _reserved(group: PlacementGroup, nodes: Sequence[Node], stop: threading.Even
 
 
 def _shortage(spec: RLJobSpec, table: Sequence[NodeTable]) -> str:
-    wanted, has = _wanted_and_there(spec, table)
+    wanted = " and ".join(f"{own.nodes} node(s) with {_wanted(spec, own)} each" for own in derived.node_groups(spec))
     return (
-        f"start: {spec.resources.nodes} node(s) with {wanted} each (spec.resources) were not to be had within "
-        f"{spec.timeouts.start_seconds:g} s (spec.timeouts.startSeconds); the Ray cluster's nodes: {has}"
+        f"start: {wanted} (spec.resources) were not to be had within {spec.timeouts.start_seconds:g} s "
+        f"(spec.timeouts.startSeconds); the Ray cluster's nodes: {_there(spec, table)}"
     )
 
 
 def _lack(spec: RLJobSpec, table: Sequence[NodeTable]) -> str:
-    wanted, has = _wanted_and_there(spec, table)
     variable = device_kind(spec.resources).visible_variable
     shown = f" ({variable}={os.environ[variable]} in this shell)" if variable and variable in os.environ else ""
-    return f"spec.resources.devicesPerNode: the job needs {wanted}; this machine is {has}{shown}"
+    wanted = _wanted(spec, derived.node_groups(spec)[0])
+    return f"spec.resources.devicesPerNode: the job needs {wanted}; this machine is {_there(spec, table)}{shown}"
 
 
-def _wanted_and_there(spec: RLJobSpec, table: Sequence[NodeTable]) -> tuple[str, str]:
-    per_node, resource = derived.devices_per_node(spec), device_kind(spec.resources).ray_resource
-    wanted = f"{per_node * bundle_cpus(spec)} free CPUs" + (f" and {per_node} free {resource}" if resource else "")
+def _wanted(spec: RLJobSpec, own: NodeGroup) -> str:
+    resource = device_kind(spec.resources).ray_resource
+    cpus = f"{own.devices * bundle_cpus(spec)} free CPUs"
+    return cpus + (f" and {own.devices} free {resource}" if resource else "")
+
+
+def _there(spec: RLJobSpec, table: Sequence[NodeTable]) -> str:
+    resource = device_kind(spec.resources).ray_resource
     has = [
         f"{node} with {node.cpus:g} CPUs" + (f" and {node.devices:g} {resource}" if resource else "")
         for node in living_nodes(table, resource)
     ]
-    return wanted, ", ".join(has) or "none"
+    return ", ".join(has) or "none"

@@ -34,6 +34,7 @@ from rljob_worker.upstream.install import check, install
 from rljob_worker.upstream.patch import Process
 from rljob_worker.upstream.vllm_meeting import meet_in
 from rljob_worker.weightsync.engine import WeightSyncEngine
+from rljob_worker.weightsync.meeting import HostMeeting, NetworkMeeting
 from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ class Engine:
         model_folder: Hugging Face folder to start from; these weights are version 0.
         devices: identities of the devices the engine spans, one for each tensor-parallel rank; None where the workers
             find them out.
-        sync_folder: where the trainers' weight sync on this host can be found.
+        sync_folder: folder of this host's trainers and engines, where the weight sync of its trainers can be found.
+        network: where trainers on other nodes are met.
 
     Raises:
         UserError: the spec asks for a device or engine argument that cannot be had.
@@ -72,6 +74,7 @@ class Engine:
         model_folder: str,
         devices: list[str] | None,
         sync_folder: str | None = None,
+        network: NetworkMeeting | None = None,
     ) -> None:
         self.spec = RLJobSpec.model_validate(spec)
         try:
@@ -87,6 +90,7 @@ class Engine:
         self.devices = devices
         self.model_folder = model_folder
         self.sync_folder = sync_folder
+        self._network = network
         self.weight_version: int | None = None
         """Version of the weights it holds; None while they are unusable."""
         self.state = EngineState.NEW
@@ -277,7 +281,7 @@ class Engine:
             return self._sleep_controller.wake_weights()
 
     def receive_weights(self, version: int, seconds: float) -> EngineReport:
-        """Take a version of the weights from the trainers of this host, verified; awake or with memory for them.
+        """Take a version of the weights from the trainers, verified; awake or with memory for them.
 
         Args:
             version: the version they send.
@@ -293,8 +297,9 @@ class Engine:
             if self._weight_sync is None:
                 if self.sync_folder is None:
                     raise RuntimeError(f"engine-{self.index}: was given no folder to find the weight sync in")
-                number = self.index % derived.engines_per_node(self.spec)
-                self._weight_sync = WeightSyncEngine(self._land, folder=self.sync_folder, engine=number)
+                meeting = self._network or HostMeeting(self.sync_folder)
+                number = self.index % derived.engines_per_sync(self.spec)
+                self._weight_sync = WeightSyncEngine(self._land, meeting=meeting, engine=number)
             self.weight_version = None
             if self.state is EngineState.ACTIVE:
                 # It did not sleep: what it remembers of prompts was computed with the weights before.

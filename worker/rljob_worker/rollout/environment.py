@@ -22,7 +22,7 @@ def engine_environment(spec: RLJobSpec, *, cache_folder: str | None = None) -> d
         spec: the job.
         cache_folder: where vLLM and the compiler keep their caches; default: where they are used to.
     """
-    threads = str(threads_per_process(spec.resources.threads_per_device, derived.devices_per_node(spec)))
+    threads = str(threads_per_process(spec.resources.threads_per_device, derived.node_groups(spec)[-1].devices))
     environment = {
         # The engine core inside the actor: half the rollout time of a small model, and no process outlives the actor.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -11,7 +11,9 @@ def trainer_environment(spec: RLJobSpec) -> dict[str, str]:
     """Environment variables of a trainer actor."""
     return {
         # Ray sets 1 for actors that ask for no CPUs. Trainer and engine take turns: each gets the device's whole share.
-        "OMP_NUM_THREADS": str(threads_per_process(spec.resources.threads_per_device, derived.devices_per_node(spec))),
+        "OMP_NUM_THREADS": str(
+            threads_per_process(spec.resources.threads_per_device, derived.node_groups(spec)[0].devices)
+        ),
         # Megatron compiles small helpers at first use: seconds at start-up, and nothing gained on CPU.
         "TORCHDYNAMO_DISABLE": "1",
         # Megatron's tensor parallelism counts on the order of work that one queue gives.

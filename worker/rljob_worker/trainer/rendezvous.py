@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from torch.distributed import FileStore, Store, TCPStore
 
-from rljob_worker.host.sockets import listen
+from rljob_worker.devices.stores import connect_store, serve_store
 
 
 class Rendezvous(Protocol):
@@ -92,19 +92,10 @@ class _OverTcp:
             self.store.delete_key(_port_key(generation - 2))
 
     def _connect(self, port: int) -> TCPStore:
-        return TCPStore(self._host, port, is_master=False, wait_for_workers=False, timeout=self._timeout)
+        return connect_store(self._host, port, self._timeout)
 
     def _serve(self, port: int) -> TCPStore:
-        listener = listen(self._host, port)
-        port = listener.getsockname()[1]
-        return TCPStore(
-            self._host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=self._timeout,
-            master_listen_fd=listener.detach(),
-        )
+        return serve_store(self._host, port, self._timeout)
 
 
 class Notices:

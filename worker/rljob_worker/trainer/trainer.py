@@ -31,6 +31,7 @@ from rljob_worker.trainer.sleeping import MemoryMove
 from rljob_worker.trainer.snapshots import Reference, Snapshot
 from rljob_worker.trainer.weight_sender import WeightSender
 from rljob_worker.types import FloatArray, IntArray, SamplingParams, StepMetrics, TrainBatch, TrainerReport
+from rljob_worker.weightsync.meeting import HostMeeting, Meeting, NetworkMeeting
 
 
 class Trainer:
@@ -50,6 +51,7 @@ class Trainer:
         model_folder: str,
         total_updates: int,
         sync_folder: str | None = None,
+        network: NetworkMeeting | None = None,
     ) -> None:
         """Remember what to build; `setup` builds it.
 
@@ -62,6 +64,7 @@ class Trainer:
             model_folder: Hugging Face folder with the starting weights.
             total_updates: optimizer updates of the whole job, for the learning rate.
             sync_folder: folder of the weight sync's sockets and slots.
+            network: where engines on nodes of their own are met.
         """
         self.spec = RLJobSpec.model_validate(spec)
         self._rank = rank
@@ -69,7 +72,7 @@ class Trainer:
         self._store = store
         self._notices = Notices(secret)
         self._model_folder = Path(model_folder)
-        self._sync_folder = sync_folder
+        self._meeting: Meeting | None = network or (HostMeeting(sync_folder) if sync_folder is not None else None)
         self._total_updates = total_updates
         self._device = get_device(self.spec.resources.profile.value, rank % derived.trainers_per_node(self.spec))
         self._algorithm = get_algorithm(self.spec.algorithm.name)
@@ -99,7 +102,7 @@ class Trainer:
             notices=self._notices,
         )
         self._backend: TrainerBackend = backend
-        self._weight_sender = WeightSender(backend, self.spec, self._device, self._sync_folder)
+        self._weight_sender = WeightSender(backend, self.spec, self._device, self._meeting)
         needs_reference = self._algorithm.needs_reference(self.spec.algorithm)
         self._reference = Reference(backend.parameters) if needs_reference else None
         self._ledger = MemoryLedger(backend.layout.rank, self._device, backend.memory)

@@ -16,6 +16,7 @@ from rljob_worker.tensor_slice import TensorSlice
 from rljob_worker.trainer.backend import TrainerBackend
 from rljob_worker.types import TrainerReport
 from rljob_worker.weightsync.device_ipc import Exchange
+from rljob_worker.weightsync.meeting import Meeting
 from rljob_worker.weightsync.plan import HOST_SLICE_BYTES, build_plan
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
@@ -27,23 +28,23 @@ class WeightSender:
         backend: has the weights.
         spec: the job.
         device: this rank's.
-        folder: of the sync's sockets and slots; None where no engine takes weights.
+        meeting: where this rank finds those who take weights; None where nobody does.
     """
 
-    def __init__(self, backend: TrainerBackend, spec: RLJobSpec, device: Device, folder: str | None) -> None:
-        self._backend, self._spec, self._device, self._folder = backend, spec, device, folder
+    def __init__(self, backend: TrainerBackend, spec: RLJobSpec, device: Device, meeting: Meeting | None) -> None:
+        self._backend, self._spec, self._device, self._meeting = backend, spec, device, meeting
         self._sync: WeightSyncTrainer | None = None
 
     def send(self, version: int, seconds: float) -> TrainerReport:
-        """Hand the weights to the engines of this host under a version, within so many seconds; collective.
+        """Hand the weights to this host's engines, or to all, under a version within so many seconds; collective.
 
         Raises:
             WeightSyncError: it failed on some side; names who, the version and the bucket.
         """
         if self._sync is None:
-            if self._folder is None:
-                raise RuntimeError("send_weights: this trainer was made without a sync folder")
-            self._sync = _weight_sync(self._backend, self._spec, self._device, self._folder)
+            if self._meeting is None:
+                raise RuntimeError("send_weights: this trainer was made without a place to meet engines")
+            self._sync = _weight_sync(self._backend, self._spec, self._device, self._meeting)
         return self._sync.update_weights(version, seconds)
 
     def close(self) -> None:
@@ -52,10 +53,11 @@ class WeightSender:
             self._sync.close()
 
 
-def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, folder: str) -> WeightSyncTrainer:
+def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, meeting: Meeting) -> WeightSyncTrainer:
     """Agree with the ranks of this node who sends what to its engines, and make this rank's side of the sync.
 
     Collective over all ranks, awake. Ranks are numbered node by node, and each node holds whole copies of the model.
+    Where engines have nodes of their own, the first node's trainers send to all of them.
     """
     per_node = derived.trainers_per_node(spec)
     # Replicas are counted in a node, so that one replica's pieces in each node are primary.
@@ -67,18 +69,18 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, folde
     if layout.world_size > 1:
         everyone = [[] for _ in range(layout.world_size)]
         dist.all_gather_object(everyone, mine)
-    first = layout.rank // per_node * per_node
+    first = layout.rank // per_node * per_node if not derived.has_nodes_apart(spec) else 0
     neighbours = range(first, min(first + per_node, layout.world_size))
     plan = build_plan(
         hf_manifest(backend.config),
         {trainer: everyone[trainer] for trainer in neighbours},
         dtype=backend.parameters[0].dtype,
-        engines=derived.engines_per_node(spec),
+        engines=derived.engines_per_sync(spec),
         bucket_bytes=spec.weight_sync.bucket_bytes,
         slice_bytes=None if device.own_memory else HOST_SLICE_BYTES,
     )
     exchange = _exchange(backend, device, neighbours) if device.own_memory else None
-    return WeightSyncTrainer(pieces, plan, trainer=layout.rank, folder=folder, exchange=exchange)
+    return WeightSyncTrainer(pieces, plan, trainer=layout.rank, meeting=meeting, exchange=exchange)
 
 
 def _exchange(backend: TrainerBackend, device: Device, neighbours: Sequence[int]) -> Exchange:

@@ -31,6 +31,7 @@ class NodeTable(TypedDict):
     NodeManagerHostname: str
     NodeManagerAddress: str
     Resources: dict[str, float]
+    Labels: dict[str, str]
     Alive: bool
 
 

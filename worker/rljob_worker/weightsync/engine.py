@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.types import EngineReport
 from rljob_worker.weightsync import mailbox
 from rljob_worker.weightsync.mailbox import Mailbox, engine_name, trainer_name
+from rljob_worker.weightsync.meeting import Meeting, NetworkMeeting
 from rljob_worker.weightsync.messages import (
     BeginSync,
     Failure,
     FinishSync,
+    JoinBroadcast,
     LandBucket,
     WorkerReport,
 )
@@ -37,7 +38,7 @@ class Land(Protocol):
 
 
 class WeightSyncEngine:
-    """Takes weights from the trainers of the host and lands them in one engine.
+    """Takes weights from the trainers and lands them in one engine.
 
     An engine whose workers have `vllm_extension.WeightLandingExtension` mixed in (`worker_extension_cls`) gives its
     `collective_rpc`; the messages are plain lists, dicts, strings and numbers:
@@ -45,7 +46,7 @@ class WeightSyncEngine:
         def land(method, message, seconds):
             return llm.collective_rpc(method.__name__, timeout=seconds, args=(message,))
 
-        sync = WeightSyncEngine(land, folder=sync_folder, engine=engine_index)
+        sync = WeightSyncEngine(land, meeting=HostMeeting(sync_folder), engine=engine_index)
         report = sync.update_weights(version, deadline=60.0)
         llm.reset_prefix_cache()       # cached keys and values are those of the old weights
         assert sync.version == version
@@ -54,15 +55,15 @@ class WeightSyncEngine:
     generate until a later sync succeeds.
     """
 
-    def __init__(self, land: Land, *, folder: str | Path, engine: int) -> None:
+    def __init__(self, land: Land, *, meeting: Meeting, engine: int) -> None:
         """Plan and peers become known with the first sync.
 
         Args:
             land: runs a method of the worker extension in all workers of the engine.
-            folder: the one that the trainers' `WeightSyncTrainer`s got.
-            engine: number of this engine on its host, from 0.
+            meeting: that of the trainers' `WeightSyncTrainer`s.
+            engine: number of this engine among all that meet there, from 0.
         """
-        self._land, self._folder, self._engine = land, folder, engine
+        self._land, self._meeting, self._engine = land, meeting, engine
         self._version: int | None = None
         self._last_version: int | None = None
         self._host: _Host | None = None
@@ -86,9 +87,9 @@ class WeightSyncEngine:
             ValueError: the version is not greater than the one before.
             WeightSyncError: what went wrong on this or another side, naming who, the version, bucket and tensor.
         """
-        self._version = None
+        anew, self._version = self._version is None, None
         self._last_version = later_version(version, self._last_version)
-        run = _Update(self._land, version, time.monotonic() + deadline)
+        run = _Update(self._land, version, time.monotonic() + deadline, anew)
         what = f"receiving version {version}"
         with mailbox.end_for_all(what, lambda: run.doing, lambda reason: self._abort(version, reason)):
             report = run(self._join(time.monotonic() + deadline))
@@ -107,29 +108,36 @@ class WeightSyncEngine:
 
     def _join(self, deadline: float) -> _Host:
         if self._host is None:
-            plan, slots = mailbox.find(self._folder, deadline)
+            parties = self._meeting.parties()
+            plan, slots = parties.find(deadline)
             if self._engine not in range(plan.engines):
                 raise WeightSyncError(f"engine {self._engine} is not among the plan's {plan.engines}")
             peers = [*map(trainer_name, plan.trainers), *map(engine_name, range(plan.engines))]
-            self._host = _Host(plan, str(self._folder), slots, Mailbox(self._folder, engine_name(self._engine), peers))
+            first_member = None
+            if isinstance(self._meeting, NetworkMeeting):
+                first_member = 1 + self._engine * self._meeting.workers
+            box = parties.mailbox(engine_name(self._engine), peers)
+            self._host = _Host(plan, self._meeting.to_json(), slots, box, first_member)
         return self._host
 
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """What an engine finds on its host."""
+    """What an engine finds where the parties meet."""
 
     plan: SyncPlan
-    folder: str
+    meeting: str
     slots: tuple[str, ...]
     mailbox: Mailbox
+    first_member: int | None
+    """Rank of its first worker among those that the network brings the buckets to; None on the trainers' host."""
 
 
 class _Update:
     """One sync, from the engine's side."""
 
-    def __init__(self, land: Land, version: int, deadline: float) -> None:
-        self._land, self._version, self._deadline = land, version, deadline
+    def __init__(self, land: Land, version: int, deadline: float, anew: bool) -> None:
+        self._land, self._version, self._deadline, self._anew = land, version, deadline, anew
         self._seconds = dict.fromkeys(("begin", "wait", "land", "repack", "finish", "rpc"), 0.0)
         self.doing = "before the first bucket"
 
@@ -138,8 +146,15 @@ class _Update:
         plan, self._mailbox = host.plan, host.mailbox
         self._state, self._coverage = EngineState(plan, self._version), Coverage(plan, self._version)
         self._trainers = [trainer_name(trainer) for trainer in plan.trainers]
-        self._tell(READY, version=self._version, plan=plan.fingerprint)
-        self._begin(host)
+        if host.first_member is None:
+            # It begins while the trainers fill the first bucket.
+            self._tell(READY, version=self._version, plan=plan.fingerprint)
+            self._begin(host)
+        else:
+            # The trainers' side of the group waits for its workers, and would not hear of what is wrong with one.
+            self._begin(host)
+            self._tell(READY, version=self._version, plan=plan.fingerprint)
+            self._join(host.first_member)
         while (bucket := self._state.bucket()) is not None:
             self.doing = f"bucket {bucket.index}"
             self._wait(self._state.missing, f"bucket {bucket.index}")
@@ -169,12 +184,21 @@ class _Update:
         message: BeginSync = {
             "version": self._version,
             "plan": host.plan.fingerprint,
-            "folder": host.folder,
+            "meeting": host.meeting,
             "slots": list(host.slots),
             "slot_bytes": host.plan.slot_bytes,
-            "seconds": max(0.0, self._deadline - time.monotonic()),
+            "seconds": self._seconds_left(),
         }
         self._call(WeightLandingExtension.rljob_begin_sync, message)
+
+    def _join(self, first_member: int) -> None:
+        message: JoinBroadcast = {
+            "version": self._version,
+            "first_member": first_member,
+            "anew": self._anew,
+            "seconds": self._seconds_left(),
+        }
+        self._call(WeightLandingExtension.rljob_join_broadcast, message)
 
     def _land_bucket(self, bucket: Bucket) -> None:
         checksums = self._state.checksums()
@@ -193,6 +217,9 @@ class _Update:
                     f"worker {worker} has {report['tensors']} tensors of version {report['version']}, "
                     f"expected {len(plan.names)} of version {self._version}"
                 )
+
+    def _seconds_left(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
 
     def _call(self, method: Callable[[WeightLandingExtension, M], R | Failure], message: M) -> list[R]:
         started = time.perf_counter()

@@ -1,28 +1,24 @@
-"""How the processes of a host find each other, by files in the sync's folder, and small messages over ZeroMQ."""
+"""Small messages among the parties of a weight sync, over ZeroMQ."""
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import json
-import os
-import re
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TypedDict
+from typing import Protocol
 
 import zmq
 
 from rljob_worker.errors import WeightSyncError
-from rljob_worker.host.files import write_whole
-from rljob_worker.weightsync.plan import SyncPlan
 
-# sun_path of unix(7), without the terminating zero.
-_LONGEST_SOCKET_PATH = 107
 _LINGER_MILLISECONDS = 500
+_LARGEST_MESSAGE = 64 * 2**20
+"""Far above what lists the pieces of a bucket; what a stranger sends is not held in memory without end."""
 ABORT = "abort"
 
 
@@ -46,44 +42,71 @@ def engine_name(index: int) -> str:
     return f"engine-{index}"
 
 
+class Endpoints(Protocol):
+    """Where the peers' inboxes are."""
+
+    def bind(self, inbox: zmq.Socket[bytes]) -> None:
+        """Open one's own, so that the others can find it."""
+        ...
+
+    def address(self, peer: str) -> str | None:
+        """A peer's, as ZeroMQ has it; None while it is not known."""
+        ...
+
+
 class Mailbox:
     """One peer's inbox, and a way into every other peer's; for one thread.
 
-    Messages from one peer arrive in order. Those for peers that are not there yet wait for them.
+    Messages from one peer arrive in order. On one host those for peers that are not there yet wait for them.
+
+    Args:
+        name: of this peer.
+        peers: all peers' names; this one may be among them.
+        endpoints: where their inboxes are.
+        secret: what the peers know and nobody else, where others can reach the inbox: each message carries a code of
+            it, and those without are as if they never came. Empty where nobody else can.
     """
 
-    def __init__(self, folder: str | Path, name: str, peers: Iterable[str]) -> None:
-        """Bind `folder/name` and connect to the peers.
-
-        Raises:
-            ValueError: the folder's path is too long for a unix socket.
-        """
+    def __init__(self, name: str, peers: Iterable[str], endpoints: Endpoints, secret: str = "") -> None:
         self.name = name
+        self._endpoints, self._secret = endpoints, secret.encode()
+        self._code_bytes = len(self._code(b""))
         self._context = zmq.Context()
         self._ahead: deque[Message] = deque()
+        self._peers = [peer for peer in peers if peer != name]
         self._outboxes: dict[str, zmq.Socket[bytes]] = {}
-        others = [peer for peer in peers if peer != name]
-        addresses = {peer: _address(folder, peer) for peer in [name, *others]}
         self._inbox: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
-        self._inbox.bind(addresses[name])
-        for peer in others:
-            outbox: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
-            outbox.linger = _LINGER_MILLISECONDS
-            outbox.connect(addresses[peer])
-            self._outboxes[peer] = outbox
+        self._inbox.maxmsgsize = _LARGEST_MESSAGE
+        self._inbox.ipv6 = True
+        endpoints.bind(self._inbox)
 
     def send(self, peers: Iterable[str], kind: str, sync: int, **body: object) -> None:
-        """Queue a message to each of the peers; WeightSyncError when a peer has long stopped reading."""
+        """Queue a message to each of the peers; WeightSyncError when one is not there or has long stopped reading."""
         content = json.dumps({"kind": kind, "sender": self.name, "sync": sync, "body": body}).encode()
         for peer in peers:
             try:
-                self._outboxes[peer].send(content, zmq.NOBLOCK)
+                self._outbox(peer).send(self._code(content) + content, zmq.NOBLOCK)
             except zmq.Again as error:
                 raise WeightSyncError(f"{peer} does not read its messages") from error
 
+    def _outbox(self, peer: str) -> zmq.Socket[bytes]:
+        if peer not in self._outboxes:
+            address = self._endpoints.address(peer)
+            if address is None:
+                raise WeightSyncError(f"{peer} is not there")
+            outbox: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
+            outbox.linger = _LINGER_MILLISECONDS
+            outbox.ipv6 = True
+            outbox.connect(address)
+            self._outboxes[peer] = outbox
+        return self._outboxes[peer]
+
+    def _code(self, content: bytes) -> bytes:
+        return hmac.digest(self._secret, content, "sha256") if self._secret else b""
+
     def abort(self, sync: int, reason: str) -> None:
         """Tell everybody that this sync is over; peers that cannot be told run into their deadline."""
-        for peer in self._outboxes:
+        for peer in self._peers:
             try:
                 self.send([peer], ABORT, sync, reason=reason)
             except WeightSyncError:
@@ -100,8 +123,17 @@ class Mailbox:
         Raises:
             WeightSyncError: the deadline passed, a peer aborted the sync, or a message is not readable.
         """
-        while True:
-            message = self._next(sync, deadline, awaited)
+        message = self._take(sync, lambda: deadline - time.monotonic(), awaited)
+        if message is None:
+            raise WeightSyncError(f"deadline passed while waiting for {awaited()}")
+        return message
+
+    def look(self, sync: int, awaited: Callable[[], str]) -> Message | None:
+        """As `receive`, but None where nothing is there now."""
+        return self._take(sync, lambda: 0.0, awaited)
+
+    def _take(self, sync: int, seconds_left: Callable[[], float], awaited: Callable[[], str]) -> Message | None:
+        while (message := self._next(sync, seconds_left)) is not None:
             if message.sync > sync:
                 self._ahead.append(message)
             elif message.sync == sync:
@@ -110,16 +142,23 @@ class Mailbox:
                         f"{message.sender} aborted: {message.body.get('reason')} (here waiting for {awaited()})"
                     )
                 return message
+        return None
 
-    def _next(self, sync: int, deadline: float, awaited: Callable[[], str]) -> Message:
+    def _next(self, sync: int, seconds_left: Callable[[], float]) -> Message | None:
         for message in self._ahead:
             if message.sync <= sync:
                 self._ahead.remove(message)
                 return message
-        remaining = deadline - time.monotonic()
-        if remaining <= 0 or not self._inbox.poll(int(remaining * 1000) + 1):
-            raise WeightSyncError(f"deadline passed while waiting for {awaited()}")
-        return _parse(self._inbox.recv())
+        while True:
+            left = seconds_left()
+            if not self._inbox.poll(max(0, math.ceil(left * 1000))):
+                return None
+            received = self._inbox.recv()
+            code, content = received[: self._code_bytes], received[self._code_bytes :]
+            if hmac.compare_digest(code, self._code(content)):
+                return _parse(content)
+            if left <= 0:
+                return None
 
     def close(self) -> None:
         """Close all sockets; queued messages get half a second."""
@@ -164,72 +203,3 @@ def _parse(content: bytes) -> Message:
         return Message(str(value["kind"]), str(value["sender"]), int(value["sync"]), dict(value["body"]))
     except (ValueError, KeyError, TypeError) as error:
         raise WeightSyncError(f"unreadable message: {content[:80]!r}") from error
-
-
-def _address(folder: str | Path, name: str) -> str:
-    path = os.path.join(os.path.abspath(folder), name)
-    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
-        raise ValueError(
-            f"{path} has {len(os.fsencode(path))} bytes, and the path of a unix socket can have "
-            f"{_LONGEST_SOCKET_PATH}; use a shorter folder for the weight sync, such as a temporary one in /tmp"
-        )
-    return f"ipc://{path}"
-
-
-class _PlanFile(TypedDict):
-    plan: str
-    slots: list[str]
-
-
-class _DeviceFile(TypedDict):
-    device: str
-    handles: list[str]
-
-
-_FILE = "plan.json"
-_POLL_SECONDS = 0.005
-
-
-def run_name(folder: str | Path) -> str:
-    """The part of the slots' names that tells runs apart, from the folder's own name."""
-    return re.sub(r"[^A-Za-z0-9_.]", ".", Path(folder).name)[:64] or "run"
-
-
-def publish(folder: str | Path, plan: SyncPlan, slot_names: tuple[str, ...]) -> None:
-    """Write plan and slots for the others; they see all of it or nothing."""
-    _write(Path(folder) / _FILE, {"plan": plan.to_json(), "slots": slot_names})
-
-
-def find(folder: str | Path, deadline: float) -> tuple[SyncPlan, tuple[str, ...]]:
-    """Wait for plan and slots until `deadline` (`time.monotonic()`); WeightSyncError when they do not come."""
-    path = Path(folder) / _FILE
-    value: _PlanFile = json.loads(_read(path, deadline, "the first sending trainer did not start"))
-    return SyncPlan.from_json(value["plan"]), tuple(value["slots"])
-
-
-def publish_device(folder: str | Path, identity: str, handles: Sequence[str]) -> None:
-    """Write where the slots of one device are."""
-    _write(_device_file(folder, identity), {"device": identity, "handles": list(handles)})
-
-
-def find_device(folder: str | Path, identity: str, deadline: float) -> list[str]:
-    """Wait for a device's slots until `deadline`; WeightSyncError when no trainer has that device."""
-    path = _device_file(folder, identity)
-    value: _DeviceFile = json.loads(_read(path, deadline, f"no trainer on this host has device {identity}"))
-    return value["handles"]
-
-
-def _device_file(folder: str | Path, identity: str) -> Path:
-    return Path(folder) / f"device-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
-
-
-def _write(path: Path, value: object) -> None:
-    write_whole(path, json.dumps(value), durable=False)
-
-
-def _read(path: Path, deadline: float, missing: str) -> str:
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise WeightSyncError(f"deadline passed while waiting for {path}: {missing}")
-        time.sleep(_POLL_SECONDS)
-    return path.read_text()

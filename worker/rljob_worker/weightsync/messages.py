@@ -15,10 +15,23 @@ class BeginSync(TypedDict):
     version: int
     plan: str
     """Its fingerprint."""
-    folder: str
+    meeting: str
+    """Where the parties meet, as `meeting_from` reads it."""
     slots: list[str]
     """Names of those in host memory."""
     slot_bytes: int
+    seconds: float
+    """Until the deadline."""
+
+
+class JoinBroadcast(TypedDict):
+    """Has a worker join those who get the buckets over the network."""
+
+    version: int
+    first_member: int
+    """Rank in the group of the engine's first worker."""
+    anew: bool
+    """The sync before did not end well, and neither did its group."""
     seconds: float
     """Until the deadline."""
 

@@ -3,7 +3,8 @@
     engine                      trainers
       ready(plan)        ->       all engines are there and work by the same plan
                                   for each bucket i: wait until all engines acknowledged i - 2, write, then
-      land i             <-         filled(i, places, dtypes and checksums of the own pieces)
+      land i             <-         filled(i, places, dtypes and checksums of the own pieces); over the network the
+                                    first trainer is told so too, and sends the slot to all engines before it says it
       acknowledge i      ->
       done(version)      ->       after the engine's own verification of the whole
       version advances   <-       commit(version), from every trainer, when all engines are done
@@ -33,9 +34,13 @@ class TrainerState:
         self._ready: set[int] = set()
         self._done: set[int] = set()
         self._acknowledged = dict.fromkeys(range(plan.engines), 0)
+        self._filled: dict[str, set[int]] = {trainer_name(trainer): set() for trainer in plan.trainers}
 
     def take(self, message: Message) -> None:
-        """Account for a message from an engine; WeightSyncError when it may not come now."""
+        """Account for a message from an engine, or another trainer; WeightSyncError when it may not come now."""
+        if message.sender in self._filled:
+            self._take_filled(message)
+            return
         engine = _number(message, engine_name, range(self._plan.engines))
         if message.kind == READY:
             _same_plan(message, self._plan)
@@ -57,6 +62,20 @@ class TrainerState:
             self._once(message, engine, self._done)
         else:
             raise WeightSyncError(f"{message.sender} sent {message.kind}, which no engine sends")
+
+    def _take_filled(self, message: Message) -> None:
+        if message.kind != FILLED:
+            raise WeightSyncError(f"{message.sender} sent {message.kind}, which no trainer sends to another")
+        _same_plan(message, self._plan)
+        _same_version(message, self._version)
+        bucket = message.body.get("bucket")
+        assert isinstance(bucket, int)
+        self._filled[message.sender].add(bucket)
+
+    def unfilled(self, bucket: Bucket, own: int) -> list[str]:
+        """Other trainers than `own` that have yet to fill a bucket."""
+        others = sorted(bucket.trainers() - {own})
+        return [name for name in map(trainer_name, others) if bucket.index not in self._filled[name]]
 
     def _once(self, message: Message, engine: int, seen: set[int]) -> None:
         if engine in seen:

@@ -22,7 +22,52 @@ from rljob_worker.host.staging_slots import SHARED_MEMORY
 from rljob_worker.weightsync.transport import SLOT_COUNT, view_of
 
 
-class SharedMemory:
+class HostMemory:
+    """Both slots as memory of this process alone."""
+
+    def __init__(self, slots: Sequence[torch.Tensor]) -> None:
+        """In tensors uint8 [slot_bytes] on the CPU."""
+        self._views = list(slots)
+
+    @classmethod
+    def private(cls, slot_bytes: int) -> HostMemory:
+        """Slots that no other process sees."""
+        return cls([torch.zeros(slot_bytes, dtype=torch.uint8) for _ in range(SLOT_COUNT)])
+
+    @property
+    def owned_bytes(self) -> int:
+        """Size of both slots."""
+        return sum(view.nbytes for view in self._views)
+
+    def tensor(self, index: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        """The view of `shape` and `dtype` that starts at `offset` bytes."""
+        return view_of(self._views[index], offset, dtype, shape)
+
+    def bytes_of(self, index: int) -> torch.Tensor:
+        """A slot as uint8 [slot_bytes]; a view, which must not outlive this object's `close`."""
+        return self._views[index]
+
+    def fill(self, source: torch.Tensor, target: torch.Tensor) -> int:
+        """Copy `source` into `target`; the checksum of `source`."""
+        return copy_with_checksum(source, target)
+
+    def land(self, source: torch.Tensor, target: torch.Tensor) -> int:
+        """Copy `source` into `target`; the checksum of `target`."""
+        return copy_and_checksum(source, target)
+
+    def checksum(self, tensor: torch.Tensor) -> int:
+        """xxh3_64 of the bytes."""
+        return checksum(tensor)
+
+    def settle(self) -> None:
+        """Nothing to wait for: copies on the CPU are done when they return."""
+
+    def close(self) -> None:
+        """Drop the memory; nothing the second time."""
+        self._views = []
+
+
+class SharedMemory(HostMemory):
     """Shared mappings of both slots, kept over syncs: their pages are touched once."""
 
     def __init__(self, names: Sequence[str], slot_bytes: int, *, owner: bool) -> None:
@@ -31,10 +76,10 @@ class SharedMemory:
         Raises:
             WeightSyncError: a slot is gone or has another size.
         """
+        super().__init__([_map(name, slot_bytes) for name in names])
         self.names = tuple(names)
         self.slot_bytes = slot_bytes
         self._owner = owner
-        self._views = [_map(name, slot_bytes) for name in self.names]
 
     @classmethod
     def create(cls, run: str, slot_bytes: int) -> SharedMemory:
@@ -72,32 +117,9 @@ class SharedMemory:
         """Size of both slots where this object made them; 0 where another did."""
         return len(self.names) * self.slot_bytes if self._owner else 0
 
-    def bytes_of(self, index: int) -> torch.Tensor:
-        """A slot as uint8 [slot_bytes]; a view, which must not outlive this object's `close`."""
-        return self._views[index]
-
-    def tensor(self, index: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """The view of `shape` and `dtype` that starts at `offset` bytes."""
-        return view_of(self._views[index], offset, dtype, shape)
-
-    def fill(self, source: torch.Tensor, target: torch.Tensor) -> int:
-        """Copy `source` into `target`; the checksum of `source`."""
-        return copy_with_checksum(source, target)
-
-    def land(self, source: torch.Tensor, target: torch.Tensor) -> int:
-        """Copy `source` into `target`; the checksum of `target`."""
-        return copy_and_checksum(source, target)
-
-    def checksum(self, tensor: torch.Tensor) -> int:
-        """xxh3_64 of the bytes."""
-        return checksum(tensor)
-
-    def settle(self) -> None:
-        """Nothing to wait for: copies on the CPU are done when they return."""
-
     def close(self) -> None:
         """Drop the mappings, and remove the files when this is the owner; nothing the second time."""
-        self._views = []
+        super().close()
         if self._owner:
             for name in self.names:
                 (SHARED_MEMORY / name).unlink(missing_ok=True)

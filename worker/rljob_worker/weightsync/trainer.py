@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -16,8 +15,10 @@ from rljob_worker.errors import WeightSyncError
 from rljob_worker.tensor_slice import Part, TensorSlice
 from rljob_worker.types import TrainerReport
 from rljob_worker.weightsync import mailbox
+from rljob_worker.weightsync.broadcast import ROOT, Broadcast
 from rljob_worker.weightsync.device_ipc import Exchange
 from rljob_worker.weightsync.mailbox import Mailbox, engine_name, trainer_name
+from rljob_worker.weightsync.meeting import HostParties, Meeting, NetworkParties
 from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
 from rljob_worker.weightsync.protocol import COMMIT, FILLED, TrainerState, later_version
 from rljob_worker.weightsync.shared_memory import SharedMemory
@@ -46,12 +47,15 @@ class WeightSyncTrainer:
 
     All ranks build the same plan (gather `piece.place` of the primary pieces over the ranks) and then:
 
-        sync = WeightSyncTrainer(pieces, plan, trainer=rank, folder=sync_folder)
+        sync = WeightSyncTrainer(pieces, plan, trainer=rank, meeting=HostMeeting(sync_folder))
         report = sync.update_weights(version, deadline=60.0)
 
     In host memory all ranks write into the same slots, and one that the plan gives nothing to send has nothing to do:
     `update_weights` returns at once. On accelerators each rank fills the slots of its own device, with the other ranks'
     pieces too, and `update_weights` is collective.
+
+    With a `NetworkMeeting` the engines are on other hosts than the trainers, which are on one: the first sending
+    trainer brings each bucket to them once all have filled it.
     """
 
     def __init__(
@@ -60,7 +64,7 @@ class WeightSyncTrainer:
         plan: SyncPlan,
         *,
         trainer: int,
-        folder: str | Path,
+        meeting: Meeting,
         exchange: Exchange | None = None,
     ) -> None:
         """Bind the socket; the lowest sending rank also tells the others the plan, and makes the slots in host memory.
@@ -69,32 +73,45 @@ class WeightSyncTrainer:
             pieces: what this rank holds; of tensors that others send too, the plan says who.
             plan: the same on all ranks.
             trainer: this rank's number in the plan.
-            folder: a short path, the same for all trainers and engines of the host and for them alone.
+            meeting: where trainers and engines find one another.
             exchange: the trainers of the host whose devices have slots of their own; None: host memory.
 
         Raises:
             ValueError: a piece that the plan gives to this rank is not in `pieces`, or the folder's path is too long.
             WeightSyncError: no room for the slots.
+            OSError: the meeting's port is taken.
         """
         self.plan = plan
-        self._folder, self._exchange = folder, exchange
+        self._exchange = exchange
+        self._parties = meeting.parties()
         self._last_version: int | None = None
         self._mailbox: Mailbox | None = None
         self._slots: Transport | None = None
+        self._distant: _Distant | None = None
+        self._sender: str | None = None
+        """Who brings what this rank fills to engines on other hosts."""
         if exchange is not None:
+            assert isinstance(self._parties, HostParties), "devices' own slots are opened on their host"
             self._slots = slots = exchange.make_slots(plan.slot_bytes)
-            mailbox.publish_device(folder, exchange.device.identity(), slots.handles())
+            self._parties.publish_device(exchange.device.identity(), slots.handles())
         self._rank = _Rank(trainer, pieces, plan)
         if trainer not in plan.trainers:
             return
+        first = trainer == plan.trainers[0]
+        if first:
+            self._parties.open()
         peers = [*map(trainer_name, plan.trainers), *map(engine_name, range(plan.engines))]
-        self._mailbox = Mailbox(folder, trainer_name(trainer), peers)
-        if trainer == plan.trainers[0]:
+        self._mailbox = self._parties.mailbox(trainer_name(trainer), peers)
+        if first:
             names: tuple[str, ...] = ()
             if exchange is None:
-                self._slots = shared = SharedMemory.create(mailbox.run_name(folder), plan.slot_bytes)
+                self._slots = shared = SharedMemory.create(self._parties.run_name, plan.slot_bytes)
                 names = shared.names
-            mailbox.publish(folder, plan, names)
+                if isinstance(self._parties, NetworkParties):
+                    self._distant = _Distant(self._parties, plan, shared)
+            self._parties.publish(plan, names)
+        elif isinstance(self._parties, NetworkParties):
+            self._sender = trainer_name(plan.trainers[0])
 
     def update_weights(self, version: int, deadline: float) -> TrainerReport:
         """Hand the weights over to all engines; returns when every engine has verified them.
@@ -114,7 +131,7 @@ class WeightSyncTrainer:
         if self._mailbox is None and self._exchange is None:
             return {"version": version, "bytes": 0, "staging_bytes": 0, "tensors": 0, "pieces": 0, "seconds": 0.0}
         until = time.monotonic() + deadline
-        run = _Update(self.plan, self._rank, self._exchange, self._mailbox, version, until)
+        run = _Update(self.plan, self._rank, self._exchange, self._mailbox, version, until, self._distant, self._sender)
         what = f"sending version {version}"
         with (
             mailbox.end_for_all(what, lambda: run.doing, lambda reason: self._abort(version, reason)),
@@ -122,6 +139,10 @@ class WeightSyncTrainer:
         ):
             try:
                 return run(self._attached_slots(until))
+            except BaseException:
+                if self._distant is not None:
+                    self._distant.part()
+                raise
             finally:
                 self._rank.forget()
 
@@ -139,7 +160,7 @@ class WeightSyncTrainer:
 
     def _attached_slots(self, deadline: float) -> Transport:
         if self._slots is None:
-            plan, names = mailbox.find(self._folder, deadline)
+            plan, names = self._parties.find(deadline)
             if plan.fingerprint != self.plan.fingerprint:
                 raise WeightSyncError(f"{trainer_name(plan.trainers[0])} works by another plan")
             self._slots = SharedMemory.attach(names, plan.slot_bytes)
@@ -191,6 +212,25 @@ class _Rank:
         )
 
 
+class _Distant:
+    """The engines of other hosts, from the first sending trainer's side."""
+
+    def __init__(self, parties: NetworkParties, plan: SyncPlan, slots: SharedMemory) -> None:
+        self._parties, self._plan, self._slots = parties, plan, slots
+        self._broadcast: Broadcast | None = None
+
+    def send(self, bucket: Bucket, version: int, deadline: float, look: Callable[[], None]) -> None:
+        """Bring a slot to all engines, whose workers join the group when they are ready for the first bucket."""
+        if self._broadcast is None:
+            engines = self._plan.engines
+            self._broadcast = Broadcast.join(self._parties, engines, ROOT, self._slots, version, deadline)
+        self._broadcast.send(bucket, look)
+
+    def part(self) -> None:
+        """Leave the group: what a sync that failed left in it is of no use."""
+        self._broadcast = None
+
+
 class _Update:
     """One sync, from the trainer's side."""
 
@@ -202,11 +242,14 @@ class _Update:
         mailbox: Mailbox | None,
         version: int,
         deadline: float,
+        distant: _Distant | None,
+        sender: str | None,
     ) -> None:
         self._plan, self._rank, self._exchange, self._mailbox = plan, rank, exchange, mailbox
+        self._distant, self._sender = distant, sender
         self._version, self._deadline = version, deadline
         self._state = TrainerState(plan, version)
-        self._seconds = dict.fromkeys(("read", "fill", "spread", "wait"), 0.0)
+        self._seconds = dict.fromkeys(("read", "fill", "spread", "wait", "network"), 0.0)
         self._bytes = self._pieces = 0
         self._tensors: set[str] = set()
         self.doing = "before the first bucket"
@@ -216,7 +259,7 @@ class _Update:
         self._slots = slots
         for bucket in self._plan.buckets:
             writes = self._rank.number in bucket.trainers()
-            if writes or self._exchange is not None:
+            if writes or self._exchange is not None or self._distant is not None:
                 self._send_bucket(bucket, writes)
         self.doing = "after the last bucket"
         with self._agreeing():
@@ -235,6 +278,7 @@ class _Update:
             "fill_seconds": self._seconds["fill"],
             "spread_seconds": self._seconds["spread"],
             "wait_seconds": self._seconds["wait"],
+            "network_seconds": self._seconds["network"],
         }
 
     def _send_bucket(self, bucket: Bucket, writes: bool) -> None:
@@ -242,14 +286,29 @@ class _Update:
         pieces: list[dict[str, object]] = []
         with torch.no_grad():
             with self._agreeing():
-                if writes:
+                if writes or self._distant is not None:
                     self._wait(lambda: self._state.blocking(bucket.index), f"room for bucket {bucket.index}")
                     pieces = [self._fill(bucket, *placed) for placed in bucket.pieces_of(self._rank.number)]
             with self._agreeing():
                 if self._exchange is not None:
                     self._spread(bucket, self._exchange)
+        if self._distant is not None:
+            self._send_over(bucket, self._distant)
         if writes:
             self._tell(FILLED, plan=self._plan.fingerprint, bucket=bucket.index, pieces=pieces)
+
+    def _send_over(self, bucket: Bucket, distant: _Distant) -> None:
+        others = f"trainers to fill bucket {bucket.index}"
+        self._wait(lambda: self._state.unfilled(bucket, self._rank.number), others)
+        started = time.perf_counter()
+        distant.send(bucket, self._version, self._deadline, self._look)
+        self._seconds["network"] += time.perf_counter() - started
+
+    def _look(self) -> None:
+        """Take what has come; raise what another party ended the sync with."""
+        assert self._mailbox is not None
+        while (message := self._mailbox.look(self._version, lambda: f"the engines to take {self.doing}")) is not None:
+            self._state.take(message)
 
     def _spread(self, bucket: Bucket, exchange: Exchange) -> None:
         started = time.perf_counter()
@@ -275,6 +334,9 @@ class _Update:
         assert self._mailbox is not None
         engines = [engine_name(engine) for engine in range(self._plan.engines)]
         self._mailbox.send(engines, kind, self._version, version=self._version, **body)
+        if self._sender is not None and kind == FILLED:
+            about = {name: value for name, value in body.items() if name != "pieces"}
+            self._mailbox.send([self._sender], kind, self._version, version=self._version, **about)
 
     def _fill(self, bucket: Bucket, tensor: PlacedTensor, piece: PlacedPiece) -> dict[str, object]:
         started = time.perf_counter()

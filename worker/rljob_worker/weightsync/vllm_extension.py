@@ -18,19 +18,21 @@ from rljob_worker.tensor_slice import Part
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.patch import Process
 from rljob_worker.upstream.vllm_types import ModelConfig, ModelRunner
-from rljob_worker.weightsync import mailbox
+from rljob_worker.weightsync.broadcast import Broadcast
 from rljob_worker.weightsync.device_ipc import DeviceIpc
+from rljob_worker.weightsync.meeting import HostParties, NetworkParties, Parties, meeting_from
 from rljob_worker.weightsync.messages import (
     BeginSync,
     BucketReport,
     Failure,
     FinishReport,
     FinishSync,
+    JoinBroadcast,
     LandBucket,
     WorkerReport,
 )
 from rljob_worker.weightsync.plan import PlacedTensor, SyncPlan
-from rljob_worker.weightsync.shared_memory import SharedMemory
+from rljob_worker.weightsync.shared_memory import HostMemory, SharedMemory
 from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
 from rljob_worker.weightsync.vllm_layout import ModelLayout, Module, Pairs
 
@@ -77,7 +79,11 @@ class WeightLandingExtension:
     device: torch.device
     model_runner: ModelRunner
     _rljob_sync: _Landing | None = None
+    rank: int
+    """Of this worker in its engine."""
     _rljob_slots: tuple[tuple[str, list[str], str], Transport, SyncPlan] | None = None
+    _rljob_parties: Parties | None = None
+    _rljob_broadcast: Broadcast | None = None
     _rljob_layout: ModelLayout | None = None
 
     def __new__(cls, *_args: object, **_kwargs: object) -> Self:
@@ -96,18 +102,19 @@ class WeightLandingExtension:
         """Open a sync; an unfinished one is given up.
 
         Raises:
-            WeightSyncError: the slots are not there, the folder has another plan, or the plan's tensors are not those
+            WeightSyncError: the slots are not there, the meeting has another plan, or the plan's tensors are not those
                 of the engine's model.
         """
         started = time.perf_counter()
-        place = (message["folder"], message["slots"], message["plan"])
+        place = (message["meeting"], message["slots"], message["plan"])
         if self._rljob_slots is None or self._rljob_slots[0] != place:
             if self._rljob_slots is not None:
                 self._rljob_slots[1].close()
                 self._rljob_slots = None
             self._rljob_layout = None  # it knows where things lie in the slots
-            plan = _plan(message)
-            self._rljob_slots = (place, _attached(self.rljob_device(), message), plan)
+            self._rljob_parties = parties = meeting_from(message["meeting"]).parties()
+            plan = _plan(message, parties)
+            self._rljob_slots = (place, _attached(self.rljob_device(), message, parties), plan)
         _, slots, plan = self._rljob_slots
         if self._rljob_sync is not None:
             self._rljob_sync.give_up()
@@ -116,6 +123,30 @@ class WeightLandingExtension:
         if self._rljob_layout is None or not self._rljob_layout.holds(model):
             self._rljob_layout = _layout(model, plan, message["version"])
         self._rljob_sync = _Landing(self._rljob_layout, plan, slots, message["version"])
+        return {"seconds": {"begin": time.perf_counter() - started}}
+
+    @_reporting
+    def rljob_join_broadcast(self, message: JoinBroadcast) -> WorkerReport:
+        """Take part in what brings the buckets here, from now on; collective over the workers of all engines.
+
+        Raises:
+            WeightSyncError: not all others came in time.
+        """
+        started = time.perf_counter()
+        landing = self._open_sync(message["version"])
+        assert self._rljob_slots is not None
+        assert isinstance(self._rljob_parties, NetworkParties)
+        _, slots, plan = self._rljob_slots
+        if message["anew"]:
+            self._rljob_broadcast = None
+        if self._rljob_broadcast is None:
+            assert isinstance(slots, HostMemory)
+            member = message["first_member"] + self.rank
+            deadline = time.monotonic() + message["seconds"]
+            self._rljob_broadcast = Broadcast.join(
+                self._rljob_parties, plan.engines, member, slots, message["version"], deadline
+            )
+        landing.expect_from(self._rljob_broadcast)
         return {"seconds": {"begin": time.perf_counter() - started}}
 
     @_reporting
@@ -147,10 +178,10 @@ class WeightLandingExtension:
         return sync
 
 
-def _plan(message: BeginSync) -> SyncPlan:
-    plan, _ = mailbox.find(message["folder"], time.monotonic() + message["seconds"])
+def _plan(message: BeginSync, parties: Parties) -> SyncPlan:
+    plan, _ = parties.find(time.monotonic() + message["seconds"])
     if plan.fingerprint != message["plan"]:
-        raise WeightSyncError(f"{message['folder']} has plan {plan.fingerprint}, expected {message['plan']}")
+        raise WeightSyncError(f"the trainers have plan {plan.fingerprint}, expected {message['plan']}")
     return plan
 
 
@@ -161,11 +192,13 @@ def _layout(model: Model, plan: SyncPlan, version: int) -> ModelLayout:
         raise WeightSyncError(f"version {version}: {error}") from error
 
 
-def _attached(device: Device, message: BeginSync) -> Transport:
+def _attached(device: Device, message: BeginSync, parties: Parties) -> Transport:
+    if not isinstance(parties, HostParties):
+        return HostMemory.private(message["slot_bytes"])
     if not device.own_memory:
         return SharedMemory.attach(message["slots"], message["slot_bytes"])
     deadline = time.monotonic() + message["seconds"]
-    handles = mailbox.find_device(message["folder"], device.identity(), deadline)
+    handles = parties.find_device(device.identity(), deadline)
     return DeviceIpc.open(device, handles, message["slot_bytes"])
 
 
@@ -182,6 +215,12 @@ class _Landing:
         self._begun: set[str] = set()
         self._staged: dict[str, torch.Tensor] = {}
         """Tensors of which only some rows are here, and that do not go to one place as they are."""
+        self._broadcast: Broadcast | None = None
+
+    def expect_from(self, broadcast: Broadcast) -> None:
+        """Buckets come over the network: each is awaited while the one before it lands."""
+        self._broadcast = broadcast
+        broadcast.expect(self._plan.buckets[0])
 
     def give_up(self) -> None:
         """Leave modules that were begun as they can be begun again."""
@@ -192,6 +231,10 @@ class _Landing:
         started = time.perf_counter()
         bucket = self._plan.buckets[message["bucket"]]
         where = f"version {self.version}, bucket {bucket.index}"
+        if self._broadcast is not None:
+            self._broadcast.receive(bucket)
+            if bucket.index + 1 < len(self._plan.buckets):
+                self._broadcast.expect(self._plan.buckets[bucket.index + 1])
         checksums = []
         repacking = 0.0
         for tensor, expected in zip(bucket.tensors, message["checksums"], strict=True):

@@ -1,0 +1,113 @@
+"""Trainers and engines on nodes of their own: what one machine with the same processes computes, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import final_state, manifest, run, wait_for
+from lane_sums import check_lanes
+from ray_cluster import RayCluster
+from support.run_bits import digest_of_trajectories
+from support.step_lines import read_steps
+from test_existing_ray import end_of_a_started, newest_step
+from test_lockstep import ENGINE, ROLLOUT, SPEC, TRAINER
+
+from rljob_api.wire.exit_codes import ExitCode
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS = 6
+TRAINER_NODE, *ENGINE_NODES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
+NEW_NODE = "127.0.0.5"
+DATA = {"synthetic": {"rows": 64, "seed": 5}}
+JOB: dict[str, Any] = {
+    **SPEC,
+    "steps": STEPS,
+    "mode": "Disaggregated",
+    "rollout": {**ROLLOUT, "staleness": {"max": 1}},
+    "records": {"httpPort": 0, "lingerSeconds": 0, "tensorboard": False, "trajectoriesEverySteps": 1},
+}
+
+
+def groups(trainer: dict[str, int], rollout: dict[str, int]) -> dict[str, Any]:
+    return {"profile": "cpu", "trainer": trainer, "rollout": rollout, "threadsPerDevice": 1}
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same two trainers and two engines on this machine alone."""
+    folder = tmp_path_factory.mktemp("together")
+    resources = groups({"devicesPerNode": 2}, {"devicesPerNode": 2})
+    code, output = run("run", manifest(folder, **JOB, resources=resources), "--output", folder / "run")
+    assert code == 0, output
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    made = RayCluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        made.add_node(TRAINER_NODE, cpus=2)
+        for address in ENGINE_NODES:
+            made.add_node(address, cpus=1)
+        yield made
+    finally:
+        made.close()
+
+
+def test_the_bits_are_those_of_one_machine(cluster: RayCluster, together: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    resources = groups({"nodes": 1, "devicesPerNode": 2}, {"nodes": 2, "devicesPerNode": 1})
+    cluster.submit(manifest(tmp_path, **JOB, resources=resources), folder, "apart")
+    info = cluster.end_of("apart", 300)
+    assert info["status"] == "SUCCEEDED", cluster.logs("apart")
+
+    assert final_state(folder, ranks=2) == final_state(together, ranks=2)
+    assert digest_of_trajectories(folder) == digest_of_trajectories(together)
+    records, expected = read_steps(folder)[1:], read_steps(together)[1:]
+    assert len(records) == len(expected) == STEPS
+    for record, same in zip(records, expected, strict=True):
+        for name in ("train/loss", "train/grad_norm", "rollout/raw_reward", "train/train_rollout_logprob_abs_diff"):
+            assert record["metrics"][name] == same["metrics"][name]
+        assert record["weights"]["verified"]
+        assert record["weights"]["bytes"] == same["weights"]["bytes"]
+        assert record["weights"]["send"]["network_seconds"] > 0.0
+    check_lanes(records, {"trainer": TRAINER, "engine": ENGINE})
+    wait_for(lambda: not cluster.alive("actors"), "end of the job's actors", 30)
+
+
+def test_a_node_of_engines_is_lost_and_another_one_goes_on(cluster: RayCluster, tmp_path: Path) -> None:
+    folder, steps, most = tmp_path / "run", 60, 2
+    resources = groups({"nodes": 1, "devicesPerNode": 2}, {"nodes": 2, "devicesPerNode": 1})
+    rollout = {**ROLLOUT, "maxResponseTokens": 24, "staleness": {"max": most}}
+    job = manifest(
+        tmp_path, **JOB | {"steps": steps, "mode": "Async", "rollout": rollout, "resources": resources, "data": DATA}
+    )
+    cluster.submit(job, folder, "first")
+    wait_for(lambda: newest_step(folder) >= 4, "some steps", 200)
+    cluster.kill_node(ENGINE_NODES[1])
+    info = cluster.end_of("first", 120)
+    assert info["driver_exit_code"] == ExitCode.FAILED, cluster.logs("first")
+    assert f"({ENGINE_NODES[1]})" in cluster.logs("first")
+    assert "engine-1 died" in cluster.logs("first")
+
+    cluster.wait_for_loss(ENGINE_NODES[1])
+    cluster.add_node(NEW_NODE, cpus=1)
+    submission, info = end_of_a_started(cluster, job, folder, "second")
+    assert info["status"] == "SUCCEEDED", cluster.logs(submission)
+    latest = {record["step"]: record for record in read_steps(folder)}
+    assert latest.keys() == set(range(steps + 1))
+    assert max(record["metrics"].get("rollout/staleness/max", 0) for record in latest.values()) in (1, most)
+    code, output = run("audit", folder)
+    assert code == 0, output
+
+
+def test_a_machine_alone_is_one_node(tmp_path: Path) -> None:
+    resources = groups({"nodes": 1, "devicesPerNode": 1}, {"nodes": 1, "devicesPerNode": 1})
+    code, output = run("run", manifest(tmp_path, **JOB, resources=resources), "--output", tmp_path / "run")
+    assert code == 2
+    assert "spec.resources.trainer.nodes: 1: this machine is one node, and cannot hold nodes of their own" in output
+    assert "spec.resources.rollout.nodes" in output

@@ -1,0 +1,109 @@
+"""Buckets from the first sending trainer to the workers of all engines, by a broadcast over one process group.
+
+The group is made in the first sync and kept; the first trainer is its rank 0, the workers follow engine by engine. Each
+worker has slots of its own. It awaits the next bucket in one while it lands the other, so that a trainer never waits
+for a worker that is busy, and hears of what went wrong there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from rljob_worker.devices.cpu import gloo_group
+from rljob_worker.errors import WeightSyncError
+from rljob_worker.weightsync.meeting import NetworkParties
+from rljob_worker.weightsync.plan import Bucket
+from rljob_worker.weightsync.shared_memory import HostMemory
+from rljob_worker.weightsync.transport import SLOT_COUNT
+
+ROOT = 0
+_LOOK_SECONDS = 0.0002
+
+
+class Broadcast:
+    """One member of the group.
+
+    Args:
+        group: the process group.
+        slots: of this member.
+        seconds: time-out of a broadcast.
+    """
+
+    def __init__(self, group: dist.ProcessGroupGloo, slots: HostMemory, seconds: float) -> None:
+        self._group, self._slots = group, slots
+        self._options = dist.BroadcastOptions()
+        self._options.rootRank, self._options.rootTensor = ROOT, 0
+        self._options.timeout = timedelta(seconds=seconds)
+        self._awaited: dist.Work | None = None
+
+    @classmethod
+    def join(
+        cls, parties: NetworkParties, engines: int, member: int, slots: HostMemory, version: int, deadline: float
+    ) -> Broadcast:
+        """Make the group, in all its members at once.
+
+        Args:
+            parties: where they meet.
+            engines: engines of the plan.
+            member: rank of this one in the group.
+            slots: of this one.
+            version: the sync that it is made in, which tells it from one that a failed sync left behind.
+            deadline: latest return (`time.monotonic()`).
+
+        Raises:
+            WeightSyncError: not all members came in time.
+        """
+        meeting = parties.meeting
+        store = dist.PrefixStore(f"broadcast/{version}", parties.store(deadline))
+        size = 1 + engines * meeting.workers
+        seconds = max(0.001, deadline - time.monotonic())
+        try:
+            group = gloo_group(store, member, size, meeting.address, timedelta(seconds=seconds))
+        except RuntimeError as error:
+            raise WeightSyncError(
+                f"the group of the broadcast, {size} processes, did not come together: {error}"
+            ) from error
+        return cls(group, slots, meeting.seconds)
+
+    def send(self, bucket: Bucket, look: Callable[[], None]) -> None:
+        """Bring what is in the root's slot into those of all members.
+
+        Args:
+            bucket: the one that is there.
+            look: called again and again meanwhile; what it raises ends the wait.
+
+        Raises:
+            WeightSyncError: a member is gone, or did not take it in time.
+        """
+        work = self._start(bucket)
+        while not work.is_completed():
+            look()
+            time.sleep(_LOOK_SECONDS)
+        _finish(work, bucket, "the broadcast to the engines")
+
+    def expect(self, bucket: Bucket) -> None:
+        """Have a bucket come into its slot beside whatever this member does."""
+        self._awaited = self._start(bucket)
+
+    def receive(self, bucket: Bucket) -> None:
+        """Wait until the bucket that was expected is there; WeightSyncError when it does not come in time."""
+        assert self._awaited is not None
+        awaited, self._awaited = self._awaited, None
+        _finish(awaited, bucket, "the broadcast of the first trainer")
+
+    def _start(self, bucket: Bucket) -> dist.Work:
+        content = self._slots.tensor(bucket.index % SLOT_COUNT, 0, torch.uint8, (bucket.nbytes,))
+        work: dist.Work = self._group.broadcast([content], self._options)  # type: ignore[attr-defined]  # torch's stubs lack it
+        return work
+
+
+def _finish(work: dist.Work, bucket: Bucket, what: str) -> None:
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise WeightSyncError(f"bucket {bucket.index}: {what} failed: {error}") from error
