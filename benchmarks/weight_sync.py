@@ -13,11 +13,14 @@ import argparse
 import json
 import logging
 import os
+import secrets
+import socket
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from figures import Figure
 from figures import report as report_rows
 
 from rljob_worker.types import EngineReport, TrainerReport
+from rljob_worker.weightsync.meeting import HostMeeting, NetworkMeeting
 
 HIDDEN, LAYERS, HEADS, GROUPS, HEAD_DIM, FFN, VOCAB = 768, 15, 12, 4, 64, 2304, 32768
 CONFIG = {
@@ -45,9 +49,10 @@ CONFIG = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
-# Where vLLM packs the weights for oneDNN's products, and where it computes with them as they are.
-PACKED, PLAIN = "packed", "plain"
-COPY_LIMITS, PICKLE_LIMIT = {PACKED: 0.15, PLAIN: 0.35}, 3.0
+# Where vLLM packs the weights for oneDNN's products, where it computes with them as they are, and where it does so on
+# another node than the trainer: both are on this machine, and what goes over the network goes over its loopback.
+PACKED, PLAIN, NETWORK = "packed", "plain", "plain, over the network,"
+COPY_LIMITS, PICKLE_LIMIT = {PACKED: 0.15, PLAIN: 0.35, NETWORK: 0.1}, 3.0
 DEADLINE = 120.0
 
 
@@ -73,12 +78,12 @@ def megatron_weights() -> dict[str, torch.Tensor]:
 class TrainerSide:
     """Holds the weights and sends them."""
 
-    def __init__(self, model_folder: str, sync_folder: str, bucket_bytes: int) -> None:
+    def __init__(self, model_folder: str, meeting: str, bucket_bytes: int) -> None:
         from rljob_worker.models.config import ModelConfig
         from rljob_worker.models.convert import local_pieces
         from rljob_worker.models.manifest import hf_manifest
         from rljob_worker.parallel_layout import ParallelLayout
-        from rljob_worker.weightsync.meeting import HostMeeting
+        from rljob_worker.weightsync.meeting import meeting_from
         from rljob_worker.weightsync.plan import HOST_SLICE_BYTES, build_plan
         from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
@@ -93,7 +98,7 @@ class TrainerSide:
             slice_bytes=HOST_SLICE_BYTES,
         )
         self._plan = plan
-        self._sender = WeightSyncTrainer(self._pieces, plan, trainer=0, meeting=HostMeeting(sync_folder))
+        self._sender = WeightSyncTrainer(self._pieces, plan, trainer=0, meeting=meeting_from(meeting))
 
     def describe(self) -> dict[str, int]:
         return {"bytes": self._plan.nbytes, "tensors": len(self._plan.names), "buckets": len(self._plan.buckets)}
@@ -117,14 +122,14 @@ class TrainerSide:
 class EngineSide:
     """A real vLLM engine."""
 
-    def __init__(self, model_folder: str, sync_folder: str, kind: str) -> None:
+    def __init__(self, model_folder: str, meeting: str, kind: str) -> None:
         import vllm._custom_ops as ops
         from vllm import LLM
 
         from rljob_worker.weightsync.engine import WeightSyncEngine
-        from rljob_worker.weightsync.meeting import HostMeeting
+        from rljob_worker.weightsync.meeting import meeting_from
 
-        if kind == PLAIN:
+        if kind != PACKED:
             # As on CPUs that these products have no instructions for.
             ops._supports_onednn = False
         self._engine = LLM(
@@ -137,7 +142,7 @@ class EngineSide:
             worker_extension_cls="rljob_worker.rollout.worker_extension.CpuWorkerExtension",
             disable_log_stats=True,
         )
-        self._receiver = WeightSyncEngine(self._land, meeting=HostMeeting(sync_folder), engine=0)
+        self._receiver = WeightSyncEngine(self._land, meeting=meeting_from(meeting), engine=0)
 
     def _land(self, method: Callable[..., Any], message: Any, seconds: float) -> list[Any]:
         return self._engine.collective_rpc(method.__name__, timeout=seconds, args=(message,))
@@ -191,6 +196,7 @@ class EngineSide:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9, help="rounds that are measured (default 9)")
+    parser.add_argument("--kinds", nargs="+", choices=COPY_LIMITS, default=list(COPY_LIMITS), help="of engines")
     parser.add_argument("--bucket-bytes", type=int, default=256 * 2**20, help="as spec.weightSync.bucketBytes")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each process")
     options = parser.parse_args()
@@ -222,7 +228,7 @@ def main() -> int:
         try:
             figures = [
                 figure
-                for kind in COPY_LIMITS
+                for kind in options.kinds
                 for figure in compare(kind, folder, options.bucket_bytes, options.repeats)
             ]
         finally:
@@ -235,14 +241,24 @@ def compare(kind: str, model_folder: str, bucket_bytes: int, repeats: int) -> li
     import ray
 
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
-        trainer: Any = ray.remote(num_cpus=0)(TrainerSide).remote(model_folder, folder, bucket_bytes)
-        engine: Any = ray.remote(num_cpus=0)(EngineSide).remote(model_folder, folder, kind)
+        host = "127.0.0.2"
+        over_network = NetworkMeeting(host, free_port(host), host, secrets.token_hex(32), 1, DEADLINE)
+        here = over_network if kind == NETWORK else HostMeeting(folder)
+        there = replace(over_network, address="127.0.0.3") if kind == NETWORK else here
+        trainer: Any = ray.remote(num_cpus=0)(TrainerSide).remote(model_folder, here.to_json(), bucket_bytes)
+        engine: Any = ray.remote(num_cpus=0)(EngineSide).remote(model_folder, there.to_json(), kind)
         try:
             return report(kind, ray.get(trainer.describe.remote()), *measure(trainer, engine, repeats))
         finally:
             ray.get([trainer.close.remote(), engine.close.remote()])
             for actor in (trainer, engine):
                 ray.kill(actor)
+
+
+def free_port(host: str) -> int:
+    """A port of `host` that nobody listens on."""
+    with socket.create_server((host, 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def measure(trainer: Any, engine: Any, repeats: int) -> tuple[dict[str, list[float]], list[dict[str, float]]]:
@@ -266,7 +282,7 @@ def measure(trainer: Any, engine: Any, repeats: int) -> tuple[dict[str, list[flo
         found = {"copy": statistics.median(copies), "alone": alone, "sync": sync, "pickled": pickled}
         for kind, value in found.items():
             seconds[kind].append(value)
-        sender = {f"trainer: {name}": sent[f"{name}_seconds"] for name in ("read", "fill", "wait")}
+        sender = {f"trainer: {name}": sent[f"{name}_seconds"] for name in ("read", "fill", "network", "wait")}
         parts = ("begin", "wait", "land", "repack", "finish", "rpc")
         breakdowns.append(sender | {f"engine: {name}": received[f"{name}_seconds"] for name in parts})
     return seconds, breakdowns

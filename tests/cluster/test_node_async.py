@@ -1,4 +1,4 @@
-"""Trainers and engines with devices of their own, in a pod of the real node: both lanes, and a pod that is lost."""
+"""Trainers and engines in pods of their own on the real node: both lanes, and a pod of engines that is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS, LOST_AFTER, PROMPTS = 60, 12, 32
 
 @pytest.fixture(scope="module")
 def job(system: WholeSystem) -> Iterator[NodeJob]:
-    """One whose worker pod is deleted while it runs."""
+    """One whose engine's pod is deleted while it runs."""
     job = NodeJob(
         system,
         "async",
@@ -29,13 +29,14 @@ def job(system: WholeSystem) -> Iterator[NodeJob]:
         "checkpoint.everySteps=5",
         "resources.nodes=1",
         "resources.devicesPerNode=null",
-        "resources.trainer={devicesPerNode: 1}",
-        "resources.rollout={devicesPerNode: 1}",
+        "resources.trainer={nodes: 1}",
+        "resources.rollout={nodes: 1}",
     ).create()
     try:
         job.wait_step(LOST_AFTER)
-        [pod] = job.pods("worker")
-        job.kube.delete("Pod", "default", pod["metadata"]["name"])
+        groups = {pod["metadata"]["labels"]["ray.io/group"]: pod["metadata"]["name"] for pod in job.pods("worker")}
+        assert groups.keys() == {"trainers", "engines"}
+        job.kube.delete("Pod", "default", groups["engines"])
         job.wait("Succeeded")
         yield job
     finally:
