@@ -51,7 +51,8 @@ CONFIG = {
 }
 # Where vLLM packs the weights for oneDNN's products, where it computes with them as they are, and where it does so on
 # another node than the trainer: both are on this machine, and what goes over the network goes over its loopback.
-PACKED, PLAIN, NETWORK = "packed", "plain", "plain, over the network,"
+PACKED, PLAIN, NETWORK = "packed", "plain", "network"
+PRODUCTS = {PACKED: "packed products", PLAIN: "plain products", NETWORK: "plain products, over the network"}
 COPY_LIMITS, PICKLE_LIMIT = {PACKED: 0.15, PLAIN: 0.35, NETWORK: 0.1}, 3.0
 DEADLINE = 120.0
 
@@ -293,14 +294,14 @@ def report(
 ) -> list[Figure]:
     """Print the medians; the rows."""
     median = {kind: statistics.median(values) for kind, values in seconds.items()}
-    print(f"{kind} products: {size['bytes'] / 1e6:.0f} MB in {size['tensors']} tensors, {size['buckets']} buckets")
+    print(f"{PRODUCTS[kind]}: {size['bytes'] / 1e6:.0f} MB in {size['tensors']} tensors, {size['buckets']} buckets")
     for transfer, value in median.items():
         best = min(seconds[transfer])
         print(f"{transfer:8} {value * 1e3:8.1f} ms  {size['bytes'] / value / 1e9:6.2f} GB/s  best {best * 1e3:.1f} ms")
     for part in breakdowns[0]:
         print(f"  {part:18} {statistics.median(b[part] for b in breakdowns) * 1e3:8.1f} ms")
     print(f"bound of the ratio by one side's copies and checksums alone: {median['copy'] / median['alone']:.2f}")
-    what = f"weight sync bytes/s, {size['bytes'] / 1e6:.0f} MB in bf16, verified, {kind} products"
+    what = f"weight sync bytes/s, {size['bytes'] / 1e6:.0f} MB in bf16, verified, {PRODUCTS[kind]}"
     copied, pickled = median["copy"] / median["sync"], median["pickled"] / median["sync"]
     return [
         Figure(what, "a memory copy of the same bytes", copied, COPY_LIMITS[kind]),

@@ -150,11 +150,6 @@ def sending_nodes(spec: RLJobSpec) -> int:
     return 1 if has_nodes_apart(spec) else spec.resources.nodes
 
 
-def engines_per_sync(spec: RLJobSpec) -> int:
-    """Engines that take the weights together: those of a node, from its trainers, or all from the first trainers."""
-    return engines(spec) if has_nodes_apart(spec) else engines_per_node(spec)
-
-
 def samples_per_step(spec: RLJobSpec) -> int:
     """Responses generated in one step."""
     return spec.rollout.prompts_per_step * spec.rollout.samples_per_prompt

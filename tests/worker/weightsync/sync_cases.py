@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rljob_worker.devices import Device
+from rljob_worker.devices.cpu import CpuDevice
 from rljob_worker.tensor_slice import TensorSlice
 from rljob_worker.weightsync.broadcast import Broadcast
 from rljob_worker.weightsync.device_ipc import DeviceIpc
@@ -87,11 +88,15 @@ def plan_for(
 class KeepingEngine:
     """Answers the calls that a vLLM worker answers, copying what it is given into `weights`."""
 
+    device: Device = CpuDevice()
+
     def __init__(self, before_landing: Callable[[Bucket, Any], None] | None = None) -> None:
         self.weights: Weights = {}
         self.finished_version: int | None = None
         self._slots: Transport | None = None
         self._before_landing = before_landing or (lambda bucket, slots: None)
+        self.number = 0
+        """Of this worker in its engine."""
         self._parties: Parties | None = None
         self._broadcast: Broadcast | None = None
 
@@ -115,11 +120,12 @@ class KeepingEngine:
 
     def rljob_join_broadcast(self, message: dict[str, Any]) -> dict[str, Any]:
         assert isinstance(self._parties, NetworkParties)
-        assert isinstance(self._slots, HostMemory)
+        assert self._slots is not None
         if message["anew"]:
             deadline = time.monotonic() + message["seconds"]
+            engines, member = self._plan.engines, message["first_member"] + self.number
             self._broadcast = Broadcast.join(
-                self._parties, self._plan.engines, message["first_member"], self._slots, message["version"], deadline
+                self.device, self._parties, engines, member, self._slots, message["version"], deadline
             )
         assert self._broadcast is not None
         self._broadcast.expect(self._plan.buckets[0])
@@ -161,7 +167,13 @@ class KeepingEngineOnDevice(KeepingEngine):
         super().__init__(before_landing)
         self.device, self._seconds = device, seconds
 
+    def own_slots(self, nbytes: int) -> list[torch.Tensor]:
+        """Memory of the device that this process makes."""
+        return [torch.empty(nbytes, dtype=torch.uint8, device=self.device.torch_device) for _ in range(SLOT_COUNT)]
+
     def _attached(self, message: dict[str, Any], parties: Parties) -> Transport:
+        if isinstance(parties, NetworkParties):
+            return DeviceIpc(self.device, self.own_slots(message["slot_bytes"]))
         assert isinstance(parties, HostParties)
         handles = parties.find_device(self.device.identity(), self._seconds)
         return DeviceIpc.open(self.device, handles, message["slot_bytes"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -14,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from peers import ProcessPeer
+from peers import ProcessPeer, network_meeting
 from separate_devices import SeparateDevice
 from sync_cases import KeepingEngineOnDevice, TensorPiece, model_weights, pieces_for, plan_for
 
 from rljob_worker.weightsync.device_ipc import DeviceIpc, Exchange
 from rljob_worker.weightsync.engine import WeightSyncEngine
-from rljob_worker.weightsync.meeting import HostMeeting, HostParties
+from rljob_worker.weightsync.meeting import HostMeeting, HostParties, Meeting
 from rljob_worker.weightsync.plan import Bucket
 from rljob_worker.weightsync.shared_memory import SHARED_MEMORY
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
@@ -50,9 +51,13 @@ class EngineOverDevices:
         self.workers = [
             WorkerOnDevice(SeparateDevice(index), damage if index == devices[-1] else None) for index in devices
         ]
+        for number, worker in enumerate(self.workers):
+            worker.number = number
+        self._threads = ThreadPoolExecutor(len(devices))
 
     def __call__(self, method: Callable[..., Any], message: Any, seconds: float) -> list[Any]:
-        return [getattr(worker, method.__name__)(message) for worker in self.workers]
+        # Side by side, as vLLM's workers are: over the network they wait for one another.
+        return list(self._threads.map(lambda worker: getattr(worker, method.__name__)(message), self.workers))
 
     def values(self) -> list[list[float]]:
         """What each worker holds."""
@@ -79,7 +84,9 @@ class BrokenPiece:
     view = read
 
 
-def trainer(pipe: Connection, folder: str, rank: int, ranks: int, engines: int, broken_in: int) -> None:
+def trainer(
+    pipe: Connection, folder: str, meeting: Meeting, rank: int, ranks: int, engines: int, broken_in: int
+) -> None:
     """A rank that holds its shard of tensors that are all filled with the version."""
     if ranks > 1:
         store = dist.FileStore(f"{folder}/store", ranks)
@@ -92,7 +99,7 @@ def trainer(pipe: Connection, folder: str, rank: int, ranks: int, engines: int, 
     if rank == ranks - 1:
         pieces[-1] = BrokenPiece(pieces[-1], counter, broken_in)
     exchange = Exchange(device, range(ranks), device.staging)
-    sender = WeightSyncTrainer(pieces, plan, trainer=rank, meeting=HostMeeting(folder), exchange=exchange)
+    sender = WeightSyncTrainer(pieces, plan, trainer=rank, meeting=meeting, exchange=exchange)
     pipe.send("up")
     while (command := pipe.recv()) is not None:
         counter[0] = version = command[0]
@@ -110,9 +117,9 @@ def trainer(pipe: Connection, folder: str, rank: int, ranks: int, engines: int, 
     device.remove_files()
 
 
-def engine(pipe: Connection, folder: str, index: int, devices: list[int], damage: int | None) -> None:
+def engine(pipe: Connection, meeting: Meeting, index: int, devices: list[int], damage: int | None) -> None:
     land = EngineOverDevices(devices, damage)
-    receiver = WeightSyncEngine(land, meeting=HostMeeting(folder), engine=index)
+    receiver = WeightSyncEngine(land, meeting=meeting, engine=index)
     pipe.send("up")
     while (command := pipe.recv()) is not None:
         try:
@@ -125,11 +132,21 @@ def engine(pipe: Connection, folder: str, index: int, devices: list[int], damage
 
 
 @contextmanager
-def peers(ranks: int, engines: list[list[int]], *, damage: int | None = None, broken_in: int = -1) -> Iterator[Any]:
+def peers(
+    ranks: int,
+    engines: list[list[int]],
+    *,
+    damage: int | None = None,
+    broken_in: int = -1,
+    network: bool = False,
+) -> Iterator[Any]:
     """Trainers and engines; yields a function that runs one sync and returns the trainers' and engines' outcomes."""
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
-        trainers = [ProcessPeer(trainer, folder, rank, ranks, len(engines), broken_in) for rank in range(ranks)]
-        others = [ProcessPeer(engine, folder, i, devices, damage) for i, devices in enumerate(engines)]
+        meeting: Meeting = network_meeting(workers=len(engines[0])) if network else HostMeeting(folder)
+        trainers = [
+            ProcessPeer(trainer, folder, meeting, rank, ranks, len(engines), broken_in) for rank in range(ranks)
+        ]
+        others = [ProcessPeer(engine, meeting, i, devices, damage) for i, devices in enumerate(engines)]
         everyone = [*trainers, *others]
         try:
             for peer in everyone:
@@ -147,11 +164,21 @@ def peers(ranks: int, engines: list[list[int]], *, damage: int | None = None, br
                 peer.stop()
 
 
-@pytest.mark.parametrize(("ranks", "engines"), [(1, [[0]]), (2, [[0, 1]]), (4, [[0, 1], [2, 3]]), (2, [[0], [1]])])
-def test_every_device_gets_every_piece(ranks: int, engines: list[list[int]]) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "engines", "network"),
+    [
+        (1, [[0]], False),
+        (2, [[0, 1]], False),
+        (4, [[0, 1], [2, 3]], False),
+        (2, [[0], [1]], False),
+        (1, [[1]], True),
+        (2, [[2, 3], [4, 5]], True),
+    ],
+)
+def test_every_device_gets_every_piece(ranks: int, engines: list[list[int]], network: bool) -> None:
     before = set(SHARED_MEMORY.glob("rljob-test-device-*"))
     total = sum(tensor.nbytes for tensor in model_weights(0).values())
-    with peers(ranks, engines) as sync:
+    with peers(ranks, engines, network=network) as sync:
         for version in (1, 2):
             trainers, landed = sync(version)
             assert [outcome[0] for outcome in trainers] == ["ok"] * ranks, trainers
@@ -160,8 +187,9 @@ def test_every_device_gets_every_piece(ranks: int, engines: list[list[int]]) -> 
     assert set(SHARED_MEMORY.glob("rljob-test-device-*")) == before
 
 
-def test_a_bit_flipped_in_the_copy_of_one_device_fails_the_sync_and_the_next_one_works() -> None:
-    with peers(2, [[0, 1]], damage=2) as sync:
+@pytest.mark.parametrize("network", [False, True])
+def test_a_bit_flipped_in_the_copy_of_one_device_fails_the_sync_and_the_next_one_works(network: bool) -> None:
+    with peers(2, [[0, 1]], damage=2, network=network) as sync:
         trainers, [failed] = sync(1)
         assert all(kind == "WeightSyncError" and "checksum" in text for kind, text in [*trainers, failed]), trainers
         assert "worker 1" in failed[1]
@@ -170,8 +198,9 @@ def test_a_bit_flipped_in_the_copy_of_one_device_fails_the_sync_and_the_next_one
         assert landed == [("ok", [[2.0], [2.0]])], trainers
 
 
-def test_a_rank_that_cannot_read_a_piece_ends_the_sync_for_all_at_once() -> None:
-    with peers(2, [[0, 1]], broken_in=1) as sync:
+@pytest.mark.parametrize("network", [False, True])
+def test_a_rank_that_cannot_read_a_piece_ends_the_sync_for_all_at_once(network: bool) -> None:
+    with peers(2, [[0, 1]], broken_in=1, network=network) as sync:
         trainers, [failed] = sync(1)
         for kind, text in [*trainers, failed]:
             assert kind == "WeightSyncError"

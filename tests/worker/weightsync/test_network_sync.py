@@ -22,7 +22,8 @@ from rljob_worker.weightsync.protocol import COMMIT
 from rljob_worker.weightsync.transport import SLOT_COUNT
 
 SECONDS = 8.0
-Send = Callable[[Broadcast, Bucket, Callable[[], None]], None]
+Look = Callable[[], None]
+Send = Callable[[Broadcast, Bucket, float, Look], None]
 
 
 @pytest.mark.parametrize(
@@ -58,21 +59,21 @@ def test_one_group_is_kept_over_syncs_without_growth() -> None:
 
 
 def _dropped(original: Send) -> Iterator[Send]:
-    yield lambda own, bucket, look: None
+    yield lambda own, bucket, deadline, look: None
 
 
 def _twice(original: Send) -> Iterator[Send]:
-    def send(own: Broadcast, bucket: Bucket, look: Callable[[], None]) -> None:
-        original(own, bucket, look)
-        original(own, bucket, look)
+    def send(own: Broadcast, bucket: Bucket, deadline: float, look: Look) -> None:
+        original(own, bucket, deadline, look)
+        original(own, bucket, deadline, look)
 
     yield send
 
 
 def _flipped(original: Send) -> Iterator[Send]:
-    def send(own: Broadcast, bucket: Bucket, look: Callable[[], None]) -> None:
+    def send(own: Broadcast, bucket: Bucket, deadline: float, look: Look) -> None:
         own._slots.bytes_of(bucket.index % SLOT_COUNT)[bucket.tensors[-1].offset + 3] ^= 64
-        original(own, bucket, look)
+        original(own, bucket, deadline, look)
 
     yield send
 
@@ -80,18 +81,18 @@ def _flipped(original: Send) -> Iterator[Send]:
 def _of_the_other_slot(original: Send) -> Iterator[Send]:
     """What stands there is of the bucket before: as stale as it is out of order."""
 
-    def send(own: Broadcast, bucket: Bucket, look: Callable[[], None]) -> None:
+    def send(own: Broadcast, bucket: Bucket, deadline: float, look: Look) -> None:
         slots = own._slots
         slots.bytes_of(bucket.index % SLOT_COUNT)[:] = slots.bytes_of((bucket.index + 1) % SLOT_COUNT)
-        original(own, bucket, look)
+        original(own, bucket, deadline, look)
 
     yield send
 
 
 def _truncated(original: Send) -> Iterator[Send]:
-    def send(own: Broadcast, bucket: Bucket, look: Callable[[], None]) -> None:
+    def send(own: Broadcast, bucket: Bucket, deadline: float, look: Look) -> None:
         half = Bucket(bucket.index, bucket.nbytes // 2, bucket.tensors)
-        original(own, half, look)
+        original(own, half, deadline, look)
 
     yield send
 
@@ -104,8 +105,8 @@ def test_what_the_network_does_to_a_bucket_fails_the_sync_and_the_next_one_works
     original = Broadcast.send
     wrong = next(corruption(original))
 
-    def send(own: Broadcast, bucket: Bucket, look: Callable[[], None]) -> None:
-        (wrong if bucket.index == 3 else original)(own, bucket, look)
+    def send(own: Broadcast, bucket: Bucket, deadline: float, look: Look) -> None:
+        (wrong if bucket.index == 3 else original)(own, bucket, deadline, look)
 
     with threaded_peers(2, [KeepingEngine() for _ in range(engines)], network=True) as peers:
         peers.sync(1)

@@ -9,12 +9,14 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from types import ModuleType
 from typing import ClassVar, Protocol
 
 import torch
+from torch.distributed import Store
 
-from rljob_worker.devices.base import MemoryPool
+from rljob_worker.devices.base import Group, MemoryPool
 from rljob_worker.devices.checksum import device_checksum
 from rljob_worker.devices.ipc import export_tensor, import_tensor
 from rljob_worker.devices.visible import parse_visible_devices, physical_device
@@ -105,6 +107,10 @@ class AcceleratorDevice(ABC):
     @abstractmethod
     def _pluggable_allocator(self, library: str, allocate: str, free: str) -> object:
         """torch's allocator over two functions of a library, as its MemPool takes it."""
+
+    @abstractmethod
+    def join_group(self, store: Store, rank: int, size: int, address: str, timeout: timedelta) -> Group:
+        """As declared in `Device`. The address is what the library's own variables say: of its network ports."""
 
     # Which one
 

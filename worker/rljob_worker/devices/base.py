@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Protocol, runtime_checkable
 
 import torch
+from torch.distributed import BroadcastOptions, Store, Work
 
 from rljob_worker.host.memory import MemoryInfo
 
@@ -16,6 +18,14 @@ class MemoryPool(Protocol):
     @property
     def id(self) -> tuple[int, int]:
         """By which torch's allocator knows it."""
+        ...
+
+
+class Group(Protocol):
+    """Processes that tensors are broadcast among: torch's `ProcessGroupGloo`, NCCL's or HCCL's."""
+
+    def broadcast(self, tensors: list[torch.Tensor], options: BroadcastOptions, /) -> Work:
+        """Start to bring the root's tensor into those of all; every member calls it."""
         ...
 
 
@@ -51,6 +61,23 @@ class Device(Protocol):
     @property
     def visible_devices_variable(self) -> str | None:
         """Environment variable that restricts a process to some devices; None where there is none."""
+        ...
+
+    def join_group(self, store: Store, rank: int, size: int, address: str, timeout: timedelta) -> Group:
+        """A group beside those that torch knows of, whose members may run different programs.
+
+        Collective over its members, who meet in the store.
+
+        Args:
+            store: the group's own.
+            rank: of this process in the group.
+            size: number of members.
+            address: of this node, at which the others reach this process.
+            timeout: for the others to come, and of what is sent.
+
+        Raises:
+            RuntimeError: they did not come.
+        """
         ...
 
     def identity(self) -> str:

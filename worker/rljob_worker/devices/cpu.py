@@ -11,6 +11,7 @@ import torch
 import xxhash
 from torch.distributed import ProcessGroupGloo, Store
 
+from rljob_worker.devices.base import Group
 from rljob_worker.host.memory import HostMemory, MemoryInfo
 
 
@@ -35,6 +36,14 @@ class CpuDevice:
     def torch_device(self) -> torch.device:
         """`cpu`; torch knows only one."""
         return torch.device("cpu")
+
+    def join_group(self, store: Store, rank: int, size: int, address: str, timeout: timedelta) -> Group:
+        """As declared in `Device`: gloo, at this address; without one it takes what the host's name says."""
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs lack it
+        options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+        options._timeout = timeout
+        group: Group = ProcessGroupGloo(store, rank, size, options)  # type: ignore[assignment]  # torch's stubs lack it
+        return group
 
     def identity(self) -> str:
         """`<hostname>:cpu:<index>`."""
@@ -78,24 +87,3 @@ class CpuDevice:
             raise ValueError(f"checksum: the tensor is on {tensor.device}, this device is cpu")
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         return xxhash.xxh3_64_intdigest(flat.numpy().data)
-
-
-def gloo_group(store: Store, rank: int, size: int, address: str, timeout: timedelta) -> ProcessGroupGloo:
-    """A process group beside those that torch knows of, whose members may run different programs.
-
-    Collective over its members, who meet in the store.
-
-    Args:
-        store: the group's own.
-        rank: of this process in the group.
-        size: number of members.
-        address: of this node, at which the others reach this process; without one gloo takes what the host's name says.
-        timeout: for the others to come.
-
-    Raises:
-        RuntimeError: they did not.
-    """
-    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs lack it
-    options._devices = [ProcessGroupGloo.create_device(hostname=address)]
-    options._timeout = timeout
-    return ProcessGroupGloo(store, rank, size, options)

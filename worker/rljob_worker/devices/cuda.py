@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 import torch.multiprocessing.reductions as reductions
+from torch.distributed import Store
 
 from rljob_worker.devices.accelerator import AcceleratorDevice, DeviceModule
+from rljob_worker.devices.base import Group
 from rljob_worker.errors import UserError
 
 
@@ -39,6 +42,15 @@ class CudaDevice(AcceleratorDevice):
     def _rebuild(cls) -> Callable[..., torch.Tensor]:
         rebuild: Callable[..., torch.Tensor] = reductions.rebuild_cuda_tensor
         return rebuild
+
+    def join_group(self, store: Store, rank: int, size: int, address: str, timeout: timedelta) -> Group:
+        """As declared in `Device`: NCCL."""
+        from torch.distributed import ProcessGroupNCCL  # torch's CUDA build alone has it
+
+        options = ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        group: Group = ProcessGroupNCCL(store, rank, size, options)  # type: ignore[assignment]  # torch's stubs lack it
+        return group
 
     def _pluggable_allocator(self, library: str, allocate: str, free: str) -> object:
         return self._module.memory.CUDAPluggableAllocator(library, allocate, free).allocator()

@@ -7,12 +7,14 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Protocol
 
 import torch
+from torch.distributed import Store
 
 from rljob_worker.devices.accelerator import AcceleratorDevice, DeviceModule
-from rljob_worker.devices.base import MemoryPool
+from rljob_worker.devices.base import Group, MemoryPool
 from rljob_worker.errors import UserError
 
 
@@ -57,6 +59,17 @@ class NpuDevice(AcceleratorDevice):
             "torch_npu.multiprocessing.reductions"
         ).rebuild_npu_tensor
         return rebuild
+
+    def join_group(self, store: Store, rank: int, size: int, address: str, timeout: timedelta) -> Group:
+        """As declared in `Device`: HCCL, as torch_npu makes it for `init_process_group`."""
+        made = sys.modules["torch_npu"]._C._distributed_c10d.ProcessGroupHCCL
+        options = made.Options()
+        options.is_high_priority_stream = False
+        options._timeout = timeout
+        options.global_ranks_in_group = list(range(size))
+        options.group_id = "rljob-broadcast"
+        group: Group = made(store, rank, size, options)
+        return group
 
     @contextmanager
     def use_pool(self, pool: MemoryPool) -> Iterator[None]:

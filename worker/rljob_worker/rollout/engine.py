@@ -298,7 +298,7 @@ class Engine:
                 if self.sync_folder is None:
                     raise RuntimeError(f"engine-{self.index}: was given no folder to find the weight sync in")
                 meeting = self._network or HostMeeting(self.sync_folder)
-                number = self.index % derived.engines_per_sync(self.spec)
+                number = self.index if self._network else self.index % derived.engines_per_node(self.spec)
                 self._weight_sync = WeightSyncEngine(self._land, meeting=meeting, engine=number)
             self.weight_version = None
             if self.state is EngineState.ACTIVE:

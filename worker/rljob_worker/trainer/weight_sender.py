@@ -16,7 +16,7 @@ from rljob_worker.tensor_slice import TensorSlice
 from rljob_worker.trainer.backend import TrainerBackend
 from rljob_worker.types import TrainerReport
 from rljob_worker.weightsync.device_ipc import Exchange
-from rljob_worker.weightsync.meeting import Meeting
+from rljob_worker.weightsync.meeting import Meeting, NetworkMeeting
 from rljob_worker.weightsync.plan import HOST_SLICE_BYTES, build_plan
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
@@ -57,7 +57,7 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, meeti
     """Agree with the ranks of this node who sends what to its engines, and make this rank's side of the sync.
 
     Collective over all ranks, awake. Ranks are numbered node by node, and each node holds whole copies of the model.
-    Where engines have nodes of their own, the first node's trainers send to all of them.
+    Over the network the first node's trainers send to all engines.
     """
     per_node = derived.trainers_per_node(spec)
     # Replicas are counted in a node, so that one replica's pieces in each node are primary.
@@ -69,13 +69,14 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, meeti
     if layout.world_size > 1:
         everyone = [[] for _ in range(layout.world_size)]
         dist.all_gather_object(everyone, mine)
-    first = layout.rank // per_node * per_node if not derived.has_nodes_apart(spec) else 0
+    over_network = isinstance(meeting, NetworkMeeting)
+    first = 0 if over_network else layout.rank // per_node * per_node
     neighbours = range(first, min(first + per_node, layout.world_size))
     plan = build_plan(
         hf_manifest(backend.config),
         {trainer: everyone[trainer] for trainer in neighbours},
         dtype=backend.parameters[0].dtype,
-        engines=derived.engines_per_sync(spec),
+        engines=derived.engines(spec) if over_network else derived.engines_per_node(spec),
         bucket_bytes=spec.weight_sync.bucket_bytes,
         slice_bytes=None if device.own_memory else HOST_SLICE_BYTES,
     )

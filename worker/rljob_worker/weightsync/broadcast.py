@@ -14,12 +14,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from rljob_worker.devices.cpu import gloo_group
+from rljob_worker.devices import Device
+from rljob_worker.devices.base import Group
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.weightsync.meeting import NetworkParties
 from rljob_worker.weightsync.plan import Bucket
-from rljob_worker.weightsync.shared_memory import HostMemory
-from rljob_worker.weightsync.transport import SLOT_COUNT
+from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
 
 ROOT = 0
 _LOOK_SECONDS = 0.0002
@@ -34,7 +34,7 @@ class Broadcast:
         seconds: time-out of a broadcast.
     """
 
-    def __init__(self, group: dist.ProcessGroupGloo, slots: HostMemory, seconds: float) -> None:
+    def __init__(self, group: Group, slots: Transport, seconds: float) -> None:
         self._group, self._slots = group, slots
         self._options = dist.BroadcastOptions()
         self._options.rootRank, self._options.rootTensor = ROOT, 0
@@ -43,11 +43,19 @@ class Broadcast:
 
     @classmethod
     def join(
-        cls, parties: NetworkParties, engines: int, member: int, slots: HostMemory, version: int, deadline: float
+        cls,
+        device: Device,
+        parties: NetworkParties,
+        engines: int,
+        member: int,
+        slots: Transport,
+        version: int,
+        deadline: float,
     ) -> Broadcast:
         """Make the group, in all its members at once.
 
         Args:
+            device: where the slots are.
             parties: where they meet.
             engines: engines of the plan.
             member: rank of this one in the group.
@@ -63,18 +71,19 @@ class Broadcast:
         size = 1 + engines * meeting.workers
         seconds = max(0.001, deadline - time.monotonic())
         try:
-            group = gloo_group(store, member, size, meeting.address, timedelta(seconds=seconds))
+            group = device.join_group(store, member, size, meeting.address, timedelta(seconds=seconds))
         except RuntimeError as error:
             raise WeightSyncError(
                 f"the group of the broadcast, {size} processes, did not come together: {error}"
             ) from error
         return cls(group, slots, meeting.seconds)
 
-    def send(self, bucket: Bucket, look: Callable[[], None]) -> None:
+    def send(self, bucket: Bucket, deadline: float, look: Callable[[], None]) -> None:
         """Bring what is in the root's slot into those of all members.
 
         Args:
             bucket: the one that is there.
+            deadline: latest return (`time.monotonic()`).
             look: called again and again meanwhile; what it raises ends the wait.
 
         Raises:
@@ -82,6 +91,8 @@ class Broadcast:
         """
         work = self._start(bucket)
         while not work.is_completed():
+            if time.monotonic() > deadline:
+                raise WeightSyncError(f"bucket {bucket.index}: deadline passed while the engines were to take it")
             look()
             time.sleep(_LOOK_SECONDS)
         _finish(work, bucket, "the broadcast to the engines")
@@ -98,8 +109,7 @@ class Broadcast:
 
     def _start(self, bucket: Bucket) -> dist.Work:
         content = self._slots.tensor(bucket.index % SLOT_COUNT, 0, torch.uint8, (bucket.nbytes,))
-        work: dist.Work = self._group.broadcast([content], self._options)  # type: ignore[attr-defined]  # torch's stubs lack it
-        return work
+        return self._group.broadcast([content], self._options)
 
 
 def _finish(work: dist.Work, bucket: Bucket, what: str) -> None:

@@ -10,6 +10,8 @@ from typing import Protocol
 
 import torch
 
+from rljob_worker.devices import Device
+from rljob_worker.devices.cpu import CpuDevice
 from rljob_worker.devices.threads import half_the_threads
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.tensor_slice import Part, TensorSlice
@@ -84,16 +86,15 @@ class WeightSyncTrainer:
         self.plan = plan
         self._exchange = exchange
         self._parties = meeting.parties()
+        self._over_network = isinstance(self._parties, NetworkParties)
         self._last_version: int | None = None
         self._mailbox: Mailbox | None = None
         self._slots: Transport | None = None
         self._distant: _Distant | None = None
-        self._sender: str | None = None
-        """Who brings what this rank fills to engines on other hosts."""
         if exchange is not None:
-            assert isinstance(self._parties, HostParties), "devices' own slots are opened on their host"
             self._slots = slots = exchange.make_slots(plan.slot_bytes)
-            self._parties.publish_device(exchange.device.identity(), slots.handles())
+            if isinstance(self._parties, HostParties):
+                self._parties.publish_device(exchange.device.identity(), slots.handles())
         self._rank = _Rank(trainer, pieces, plan)
         if trainer not in plan.trainers:
             return
@@ -104,14 +105,13 @@ class WeightSyncTrainer:
         self._mailbox = self._parties.mailbox(trainer_name(trainer), peers)
         if first:
             names: tuple[str, ...] = ()
-            if exchange is None:
+            if self._slots is None:
                 self._slots = shared = SharedMemory.create(self._parties.run_name, plan.slot_bytes)
                 names = shared.names
-                if isinstance(self._parties, NetworkParties):
-                    self._distant = _Distant(self._parties, plan, shared)
             self._parties.publish(plan, names)
-        elif isinstance(self._parties, NetworkParties):
-            self._sender = trainer_name(plan.trainers[0])
+            if isinstance(self._parties, NetworkParties):
+                device = CpuDevice() if exchange is None else exchange.device
+                self._distant = _Distant(device, self._parties, plan, self._slots)
 
     def update_weights(self, version: int, deadline: float) -> TrainerReport:
         """Hand the weights over to all engines; returns when every engine has verified them.
@@ -131,7 +131,9 @@ class WeightSyncTrainer:
         if self._mailbox is None and self._exchange is None:
             return {"version": version, "bytes": 0, "staging_bytes": 0, "tensors": 0, "pieces": 0, "seconds": 0.0}
         until = time.monotonic() + deadline
-        run = _Update(self.plan, self._rank, self._exchange, self._mailbox, version, until, self._distant, self._sender)
+        run = _Update(
+            self.plan, self._rank, self._exchange, self._mailbox, version, until, self._over_network, self._distant
+        )
         what = f"sending version {version}"
         with (
             mailbox.end_for_all(what, lambda: run.doing, lambda reason: self._abort(version, reason)),
@@ -215,16 +217,17 @@ class _Rank:
 class _Distant:
     """The engines of other hosts, from the first sending trainer's side."""
 
-    def __init__(self, parties: NetworkParties, plan: SyncPlan, slots: SharedMemory) -> None:
-        self._parties, self._plan, self._slots = parties, plan, slots
+    def __init__(self, device: Device, parties: NetworkParties, plan: SyncPlan, slots: Transport | None) -> None:
+        assert slots is not None, "who sends has them"
+        self._device, self._parties, self._plan, self._slots = device, parties, plan, slots
         self._broadcast: Broadcast | None = None
 
     def send(self, bucket: Bucket, version: int, deadline: float, look: Callable[[], None]) -> None:
         """Bring a slot to all engines, whose workers join the group when they are ready for the first bucket."""
         if self._broadcast is None:
             engines = self._plan.engines
-            self._broadcast = Broadcast.join(self._parties, engines, ROOT, self._slots, version, deadline)
-        self._broadcast.send(bucket, look)
+            self._broadcast = Broadcast.join(self._device, self._parties, engines, ROOT, self._slots, version, deadline)
+        self._broadcast.send(bucket, deadline, look)
 
     def part(self) -> None:
         """Leave the group: what a sync that failed left in it is of no use."""
@@ -242,11 +245,11 @@ class _Update:
         mailbox: Mailbox | None,
         version: int,
         deadline: float,
+        over_network: bool,
         distant: _Distant | None,
-        sender: str | None,
     ) -> None:
         self._plan, self._rank, self._exchange, self._mailbox = plan, rank, exchange, mailbox
-        self._distant, self._sender = distant, sender
+        self._over_network, self._distant = over_network, distant
         self._version, self._deadline = version, deadline
         self._state = TrainerState(plan, version)
         self._seconds = dict.fromkeys(("read", "fill", "spread", "wait", "network"), 0.0)
@@ -292,14 +295,18 @@ class _Update:
             with self._agreeing():
                 if self._exchange is not None:
                     self._spread(bucket, self._exchange)
-        if self._distant is not None:
-            self._send_over(bucket, self._distant)
+        if self._over_network:
+            with self._agreeing():
+                if self._distant is not None:
+                    self._send_over(bucket, self._distant)
         if writes:
             self._tell(FILLED, plan=self._plan.fingerprint, bucket=bucket.index, pieces=pieces)
 
     def _send_over(self, bucket: Bucket, distant: _Distant) -> None:
-        others = f"trainers to fill bucket {bucket.index}"
-        self._wait(lambda: self._state.unfilled(bucket, self._rank.number), others)
+        if self._exchange is None:
+            # Others write into the same slot; those of an exchange have agreed that it is full.
+            others = f"bucket {bucket.index} to be filled"
+            self._wait(lambda: self._state.unfilled(bucket, self._rank.number), others)
         started = time.perf_counter()
         distant.send(bucket, self._version, self._deadline, self._look)
         self._seconds["network"] += time.perf_counter() - started
@@ -334,9 +341,10 @@ class _Update:
         assert self._mailbox is not None
         engines = [engine_name(engine) for engine in range(self._plan.engines)]
         self._mailbox.send(engines, kind, self._version, version=self._version, **body)
-        if self._sender is not None and kind == FILLED:
+        first = self._plan.trainers[0]
+        if kind == FILLED and self._over_network and self._exchange is None and self._rank.number != first:
             about = {name: value for name, value in body.items() if name != "pieces"}
-            self._mailbox.send([self._sender], kind, self._version, version=self._version, **about)
+            self._mailbox.send([trainer_name(first)], kind, self._version, version=self._version, **about)
 
     def _fill(self, bucket: Bucket, tensor: PlacedTensor, piece: PlacedPiece) -> dict[str, object]:
         started = time.perf_counter()

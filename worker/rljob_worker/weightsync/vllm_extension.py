@@ -140,11 +140,10 @@ class WeightLandingExtension:
         if message["anew"]:
             self._rljob_broadcast = None
         if self._rljob_broadcast is None:
-            assert isinstance(slots, HostMemory)
             member = message["first_member"] + self.rank
             deadline = time.monotonic() + message["seconds"]
             self._rljob_broadcast = Broadcast.join(
-                self._rljob_parties, plan.engines, member, slots, message["version"], deadline
+                self.rljob_device(), self._rljob_parties, plan.engines, member, slots, message["version"], deadline
             )
         landing.expect_from(self._rljob_broadcast)
         return {"seconds": {"begin": time.perf_counter() - started}}
@@ -194,7 +193,10 @@ def _layout(model: Model, plan: SyncPlan, version: int) -> ModelLayout:
 
 def _attached(device: Device, message: BeginSync, parties: Parties) -> Transport:
     if not isinstance(parties, HostParties):
-        return HostMemory.private(message["slot_bytes"])
+        if not device.own_memory:
+            return HostMemory.private(message["slot_bytes"])
+        size, place = message["slot_bytes"], device.torch_device
+        return DeviceIpc(device, [torch.empty(size, dtype=torch.uint8, device=place) for _ in range(SLOT_COUNT)])
     if not device.own_memory:
         return SharedMemory.attach(message["slots"], message["slot_bytes"])
     deadline = time.monotonic() + message["seconds"]
