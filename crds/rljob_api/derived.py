@@ -27,6 +27,12 @@ class NodeGroup:
     """Each pod of the group, as far as the job says it."""
 
     @property
+    def worker_field(self) -> str:
+        """Field below `spec` that says how large the pods are."""
+        own = {TRAINERS: "resources.trainer.worker", ENGINES: "resources.rollout.worker"}
+        return own.get(self.name, "resources.worker")
+
+    @property
     def engine_devices(self) -> int:
         """Devices that engines span."""
         return self.devices - self.first_engine_device

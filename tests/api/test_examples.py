@@ -10,7 +10,7 @@ import yaml
 
 from rljob_api.local_files import resolved
 from rljob_api.spec import Profile
-from rljob_api.validation import ManifestError, apply_overrides, load_manifest
+from rljob_api.validation import apply_overrides, load_manifest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -61,12 +61,3 @@ def test_every_published_set_up_is_described() -> None:
 def test_set_up_for_4_npus_also_runs_on(name: str, override: str) -> None:
     document = yaml.safe_load((EXAMPLES / name).read_text(encoding="utf-8"))
     assert load_manifest(apply_overrides(document, [override]))
-
-
-def test_separate_placement_is_refused_with_what_to_take() -> None:
-    document = yaml.safe_load((EXAMPLES / "qwen2.5-7b-rlvr-2x8.yaml").read_text(encoding="utf-8"))
-    with pytest.raises(ManifestError) as error:
-        load_manifest(apply_overrides(document, ["spec.mode=Disaggregated"]))
-    problems = {problem.path: str(problem) for problem in error.value.problems}
-    assert problems.keys() == {f"spec.resources.{field}" for field in ("devicesPerNode", "nodes", "profile")}
-    assert "with mode Colocated, in which all devices do both in turn, any" in problems["spec.resources.profile"]

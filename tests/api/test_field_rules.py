@@ -34,11 +34,7 @@ APART = ["mode=Async", "resources={profile: cpu}"]
 REFUSED: list[tuple[list[str], list[str]]] = [
     (["mode=Disaggregated", "resources={profile: cpu, devicesPerNode: 4}"], ["spec.resources.devicesPerNode"]),
     (["mode=Disaggregated", "resources={profile: cpu, nodes: 2}"], ["spec.resources.nodes"]),
-    (["mode=Disaggregated", "resources={profile: cuda}"], ["spec.resources.profile"]),
-    (["mode=Disaggregated", "resources=null"], ["spec.resources.profile"]),
     (["mode=Async", "resources={profile: cpu, devicesPerNode: 4}"], ["spec.resources.devicesPerNode"]),
-    (["mode=Async", "resources={profile: ascend-a2}"], ["spec.resources.profile"]),
-    (["mode=Async", "resources=null"], ["spec.resources.profile"]),
     ([*APART, "resources.trainer={devicesPerNode: 3}"], ["spec.training.tensorParallel"]),
     ([*APART, "resources.rollout.devicesPerNode=3"], ["spec.rollout.tensorParallel"]),
     ([*APART, "rollout.partial={}"], ["spec.rollout.partial"]),

@@ -47,10 +47,9 @@ def problems(document: object) -> list[str]:
             'spec.algorithm.kl.estimator: "k4": is not one of the allowed values; allowed: one of k1, k2, k3, low_var',
         ),
         (
-            ["mode=Disaggregated", "resources={profile: ascend-a3}"],
-            'spec.resources.profile: "ascend-a3": devices of their own for trainers and engines are not built yet for '
-            "this profile; allowed: cpu with mode Disaggregated or Async; with mode Colocated, in which all devices "
-            "do both in turn, any",
+            ["mode=Disaggregated", "resources={profile: ascend-a3, trainer: {nodes: 2}}"],
+            "spec.resources.rollout.nodes: either both groups have nodes of their own or neither; allowed: given with "
+            "resources.trainer.nodes, or left out with it: trainers and engines on one machine",
         ),
         (
             ["training.backend=FSDP"],

@@ -37,6 +37,7 @@ def _npu_text(text: str, file: str, used_in: str, why: str, *, executed: bool = 
 
 
 _LIB = "torch_npu/lib/libtorch_npu.so"
+_REGISTRY = "torch_npu/_init/registry/distributed.py"
 _MEMORY, _INIT, _UTILS = "torch_npu/npu/memory.py", "torch_npu/npu/__init__.py", "torch_npu/npu/utils.py"
 
 _TORCH_NPU = (
@@ -83,6 +84,10 @@ _TORCH_NPU = (
     _npu_text("PYTORCH_NPU_ALLOC_CONF", _LIB, _NPU, "allocator settings", executed=True),
     _npu_text("expandable_segments", _LIB, _CHECKS, "allocator setting that must not be True"),
     _npu_text("ASCEND_RT_VISIBLE_DEVICES", _INIT, _NPU, "devices that a process sees"),
+    _npu_text("ProcessGroupHCCL", _REGISTRY, _NPU, "a group for the broadcast, as `init_process_group` makes them"),
+    _npu_text("is_high_priority_stream", _REGISTRY, _NPU, "an option of it"),
+    _npu_text("global_ranks_in_group", _REGISTRY, _NPU, "an option of it: its members"),
+    _npu_text("group_id", _REGISTRY, _NPU, "an option of it: its name"),
     _npu_text("HCCL_BUFFSIZE", _LIB, _ROLES, "MiB of each of a communicator's two buffers"),
     _npu_text("HCCL_CONNECT_TIMEOUT", _LIB, _ROLES, "seconds to connect"),
     _npu_text("HCCL_EXEC_TIMEOUT", _LIB, _ROLES, "seconds that a collective may take"),

@@ -7,6 +7,7 @@ from mutants.fault import Fault
 DRIVER = "worker/rljob_worker/driver"
 PARTS = "tests/worker/driver/test_lockstep_parts.py"
 CLOCK = "tests/worker/driver/test_phase_clock.py"
+NETWORK = "tests/worker/weightsync/test_network_sync.py"
 ADMISSION = "tests/worker/flow/test_admission.py"
 BOUND = f"{ADMISSION}::test_a_whole_run_is_within_the_bound_and_trains_on_each_group_once"
 
@@ -180,5 +181,40 @@ LANES_FAULTS = (
         "max_staleness(spec) >= 2",
         "max_staleness(spec) >= 99",
         "tests/worker/driver/test_async.py::test_generation_goes_on_through_updates_and_no_token_is_over_the_bound",
+    ),
+    Fault(
+        "messages of strangers count",
+        "worker/rljob_worker/weightsync/mailbox.py",
+        "            if hmac.compare_digest(code, self._code(content)):\n",
+        "            if content:\n",
+        f"{NETWORK}::test_messages_of_strangers_are_as_if_they_never_came",
+    ),
+    Fault(
+        "a bucket is sent before all trainers have filled it",
+        "worker/rljob_worker/weightsync/protocol.py",
+        "if bucket.index not in self._filled[name]]",
+        "if False]",
+        f"{NETWORK}::test_a_bucket_waits_for_the_slowest_trainer",
+    ),
+    Fault(
+        "a group that a failed sync left behind is used again",
+        "worker/rljob_worker/weightsync/trainer.py",
+        "                if self._distant is not None:\n                    self._distant.part()\n",
+        "",
+        f"{NETWORK}::test_what_the_network_does_to_a_bucket_fails_the_sync_and_the_next_one_works",
+    ),
+    Fault(
+        "engines in pods of their own begin after the trainers' devices",
+        "crds/rljob_api/derived.py",
+        "NodeGroup(ENGINES, engine_nodes(spec), engine_devices, 0, 0, serving)",
+        "NodeGroup(ENGINES, engine_nodes(spec), engine_devices, 0, 1, serving)",
+        "tests/worker/driver/test_placement.py::test_where_trainers_and_engines_lie_on_nodes_of_their_own",
+    ),
+    Fault(
+        "the trainers' memory planned for all of the job's devices",
+        "worker/rljob_worker/planning/job_shape.py",
+        "world = derived.trainers(spec)",
+        "world = derived.devices(spec)",
+        "tests/worker/planning/test_two_groups.py::test_trainers_are_those_of_the_trainers_devices",
     ),
 )

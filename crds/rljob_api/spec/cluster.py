@@ -93,7 +93,7 @@ class DeviceGroupSpec(ApiModel):
     """Devices that trainers or engines have to themselves."""
 
     nodes: NodeCount | None = None
-    """Nodes of the group's own; default: trainers and engines are on one machine."""
+    """Nodes of the group's own; default: trainers and engines are on the same machine, or in the same pod."""
     devices_per_node: GroupSize | None = None
     """Devices of the group on each node; default: the fewest that hold its parallel groups."""
     worker: PodResources | None = None

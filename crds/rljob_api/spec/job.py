@@ -43,7 +43,7 @@ class RLJobSpec(ApiModel):
     mode: Mode = Mode.COLOCATED
     """Placement of training and generation: `Colocated`, in turn on the same devices; `Disaggregated`, side by side on
     devices of their own, over whole batches; `Async`, the same, and generation goes on through updates of the weights.
-    The latter two, in this version: on one machine or in one pod, profile `cpu`."""
+    `resources.trainer` and `resources.rollout` say where those of the latter two are."""
     image: Text | None = None
     """Worker image; default: the operator's."""
     model: ModelSpec

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rljob_api import derived
-from rljob_api.derived import ENGINES, TRAINERS, NodeGroup
+from rljob_api.derived import NodeGroup
 from rljob_api.json_types import Json
 from rljob_api.profiles import HardwareProfile
 from rljob_api.quantities import mebibytes, to_number
@@ -79,7 +79,7 @@ def check_sizes(spec: RLJobSpec, profile: HardwareProfile) -> None:
     _check_memory("spec.resources.head", head_size(spec, profile))
     for group in derived.node_groups(spec):
         worker = worker_size(spec, profile, group)
-        _check_memory(worker_field(group), worker)
+        _check_memory(f"spec.{group.worker_field}", worker)
         if not 0 < to_number(worker.shared_memory) <= to_number(worker.memory):
             raise RenderError(
                 "spec.storage.sharedMemory",
@@ -91,12 +91,6 @@ def check_sizes(spec: RLJobSpec, profile: HardwareProfile) -> None:
 def _check_memory(field: str, size: PodSize) -> None:
     if to_number(size.memory) < _LEAST_MEMORY:
         raise RenderError(f"{field}.memory", f"{size.memory}: a Ray pod needs more; at least 256Mi")
-
-
-def worker_field(group: NodeGroup) -> str:
-    """Field that says how large the pods of a group are."""
-    own = {TRAINERS: "spec.resources.trainer.worker", ENGINES: "spec.resources.rollout.worker"}
-    return own.get(group.name, "spec.resources.worker")
 
 
 def head_template(

@@ -21,6 +21,8 @@ PUBLISHED = {
     "example-qwen3.5-4xnpu": EXAMPLES / "qwen3.5-9b-grpo-4xnpu.yaml",
     "example-16xa3": EXAMPLES / "qwen3-8b-rlvr-16xa3.yaml",
     "example-2x8": EXAMPLES / "qwen2.5-7b-rlvr-2x8.yaml",
+    "example-2x8-apart": EXAMPLES / "qwen2.5-7b-rlvr-2x8-apart.yaml",
+    "example-qwen3.5-8xnpu-async": EXAMPLES / "qwen3.5-9b-grpo-8xnpu-async.yaml",
 }
 """Published set-ups (docs/published-setups.md): name of the golden file -> manifest."""
 UID = "6d0f7a1e-31c5-4a8e-9b0d-000000000001"

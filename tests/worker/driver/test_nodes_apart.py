@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import final_state, manifest, run, wait_for
+import yaml
+from jobs import REPOSITORY, final_state, manifest, run, wait_for
 from lane_sums import check_lanes
 from ray_cluster import RayCluster
 from support.run_bits import digest_of_trajectories
@@ -111,3 +112,60 @@ def test_a_machine_alone_is_one_node(tmp_path: Path) -> None:
     assert code == 2
     assert "spec.resources.trainer.nodes: 1: this machine is one node, and cannot hold nodes of their own" in output
     assert "spec.resources.rollout.nodes" in output
+
+
+TINY: dict[str, Any] = {
+    "steps": 2,
+    "model": {
+        "random": {
+            "config": {
+                "model_type": "qwen3",
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "head_dim": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 64,
+            }
+        }
+    },
+    "data": {"synthetic": {"rows": 64}},
+    "reward": {"name": "match"},
+    "storage": {},
+    "checkpoint": {},
+}
+PUBLISHED = ("qwen3.5-9b-grpo-8xnpu-async.yaml", "qwen2.5-7b-rlvr-2x8-apart.yaml")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_set_ups_with_devices_apart_run_with_a_tiny_model_on_the_cpu(name: str, tmp_path: Path) -> None:
+    """All but the model, its data and sizes is what the manifest says, the profile of its NPUs too."""
+    document = yaml.safe_load((REPOSITORY / "examples" / name).read_text())
+    spec = document["spec"]
+    spec |= TINY | {
+        "resources": {
+            "profile": spec["resources"]["profile"],
+            "trainer": {"devicesPerNode": 1},
+            "rollout": {"devicesPerNode": 1},
+        }
+    }
+    spec["rollout"] |= {
+        "promptsPerStep": 4,
+        "samplesPerPrompt": 4,
+        "maxResponseTokens": 8,
+        "tensorParallel": 1,
+        "engineArgs": {},
+    }
+    spec["training"] |= {"tensorParallel": 1, "globalBatchSize": 8}
+    spec.pop("evaluation", None)
+    spec["environment"] = {"variables": {"RLJOB_COMPUTE_DEVICE": "cpu"}}
+    spec["network"] = {}
+    job = tmp_path / "job.yaml"
+    job.write_text(yaml.safe_dump(document))
+    code, output = run("run", job, "--output", tmp_path / "run", environment={"RLJOB_COMPUTE_DEVICE": "cpu"})
+    assert code == 0, output
+    records = read_steps(tmp_path / "run")
+    assert [record["step"] for record in records] == [1, 2]
+    check_lanes(records, {"trainer": TRAINER, "engine": ENGINE})
+    assert all(record["weights"]["verified"] for record in records)

@@ -11,8 +11,9 @@ from published_models import PARAMETERS, published
 from rljob_api import RLJob
 from rljob_api.validation import load_manifest
 from rljob_worker.errors import UserError
-from rljob_worker.planning.memory import GIB, MemoryPlan, plan_memory
+from rljob_worker.planning.plan import plan_memory
 from rljob_worker.planning.remedies import Change, Remedies, find_remedies
+from rljob_worker.planning.tables import GIB, MemoryPlan
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "qwen3-4b-grpo-8x910b1.yaml"
 HARMLESS_FIRST = ["training.maxTokensPerMicroBatch", "training.recompute", "training.optimizer.hostOffload"]
@@ -76,9 +77,9 @@ def test_an_engine_without_room_for_one_sequence_gets_a_larger_fraction() -> Non
 def test_a_pod_that_is_too_small_gets_its_size() -> None:
     given = job("spec.resources.worker.memory=64Gi", "spec.training.recompute=Full")
     plan, remedies = tried(given)
-    assert plan.host.over
+    assert plan.hosts[0].over
     (change,) = (change for change in remedies.alone if change.field == "resources.worker.memory")
-    assert int(change.value.removesuffix("Gi")) == pytest.approx(plan.host.peak.total / GIB, abs=1)
+    assert int(change.value.removesuffix("Gi")) == pytest.approx(plan.hosts[0].peak.total / GIB, abs=1)
 
 
 def test_what_changes_memory_changes_the_plan_the_right_way() -> None:

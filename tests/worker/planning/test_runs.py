@@ -14,7 +14,8 @@ from support.step_lines import read_steps
 from rljob_api import RLJob
 from rljob_api.validation import load_manifest
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.planning.memory import MemoryPlan, plan_memory
+from rljob_worker.planning.plan import plan_memory
+from rljob_worker.planning.tables import MemoryPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -93,7 +94,7 @@ def test_trainer_state_is_what_the_arena_held(case: Case) -> None:
 
 
 def test_staging_slots_are_as_large_as_planned(case: Case) -> None:
-    planned = case.plan.host.phases[0].components["staging slots"]
+    planned = case.plan.hosts[0].phases[0].components["staging slots"]
     assert case.record["weights"]["staging_bytes"] == pytest.approx(planned, rel=WITHIN)
 
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 import zmq
 from peers import Peers, ProcessPeer, network_meeting, receiver_process, sender_process, threaded_peers
-from sync_cases import KeepingEngine, own_mappings
+from sync_cases import KeepingEngine, TensorPiece, model_weights, own_mappings, pieces_for
 from test_sync import ForgetfulEngine, failed_everywhere
 
 from rljob_worker.weightsync.broadcast import Broadcast
@@ -122,6 +123,23 @@ def test_what_the_network_does_to_a_bucket_fails_the_sync_and_the_next_one_works
         assert any(reason in str(outcome) for outcome in outcomes.values()), outcomes
         peers.sync(3)
         assert [receiver.version for receiver in peers.receivers] == [3] * engines
+        assert peers.landed_right()
+
+
+def test_a_bucket_waits_for_the_slowest_trainer() -> None:
+    class SlowPiece(TensorPiece):
+        def read(self) -> torch.Tensor:
+            time.sleep(0.05)
+            return super().read()
+
+        view = read
+
+    weights = model_weights(1)
+    pieces = pieces_for(weights, 2)
+    pieces[1] = [SlowPiece(p.hf_name, p.hf_shape, p.dim, p.start, p.length, p.whole) for p in pieces[1]]
+    with threaded_peers(2, [KeepingEngine()], weights, pieces=pieces, network=True) as peers:
+        outcomes = peers.sync(1)
+        assert peers.receivers[0].version == 1, outcomes
         assert peers.landed_right()
 
 

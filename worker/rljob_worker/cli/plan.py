@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rljob_api import derived
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
 from rljob_worker.errors import UserError
@@ -57,11 +56,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(arguments: argparse.Namespace) -> int:
     """Plan and print."""
     job = read_manifest(arguments)
-    if derived.divides_devices(job.spec):
-        raise UserError(
-            f"spec.mode: {job.spec.mode}: memory is planned for devices that trainers and engines share, mode "
-            "Colocated; what each group needs on devices of its own is not planned yet"
-        )
     device_bytes = _bytes(arguments.device_memory, "--device-memory")
     node_bytes = _bytes(arguments.node_memory, "--node-memory")
     _check_config(job.spec.model, arguments.model)
@@ -70,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from rljob_worker.planning.assumptions import assumptions
-    from rljob_worker.planning.memory import plan_memory
+    from rljob_worker.planning.plan import plan_memory
     from rljob_worker.planning.remedies import find_remedies, larger_cache
     from rljob_worker.planning.render import as_json, as_renderable
 

@@ -94,6 +94,10 @@ class _Actor:
         return Reply(os.environ.get(name, ""), 0.0)
 
 
+class Onlooker(_Actor):
+    """Sees what Ray shows a process on one device."""
+
+
 class TrainerActor(_Actor):
     """One rank of the trainers; its methods are those of `trainer.Trainer`."""
 

@@ -20,9 +20,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rljob_api import RLJobSpec, derived, roles
 from rljob_api.wire.names import MANIFEST_VARIABLE
 from rljob_worker.devices.kinds import device_kind
-from rljob_worker.driver.actors import EngineActor, Location, TrainerActor
+from rljob_worker.driver.actors import EngineActor, Location, Onlooker, TrainerActor
 from rljob_worker.driver.calls import Calls
-from rljob_worker.driver.groups import EngineGroup, Process, TrainerGroup
+from rljob_worker.driver.groups import EngineGroup, OnlookerGroup, Process, TrainerGroup
 from rljob_worker.driver.machine import machine_variables
 from rljob_worker.driver.nodes import Nodes
 from rljob_worker.driver.placement import Placement, reserve_devices
@@ -100,7 +100,7 @@ class Cluster:
         folders = nodes.folders(seconds)
         self._check_folders(nodes)
         store, secret = _meeting_place(self.spec, nodes, folders, seconds), secrets.token_hex(32)
-        network = self._network(nodes, seconds) if derived.has_nodes_apart(self.spec) else None
+        network = self._network(nodes, seconds) if self._hands_over_network() else None
         common = dict(spec=self.spec.model_dump(mode="json", by_alias=True), model_folder=str(self._model_folder))
         devices = placement.trainers()
         for rank, device in enumerate(devices):
@@ -115,7 +115,7 @@ class Cluster:
             )
             self.trainers.add(self._actor(TrainerActor, f"trainer-{rank}", device, arguments))
         tp = self.spec.rollout.tensor_parallel
-        visible = self._visible_devices(calls)
+        visible = self._visible_devices(calls, placement)
         for index, spanned in enumerate(placement.engines(tp)):
             node = placement.node_of(spanned.start)
             arguments = common | dict(
@@ -124,11 +124,17 @@ class Cluster:
                 sync_folder=folders[node],
                 network=network and replace(network, address=nodes[node].address),
             )
-            shown = visible[spanned.start : spanned.stop]
+            shown = [visible[device] for device in spanned if visible]
             self.engines.add(self._actor(EngineActor, f"engine-{index}", spanned.start, arguments, shown))
 
+    def _hands_over_network(self) -> bool:
+        """Whether weights reach the engines by a broadcast: they are on other nodes, or on other devices with memory of
+        their own."""
+        apart = derived.has_nodes_apart(self.spec)
+        return apart or (derived.divides_devices(self.spec) and self._kind.ray_resource is not None)
+
     def _network(self, nodes: Nodes, seconds: float) -> NetworkMeeting:
-        """Where the first node's trainers meet engines on nodes of their own."""
+        """Where the first node's trainers meet those engines."""
         address = nodes[0].address
         return NetworkMeeting(
             host=address,
@@ -139,23 +145,31 @@ class Cluster:
             seconds=self.spec.timeouts.start_seconds,
         )
 
-    def _visible_devices(self, calls: Calls) -> list[str]:
-        """What Ray shows each trainer of the devices of its node; empty where CPUs stand for devices.
+    def _visible_devices(self, calls: Calls, placement: Placement) -> dict[int, str]:
+        """What Ray shows a process on each of the job's devices; empty where CPUs stand for devices.
 
-        Ray shows an actor the devices of its own bundle. An engine that spans bundles is told those of their trainers.
+        Ray shows an actor the devices of its own bundle. An engine that spans bundles is told those of their trainers,
+        or, where no trainer shares them, of actors that look and leave.
         """
         variable = self._kind.visible_variable
         if variable is None:
-            return []
-        asked = self.trainers.variable(variable)
+            return {}
+        trained = placement.trainers()
+        others = [engine.start for engine in placement.engines(1) if engine.start not in trained]
+        onlookers = OnlookerGroup()
+        for device in others:
+            onlookers.add(self._actor(Onlooker, f"onlooker-{device}", device, {}))
+        asked = [*self.trainers.variable(variable), *onlookers.variable(variable)]
         shown = calls.gather("start", asked, self.spec.timeouts.start_seconds, until_stop=True)
-        for process, devices in zip(self.trainers, shown, strict=True):
+        for process in onlookers:
+            ray.kill(process.handle)
+        for process, devices in zip((*self.trainers, *onlookers), shown, strict=True):
             if not devices or "," in devices:
                 raise JobError(
                     f"start: Ray gave {process.name} {variable}={devices!r}, not one device: each node must offer Ray "
                     f"its devices as {self._kind.ray_resource}"
                 )
-        return shown
+        return dict(zip((*trained, *others), shown, strict=True))
 
     def _check_folders(self, nodes: Nodes) -> None:
         """Every node must see what the driver writes, and the model."""
@@ -207,6 +221,9 @@ class Cluster:
     def _variables(self, kind: type, node: int) -> dict[str, str]:
         assert self._placement is not None
         given = self.spec.environment
+        if kind is Onlooker:
+            # What only an engine needs would keep Ray from showing it a device.
+            return {} if self._embedded else dict(_ON_A_CLUSTER)
         if kind is TrainerActor:
             own, users = trainer_environment(self.spec) | roles.trainer_variables(self.spec), given.trainer
         else:

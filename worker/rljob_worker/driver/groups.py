@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import ray
 from ray.actor import ActorHandle
 
-from rljob_worker.driver.actors import BatchHandle, Chunk, EngineActor, Location, Reply, TrainerActor
+from rljob_worker.driver.actors import BatchHandle, Chunk, EngineActor, Location, Onlooker, Reply, TrainerActor
 from rljob_worker.driver.calls import Call
 from rljob_worker.rollout.reports import DraftCounts, EngineSlept, EngineStarted, EngineWoke
 from rljob_worker.trainer.checked_file import CheckedFile
@@ -71,6 +71,14 @@ class _Group:
         """Have every member run a thread-safe method beside whatever is running; nobody waits for it."""
         for process in self.processes:
             method_of(process.handle, method).options(concurrency_group="control").remote(*args, **kwargs)
+
+
+class OnlookerGroup(_Group):
+    """Processes that look at a device each."""
+
+    def variable(self, name: str) -> list[Call[str]]:
+        """Ask for a variable of their environments."""
+        return self._all(Onlooker.variable, name)
 
 
 class TrainerGroup(_Group):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from rljob_api import derived
 from rljob_api.spec import MemorySaverMode, RLJobSpec
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.planning.job_shape import ASSUMED_PROMPT_TOKENS
-from rljob_worker.planning.memory import GIB, PROCESS_BYTES, RAY_BYTES, RUNTIME_BYTES, MemoryPlan
+from rljob_worker.planning.memory import PROCESS_BYTES, RAY_BYTES, RUNTIME_BYTES
+from rljob_worker.planning.tables import GIB, MemoryPlan
 
 
 def assumptions(spec: RLJobSpec, model: ModelConfig, plan: MemoryPlan) -> list[str]:
@@ -32,13 +34,16 @@ def assumptions(spec: RLJobSpec, model: ModelConfig, plan: MemoryPlan) -> list[s
     lines += [
         f"each process takes {RUNTIME_BYTES[kind] / GIB:g} GiB of a device for context, streams and operators",
         "activations are those of fused norms, rotary embedding and attention",
-        "the trainer's allocator gives its cache back before the engine's weights wake, and loses nothing to gaps",
         "each device has two staging slots of its own, outside the memory saver",
-        "the engine sleeps at level 2: nothing of it stays on the device or goes to the host",
         f"{'HCCL' if kind == 'npu' else 'NCCL'} holds 2 x {spec.hccl.buffer_size_mb or 200} MiB a communicator "
         "and nothing else",
     ]
-    if spec.memory_saver.mode is not MemorySaverMode.OFF:
+    if not derived.divides_devices(spec):
+        lines += [
+            "the trainer's allocator gives its cache back before the engine's weights wake, and loses nothing to gaps",
+            "the engine sleeps at level 2: nothing of it stays on the device or goes to the host",
+        ]
+    if spec.memory_saver.mode is not MemorySaverMode.OFF and not derived.divides_devices(spec):
         lines.append("the memory saver keeps a pinned copy of all that it pauses, awake too")
     if spec.training.optimizer.host_offload:
         lines.append("with hostOffload the optimizer's state is on the device only while an update is applied")

@@ -48,7 +48,7 @@ def job_shape(spec: RLJobSpec, model: ModelConfig) -> JobShape:
         UserError: parallel sizes that do not fit the devices or the model.
     """
     training = spec.training
-    world = derived.devices(spec)
+    world = derived.trainers(spec)
     kind = kind_of(spec.resources.profile).name
     try:
         check_sizes(training, world)
@@ -59,7 +59,7 @@ def job_shape(spec: RLJobSpec, model: ModelConfig) -> JobShape:
     return JobShape(
         kind=kind,
         trainers=ParallelLayout(world, tp, pp, ep),
-        per_node=derived.devices_per_node(spec),
+        per_node=derived.trainers_per_node(spec),
         engine_tp=spec.rollout.tensor_parallel,
     )
 

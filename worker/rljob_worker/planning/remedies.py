@@ -10,7 +10,7 @@ from rljob_api import RLJob
 from rljob_api.spec import MemorySaverMode, Recompute, RLJobSpec
 from rljob_api.validation import ManifestError, load_manifest
 from rljob_worker.errors import UserError
-from rljob_worker.planning.memory import GIB, MemoryPlan
+from rljob_worker.planning.tables import GIB, MemoryPlan
 
 _SMALLEST_BUCKET_BYTES = 64 * 2**20
 _SMALLEST_HCCL_MIB = 64
@@ -69,7 +69,7 @@ def find_remedies(job: RLJob, plan: MemoryPlan, replan: Replan) -> Remedies:
 
 def larger_cache(spec: RLJobSpec, plan: MemoryPlan) -> Change | None:
     """A larger `memoryFraction` where generation would use it: the trainer sleeps meanwhile."""
-    device = plan.devices[0]
+    device = plan.devices[-1]
     wanted = plan.engine.kv_wanted - plan.engine.kv_cache
     if device.limit is None or spec.rollout.kv_cache_bytes is not None or wanted <= 0:
         return None
@@ -149,10 +149,11 @@ def _kinds(spec: RLJobSpec, plan: MemoryPlan) -> list[list[Change]]:
 
 
 def _host_memory(plan: MemoryPlan) -> list[Change]:
-    if not plan.host.over:
-        return []
-    needed = math.ceil(plan.host.peak.total / GIB)
-    return [Change("resources.worker.memory", f"{needed}Gi", "the nodes must have it")]
+    return [
+        Change(table.setting, f"{math.ceil(table.peak.total / GIB)}Gi", "the nodes must have it")
+        for table in plan.hosts
+        if table.over
+    ]
 
 
 def _cache(spec: RLJobSpec, plan: MemoryPlan) -> list[Change]:

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rljob_api.json_types import JsonObject
-from rljob_worker.planning.memory import KEPT_FREE, MemoryPlan, MemoryTable, PhaseMemory
 from rljob_worker.planning.remedies import Change, Remedies
+from rljob_worker.planning.tables import KEPT_FREE, MemoryPlan, MemoryTable, PhaseMemory
 
 _ORDER = (
     "weights",

@@ -1,0 +1,38 @@
+"""How much memory a job will need."""
+
+from __future__ import annotations
+
+from rljob_api import derived
+from rljob_api.hardware import device_memory
+from rljob_api.spec import RLJobSpec
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.planning.job_shape import job_shape, largest_micro_batch
+from rljob_worker.planning.memory import Planner
+from rljob_worker.planning.tables import MemoryPlan
+from rljob_worker.planning.two_groups import TwoGroupsPlanner
+
+
+def plan_memory(
+    spec: RLJobSpec, model: ModelConfig, *, device_bytes: int | None = None, node_bytes: int | None = None
+) -> MemoryPlan:
+    """Plan a job's memory.
+
+    Args:
+        spec: the job.
+        model: its model.
+        device_bytes: memory of a device; default: the profile's, None where that says nothing.
+        node_bytes: host memory of a worker pod; default: the job's or the profile's.
+
+    Raises:
+        UserError: sizes that do not fit the model or the devices.
+    """
+    job = job_shape(spec, model)
+    known = device_memory(spec)
+    source = "--device-memory" if device_bytes else "not known"
+    if device_bytes is None and known is not None:
+        device_bytes, source = known.nbytes, known.source
+    batch = largest_micro_batch(spec, model, job)
+    kind = TwoGroupsPlanner if derived.divides_devices(spec) else Planner
+    planner = kind(spec, model, job, batch, device_bytes)
+    devices, hosts = planner.device_tables(), planner.host_tables(node_bytes)
+    return MemoryPlan(job, planner.engine, batch, devices, hosts, source)
