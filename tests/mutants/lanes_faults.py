@@ -81,8 +81,8 @@ LANES_FAULTS = (
     Fault(
         "only the trainers' devices in the pod",
         "crds/rljob_api/derived.py",
-        "NodeGroup(WORKERS, spec.resources.nodes, first + engine_devices, trainers, first)",
-        "NodeGroup(WORKERS, spec.resources.nodes, first or engine_devices, trainers, first)",
+        "NodeGroup(WORKERS, spec.resources.nodes, first + engine_devices, trainers, first, spec.resources.worker)",
+        "NodeGroup(WORKERS, spec.resources.nodes, first or engine_devices, trainers, first, spec.resources.worker)",
         "tests/operator/render/test_cluster_rules.py::"
         "test_devices_of_their_own_for_trainers_and_engines_are_all_in_one_pod",
     ),
