@@ -243,7 +243,9 @@ def compare(kind: str, model_folder: str, bucket_bytes: int, repeats: int) -> li
 
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
         host = "127.0.0.2"
-        over_network = NetworkMeeting(host, free_port(host), host, secrets.token_hex(32), 1, DEADLINE)
+        over_network = NetworkMeeting(
+            host, free_port(host), host, secrets.token_hex(32), engines=1, workers=1, seconds=DEADLINE
+        )
         here = over_network if kind == NETWORK else HostMeeting(folder)
         there = replace(over_network, address="127.0.0.3") if kind == NETWORK else here
         trainer: Any = ray.remote(num_cpus=0)(TrainerSide).remote(model_folder, here.to_json(), bucket_bytes)

@@ -26,6 +26,11 @@ class PhaseDeadlineError(JobError):
 class ProcessDiedError(JobError):
     """A trainer or engine process ended unexpectedly."""
 
+    def __init__(self, message: str, process: str = "") -> None:
+        super().__init__(message)
+        self.process = process
+        """Its name."""
+
 
 class FencedError(JobError):
     """A later driver of the same job took its folder over: this one was given up and may not change anything there."""

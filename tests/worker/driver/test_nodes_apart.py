@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import yaml
-from jobs import REPOSITORY, final_state, manifest, run, wait_for
+from jobs import REPOSITORY, events, final_state, manifest, run, wait_for
 from lane_sums import check_lanes
 from ray_cluster import RayCluster
 from support.run_bits import digest_of_trajectories
 from support.step_lines import read_steps
-from test_existing_ray import end_of_a_started, newest_step
+from test_existing_ray import newest_step
 from test_lockstep import ENGINE, ROLLOUT, SPEC, TRAINER
 
 from rljob_api.wire.exit_codes import ExitCode
+from rljob_worker.records.event_names import ENGINE_JOINED, ENGINE_LOST
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -80,30 +81,45 @@ def test_the_bits_are_those_of_one_machine(cluster: RayCluster, together: Path, 
     wait_for(lambda: not cluster.alive("actors"), "end of the job's actors", 30)
 
 
-def test_a_node_of_engines_is_lost_and_another_one_goes_on(cluster: RayCluster, tmp_path: Path) -> None:
-    folder, steps, most = tmp_path / "run", 60, 2
+def test_an_engines_node_is_lost_and_one_joins_while_the_run_goes_on(cluster: RayCluster, tmp_path: Path) -> None:
+    folder, most = tmp_path / "run", 2
     resources = groups({"nodes": 1, "devicesPerNode": 2}, {"nodes": 2, "devicesPerNode": 1})
     rollout = {**ROLLOUT, "maxResponseTokens": 24, "staleness": {"max": most}}
-    job = manifest(
-        tmp_path, **JOB | {"steps": steps, "mode": "Async", "rollout": rollout, "resources": resources, "data": DATA}
-    )
-    cluster.submit(job, folder, "first")
-    wait_for(lambda: newest_step(folder) >= 4, "some steps", 200)
+    more = {"steps": 2000, "mode": "Async", "rollout": rollout, "resources": resources, "data": DATA}
+    job = manifest(tmp_path, **{**JOB, **more, "checkpoint": {"everySteps": 50, "keep": 2}})
+    submission = started(cluster, job, folder, "lost", 4)
     cluster.kill_node(ENGINE_NODES[1])
-    info = cluster.end_of("first", 120)
-    assert info["driver_exit_code"] == ExitCode.FAILED, cluster.logs("first")
-    assert f"({ENGINE_NODES[1]})" in cluster.logs("first")
-    assert "engine-1 died" in cluster.logs("first")
-
-    cluster.wait_for_loss(ENGINE_NODES[1])
+    wait_for(lambda: named(folder, ENGINE_LOST), "the loss", 60)
+    lost = newest_step(folder)
+    wait_for(lambda: newest_step(folder) >= lost + 5, "steps without it", 60)
     cluster.add_node(NEW_NODE, cpus=1)
-    submission, info = end_of_a_started(cluster, job, folder, "second")
-    assert info["status"] == "SUCCEEDED", cluster.logs(submission)
-    latest = {record["step"]: record for record in read_steps(folder)}
-    assert latest.keys() == set(range(steps + 1))
-    assert max(record["metrics"].get("rollout/staleness/max", 0) for record in latest.values()) in (1, most)
+    wait_for(lambda: named(folder, ENGINE_JOINED), "another one", 200)
+    joined = newest_step(folder)
+    wait_for(lambda: newest_step(folder) >= joined + 5, "steps with it", 60)
+    cluster.stop(submission)
+    cluster.end_of(submission, 90)
+    assert cluster.exit_codes()[-1] == ExitCode.STOPPED, cluster.logs(submission)
+
+    records = read_steps(folder)
+    assert {record["attempt"] for record in records} == {1}
+    assert [record["step"] for record in records] == list(range(len(records)))
+    assert all(record["weights"]["verified"] for record in records[1:])
+    assert max(record["metrics"].get("rollout/staleness/max", 0) for record in records) in (1, most)
+    check_lanes(records[1:], {"trainer": TRAINER, "engine": ENGINE})
+    assert "without it, until a new one has started" in cluster.logs(submission)
     code, output = run("audit", folder)
     assert code == 0, output
+
+
+def started(cluster: RayCluster, job: Path, folder: Path, name: str, steps: int) -> str:
+    """Submit a job and wait for its first steps."""
+    cluster.submit(job, folder, name)
+    wait_for(lambda: newest_step(folder) >= steps, "some steps", 200)
+    return name
+
+
+def named(folder: Path, event: str) -> list[dict[str, Any]]:
+    return [one for one in events(folder) if one["event"] == event]
 
 
 def test_a_machine_alone_is_one_node(tmp_path: Path) -> None:

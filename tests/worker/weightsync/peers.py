@@ -99,7 +99,9 @@ def threaded_peers(
 
 def network_meeting(workers: int = 1, seconds: float = 20.0) -> NetworkMeeting:
     """Trainers at an address of the loopback network."""
-    return NetworkMeeting("127.0.0.2", free_port("127.0.0.2"), "127.0.0.2", "the job's secret", workers, seconds)
+    host = "127.0.0.2"
+    # How many engines there are, the plan says here.
+    return NetworkMeeting(host, free_port(host), host, "the job's secret", engines=1, workers=workers, seconds=seconds)
 
 
 class ProcessPeer:

@@ -31,6 +31,7 @@ from rljob_worker.types import (
     TrainBatch,
     TrainerReport,
 )
+from rljob_worker.weightsync.meeting import NetworkMeeting
 
 T = TypeVar("T")
 Chunk = list[tuple[int, Generation]]
@@ -142,6 +143,11 @@ class TrainerActor(_Actor):
     def score(self, token_lists: Sequence[IntArray]) -> Reply[list[FloatArray]]:
         """Log-probabilities of given tokens."""
         return self._reply(self._trainer.score(token_lists))
+
+    def meet(self, network: NetworkMeeting) -> Reply[None]:
+        """Find the engines there from now on."""
+        self._trainer.meet(network)
+        return self._reply(None)
 
     def send_weights(self, version: int, seconds: float) -> Reply[TrainerReport]:
         """Hand the weights to this host's engines."""
@@ -255,6 +261,11 @@ class EngineActor(_Actor):
     def receive_weights(self, version: int, seconds: float) -> Reply[EngineReport]:
         """Take a version of the weights from the trainers of this host."""
         return self._reply(self._engine.receive_weights(version, seconds))
+
+    def meet(self, network: NetworkMeeting, number: int) -> Reply[None]:
+        """Find the trainers there from now on."""
+        self._engine.meet(network, number)
+        return self._reply(None)
 
     def wake_kv(self) -> Reply[EngineWoke]:
         """Take the KV cache back."""

@@ -136,12 +136,19 @@ class Calls:
                     continue
 
     def stream(
-        self, what: str, calls: Sequence[Call[A]], seconds: float, *, each: bool = False
+        self,
+        what: str,
+        calls: Sequence[Call[A]],
+        seconds: float,
+        *,
+        each: bool = False,
+        lost: Callable[[ProcessDiedError], None] | None = None,
     ) -> Iterator[tuple[int, A]]:
         """Items of streaming calls as (position of the call in `calls`, item), in order of arrival; errors as above.
 
         A stop request interrupts the calls and ends the stream with StopRequested. With `each`, a call has `seconds`
-        for each of its items, and not for all of them.
+        for each of its items, and not for all of them. With `lost`, the stream of a process that died ends with a call
+        of it, and the others go on.
         """
         positions = {call.ref: index for index, call in enumerate(calls)}
         by_ref = {call.ref: call for call in calls}
@@ -155,7 +162,14 @@ class Calls:
                 except StopIteration:
                     del by_ref[stream]
                     continue
-                value = self._value(what, by_ref[stream].process, item)
+                try:
+                    value = self._value(what, by_ref[stream].process, item)
+                except ProcessDiedError as error:
+                    if lost is None:
+                        raise
+                    del by_ref[stream]
+                    lost(error)
+                    continue
                 if self._stop.is_set():
                     raise StopRequested
                 yield positions[stream], value
@@ -212,12 +226,14 @@ class Calls:
                 raise cause from error
             raise JobError(f"{what}: {process}: {type(cause).__name__}: {cause}") from error
         except ray.exceptions.RayActorError as error:
-            raise ProcessDiedError(f"{what}: {self._death_of(process)}") from error
+            raise ProcessDiedError(f"{what}: {self._death_of(process)}", process) from error
         except ray.exceptions.OutOfMemoryError as error:
             reason = in_short(str(error))
-            raise ProcessDiedError(f"{what}: {self._death_of(process)}\nOutOfMemoryError: {reason}") from error
+            said = f"{what}: {self._death_of(process)}\nOutOfMemoryError: {reason}"
+            raise ProcessDiedError(said, process) from error
         except ray.exceptions.RayError as error:
             # A lost placement group, a runtime_env that cannot be made: only Ray knows why.
-            raise ProcessDiedError(f"{what}: {self._death_of(process)}\n{type(error).__name__}: {error}") from error
+            said = f"{what}: {self._death_of(process)}\n{type(error).__name__}: {error}"
+            raise ProcessDiedError(said, process) from error
         self.busy[process] = reply.busy_seconds
         return reply.value

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.driver.open_groups import OpenGroup, prompt_tokens
 from rljob_worker.driver.rollouts import Rollouts
 from rljob_worker.driver.step import ScoredGroup, Step
-from rljob_worker.errors import JobError
+from rljob_worker.errors import JobError, ProcessDiedError
 from rljob_worker.rewards.score_calls import RewardSample
 from rljob_worker.rollout.seeds import request_seed
 from rljob_worker.types import Cut, Prompt
@@ -68,8 +68,14 @@ class CarryingRollouts(Rollouts, ABC):
             raise JobError(f"checkpoint: groups of prompts {sorted(carried)} were carried over, which are not open")
 
     def _grow(
-        self, step: Step, held: Sequence[Sequence[int]], cuts: Sequence[Cut] | None = None, *, each: bool = False
-    ) -> None:
+        self,
+        step: Step,
+        held: Sequence[Sequence[int]],
+        cuts: Sequence[Cut] | None = None,
+        *,
+        each: bool = False,
+        on_loss: Callable[[ProcessDiedError], None] | None = None,
+    ) -> bool:
         """Generate what is missing of groups, until it is there or each engine has been cut or harvested.
 
         Args:
@@ -77,16 +83,27 @@ class CarryingRollouts(Rollouts, ABC):
             held: for each engine, those that go on there, by ordinal.
             cuts: for each engine, where it stops.
             each: the phase's deadline is that of each chunk of responses.
+            on_loss: told of engines that die, where the others shall go on.
+
+        Returns:
+            Whether one died: what it had and did not return is missing still.
         """
+        lost: list[str] = []
+
+        def lose(error: ProcessDiedError) -> None:
+            assert on_loss is not None
+            on_loss(error)
+            lost.append(error.process)
+
         work = [[(ordinal, *one) for ordinal in group for one in step.open[ordinal].requests()] for group in held]
         parts = [[request for _, _, request in requests] for requests in work]
         if not any(parts):
-            return
+            return False
         streams = self._engines.generate(parts, self._sampling, step.weight_version, cuts=cuts)
         missing = sum(map(len, parts))
         for engine, of_engine in enumerate(parts):
             step.occupancy.given(engine, len(of_engine), time.monotonic())
-        for engine, chunk in self._calls.stream("rollout", streams, each=each):
+        for engine, chunk in self._calls.stream("rollout", streams, each=each, lost=lose if on_loss else None):
             step.occupancy.came(engine, len(chunk), time.monotonic())
             for index, generation in chunk:
                 ordinal, sample, _ = work[engine][index]
@@ -96,8 +113,9 @@ class CarryingRollouts(Rollouts, ABC):
                 if grown.group.complete:
                     self._submit(grown)
                     step.responses.scored.append(ordinal)
-        if missing:
+        if missing and not lost:
             raise JobError(f"rollout: the engines did not return {missing} of {sum(map(len, parts))} responses")
+        return bool(lost)
 
     def _submit(self, one: OpenGroup) -> None:
         """Begin to score a group that is complete."""

@@ -8,31 +8,34 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ray
-from ray.util.placement_group import remove_placement_group
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rljob_api import RLJobSpec, derived, roles
+from rljob_api.spec import Mode
 from rljob_api.wire.names import MANIFEST_VARIABLE
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.actors import EngineActor, Location, Onlooker, TrainerActor
 from rljob_worker.driver.calls import Calls
+from rljob_worker.driver.engine_pool import EnginePool
 from rljob_worker.driver.groups import EngineGroup, OnlookerGroup, Process, TrainerGroup
 from rljob_worker.driver.machine import machine_variables
 from rljob_worker.driver.nodes import Nodes
-from rljob_worker.driver.placement import Placement, reserve_devices
-from rljob_worker.errors import JobError, UserError
+from rljob_worker.driver.phase_calls import PhaseCalls
+from rljob_worker.driver.placement import Placement, Spot, reserve_devices, reserve_engine
+from rljob_worker.errors import JobError, ProcessDiedError, UserError
 from rljob_worker.host.sockets import LOOPBACK
 from rljob_worker.rollout.environment import engine_environment
 from rljob_worker.trainer.environment import trainer_environment
 from rljob_worker.upstream.ray_node import FULL_PRIORITY
 from rljob_worker.upstream.ray_types import remote_actor
-from rljob_worker.weightsync.meeting import NetworkMeeting
+from rljob_worker.weightsync.meeting import NetworkMeeting, end_sync
 
 logger = logging.getLogger(__name__)
 _LOG_TAIL_LINES = 20
@@ -49,6 +52,17 @@ _ON_A_CLUSTER = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process runs."""
+
+    spot: Spot
+    node: int
+    """Position of its node among the job's."""
+    devices: int
+    """Of the job on that node."""
+
+
 class Cluster:
     """The job's processes: one trainer a device, one engine a `rollout.tensorParallel` group of devices.
 
@@ -60,9 +74,17 @@ class Cluster:
         run_folder: the driver's run folder; on a cluster, all nodes must see it at the same path.
         model_folder: Hugging Face folder with the starting weights, likewise.
         checkpoints: folder of the checkpoints, likewise.
+        on_change: told of engines that are lost and that join, as an event with what is to be said of it.
     """
 
-    def __init__(self, spec: RLJobSpec, run_folder: Path, model_folder: Path, checkpoints: Path) -> None:
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        run_folder: Path,
+        model_folder: Path,
+        checkpoints: Path,
+        on_change: Callable[..., None] = lambda event, **about: None,
+    ) -> None:
         self.spec = spec
         self._logs = run_folder / "logs"
         self._model_folder = model_folder
@@ -76,6 +98,13 @@ class Cluster:
         """Whether engines are asleep after `start`."""
         self.trainers = TrainerGroup()
         self.engines = EngineGroup()
+        self._on_change = on_change
+        self._pool: EnginePool | None = None
+        self._network_now: NetworkMeeting | None = None
+        self._groups: list[PlacementGroup] = []
+        """Of engines that were made anew on other nodes."""
+        self._places: dict[str, Place] = {}
+        """Where each process is."""
 
     def create(self, calls: Calls, total_updates: int, stop: threading.Event, scratch: Path | None) -> None:
         """Place all actors; they build themselves when `start` calls them.
@@ -100,8 +129,10 @@ class Cluster:
         folders = nodes.folders(seconds)
         self._check_folders(nodes)
         store, secret = _meeting_place(self.spec, nodes, folders, seconds), secrets.token_hex(32)
-        network = self._network(nodes, seconds) if self._hands_over_network() else None
-        common = dict(spec=self.spec.model_dump(mode="json", by_alias=True), model_folder=str(self._model_folder))
+        network = self._network_now = self._network(nodes, seconds) if self._hands_over_network() else None
+        common: dict[str, object] = dict(
+            spec=self.spec.model_dump(mode="json", by_alias=True), model_folder=str(self._model_folder)
+        )
         devices = placement.trainers()
         for rank, device in enumerate(devices):
             arguments: dict[str, object] = common | dict(
@@ -113,19 +144,99 @@ class Cluster:
                 sync_folder=folders[placement.node_of(device)],
                 network=network,
             )
-            self.trainers.add(self._actor(TrainerActor, f"trainer-{rank}", device, arguments))
-        tp = self.spec.rollout.tensor_parallel
+            self.trainers.add(self._actor(TrainerActor, f"trainer-{rank}", self._place(device), arguments))
         visible = self._visible_devices(calls, placement)
-        for index, spanned in enumerate(placement.engines(tp)):
-            node = placement.node_of(spanned.start)
+        for index, spanned in enumerate(placement.engines(self.spec.rollout.tensor_parallel)):
+            place = self._place(spanned.start)
             arguments = common | dict(
                 index=index,
                 devices=None if visible else list(map(placement.number_on_node, spanned)),
-                sync_folder=folders[node],
-                network=network and replace(network, address=nodes[node].address),
+                sync_folder=folders[place.node],
+                network=network and replace(network, address=nodes[place.node].address),
             )
             shown = [visible[device] for device in spanned if visible]
-            self.engines.add(self._actor(EngineActor, f"engine-{index}", spanned.start, arguments, shown))
+            self.engines.add(self._actor(EngineActor, f"engine-{index}", place, arguments, shown))
+        if network is not None and self._may_lose_engines():
+
+            def again(gone: Process, over: threading.Event) -> Process | None:
+                return self._make_again(gone, over, calls.beside(over, lambda: None), common | dict(network=network))
+
+            self._pool = EnginePool(self.engines, again, self._on_change)
+            self.engines.on_loss = self._pool.lose
+
+    def _may_lose_engines(self) -> bool:
+        """Whether others go on when an engine dies: the loop can, and a new one can be told its devices.
+
+        An engine that spans several accelerators is told those of other processes, which are gone with its node.
+        """
+        alone = self.spec.rollout.tensor_parallel == 1 or self._kind.visible_variable is None
+        return self.spec.mode is Mode.ASYNC and derived.has_nodes_apart(self.spec) and alone
+
+    def _make_again(
+        self, gone: Process, over: threading.Event, calls: Calls, common: dict[str, object]
+    ) -> Process | None:
+        """An engine in the place of one that is lost, started: where it was, or on a node that has its devices free.
+
+        Returns:
+            None when it is over before.
+
+        Raises:
+            JobError: it did not start.
+        """
+        assert self._nodes is not None
+        seconds, place = self.spec.timeouts.start_seconds, self._places[gone.name]
+        if not self._nodes.answers(place.node, _SIGNAL_SECONDS):
+            found = reserve_engine(self.spec, over)
+            if found is None:
+                return None
+            group, node = found
+            self._groups.append(group)
+            place = Place(Spot(group, 0), self._nodes.add(node, Spot(group, 0)), place.devices)
+        network = common["network"]
+        assert isinstance(network, NetworkMeeting)
+        devices = list(range(self.spec.rollout.tensor_parallel))
+        arguments = common | dict(
+            index=int(gone.name.rpartition("-")[2]),
+            devices=None if self._kind.visible_variable is not None else devices,
+            sync_folder=self._nodes.folder(place.node, seconds),
+            network=replace(network, address=self._nodes[place.node].address),
+        )
+        alone = EngineGroup()
+        alone.add(process := self._actor(EngineActor, gone.name, place, arguments))
+        try:
+            process.pid = calls.gather("start", alone.locate(), seconds, until_stop=True)[0].pid
+            calls.gather("start", alone.start(), seconds, until_stop=True)
+        except BaseException:
+            ray.kill(process.handle)
+            raise
+        return process
+
+    def settle_engines(self, calls: PhaseCalls) -> bool:
+        """Before weights are handed over: take in engines that came anew, let go those that are gone.
+
+        Returns:
+            Whether they are others than at the hand-over before, and meet the trainers in a new place.
+        """
+        if self._pool is None or not self._pool.settle(calls):
+            return False
+        assert self._nodes is not None
+        network = self._network_now = self._network(self._nodes, calls.deadline("update_weights"))
+        calls.gather("update_weights", self.trainers.meet(network))
+        there = [replace(network, address=self._nodes[process.node].address) for process in self.engines]
+        calls.gather("update_weights", self.engines.meet(there))
+        return True
+
+    def goes_on_without(self, error: ProcessDiedError, version: int, calls: PhaseCalls) -> bool:
+        """End a hand-over in which a process died, where others go on without it; whether they do."""
+        if self._network_now is None or self._pool is None or error.process not in [e.name for e in self.engines]:
+            return False
+        end_sync(self._network_now, len(self.trainers), version, str(error).partition("\n")[0])
+        return self.settle_engines(calls)
+
+    def _place(self, device: int) -> Place:
+        assert self._placement is not None
+        node = self._placement.node_of(device)
+        return Place(self._placement.spot(device), node, self._placement.holds[node].devices)
 
     def _hands_over_network(self) -> bool:
         """Whether weights reach the engines by a broadcast: they are on other nodes, or on other devices with memory of
@@ -141,6 +252,7 @@ class Cluster:
             port=nodes.free_port(0, seconds),
             address=address,
             secret=secrets.token_hex(32),
+            engines=len(self.engines) or derived.engines(self.spec),
             workers=self.spec.rollout.tensor_parallel,
             seconds=self.spec.timeouts.start_seconds,
         )
@@ -158,7 +270,7 @@ class Cluster:
         others = [engine.start for engine in placement.engines(1) if engine.start not in trained]
         onlookers = OnlookerGroup()
         for device in others:
-            onlookers.add(self._actor(Onlooker, f"onlooker-{device}", device, {}))
+            onlookers.add(self._actor(Onlooker, f"onlooker-{device}", self._place(device), {}))
         asked = [*self.trainers.variable(variable), *onlookers.variable(variable)]
         shown = calls.gather("start", asked, self.spec.timeouts.start_seconds, until_stop=True)
         for process in onlookers:
@@ -193,23 +305,22 @@ class Cluster:
                     )
 
     def _actor(
-        self, kind: type, name: str, bundle: int, arguments: Mapping[str, object], visible: Sequence[str] = ()
+        self, kind: type, name: str, place: Place, arguments: Mapping[str, object], visible: Sequence[str] = ()
     ) -> Process:
-        assert self._placement is not None
-        node = self._placement.node_of(bundle)
         actor = remote_actor(kind, num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 2})
-        variables = self._variables(kind, node)
+        variables = self._variables(kind, place)
         if len(visible) > 1:
             assert self._kind.visible_variable is not None
             variables[self._kind.visible_variable] = ",".join(visible)
+        self._places[name] = place
         handle = actor.options(
             **self._share_of_device(),
             runtime_env={"env_vars": variables},
             scheduling_strategy=PlacementGroupSchedulingStrategy(
-                self._placement.group, placement_group_bundle_index=bundle
+                place.spot.group, placement_group_bundle_index=place.spot.bundle
             ),
         ).remote(str(self._log_file(name)), str(self._stacks_file(name)), **arguments)
-        return Process(name, handle, node)
+        return Process(name, handle, place.node)
 
     def _share_of_device(self) -> dict[str, object]:
         """Trainer and engine take less than half of their bundle's device each, so that both get that one."""
@@ -218,8 +329,7 @@ class Cluster:
             return {}
         return {"num_gpus": _SHARE} if resource == "GPU" else {"resources": {resource: _SHARE}}
 
-    def _variables(self, kind: type, node: int) -> dict[str, str]:
-        assert self._placement is not None
+    def _variables(self, kind: type, place: Place) -> dict[str, str]:
         given = self.spec.environment
         if kind is Onlooker:
             # What only an engine needs would keep Ray from showing it a device.
@@ -236,8 +346,8 @@ class Cluster:
             own |= _ON_A_CLUSTER
             if self.spec.resources.threads_per_device is None:
                 # The driver's machine says nothing about the cores of this one.
-                cpus, devices = self._placement.nodes[node].cpus, self._placement.holds[node].devices
-                own["OMP_NUM_THREADS"] = str(max(1, int(cpus) // devices))
+                assert self._nodes is not None
+                own["OMP_NUM_THREADS"] = str(max(1, int(self._nodes[place.node].cpus) // place.devices))
         return own | given.variables | users
 
     def start(self, calls: Calls) -> None:
@@ -270,10 +380,10 @@ class Cluster:
         )
 
     def _locate(self, locations: Sequence[Location]) -> None:
-        assert self._placement is not None
+        assert self._nodes is not None
         for process, found in zip((*self.trainers, *self.engines), locations, strict=True):
             process.pid = found.pid
-            expected = self._placement.nodes[process.node]
+            expected = self._nodes[process.node]
             if found.node != expected.id:
                 raise JobError(f"start: {process.name} runs on node {found.node}, not on {expected}")
 
@@ -289,7 +399,9 @@ class Cluster:
     def _where(self, name: str) -> str:
         if self._embedded or self._nodes is None:
             return ""
-        node = next(process.node for process in (*self.trainers, *self.engines) if process.name == name)
+        node = next((process.node for process in self._processes() if process.name == name), None)
+        if node is None:
+            return ""
         silent = "" if self._nodes.answers(node, _SIGNAL_SECONDS) else ", which does not answer any more"
         return f" on node {self._nodes[node]}{silent}"
 
@@ -310,10 +422,13 @@ class Cluster:
         time.sleep(0.5)
         return [self._stacks_file(p.name) for p in (*self.trainers, *self.engines)]
 
+    def _processes(self) -> list[Process]:
+        return [*self.trainers, *self.engines, *(self._pool.arrived if self._pool is not None else ())]
+
     def _pids(self) -> dict[int, list[int]]:
         """Pids of all processes that have started, by node."""
         pids: dict[int, list[int]] = {}
-        for process in (*self.trainers, *self.engines):
+        for process in self._processes():
             if process.pid is not None:
                 pids.setdefault(process.node, []).append(process.pid)
         return pids
@@ -333,14 +448,17 @@ class Cluster:
             patience: seconds that they have to leave when Ray tells them to. Of those that are killed before, Ray
                 tells the user that a worker died by an unexpected error.
         """
-        for process in (*self.trainers, *self.engines):
+        if self._pool is not None:
+            self._pool.close()
+        for process in self._processes():
             ray.kill(process.handle)
         if self._nodes is not None:
             # Ray asks the process itself, which does not answer when it is stopped or hangs in a call.
             self._nodes.end(self._pids(), patience, _SIGNAL_SECONDS)
             self._nodes.close(_SIGNAL_SECONDS)
         if self._placement is not None:
-            remove_placement_group(self._placement.group)
+            for group in (self._placement.group, *self._groups):
+                remove_placement_group(group)
 
     def _log_file(self, name: str) -> Path:
         return self._logs / f"{name}.log"

@@ -14,6 +14,7 @@ from ray.actor import ActorHandle
 
 from rljob_worker.driver.actors import BatchHandle, Chunk, EngineActor, Location, Onlooker, Reply, TrainerActor
 from rljob_worker.driver.calls import Call
+from rljob_worker.errors import ProcessDiedError
 from rljob_worker.rollout.reports import DraftCounts, EngineSlept, EngineStarted, EngineWoke
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
@@ -29,6 +30,7 @@ from rljob_worker.types import (
     TrainerReport,
 )
 from rljob_worker.upstream.ray_types import method_of
+from rljob_worker.weightsync.meeting import NetworkMeeting
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,7 +62,13 @@ class _Group:
 
     def add(self, process: Process) -> None:
         """Take a member in; they are numbered in this order."""
-        self.processes.append(process)
+        self.processes = [*self.processes, process]
+
+    def remove(self, name: str) -> Process | None:
+        """Let a member go; None where there is none of that name. Another thread may go through them meanwhile."""
+        gone = next((process for process in self.processes if process.name == name), None)
+        self.processes = [process for process in self.processes if process is not gone]
+        return gone
 
     def _all(self, method: Callable[Concatenate[A, P], Reply[T]], *args: P.args, **kwargs: P.kwargs) -> list[Call[T]]:
         return [
@@ -124,6 +132,10 @@ class TrainerGroup(_Group):
         """Compute the log-probability of each token but the first."""
         return self._all(TrainerActor.score, token_lists)
 
+    def meet(self, network: NetworkMeeting) -> list[Call[None]]:
+        """Have them find the engines there."""
+        return self._all(TrainerActor.meet, network)
+
     def send_weights(self, version: int, seconds: float) -> list[Call[TrainerReport]]:
         """Hand the weights to the engines within so many seconds."""
         return self._all(TrainerActor.send_weights, version, seconds)
@@ -151,6 +163,9 @@ class TrainerGroup(_Group):
 
 class EngineGroup(_Group):
     """All engines, in the order of the devices that they span."""
+
+    on_loss: Callable[[ProcessDiedError], None] | None = None
+    """Where others go on when one is lost: told of it; raises it again where it was the last, or is no engine."""
 
     def locate(self) -> list[Call[Location]]:
         """Ask where they run."""
@@ -220,6 +235,13 @@ class EngineGroup(_Group):
     def wake_kv(self) -> list[Call[EngineWoke]]:
         """Take the KV cache back."""
         return self._all(EngineActor.wake_kv)
+
+    def meet(self, networks: Sequence[NetworkMeeting]) -> list[Call[None]]:
+        """Have each find the trainers where its own meeting says, by its number here."""
+        return [
+            Call(process.name, method_of(process.handle, EngineActor.meet).remote(network, number))
+            for number, (process, network) in enumerate(zip(self.processes, networks, strict=True))
+        ]
 
     def shutdown(self) -> list[Call[None]]:
         """Give everything back."""

@@ -8,6 +8,7 @@ from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.driver.step import Progress
 from rljob_worker.driver.sync_report import sync_report
+from rljob_worker.errors import ProcessDiedError
 from rljob_worker.records.writer import RecordWriter
 
 
@@ -43,10 +44,18 @@ class Handover:
     def update_weights(self) -> None:
         """Hand the weights over: trainers send while engines receive; both verify."""
         version, seconds = self._progress.weight_version, self._calls.deadline("update_weights")
-        senders = self._cluster.trainers.send_weights(version, seconds)
-        receivers = self._cluster.engines.receive_weights(version, seconds)
-        # Both sides keep the deadline themselves and say what they waited for; the driver only backs them up.
-        sent, received = self._calls.calls.gather_both("update_weights", senders, receivers, seconds + 5.0)
+        self._cluster.settle_engines(self._calls)
+        while True:
+            senders = self._cluster.trainers.send_weights(version, seconds)
+            receivers = self._cluster.engines.receive_weights(version, seconds)
+            try:
+                # Both sides keep the deadline themselves and say what they waited for; the driver only backs them up.
+                sent, received = self._calls.calls.gather_both("update_weights", senders, receivers, seconds + 5.0)
+                break
+            except ProcessDiedError as error:
+                # Where it was an engine, the hand-over ends for all, and those that are left take the weights anew.
+                if not self._cluster.goes_on_without(error, version, self._calls):
+                    raise
         self._records.weights(sync_report(version, sent, received, self._senders))
         if self.due_probe():
             scores = self._calls.gather("score", self._cluster.trainers.score(self._probe.tokens))
@@ -59,7 +68,15 @@ class Handover:
 
     def probe_weights(self) -> None:
         """Compare both sides' log-probabilities of fixed prompts: catches what changed after it was landed."""
-        scores = self._calls.gather("score", self._cluster.engines.score(self._probe.tokens))
+        engines = self._cluster.engines
+        while True:
+            try:
+                scores = self._calls.gather("score", engines.score(self._probe.tokens))
+                break
+            except ProcessDiedError as error:
+                if engines.on_loss is None:
+                    raise
+                engines.on_loss(error)
         self._records.metrics(self._probe.compare(scores, self._progress.weight_version))
 
     def first(self) -> None:

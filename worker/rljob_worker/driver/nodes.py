@@ -16,7 +16,7 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rljob_worker.driver.placement import Node, Placement
+from rljob_worker.driver.placement import Node, Placement, Spot
 from rljob_worker.errors import JobError
 from rljob_worker.host import staging_slots
 from rljob_worker.host.processes import ProcessIdentity, start_time
@@ -123,13 +123,13 @@ class _Here:
 
 
 class _There:
-    def __init__(self, placement: Placement, node: int, environment: Mapping[str, str]) -> None:
+    def __init__(self, spot: Spot, environment: Mapping[str, str]) -> None:
         self._handle = (
             remote_actor(NodeHelper, num_cpus=0, max_restarts=0, max_concurrency=4)
             .options(
                 runtime_env={"env_vars": dict(environment)},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement.group, placement_group_bundle_index=placement.first_device(node)
+                    spot.group, placement_group_bundle_index=spot.bundle
                 ),
             )
             .remote()
@@ -155,9 +155,11 @@ class Nodes:
     """
 
     def __init__(self, placement: Placement, scratch: Path | None, environment: Mapping[str, str]) -> None:
-        self._nodes = placement.nodes
+        self._nodes = list(placement.nodes)
+        self._environment = environment
         self._helpers: list[_Helper] = [
-            _There(placement, i, environment) if scratch is None else _Here(scratch) for i in range(len(self._nodes))
+            _There(placement.spot(placement.first_device(i)), environment) if scratch is None else _Here(scratch)
+            for i in range(len(self._nodes))
         ]
 
     def __len__(self) -> int:
@@ -165,6 +167,16 @@ class Nodes:
 
     def __getitem__(self, node: int) -> Node:
         return self._nodes[node]
+
+    def add(self, node: Node, spot: Spot) -> int:
+        """A node that came later; its position."""
+        self._helpers.append(_There(spot, self._environment))
+        self._nodes.append(node)
+        return len(self._nodes) - 1
+
+    def folder(self, node: int, seconds: float) -> str:
+        """One node's folder; JobError as below."""
+        return self._answer(node, self._helpers[node].submit(NodeHelper.folder), "folder", seconds)
 
     def folders(self, seconds: float) -> list[str]:
         """Each node's folder; JobError when one of them does not answer in time."""

@@ -15,7 +15,7 @@ from rljob_worker.driver.open_groups import OpenGroup
 from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.driver.prompt_ledger import PromptLedger
 from rljob_worker.driver.step import Progress, Step
-from rljob_worker.errors import JobError, StopRequested
+from rljob_worker.errors import JobError, ProcessDiedError, StopRequested
 from rljob_worker.flow import Group
 from rljob_worker.flow.admission import next_batch, ranges, room
 from rljob_worker.flow.partial import overdue
@@ -81,12 +81,12 @@ class OverlappedRollouts(CarryingRollouts):
                 f"rollout: the group of prompt {late.ordinal} has tokens of weights {late.oldest_version} and cannot "
                 f"be trained on within spec.rollout.staleness.max {self._lag} of weights {step.weight_version}"
             )
-        growing = sorted(ordinal for ordinal, one in step.open.items() if not one.group.complete)
-        if not growing:
-            return
-        sizes = [len(step.open[ordinal].requests()) for ordinal in growing]
-        held = [[growing[place] for place in places] for places in ranges(sizes, len(self._engines))]
-        self._grow(step, held, each=True)
+        while growing := sorted(ordinal for ordinal, one in step.open.items() if not one.group.complete):
+            sizes = [len(step.open[ordinal].requests()) for ordinal in growing]
+            held = [[growing[place] for place in places] for places in ranges(sizes, len(self._engines))]
+            if not self._grow(step, held, each=True, on_loss=self._engines.on_loss) or self._paused.is_set():
+                break
+            # What an engine that was lost had returned stays; the rest of it grows in the others.
         step.drafts += self._take_draft_counts()
 
     def wait_for_rewards(self) -> None:
@@ -155,7 +155,15 @@ class OverlappedRollouts(CarryingRollouts):
                 raise StopRequested
             self._receive(_SLICE_SECONDS)
         self._receive(0.0)
-        return super().evaluate()
+        while True:
+            try:
+                return super().evaluate()
+            except ProcessDiedError as error:
+                if self._engines.on_loss is None:
+                    raise
+                self._engines.on_loss(error)
+                # All held-out prompts are answered again by those that are left: what was scored of them goes.
+                self._scores()
 
     # --- inside -------------------------------------------------------------------------------
 

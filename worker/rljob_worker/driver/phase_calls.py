@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from rljob_api.spec import TimeoutsSpec
 from rljob_worker.driver.calls import Call, Calls
+from rljob_worker.errors import ProcessDiedError
 from rljob_worker.phases import PhaseClock
 
 T = TypeVar("T")
@@ -33,7 +34,14 @@ class PhaseCalls:
         phase = self.phase(otherwise)
         return self.calls.gather(phase, calls, self.deadline(phase), stoppable=stoppable)
 
-    def stream(self, otherwise: str, calls: Sequence[Call[T]], *, each: bool = False) -> Iterator[tuple[int, T]]:
+    def stream(
+        self,
+        otherwise: str,
+        calls: Sequence[Call[T]],
+        *,
+        each: bool = False,
+        lost: Callable[[ProcessDiedError], None] | None = None,
+    ) -> Iterator[tuple[int, T]]:
         """Items of streaming calls; as `Calls.stream`."""
         phase = self.phase(otherwise)
-        return self.calls.stream(phase, calls, self.deadline(phase), each=each)
+        return self.calls.stream(phase, calls, self.deadline(phase), each=each, lost=lost)

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import ray
@@ -43,6 +43,14 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a process runs: a bundle of reserved devices."""
+
+    group: PlacementGroup
+    bundle: int
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """The reserved devices, numbered node by node; bundle `i` is device `i`."""
 
@@ -62,6 +70,10 @@ class Placement:
             for first, own in self._each()
             for start in range(first + own.first_engine_device, first + own.devices - size + 1, size)
         ]
+
+    def spot(self, device: int) -> Spot:
+        """Where a device is reserved."""
+        return Spot(self.group, device)
 
     def node_of(self, device: int) -> int:
         """Position in `nodes` of the node that holds a device of the job."""
@@ -201,6 +213,21 @@ def reserve_devices(spec: RLJobSpec, stop: threading.Event, *, more_may_join: bo
         if time.monotonic() > deadline:
             raise JobError(_shortage(spec, ray.nodes()))
         stop.wait(_POLL_SECONDS)
+
+
+def reserve_engine(spec: RLJobSpec, stop: threading.Event) -> tuple[PlacementGroup, Node] | None:
+    """Reserve the devices of one engine on a node that has them free, waiting for one; None when stopped."""
+    size, own = spec.rollout.tensor_parallel, derived.node_groups(spec)[-1]
+    needed = replace(own, devices=size)
+    while not stop.is_set():
+        able = capable_nodes(spec, needed, ray.nodes())
+        for node in idle_first(spec, needed, able, available_resources_per_node())[:1]:
+            group = _group(spec, [(needed, node)])
+            if _reserved(group, [node], stop, time.monotonic() + _CHOICE_SECONDS):
+                return group, node
+            remove_placement_group(group)
+        stop.wait(_POLL_SECONDS)
+    return None
 
 
 def _group(spec: RLJobSpec, chosen: Sequence[tuple[NodeGroup, Node]]) -> PlacementGroup:

@@ -140,7 +140,7 @@ def _run(
         early_stop = EarlyStop(spec.early_stop, earlier)
         writer = RecordWriter(folder.path, log, folder.attempt, sinks, trackers.samples, early_stop)
         checkpoints = folder.checkpoints(lambda steps: _best_of(spec.checkpoint, log, steps))
-        cluster = Cluster(spec, folder.path, inputs.model_folder, checkpoints.root)
+        cluster = Cluster(spec, folder.path, inputs.model_folder, checkpoints.root, events.write)
         stop = StopSignal(spec.checkpoint.grace_seconds, cluster.kill)
         calls = Calls(stop.requested, cluster.interrupt, cluster.death_of, lambda what: _dump(cluster, events, what))
         schedule = SCHEDULES[spec.mode]

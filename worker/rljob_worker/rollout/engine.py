@@ -91,6 +91,8 @@ class Engine:
         self.model_folder = model_folder
         self.sync_folder = sync_folder
         self._network = network
+        self._number = index if network is not None else index % derived.engines_per_node(self.spec)
+        """Of this engine among those that take the weights together."""
         self.weight_version: int | None = None
         """Version of the weights it holds; None while they are unusable."""
         self.state = EngineState.NEW
@@ -298,7 +300,7 @@ class Engine:
                 if self.sync_folder is None:
                     raise RuntimeError(f"engine-{self.index}: was given no folder to find the weight sync in")
                 meeting = self._network or HostMeeting(self.sync_folder)
-                number = self.index if self._network else self.index % derived.engines_per_node(self.spec)
+                number = self._number
                 self._weight_sync = WeightSyncEngine(self._land, meeting=meeting, engine=number)
             self.weight_version = None
             if self.state is EngineState.ACTIVE:
@@ -307,6 +309,12 @@ class Engine:
             report = self._weight_sync.update_weights(version, seconds)
             self.weight_version = version
             return report
+
+    def meet(self, network: NetworkMeeting, number: int) -> None:
+        """Find the trainers there from the next hand-over on, as this number among the engines."""
+        if self._weight_sync is not None:
+            self._weight_sync.close()
+        self._weight_sync, self._network, self._number = None, network, number
 
     def wake_kv(self) -> EngineWoke:
         """Take the KV cache back, empty."""

@@ -231,6 +231,10 @@ class Trainer:
 
     # --- weight hand-over -------------------------------------------------------------------
 
+    def meet(self, network: NetworkMeeting) -> None:
+        """Find the engines there from the next hand-over on."""
+        self._weight_sender.meet(network)
+
     def send_weights(self, version: int, seconds: float) -> TrainerReport:
         """Hand the weights to the engines of this host; returns when every engine has verified them. Collective.
 

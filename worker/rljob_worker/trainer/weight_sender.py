@@ -47,6 +47,11 @@ class WeightSender:
             self._sync = _weight_sync(self._backend, self._spec, self._device, self._meeting)
         return self._sync.update_weights(version, seconds)
 
+    def meet(self, meeting: Meeting) -> None:
+        """Find those who take weights elsewhere from now on: they are others."""
+        self.close()
+        self._sync, self._meeting = None, meeting
+
     def close(self) -> None:
         """Drop the slots; idempotent."""
         if self._sync is not None:
@@ -69,14 +74,15 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, meeti
     if layout.world_size > 1:
         everyone = [[] for _ in range(layout.world_size)]
         dist.all_gather_object(everyone, mine)
-    over_network = isinstance(meeting, NetworkMeeting)
-    first = 0 if over_network else layout.rank // per_node * per_node
+    first, engines = layout.rank // per_node * per_node, derived.engines_per_node(spec)
+    if isinstance(meeting, NetworkMeeting):
+        first, engines = 0, meeting.engines
     neighbours = range(first, min(first + per_node, layout.world_size))
     plan = build_plan(
         hf_manifest(backend.config),
         {trainer: everyone[trainer] for trainer in neighbours},
         dtype=backend.parameters[0].dtype,
-        engines=derived.engines(spec) if over_network else derived.engines_per_node(spec),
+        engines=engines,
         bucket_bytes=spec.weight_sync.bucket_bytes,
         slice_bytes=None if device.own_memory else HOST_SLICE_BYTES,
     )

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol, TypedDict
@@ -20,7 +20,7 @@ from torch.distributed import DistError, Store
 from rljob_worker.devices.stores import connect_store, serve_store
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.host.files import write_whole
-from rljob_worker.weightsync.mailbox import Mailbox, trainer_name
+from rljob_worker.weightsync.mailbox import Mailbox, engine_name, trainer_name
 from rljob_worker.weightsync.plan import SyncPlan
 
 # sun_path of unix(7), without the terminating zero.
@@ -176,6 +176,8 @@ class NetworkMeeting:
     """Address of this process's node, which the others reach it at."""
     secret: str
     """The job's."""
+    engines: int
+    """How many meet there."""
     workers: int
     """Of each engine: processes that take weights."""
     seconds: float
@@ -270,6 +272,27 @@ class _Ports:
 
 def _inbox(name: str) -> str:
     return f"inbox/{name}"
+
+
+def end_sync(meeting: NetworkMeeting, trainers: int, version: int, reason: str) -> None:
+    """Tell the parties of a sync from outside that it is over: one of them is gone, for whom they would wait.
+
+    Args:
+        meeting: where they meet.
+        trainers: how many there are; those that send nothing have no inbox.
+        version: the sync.
+        reason: what they say of it.
+
+    Raises:
+        WeightSyncError: the store cannot be reached.
+    """
+    peers = [*map(trainer_name, range(trainers)), *map(engine_name, range(meeting.engines))]
+    # Nobody answers it: the inbox of its mailbox may be where no other node reaches it.
+    box = replace(meeting, address="127.0.0.1").parties().mailbox("driver", peers)
+    try:
+        box.abort(version, reason)
+    finally:
+        box.close()
 
 
 def meeting_from(text: str) -> Meeting:
