@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from test_sync import ForgetfulEngine, failed_everywhere
 
 from rljob_worker.weightsync.broadcast import Broadcast
 from rljob_worker.weightsync.mailbox import ABORT
+from rljob_worker.weightsync.meeting import end_sync
 from rljob_worker.weightsync.plan import Bucket
 from rljob_worker.weightsync.protocol import COMMIT
 from rljob_worker.weightsync.transport import SLOT_COUNT
@@ -182,6 +184,20 @@ def test_peers_that_do_not_come_are_named_at_the_deadline() -> None:
         assert "engine-1" in str(outcomes["trainer-0"])
         peers.sync(2)
         assert [receiver.version for receiver in peers.receivers] == [2, 2]
+
+
+def test_somebody_from_outside_can_end_a_sync_for_all() -> None:
+    """As the driver does when a party is gone: the others would wait for it until their deadline."""
+    with threaded_peers(2, [KeepingEngine(), KeepingEngine()], network=True) as peers:
+        peers.sync(1)
+        meeting = peers.senders[0]._parties.meeting  # type: ignore[union-attr]
+        timer = threading.Timer(0.3, end_sync, (replace(meeting, engines=2), 2, 2, "engine-1 died"))
+        timer.start()
+        started = time.monotonic()
+        outcomes = peers.sync(2, deadline=15.0, without=("engine-1",))
+        assert time.monotonic() - started < 5
+        assert outcomes.keys() == {"trainer-0", "trainer-1", "engine-0"}
+        assert all("driver aborted: engine-1 died" in str(outcome) for outcome in outcomes.values()), outcomes
 
 
 def _strangers_messages(inbox: str, stop: threading.Event) -> None:

@@ -10,32 +10,30 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import ray
-from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rljob_api import RLJobSpec, derived, roles
-from rljob_api.spec import Mode
 from rljob_api.wire.names import MANIFEST_VARIABLE
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.actors import EngineActor, Location, Onlooker, TrainerActor
 from rljob_worker.driver.calls import Calls
-from rljob_worker.driver.engine_pool import EnginePool
+from rljob_worker.driver.engines_apart import EnginesApart, Place, may_lose_engines, meeting_at
 from rljob_worker.driver.groups import EngineGroup, OnlookerGroup, Process, TrainerGroup
 from rljob_worker.driver.machine import machine_variables
 from rljob_worker.driver.nodes import Nodes
 from rljob_worker.driver.phase_calls import PhaseCalls
-from rljob_worker.driver.placement import Placement, Spot, reserve_devices, reserve_engine
+from rljob_worker.driver.placement import Placement, reserve_devices
 from rljob_worker.errors import JobError, ProcessDiedError, UserError
 from rljob_worker.host.sockets import LOOPBACK
 from rljob_worker.rollout.environment import engine_environment
 from rljob_worker.trainer.environment import trainer_environment
 from rljob_worker.upstream.ray_node import FULL_PRIORITY
 from rljob_worker.upstream.ray_types import remote_actor
-from rljob_worker.weightsync.meeting import NetworkMeeting, end_sync
 
 logger = logging.getLogger(__name__)
 _LOG_TAIL_LINES = 20
@@ -50,17 +48,6 @@ _ON_A_CLUSTER = {
     # The variables of a Ray job reach its actors; nobody there reads the manifest from them.
     MANIFEST_VARIABLE: "",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a process runs."""
-
-    spot: Spot
-    node: int
-    """Position of its node among the job's."""
-    devices: int
-    """Of the job on that node."""
 
 
 class Cluster:
@@ -99,12 +86,9 @@ class Cluster:
         self.trainers = TrainerGroup()
         self.engines = EngineGroup()
         self._on_change = on_change
-        self._pool: EnginePool | None = None
-        self._network_now: NetworkMeeting | None = None
-        self._groups: list[PlacementGroup] = []
-        """Of engines that were made anew on other nodes."""
-        self._places: dict[str, Place] = {}
-        """Where each process is."""
+        self._apart: EnginesApart | None = None
+        self.places: dict[str, Place] = {}
+        """Where each process is, or was last."""
 
     def create(self, calls: Calls, total_updates: int, stop: threading.Event, scratch: Path | None) -> None:
         """Place all actors; they build themselves when `start` calls them.
@@ -129,7 +113,7 @@ class Cluster:
         folders = nodes.folders(seconds)
         self._check_folders(nodes)
         store, secret = _meeting_place(self.spec, nodes, folders, seconds), secrets.token_hex(32)
-        network = self._network_now = self._network(nodes, seconds) if self._hands_over_network() else None
+        network = meeting_at(self.spec, nodes, derived.engines(self.spec)) if self._hands_over_network() else None
         common: dict[str, object] = dict(
             spec=self.spec.model_dump(mode="json", by_alias=True), model_folder=str(self._model_folder)
         )
@@ -144,7 +128,7 @@ class Cluster:
                 sync_folder=folders[placement.node_of(device)],
                 network=network,
             )
-            self.trainers.add(self._actor(TrainerActor, f"trainer-{rank}", self._place(device), arguments))
+            self.trainers.add(self.actor(TrainerActor, f"trainer-{rank}", self._place(device), arguments))
         visible = self._visible_devices(calls, placement)
         for index, spanned in enumerate(placement.engines(self.spec.rollout.tensor_parallel)):
             place = self._place(spanned.start)
@@ -155,83 +139,18 @@ class Cluster:
                 network=network and replace(network, address=nodes[place.node].address),
             )
             shown = [visible[device] for device in spanned if visible]
-            self.engines.add(self._actor(EngineActor, f"engine-{index}", place, arguments, shown))
-        if network is not None and self._may_lose_engines():
+            self.engines.add(self.actor(EngineActor, f"engine-{index}", place, arguments, shown))
+        if network is not None and may_lose_engines(self.spec):
+            self._apart = EnginesApart(self, nodes, network, common, calls, self._on_change)
 
-            def again(gone: Process, over: threading.Event) -> Process | None:
-                return self._make_again(gone, over, calls.beside(over, lambda: None), common | dict(network=network))
-
-            self._pool = EnginePool(self.engines, again, self._on_change)
-            self.engines.on_loss = self._pool.lose
-
-    def _may_lose_engines(self) -> bool:
-        """Whether others go on when an engine dies: the loop can, and a new one can be told its devices.
-
-        An engine that spans several accelerators is told those of other processes, which are gone with its node.
-        """
-        alone = self.spec.rollout.tensor_parallel == 1 or self._kind.visible_variable is None
-        return self.spec.mode is Mode.ASYNC and derived.has_nodes_apart(self.spec) and alone
-
-    def _make_again(
-        self, gone: Process, over: threading.Event, calls: Calls, common: dict[str, object]
-    ) -> Process | None:
-        """An engine in the place of one that is lost, started: where it was, or on a node that has its devices free.
-
-        Returns:
-            None when it is over before.
-
-        Raises:
-            JobError: it did not start.
-        """
-        assert self._nodes is not None
-        seconds, place = self.spec.timeouts.start_seconds, self._places[gone.name]
-        if not self._nodes.answers(place.node, _SIGNAL_SECONDS):
-            found = reserve_engine(self.spec, over)
-            if found is None:
-                return None
-            group, node = found
-            self._groups.append(group)
-            place = Place(Spot(group, 0), self._nodes.add(node, Spot(group, 0)), place.devices)
-        network = common["network"]
-        assert isinstance(network, NetworkMeeting)
-        devices = list(range(self.spec.rollout.tensor_parallel))
-        arguments = common | dict(
-            index=int(gone.name.rpartition("-")[2]),
-            devices=None if self._kind.visible_variable is not None else devices,
-            sync_folder=self._nodes.folder(place.node, seconds),
-            network=replace(network, address=self._nodes[place.node].address),
-        )
-        alone = EngineGroup()
-        alone.add(process := self._actor(EngineActor, gone.name, place, arguments))
-        try:
-            process.pid = calls.gather("start", alone.locate(), seconds, until_stop=True)[0].pid
-            calls.gather("start", alone.start(), seconds, until_stop=True)
-        except BaseException:
-            ray.kill(process.handle)
-            raise
-        return process
-
-    def settle_engines(self, calls: PhaseCalls) -> bool:
-        """Before weights are handed over: take in engines that came anew, let go those that are gone.
-
-        Returns:
-            Whether they are others than at the hand-over before, and meet the trainers in a new place.
-        """
-        if self._pool is None or not self._pool.settle(calls):
-            return False
-        assert self._nodes is not None
-        network = self._network_now = self._network(self._nodes, calls.deadline("update_weights"))
-        calls.gather("update_weights", self.trainers.meet(network))
-        there = [replace(network, address=self._nodes[process.node].address) for process in self.engines]
-        calls.gather("update_weights", self.engines.meet(there))
-        return True
+    def settle_engines(self, calls: PhaseCalls) -> None:
+        """Before weights are handed over: take in engines that came anew, let go those that are gone."""
+        if self._apart is not None:
+            self._apart.settle(calls)
 
     def goes_on_without(self, error: ProcessDiedError, version: int, calls: PhaseCalls) -> bool:
         """End a hand-over in which a process died, where others go on without it; whether they do."""
-        if self._network_now is None or self._pool is None or error.process not in [e.name for e in self.engines]:
-            return False
-        end_sync(self._network_now, len(self.trainers), version, str(error).partition("\n")[0])
-        return self.settle_engines(calls)
+        return self._apart is not None and self._apart.goes_on_without(error, version, calls)
 
     def _place(self, device: int) -> Place:
         assert self._placement is not None
@@ -243,19 +162,6 @@ class Cluster:
         their own."""
         apart = derived.has_nodes_apart(self.spec)
         return apart or (derived.divides_devices(self.spec) and self._kind.ray_resource is not None)
-
-    def _network(self, nodes: Nodes, seconds: float) -> NetworkMeeting:
-        """Where the first node's trainers meet those engines."""
-        address = nodes[0].address
-        return NetworkMeeting(
-            host=address,
-            port=nodes.free_port(0, seconds),
-            address=address,
-            secret=secrets.token_hex(32),
-            engines=len(self.engines) or derived.engines(self.spec),
-            workers=self.spec.rollout.tensor_parallel,
-            seconds=self.spec.timeouts.start_seconds,
-        )
 
     def _visible_devices(self, calls: Calls, placement: Placement) -> dict[int, str]:
         """What Ray shows a process on each of the job's devices; empty where CPUs stand for devices.
@@ -270,7 +176,7 @@ class Cluster:
         others = [engine.start for engine in placement.engines(1) if engine.start not in trained]
         onlookers = OnlookerGroup()
         for device in others:
-            onlookers.add(self._actor(Onlooker, f"onlooker-{device}", self._place(device), {}))
+            onlookers.add(self.actor(Onlooker, f"onlooker-{device}", self._place(device), {}))
         asked = [*self.trainers.variable(variable), *onlookers.variable(variable)]
         shown = calls.gather("start", asked, self.spec.timeouts.start_seconds, until_stop=True)
         for process in onlookers:
@@ -304,15 +210,16 @@ class Cluster:
                         "volume that all pods mount at the same path (spec.storage.volumes)"
                     )
 
-    def _actor(
+    def actor(
         self, kind: type, name: str, place: Place, arguments: Mapping[str, object], visible: Sequence[str] = ()
     ) -> Process:
+        """Make a process, with the devices of its place, or of others that it is to see."""
         actor = remote_actor(kind, num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 2})
         variables = self._variables(kind, place)
         if len(visible) > 1:
             assert self._kind.visible_variable is not None
             variables[self._kind.visible_variable] = ",".join(visible)
-        self._places[name] = place
+        self.places[name] = place
         handle = actor.options(
             **self._share_of_device(),
             runtime_env={"env_vars": variables},
@@ -423,7 +330,7 @@ class Cluster:
         return [self._stacks_file(p.name) for p in (*self.trainers, *self.engines)]
 
     def _processes(self) -> list[Process]:
-        return [*self.trainers, *self.engines, *(self._pool.arrived if self._pool is not None else ())]
+        return [*self.trainers, *self.engines, *(self._apart.arrived if self._apart is not None else ())]
 
     def _pids(self) -> dict[int, list[int]]:
         """Pids of all processes that have started, by node."""
@@ -448,8 +355,8 @@ class Cluster:
             patience: seconds that they have to leave when Ray tells them to. Of those that are killed before, Ray
                 tells the user that a worker died by an unexpected error.
         """
-        if self._pool is not None:
-            self._pool.close()
+        if self._apart is not None:
+            self._apart.close()
         for process in self._processes():
             ray.kill(process.handle)
         if self._nodes is not None:
@@ -457,8 +364,9 @@ class Cluster:
             self._nodes.end(self._pids(), patience, _SIGNAL_SECONDS)
             self._nodes.close(_SIGNAL_SECONDS)
         if self._placement is not None:
-            for group in (self._placement.group, *self._groups):
-                remove_placement_group(group)
+            remove_placement_group(self._placement.group)
+        if self._apart is not None:
+            self._apart.give_back()
 
     def _log_file(self, name: str) -> Path:
         return self._logs / f"{name}.log"

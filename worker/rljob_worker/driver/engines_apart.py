@@ -1,0 +1,176 @@
+"""Engines that only the network connects with the trainers: where they meet, and who comes for one that is lost."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import ray
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+from rljob_api import RLJobSpec, derived
+from rljob_api.spec import Mode
+from rljob_worker.devices.kinds import device_kind
+from rljob_worker.driver.actors import EngineActor
+from rljob_worker.driver.calls import Calls
+from rljob_worker.driver.engine_pool import EnginePool
+from rljob_worker.driver.groups import EngineGroup, Process, TrainerGroup
+from rljob_worker.driver.nodes import Nodes
+from rljob_worker.driver.phase_calls import PhaseCalls
+from rljob_worker.driver.placement import Spot, reserve_engine
+from rljob_worker.errors import ProcessDiedError
+from rljob_worker.weightsync.meeting import NetworkMeeting, end_sync
+
+_ANSWER_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process runs."""
+
+    spot: Spot
+    node: int
+    """Position of its node among the job's."""
+    devices: int
+    """Of the job on that node."""
+
+
+class Processes(Protocol):
+    """The job's cluster, as far as it is needed here."""
+
+    spec: RLJobSpec
+    trainers: TrainerGroup
+    engines: EngineGroup
+    places: dict[str, Place]
+
+    def actor(self, kind: type, name: str, place: Place, arguments: Mapping[str, object]) -> Process:
+        """Make a process."""
+        ...
+
+
+def meeting_at(spec: RLJobSpec, nodes: Nodes, engines: int) -> NetworkMeeting:
+    """A new place at the first node's trainers where so many engines meet them; JobError: the node does not answer."""
+    address, seconds = nodes[0].address, spec.timeouts.start_seconds
+    return NetworkMeeting(
+        host=address,
+        port=nodes.free_port(0, seconds),
+        address=address,
+        secret=secrets.token_hex(32),
+        engines=engines,
+        workers=spec.rollout.tensor_parallel,
+        seconds=seconds,
+    )
+
+
+def may_lose_engines(spec: RLJobSpec) -> bool:
+    """Whether others go on when an engine dies: the loop can, and a new one can be told its devices.
+
+    An engine that spans several accelerators is told those of other processes, which are gone with its node.
+    """
+    alone = spec.rollout.tensor_parallel == 1 or device_kind(spec.resources).visible_variable is None
+    return spec.mode is Mode.ASYNC and derived.has_nodes_apart(spec) and alone
+
+
+class EnginesApart:
+    """Keeps the engines' group and the place where it meets the trainers up to date over losses.
+
+    Args:
+        cluster: the job's processes.
+        nodes: where they are; grows.
+        network: where they meet at first.
+        common: arguments of every engine.
+        calls: waits for processes, of the thread that starts them.
+        on_change: told of engines that are lost and that join.
+    """
+
+    def __init__(
+        self,
+        cluster: Processes,
+        nodes: Nodes,
+        network: NetworkMeeting,
+        common: dict[str, object],
+        calls: Calls,
+        on_change: Callable[..., None],
+    ) -> None:
+        self._cluster, self._nodes, self._network = cluster, nodes, network
+        self._common, self._calls = common, calls
+        self._pool = EnginePool(cluster.engines, self._again, on_change)
+        self._groups: list[PlacementGroup] = []
+        """Of engines that were made anew on other nodes."""
+        cluster.engines.on_loss = self._pool.lose
+
+    @property
+    def arrived(self) -> list[Process]:
+        """Engines that have started and take no part yet."""
+        return self._pool.arrived
+
+    def settle(self, calls: PhaseCalls) -> bool:
+        """Take in engines that came anew, let go those that are gone.
+
+        Returns:
+            Whether they are others than at the hand-over before, and meet the trainers in a new place.
+        """
+        if not self._pool.settle(calls):
+            return False
+        trainers, engines = self._cluster.trainers, self._cluster.engines
+        self._network = meeting_at(self._cluster.spec, self._nodes, len(engines))
+        calls.gather("update_weights", trainers.meet(self._network))
+        calls.gather("update_weights", engines.meet([self._seen_from(process.node) for process in engines]))
+        return True
+
+    def goes_on_without(self, error: ProcessDiedError, version: int, calls: PhaseCalls) -> bool:
+        """End a hand-over in which a process died, where it was an engine and others go on; whether they do."""
+        if error.process not in [process.name for process in self._cluster.engines]:
+            return False
+        end_sync(self._network, len(self._cluster.trainers), version, str(error).partition("\n")[0])
+        return self.settle(calls)
+
+    def close(self) -> None:
+        """Make no more engines."""
+        self._pool.close()
+
+    def give_back(self) -> None:
+        """Give the devices of those that were made back; they are ended."""
+        for group in self._groups:
+            remove_placement_group(group)
+
+    def _seen_from(self, node: int) -> NetworkMeeting:
+        return replace(self._network, address=self._nodes[node].address)
+
+    def _again(self, gone: Process, over: threading.Event) -> Process | None:
+        """An engine in the place of one that is lost, started: where it was, or on a node that has its devices free.
+
+        Returns:
+            None when it is over before.
+
+        Raises:
+            JobError: it did not start.
+        """
+        spec = self._cluster.spec
+        seconds, place = spec.timeouts.start_seconds, self._cluster.places[gone.name]
+        if not self._nodes.answers(place.node, _ANSWER_SECONDS):
+            found = reserve_engine(spec, over)
+            if found is None:
+                return None
+            group, node = found
+            self._groups.append(group)
+            place = Place(Spot(group, 0), self._nodes.add(node, Spot(group, 0)), place.devices)
+        told = device_kind(spec.resources).visible_variable is None
+        arguments = self._common | dict(
+            index=int(gone.name.rpartition("-")[2]),
+            devices=list(range(spec.rollout.tensor_parallel)) if told else None,
+            sync_folder=self._nodes.folder(place.node, seconds),
+            network=self._seen_from(place.node),
+        )
+        alone, calls = EngineGroup(), self._calls.beside(over, lambda: None)
+        alone.add(process := self._cluster.actor(EngineActor, gone.name, place, arguments))
+        try:
+            process.pid = calls.gather("start", alone.locate(), seconds, until_stop=True)[0].pid
+            calls.gather("start", alone.start(), seconds, until_stop=True)
+        except BaseException:
+            ray.kill(process.handle)
+            raise
+        return process
