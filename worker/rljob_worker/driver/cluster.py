@@ -125,8 +125,7 @@ class Cluster:
                 store=store,
                 secret=secret,
                 total_updates=total_updates,
-                sync_folder=folders[placement.node_of(device)],
-                network=network,
+                sync=network or folders[placement.node_of(device)],
             )
             self.trainers.add(self.actor(TrainerActor, f"trainer-{rank}", self._place(device), arguments))
         visible = self._visible_devices(calls, placement)

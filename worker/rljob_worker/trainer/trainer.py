@@ -29,9 +29,8 @@ from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
 from rljob_worker.trainer.sleeping import MemoryMove
 from rljob_worker.trainer.snapshots import Reference, Snapshot
-from rljob_worker.trainer.weight_sender import WeightSender
+from rljob_worker.trainer.weight_sender import SyncPlace, WeightSender
 from rljob_worker.types import FloatArray, IntArray, SamplingParams, StepMetrics, TrainBatch, TrainerReport
-from rljob_worker.weightsync.meeting import HostMeeting, Meeting, NetworkMeeting
 
 
 class Trainer:
@@ -50,8 +49,7 @@ class Trainer:
         secret: str,
         model_folder: str,
         total_updates: int,
-        sync_folder: str | None = None,
-        network: NetworkMeeting | None = None,
+        sync: SyncPlace = None,
     ) -> None:
         """Remember what to build; `setup` builds it.
 
@@ -63,8 +61,7 @@ class Trainer:
             secret: what only the trainers of this job know, the same for all.
             model_folder: Hugging Face folder with the starting weights.
             total_updates: optimizer updates of the whole job, for the learning rate.
-            sync_folder: folder of the weight sync's sockets and slots.
-            network: where engines on nodes of their own are met.
+            sync: where those who take weights are met.
         """
         self.spec = RLJobSpec.model_validate(spec)
         self._rank = rank
@@ -72,7 +69,7 @@ class Trainer:
         self._store = store
         self._notices = Notices(secret)
         self._model_folder = Path(model_folder)
-        self._meeting: Meeting | None = network or (HostMeeting(sync_folder) if sync_folder is not None else None)
+        self._sync = sync
         self._total_updates = total_updates
         self._device = get_device(self.spec.resources.profile.value, rank % derived.trainers_per_node(self.spec))
         self._algorithm = get_algorithm(self.spec.algorithm.name)
@@ -102,7 +99,7 @@ class Trainer:
             notices=self._notices,
         )
         self._backend: TrainerBackend = backend
-        self._weight_sender = WeightSender(backend, self.spec, self._device, self._meeting)
+        self._weight_sender = WeightSender(backend, self.spec, self._device, self._sync)
         needs_reference = self._algorithm.needs_reference(self.spec.algorithm)
         self._reference = Reference(backend.parameters) if needs_reference else None
         self._ledger = MemoryLedger(backend.layout.rank, self._device, backend.memory)
@@ -231,9 +228,9 @@ class Trainer:
 
     # --- weight hand-over -------------------------------------------------------------------
 
-    def meet(self, network: NetworkMeeting) -> None:
-        """Find the engines there from the next hand-over on."""
-        self._weight_sender.meet(network)
+    def meet(self, sync: SyncPlace) -> None:
+        """Find those who take weights there from the next hand-over on."""
+        self._weight_sender.meet(sync)
 
     def send_weights(self, version: int, seconds: float) -> TrainerReport:
         """Hand the weights to the engines of this host; returns when every engine has verified them. Collective.

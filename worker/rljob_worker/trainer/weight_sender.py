@@ -16,9 +16,13 @@ from rljob_worker.tensor_slice import TensorSlice
 from rljob_worker.trainer.backend import TrainerBackend
 from rljob_worker.types import TrainerReport
 from rljob_worker.weightsync.device_ipc import Exchange
-from rljob_worker.weightsync.meeting import Meeting, NetworkMeeting
+from rljob_worker.weightsync.meeting import HostMeeting, Meeting, NetworkMeeting
 from rljob_worker.weightsync.plan import HOST_SLICE_BYTES, build_plan
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
+
+SyncPlace = str | NetworkMeeting | None
+"""A folder that the host's trainers and engines share, or where engines that only the network reaches are met; None:
+nobody takes weights."""
 
 
 class WeightSender:
@@ -28,11 +32,11 @@ class WeightSender:
         backend: has the weights.
         spec: the job.
         device: this rank's.
-        meeting: where this rank finds those who take weights; None where nobody does.
+        place: where this rank finds those who take weights.
     """
 
-    def __init__(self, backend: TrainerBackend, spec: RLJobSpec, device: Device, meeting: Meeting | None) -> None:
-        self._backend, self._spec, self._device, self._meeting = backend, spec, device, meeting
+    def __init__(self, backend: TrainerBackend, spec: RLJobSpec, device: Device, place: SyncPlace) -> None:
+        self._backend, self._spec, self._device, self._place = backend, spec, device, place
         self._sync: WeightSyncTrainer | None = None
 
     def send(self, version: int, seconds: float) -> TrainerReport:
@@ -42,15 +46,16 @@ class WeightSender:
             WeightSyncError: it failed on some side; names who, the version and the bucket.
         """
         if self._sync is None:
-            if self._meeting is None:
+            if self._place is None:
                 raise RuntimeError("send_weights: this trainer was made without a place to meet engines")
-            self._sync = _weight_sync(self._backend, self._spec, self._device, self._meeting)
+            meeting = HostMeeting(self._place) if isinstance(self._place, str) else self._place
+            self._sync = _weight_sync(self._backend, self._spec, self._device, meeting)
         return self._sync.update_weights(version, seconds)
 
-    def meet(self, meeting: Meeting) -> None:
+    def meet(self, place: SyncPlace) -> None:
         """Find those who take weights elsewhere from now on: they are others."""
         self.close()
-        self._sync, self._meeting = None, meeting
+        self._sync, self._place = None, place
 
     def close(self) -> None:
         """Drop the slots; idempotent."""
