@@ -60,8 +60,8 @@ LANES_FAULTS = (
     Fault(
         "engines on the trainers' devices",
         "crds/rljob_api/derived.py",
-        "return trainers_per_node(spec) if divides_devices(spec) else 0",
-        "return 0",
+        "first = trainers if divides_devices(spec) else 0",
+        "first = 0",
         f"{PARTS}::test_every_process_has_devices_of_its_own",
     ),
     Fault(

@@ -42,8 +42,8 @@ SAFETY_FAULTS = (
     ),
     Fault(
         "the trainers' store listens on every address",
-        "worker/rljob_worker/trainer/rendezvous.py",
-        "listener = listen(self._host, port)",
+        "worker/rljob_worker/devices/stores.py",
+        "listener = listen(host, port)",
         'listener = listen("0.0.0.0", port)',
         "tests/worker/trainer/test_rendezvous.py",
     ),
