@@ -99,8 +99,6 @@ def test_plan_refuses_what_it_cannot_read(capsys: pytest.CaptureFixture[str], ma
     assert "give a copy of its config with --model" in refused(capsys, "plan", example)
     assert "config.json: no such file" in refused(capsys, "plan", example, "--model", str(tmp_path))
     assert "--device-memory: '64 GB' is no amount" in refused(capsys, "plan", manifest, "--device-memory", "64 GB")
-    apart = str(REPOSITORY / "examples" / "disaggregated.yaml")
-    assert "on devices of its own is not planned yet" in refused(capsys, "plan", apart)
 
 
 def test_run_refuses_before_it_starts(capsys: pytest.CaptureFixture[str], manifest: str, tmp_path: Path) -> None:
