@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +115,50 @@ def test_an_engines_node_is_lost_and_one_on_another_joins_while_the_run_goes_on(
     assert "without it, until a new one has started" in cluster.logs(submission)
     code, output = run("audit", folder)
     assert code == 0, output
+
+
+@pytest.mark.skipif(os.environ.get("RLJOB_FAULTS") != "all", reason="many engines killed one by one: make test-faults")
+@pytest.mark.timeout(1800)
+def test_engines_are_killed_at_random_instants_and_no_attempt_ends(cluster: RayCluster, tmp_path: Path) -> None:
+    seed = int(os.environ.get("RLJOB_SEED", random.randrange(10**6)))
+    print(f"RLJOB_SEED={seed}")
+    chosen, folder = random.Random(seed), tmp_path / "run"
+    resources = groups({"nodes": 1, "devicesPerNode": 2}, {"nodes": 2, "devicesPerNode": 1})
+    rollout = {**ROLLOUT, "maxResponseTokens": 24, "staleness": {"max": 2}}
+    more = {"steps": 100_000, "mode": "Async", "rollout": rollout, "resources": resources, "data": DATA}
+    job = manifest(tmp_path, **{**JOB, **more, "checkpoint": {"everySteps": 50, "keep": 2}})
+    submission = started(cluster, job, folder, "killed", 4)
+    for kill in range(1, int(os.environ.get("RLJOB_KILLS", "18")) + 1):
+        time.sleep(chosen.uniform(0.5, 3.0))
+        if kill % 2:
+            # Short, and where the most parties wait for one another.
+            begun = len(updates(folder))
+            wait_for(lambda count=begun: len(updates(folder)) > count, "a hand-over", 60)
+            time.sleep(chosen.uniform(0.0, 0.02))
+        os.kill(chosen.choice(engine_pids()), signal.SIGKILL)
+        step = newest_step(folder)
+        wait_for(lambda after=step: newest_step(folder) >= after + 3, f"steps after kill {kill}", 60)
+        wait_for(lambda: len(named(folder, ENGINE_LOST)) == len(named(folder, ENGINE_JOINED)), "a new engine", 120)
+    cluster.stop(submission)
+    cluster.end_of(submission, 90)
+    assert cluster.exit_codes()[-1] == ExitCode.STOPPED, cluster.logs(submission)
+    assert {record["attempt"] for record in read_steps(folder)} == {1}
+    code, output = run("audit", folder)
+    assert code == 0, output
+
+
+def updates(folder: Path) -> list[dict[str, Any]]:
+    return [one for one in named(folder, "phase") if one.get("phase") == "update_weights"]
+
+
+def engine_pids() -> list[int]:
+    """Of all engines on this machine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            if path.read_bytes().startswith(b"ray::EngineActor"):
+                found.append(int(path.parent.name))
+    return sorted(found)
 
 
 def started(cluster: RayCluster, job: Path, folder: Path, name: str, steps: int) -> str:
