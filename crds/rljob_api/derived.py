@@ -151,11 +151,6 @@ def engines_per_node(spec: RLJobSpec) -> int:
     return engine_devices_per_node(spec) // spec.rollout.tensor_parallel
 
 
-def sending_nodes(spec: RLJobSpec) -> int:
-    """Nodes whose trainers hand the weights over, each to its own engines or one to all."""
-    return 1 if has_nodes_apart(spec) else spec.resources.nodes
-
-
 def samples_per_step(spec: RLJobSpec) -> int:
     """Responses generated in one step."""
     return spec.rollout.prompts_per_step * spec.rollout.samples_per_prompt

@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,18 @@ with open({file!r}, "a") as file:
     file.write(f"{{code}}\\n")
 sys.exit(code)
 """
+
+
+@contextmanager
+def ray_cluster(folder: Path, cpus: Mapping[str, int]) -> Iterator[RayCluster]:
+    """A cluster with a worker node at each address, of so many CPUs."""
+    made = RayCluster(folder)
+    try:
+        for address, count in cpus.items():
+            made.add_node(address, count)
+        yield made
+    finally:
+        made.close()
 
 
 class RayCluster:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from jobs import events, final_state, manifest, run, wait_for
-from ray_cluster import RayCluster
+from ray_cluster import RayCluster, ray_cluster
 from support.step_lines import read_steps
 
 from rljob_api.wire.exit_codes import ExitCode
@@ -48,13 +48,8 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    made = RayCluster(tmp_path_factory.mktemp("cluster"))
-    try:
-        for address in NODES:
-            made.add_node(address, cpus=1)
+    with ray_cluster(tmp_path_factory.mktemp("cluster"), dict.fromkeys(NODES, 1)) as made:
         yield made
-    finally:
-        made.close()
 
 
 def failed(cluster: RayCluster, submission: str, seconds: float = 120) -> tuple[int, str]:

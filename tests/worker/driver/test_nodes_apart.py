@@ -15,7 +15,7 @@ import pytest
 import yaml
 from jobs import REPOSITORY, events, final_state, manifest, run, wait_for
 from lane_sums import check_lanes
-from ray_cluster import RayCluster
+from ray_cluster import RayCluster, ray_cluster
 from support.run_bits import digest_of_trajectories
 from support.step_lines import read_steps
 from test_existing_ray import newest_step
@@ -54,14 +54,8 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    made = RayCluster(tmp_path_factory.mktemp("cluster"))
-    try:
-        made.add_node(LARGE_NODE, cpus=2)
-        for address in NODES:
-            made.add_node(address, cpus=1)
+    with ray_cluster(tmp_path_factory.mktemp("cluster"), {LARGE_NODE: 2, **dict.fromkeys(NODES, 1)}) as made:
         yield made
-    finally:
-        made.close()
 
 
 def test_the_bits_are_those_of_one_machine(cluster: RayCluster, together: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from support.ports import free_port
-from sync_cases import KeepingEngine, Weights, model_weights, pieces_for, plan_for
+from sync_cases import KeepingEngine, Weights, model_weights, own_mappings, pieces_for, plan_for
 
 from rljob_worker.weightsync.engine import WeightSyncEngine
 from rljob_worker.weightsync.meeting import HostMeeting, Meeting, NetworkMeeting
@@ -56,6 +56,18 @@ class Peers:
             self.outcomes[name] = call(version, deadline)
         except Exception as error:
             self.outcomes[name] = error
+
+    def sync_without_growth(self, versions: int) -> None:
+        """Hand over so many versions in turn; from the tenth on the process holds what it did then."""
+        sizes = set()
+        for version in range(1, versions + 1):
+            self.weights["lm_head.weight"].fill_(version)
+            self.sync(version)
+            assert self.receivers[0].version == version
+            assert self.landed_right()
+            if version >= 10:
+                sizes.add((len(os.listdir("/proc/self/fd")), len(own_mappings("rljob-"))))
+        assert len(sizes) == 1, sizes
 
     def landed_right(self) -> bool:
         return all(

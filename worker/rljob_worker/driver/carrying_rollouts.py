@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.driver.open_groups import OpenGroup, prompt_tokens
@@ -68,13 +68,7 @@ class CarryingRollouts(Rollouts, ABC):
             raise JobError(f"checkpoint: groups of prompts {sorted(carried)} were carried over, which are not open")
 
     def _grow(
-        self,
-        step: Step,
-        held: Sequence[Sequence[int]],
-        cuts: Sequence[Cut] | None = None,
-        *,
-        each: bool = False,
-        on_loss: Callable[[ProcessDiedError], None] | None = None,
+        self, step: Step, held: Sequence[Sequence[int]], cuts: Sequence[Cut] | None = None, *, each: bool = False
     ) -> bool:
         """Generate what is missing of groups, until it is there or each engine has been cut or harvested.
 
@@ -83,16 +77,14 @@ class CarryingRollouts(Rollouts, ABC):
             held: for each engine, those that go on there, by ordinal.
             cuts: for each engine, where it stops.
             each: the phase's deadline is that of each chunk of responses.
-            on_loss: told of engines that die, where the others shall go on.
 
         Returns:
-            Whether one died: what it had and did not return is missing still.
+            Whether one died without which the others go on: what it had and did not return is missing still.
         """
         lost: list[str] = []
 
         def lose(error: ProcessDiedError) -> None:
-            assert on_loss is not None
-            on_loss(error)
+            self._engines.on_loss(error)
             lost.append(error.process)
 
         work = [[(ordinal, *one) for ordinal in group for one in step.open[ordinal].requests()] for group in held]
@@ -103,7 +95,7 @@ class CarryingRollouts(Rollouts, ABC):
         missing = sum(map(len, parts))
         for engine, of_engine in enumerate(parts):
             step.occupancy.given(engine, len(of_engine), time.monotonic())
-        for engine, chunk in self._calls.stream("rollout", streams, each=each, lost=lose if on_loss else None):
+        for engine, chunk in self._calls.stream("rollout", streams, each=each, lost=lose):
             step.occupancy.came(engine, len(chunk), time.monotonic())
             for index, generation in chunk:
                 ordinal, sample, _ = work[engine][index]

@@ -81,6 +81,10 @@ class _Group:
             method_of(process.handle, method).options(concurrency_group="control").remote(*args, **kwargs)
 
 
+def _nobody_goes_on(error: ProcessDiedError) -> None:
+    raise error
+
+
 class OnlookerGroup(_Group):
     """Processes that look at a device each."""
 
@@ -164,8 +168,10 @@ class TrainerGroup(_Group):
 class EngineGroup(_Group):
     """All engines, in the order of the devices that they span."""
 
-    on_loss: Callable[[ProcessDiedError], None] | None = None
-    """Where others go on when one is lost: told of it; raises it again where it was the last, or is no engine."""
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_loss: Callable[[ProcessDiedError], None] = _nobody_goes_on
+        """Told of a process that died; raises it again unless it was an engine without which the others go on."""
 
     def locate(self) -> list[Call[Location]]:
         """Ask where they run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_api import RLJobSpec, derived
+from rljob_api import RLJobSpec
 from rljob_worker.driver.cluster import Cluster
 from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.driver.probe import WeightProbe
@@ -39,7 +39,6 @@ class Handover:
         self._probe = probe
         self._records = records
         self._progress = progress
-        self._senders = derived.sending_nodes(spec)
 
     def update_weights(self) -> None:
         """Hand the weights over: trainers send while engines receive; both verify."""
@@ -56,7 +55,7 @@ class Handover:
                 # Where it was an engine, the hand-over ends for all, and those that are left take the weights anew.
                 if not self._cluster.goes_on_without(error, version, self._calls):
                     raise
-        self._records.weights(sync_report(version, sent, received, self._senders))
+        self._records.weights(sync_report(version, sent, received, self._spec.resources.nodes))
         if self.due_probe():
             scores = self._calls.gather("score", self._cluster.trainers.score(self._probe.tokens))
             self._probe.score_trainers(scores)
@@ -74,8 +73,6 @@ class Handover:
                 scores = self._calls.gather("score", engines.score(self._probe.tokens))
                 break
             except ProcessDiedError as error:
-                if engines.on_loss is None:
-                    raise
                 engines.on_loss(error)
         self._records.metrics(self._probe.compare(scores, self._progress.weight_version))
 

@@ -84,7 +84,7 @@ class OverlappedRollouts(CarryingRollouts):
         while growing := sorted(ordinal for ordinal, one in step.open.items() if not one.group.complete):
             sizes = [len(step.open[ordinal].requests()) for ordinal in growing]
             held = [[growing[place] for place in places] for places in ranges(sizes, len(self._engines))]
-            if not self._grow(step, held, each=True, on_loss=self._engines.on_loss) or self._paused.is_set():
+            if not self._grow(step, held, each=True) or self._paused.is_set():
                 break
             # What an engine that was lost had returned stays; the rest of it grows in the others.
         step.drafts += self._take_draft_counts()
@@ -159,8 +159,6 @@ class OverlappedRollouts(CarryingRollouts):
             try:
                 return super().evaluate()
             except ProcessDiedError as error:
-                if self._engines.on_loss is None:
-                    raise
                 self._engines.on_loss(error)
                 # All held-out prompts are answered again by those that are left: what was scored of them goes.
                 self._scores()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,19 +99,19 @@ class Planner:
         """One for each group of nodes: the fullest of its nodes. Of so many bytes, or what the job or profile says."""
         job, nodes = self._job, range(self._spec.resources.nodes)
         every = [self.host_phases([self.rank(stage) for stage in job.stages_of_node(node)]) for node in nodes]
-        fullest = max(every, key=lambda phases: max(phase.total for phase in phases))
         (group,) = derived.node_groups(self._spec)
         title = f"host memory of a worker pod (trainers: {job.per_node}, engines: {self._engines_per_node})"
-        return [self.host_table(group, title, node_bytes, fullest)]
+        return [self.host_table(group, title, node_bytes, every)]
 
     def host_table(
-        self, group: NodeGroup, title: str, node_bytes: int | None, phases: list[PhaseMemory]
+        self, group: NodeGroup, title: str, node_bytes: int | None, every: Sequence[list[PhaseMemory]]
     ) -> MemoryTable:
-        """The table of a group's nodes."""
+        """The table of the fullest of a group's nodes."""
+        fullest = max(every, key=lambda phases: max(phase.total for phase in phases))
         usual = PROFILES[self._spec.resources.profile].memory_per_device_gib * group.devices * GIB
         given = group.worker.memory
         limit = node_bytes or (to_number(given) if given else usual)
-        return MemoryTable(title, limit, phases, f"{group.worker_field}.memory")
+        return MemoryTable(title, limit, fullest, f"{group.worker_field}.memory")
 
     # --- a device ----------------------------------------------------------------------------
 
@@ -174,9 +175,7 @@ class Planner:
             "processes": self._processes(len(ranks), self._engines_per_node),
             "staging slots": self.slots if self._cpu else 0,
             "backup": 0 if self._cpu else sum(self._backup(rank) for rank in ranks),
-            "optimizer": sum(self._offloaded(rank) for rank in ranks),
-            "reference": sum(2 * rank.state.weights * self._reference for rank in ranks),
-            "snapshot": sum((rank.state.weights + rank.state.optimizer) * (self._updates > 1) for rank in ranks),
+            **self._kept(ranks),
         }
         tables = [self.device_phases(rank) for rank in ranks]
         phases = []
@@ -189,6 +188,14 @@ class Planner:
             components = fixed | moved | {"tensors": tensors, KEPT_FREE: kept_free}
             phases.append(PhaseMemory(rows[0].phase, used(components)))
         return phases
+
+    def _kept(self, ranks: Sequence[Rank]) -> Bytes:
+        """What trainers keep in host memory, whatever the phase."""
+        return {
+            "optimizer": sum(self._offloaded(rank) for rank in ranks),
+            "reference": sum(2 * rank.state.weights * self._reference for rank in ranks),
+            "snapshot": sum((rank.state.weights + rank.state.optimizer) * (self._updates > 1) for rank in ranks),
+        }
 
     def _processes(self, trainers: int, engines: int) -> int:
         """Bytes of a node's processes before they hold any tensor, Ray's among them."""

@@ -28,10 +28,7 @@ class TwoGroupsPlanner(Planner):
             held = [f"trainers: {group.trainers}"] * bool(group.trainers) + [f"engines: {engines}"] * bool(engines)
             nodes = range(group.nodes) if group.trainers else range(1)
             every = [self._host(self._job.stages_of_node(node) if group.trainers else [], engines) for node in nodes]
-            fullest = max(every, key=lambda phases: max(phase.total for phase in phases))
-            tables.append(
-                self.host_table(group, f"host memory of a worker pod ({', '.join(held)})", node_bytes, fullest)
-            )
+            tables.append(self.host_table(group, f"host memory of a worker pod ({', '.join(held)})", node_bytes, every))
         return tables
 
     # --- devices -----------------------------------------------------------------------------
@@ -64,9 +61,7 @@ class TwoGroupsPlanner(Planner):
         fixed = {
             "processes": self._processes(len(ranks), engines),
             "staging slots": ends * self.slots if self._cpu else 0,
-            "optimizer": sum(self._offloaded(rank) for rank in ranks),
-            "reference": sum(2 * rank.state.weights * self._reference for rank in ranks),
-            "snapshot": sum((rank.state.weights + rank.state.optimizer) * (self._updates > 1) for rank in ranks),
+            **self._kept(ranks),
         }
         serving = engines * self._job.engine_tp * max(phase.total for phase in self._serving())
         if not self._cpu:
