@@ -18,8 +18,8 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Members of one process group are threads in some tests; torch's flight recorder takes its entries from one thread alone
-# (2.11: two that enqueue at once write one map without its lock, and the process dies).
+# In some tests the members of a process group are threads. Two that enqueue at once end the process: torch's flight
+# recorder (2.11) writes a map of its own without the lock.
 os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
 # Three lanes on two cores: Ray's own waits for its own processes are shorter than what a start may take then.
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")

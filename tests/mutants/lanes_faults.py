@@ -7,6 +7,7 @@ from mutants.fault import Fault
 DRIVER = "worker/rljob_worker/driver"
 PARTS = "tests/worker/driver/test_lockstep_parts.py"
 CLOCK = "tests/worker/driver/test_phase_clock.py"
+REPLAY = "tests/worker/driver/test_replay.py"
 NETWORK = "tests/worker/weightsync/test_network_sync.py"
 ADMISSION = "tests/worker/flow/test_admission.py"
 BOUND = f"{ADMISSION}::test_a_whole_run_is_within_the_bound_and_trains_on_each_group_once"
@@ -231,5 +232,26 @@ LANES_FAULTS = (
         "        if len(self._engines) == 1:\n            raise error\n",
         "",
         "tests/worker/driver/test_engine_pool.py::test_the_last_engine_and_whoever_is_none_are_not_done_without",
+    ),
+    Fault(
+        "a replay samples with the noise of the group's first sample",
+        f"{DRIVER}/replay.py",
+        "one.group.seed + episode.sample",
+        "one.group.seed",
+        f"{REPLAY}::test_a_span_is_asked_for_after_what_stood_before_it_and_up_to_where_it_was_cut",
+    ),
+    Fault(
+        "a replay begins with weights that are newer than a token",
+        f"{DRIVER}/replay.py",
+        "if saved <= oldest",
+        "if saved <= newest",
+        f"{REPLAY}::test_a_replay_begins_at_the_newest_checkpoint_before_the_oldest_token",
+    ),
+    Fault(
+        "a replay compares what follows another token",
+        f"{DRIVER}/replay.py",
+        "until = n if same.all() else int(np.argmin(same))",
+        "until = int(same.sum())",
+        f"{REPLAY}::test_the_first_other_token_is_named_and_what_follows_it_counts_for_nothing",
     ),
 )

@@ -58,6 +58,8 @@ class GenerationRequest:
     """What was sampled of it before, wherever that was; what is generated follows it."""
     group: int = 0
     """The prompt that it is a sample of; asked for where a generation is cut by groups."""
+    max_tokens: int | None = None
+    """Tokens at which it ends, what was sampled before included; None: the sampling's."""
 
 
 @dataclass(frozen=True, slots=True)

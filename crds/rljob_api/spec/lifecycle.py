@@ -162,6 +162,9 @@ class RecordsSpec(ApiModel):
     """Write trajectories of every Nth step; 0 writes none."""
     trajectories_per_step: PositiveInt | None = None
     """At most this many samples a step (whole groups first); default: all."""
+    journal: bool = False
+    """Keep each step's samples whole: tokens, the engine's log-probabilities, versions, seeds and rewards, about 7
+    bytes a token. `rljob replay` samples a step again with them, from a checkpoint."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
     trackers: Annotated[list[TrackerSpec], Field(max_length=5)] = []

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import random
+import re
+import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,8 @@ from support.step_lines import read_steps
 
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.driver.checkpoints import Checkpoints
+from rljob_worker.driver.journal import JournalStep, journal_files, read_journal
+from rljob_worker.flow import TokenStream
 from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -68,6 +75,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "threadsPerDevice": 1,
         },
         "checkpoint": {"everySteps": 2, "keep": 2},
+        "records": {"trajectoriesEverySteps": 1, "journal": True},
         "evaluation": {"everySteps": 4, "maxPrompts": 2, "data": {"synthetic": {"rows": 8, "seed": 5}}},
         "reward": {"python": "slow_reward:score", "timeoutSeconds": 20},
         "environment": {"pythonPath": [str(folder)]},
@@ -136,6 +144,27 @@ def test_a_span_has_the_log_probabilities_of_its_own_weights(calm: Path, tmp_pat
     check_carried_log_probs(calm, [3, 4, 5, 6], tmp_path)
 
 
+def test_a_step_is_sampled_again_and_another_token_is_found(calm: Path, tmp_path: Path) -> None:
+    """Of several versions of the weights; the journal says something else of one sample than the engine did."""
+    shutil.copytree(calm, tmp_path / "run")
+    step = max(step for step in range(1, STEPS + 1) if len(_journal(calm, step).versions) > 1)
+    head, *groups = _lines(path := journal_files(tmp_path / "run")[step])
+    episode = groups[1]["episodes"][2]
+    stream = TokenStream.from_json(episode["stream"])
+    ids = stream.ids.copy()
+    ids[-1] += 1 if ids[-1] < 9 else -1
+    episode["stream"] = replace(stream, ids=ids).as_json()
+    path.write_bytes(gzip.compress("".join(f"{json.dumps(line)}\n" for line in (head, *groups)).encode()))
+    code, output = run("replay", tmp_path / "run", "--step", str(step))
+    assert code == ExitCode.FAILED, output
+    tokens = GROUPS * SAMPLES * 48
+    assert f"sampled again: {tokens - 1} of {tokens} tokens are the same" in output
+    assert re.search(rf"first other one: .* sample 2, .*: {ids[-1]} in the journal, {stream.ids[-1]} now", output), (
+        output
+    )
+    assert not list((tmp_path / "run").glob("*.tmp"))
+
+
 def test_a_stop_saves_the_last_step_with_what_is_open_and_the_rest_follows(
     spec: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -158,6 +187,14 @@ def test_a_stop_saves_the_last_step_with_what_is_open_and_the_rest_follows(
     code, output = run("run", job, "--output", folder, "--resume")
     assert code == 0, output
     check_whole(folder, STEPS)
+    # From the starting weights, through all four attempts.
+    for checkpoint in (folder / "checkpoints").iterdir():
+        checkpoint.rename(tmp_path / checkpoint.name)
+    code, output = run("replay", folder, "--step", str(STEPS))
+    assert code == 0, output
+    assert "from the starting weights" in output
+    assert re.search(rf"trained again: ({STEPS - 2}|{STEPS - 1}) steps; (\d+) of \2 metrics as in the records", output)
+    assert f"sampled again: {(tokens := GROUPS * SAMPLES * 48)} of {tokens} tokens are the same" in output
 
 
 @pytest.mark.skipif(not ALL, reason="500 steps and 20 kills: make test-faults")
@@ -179,6 +216,14 @@ def test_500_steps_and_20_kills_lose_nothing(spec: dict[str, Any], tmp_path: Pat
     assert code == 0, output
     check_whole(folder, steps)
     assert final_state(folder)["step"] == str(steps)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def _journal(run_folder: Path, step: int) -> JournalStep:
+    return read_journal(journal_files(run_folder)[step])
 
 
 def _kill(process: str, phase: str, step: int, delay: float) -> list[dict[str, Any]]:

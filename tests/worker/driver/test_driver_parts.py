@@ -86,7 +86,7 @@ def generation(*tokens: int, reason: str = "stop") -> Generation:
 
 
 def scored(ordinal: int, of: Prompt, generations: list[Generation], rewards: list[float]) -> ScoredGroup:
-    answered = answered_group(ordinal, 3, of, generations, [""] * len(generations))
+    answered = answered_group(ordinal, 3, of, generations, [""] * len(generations), 0)
     return ScoredGroup(answered, [RewardResult(reward) for reward in rewards])
 
 

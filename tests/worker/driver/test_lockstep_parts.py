@@ -184,7 +184,7 @@ class Made:
                 )
                 for length in (chance.randint(1, 4), chance.randint(1, 4))
             ]
-            answered = answered_group(ordinal, version, prompt, parts, ("", ""))
+            answered = answered_group(ordinal, version, prompt, parts, ("", ""), 0)
             results = tuple(RewardResult(chance.random(), {"a": chance.random()}) for _ in parts)
             step.groups.append(ScoredGroup(answered, results))
 

@@ -64,7 +64,7 @@ def test_a_group_begins_anew_with_its_own_noise() -> None:
 def test_metrics_count_what_will_be_sampled_again() -> None:
     done = begun().extended(0, part([1, 2, 3], "stop"), 6).extended(1, part([5], "stop"), 6)
     scored = [
-        ScoredGroup(AnsweredGroup(PROMPT, done.group, ("", "")), [RewardResult(0.0)] * 2, decision)
+        ScoredGroup(AnsweredGroup(PROMPT, done.group, ("", ""), done.seed), [RewardResult(0.0)] * 2, decision)
         for decision in (Decision.TRAINED, Decision.SURPLUS)
     ]
     late = begun(7).extended(0, part([1, 2]), 6)
@@ -144,7 +144,7 @@ def test_what_is_no_such_group_is_refused(change: dict, message: str) -> None:
 def test_metrics_count_what_is_new_what_is_left_and_how_old_what_is_trained_on_is() -> None:
     done = begun().extended(0, part([1, 2, 3]), 4).extended(0, part([4], "stop"), 6).extended(1, part([5], "stop"), 5)
     left = begun(7).extended(0, part([1, 2]), 5).extended(0, part([3, 3, 3]), 6)
-    answered = AnsweredGroup(PROMPT, done.group, ("", ""))
+    answered = AnsweredGroup(PROMPT, done.group, ("", ""), done.seed)
     step = Step(7, 6, groups=[ScoredGroup(answered, [RewardResult(0.0)] * 2)], open={7: left})
     assert partial_metrics(step) == {
         "rollout/carried_groups": 1.0,

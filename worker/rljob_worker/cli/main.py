@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rljob_api.safe_text import visible
 from rljob_api.wire.exit_codes import ExitCode
-from rljob_worker.cli import audit, doctor, export, plan, report, run, samples, validate
+from rljob_worker.cli import audit, doctor, export, plan, replay, report, run, samples, validate
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import explained
 
@@ -23,7 +23,8 @@ _DESCRIPTION = """Colocated reinforcement-learning post-training: Megatron and v
 
 _EXIT_CODES = """exit codes:
   0   the job succeeded
-  1   the job failed, and the message says why; `plan`: it does not fit; `doctor`: problems were found
+  1   the job failed, and the message says why; `plan`: it does not fit; `doctor`: problems were
+      found; `replay`: something differs
   2   the manifest, its data or the command line is wrong; nothing was started
   4   a phase was past its deadline; the stacks of all processes are in the run folder's logs
   5   a weight hand-over failed, or its verification found wrong weights
@@ -41,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=f"rljob {version('rljob')}")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (run, validate, plan, doctor, report, samples, audit, export):
+    for module in (run, validate, plan, doctor, report, samples, audit, replay, export):
         module.add_command(commands)
     return root
 

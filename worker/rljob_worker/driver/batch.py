@@ -91,9 +91,9 @@ def train_batch(groups: Sequence[Group], advantages: FloatArray) -> TrainBatch:
 
 
 def answered_group(
-    ordinal: int, version: int, prompt: Prompt, generations: Sequence[Generation], texts: Sequence[str]
+    ordinal: int, version: int, prompt: Prompt, generations: Sequence[Generation], texts: Sequence[str], seed: int
 ) -> AnsweredGroup:
-    """A prompt's responses, all sampled by weights of `version`, as streams."""
+    """A prompt's responses, all sampled by weights of `version`, as streams; `seed` is that of the first."""
     head = np.array(prompt.token_ids, dtype=np.int64)
     episodes = tuple(
         Episode(
@@ -106,7 +106,7 @@ def answered_group(
         )
         for sample, generation in enumerate(generations)
     )
-    return AnsweredGroup(prompt, Group(ordinal, version, episodes), tuple(texts))
+    return AnsweredGroup(prompt, Group(ordinal, version, episodes), tuple(texts), seed)
 
 
 def decide(groups: Sequence[ScoredGroup], wanted: int) -> None:

@@ -25,6 +25,7 @@ from rljob_worker.driver.cluster import Cluster
 from rljob_worker.driver.events import EventLog
 from rljob_worker.driver.handover import Handover
 from rljob_worker.driver.inputs import Inputs
+from rljob_worker.driver.journal import write_journal
 from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.driver.prompt_ledger import PromptLedger
@@ -209,6 +210,8 @@ class Job(Generic[R, H]):
         """Write the step's trajectories and note its metrics, now that it was trained on."""
         groups = step.samples()
         write_trajectories(self._records.folder, self.spec.records, step.number, groups, self._failures)
+        if self.spec.records.journal:
+            write_journal(self._records.folder, step, self._attempt, self._failures)
         self._records.samples(step.number, [sample for group in groups for sample in group])
         self._records.metrics(rollout_metrics(step.groups, step.advantages))
         if step.occupancy.seconds:

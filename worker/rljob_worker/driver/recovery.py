@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rljob_api import RLJobSpec
 from rljob_api.wire.step_record import StepRecord
-from rljob_worker.driver.checkpoints import CheckpointStore, DriverState
+from rljob_worker.driver.checkpoints import Checkpoints, CheckpointStore, DriverState
 from rljob_worker.driver.events import EventLog
 from rljob_worker.driver.groups import TrainerGroup
 from rljob_worker.driver.open_groups import OpenGroup
@@ -124,9 +124,16 @@ class Recovery:
             The record of its step, where the attempt before ended between that checkpoint and the step's end.
         """
         state = self._checkpoints.newest_whole(self._damage, self._fell_back)
-        if state is None:
-            return None
-        folder = self._checkpoints.folder(state.step)
+        return None if state is None else self._restore(state, self._checkpoints.folder(state.step))
+
+    def restore(self, checkpoints: Checkpoints, step: int) -> None:
+        """Continue from one checkpoint, which may be another run's; JobError names it where it is damaged."""
+        state, folder = checkpoints.read(step), checkpoints.folder(step)
+        if damage := self._damage(state, folder):
+            raise JobError(f"{folder}: damaged: {damage}")
+        self._restore(state, folder)
+
+    def _restore(self, state: DriverState, folder: Path) -> StepRecord | None:
         loading = self._trainers.load(str(folder))
         loaded = self._calls.calls.gather("load", loading, self._spec.timeouts.start_seconds, until_stop=True)
         if loaded[0]:

@@ -119,7 +119,7 @@ class Rollouts:
     def _scored(self, one: OpenGroup, prompt: Prompt) -> ScoredGroup:
         """A group that is complete, as it was carried over."""
         texts = tuple(decode_responses(self._inputs.tokenizer, one.generations()))
-        return ScoredGroup(AnsweredGroup(prompt, one.group, texts), one.results)
+        return ScoredGroup(AnsweredGroup(prompt, one.group, texts, one.seed), one.results)
 
     def _exhausted(self, step: Step) -> bool:
         """Whether the step may draw no more prompts."""
@@ -200,7 +200,9 @@ class Rollouts:
                 ordinal, prompt = prompts[place]
                 samples = [done[place * group + i] for i in range(group)]
                 self._inputs.rewards.submit([RewardSample(prompt, i, g, text) for i, (g, text) in enumerate(samples)])
-                answered[place] = answered_group(ordinal, version, prompt, *zip(*samples))
+                generations, written = zip(*samples)
+                seed = work[place * group].seed
+                answered[place] = answered_group(ordinal, version, prompt, generations, written, seed)
                 self._longest[prompt.uid] = max(len(generation.token_ids) for generation, _ in samples)
             if dispatch:
                 fresh = [place * group + i for place in dispatch.take(len(complete)) for i in range(group)]

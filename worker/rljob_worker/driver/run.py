@@ -58,6 +58,7 @@ def run_job(
     address: str | None = None,
     on_record: Sink,
     on_event: Callable[[str], None],
+    schedule: Schedule[Any] | None = None,
 ) -> Outcome:
     """Run a validated job in a run folder.
 
@@ -68,6 +69,7 @@ def run_job(
         address: Ray cluster to run on; None: one that is started here for this job alone.
         on_record: called with each step's record.
         on_event: called with a sentence about what the job is doing.
+        schedule: what is done with its processes; None: that of its mode.
 
     Raises:
         UserError: model, data, reward or run folder are not what the manifest says; nothing was started.
@@ -98,12 +100,14 @@ def run_job(
         failures = WriteFailures()
         log = StepLog(folder.path, failures, folder.check)
         stack.callback(log.close)
-        outcome = _run(job, folder, inputs, log, failures, address, on_record, on_event)
+        schedule = schedule or SCHEDULES[job.spec.mode]
+        outcome = _run(job, schedule, folder, inputs, log, failures, address, on_record, on_event)
         return conclude(outcome, folder, inputs, log, failures)
 
 
 def _run(
     manifest: RLJob,
+    schedule: Schedule[Any],
     folder: RunFolder,
     inputs: Inputs,
     log: StepLog,
@@ -143,7 +147,6 @@ def _run(
         cluster = Cluster(spec, folder.path, inputs.model_folder, checkpoints.root, events.write)
         stop = StopSignal(spec.checkpoint.grace_seconds, cluster.kill)
         calls = Calls(stop.requested, cluster.interrupt, cluster.death_of, lambda what: _dump(cluster, events, what))
-        schedule = SCHEDULES[spec.mode]
         given = Surroundings(
             spec,
             cluster=cluster,

@@ -37,6 +37,8 @@ class AnsweredGroup:
     prompt: Prompt
     group: Group
     texts: tuple[str, ...]
+    seed: int
+    """Of its first sample; the others follow."""
 
 
 @dataclass(frozen=True, slots=True)

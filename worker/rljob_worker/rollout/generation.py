@@ -73,7 +73,8 @@ class StepLoop:
         Args:
             first: index of the first of them in what `step` returns; the others follow.
             requests: N requests.
-            params: for all of them, but for the seed; `max_tokens` counts what was sampled before.
+            params: for all of them, but for the seed and a request's own limit; `max_tokens` counts what was
+                sampled before.
         """
         prompt: list[int] = []
         source: tuple[int, ...] | None = None
@@ -84,9 +85,10 @@ class StepLoop:
             own = copy.copy(params)
             own.extra_args = {SEED: request.seed}
             tokens = prompt
+            most = request.max_tokens or params.max_tokens
+            assert most is not None
+            own.max_tokens = most - len(request.sampled_token_ids)
             if request.sampled_token_ids:
-                assert params.max_tokens is not None
-                own.max_tokens = params.max_tokens - len(request.sampled_token_ids)
                 tokens = [*prompt, *request.sampled_token_ids]
             detokenizer = None
             if own.stop:

@@ -1,0 +1,279 @@
+"""Replay: a step's samples sampled again by the weights of then, which are trained again from a checkpoint.
+
+The tokens that trained those weights are the journal's; only the step's own are sampled. Noise belongs to a sample's
+seed and a token's place, so that it does not matter which engine samples it, beside what, or in how many pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from rljob_api import derived
+from rljob_api.wire.step_record import StepRecord
+from rljob_worker.driver.checkpoints import Checkpoints
+from rljob_worker.driver.dispatch import Dispatch
+from rljob_worker.driver.handover import Handover
+from rljob_worker.driver.job import Generation, Job, Surroundings
+from rljob_worker.driver.journal import JournalGroup, JournalStep, journal_files, read_journal
+from rljob_worker.driver.open_groups import prompt_tokens
+from rljob_worker.driver.phase_calls import PhaseCalls
+from rljob_worker.driver.rollouts import Rollouts
+from rljob_worker.driver.step import AnsweredGroup, ScoredGroup, Step
+from rljob_worker.driver.switch import Switch
+from rljob_worker.errors import UserError
+from rljob_worker.flow import Span
+from rljob_worker.records.steps import effective_steps, read_steps
+from rljob_worker.types import FloatArray, GenerationRequest, IntArray, Prompt
+
+_COMPARED = "train/"
+"""Metrics of a step that was trained again; the others are of what a replay does not do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a replay goes through.
+
+    Attributes:
+        step: whose samples are sampled again.
+        checkpoints: of the run.
+        start: step of the checkpoint that it begins with; 0: the starting weights.
+        trained: steps that are trained again, one after the other.
+        records: theirs.
+    """
+
+    step: JournalStep
+    checkpoints: Checkpoints
+    start: int
+    trained: tuple[JournalStep, ...]
+    records: Mapping[int, StepRecord]
+
+
+def plan_replay(run_folder: Path, root: Path, step: int) -> Plan:
+    """What it takes to sample a step again.
+
+    Args:
+        run_folder: the run's folder.
+        root: of its checkpoints.
+        step: the step.
+
+    Raises:
+        UserError: the journal lacks a step, or has one of an attempt that a later one replaced.
+    """
+    files, records = (
+        journal_files(run_folder),
+        {record.step: record for record in effective_steps(read_steps(run_folder))},
+    )
+    if not files:
+        raise UserError(f"{run_folder}: no journal; spec.records.journal: true keeps one")
+    if step not in files:
+        raise UserError(
+            f"{run_folder}: no journal of step {step}; there are those of steps {min(files)} to {max(files)}"
+        )
+    wanted = read_journal(files[step])
+    oldest, newest = wanted.versions[0], wanted.versions[-1]
+    checkpoints = Checkpoints(root)
+    start = max((saved for saved in checkpoints.complete_steps() if saved <= oldest), default=0)
+    between = range(start + 1, newest + 1)
+    if missing := [number for number in between if number not in files]:
+        raise UserError(
+            f"{run_folder}: step {step} has tokens of weights {oldest} to {newest}; the newest checkpoint before them "
+            f"is that of step {start}, and the journal lacks step {missing[0]}, which would have to be trained again"
+        )
+    trained = tuple(read_journal(files[number]) for number in between)
+    for one in (*trained, wanted):
+        record = records.get(one.number)
+        if record is not None and record.attempt != one.attempt:
+            raise UserError(
+                f"{files[one.number]}: of attempt {one.attempt}; the run's step {one.number} is of attempt "
+                f"{record.attempt}, which went on from an earlier checkpoint"
+            )
+    return Plan(wanted, checkpoints, start, trained, records)
+
+
+@dataclass(slots=True)
+class Comparison:
+    """What was sampled again beside what the journal has.
+
+    Attributes:
+        tokens: sampled again.
+        equal: tokens that are the same.
+        same_log_probs: of those, log-probabilities that are the same to the bit.
+        largest: greatest difference of the others.
+        first: where the first other token is; empty: there is none.
+        metrics: how many metrics of steps trained again are the records'.
+        other_metrics: step and name of those that are not.
+    """
+
+    tokens: int = 0
+    equal: int = 0
+    same_log_probs: int = 0
+    largest: float = 0.0
+    first: str = ""
+    metrics: int = 0
+    other_metrics: list[str] = field(default_factory=list)
+
+    def add(self, where: str, recorded: tuple[IntArray, FloatArray], again: tuple[IntArray, FloatArray]) -> None:
+        """Compare a span: [n] tokens and [n] log-probabilities of the journal, and as many or fewer sampled again.
+
+        What follows a token that is another one is no comparison any more and counts as not equal.
+        """
+        n = min(len(recorded[0]), len(again[0]))
+        same = recorded[0][:n] == again[0][:n]
+        until = n if same.all() else int(np.argmin(same))
+        self.tokens += len(recorded[0])
+        self.equal += until
+        ours, theirs = recorded[1][:until], again[1][:until]
+        self.same_log_probs += int((ours.view(np.int32) == theirs.view(np.int32)).sum())
+        self.largest = max(self.largest, float(np.abs(ours - theirs).max(initial=0.0)))
+        if until < len(recorded[0]) and not self.first:
+            found = str(again[0][until]) if until < len(again[0]) else "nothing"
+            self.first = f"{where}, token {until}: {recorded[0][until]} in the journal, {found} now"
+
+    def add_metrics(self, step: int, recorded: Mapping[str, float | None], again: Mapping[str, float]) -> None:
+        """Compare what training said of a step then and now."""
+        for name in sorted(name for name in again if name.startswith(_COMPARED) and recorded.get(name) is not None):
+            if recorded[name] == again[name]:
+                self.metrics += 1
+            else:
+                self.other_metrics.append(f"step {step} {name}: {recorded[name]!r} then, {again[name]!r} now")
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything came out as it was, but for the rounding of log-probabilities."""
+        return self.equal == self.tokens and not self.other_metrics
+
+
+class ReplayRollouts(Rollouts):
+    """Takes a step's groups from the journal, or samples what a version of the weights sampled of them."""
+
+    def step_of(self, recorded: JournalStep) -> Step:
+        """A step as it was before its training."""
+        step = Step(recorded.number, recorded.weight_version)
+        uids = [one.prompt_uid for one in recorded.groups]
+        step.groups = [
+            ScoredGroup(AnsweredGroup(prompt, one.group.group, (), one.group.seed), one.group.results, one.decision)
+            for one, prompt in zip(recorded.groups, self._prompts_of(uids))
+        ]
+        self._set_advantages(step)
+        return step
+
+    def sample_again(self, recorded: JournalStep, version: int, comparison: Comparison) -> None:
+        """Sample what `version` sampled, after what was there before it, and compare; the engines hold it."""
+        prompts = self._prompts_of([one.prompt_uid for one in recorded.groups])
+        asked = [asked_spans(one, prompt, version) for one, prompt in zip(recorded.groups, prompts)]
+        division = Dispatch(len(asked), len(self._engines)).first
+        work = [[one for place in places for one in asked[place]] for places in division]
+        if not any(work):
+            return
+        streams = self._engines.generate([[one.request for one in of] for of in work], self._sampling, version)
+        for engine, chunk in self._calls.stream("rollout", streams):
+            for index, generation in chunk:
+                one = work[engine][index]
+                comparison.add(one.where, one.recorded, (generation.token_ids, generation.log_probs))
+
+    def _prompts_of(self, uids: Sequence[str]) -> list[Prompt]:
+        try:
+            return self._inputs.prompts.prompts_of(uids)
+        except ValueError as error:
+            raise UserError(f"spec.data: other data than the run's: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class AskedSpan:
+    """A span that is sampled again.
+
+    Attributes:
+        where: for people.
+        request: to the engine.
+        recorded: [n] tokens and [n] log-probabilities of the journal.
+    """
+
+    where: str
+    request: GenerationRequest
+    recorded: tuple[IntArray, FloatArray]
+
+
+def asked_spans(one: JournalGroup, prompt: Prompt, version: int) -> list[AskedSpan]:
+    """What `version` sampled of a group; UserError where its prompt has other tokens now."""
+    if prompt_tokens(one.group.group) != prompt.token_ids:
+        raise UserError(
+            f"spec.data: prompt {prompt.uid} has other tokens than in the journal: data, template or tokenizer"
+        )
+    return [
+        AskedSpan(
+            f"{prompt.uid} sample {episode.sample}, weights {version}",
+            GenerationRequest(
+                prompt.token_ids,
+                one.group.seed + episode.sample,
+                tuple(episode.stream.ids[episode.stream.prompt_length : span.start].tolist()),
+                one.group.group.ordinal,
+                _limit(span, episode.stream.prompt_length, len(episode.stream)),
+            ),
+            (episode.stream.ids[span.start : span.stop], episode.stream.log_probs[span.start : span.stop]),
+        )
+        for episode in one.group.group.episodes
+        for span in episode.stream.spans
+        if span.version == version
+    ]
+
+
+def _limit(span: Span, prompt: int, length: int) -> int | None:
+    """Where a span was cut; the last one ended by itself."""
+    return None if span.stop == length else span.stop - prompt
+
+
+class ReplayJob(Job[ReplayRollouts, Handover]):
+    """What `loops.replay` runs, whatever mode the run had: one lane, for nothing is to be gained beside another."""
+
+    def __init__(self, given: Surroundings, plan: Plan, comparison: Comparison) -> None:
+        spec = given.spec
+        calls = PhaseCalls(given.calls, given.clock, spec.timeouts)
+        handover = Handover if derived.divides_devices(spec) else Switch
+        super().__init__(given, Generation(ReplayRollouts, calls, given.stop), handover)
+        self.plan = plan
+        self.comparison = comparison
+
+    def start(self) -> int:
+        """Continue from the plan's checkpoint, and bring the engines to its weights."""
+        if self.plan.start:
+            self.recovery.restore(self.plan.checkpoints, self.plan.start)
+        self.handover.first()
+        return self.plan.start
+
+    def sample_again(self) -> None:
+        """What the weights of now sampled of the step."""
+        self.rollouts.sample_again(self.plan.step, self.progress.weight_version, self.comparison)
+
+    def turn_to_training(self) -> None:
+        """Devices that are shared are the trainers' from here on."""
+        if isinstance(self.handover, Switch):
+            self.handover.sleep_engines()
+            self.handover.wake_trainers()
+
+    def turn_to_generation(self) -> None:
+        """Hand the weights over; devices that are shared are the engines' from here on."""
+        if isinstance(self.handover, Switch):
+            self.handover.wake_engine_weights()
+        with self.clock.phase("update_weights"):
+            self.handover.update_weights()
+        if isinstance(self.handover, Switch):
+            self.handover.sleep_trainers()
+            self.handover.wake_engine_kv()
+
+    def compare_training(self, step: Step) -> None:
+        """What training says of a step, beside its record."""
+        if (record := self.plan.records.get(step.number)) is not None:
+            self.comparison.add_metrics(step.number, record.metrics, step.trained[0].metrics)
+
+    def advance(self, step: Step) -> None:
+        """The weights are those of the next step; prompts stay as they are, for none is drawn."""
+        self.progress.step = step.number
+        self.progress.weight_version = step.weight_version + 1
+
+    def end(self) -> str:
+        """Nothing: a replay leaves no checkpoint."""
+        return ""
