@@ -86,16 +86,17 @@ def threaded_peers(
     pieces: Mapping[int, Sequence[Any]] | None = None,
     *,
     network: bool = False,
+    disk: bool = False,
 ) -> Iterator[Peers]:
-    """With `network`, the trainers and each engine have an address of their own."""
+    """With `network`, trainers and each engine have an address of their own; with `disk`, a folder for buckets too."""
     weights = model_weights(1) if weights is None else weights
     pieces = pieces_for(weights, trainers) if pieces is None else pieces
     plan = plan_for(weights, engines=len(engines), bucket_bytes=6000, slice_bytes=slice_bytes, pieces=pieces)
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
         meeting: HostMeeting | NetworkMeeting = HostMeeting(folder)
         meetings: list[HostMeeting | NetworkMeeting] = [meeting] * len(engines)
-        if network:
-            meeting = network_meeting()
+        if network or disk:
+            meeting = replace(network_meeting(), disk=f"{folder}/buckets" if disk else None)
             meetings = [replace(meeting, address=f"127.0.0.{3 + number}") for number in range(len(engines))]
         senders = [WeightSyncTrainer(pieces[rank], plan, trainer=rank, meeting=meeting) for rank in range(trainers)]
         receivers = [

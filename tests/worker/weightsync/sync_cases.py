@@ -13,7 +13,7 @@ import torch
 from rljob_worker.devices import Device
 from rljob_worker.devices.cpu import CpuDevice
 from rljob_worker.tensor_slice import TensorSlice
-from rljob_worker.weightsync.broadcast import Broadcast
+from rljob_worker.weightsync.carriers import Carrier, join_carrier
 from rljob_worker.weightsync.device_ipc import DeviceIpc
 from rljob_worker.weightsync.meeting import HostParties, NetworkParties, Parties, meeting_from
 from rljob_worker.weightsync.plan import Bucket, SyncPlan, build_plan
@@ -98,7 +98,7 @@ class KeepingEngine:
         self.number = 0
         """Of this worker in its engine."""
         self._parties: Parties | None = None
-        self._broadcast: Broadcast | None = None
+        self._carrier: Carrier | None = None
 
     def __call__(self, method: Callable[..., Any], message: Any, seconds: float) -> list[Any]:
         assert seconds > 0
@@ -118,26 +118,26 @@ class KeepingEngine:
         self._landing: Weights = {}
         return {"seconds": {"begin": 0.0}}
 
-    def rljob_join_broadcast(self, message: dict[str, Any]) -> dict[str, Any]:
+    def rljob_join_carrier(self, message: dict[str, Any]) -> dict[str, Any]:
         assert isinstance(self._parties, NetworkParties)
         assert self._slots is not None
-        if message["anew"]:
+        if message["anew"] or self._carrier is None or not self._carrier.serves(message["version"]):
             deadline = time.monotonic() + message["seconds"]
             engines, member = self._plan.engines, message["first_member"] + self.number
-            self._broadcast = Broadcast.join(
+            self._carrier = join_carrier(
                 self.device, self._parties, engines, member, self._slots, message["version"], deadline
             )
-        assert self._broadcast is not None
-        self._broadcast.expect(self._plan.buckets[0])
+        assert self._carrier is not None
+        self._carrier.expect(self._plan.buckets[0])
         return {"seconds": {"begin": 0.0}}
 
     def rljob_land_bucket(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self._slots is not None
         bucket = self._plan.buckets[message["bucket"]]
-        if self._broadcast is not None:
-            self._broadcast.receive(bucket)
+        if self._carrier is not None:
+            self._carrier.receive(bucket)
             if bucket is not self._plan.buckets[-1]:
-                self._broadcast.expect(self._plan.buckets[bucket.index + 1])
+                self._carrier.expect(self._plan.buckets[bucket.index + 1])
         self._before_landing(bucket, self._slots)
         sums = []
         for tensor in bucket.tensors:

@@ -78,17 +78,12 @@ class Broadcast:
             ) from error
         return cls(group, slots, meeting.seconds)
 
+    def serves(self, version: int) -> bool:
+        """Any: the group is kept."""
+        return True
+
     def send(self, bucket: Bucket, deadline: float, look: Callable[[], None]) -> None:
-        """Bring what is in the root's slot into those of all members.
-
-        Args:
-            bucket: the one that is there.
-            deadline: latest return (`time.monotonic()`).
-            look: called again and again meanwhile; what it raises ends the wait.
-
-        Raises:
-            WeightSyncError: a member is gone, or did not take it in time.
-        """
+        """Bring what is in the root's slot into those of all members, see `Carrier`."""
         work = self._start(bucket)
         while not work.is_completed():
             if time.monotonic() > deadline:
@@ -98,11 +93,11 @@ class Broadcast:
         _finish(work, bucket, "the broadcast to the engines")
 
     def expect(self, bucket: Bucket) -> None:
-        """Have a bucket come into its slot beside whatever this member does."""
+        """Have a bucket come into its slot beside whatever this member does, see `Carrier`."""
         self._awaited = self._start(bucket)
 
     def receive(self, bucket: Bucket) -> None:
-        """Wait until the bucket that was expected is there; WeightSyncError when it does not come in time."""
+        """Wait until the bucket that was expected is there, see `Carrier`."""
         assert self._awaited is not None
         awaited, self._awaited = self._awaited, None
         _finish(awaited, bucket, "the broadcast of the first trainer")

@@ -16,7 +16,7 @@ from rljob_worker.weightsync.messages import (
     BeginSync,
     Failure,
     FinishSync,
-    JoinBroadcast,
+    JoinCarrier,
     LandBucket,
     WorkerReport,
 )
@@ -192,13 +192,13 @@ class _Update:
         self._call(WeightLandingExtension.rljob_begin_sync, message)
 
     def _join(self, first_member: int) -> None:
-        message: JoinBroadcast = {
+        message: JoinCarrier = {
             "version": self._version,
             "first_member": first_member,
             "anew": self._anew,
             "seconds": self._seconds_left(),
         }
-        self._call(WeightLandingExtension.rljob_join_broadcast, message)
+        self._call(WeightLandingExtension.rljob_join_carrier, message)
 
     def _land_bucket(self, bucket: Bucket) -> None:
         checksums = self._state.checksums()

@@ -182,6 +182,8 @@ class NetworkMeeting:
     """Of each engine: processes that take weights."""
     seconds: float
     """Time-out of each wait for the store, and of each broadcast."""
+    disk: str | None = None
+    """Folder that buckets go through, on a volume that all nodes see; None: they are broadcast."""
 
     def parties(self) -> NetworkParties:
         """Those of all hosts."""
@@ -298,5 +300,5 @@ def end_sync(meeting: NetworkMeeting, trainers: int, version: int, reason: str) 
 def meeting_from(text: str) -> Meeting:
     """The meeting that `to_json` wrote."""
     values: Mapping[str, object] = json.loads(text)
-    kind: type[HostMeeting | NetworkMeeting] = HostMeeting if "folder" in values else NetworkMeeting
+    kind: type[HostMeeting | NetworkMeeting] = NetworkMeeting if "secret" in values else HostMeeting
     return TypeAdapter(kind).validate_python(values)

@@ -24,7 +24,7 @@ class BeginSync(TypedDict):
     """Until the deadline."""
 
 
-class JoinBroadcast(TypedDict):
+class JoinCarrier(TypedDict):
     """Has a worker join those who get the buckets over the network."""
 
     version: int

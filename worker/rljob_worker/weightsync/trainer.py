@@ -17,7 +17,8 @@ from rljob_worker.errors import WeightSyncError
 from rljob_worker.tensor_slice import Part, TensorSlice
 from rljob_worker.types import TrainerReport
 from rljob_worker.weightsync import mailbox
-from rljob_worker.weightsync.broadcast import ROOT, Broadcast
+from rljob_worker.weightsync.broadcast import ROOT
+from rljob_worker.weightsync.carriers import Carrier, join_carrier
 from rljob_worker.weightsync.device_ipc import Exchange
 from rljob_worker.weightsync.mailbox import Mailbox, engine_name, trainer_name
 from rljob_worker.weightsync.meeting import HostParties, Meeting, NetworkParties
@@ -220,18 +221,18 @@ class _Distant:
     def __init__(self, device: Device, parties: NetworkParties, plan: SyncPlan, slots: Transport | None) -> None:
         assert slots is not None, "who sends has them"
         self._device, self._parties, self._plan, self._slots = device, parties, plan, slots
-        self._broadcast: Broadcast | None = None
+        self._carrier: Carrier | None = None
 
     def send(self, bucket: Bucket, version: int, deadline: float, look: Callable[[], None]) -> None:
-        """Bring a slot to all engines, whose workers join the group when they are ready for the first bucket."""
-        if self._broadcast is None:
+        """Bring a slot to all engines, whose workers join the carrier when they are ready for the first bucket."""
+        if self._carrier is None or not self._carrier.serves(version):
             engines = self._plan.engines
-            self._broadcast = Broadcast.join(self._device, self._parties, engines, ROOT, self._slots, version, deadline)
-        self._broadcast.send(bucket, deadline, look)
+            self._carrier = join_carrier(self._device, self._parties, engines, ROOT, self._slots, version, deadline)
+        self._carrier.send(bucket, deadline, look)
 
     def part(self) -> None:
-        """Leave the group: what a sync that failed left in it is of no use."""
-        self._broadcast = None
+        """Leave the carrier: what a sync that failed left in it is of no use."""
+        self._carrier = None
 
 
 class _Update:

@@ -18,7 +18,7 @@ from rljob_worker.tensor_slice import Part
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.patch import Process
 from rljob_worker.upstream.vllm_types import ModelConfig, ModelRunner
-from rljob_worker.weightsync.broadcast import Broadcast
+from rljob_worker.weightsync.carriers import Carrier, join_carrier
 from rljob_worker.weightsync.device_ipc import DeviceIpc
 from rljob_worker.weightsync.meeting import HostParties, NetworkParties, Parties, meeting_from
 from rljob_worker.weightsync.messages import (
@@ -27,7 +27,7 @@ from rljob_worker.weightsync.messages import (
     Failure,
     FinishReport,
     FinishSync,
-    JoinBroadcast,
+    JoinCarrier,
     LandBucket,
     WorkerReport,
 )
@@ -83,7 +83,7 @@ class WeightLandingExtension:
     """Of this worker in its engine."""
     _rljob_slots: tuple[tuple[str, list[str], str], Transport, SyncPlan] | None = None
     _rljob_parties: Parties | None = None
-    _rljob_broadcast: Broadcast | None = None
+    _rljob_carrier: Carrier | None = None
     _rljob_layout: ModelLayout | None = None
 
     def __new__(cls, *_args: object, **_kwargs: object) -> Self:
@@ -126,7 +126,7 @@ class WeightLandingExtension:
         return {"seconds": {"begin": time.perf_counter() - started}}
 
     @_reporting
-    def rljob_join_broadcast(self, message: JoinBroadcast) -> WorkerReport:
+    def rljob_join_carrier(self, message: JoinCarrier) -> WorkerReport:
         """Take part in what brings the buckets here, from now on; collective over the workers of all engines.
 
         Raises:
@@ -137,15 +137,16 @@ class WeightLandingExtension:
         assert self._rljob_slots is not None
         assert isinstance(self._rljob_parties, NetworkParties)
         _, slots, plan = self._rljob_slots
-        if message["anew"]:
-            self._rljob_broadcast = None
-        if self._rljob_broadcast is None:
+        version, carrier = message["version"], None if message["anew"] else self._rljob_carrier
+        self._rljob_carrier = None
+        if carrier is None or not carrier.serves(version):
             member = message["first_member"] + self.rank
             deadline = time.monotonic() + message["seconds"]
-            self._rljob_broadcast = Broadcast.join(
-                self.rljob_device(), self._rljob_parties, plan.engines, member, slots, message["version"], deadline
+            carrier = join_carrier(
+                self.rljob_device(), self._rljob_parties, plan.engines, member, slots, version, deadline
             )
-        landing.expect_from(self._rljob_broadcast)
+        self._rljob_carrier = carrier
+        landing.expect_from(carrier)
         return {"seconds": {"begin": time.perf_counter() - started}}
 
     @_reporting
@@ -217,12 +218,12 @@ class _Landing:
         self._begun: set[str] = set()
         self._staged: dict[str, torch.Tensor] = {}
         """Tensors of which only some rows are here, and that do not go to one place as they are."""
-        self._broadcast: Broadcast | None = None
+        self._carrier: Carrier | None = None
 
-    def expect_from(self, broadcast: Broadcast) -> None:
-        """Buckets come over the network: each is awaited while the one before it lands."""
-        self._broadcast = broadcast
-        broadcast.expect(self._plan.buckets[0])
+    def expect_from(self, carrier: Carrier) -> None:
+        """Buckets come from another node: each is awaited while the one before it lands."""
+        self._carrier = carrier
+        carrier.expect(self._plan.buckets[0])
 
     def give_up(self) -> None:
         """Leave modules that were begun as they can be begun again."""
@@ -233,10 +234,10 @@ class _Landing:
         started = time.perf_counter()
         bucket = self._plan.buckets[message["bucket"]]
         where = f"version {self.version}, bucket {bucket.index}"
-        if self._broadcast is not None:
-            self._broadcast.receive(bucket)
+        if self._carrier is not None:
+            self._carrier.receive(bucket)
             if bucket.index + 1 < len(self._plan.buckets):
-                self._broadcast.expect(self._plan.buckets[bucket.index + 1])
+                self._carrier.expect(self._plan.buckets[bucket.index + 1])
         checksums = []
         repacking = 0.0
         for tensor, expected in zip(bucket.tensors, message["checksums"], strict=True):
