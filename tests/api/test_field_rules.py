@@ -65,6 +65,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ([*DIVIDED, "resources.rollout.nodes=2"], ["spec.resources.rollout.nodes"]),
     ([*DIVIDED, "resources.trainer={worker: {memory: 9Gi}}"], ["spec.resources.trainer.worker"]),
     ([*DIVIDED, "rollout.partial={}"], ["spec.rollout.partial"]),
+    (["weightSync.transport=Disk"], ["spec.weightSync.transport"]),
     ([*DIVIDED, "rollout.oversampling.filter=ZeroVariance"], ["spec.rollout.oversampling"]),
     ([*DIVIDED, "rollout.staleness.max=2"], ["spec.rollout.staleness.max"]),
     ([*DIVIDED, "algorithm.tis.enabled=false"], ["spec.algorithm.tis.enabled"]),

@@ -7,6 +7,7 @@ from mutants.fault import Fault
 DRIVER = "worker/rljob_worker/driver"
 PARTS = "tests/worker/driver/test_lockstep_parts.py"
 CLOCK = "tests/worker/driver/test_phase_clock.py"
+DISK = "tests/worker/weightsync/test_disk_sync.py"
 REPLAY = "tests/worker/driver/test_replay.py"
 NETWORK = "tests/worker/weightsync/test_network_sync.py"
 ADMISSION = "tests/worker/flow/test_admission.py"
@@ -253,5 +254,26 @@ LANES_FAULTS = (
         "until = n if same.all() else int(np.argmin(same))",
         "until = int(same.sum())",
         f"{REPLAY}::test_the_first_other_token_is_named_and_what_follows_it_counts_for_nothing",
+    ),
+    Fault(
+        "files of a killed run are taken for those of the next",
+        "worker/rljob_worker/weightsync/shared_disk.py",
+        "                for left in folder.iterdir():\n                    left.unlink()\n",
+        "",
+        f"{DISK}::test_files_of_a_run_that_was_killed_are_no_part_of_the_next",
+    ),
+    Fault(
+        "a bucket's file that is too short is taken",
+        "worker/rljob_worker/weightsync/shared_disk.py",
+        "if read != bucket.nbytes:",
+        "if False:",
+        f"{DISK}::test_what_a_volume_does_to_a_bucket_fails_the_sync_and_the_next_one_works",
+    ),
+    Fault(
+        "buckets stay on disk",
+        "worker/rljob_worker/weightsync/shared_disk.py",
+        "            self._path(bucket.index - SLOT_COUNT).unlink()\n",
+        "            pass\n",
+        f"{DISK}::test_many_syncs_leave_nothing_behind",
     ),
 )

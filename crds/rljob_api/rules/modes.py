@@ -6,7 +6,7 @@ from typing import Any
 
 from rljob_api import derived
 from rljob_api.rules.core import Rule
-from rljob_api.spec import DeviceGroupSpec, Mode, RLJobSpec, RolloutSpec, TisSpec
+from rljob_api.spec import DeviceGroupSpec, Mode, RLJobSpec, RolloutSpec, TisSpec, WeightTransport
 from rljob_api.spec.algorithm import RatioAnchor, TisLevel, TisOutside
 from rljob_api.spec.rollout import RolloutAssignment, StalenessOrder
 
@@ -101,6 +101,14 @@ DEVICE_GROUPS = (
         allowed="only with nodes, of both groups; else trainers and engines are in the pods of resources.worker",
         check=lambda g: g.worker is None or g.nodes is not None,
         cel="!has(self.worker) || has(self.nodes)",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="weightSync.transport",
+        wrong="trainers and engines share devices, and need nothing between them",
+        allowed="Disk only with mode Disaggregated or Async",
+        check=lambda s: _divided(s) or s.weight_sync.transport != WeightTransport.DISK,
+        cel=f"!({_SHARED}) || !has(self.weightSync) || self.weightSync.transport != '{WeightTransport.DISK}'",
     ),
     _not_with_groups("partial"),
     _not_with_groups("oversampling"),

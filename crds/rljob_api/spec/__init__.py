@@ -37,6 +37,7 @@ from rljob_api.spec.colocation import (
     MemorySaverSpec,
     PortRange,
     WeightSyncSpec,
+    WeightTransport,
 )
 from rljob_api.spec.data import (
     ChatSpec,
@@ -139,4 +140,5 @@ __all__ = [
     "TuningSpec",
     "VolumeSpec",
     "WeightSyncSpec",
+    "WeightTransport",
 ]

@@ -10,9 +10,19 @@ from pydantic import Field
 from rljob_api.base import INT64_MAX, ApiModel, NonNegativeInt, Port, PositiveFloat, PositiveInt, Quantity
 
 
+class WeightTransport(StrEnum):
+    """The way of new weights from trainer to engine."""
+
+    AUTO = "Auto"
+    DISK = "Disk"
+
+
 class WeightSyncSpec(ApiModel):
     """Handing new weights from trainer to engine."""
 
+    transport: WeightTransport = WeightTransport.AUTO
+    """`Auto`: memory that both share where they are on one device or host, else a broadcast (HCCL, NCCL, gloo). `Disk`,
+    with devices of their own: files in the run folder, which is slower and needs no common network of devices."""
     bucket_bytes: Annotated[int, Field(ge=4096, le=INT64_MAX, json_schema_extra={"format": "int64"})] = 268435456
     """Size of one of the two staging slots in bytes; on devices at least the largest indivisible group of tensors.
 

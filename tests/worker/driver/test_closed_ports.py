@@ -95,7 +95,16 @@ class Run:
         assert not [event for event in jobs.events(self.output) if event["event"] == "failed"]
 
 
-@pytest.fixture(params=[{}, TWO_TRAINERS], ids=["one-trainer", "two-trainers"])
+ALONE = pytest.param(
+    {},
+    marks=pytest.mark.skipif(
+        os.environ.get("RLJOB_FAULTS") != "all", reason="starts a cold job more: make test-faults"
+    ),
+    id="one-trainer",
+)
+
+
+@pytest.fixture(params=[ALONE, pytest.param(TWO_TRAINERS, id="two-trainers")])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
     running = Run(tmp_path, **request.param)
     yield running

@@ -113,15 +113,19 @@ def test_an_engines_node_is_lost_and_one_on_another_joins_while_the_run_goes_on(
 
 @pytest.mark.skipif(os.environ.get("RLJOB_FAULTS") != "all", reason="many engines killed one by one: make test-faults")
 @pytest.mark.timeout(1800)
-def test_engines_are_killed_at_random_instants_and_no_attempt_ends(cluster: RayCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["Auto", "Disk"])
+def test_engines_are_killed_at_random_instants_and_no_attempt_ends(
+    transport: str, cluster: RayCluster, tmp_path: Path
+) -> None:
     seed = int(os.environ.get("RLJOB_SEED", random.randrange(10**6)))
     print(f"RLJOB_SEED={seed}")
     chosen, folder = random.Random(seed), tmp_path / "run"
     resources = groups({"nodes": 1, "devicesPerNode": 2}, {"nodes": 2, "devicesPerNode": 1})
     rollout = {**ROLLOUT, "maxResponseTokens": 24, "staleness": {"max": 2}}
     more = {"steps": 100_000, "mode": "Async", "rollout": rollout, "resources": resources, "data": DATA}
-    job = manifest(tmp_path, **{**JOB, **more, "checkpoint": {"everySteps": 50, "keep": 2}})
-    submission = started(cluster, job, folder, "killed", 4)
+    sync = {"weightSync": {"probeEverySteps": 2, "transport": transport}}
+    job = manifest(tmp_path, **{**JOB, **more, **sync, "checkpoint": {"everySteps": 50, "keep": 2}})
+    submission = started(cluster, job, folder, f"killed-{transport.lower()}", 4)
     for kill in range(1, int(os.environ.get("RLJOB_KILLS", "18")) + 1):
         time.sleep(chosen.uniform(0.5, 3.0))
         if kill % 2:
@@ -195,11 +199,13 @@ TINY: dict[str, Any] = {
     "storage": {},
     "checkpoint": {},
 }
-PUBLISHED = ("qwen3.5-9b-grpo-8xnpu-async.yaml", "qwen2.5-7b-rlvr-2x8-apart.yaml")
+PUBLISHED = (("qwen3.5-9b-grpo-8xnpu-async.yaml", "Auto"), ("qwen2.5-7b-rlvr-2x8-apart.yaml", "Disk"))
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_set_ups_with_devices_apart_run_with_a_tiny_model_on_the_cpu(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "transport"), PUBLISHED)
+def test_published_set_ups_with_devices_apart_run_with_a_tiny_model_on_the_cpu(
+    name: str, transport: str, tmp_path: Path
+) -> None:
     """All but the model, its data and sizes is what the manifest says, the profile of its NPUs too."""
     document = yaml.safe_load((REPOSITORY / "examples" / name).read_text())
     spec = document["spec"]
@@ -219,6 +225,7 @@ def test_published_set_ups_with_devices_apart_run_with_a_tiny_model_on_the_cpu(n
     }
     spec["training"] |= {"tensorParallel": 1, "globalBatchSize": 8}
     spec.pop("evaluation", None)
+    spec["weightSync"] = {**spec.get("weightSync", {}), "transport": transport}
     spec["environment"] = {"variables": {"RLJOB_COMPUTE_DEVICE": "cpu"}}
     spec["network"] = {}
     job = tmp_path / "job.yaml"
@@ -229,3 +236,4 @@ def test_published_set_ups_with_devices_apart_run_with_a_tiny_model_on_the_cpu(n
     assert [record["step"] for record in records] == [1, 2]
     check_lanes(records, {"trainer": TRAINER, "engine": ENGINE})
     assert all(record["weights"]["verified"] for record in records)
+    assert (tmp_path / "run" / "buckets").exists() is (transport == "Disk")

@@ -13,8 +13,8 @@ from peers import Peers, threaded_peers
 from sync_cases import KeepingEngine
 from test_sync import failed_everywhere
 
-from rljob_worker.weightsync.carriers import SharedDisk
 from rljob_worker.weightsync.plan import Bucket
+from rljob_worker.weightsync.shared_disk import SharedDisk
 from rljob_worker.weightsync.transport import SLOT_COUNT
 
 Look = Callable[[], None]

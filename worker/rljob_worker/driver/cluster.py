@@ -18,6 +18,7 @@ from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rljob_api import RLJobSpec, derived, roles
+from rljob_api.spec import WeightTransport
 from rljob_api.wire.names import MANIFEST_VARIABLE
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.actors import EngineActor, Location, Onlooker, TrainerActor
@@ -87,6 +88,8 @@ class Cluster:
         self.engines = EngineGroup()
         self._on_change = on_change
         self._apart: EnginesApart | None = None
+        self.buckets = run_folder / "buckets"
+        """Folder of weights on their way, where they go through one."""
         self.places: dict[str, Place] = {}
         """Where each process is, or was last."""
 
@@ -113,7 +116,9 @@ class Cluster:
         folders = nodes.folders(seconds)
         self._check_folders(nodes)
         store, secret = _meeting_place(self.spec, nodes, folders, seconds), secrets.token_hex(32)
-        network = meeting_at(self.spec, nodes, derived.engines(self.spec)) if self._hands_over_network() else None
+        network = None
+        if self._hands_over_network():
+            network = meeting_at(self.spec, nodes, derived.engines(self.spec), self.buckets)
         common: dict[str, object] = dict(
             spec=self.spec.model_dump(mode="json", by_alias=True), model_folder=str(self._model_folder)
         )
@@ -157,10 +162,11 @@ class Cluster:
         return Place(self._placement.spot(device), node, self._placement.holds[node].devices)
 
     def _hands_over_network(self) -> bool:
-        """Whether weights reach the engines by a broadcast: they are on other nodes, or on other devices with memory of
-        their own."""
-        apart = derived.has_nodes_apart(self.spec)
-        return apart or (derived.divides_devices(self.spec) and self._kind.ray_resource is not None)
+        """Whether a carrier brings weights to the engines: they are on other nodes, or on other devices with memory of
+        their own, or the job wants them to go through a folder."""
+        own_memory = derived.divides_devices(self.spec) and self._kind.ray_resource is not None
+        through_folder = self.spec.weight_sync.transport is WeightTransport.DISK
+        return derived.has_nodes_apart(self.spec) or own_memory or through_folder
 
     def _visible_devices(self, calls: Calls, placement: Placement) -> dict[int, str]:
         """What Ray shows a process on each of the job's devices; empty where CPUs stand for devices.

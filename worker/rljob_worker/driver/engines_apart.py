@@ -6,13 +6,14 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from rljob_api import RLJobSpec, derived
-from rljob_api.spec import Mode
+from rljob_api.spec import Mode, WeightTransport
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.actors import EngineActor
 from rljob_worker.driver.calls import Calls
@@ -45,14 +46,22 @@ class Processes(Protocol):
     trainers: TrainerGroup
     engines: EngineGroup
     places: dict[str, Place]
+    buckets: Path
 
     def actor(self, kind: type, name: str, place: Place, arguments: Mapping[str, object]) -> Process:
         """Make a process."""
         ...
 
 
-def meeting_at(spec: RLJobSpec, nodes: Nodes, engines: int) -> NetworkMeeting:
-    """A new place at the first node's trainers where so many engines meet them; JobError: the node does not answer."""
+def meeting_at(spec: RLJobSpec, nodes: Nodes, engines: int, disk: Path) -> NetworkMeeting:
+    """A new place at the first node's trainers where so many engines meet them; JobError: the node does not answer.
+
+    Args:
+        spec: the job.
+        nodes: its nodes.
+        engines: how many.
+        disk: folder of the buckets, where they go through one.
+    """
     address, seconds = nodes[0].address, spec.timeouts.start_seconds
     return NetworkMeeting(
         host=address,
@@ -62,6 +71,7 @@ def meeting_at(spec: RLJobSpec, nodes: Nodes, engines: int) -> NetworkMeeting:
         engines=engines,
         workers=spec.rollout.tensor_parallel,
         seconds=seconds,
+        disk=str(disk) if spec.weight_sync.transport is WeightTransport.DISK else None,
     )
 
 
@@ -116,7 +126,7 @@ class EnginesApart:
         if not self._pool.settle(calls):
             return False
         trainers, engines = self._cluster.trainers, self._cluster.engines
-        self._network = meeting_at(self._cluster.spec, self._nodes, len(engines))
+        self._network = meeting_at(self._cluster.spec, self._nodes, len(engines), self._cluster.buckets)
         calls.gather("update_weights", trainers.meet(self._network))
         calls.gather("update_weights", engines.meet([self._seen_from(process.node) for process in engines]))
         return True
