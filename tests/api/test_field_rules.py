@@ -55,6 +55,9 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ),
     (["algorithm.anchor=Rollout", "algorithm.tis.high=3"], ["spec.algorithm.tis"]),
     ([*DIVIDED, "rollout.staleness.order=ReadyFirst"], ["spec.rollout.staleness.order"]),
+    ([*DIVIDED, "rollout.staleness.inFlight=64"], ["spec.rollout.staleness.inFlight"]),
+    ([*APART, "rollout.staleness.inFlight=3"], ["spec.rollout.staleness.inFlight"]),
+    ([*APART, "rollout.staleness={max: 1, inFlight: 4097}"], ["spec.rollout.staleness.inFlight"]),
     ([*DIVIDED, "resources.trainer={devicesPerNode: 3}"], ["spec.training.tensorParallel"]),
     ([*DIVIDED, "resources.rollout.devicesPerNode=3"], ["spec.rollout.tensorParallel"]),
     (

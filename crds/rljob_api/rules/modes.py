@@ -184,6 +184,27 @@ STALENESS = (
     ),
     Rule(
         on=RLJobSpec,
+        field="rollout.staleness.inFlight",
+        wrong="this mode begins the groups of whole steps",
+        allowed="only with mode Async",
+        check=lambda s: s.mode == Mode.ASYNC or s.rollout.staleness is None or s.rollout.staleness.in_flight is None,
+        cel=f"!({_NOT_ASYNC}) || !has(self.rollout.staleness) || !has(self.rollout.staleness.inFlight)",
+    ),
+    Rule(
+        on=RolloutSpec,
+        field="staleness.inFlight",
+        wrong="a step could never have its groups, or the bound allows no more anyway",
+        allowed="promptsPerStep to (staleness.max + 1) * promptsPerStep",
+        check=lambda r: (
+            r.staleness is None
+            or r.staleness.in_flight is None
+            or r.prompts_per_step <= r.staleness.in_flight <= (r.staleness.max + 1) * r.prompts_per_step
+        ),
+        cel="!has(self.staleness) || !has(self.staleness.inFlight) || (self.staleness.inFlight >= self.promptsPerStep"
+        " && self.staleness.inFlight <= (self.staleness.max + 1) * self.promptsPerStep)",
+    ),
+    Rule(
+        on=RLJobSpec,
         field="rollout.assignment",
         wrong="engines are given all that is open anew at each update of the weights",
         allowed="Fixed, as by default, with mode Async",

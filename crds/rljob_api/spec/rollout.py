@@ -121,6 +121,10 @@ class StalenessSpec(ApiModel):
     order: StalenessOrder = StalenessOrder.IN_ORDER
     """Mode `Async`: which groups a step trains on. `InOrder`: those of the data's next prompts, whichever were complete
     first. `ReadyFirst`: those that are complete, the oldest first, and those that would be too old in the next step."""
+    in_flight: SampleCount | None = None
+    """Mode `Async`: groups that are begun and not yet trained on, at most; from `promptsPerStep` on. Default: as many
+    as `max` allows, (`max` + 1) x `promptsPerStep`. Fewer keep tokens younger and need less KV cache; engines may
+    wait."""
 
 
 class TailSpec(ApiModel):

@@ -30,18 +30,21 @@ def group(ordinal: int, oldest: int, complete: bool = True) -> Group:
     steps=st.integers(1, 12),
     order=st.sampled_from(StalenessOrder),
     speed=st.floats(0.1, 1.0),
+    more=st.none() | st.integers(0, 20),
 )
 def test_a_whole_run_is_within_the_bound_and_trains_on_each_group_once(
-    seed: int, wanted: int, max_lag: int, steps: int, order: StalenessOrder, speed: float
+    seed: int, wanted: int, max_lag: int, steps: int, order: StalenessOrder, speed: float, more: int | None
 ) -> None:
     """Groups are begun, sampled and completed at random; the last resort is that all are complete."""
     chance, trained, begun = random.Random(seed), list[int](), 0
+    most = None if more is None else wanted + more
     open_groups: dict[int, Group] = {}
     ready: set[int] = set()
     for version in range(steps):
-        for _ in range(room(len(open_groups), wanted, steps - version, max_lag)):
+        for _ in range(room(len(open_groups), wanted, steps - version, max_lag, most)):
             open_groups[begun] = Group(begun, version, (Episode(begun, 0, TokenStream.of_prompt([7])),))
             begun += 1
+        assert most is None or len(open_groups) <= most
         batch = None
         while batch is None:
             growing = [one for one in open_groups.values() if one.ordinal not in ready]
@@ -77,6 +80,8 @@ def test_as_many_are_begun_as_the_steps_within_the_bound_have_room_for() -> None
     assert room(8, wanted=4, steps_left=10, max_lag=2) == 4
     assert room(8, wanted=4, steps_left=2, max_lag=2) == 0, "two steps are left"
     assert room(20, wanted=4, steps_left=10, max_lag=2) == 0
+    assert room(4, wanted=4, steps_left=10, max_lag=2, most=6) == 2
+    assert room(0, wanted=4, steps_left=1, max_lag=2, most=6) == 4
 
 
 @pytest.mark.parametrize(

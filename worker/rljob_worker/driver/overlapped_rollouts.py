@@ -166,7 +166,8 @@ class OverlappedRollouts(CarryingRollouts):
     # --- inside -------------------------------------------------------------------------------
 
     def _room(self, step: Step) -> int:
-        return room(len(step.open), self._wanted, self._spec.steps - self._progress.step, self._lag)
+        left = self._spec.steps - self._progress.step
+        return room(len(step.open), self._wanted, left, self._lag, derived.most_open_groups(self._spec))
 
     def _seed(self, step: Step, ordinal: int) -> int:
         # Those of a run whose steps draw their own prompts, so that staleness 0 has its bits.

@@ -17,7 +17,7 @@ from rljob_worker.flow.groups import Group
 from rljob_worker.flow.partial import chosen, overdue
 
 
-def room(open_groups: int, wanted: int, steps_left: int, max_lag: int) -> int:
+def room(open_groups: int, wanted: int, steps_left: int, max_lag: int, most: int | None = None) -> int:
     """How many groups may be begun, before the first of the steps that are left has taken its own.
 
     Args:
@@ -25,8 +25,10 @@ def room(open_groups: int, wanted: int, steps_left: int, max_lag: int) -> int:
         wanted: groups that a step trains on.
         steps_left: steps that the job still does.
         max_lag: how many versions old a token may be that is trained on.
+        most: groups that may be open, at least `wanted`; None: as many as the bound allows.
     """
-    return max(0, min(max_lag + 1, steps_left) * wanted - open_groups)
+    within_bound = min(max_lag + 1, steps_left) * wanted
+    return max(0, (within_bound if most is None else min(most, within_bound)) - open_groups)
 
 
 def next_batch(
