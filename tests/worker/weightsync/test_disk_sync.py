@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,8 +105,6 @@ def test_what_a_volume_does_to_a_bucket_fails_the_sync_and_the_next_one_works(
             outcomes = peers.sync(2, deadline=5.0)
         failed_everywhere(peers, outcomes, "version 2")
         assert any(reason in str(outcome) for outcome in outcomes.values()), outcomes
-        for left in bucket_files(peers):
-            shutil.rmtree(left) if left.is_dir() else None
         peers.sync(3)
         assert [receiver.version for receiver in peers.receivers] == [3] * engines
         assert peers.landed_right()
@@ -130,16 +128,34 @@ def test_a_bucket_that_is_written_twice_is_the_same_bucket(monkeypatch: pytest.M
         assert peers.landed_right()
 
 
-def test_files_of_a_run_that_was_killed_are_no_part_of_the_next() -> None:
-    with threaded_peers(1, [KeepingEngine()], disk=True) as peers:
-        folder = Path(peers.folder, "buckets")
-        folder.mkdir()
-        for index in range(4):
-            (folder / f"version-1-bucket-{index}").write_bytes(b"stale" * 10_000)
-        (folder / "version-1-bucket-1.tmp").write_bytes(b"half")
-        peers.sync(1)
+def test_a_bucket_that_the_first_trainer_never_writes_ends_the_sync_within_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another trainer has filled it, and says so."""
+    original = SharedDisk.send
+
+    def send(own: SharedDisk, bucket: Bucket, deadline: float, look: Look) -> None:
+        while bucket.index == 2 and time.monotonic() < deadline:
+            look()
+            time.sleep(0.01)
+        original(own, bucket, deadline, look)
+
+    with threaded_peers(3, [KeepingEngine(), KeepingEngine()], slice_bytes=1500, disk=True) as peers:
+        with monkeypatch.context() as patch:
+            patch.setattr(SharedDisk, "send", send)
+            started = time.monotonic()
+            failed_everywhere(peers, peers.sync(1, deadline=2.0), "version 1")
+            assert time.monotonic() - started < 2 + 5
+        peers.sync(2)
         assert peers.landed_right()
-        assert len(bucket_files(peers)) == SLOT_COUNT
+
+
+def test_nothing_stays_of_a_meeting_that_is_over() -> None:
+    with threaded_peers(1, [KeepingEngine()], disk=True) as peers:
+        peers.sync(1)
+        assert bucket_files(peers)
+        peers.senders[0].close()
+        assert not Path(peers.folder, "buckets").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shutil
 import signal
 import threading
 import time
@@ -117,6 +118,8 @@ class Cluster:
         self._check_folders(nodes)
         store, secret = _meeting_place(self.spec, nodes, folders, seconds), secrets.token_hex(32)
         network = None
+        # An attempt that was killed could not.
+        shutil.rmtree(self.buckets, ignore_errors=True)
         if self._hands_over_network():
             network = meeting_at(self.spec, nodes, derived.engines(self.spec), self.buckets)
         common: dict[str, object] = dict(

@@ -60,7 +60,7 @@ def meeting_at(spec: RLJobSpec, nodes: Nodes, engines: int, disk: Path) -> Netwo
         spec: the job.
         nodes: its nodes.
         engines: how many.
-        disk: folder of the buckets, where they go through one.
+        disk: folder in which the buckets have one of their own, where they go through one.
     """
     address, seconds = nodes[0].address, spec.timeouts.start_seconds
     return NetworkMeeting(
@@ -71,7 +71,7 @@ def meeting_at(spec: RLJobSpec, nodes: Nodes, engines: int, disk: Path) -> Netwo
         engines=engines,
         workers=spec.rollout.tensor_parallel,
         seconds=seconds,
-        disk=str(disk) if spec.weight_sync.transport is WeightTransport.DISK else None,
+        disk=str(disk / secrets.token_hex(8)) if spec.weight_sync.transport is WeightTransport.DISK else None,
     )
 
 

@@ -102,6 +102,9 @@ class Broadcast:
         awaited, self._awaited = self._awaited, None
         _finish(awaited, bucket, "the broadcast of the first trainer")
 
+    def close(self) -> None:
+        """Nothing: the group ends with this object."""
+
     def _start(self, bucket: Bucket) -> dist.Work:
         content = self._slots.tensor(bucket.index % SLOT_COUNT, 0, torch.uint8, (bucket.nbytes,))
         return self._group.broadcast([content], self._options)

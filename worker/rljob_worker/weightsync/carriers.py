@@ -39,7 +39,11 @@ class Carrier(Protocol):
         ...
 
     def receive(self, bucket: Bucket) -> None:
-        """Have the bucket in its slot, now that it was sent; WeightSyncError when it does not come."""
+        """Have the bucket in its slot, now that it was filled; WeightSyncError when it does not come."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing behind; nothing the second time."""
         ...
 
 
@@ -56,4 +60,4 @@ def join_carrier(
     folder = parties.meeting.disk
     if folder is None:
         return Broadcast.join(device, parties, engines, member, slots, version, deadline)
-    return SharedDisk(Path(folder), version, slots, parties.meeting.seconds, first=member == ROOT)
+    return SharedDisk(Path(folder), version, slots, deadline, first=member == ROOT)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
+import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,43 +17,43 @@ from rljob_worker.weightsync.plan import Bucket
 from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
 
 _LOOK_SECONDS = 0.01
+_WRITTEN_SECONDS = 60.0
+"""How long a bucket that was filled may take to be a file that this node sees: that of two buckets' writing."""
 
 
 class SharedDisk:
     """Each bucket is a file, which is deleted when its slot is filled again: all engines have landed it then.
 
     Args:
-        folder: on a volume that all nodes see; made by the trainer, who alone writes there.
-        version: of the sync.
+        folder: of the meeting alone, on a volume that all nodes see; made and removed by the trainer, who alone writes.
+        version: of the sync; names of files are used once.
         slots: of this member.
-        seconds: how long a worker waits for a file: trainers tell what they filled, which the first of them writes.
-        first: whether it is the trainer; what earlier syncs left in the folder goes.
+        deadline: of the sync (`time.monotonic()`).
+        first: whether it is the trainer.
 
     Raises:
         WeightSyncError: the folder cannot be made.
     """
 
-    def __init__(self, folder: Path, version: int, slots: Transport, seconds: float, *, first: bool) -> None:
-        self._folder, self._version, self._slots, self._seconds = folder, version, slots, seconds
+    def __init__(self, folder: Path, version: int, slots: Transport, deadline: float, *, first: bool) -> None:
+        self._folder, self._version, self._slots = folder, version, slots
+        self._deadline, self._first = deadline, first
         if first:
             try:
-                folder.mkdir(mode=0o700, exist_ok=True)
-                for left in folder.iterdir():
-                    left.unlink()
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
                 raise WeightSyncError(f"{folder}: buckets cannot be written there: {error.strerror}") from error
 
     def serves(self, version: int) -> bool:
-        """The sync that it was made for alone: names of files are never used twice."""
+        """The sync that it was made for alone."""
         return version == self._version
 
     def send(self, bucket: Bucket, deadline: float, look: Callable[[], None]) -> None:
         """Write it, see `Carrier`."""
         look()
         path = self._path(bucket.index)
-        with suppress(FileNotFoundError):
-            self._path(bucket.index - SLOT_COUNT).unlink()
         try:
+            self._path(bucket.index - SLOT_COUNT).unlink(missing_ok=True)
             with replacing(path, durable=False, wanted=bucket.nbytes) as file:
                 file.write(self._slot(bucket).cpu().numpy().data)
         except OSError as error:
@@ -78,8 +78,14 @@ class SharedDisk:
         if slot.device.type != "cpu":
             slot.copy_(torch.from_numpy(content))
 
+    def close(self) -> None:
+        """Remove the folder, where it is the trainer's."""
+        if self._first:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
     def _opened(self, path: Path) -> io.BufferedReader:
-        until = time.monotonic() + self._seconds
+        # Trainers tell what they filled, and the first of them writes it then.
+        until = min(self._deadline, time.monotonic() + _WRITTEN_SECONDS)
         while True:
             try:
                 return path.open("rb")

@@ -154,6 +154,8 @@ class WeightSyncTrainer:
         if self._mailbox is not None:
             self._mailbox.close()
         self._rank.targets.clear()
+        if self._distant is not None:
+            self._distant.part()
         if self._slots is not None:
             self._slots.close()
 
@@ -226,12 +228,15 @@ class _Distant:
     def send(self, bucket: Bucket, version: int, deadline: float, look: Callable[[], None]) -> None:
         """Bring a slot to all engines, whose workers join the carrier when they are ready for the first bucket."""
         if self._carrier is None or not self._carrier.serves(version):
+            self.part()
             engines = self._plan.engines
             self._carrier = join_carrier(self._device, self._parties, engines, ROOT, self._slots, version, deadline)
         self._carrier.send(bucket, deadline, look)
 
     def part(self) -> None:
         """Leave the carrier: what a sync that failed left in it is of no use."""
+        if self._carrier is not None:
+            self._carrier.close()
         self._carrier = None
 
 
