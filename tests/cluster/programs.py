@@ -20,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -284,13 +285,25 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def build_all() -> None:
-    """Build what is missing: Kubernetes' own programs, which share most of what is compiled, beside the others."""
+    """Build what is missing: Kubernetes' own programs, which share most of what is compiled, beside the others.
+
+    Whoever is done with those goes on with what is left of the others.
+    """
     kubernetes = [name for name, wanted in PROGRAMS.items() if wanted.module.startswith("k8s.io/")]
-    others = [name for name in PROGRAMS if name not in kubernetes]
+    others = deque(name for name in PROGRAMS if name not in kubernetes)
+
+    def build(names: Sequence[str] = ()) -> None:
+        for name in names:
+            program(name)
+        while True:
+            try:
+                name = others.popleft()
+            except IndexError:
+                return
+            program(name)
+
     with ThreadPoolExecutor() as pool:
-        for built in [
-            pool.submit(lambda names: [program(name) for name in names], part) for part in (kubernetes, others)
-        ]:
+        for built in [pool.submit(build, kubernetes), pool.submit(build)]:
             built.result()
 
 
