@@ -50,10 +50,16 @@ CONFIG = {
     "torch_dtype": "bfloat16",
 }
 # Where vLLM packs the weights for oneDNN's products, where it computes with them as they are, and where it does so on
-# another node than the trainer: both are on this machine, and what goes over the network goes over its loopback.
-PACKED, PLAIN, NETWORK = "packed", "plain", "network"
-PRODUCTS = {PACKED: "packed products", PLAIN: "plain products", NETWORK: "plain products, over the network"}
-COPY_LIMITS, PICKLE_LIMIT = {PACKED: 0.15, PLAIN: 0.35, NETWORK: 0.1}, 3.0
+# another node than the trainer: both are on this machine, and what goes over the network goes over its loopback, what
+# goes through a folder through that of temporary files.
+PACKED, PLAIN, NETWORK, DISK = "packed", "plain", "network", "disk"
+PRODUCTS = {
+    PACKED: "packed products",
+    PLAIN: "plain products",
+    NETWORK: "plain products, over the network",
+    DISK: "plain products, through a folder",
+}
+COPY_LIMITS, PICKLE_LIMIT = {PACKED: 0.15, PLAIN: 0.35, NETWORK: 0.1, DISK: 0.05}, 3.0
 DEADLINE = 120.0
 
 
@@ -246,8 +252,11 @@ def compare(kind: str, model_folder: str, bucket_bytes: int, repeats: int) -> li
         over_network = NetworkMeeting(
             host, free_port(host), host, secrets.token_hex(32), engines=1, workers=1, seconds=DEADLINE
         )
-        here = over_network if kind == NETWORK else HostMeeting(folder)
-        there = replace(over_network, address="127.0.0.3") if kind == NETWORK else here
+        if kind == DISK:
+            over_network = replace(over_network, disk=f"{folder}/buckets")
+        apart = kind in (NETWORK, DISK)
+        here = over_network if apart else HostMeeting(folder)
+        there = replace(over_network, address="127.0.0.3") if apart else here
         trainer: Any = ray.remote(num_cpus=0)(TrainerSide).remote(model_folder, here.to_json(), bucket_bytes)
         engine: Any = ray.remote(num_cpus=0)(EngineSide).remote(model_folder, there.to_json(), kind)
         try:

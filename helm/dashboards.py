@@ -120,10 +120,10 @@ def board(
     return made
 
 
-def _per_step(selector: str) -> str:
+def _per_step(selector: str, family: str = "rljob_phase_seconds") -> str:
     """Mean seconds a step over the graph's interval: what was spent, divided by the steps that were executed."""
     return (
-        f"sum by (phase) (increase(rljob_phase_seconds_sum{{{JOB}{selector}}}[$window])) / on () group_left () "
+        f"sum by (phase) (increase({family}_sum{{{JOB}{selector}}}[$window])) / on () group_left () "
         f"(sum(increase(rljob_step_seconds_count{{{JOB}}}[$window])) > 0)"
     )
 
@@ -185,6 +185,15 @@ def job_dashboard() -> dashboard.Dashboard:
             "Seconds of a step by phase",
             "Phases are disjoint: with `other` they add up to the step.",
             (_per_step(""), "{{phase}}"),
+            unit="s",
+            width=24,
+            stacked=True,
+        ),
+        graph(
+            "Engines' seconds of a step",
+            "Where they have devices of their own (modes Disaggregated and Async), beside the trainers' phases above. "
+            "In `reward_wait` and `admission_wait` they had nothing to generate.",
+            (_per_step(', lane="engine"', "rljob_lane_phase_seconds"), "{{phase}}"),
             unit="s",
             width=24,
             stacked=True,

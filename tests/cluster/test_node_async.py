@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
+from dashboard_queries import dashboard_queries
 from kube import wait_until
 from node_jobs import NodeJob
 from whole_system import WholeSystem
@@ -82,6 +83,8 @@ def test_prometheus_has_the_records_lane_by_lane(job: NodeJob, system: WholeSyst
     executed = len(job.records())
     counted = f"sum(rljob_step_seconds_count{{{chosen}}})"
     assert wait_until(lambda: system.value(counted) == executed, 30, 0.5), system.value(counted)
+    panel = dashboard_queries("default", job.name, "10m")["rljob-job: Engines' seconds of a step A"]
+    assert {series["metric"]["phase"] for series in system.query(panel)} >= {"rollout", "update_weights"}
     found = {}
     for family, lane in (("rljob_phase_seconds_sum", "trainer"), ("rljob_lane_phase_seconds_sum", "engine")):
         for series in system.query(f"sum by (phase) ({family}{{{chosen}}})"):

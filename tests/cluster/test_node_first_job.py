@@ -24,9 +24,14 @@ STEPS = 120
 """Enough that the operator that comes up after the second restart follows the job for a while: what a job did that has
 ended before is not counted again."""
 AFTER_SECONDS = 30.0
-NO_DATA = {"rljob-fleet: Restarts A", "rljob-job: Restarts and lost work A", "rljob-job: Reward B"}
-"""The reward has no named parts, and this job was not restarted (another of the fleet may have been, a minute ago):
-test_node_faults.py looks at these."""
+NO_DATA = {
+    "rljob-fleet: Restarts A",
+    "rljob-job: Restarts and lost work A",
+    "rljob-job: Reward B",
+    "rljob-job: Engines' seconds of a step A",
+}
+"""The reward has no named parts, this job was not restarted (another of the fleet may have been, a minute ago), and its
+engines share devices: test_node_faults.py and test_node_async.py look at these."""
 HOURS = "rljob:"
 """Recorded series look hours back: tests/operator/metrics/rules has their tests."""
 

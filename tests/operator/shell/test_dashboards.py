@@ -93,6 +93,7 @@ def test_every_query_returns_data(tmp_path: Path) -> None:
             async with asyncio.timeout(60):
                 while left.keys() - restarts:
                     case.job.step()
+                    case.job.records[-1]["lanes"] = {"engine": {"rollout": 1.5, "admission_wait": 0.5}}
                     controller.queue.add(next(controller.informers.jobs.jobs()))
                     await asyncio.sleep(0.5)
                     left = await empty(session, address, left)
