@@ -241,6 +241,7 @@ class ReplayJob(Job[ReplayRollouts, Handover]):
         """Continue from the plan's checkpoint, and bring the engines to its weights."""
         if self.plan.start:
             self.recovery.restore(self.plan.checkpoints, self.plan.start)
+        self._keep_nothing()
         self.handover.first()
         return self.plan.start
 
@@ -273,7 +274,12 @@ class ReplayJob(Job[ReplayRollouts, Handover]):
         """The weights are those of the next step; prompts stay as they are, for none is drawn."""
         self.progress.step = step.number
         self.progress.weight_version = step.weight_version + 1
+        self._keep_nothing()
 
     def end(self) -> str:
         """Nothing: a replay leaves no checkpoint."""
         return ""
+
+    def _keep_nothing(self) -> None:
+        """A stop request has nothing to save either."""
+        self.recovery.saved_step = self.progress.step
