@@ -176,13 +176,6 @@ def max_staleness(spec: RLJobSpec) -> int:
     return (spec.rollout.staleness or StalenessSpec()).max
 
 
-def most_open_groups(spec: RLJobSpec) -> int:
-    """Groups that may be begun and not yet trained on, with mode Async."""
-    within_bound = (max_staleness(spec) + 1) * spec.rollout.prompts_per_step
-    given = (spec.rollout.staleness or StalenessSpec()).in_flight
-    return within_bound if given is None else min(given, within_bound)
-
-
 def prompts_of_round(missing: int, factor: float) -> int:
     """Prompts to draw for so many missing groups."""
     return math.ceil(round(missing * factor, 9))

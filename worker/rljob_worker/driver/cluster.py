@@ -118,9 +118,9 @@ class Cluster:
         self._check_folders(nodes)
         store, secret = _meeting_place(self.spec, nodes, folders, seconds), secrets.token_hex(32)
         network = None
-        # An attempt that was killed could not.
-        shutil.rmtree(self.buckets, ignore_errors=True)
         if self._hands_over_network():
+            # An attempt that was killed left its own.
+            shutil.rmtree(self.buckets, ignore_errors=True)
             network = meeting_at(self.spec, nodes, derived.engines(self.spec), self.buckets)
         common: dict[str, object] = dict(
             spec=self.spec.model_dump(mode="json", by_alias=True), model_folder=str(self._model_folder)

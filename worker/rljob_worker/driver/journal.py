@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
-import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +10,10 @@ from typing import Any
 from rljob_worker.driver.open_groups import OpenGroup
 from rljob_worker.driver.step import Decision, ScoredGroup, Step
 from rljob_worker.errors import UserError
-from rljob_worker.host.files import WriteFailures, read_file, replacing
+from rljob_worker.host.files import WriteFailures
+from rljob_worker.records.step_files import read_step_file, step_files, write_step_file
 
 FOLDER = "journal"
-_NAME = re.compile(r"^step-(\d{6,})\.jsonl\.gz$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +44,8 @@ class JournalStep:
     @property
     def versions(self) -> list[int]:
         """Weights that sampled its tokens, oldest first."""
-        spans = [
-            span
-            for one in self.groups
-            for episode in one.group.group.episodes
-            for span in episode.stream.spans
-            if span.version is not None
-        ]
+        episodes = [episode for one in self.groups for episode in one.group.group.episodes]
+        spans = [span for episode in episodes for span in episode.stream.spans]
         return sorted({span.version for span in spans if span.version is not None})
 
 
@@ -69,13 +59,7 @@ def write_journal(run_folder: Path, step: Step, attempt: int, failures: WriteFai
         failures: where it is noted.
     """
     head = {"step": step.number, "weight_version": step.weight_version, "attempt": attempt}
-    lines = [json.dumps(line) for line in (head, *map(_line, step.groups))]
-    content = gzip.compress("".join(f"{line}\n" for line in lines).encode(), compresslevel=1)
-    path = run_folder / FOLDER / f"step-{step.number:06d}.jsonl.gz"
-    with failures.tolerated("journal", path):
-        path.parent.mkdir(exist_ok=True)
-        with replacing(path, durable=False, wanted=len(content)) as file:
-            file.write(content)
+    write_step_file(run_folder / FOLDER, step.number, (head, *map(_line, step.groups)), "journal", failures)
 
 
 def _line(scored: ScoredGroup) -> dict[str, Any]:
@@ -86,20 +70,18 @@ def _line(scored: ScoredGroup) -> dict[str, Any]:
 
 def journal_files(run_folder: Path) -> dict[int, Path]:
     """Step -> file, of the steps that have one."""
-    folder = run_folder / FOLDER
-    names = [(path, _NAME.match(path.name)) for path in folder.iterdir()] if folder.is_dir() else []
-    return {int(match.group(1)): path for path, match in names if match}
+    return step_files(run_folder / FOLDER)
 
 
 def read_journal(path: Path) -> JournalStep:
     """A step of the journal; UserError where the file is damaged."""
+    lines = read_step_file(path)
     try:
-        with gzip.open(io.BytesIO(read_file(path)), "rb") as file:
-            head, *groups = [json.loads(line) for line in file]
+        head, *groups = lines
         return JournalStep(
             int(head["step"]), int(head["weight_version"]), int(head["attempt"]), tuple(map(_group, groups))
         )
-    except (OSError, EOFError, zlib.error, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: damaged: {error}") from None
 
 

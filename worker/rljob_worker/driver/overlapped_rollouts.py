@@ -46,7 +46,7 @@ class OverlappedRollouts(CarryingRollouts):
     ) -> None:
         super().__init__(spec, engines, calls, prompts, inputs, progress, stop)
         self._lag = derived.max_staleness(spec)
-        self._order = (spec.rollout.staleness or StalenessSpec()).order
+        self._staleness = spec.rollout.staleness or StalenessSpec()
         self._wanted = spec.rollout.prompts_per_step
         self._drawn, self._paused = threading.Event(), threading.Event()
         self._scoring: set[int] = set()
@@ -167,7 +167,7 @@ class OverlappedRollouts(CarryingRollouts):
 
     def _room(self, step: Step) -> int:
         left = self._spec.steps - self._progress.step
-        return room(len(step.open), self._wanted, left, self._lag, derived.most_open_groups(self._spec))
+        return room(len(step.open), self._wanted, left, self._lag, self._staleness.in_flight)
 
     def _seed(self, step: Step, ordinal: int) -> int:
         # Those of a run whose steps draw their own prompts, so that staleness 0 has its bits.
@@ -178,7 +178,7 @@ class OverlappedRollouts(CarryingRollouts):
         open_groups = list(step.open.values())
         ready = {one.group.ordinal for one in open_groups if one.results}
         groups = [one.group for one in open_groups]
-        return next_batch(groups, ready, self._wanted, step.weight_version, self._lag, self._order)
+        return next_batch(groups, ready, self._wanted, step.weight_version, self._lag, self._staleness.order)
 
     def _submit(self, one: OpenGroup) -> None:
         self._scoring.add(one.group.ordinal)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
 import math
-import re
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rljob_api.spec import RecordsSpec
 from rljob_worker.errors import UserError
-from rljob_worker.host.files import WriteFailures, read_file, replacing
+from rljob_worker.host.files import WriteFailures
+from rljob_worker.records.step_files import read_step_file, step_files, write_step_file
 
 FOLDER = "trajectories"
-_NAME = re.compile(r"^step-(\d{6,})\.jsonl\.gz$")
 
 
 def write_trajectories(
@@ -45,23 +40,13 @@ def write_trajectories(
             samples = samples or list(group[:limit])
             break
         samples += group
-    folder = run_folder / FOLDER
-    path = folder / f"step-{step:06d}.jsonl.gz"
-    text = "".join(json.dumps(_without_nan(sample)) + "\n" for sample in samples)
-    content = gzip.compress(text.encode(), compresslevel=1)
-    with (failures or WriteFailures()).tolerated("trajectories", path):
-        folder.mkdir(exist_ok=True)
-        with replacing(path, durable=False, wanted=len(content)) as file:
-            file.write(content)
-        return path
-    return None
+    lines = map(_without_nan, samples)
+    return write_step_file(run_folder / FOLDER, step, lines, "trajectories", failures or WriteFailures())
 
 
 def trajectory_files(run_folder: Path) -> dict[int, Path]:
     """Step -> file, of the steps that have one."""
-    folder = run_folder / FOLDER
-    names = [(path, _NAME.match(path.name)) for path in folder.iterdir()] if folder.is_dir() else []
-    return {int(match.group(1)): path for path, match in names if match}
+    return step_files(run_folder / FOLDER)
 
 
 def read_trajectories(run_folder: Path, step: int | None = None) -> tuple[int, list[dict[str, Any]]]:
@@ -78,11 +63,7 @@ def read_trajectories(run_folder: Path, step: int | None = None) -> tuple[int, l
     chosen = max(files) if step is None else step
     if chosen not in files:
         raise UserError(f"{run_folder / FOLDER}: no trajectories of step {chosen}; there are those of {_steps(files)}")
-    try:
-        with gzip.open(io.BytesIO(read_file(files[chosen])), "rb") as file:
-            return chosen, [json.loads(line) for line in file]
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        raise UserError(f"{files[chosen]}: damaged: {error}") from None
+    return chosen, read_step_file(files[chosen])
 
 
 def _steps(files: dict[int, Path]) -> str:
