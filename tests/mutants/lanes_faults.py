@@ -98,8 +98,8 @@ LANES_FAULTS = (
     Fault(
         "a group more than the steps within the bound have room for",
         "worker/rljob_worker/flow/admission.py",
-        "* wanted - open_groups)",
-        "* wanted + 1 - open_groups)",
+        "min(max_lag + 1, steps_left) * wanted\n",
+        "min(max_lag + 1, steps_left) * wanted + 1\n",
         BOUND,
     ),
     Fault(

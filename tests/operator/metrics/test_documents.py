@@ -101,7 +101,6 @@ def test_dashboards_use_series_that_there_are_and_leave_none_out() -> None:
     not_shown = {
         m.VERIFICATION_FAILURES.name,
         m.CONDITION.name,
-        m.LANE_PHASE_SECONDS.name,
         m.CHECKPOINT_FALLBACKS.name,
         m.REWARD_PARTS_LEFT_OUT.name,
         m.WRITE_FAILURES.name,
