@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rljob_api.profiles import PROFILES
 from rljob_api.spec import DeviceGroupSpec, Mode, PodResources, RLJobSpec
 from rljob_api.spec.algorithm import RatioAnchor
-from rljob_api.spec.rollout import StalenessSpec
+from rljob_api.spec.rollout import StalenessLimit, StalenessSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +174,11 @@ def max_staleness(spec: RLJobSpec) -> int:
     if spec.rollout.partial is None and not divides_devices(spec):
         return 0
     return (spec.rollout.staleness or StalenessSpec()).max
+
+
+def on_limit(spec: RLJobSpec) -> StalenessLimit:
+    """What becomes of groups that reach the bound before they are complete."""
+    return (spec.rollout.staleness or StalenessSpec()).on_limit
 
 
 def prompts_of_round(missing: int, factor: float) -> int:

@@ -58,6 +58,9 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ([*DIVIDED, "rollout.staleness.inFlight=64"], ["spec.rollout.staleness.inFlight"]),
     ([*APART, "rollout.staleness.inFlight=3"], ["spec.rollout.staleness.inFlight"]),
     ([*APART, "rollout.staleness={max: 1, inFlight: 4097}"], ["spec.rollout.staleness.inFlight"]),
+    ([*APART, "rollout.staleness.onLimit=Mask"], ["spec.rollout.staleness.onLimit"]),
+    ([*APART, "rollout.staleness.onLimit=Discard"], ["spec.rollout.staleness.onLimit"]),
+    ([*DIVIDED, "rollout.staleness.onLimit=Mask"], ["spec.rollout.staleness.onLimit"]),
     ([*DIVIDED, "resources.trainer={devicesPerNode: 3}"], ["spec.training.tensorParallel"]),
     ([*DIVIDED, "resources.rollout.devicesPerNode=3"], ["spec.rollout.tensorParallel"]),
     (

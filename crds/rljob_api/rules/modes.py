@@ -8,7 +8,7 @@ from rljob_api import derived
 from rljob_api.rules.core import Rule
 from rljob_api.spec import DeviceGroupSpec, Mode, RLJobSpec, RolloutSpec, TisSpec, WeightTransport
 from rljob_api.spec.algorithm import RatioAnchor, TisLevel, TisOutside
-from rljob_api.spec.rollout import RolloutAssignment, StalenessOrder
+from rljob_api.spec.rollout import RolloutAssignment, StalenessLimit, StalenessOrder
 
 _SHARED = f"self.mode == '{Mode.COLOCATED}'"
 _NOT_LOCKSTEP = f"self.mode != '{Mode.DISAGGREGATED}'"
@@ -181,6 +181,19 @@ STALENESS = (
         ),
         cel=f"!({_NOT_ASYNC}) || !has(self.rollout.staleness)"
         f" || self.rollout.staleness.order == '{StalenessOrder.IN_ORDER}'",
+    ),
+    Rule(
+        on=RolloutSpec,
+        field="staleness.onLimit",
+        wrong="a step trains on the groups of the data's next prompts, and waits for them",
+        allowed="Wait, as by default; Mask or Discard with order ReadyFirst",
+        check=lambda r: (
+            r.staleness is None
+            or r.staleness.on_limit == StalenessLimit.WAIT
+            or r.staleness.order == StalenessOrder.READY_FIRST
+        ),
+        cel=f"!has(self.staleness) || self.staleness.onLimit == '{StalenessLimit.WAIT}'"
+        f" || self.staleness.order == '{StalenessOrder.READY_FIRST}'",
     ),
     Rule(
         on=RLJobSpec,

@@ -110,14 +110,22 @@ class StalenessOrder(StrEnum):
     READY_FIRST = "ReadyFirst"
 
 
+class StalenessLimit(StrEnum):
+    """What becomes of a group that would be too old in the next step and is not complete."""
+
+    WAIT = "Wait"
+    MASK = "Mask"
+    DISCARD = "Discard"
+
+
 class StalenessSpec(ApiModel):
     """How old tokens may be that are trained on."""
 
     max: Annotated[int, Field(ge=0, le=15, json_schema_extra={"format": "int32"})] = 1
     """Updates between the weights that sampled a token and those that are trained. A hard bound: a step waits for
-    groups that would exceed it; nothing is thrown away. With mode `Disaggregated`, 1: engines generate for the next
-    step while trainers learn; 0: they take turns, to the bits of `Colocated`. With mode `Async`, any: engines are as
-    many steps ahead at most."""
+    groups that would exceed it, and nothing is thrown away, unless `onLimit` says otherwise. With mode
+    `Disaggregated`, 1: engines generate for the next step while trainers learn; 0: they take turns, to the bits of
+    `Colocated`. With mode `Async`, any: engines are as many steps ahead at most."""
     order: StalenessOrder = StalenessOrder.IN_ORDER
     """Mode `Async`: which groups a step trains on. `InOrder`: those of the data's next prompts, whichever were complete
     first. `ReadyFirst`: those that are complete, the oldest first, and those that would be too old in the next step."""
@@ -125,6 +133,11 @@ class StalenessSpec(ApiModel):
     """Mode `Async`: groups that are begun and not yet trained on, at most; from `promptsPerStep` on. Default: as many
     as `max` allows, (`max` + 1) x `promptsPerStep`. Fewer keep tokens younger and need less KV cache; engines may
     wait."""
+    on_limit: StalenessLimit = StalenessLimit.WAIT
+    """Mode `Async` with `ReadyFirst`: what happens to groups that reach `max` before they are complete. `Wait`: the
+    step waits for them. `Mask`: they go on, and their tokens that are too old are left out of the loss. `Discard`:
+    their tokens are dropped, and their prompts sampled again under new weights and with the same noise; the second time
+    steps wait for them, so that none is dropped for its length."""
 
 
 class TailSpec(ApiModel):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.spec import RewardSpec
-from rljob_worker.driver.batch import partial_metrics, staleness_metrics, tail_metrics, train_batch
+from rljob_worker.driver.batch import limit_metrics, partial_metrics, staleness_metrics, tail_metrics, train_batch
 from rljob_worker.driver.open_groups import OpenGroup
 from rljob_worker.driver.step import AnsweredGroup, Decision, ScoredGroup, Step
 from rljob_worker.rewards.weighted_parts import RewardResult
@@ -119,6 +119,15 @@ def test_a_checkpoint_keeps_the_experts_of_what_is_finished(dtype: type) -> None
         OpenGroup.from_json(document)
 
 
+def test_a_group_that_was_too_old_has_its_noise_again_and_says_so_in_a_checkpoint() -> None:
+    one = begun().extended(0, part([7, 8], "stop"), 4).extended(1, part([9]), 5)
+    again = OpenGroup.from_json(json.loads(json.dumps(one.renewed(7).as_json())))
+    assert again == one.renewed(7)
+    assert (again.num_sampled, again.group.renewed, again.group.lag(7)) == (0, True, 0)
+    assert again.requests() == begun().requests(), "other noise than the first time"
+    assert "renewed" not in one.as_json(), "an older version reads what it knows"
+
+
 def test_experts_of_more_or_fewer_tokens_are_refused() -> None:
     """All but the last of the five have some."""
     for count in (3, 5):
@@ -160,4 +169,30 @@ def test_metrics_count_what_is_new_what_is_left_and_how_old_what_is_trained_on_i
     }
     batch = train_batch([done.group], np.array([1, -1], np.float32))
     assert batch.versions.tolist() == [4, 4, 4, 6, 5]
+    assert step.learned_lengths() == [4, 1]
+    step.advantages = np.array([1, -1], np.float32)
+    assert "masked" not in str(step.samples())
     assert not any(math.isnan(p) for p in batch.rollout_log_probs)
+
+
+def test_tokens_that_are_too_old_stay_in_the_stream_and_out_of_the_loss() -> None:
+    done = begun().extended(0, part([1, 2, 3]), 4).extended(0, part([4], "stop"), 6).extended(1, part([5], "stop"), 4)
+    lost = begun(7).extended(0, part([1, 2]), 3)
+    answered = AnsweredGroup(PROMPT, done.group, ("", ""), done.seed)
+    groups = [ScoredGroup(answered, [RewardResult(0.0)] * 2)]
+    step = Step(7, 6, groups=groups, discarded=[lost], oldest_trained=5, advantages=np.array([1, -1], np.float32))
+    assert limit_metrics(step) == {
+        "rollout/masked_tokens": 4.0,
+        "rollout/discarded_groups": 1.0,
+        "rollout/discarded_tokens": 2.0,
+    }
+    assert step.learned_lengths() == [1, 0]
+    assert staleness_metrics(step)["rollout/staleness/max"] == 0.0
+    spans = [[span.get("masked", False) for span in sample["spans"]] for sample in step.samples()[0]]
+    assert spans == [[True, False], [True]]
+    batch = train_batch([done.group], step.advantages, step.oldest_trained)
+    assert batch.lengths.tolist() == [6, 3], "the model reads them"
+    assert batch.tokens.tolist() == [5, 6, 1, 2, 3, 4, 5, 6, 5]
+    assert batch.sampled.tolist() == [False] * 5 + [True] + [False] * 3
+    assert (batch.versions.tolist(), batch.advantages.tolist()) == ([6], [1.0])
+    assert len(batch.rollout_log_probs) == 1

@@ -63,13 +63,19 @@ def step_text(samples: Sequence[Mapping[str, Any]]) -> str:
     decisions = Counter(sample.get("decision", "trained") for sample in samples)
     finishes = Counter(sample["finish_reason"] for sample in samples)
     ages: Counter[int] = Counter()
+    masked = 0
     for sample in samples:
         if sample.get("decision") == "trained":
             for span in sample.get("spans", []):
-                ages[sample["weight_version"] - span["version"]] += span["tokens"]
+                if span.get("masked"):
+                    masked += span["tokens"]
+                else:
+                    ages[sample["weight_version"] - span["version"]] += span["tokens"]
     parts = [decisions.most_common(), finishes.most_common()]
     if any(ages):
         parts.append([(f"tokens {age} updates old", count) for age, count in sorted(ages.items())])
+    if masked:
+        parts.append([("tokens too old, left out of the loss", masked)])
     return visible("; ".join(", ".join(f"{count} {name}" for name, count in part) for part in parts))
 
 

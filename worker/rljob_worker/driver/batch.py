@@ -64,20 +64,25 @@ def requests(
     ]
 
 
-def train_batch(groups: Sequence[Group], advantages: FloatArray) -> TrainBatch:
+def train_batch(groups: Sequence[Group], advantages: FloatArray, oldest: int = 0) -> TrainBatch:
     """The streams of a step, one after the other.
 
     Args:
         groups: what is trained on; N samples together.
         advantages: [N], the same for all of a sample's tokens.
+        oldest: tokens of weights before these count as not sampled: nothing is learned from them.
     """
     episodes = [episode for group in groups for episode in group.episodes]
     streams = [episode.stream for episode in episodes]
     experts = [episode.experts for episode in episodes if episode.experts is not None]
-    sampled = [[span for span in stream.spans if span.version is not None] for stream in streams]
+    sampled = [
+        [span for span in stream.spans if span.version is not None and span.version >= oldest] for stream in streams
+    ]
     log_probs = np.concatenate([stream.log_probs for stream in streams])
     # A stream's log-probabilities are NaN exactly where nothing was sampled.
     is_sampled = ~np.isnan(log_probs)
+    if oldest:
+        is_sampled &= np.concatenate([stream.versions for stream in streams]) >= oldest
     spans = [span for of_stream in sampled for span in of_stream]
     return TrainBatch(
         tokens=np.concatenate([stream.ids for stream in streams]),
@@ -139,13 +144,23 @@ def staleness_metrics(step: Step) -> dict[str, float]:
     """How old what a step trains on is: updates between the weights that sampled a token and those that are trained."""
     trained = [episode.stream for group in step.of(Decision.TRAINED) for episode in group.answered.group.episodes]
     versions = np.concatenate([stream.versions[stream.sampled] for stream in trained])
-    lags = step.weight_version - versions
+    lags = step.weight_version - versions[versions >= step.oldest_trained]
     metrics = {
         "rollout/staleness/mean": float(lags.mean()) if lags.size else 0.0,
         "rollout/staleness/max": float(lags.max(initial=0)),
     }
     counts = np.bincount(lags)
     return metrics | {f"rollout/staleness/tokens_{lag}": float(count) for lag, count in enumerate(counts)}
+
+
+def limit_metrics(step: Step) -> dict[str, float]:
+    """What was too old for a step: tokens that were left out of its loss, and groups that are sampled again."""
+    trained = [episode.stream for group in step.of(Decision.TRAINED) for episode in group.answered.group.episodes]
+    return {
+        "rollout/masked_tokens": float(sum(len(span) for s in trained for span in s.spans if step.masks(span))),
+        "rollout/discarded_groups": float(len(step.discarded)),
+        "rollout/discarded_tokens": float(sum(one.num_sampled for one in step.discarded)),
+    }
 
 
 def tail_metrics(step: Step) -> dict[str, float]:

@@ -115,5 +115,5 @@ class CarryingRollouts(Rollouts, ABC):
         prompt, texts = self._named[ordinal], decode_responses(self._inputs.tokenizer, generations)
         samples = enumerate(zip(generations, texts))
         self._inputs.rewards.submit(
-            [RewardSample(prompt, i, generation, text, ordinal) for i, (generation, text) in samples]
+            [RewardSample(prompt, i, generation, text, ordinal, one.group.renewed) for i, (generation, text) in samples]
         )

@@ -8,11 +8,13 @@ from typing import Generic, TypeVar
 
 from rljob_api import RLJobSpec, derived
 from rljob_api import metrics as m
+from rljob_api.spec.rollout import StalenessLimit
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.prompts_of_step import PromptsOfStep
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.driver.batch import (
     draft_metrics,
+    limit_metrics,
     oversampling_metrics,
     partial_metrics,
     rollout_metrics,
@@ -222,6 +224,8 @@ class Job(Generic[R, H]):
             self._records.metrics(partial_metrics(step))
         if derived.max_staleness(self.spec):
             self._records.metrics(staleness_metrics(step))
+        if derived.on_limit(self.spec) is not StalenessLimit.WAIT:
+            self._records.metrics(limit_metrics(step))
         if step.drafts.proposed:
             self._records.metrics(draft_metrics(step.drafts))
         if self.spec.rollout.tail is not None:

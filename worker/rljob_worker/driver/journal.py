@@ -33,6 +33,7 @@ class JournalStep:
         number: of the step.
         weight_version: that it began to train with.
         attempt: of the run that wrote it.
+        oldest_trained: tokens of weights before these were left out of the loss.
         groups: in the order in which they were trained on.
     """
 
@@ -40,6 +41,7 @@ class JournalStep:
     weight_version: int
     attempt: int
     groups: tuple[JournalGroup, ...]
+    oldest_trained: int = 0
 
     @property
     def versions(self) -> list[int]:
@@ -59,6 +61,8 @@ def write_journal(run_folder: Path, step: Step, attempt: int, failures: WriteFai
         failures: where it is noted.
     """
     head = {"step": step.number, "weight_version": step.weight_version, "attempt": attempt}
+    if step.oldest_trained:
+        head["oldest_trained"] = step.oldest_trained
     write_step_file(run_folder / FOLDER, step.number, (head, *map(_line, step.groups)), "journal", failures)
 
 
@@ -79,7 +83,11 @@ def read_journal(path: Path) -> JournalStep:
     try:
         head, *groups = lines
         return JournalStep(
-            int(head["step"]), int(head["weight_version"]), int(head["attempt"]), tuple(map(_group, groups))
+            int(head["step"]),
+            int(head["weight_version"]),
+            int(head["attempt"]),
+            tuple(map(_group, groups)),
+            int(head.get("oldest_trained", 0)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: damaged: {error}") from None

@@ -52,6 +52,11 @@ class OpenGroup:
         )
         return replace(self, group=replace(self.group, episodes=episodes), results=())
 
+    def renewed(self, version: int) -> OpenGroup:
+        """Without what was sampled of it, which is too old, for weights of `version`."""
+        one = self.anew().at(version)
+        return replace(one, group=replace(one.group, renewed=True))
+
     def requests(self) -> list[tuple[int, GenerationRequest]]:
         """What is missing, with the number of the sample."""
         return [
@@ -98,6 +103,7 @@ class OpenGroup:
             "seed": self.seed,
             "results": [asdict(result) for result in self.results],
             **({} if self.deferred_at is None else {"deferred_at": self.deferred_at}),
+            **({"renewed": True} if self.group.renewed else {}),
             "episodes": [
                 {
                     "stream": episode.stream.as_json(),
@@ -127,7 +133,7 @@ class OpenGroup:
             )
             results = tuple(RewardResult(**result) for result in value["results"])
             deferred = None if value.get("deferred_at") is None else int(value["deferred_at"])
-            group = Group(ordinal, int(value["admitted_version"]), episodes)
+            group = Group(ordinal, int(value["admitted_version"]), episodes, value.get("renewed") is True)
             made = cls(group, int(value["seed"]), results, deferred)
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise ValueError(f"not a group that was carried over: {error}") from error

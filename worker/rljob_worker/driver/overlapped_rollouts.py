@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rljob_api import RLJobSpec, derived
-from rljob_api.spec.rollout import StalenessSpec
+from rljob_api.spec.rollout import StalenessLimit, StalenessSpec
 from rljob_worker.driver.carrying_rollouts import CarryingRollouts
 from rljob_worker.driver.groups import EngineGroup
 from rljob_worker.driver.inputs import Inputs
@@ -18,6 +18,7 @@ from rljob_worker.driver.step import Progress, Step
 from rljob_worker.errors import JobError, ProcessDiedError, StopRequested
 from rljob_worker.flow import Group
 from rljob_worker.flow.admission import next_batch, ranges, room
+from rljob_worker.flow.limits import expired, is_waited_for, oldest_trained
 from rljob_worker.flow.partial import overdue
 from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.rollout.seeds import request_seed
@@ -47,6 +48,7 @@ class OverlappedRollouts(CarryingRollouts):
         super().__init__(spec, engines, calls, prompts, inputs, progress, stop)
         self._lag = derived.max_staleness(spec)
         self._staleness = spec.rollout.staleness or StalenessSpec()
+        self._limit = self._staleness.on_limit
         self._wanted = spec.rollout.prompts_per_step
         self._drawn, self._paused = threading.Event(), threading.Event()
         self._scoring: set[int] = set()
@@ -55,10 +57,19 @@ class OverlappedRollouts(CarryingRollouts):
         """By group and sample, of those that wait for others of their group, or for their step to begin."""
 
     def next_step(self) -> Step:
-        """Begin the next step, with what is open."""
+        """Begin the next step, with what is open; what no step can train on any more is sampled again."""
         self._drawn.clear()
         self._paused.clear()
-        return super().next_step()
+        step = super().next_step()
+        version = step.weight_version
+        step.oldest_trained = oldest_trained(version, self._lag, self._limit)
+        groups = [one.group for one in step.open.values()]
+        for ordinal in [group.ordinal for group in expired(groups, version, self._lag, self._limit)]:
+            step.discarded.append(step.open[ordinal])
+            step.open[ordinal] = step.open[ordinal].renewed(version)
+            self._scoring.discard(ordinal)
+            self._results.pop(ordinal, None)
+        return step
 
     # --- the engines' lane --------------------------------------------------------------------
 
@@ -75,7 +86,8 @@ class OverlappedRollouts(CarryingRollouts):
                 # It was carried over by a run that ended before its rewards came.
                 self._submit(one)
         self._drawn.set()
-        late = overdue([one.group for one in step.open.values()], self._wanted, step.weight_version, self._lag)
+        waited_for = [one.group for one in step.open.values() if is_waited_for(one.group, self._limit)]
+        late = overdue(waited_for, self._wanted, step.weight_version, self._lag)
         if late is not None:
             raise JobError(
                 f"rollout: the group of prompt {late.ordinal} has tokens of weights {late.oldest_version} and cannot "
@@ -116,7 +128,7 @@ class OverlappedRollouts(CarryingRollouts):
                 raise JobError(f"step {step.number}: no batch can be made of {len(step.open)} groups that are complete")
         for group in batch:
             ordinal = group.ordinal
-            if (lag := group.lag(step.weight_version)) > self._lag:
+            if (lag := group.lag(step.weight_version)) > self._lag and self._limit is not StalenessLimit.MASK:
                 raise JobError(
                     f"rollout: the group of prompt {ordinal} has tokens of weights {group.oldest_version}, {lag} "
                     f"updates before the {step.weight_version} of step {step.number}; spec.rollout.staleness.max is "
@@ -178,15 +190,20 @@ class OverlappedRollouts(CarryingRollouts):
         open_groups = list(step.open.values())
         ready = {one.group.ordinal for one in open_groups if one.results}
         groups = [one.group for one in open_groups]
-        return next_batch(groups, ready, self._wanted, step.weight_version, self._lag, self._staleness.order)
+        order, limit = self._staleness.order, self._limit
+        return next_batch(groups, ready, self._wanted, step.weight_version, self._lag, order, limit)
 
     def _submit(self, one: OpenGroup) -> None:
         self._scoring.add(one.group.ordinal)
         super()._submit(one)
 
     def _receive(self, patience: float) -> bool:
+        open_groups = self._running.open if self._running is not None else {}
         scored = self._inputs.rewards.take(patience, self._calls.deadline("reward_wait"))
         for sample, result in scored:
             assert sample.ordinal is not None
-            self._results.setdefault(sample.ordinal, {})[sample.index] = result
+            one = open_groups.get(sample.ordinal)
+            # A reward may come after its response was dropped.
+            if one is not None and one.group.renewed == sample.renewed:
+                self._results.setdefault(sample.ordinal, {})[sample.index] = result
         return bool(scored)

@@ -152,7 +152,7 @@ class ReplayRollouts(Rollouts):
 
     def step_of(self, recorded: JournalStep) -> Step:
         """A step as it was before its training."""
-        step = Step(recorded.number, recorded.weight_version)
+        step = Step(recorded.number, recorded.weight_version, oldest_trained=recorded.oldest_trained)
         uids = [one.prompt_uid for one in recorded.groups]
         step.groups = [
             ScoredGroup(AnsweredGroup(prompt, one.group.group, (), one.group.seed), one.group.results, one.decision)

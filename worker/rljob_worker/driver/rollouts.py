@@ -131,7 +131,7 @@ class Rollouts:
             self._algorithm,
             torch.from_numpy(np.concatenate([group.rewards for group in trained])),
             [len(group.results) for group in trained],
-            torch.tensor([length for group in trained for length in group.lengths]),
+            torch.tensor(step.learned_lengths()),
             self._spec.algorithm,
         ).numpy()
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rljob_worker.driver.open_groups import OpenGroup
-from rljob_worker.flow import Group, SpanKind
+from rljob_worker.flow import Group, Span, SpanKind
 from rljob_worker.flow.occupancy import Occupancy
 from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.rollout.reports import DraftCounts
@@ -106,6 +106,10 @@ class Step:
     """Whether it is for groups that tail batching deferred."""
     deferred: list[OpenGroup] = field(default_factory=list)
     """Groups that this step deferred, as they were then."""
+    discarded: list[OpenGroup] = field(default_factory=list)
+    """Groups that were too old when it began, as they were then; their prompts are sampled again."""
+    oldest_trained: int = 0
+    """Tokens of weights before these are left out of the loss."""
     passed: int = 0
     """Groups so far that may be trained on."""
     advantages: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
@@ -128,6 +132,18 @@ class Step:
         """Where the value that stopped the update came from."""
         reasons = [str(result.detail.get("reason", "")) for result in self.trained if not result.applied]
         return reasons[0] or "a loss or gradient was not finite"
+
+    def masks(self, span: Span) -> bool:
+        """Whether its tokens are left out of the loss, for they are too old."""
+        return span.version is not None and span.version < self.oldest_trained
+
+    def learned_lengths(self) -> list[int]:
+        """Tokens of each sample that is trained on which something is learned from."""
+        episodes = [episode for one in self.of(Decision.TRAINED) for episode in one.answered.group.episodes]
+        return [
+            sum(len(span) for span in episode.stream.spans if span.kind is SpanKind.SAMPLED and not self.masks(span))
+            for episode in episodes
+        ]
 
     def samples(self) -> list[list[dict[str, Any]]]:
         """One row a response, for the trajectories, by group."""
@@ -158,7 +174,7 @@ class Step:
             "advantage": advantage,
             "weight_version": self.weight_version,
             "spans": [
-                {"version": span.version, "tokens": len(span)}
+                {"version": span.version, "tokens": len(span)} | ({"masked": True} if self.masks(span) else {})
                 for span in episode.stream.spans
                 if span.kind is SpanKind.SAMPLED
             ],

@@ -40,7 +40,7 @@ class Training:
     def batch(self, step: Step) -> BatchHandle:
         """What the trainers learn from, where all of them can read it."""
         groups = [scored.answered.group for scored in step.of(Decision.TRAINED)]
-        batch = train_batch(groups, step.advantages)
+        batch = train_batch(groups, step.advantages, step.oldest_trained)
         return self._trainers.put(step.number, batch)
 
     def ref_log_probs(self, batch: BatchHandle) -> None:

@@ -1,9 +1,9 @@
 """How far generation may run ahead of training, and which groups a step trains on. Pure.
 
 A step trains on `wanted` groups with weights of some version, and leads to the next one. No token that is trained on
-may be more than `max_lag` versions old, and nothing is thrown away for that: groups are only begun while those that are
-open have room in the steps that may still train on them. A group that is begun under version v can be trained on by
-the step of version v + `max_lag` at the latest, and the steps from v to there have room for `wanted` groups each.
+may be more than `max_lag` versions old, and nothing need be thrown away for that: groups are only begun while those
+that are open have room in the steps that may still train on them. A group that is begun under version v can be trained
+on by the step of version v + `max_lag` at the latest, and the steps from v to there have room for `wanted` groups each.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import math
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 
-from rljob_api.spec.rollout import StalenessOrder
+from rljob_api.spec.rollout import StalenessLimit, StalenessOrder
 from rljob_worker.flow.groups import Group
+from rljob_worker.flow.limits import is_waited_for
 from rljob_worker.flow.partial import chosen, overdue
 
 
@@ -32,20 +33,30 @@ def room(open_groups: int, wanted: int, steps_left: int, max_lag: int, most: int
 
 
 def next_batch(
-    groups: Collection[Group], ready: Collection[int], wanted: int, version: int, max_lag: int, order: StalenessOrder
+    groups: Collection[Group],
+    ready: Collection[int],
+    wanted: int,
+    version: int,
+    max_lag: int,
+    order: StalenessOrder,
+    limit: StalenessLimit = StalenessLimit.WAIT,
 ) -> list[Group] | None:
     """The groups that the step of weights `version` trains on, by ordinal; None: some of them are waited for.
 
     Args:
-        groups: all open ones; `overdue` of them is None, and of what is returned without them too.
+        groups: all open ones; `overdue` of those that are waited for is None, and without what is returned too.
         ready: ordinals of those that are complete and have their rewards.
     """
     if order is StalenessOrder.IN_ORDER:
         first = sorted(groups, key=lambda group: group.ordinal)[:wanted]
         return first if len(first) == wanted and all(group.ordinal in ready for group in first) else None
-    picked = chosen((group for group in groups if group.ordinal in ready), wanted)
+    complete = [group for group in groups if group.ordinal in ready]
+    # First those that have to be trained on in time: others in their places would make steps wait for ever.
+    picked = chosen((group for group in complete if is_waited_for(group, limit)), wanted)
+    picked += chosen((group for group in complete if not is_waited_for(group, limit)), wanted - len(picked))
+    picked.sort(key=lambda group: group.ordinal)
     taken = {group.ordinal for group in picked}
-    rest = [group for group in groups if group.ordinal not in taken]
+    rest = [group for group in groups if group.ordinal not in taken and is_waited_for(group, limit)]
     # Whoever would be too old in the next step is waited for in this one.
     enough = len(picked) == wanted and overdue(rest, wanted, version + 1, max_lag) is None
     return picked if enough else None

@@ -64,6 +64,7 @@ class Group:
         ordinal: number of the prompt in the data.
         admitted_version: the newest weights when its generation began.
         episodes: its samples, by number.
+        renewed: whether what was first sampled of it was dropped for its age (`flow.limits`).
 
     Raises:
         ValueError: an episode is another prompt's, or their numbers are not 0, 1, 2, ...
@@ -72,6 +73,7 @@ class Group:
     ordinal: int
     admitted_version: int
     episodes: tuple[Episode, ...]
+    renewed: bool = False
 
     def __post_init__(self) -> None:
         numbers = [(episode.ordinal, episode.sample) for episode in self.episodes]
@@ -88,6 +90,12 @@ class Group:
         """The lowest version that sampled a token of it; the version it was admitted at where nothing was."""
         versions = [episode.stream.oldest_version for episode in self.episodes]
         return min((version for version in versions if version is not None), default=self.admitted_version)
+
+    @property
+    def newest_version(self) -> int:
+        """The highest version that sampled a token of it; the version it was admitted at where nothing was."""
+        versions = [episode.stream.newest_version for episode in self.episodes]
+        return max((version for version in versions if version is not None), default=self.admitted_version)
 
     def lag(self, version: int) -> int:
         """How many versions older than `version` its oldest token is: the staleness that is bounded."""

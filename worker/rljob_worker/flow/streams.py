@@ -174,6 +174,11 @@ class TokenStream:
         """The lowest version that sampled a token; None where nothing was sampled yet."""
         return min((span.version for span in self.spans if span.version is not None), default=None)
 
+    @property
+    def newest_version(self) -> int | None:
+        """The highest version that sampled a token; None where nothing was sampled yet."""
+        return max((span.version for span in self.spans if span.version is not None), default=None)
+
     def begins_with(self, other: TokenStream) -> bool:
         """Whether `other` is an earlier state of this stream."""
         n = len(other)

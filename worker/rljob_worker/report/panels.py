@@ -52,7 +52,8 @@ _PANELS = (
         "tokens",
         {
             "rollout/filtered_tokens": "filtered", "rollout/surplus_tokens": "surplus",
-            "rollout/deferred_tokens": "deferred",
+            "rollout/deferred_tokens": "deferred", "rollout/discarded_tokens": "discarded",
+            "rollout/masked_tokens": "masked",
         },
     ),
     Panel("Tail of rollout", _SHARE, {ROLLOUT_TAIL_KEY: "fewer than half of the places busy"}),

@@ -12,7 +12,11 @@ _NOT_TRAINED = {
     "rollout/filtered_tokens": "filtered",
     "rollout/surplus_tokens": "surplus, sampled again",
     "rollout/deferred_tokens": "deferred, sampled again",
+    "rollout/discarded_tokens": "too old, sampled again",
+    "rollout/masked_tokens": "too old, left out of the loss",
 }
+_NOT_SCORED = ("rollout/deferred_tokens", "rollout/discarded_tokens")
+"""Not among the tokens of the step's responses."""
 _CARRIED = "rollout/carried_tokens"
 _AGE = re.compile(r"rollout/staleness/tokens_(\d+)", re.ASCII)
 
@@ -24,10 +28,9 @@ def token_rows(records: Sequence[StepRecord]) -> list[list[str]]:
     ages = {int(match[1]): _total(records, match[0]) for match in map(_AGE.fullmatch, measured) if match}
     if not fates and not ages:
         return []
-    # What is deferred is never scored; everything else is.
     scored = _total(records, m.RESPONSE_TOKENS_KEY)
-    deferred = fates.get(_NOT_TRAINED["rollout/deferred_tokens"], 0.0)
-    by_fate = {"trained on": scored + deferred - sum(fates.values()), **fates}
+    beside = sum(_total(records, name) for name in _NOT_SCORED)
+    by_fate = {"trained on": scored + beside - sum(fates.values()), **fates}
     if _CARRIED in measured:
         by_fate["carried, after the last step"] = records[-1].metric(_CARRIED) or 0.0
     by_age = {f"of those trained on: {age} updates old": ages[age] for age in sorted(ages)}

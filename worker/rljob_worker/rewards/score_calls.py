@@ -28,6 +28,8 @@ class RewardSample:
     """The response as `decode_responses` gives it, where the caller has it already."""
     ordinal: int | None = None
     """Number of the prompt in the data, where the caller tells results apart by it."""
+    renewed: bool = False
+    """Whether its group was sampled a second time: the result of the first is not that of the second."""
 
 
 @dataclass(slots=True, eq=False)
