@@ -25,6 +25,7 @@ STATUS = DriverStatus(
     phase_seconds=2.5,
     lanes={"engine": "rollout"},
     groups={"growing": 4, "scoring": 2, "ready": 6},
+    engines={"engine-0": 16, "engine-1": 0},
     reward_parts={"format": 0.5},
     write_failures={"step records": 2},
     write_messages={"step records": "/run/steps.jsonl: No space left on device"},
@@ -38,17 +39,18 @@ def test_a_status_comes_back_as_it_was() -> None:
     assert DriverStatus.parse({**content, "bubble": {"seconds": 1.5}}) == STATUS, "of a newer driver"
     assert list(content) == [
         "ready", "step", "steps", "phase", "attempt", "weight_version", "last_checkpoint_step", "stopping",
-        "phase_seconds", "lanes", "groups", "reward_parts", "write_failures", "write_messages",
+        "phase_seconds", "lanes", "groups", "engines", "reward_parts", "write_failures", "write_messages",
     ]  # fmt: skip
 
 
 def test_a_driver_that_says_less_is_read() -> None:
     newer = {"steps", "weight_version", "phase_seconds", "lanes", "groups", "reward_parts"}
-    newer |= {"write_failures", "write_messages"}
+    newer |= {"engines", "write_failures", "write_messages"}
     content = {name: value for name, value in STATUS.to_json().items() if name not in newer}
     status = DriverStatus.parse(content)
     assert (status.step, status.steps, status.weight_version, status.phase_seconds) == (3, None, None, None)
-    assert status.lanes == status.groups == status.reward_parts == status.write_failures == status.write_messages == {}
+    assert status.lanes == status.groups == status.engines == status.reward_parts == {}
+    assert status.write_failures == status.write_messages == {}
 
 
 def test_a_page_holds_the_lines_as_they_stand_in_the_file() -> None:

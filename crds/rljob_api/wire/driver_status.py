@@ -38,6 +38,9 @@ class DriverStatus:
     groups: Mapping[str, int] = field(default_factory=dict)
     """Groups that are open now, by what they wait for (`growing`, `scoring`, `ready`); empty where none outlasts its
     step, and drivers of other versions may not say it."""
+    engines: Mapping[str, int] = field(default_factory=dict)
+    """By the engine's name: responses that it is asked for and has not returned; drivers of other versions may not say
+    it."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Means of the reward's named parts in the last recorded step; drivers of other versions may not say it."""
     write_failures: Mapping[str, int] = field(default_factory=dict)
@@ -70,6 +73,7 @@ class DriverStatus:
                 for lane, running in block(answer.get("lanes", {}), "lanes").items()
             },
             groups=_counts(answer, "groups"),
+            engines=_counts(answer, "engines"),
             reward_parts=_parts(answer.get("reward_parts", {})),
             write_failures=_counts(answer, "write_failures"),
             write_messages={

@@ -85,6 +85,10 @@ def test_who_is_stopped_for_good_is_named_at_the_deadline(process: str, phase: s
     assert name in output, output
     assert chain.compare()
     wait_for(lambda: not alive(stop["pid"]), "end of the stopped process", 10)
+    if wanted == ExitCode.DEADLINE:
+        told = [event for event in events(chain.run_folder) if event["event"] == "deadline"][-1]
+        assert set(told["engines"]) == {"engine-0"}
+        assert bool(told["engines"]["engine-0"]) == (process == "engine-0" and phase == "rollout")
     if process == "trainer-0":
         stacks = (chain.run_folder / "logs" / "engine-0.stacks").read_text()
         assert stacks.strip(), "those that run write their stacks"

@@ -86,6 +86,7 @@ class CarryingRollouts(Rollouts, ABC):
         def lose(error: ProcessDiedError) -> None:
             self._engines.on_loss(error)
             lost.append(error.process)
+            step.occupancy.lost(error.process, time.monotonic())
 
         work = [[(ordinal, *one) for ordinal in group for one in step.open[ordinal].requests()] for group in held]
         parts = [[request for _, _, request in requests] for requests in work]
@@ -93,10 +94,11 @@ class CarryingRollouts(Rollouts, ABC):
             return False
         streams = self._engines.generate(parts, self._sampling, step.weight_version, cuts=cuts)
         missing = sum(map(len, parts))
-        for engine, of_engine in enumerate(parts):
-            step.occupancy.given(engine, len(of_engine), time.monotonic())
+        names = [process.name for process in self._engines]
+        for name, of_engine in zip(names, parts):
+            step.occupancy.given(name, len(of_engine), time.monotonic())
         for engine, chunk in self._calls.stream("rollout", streams, each=each, lost=lose):
-            step.occupancy.came(engine, len(chunk), time.monotonic())
+            step.occupancy.came(names[engine], len(chunk), time.monotonic())
             for index, generation in chunk:
                 ordinal, sample, _ = work[engine][index]
                 grown = step.open[ordinal].extended(sample, generation, step.weight_version)

@@ -256,6 +256,7 @@ class Job(Generic[R, H]):
             phase_seconds=round(seconds, 3),
             lanes=self.clock.running_beside(),
             groups=self.rollouts.open_groups(),
+            engines=self.rollouts.engine_loads(),
             reward_parts=self._reward_parts,
             write_failures=self._failures.counts(),
             write_messages=self._failures.messages(),

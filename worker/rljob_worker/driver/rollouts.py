@@ -73,6 +73,7 @@ class Rollouts:
         self._sampling = training_sampling(spec)
         self._longest: dict[str, int] = {}
         """Tokens of the longest response to a prompt when it was seen last."""
+        self._newest: Occupancy | None = None
         oversampling = spec.rollout.oversampling
         self._factor = 1.0 if oversampling is None else oversampling.factor
         self._most_prompts = spec.rollout.prompts_per_step * (1 if oversampling is None else oversampling.limit)
@@ -80,6 +81,11 @@ class Rollouts:
     def next_step(self) -> Step:
         """Begin the next step, with what the one before left for it."""
         return Step(self._progress.step + 1, self._progress.weight_version, occupancy=self._occupancy())
+
+    def engine_loads(self) -> dict[str, int]:
+        """Responses that each engine is asked for and did not return yet, by its name; thread-safe."""
+        now = self._newest
+        return {process.name: 0 if now is None else now.left(process.name) for process in self._engines}
 
     def open_groups(self) -> dict[str, int]:
         """Groups that are open now, by what they wait for, where they may outlast a step; thread-safe."""
@@ -167,7 +173,8 @@ class Rollouts:
         ]
 
     def _occupancy(self) -> Occupancy:
-        return Occupancy(len(self._engines), max_sequences(self._spec))
+        self._newest = Occupancy(len(self._engines), max_sequences(self._spec))
+        return self._newest
 
     def _generate(
         self,
@@ -185,10 +192,11 @@ class Rollouts:
         done: dict[int, tuple[Generation, str]] = {}
         missing = dict.fromkeys(range(len(prompts)), group)
         answered: dict[int, AnsweredGroup] = {}
-        for engine, of_engine in enumerate(parts):
-            occupancy.given(engine, len(of_engine), time.monotonic())
+        names = [process.name for process in self._engines]
+        for name, of_engine in zip(names, parts):
+            occupancy.given(name, len(of_engine), time.monotonic())
         for engine, chunk in self._calls.stream("eval", streams):
-            occupancy.came(engine, len(chunk), time.monotonic())
+            occupancy.came(names[engine], len(chunk), time.monotonic())
             texts = decode_responses(self._inputs.tokenizer, [generation for _, generation in chunk])
             for (index, generation), text in zip(chunk, texts):
                 position = given[engine][index]
@@ -207,7 +215,7 @@ class Rollouts:
             if dispatch:
                 fresh = [place * group + i for place in dispatch.take(len(complete)) for i in range(group)]
                 given[engine] += fresh
-                occupancy.given(engine, len(fresh), time.monotonic())
+                occupancy.given(names[engine], len(fresh), time.monotonic())
                 more = self._engines.submit(engine, [work[position] for position in fresh], last=not dispatch)
                 self._calls.gather("eval", more)
         if len(done) != len(work):

@@ -16,6 +16,7 @@ from rljob_api import RLJob, RLJobSpec, derived
 from rljob_api.reward_parts import MOST_PARTS, NAME_RULE
 from rljob_api.safe_text import visible
 from rljob_api.spec import CheckpointSpec
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_api.wire.names import DRIVER_TOKEN_VARIABLE
 from rljob_api.wire.run_status import ADDRESS_FILE, RunOutcome
@@ -146,7 +147,9 @@ def _run(
         checkpoints = folder.checkpoints(lambda steps: _best_of(spec.checkpoint, log, steps))
         cluster = Cluster(spec, folder.path, inputs.model_folder, checkpoints.root, events.write)
         stop = StopSignal(spec.checkpoint.grace_seconds, cluster.kill)
-        calls = Calls(stop.requested, cluster.interrupt, cluster.death_of, lambda what: _dump(cluster, events, what))
+        calls = Calls(
+            stop.requested, cluster.interrupt, cluster.death_of, lambda what: _dump(cluster, events, what, job.status())
+        )
         given = Surroundings(
             spec,
             cluster=cluster,
@@ -305,7 +308,7 @@ def _parts_left_out(events: EventLog, names: list[str]) -> None:
     )
 
 
-def _dump(cluster: Cluster, events: EventLog, what: str) -> None:
+def _dump(cluster: Cluster, events: EventLog, what: str, status: DriverStatus) -> None:
     files = cluster.dump_stacks()
-    events.write("deadline", phase=what)
+    events.write("deadline", phase=what, lanes=status.lanes, groups=status.groups, engines=status.engines)
     logger.error("%s is past its deadline; stacks are in %s", what, ", ".join(map(str, files)))

@@ -23,18 +23,27 @@ class Occupancy:
     places: int
     seconds: float = 0.0
     tail_seconds: float = 0.0
-    _left: Counter[int] = field(default_factory=Counter)
+    _left: Counter[str] = field(default_factory=Counter)
     _now: float = 0.0
 
-    def given(self, engine: int, requests: int, now: float) -> None:
+    def given(self, engine: str, requests: int, now: float) -> None:
         """An engine has so many more requests."""
         self._advance(now)
         self._left[engine] += requests
 
-    def came(self, engine: int, responses: int, now: float) -> None:
+    def came(self, engine: str, responses: int, now: float) -> None:
         """An engine returned so many responses, to their ends or cut."""
         self._advance(now)
         self._left[engine] -= responses
+
+    def lost(self, engine: str, now: float) -> None:
+        """An engine is gone, with what it had."""
+        self._advance(now)
+        del self._left[engine]
+
+    def left(self, engine: str) -> int:
+        """Requests that an engine was given and did not return; thread-safe."""
+        return self._left[engine]
 
     @property
     def tail_share(self) -> float:
