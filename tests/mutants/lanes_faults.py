@@ -121,7 +121,7 @@ LANES_FAULTS = (
         "worker/rljob_worker/driver/overlapped_rollouts.py",
         "one is not None and one.group.renewed == sample.renewed",
         "one is not None",
-        "tests/worker/driver/test_limits.py",
+        "tests/worker/driver/test_on_limit.py",
     ),
     Fault(
         "a group more than the steps within the bound have room for",

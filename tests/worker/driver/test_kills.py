@@ -130,7 +130,12 @@ def test_no_process_survives_the_driver(tmp_path: Path) -> None:
     assert len(slots) == 2, "those of the trainer"
     process.kill()
     finish(process)
-    wait_for(lambda: not any(map(alive, children)), f"end of {children}", 20)
+    try:
+        wait_for(lambda: not any(map(alive, children)), f"end of {children}", 20)
+    except AssertionError:
+        # What it is, and what it waits for, is gone when the test is over.
+        left = {child: Path(f"/proc/{child}/status").read_text() for child in children if alive(child)}
+        raise AssertionError(f"they survived: {left}") from None
     wait_for(lambda: not any(slot.exists() for slot in slots), f"end of {slots}", 20)
     assert sorted(path.name for path in logs.glob("*.log")) == ["engine-0.log", "trainer-0.log"]
 
