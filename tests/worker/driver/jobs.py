@@ -27,6 +27,15 @@ RUN_SECONDS = 300.0
 Started = subprocess.Popen[str] | WarmProcess
 
 
+ONE_AND_ONE = {
+    "profile": "cpu",
+    "trainer": {"devicesPerNode": 1},
+    "rollout": {"devicesPerNode": 1},
+    "threadsPerDevice": 1,
+}
+"""Resources of modes with devices of their own: a trainer and an engine."""
+
+
 def manifest(folder: Path, **spec: Any) -> Path:
     """A small job as a file: quickstart's shape, fewer and shorter steps; top-level fields of the spec may be given."""
     document = yaml.safe_load((REPOSITORY / "examples" / "quickstart.yaml").read_text())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import events, final_state, finish, manifest, run, start_faulty
+from jobs import ONE_AND_ONE, events, final_state, finish, manifest, run, start_faulty
 from lane_sums import check_lanes
 from spans import check_carried_log_probs
 from support.step_lines import read_steps
@@ -70,12 +70,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "ignoreEos": True,
             "staleness": {"max": MOST, "inFlight": IN_FLIGHT},
         },
-        "resources": {
-            "profile": "cpu",
-            "trainer": {"devicesPerNode": 1},
-            "rollout": {"devicesPerNode": 1},
-            "threadsPerDevice": 1,
-        },
+        "resources": ONE_AND_ONE,
         "checkpoint": {"everySteps": 2, "keep": 2},
         "records": {"trajectoriesEverySteps": 1, "journal": True},
         "evaluation": {"everySteps": 4, "maxPrompts": 2, "data": {"synthetic": {"rows": 8, "seed": 5}}},

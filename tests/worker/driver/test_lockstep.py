@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from jobs import REPOSITORY, events, final_state, manifest, run
+from jobs import ONE_AND_ONE, REPOSITORY, events, final_state, manifest, run
 from kill_chain import Chain
 from lane_sums import check_lanes
 from support.run_bits import digest_of_trajectories
@@ -64,8 +64,7 @@ AHEAD: dict[str, Any] = {
 
 @pytest.mark.parametrize("mode", ["Disaggregated", "Async"])
 def test_staleness_0_has_the_bits_of_colocated(mode: str, together: Path, tmp_path: Path) -> None:
-    own = {"profile": "cpu", "trainer": {"devicesPerNode": 1}, "rollout": {"devicesPerNode": 1}, "threadsPerDevice": 1}
-    apart = _run_on_few_prompts(tmp_path, mode, {**ROLLOUT, "staleness": {"max": 0}}, own)
+    apart = _run_on_few_prompts(tmp_path, mode, {**ROLLOUT, "staleness": {"max": 0}}, ONE_AND_ONE)
     assert final_state(apart) == final_state(together)
     assert digest_of_trajectories(apart) == digest_of_trajectories(together)
     for mine, other in zip(read_steps(apart), read_steps(together), strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from jobs import manifest, run
+from jobs import ONE_AND_ONE, manifest, run
 from support.step_lines import read_steps
 
 from rljob_worker.driver.journal import journal_files, read_journal
@@ -48,12 +48,7 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             "staleness": {"max": MOST, "order": "ReadyFirst", "onLimit": request.param},
         },
         "algorithm": {"anchor": "Rollout"},
-        "resources": {
-            "profile": "cpu",
-            "trainer": {"devicesPerNode": 1},
-            "rollout": {"devicesPerNode": 1},
-            "threadsPerDevice": 1,
-        },
+        "resources": ONE_AND_ONE,
         "checkpoint": {"everySteps": 2, "keep": 2},
         "records": {"trajectoriesEverySteps": 1, "journal": True},
         "reward": {"python": "slow_for_some:score", "timeoutSeconds": 20},

@@ -13,6 +13,7 @@ from rljob_api.spec import RolloutSpec
 from rljob_worker.driver.step import AnsweredGroup, Decision, ScoredGroup, Step
 from rljob_worker.flow import Episode, Finish, Group, TokenStream
 from rljob_worker.flow.filters import has_variance
+from rljob_worker.flow.streams import NO_VERSION
 from rljob_worker.rollout.reports import DraftCounts
 from rljob_worker.rollout.seeds import request_seed
 from rljob_worker.types import (
@@ -75,22 +76,21 @@ def train_batch(groups: Sequence[Group], advantages: FloatArray, oldest: int = 0
     episodes = [episode for group in groups for episode in group.episodes]
     streams = [episode.stream for episode in episodes]
     experts = [episode.experts for episode in episodes if episode.experts is not None]
-    sampled = [
-        [span for span in stream.spans if span.version is not None and span.version >= oldest] for stream in streams
-    ]
-    log_probs = np.concatenate([stream.log_probs for stream in streams])
-    # A stream's log-probabilities are NaN exactly where nothing was sampled.
-    is_sampled = ~np.isnan(log_probs)
-    if oldest:
-        is_sampled &= np.concatenate([stream.versions for stream in streams]) >= oldest
-    spans = [span for of_stream in sampled for span in of_stream]
+    lengths = np.array([len(stream) for stream in streams], dtype=np.int64)
+    spans = [span for stream in streams for span in stream.spans]
+    # Of all tokens at once: an array for each stream would take twice the time.
+    of_spans = np.array([NO_VERSION if span.version is None else span.version for span in spans], dtype=np.int64)
+    versions = np.repeat(of_spans, [len(span) for span in spans])
+    # What was not sampled has a version below all.
+    is_sampled = versions >= oldest
+    counts = np.add.reduceat(is_sampled, np.cumsum(lengths) - lengths, dtype=np.int64)
     return TrainBatch(
         tokens=np.concatenate([stream.ids for stream in streams]),
-        lengths=np.array([len(stream) for stream in streams], dtype=np.int64),
+        lengths=lengths,
         sampled=is_sampled,
-        rollout_log_probs=log_probs[is_sampled],
-        advantages=np.repeat(advantages.astype(np.float32), [sum(map(len, of_stream)) for of_stream in sampled]),
-        versions=np.repeat(np.array([span.version for span in spans], dtype=np.int64), list(map(len, spans))),
+        rollout_log_probs=np.concatenate([stream.log_probs for stream in streams])[is_sampled],
+        advantages=np.repeat(advantages.astype(np.float32), counts),
+        versions=versions[is_sampled],
         experts=np.concatenate(experts) if experts else None,
     )
 
@@ -142,8 +142,7 @@ def partial_metrics(step: Step) -> dict[str, float]:
 
 def staleness_metrics(step: Step) -> dict[str, float]:
     """How old what a step trains on is: updates between the weights that sampled a token and those that are trained."""
-    trained = [episode.stream for group in step.of(Decision.TRAINED) for episode in group.answered.group.episodes]
-    versions = np.concatenate([stream.versions[stream.sampled] for stream in trained])
+    versions = np.concatenate([stream.versions for stream in step.trained_streams()])
     lags = step.weight_version - versions[versions >= step.oldest_trained]
     metrics = {
         "rollout/staleness/mean": float(lags.mean()) if lags.size else 0.0,
@@ -155,9 +154,9 @@ def staleness_metrics(step: Step) -> dict[str, float]:
 
 def limit_metrics(step: Step) -> dict[str, float]:
     """What was too old for a step: tokens that were left out of its loss, and groups that are sampled again."""
-    trained = [episode.stream for group in step.of(Decision.TRAINED) for episode in group.answered.group.episodes]
+    spans = [span for stream in step.trained_streams() for span in stream.spans]
     return {
-        "rollout/masked_tokens": float(sum(len(span) for s in trained for span in s.spans if step.masks(span))),
+        "rollout/masked_tokens": float(sum(len(span) for span in spans if step.masks(span))),
         "rollout/discarded_groups": float(len(step.discarded)),
         "rollout/discarded_tokens": float(sum(one.num_sampled for one in step.discarded)),
     }

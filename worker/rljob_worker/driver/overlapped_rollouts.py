@@ -48,7 +48,7 @@ class OverlappedRollouts(CarryingRollouts):
         super().__init__(spec, engines, calls, prompts, inputs, progress, stop)
         self._lag = derived.max_staleness(spec)
         self._staleness = spec.rollout.staleness or StalenessSpec()
-        self._limit = self._staleness.on_limit
+        self._limit = derived.on_limit(spec)
         self._wanted = spec.rollout.prompts_per_step
         self._drawn, self._paused = threading.Event(), threading.Event()
         self._scoring: set[int] = set()
@@ -64,7 +64,7 @@ class OverlappedRollouts(CarryingRollouts):
         version = step.weight_version
         step.oldest_trained = oldest_trained(version, self._lag, self._limit)
         groups = [one.group for one in step.open.values()]
-        for ordinal in [group.ordinal for group in expired(groups, version, self._lag, self._limit)]:
+        for ordinal in (group.ordinal for group in expired(groups, version, self._lag, self._limit)):
             step.discarded.append(step.open[ordinal])
             step.open[ordinal] = step.open[ordinal].renewed(version)
             self._scoring.discard(ordinal)

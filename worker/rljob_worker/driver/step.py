@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rljob_worker.driver.open_groups import OpenGroup
-from rljob_worker.flow import Group, Span, SpanKind
+from rljob_worker.flow import Group, Span, SpanKind, TokenStream
 from rljob_worker.flow.occupancy import Occupancy
 from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.rollout.reports import DraftCounts
@@ -137,12 +137,15 @@ class Step:
         """Whether its tokens are left out of the loss, for they are too old."""
         return span.version is not None and span.version < self.oldest_trained
 
+    def trained_streams(self) -> list[TokenStream]:
+        """Those of the samples that are trained on, in the order of the groups."""
+        return [one.stream for scored in self.of(Decision.TRAINED) for one in scored.answered.group.episodes]
+
     def learned_lengths(self) -> list[int]:
         """Tokens of each sample that is trained on which something is learned from."""
-        episodes = [episode for one in self.of(Decision.TRAINED) for episode in one.answered.group.episodes]
         return [
-            sum(len(span) for span in episode.stream.spans if span.kind is SpanKind.SAMPLED and not self.masks(span))
-            for episode in episodes
+            sum(len(span) for span in stream.spans if span.kind is SpanKind.SAMPLED and not self.masks(span))
+            for stream in self.trained_streams()
         ]
 
     def samples(self) -> list[list[dict[str, Any]]]:
