@@ -73,7 +73,14 @@ def custom_resource_definition() -> dict[str, Any]:
                     "served": True,
                     "storage": True,
                     "schema": {"openAPIV3Schema": root},
-                    "subresources": {"status": {}},
+                    "subresources": {
+                        "status": {},
+                        # `kubectl scale`: more or fewer nodes with engines, within the job's bounds.
+                        "scale": {
+                            "specReplicasPath": ".spec.resources.rollout.nodes",
+                            "statusReplicasPath": ".status.cluster.engineNodes",
+                        },
+                    },
                     "additionalPrinterColumns": columns,
                 }
             ],

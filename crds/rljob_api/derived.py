@@ -57,6 +57,19 @@ def node_groups(spec: RLJobSpec) -> tuple[NodeGroup, ...]:
     return (NodeGroup(WORKERS, spec.resources.nodes, first + engine_devices, trainers, first, spec.resources.worker),)
 
 
+def is_elastic(spec: RLJobSpec) -> bool:
+    """Whether the number of nodes with engines may change while the job runs."""
+    return spec.resources.rollout is not None and spec.resources.rollout.max_nodes is not None
+
+
+def node_bounds(spec: RLJobSpec, group: NodeGroup) -> tuple[int, int]:
+    """The fewest and the most nodes that a group may have while the job runs."""
+    rollout = spec.resources.rollout
+    if group.name != ENGINES or rollout is None or rollout.max_nodes is None:
+        return group.nodes, group.nodes
+    return rollout.min_nodes or 1, rollout.max_nodes
+
+
 def has_nodes_apart(spec: RLJobSpec) -> bool:
     """Whether trainers and engines are on different nodes."""
     return divides_devices(spec) and _nodes(spec.resources.trainer) is not None

@@ -172,6 +172,8 @@ class ClusterStatus(StatusModel):
     """Address of Ray's dashboard inside the cluster."""
     ready_workers: NonNegativeInt | None = None
     """Worker pods that are ready."""
+    engine_nodes: NonNegativeInt | None = None
+    """Nodes whose engines take part, where `resources.rollout.nodes` may change while the job runs."""
     released_uid: Name | None = None
     """UID of the RayCluster whose devices were given back last."""
     scheduled_time: Time | None = None

@@ -31,6 +31,8 @@ WITHOUT_EFFECT = {
 DIVIDED = ["mode=Disaggregated", "resources={profile: cpu}"]
 """Mode Disaggregated, with the fewest devices for each group."""
 APART = ["mode=Async", "resources={profile: cpu}"]
+ELASTIC = [*APART, "resources.trainer={nodes: 1}", "resources.rollout={nodes: 2, minNodes: 1, maxNodes: 4}"]
+"""Mode Async, with engines that may come and go."""
 REFUSED: list[tuple[list[str], list[str]]] = [
     (["mode=Disaggregated", "resources={profile: cpu, devicesPerNode: 4}"], ["spec.resources.devicesPerNode"]),
     (["mode=Disaggregated", "resources={profile: cpu, nodes: 2}"], ["spec.resources.nodes"]),
@@ -69,6 +71,16 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ),
     ([*DIVIDED, "resources.trainer.nodes=2"], ["spec.resources.rollout.nodes"]),
     ([*DIVIDED, "resources.rollout.nodes=2"], ["spec.resources.rollout.nodes"]),
+    ([*ELASTIC, "mode=Disaggregated"], ["spec.resources.rollout.maxNodes"]),
+    ([*ELASTIC, "resources.rollout.maxNodes=1"], ["spec.resources.rollout.nodes"]),
+    ([*ELASTIC, "resources.rollout.minNodes=3"], ["spec.resources.rollout.nodes"]),
+    ([*ELASTIC, "resources.rollout.maxNodes=null", "resources.rollout.minNodes=1"], ["spec.resources.rollout.minNodes"]),
+    ([*ELASTIC, "resources.trainer.maxNodes=2"], ["spec.resources.trainer.maxNodes"]),
+    ([*ELASTIC, "scheduling.system=Volcano"], ["spec.resources.rollout.maxNodes"]),
+    (
+        [*ELASTIC, "resources.profile=ascend-a2", "rollout.tensorParallel=2", "resources.rollout.devicesPerNode=2"],
+        ["spec.resources.rollout.maxNodes"],
+    ),
     ([*DIVIDED, "resources.trainer={worker: {memory: 9Gi}}"], ["spec.resources.trainer.worker"]),
     ([*DIVIDED, "rollout.partial={}"], ["spec.rollout.partial"]),
     (["weightSync.transport=Disk"], ["spec.weightSync.transport"]),
@@ -268,6 +280,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 ]
 
 ACCEPTED: list[list[str]] = [
+    ELASTIC,
+    [*ELASTIC, "resources.rollout.minNodes=null", "rollout.tensorParallel=2", "resources.rollout.nodes=4"],
     [*APART, "rollout.staleness={max: 15, order: ReadyFirst}"],
     [*APART, "rollout.staleness.max=2", "algorithm.tis={enabled: true, low: 0, high: 2.0}"],
     [*APART, "rollout.staleness.max=2", "algorithm.anchor=Trainer", "algorithm.tis.high=3"],

@@ -51,9 +51,12 @@ BEFORE_THE_FIRST_ATTEMPT = [
 HAS_RUN: list[dict[str, Any]] = [{"number": 0}]
 
 
-def update(change: str, status: dict[str, Any] | None, undo: bool = False) -> list[tuple[str, str]]:
+def update(
+    change: str | list[str], status: dict[str, Any] | None, undo: bool = False, before: list[str] | None = None
+) -> list[tuple[str, str]]:
     """Paths and messages of the rules that the change of a job with this status breaks."""
-    settings: tuple[list[str], list[str]] = ([change], []) if undo else ([], [change])
+    changes, before = [change] if isinstance(change, str) else change, before or []
+    settings = (changes, before) if undo else (before, changes)
     old, new = (admit({**manifest(*given), **({} if status is None else {"status": status})}) for given in settings)
     return [(".".join(map(str, at)), message) for at, message in broken_rules(new, old)]
 
@@ -96,6 +99,41 @@ def test_may_not_change_once_the_job_has_begun(change: str, undo: bool) -> None:
         assert message.startswith(f"spec.{field} cannot change after the job has begun: create another job; ")
         assert message.endswith("allowed at any time: " + ", ".join(MUTABLE_FIELDS))
     assert immutable_changes(load_manifest(manifest()).spec, load_manifest(manifest(change)).spec) == [field]
+
+
+ELASTIC = [
+    "mode=Async",
+    "resources={profile: cpu, trainer: {nodes: 1}, rollout: {nodes: 2, devicesPerNode: 8, minNodes: 1, maxNodes: 4}}",
+]
+
+
+@pytest.mark.parametrize("nodes", ["1", "4"])
+def test_nodes_with_engines_may_change_within_the_job_s_bounds(nodes: str) -> None:
+    change = f"resources.rollout.nodes={nodes}"
+    for phase in ("Queued", "Running", "Suspended"):
+        assert update([*ELASTIC, change], {"phase": phase, "attempts": HAS_RUN}, before=ELASTIC) == []
+    old, new = (load_manifest(manifest(*ELASTIC, *more)).spec for more in ([], [change]))
+    assert immutable_changes(old, new) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "resources.rollout={nodes: 2, devicesPerNode: 8, minNodes: 1, maxNodes: 5}",
+        "resources.rollout={nodes: 3, devicesPerNode: 4, minNodes: 1, maxNodes: 4}",
+        "resources.rollout={nodes: 2, devicesPerNode: 8}",
+        "resources.trainer.nodes=2",
+        "resources.threadsPerDevice=2",
+    ],
+)
+def test_nothing_else_of_the_resources_may_change_with_them(change: str) -> None:
+    running = {"phase": "Running", "attempts": HAS_RUN}
+    for before, after in ((ELASTIC, [*ELASTIC, change]), ([*ELASTIC, change], ELASTIC)):
+        ((path, message),) = update(after, running, before=before)
+        assert path == "spec"
+        assert message.startswith("spec.resources cannot change after the job has begun")
+        old, new = (load_manifest(manifest(*changes)).spec for changes in (before, after))
+        assert immutable_changes(old, new) == ["resources"]
 
 
 def test_all_changed_fields_are_named() -> None:

@@ -15,7 +15,7 @@ from rljob_api.rules.model_config import MODEL_CHECKS
 from rljob_api.rules.modes import DEVICE_GROUPS, STALENESS
 from rljob_api.rules.pod_templates import POD_CHECKS
 from rljob_api.rules.texts import TEXT_CHECKS
-from rljob_api.spec import RLJobSpec
+from rljob_api.spec import DeviceGroupSpec, ResourcesSpec, RLJobSpec
 
 __all__ = [
     "MUTABLE_FIELDS",
@@ -113,12 +113,18 @@ def _transition_rule(same: dict[str, str], limit: str, wrong: str) -> tuple[str,
 
 def _unchanged(path: str, field: BlockField) -> str:
     same = f"self.{path} == oldSelf.{path}"
+    if path == _RESOURCES:
+        same = f"({same} || {_ONLY_ENGINE_NODES})"
     # A field that is required or has a default is always there; a block has none (see schema.py).
     if field.info.is_required() or (
         field.block is None and field.info.get_default(call_default_factory=True) is not None
     ):
         return same
     return f"(has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || {same}))"
+
+
+def _same_but(path: str, block: type[ApiModel], without: str) -> list[str]:
+    return [_unchanged(f"{path}.{name}", field) for name, field in fields_of(block).items() if name != without]
 
 
 def immutable_changes(old: RLJobSpec, new: RLJobSpec) -> list[str]:
@@ -129,4 +135,26 @@ def immutable_changes(old: RLJobSpec, new: RLJobSpec) -> list[str]:
         for attribute, info in RLJobSpec.model_fields.items()
         if (info.alias or attribute) not in allowed and getattr(old, attribute) != getattr(new, attribute)
     ]
+    if "resources" in changed and _only_engine_nodes(old.resources, new.resources):
+        changed.remove("resources")
     return changed + (["checkpoint.path"] if old.checkpoint.path != new.checkpoint.path else [])
+
+
+def _only_engine_nodes(old: ResourcesSpec, new: ResourcesSpec) -> bool:
+    if old.rollout is None or new.rollout is None or new.rollout.max_nodes is None:
+        return False
+    rollout = old.rollout.model_copy(update={"nodes": new.rollout.nodes})
+    return old.model_copy(update={"rollout": rollout}) == new
+
+
+_RESOURCES, _ENGINES = "spec.resources", "spec.resources.rollout"
+_ONLY_ENGINE_NODES = "({})".format(
+    " && ".join(
+        [
+            f"has(self.{_ENGINES}) && has(oldSelf.{_ENGINES}) && has(self.{_ENGINES}.maxNodes)",
+            *_same_but(_RESOURCES, ResourcesSpec, "rollout"),
+            *_same_but(_ENGINES, DeviceGroupSpec, "nodes"),
+        ]
+    )
+)
+"""What differs in `resources` is the number of nodes with engines, which the job's bounds allow to change."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from rljob_api import derived
 from rljob_api.rules.core import Rule
-from rljob_api.spec import DeviceGroupSpec, Mode, RLJobSpec, RolloutSpec, TisSpec, WeightTransport
+from rljob_api.spec import DeviceGroupSpec, Mode, Profile, QueueSystem, RLJobSpec, RolloutSpec, TisSpec, WeightTransport
 from rljob_api.spec.algorithm import RatioAnchor, TisLevel, TisOutside
 from rljob_api.spec.rollout import RolloutAssignment, StalenessLimit, StalenessOrder
 
@@ -18,6 +18,7 @@ _ANCHORED = (
     f"(has(self.algorithm) && has(self.algorithm.anchor) ? self.algorithm.anchor == '{RatioAnchor.ROLLOUT}'"
     f" : self.mode == '{Mode.ASYNC}' && has(self.rollout.staleness) && self.rollout.staleness.max >= 2)"
 )
+_FIXED = f"{_NO_RESOURCES} || !has(self.resources.rollout) || !has(self.resources.rollout.maxNodes)"
 _STALENESS_0 = "(has(self.rollout.staleness) && self.rollout.staleness.max == 0)"
 
 
@@ -41,6 +42,10 @@ def _is_default(tis: Any) -> bool:
 
 def _has_nodes(group: Any) -> bool:
     return group is not None and group.nodes is not None
+
+
+def _elastic(spec: Any) -> bool:
+    return derived.is_elastic(spec)
 
 
 def _group_rule(group: str) -> Rule:
@@ -109,6 +114,57 @@ DEVICE_GROUPS = (
         allowed="Disk only with mode Disaggregated or Async",
         check=lambda s: _divided(s) or s.weight_sync.transport != WeightTransport.DISK,
         cel=f"!({_SHARED}) || !has(self.weightSync) || self.weightSync.transport != '{WeightTransport.DISK}'",
+    ),
+    Rule(
+        on=DeviceGroupSpec,
+        field="minNodes",
+        wrong="there is no number of nodes that could change",
+        allowed="only with maxNodes",
+        check=lambda g: g.min_nodes is None or g.max_nodes is not None,
+        cel="!has(self.minNodes) || has(self.maxNodes)",
+    ),
+    Rule(
+        on=DeviceGroupSpec,
+        field="nodes",
+        wrong="is missing, or outside of its own bounds",
+        allowed="minNodes (default 1) to maxNodes, where maxNodes is given",
+        check=lambda g: (
+            g.max_nodes is None or (g.nodes is not None and (g.min_nodes or 1) <= g.nodes <= g.max_nodes)
+        ),
+        cel="!has(self.maxNodes) || (has(self.nodes) && self.nodes <= self.maxNodes"
+        " && self.nodes >= (has(self.minNodes) ? self.minNodes : 1))",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="resources.trainer.maxNodes",
+        wrong="trainers are one process group, and stay as many as they are",
+        allowed="leave it out; resources.rollout.maxNodes",
+        check=lambda s: s.resources.trainer is None or s.resources.trainer.max_nodes is None,
+        cel=f"{_NO_RESOURCES} || !has(self.resources.trainer) || !has(self.resources.trainer.maxNodes)",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="resources.rollout.maxNodes",
+        wrong="only engines that generate all the time can come and go",
+        allowed="leave it out, or mode Async",
+        check=lambda s: s.mode == Mode.ASYNC or not _elastic(s),
+        cel=f"!({_NOT_ASYNC}) || {_FIXED}",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="resources.rollout.maxNodes",
+        wrong="an engine of several accelerators is told those of other processes, and cannot come later",
+        allowed="leave it out, rollout.tensorParallel 1, or profile cpu",
+        check=lambda s: s.resources.profile == Profile.CPU or s.rollout.tensor_parallel == 1 or not _elastic(s),
+        cel=f"{_FIXED} || self.resources.profile == '{Profile.CPU}' || self.rollout.tensorParallel == 1",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="resources.rollout.maxNodes",
+        wrong="the queue admitted the job with the pods that it had then",
+        allowed="leave it out, or scheduling.system None",
+        check=lambda s: s.scheduling.system == QueueSystem.NONE or not _elastic(s),
+        cel=f"{_FIXED} || !has(self.scheduling) || self.scheduling.system == '{QueueSystem.NONE}'",
     ),
     _not_with_groups("partial"),
     _not_with_groups("oversampling"),

@@ -94,6 +94,10 @@ class DeviceGroupSpec(ApiModel):
 
     nodes: NodeCount | None = None
     """Nodes of the group's own; default: trainers and engines are on the same machine, or in the same pod."""
+    min_nodes: NodeCount | None = None
+    """Fewest that `nodes` may be changed to while the job runs; default: 1 where `maxNodes` is given."""
+    max_nodes: NodeCount | None = None
+    """Most that `nodes` may be changed to while the job runs; default: `nodes` cannot change then."""
     devices_per_node: GroupSize | None = None
     """Devices of the group on each node; default: the fewest that hold its parallel groups."""
     worker: PodResources | None = None
