@@ -6,7 +6,7 @@ The types of what is read say what the API server promises, whose schemas checke
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Generic, Required, TypeAlias, TypedDict, TypeVar
+from typing import Generic, NotRequired, Required, TypeAlias, TypedDict, TypeVar
 
 from rljob_api.json_types import Json, JsonObject
 
@@ -72,10 +72,18 @@ class AuthOptions(TypedDict, total=False):
     secretName: str
 
 
+class WorkerGroup(TypedDict):
+    """A group of a RayCluster's worker pods."""
+
+    groupName: str
+    replicas: NotRequired[int]
+
+
 class RayClusterSpec(TypedDict, total=False):
     """What is read of it."""
 
     suspend: bool
+    workerGroupSpecs: list[WorkerGroup] | None
     authOptions: AuthOptions | None
 
 
@@ -153,6 +161,7 @@ class PodStatus(TypedDict, total=False):
     """The kubelet's and the scheduler's."""
 
     phase: str
+    podIP: str
     reason: str
     message: str
     conditions: list[Condition] | None

@@ -74,7 +74,10 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ([*ELASTIC, "mode=Disaggregated"], ["spec.resources.rollout.maxNodes"]),
     ([*ELASTIC, "resources.rollout.maxNodes=1"], ["spec.resources.rollout.nodes"]),
     ([*ELASTIC, "resources.rollout.minNodes=3"], ["spec.resources.rollout.nodes"]),
-    ([*ELASTIC, "resources.rollout.maxNodes=null", "resources.rollout.minNodes=1"], ["spec.resources.rollout.minNodes"]),
+    (
+        [*ELASTIC, "resources.rollout.maxNodes=null", "resources.rollout.minNodes=1"],
+        ["spec.resources.rollout.minNodes"],
+    ),
     ([*ELASTIC, "resources.trainer.maxNodes=2"], ["spec.resources.trainer.maxNodes"]),
     ([*ELASTIC, "scheduling.system=Volcano"], ["spec.resources.rollout.maxNodes"]),
     (

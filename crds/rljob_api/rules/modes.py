@@ -6,10 +6,11 @@ from typing import Any
 
 from rljob_api import derived
 from rljob_api.rules.core import Rule
-from rljob_api.spec import DeviceGroupSpec, Mode, Profile, QueueSystem, RLJobSpec, RolloutSpec, TisSpec, WeightTransport
+from rljob_api.spec import DeviceGroupSpec, Mode, QueueSystem, RLJobSpec, RolloutSpec, TisSpec, WeightTransport
 from rljob_api.spec.algorithm import RatioAnchor, TisLevel, TisOutside
 from rljob_api.spec.rollout import RolloutAssignment, StalenessLimit, StalenessOrder
 
+_CPU = "cpu"
 _SHARED = f"self.mode == '{Mode.COLOCATED}'"
 _NOT_LOCKSTEP = f"self.mode != '{Mode.DISAGGREGATED}'"
 _NOT_ASYNC = f"self.mode != '{Mode.ASYNC}'"
@@ -128,9 +129,7 @@ DEVICE_GROUPS = (
         field="nodes",
         wrong="is missing, or outside of its own bounds",
         allowed="minNodes (default 1) to maxNodes, where maxNodes is given",
-        check=lambda g: (
-            g.max_nodes is None or (g.nodes is not None and (g.min_nodes or 1) <= g.nodes <= g.max_nodes)
-        ),
+        check=lambda g: g.max_nodes is None or (g.nodes is not None and (g.min_nodes or 1) <= g.nodes <= g.max_nodes),
         cel="!has(self.maxNodes) || (has(self.nodes) && self.nodes <= self.maxNodes"
         " && self.nodes >= (has(self.minNodes) ? self.minNodes : 1))",
     ),
@@ -155,8 +154,8 @@ DEVICE_GROUPS = (
         field="resources.rollout.maxNodes",
         wrong="an engine of several accelerators is told those of other processes, and cannot come later",
         allowed="leave it out, rollout.tensorParallel 1, or profile cpu",
-        check=lambda s: s.resources.profile == Profile.CPU or s.rollout.tensor_parallel == 1 or not _elastic(s),
-        cel=f"{_FIXED} || self.resources.profile == '{Profile.CPU}' || self.rollout.tensorParallel == 1",
+        check=lambda s: s.resources.profile == _CPU or s.rollout.tensor_parallel == 1 or not _elastic(s),
+        cel=f"{_FIXED} || self.resources.profile == '{_CPU}' || self.rollout.tensorParallel == 1",
     ),
     Rule(
         on=RLJobSpec,

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from rljob_api.base import INT32_MAX
 from rljob_api.reward_parts import MOST_PARTS
 from rljob_api.wire.values import WireError, block, number, seconds, text, whole
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNodes:
+    """Nodes with engines, where their number may change while the job runs."""
+
+    wanted: int
+    """How many the driver was asked for last."""
+    taking_part: int
+    """How many have engines that take part."""
+    in_use: Sequence[str]
+    """Addresses of those where engines are, begin or end."""
+
+    @classmethod
+    def parse(cls, content: Any) -> Self:
+        """Read the block; WireError as below."""
+        given = block(content, "engine_nodes")
+        addresses = given.get("in_use")
+        if not isinstance(addresses, list):
+            raise WireError("engine_nodes.in_use must be a list")
+        return cls(
+            whole(given.get("wanted"), "engine_nodes.wanted", INT32_MAX),
+            whole(given.get("taking_part"), "engine_nodes.taking_part", INT32_MAX),
+            [text(address, "engine_nodes.in_use") for address in addresses],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +66,8 @@ class DriverStatus:
     engines: Mapping[str, int] = field(default_factory=dict)
     """By the engine's name: responses that it is asked for and has not returned; drivers of other versions may not say
     it."""
+    engine_nodes: EngineNodes | None = None
+    """None where their number stays as it is."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Means of the reward's named parts in the last recorded step; drivers of other versions may not say it."""
     write_failures: Mapping[str, int] = field(default_factory=dict)
@@ -74,6 +101,7 @@ class DriverStatus:
             },
             groups=_counts(answer, "groups"),
             engines=_counts(answer, "engines"),
+            engine_nodes=None if answer.get("engine_nodes") is None else EngineNodes.parse(answer["engine_nodes"]),
             reward_parts=_parts(answer.get("reward_parts", {})),
             write_failures=_counts(answer, "write_failures"),
             write_messages={

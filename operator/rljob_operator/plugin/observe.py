@@ -209,6 +209,7 @@ async def _asked(cluster: Cluster, observed: Observed, state: ClusterState, unse
                 phase_seconds=said.phase_seconds,
                 lanes=said.lanes,
                 groups=said.groups,
+                engine_nodes=said.engine_nodes,
                 stopping=said.stopping,
                 last_checkpoint_step=said.last_checkpoint_step,
             )

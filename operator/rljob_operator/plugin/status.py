@@ -102,6 +102,9 @@ def _summary(job: JobView, now: float, style: Style) -> list[str]:
         of = {TRAINERS: " for trainers", ENGINES: " for engines"}
         nodes = [f"{own.nodes} node(s) with {own.devices} device(s){of.get(own.name, '')}" for own in groups]
         facts.append(f"{' and '.join(nodes)}, {spec.resources.profile}")
+        part = status.cluster.engine_nodes if status.cluster is not None else None
+        if part is not None:
+            facts.append(f"{part} of {derived.engine_nodes(spec)} node(s) for engines take part")
     if status.queue:
         facts.append(f"queue {status.queue}")
     if status.restarts:

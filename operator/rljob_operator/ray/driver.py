@@ -56,3 +56,11 @@ class Driver:
             NoAnswer: the driver did not take the request.
         """
         await self._endpoint.json("POST", names.CHECKPOINT_PATH)
+
+    async def want_engine_nodes(self, nodes: int) -> None:
+        """Ask for so many nodes with engines.
+
+        Raises:
+            NoAnswer: the driver did not take the request.
+        """
+        await self._endpoint.json("POST", f"{names.ENGINE_NODES_PATH}?wanted={nodes}")

@@ -133,6 +133,7 @@ def _worker_group(
     spec: RLJobSpec, profile: HardwareProfile, settings: RenderSettings, group: NodeGroup, template: Manifest
 ) -> dict[str, Json]:
     size, devices = worker_size(spec, profile, group), group.devices
+    least, most = derived.node_bounds(spec, group)
     # The group's field and not rayStartParams, which KubeRay refuses beside it: it needs no quoting for a shell, and
     # says NPU whether or not this KubeRay knows Ascend. Each device reserves its threads, one at least.
     threads = spec.resources.threads_per_device or 1
@@ -142,8 +143,8 @@ def _worker_group(
     return {
         "groupName": group.name,
         "replicas": group.nodes,
-        "minReplicas": group.nodes,
-        "maxReplicas": group.nodes,
+        "minReplicas": least,
+        "maxReplicas": most,
         "resources": resources,
         "rayStartParams": {
             "object-store-memory": size.object_store_bytes(),

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable
 
+from rljob_api.derived import ENGINES
 from rljob_api.job import GROUP, KIND, VERSION
 from rljob_api.json_types import Json
 from rljob_api.status import RLJobStatus
@@ -42,8 +43,10 @@ from rljob_operator.state.plan import (
     Event,
     Plan,
     RequestCheckpoint,
+    ScaleEngines,
     Stop,
     Submit,
+    WantEngineNodes,
 )
 
 _TOKEN_BYTES = 32
@@ -125,11 +128,14 @@ class Executor:
             try:
                 await self._act(look, action)
             except ActionFailed as failed:
-                if not isinstance(action, RequestCheckpoint):
+                # A driver that refuses these must not hold back what else there is to do and to tell.
+                if isinstance(action, RequestCheckpoint):
+                    plan, refused = without_request(plan, look.observed.job.status), "CheckpointNotRequested"
+                elif isinstance(action, WantEngineNodes):
+                    refused = "EnginesNotScaled"
+                else:
                     raise
-                # A driver that refuses this must not hold back what else there is to do and to tell.
-                plan = without_request(plan, look.observed.job.status)
-                self._events.record(look.observed.job, Event("Warning", "CheckpointNotRequested", str(failed)))
+                self._events.record(look.observed.job, Event("Warning", refused, str(failed)))
         if not plan.status_first and not any(isinstance(action, DeleteJob) for action in plan.actions):
             retry_after = await self._write_status(look, plan)
         # What an Event tells is stored first: else the next plan would tell it again.
@@ -194,7 +200,9 @@ class Executor:
                     await self._delete_cluster(job, uid, wait)
                 case DeleteJob():
                     await self._delete_job(job)
-                case Submit() | Stop() | RequestCheckpoint():
+                case ScaleEngines():
+                    await self._scale_engines(job, action)
+                case Submit() | Stop() | RequestCheckpoint() | WantEngineNodes():
                     await self._ask_job(look, action)
         except ApiError as error:
             message = f"{_WORDS[type(action)]} failed: {error}"
@@ -302,6 +310,20 @@ class Executor:
         else:
             self._informers.clusters.learn(answer)
 
+    async def _scale_engines(self, job: JobView, action: ScaleEngines) -> None:
+        group = f"/spec/workerGroupSpecs/{action.seen.index}"
+        patch: list[Json] = [
+            {"op": "test", "path": "/metadata/uid", "value": action.uid},
+            {"op": "test", "path": f"{group}/groupName", "value": ENGINES},
+            {"op": "test", "path": f"{group}/replicas", "value": action.seen.replicas},
+            {"op": "replace", "path": f"{group}/replicas", "value": action.replicas},
+            # KubeRay would choose pods by chance.
+            {"op": "add", "path": f"{group}/scaleStrategy", "value": {"workersToDelete": list(action.pods)}},
+        ]
+        item = await self._client.patch(RAY_CLUSTERS, job.namespace, job.name, patch)
+        self._metrics.writes.labels("rayclusters").inc()
+        self._informers.clusters.learn(item)
+
     async def _delete_job(self, job: JobView) -> None:
         try:
             await self._client.delete(RLJOBS, job.namespace, job.name, job.uid)
@@ -311,13 +333,15 @@ class Executor:
         else:
             self._metrics.writes.labels("rljobs").inc()
 
-    async def _ask_job(self, look: ObservedJob, action: Submit | Stop | RequestCheckpoint) -> None:
+    async def _ask_job(self, look: ObservedJob, action: Submit | Stop | RequestCheckpoint | WantEngineNodes) -> None:
         job, cluster = look.observed.job, look.cluster
         key = JobKey(job.namespace, job.name)
         if cluster is None or cluster.owner_uid != job.uid:
             raise NoAnswer("the job has no RayCluster")
         if isinstance(action, RequestCheckpoint):
             await (await self._observer.driver(key, job, cluster)).checkpoint()
+        elif isinstance(action, WantEngineNodes):
+            await (await self._observer.driver(key, job, cluster)).want_engine_nodes(action.nodes)
         elif isinstance(action, Stop):
             await (await self._observer.ray_jobs(key, cluster)).stop(action.id)
         else:
@@ -334,6 +358,8 @@ _WORDS: dict[type[Action], str] = {
     Submit: "Submitting the driver",
     Stop: "Stopping the driver",
     RequestCheckpoint: "Asking the driver for a checkpoint",
+    WantEngineNodes: "Asking the driver for another number of nodes with engines",
+    ScaleEngines: "Changing the number of pods with engines",
 }
 
 

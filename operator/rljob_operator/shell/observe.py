@@ -269,6 +269,7 @@ class Observer:
                 attempt=status.attempt,
                 phase=status.phase,
                 phase_seconds=status.phase_seconds,
+                engine_nodes=status.engine_nodes,
                 stopping=status.stopping,
                 last_checkpoint_step=status.last_checkpoint_step,
                 unwritten={what: status.write_messages.get(what, "") for what in status.write_failures},

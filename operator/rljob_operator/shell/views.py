@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from rljob_api.derived import ENGINES
 from rljob_api.job import KIND
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
@@ -27,7 +28,7 @@ from rljob_operator.kubernetes_objects import (
 )
 from rljob_operator.render import DIGEST_ANNOTATION
 from rljob_operator.shell.resources import JOB_LABEL, JobKey
-from rljob_operator.state.observed import ClusterView, JobView, PodRole, PodView, QueueView
+from rljob_operator.state.observed import ClusterView, EngineGroupView, JobView, PodRole, PodView, QueueView
 
 _MESSAGE = 1024
 _NOT_SAID: Condition = {"type": ""}
@@ -143,6 +144,7 @@ def cluster_state(item: RayClusterObject) -> ClusterState:
         head_service=head.get("serviceName") or None,
         desired_workers=desired,
         ready_workers=ready,
+        engine_group=_engine_group(spec),
         failure=_cut(failure.get("message") or status.get("reason")) if failure.get("status") == "True" else "",
         created=unix_seconds(meta["creationTimestamp"]),
         owner=f"{owner['kind']} {owner['name']}" if owner else "",
@@ -150,6 +152,12 @@ def cluster_state(item: RayClusterObject) -> ClusterState:
     )
     secret = str(auth.get("secretName") or meta["name"]) if auth.get("mode") == "token" else ""
     return ClusterState(view, owner["uid"] if owner is not None else "", secret)
+
+
+def _engine_group(spec: RayClusterSpec) -> EngineGroupView | None:
+    groups = enumerate(spec.get("workerGroupSpecs") or ())
+    replicas = ((index, int(group.get("replicas") or 0)) for index, group in groups if group["groupName"] == ENGINES)
+    return next((EngineGroupView(*found) for found in replicas), None)
 
 
 def _suspended(spec: RayClusterSpec, status: RayClusterStatus, conditions: Mapping[str, Condition]) -> bool:
@@ -199,6 +207,8 @@ def pod_view(item: PodObject) -> PodView:
         deleting="deletionTimestamp" in meta,
         deleted=unix_seconds(meta["deletionTimestamp"]) if "deletionTimestamp" in meta else None,
         cluster_uid=_owner_uid(item),
+        group=_labels(item).get("ray.io/group", ""),
+        address=status.get("podIP") or None,
         node=spec.get("nodeName") or None,
         scheduled=unix_seconds(since) if since else None,
         node_lost=status.get("phase") == "Unknown" or status.get("reason") in _NODE_LOST or cause in _NODE_LOST,

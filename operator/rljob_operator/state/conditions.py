@@ -44,7 +44,9 @@ def record_cluster(plan: PlanBuilder) -> None:
         released = old.released_uid
         plan.set(cluster=ClusterStatus(released_uid=released) if released else None)
         return
-    service = cluster.head_service
+    service, driver = cluster.head_service, plan.driver
+    said = driver.engine_nodes if driver is not None else None
+    kept = old.engine_nodes if plan.attempt is not None else None
     plan.set(
         cluster=ClusterStatus(
             name=cluster.name,
@@ -53,6 +55,7 @@ def record_cluster(plan: PlanBuilder) -> None:
             head_pod=head.name if head is not None else None,
             dashboard=f"http://{service}.{plan.job.namespace}.svc:{DASHBOARD_PORT}" if service else None,
             ready_workers=max(0, cluster.ready_workers),
+            engine_nodes=kept if said is None else said.taking_part,
             released_uid=old.released_uid,
             scheduled_time=old.scheduled_time,
         )

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
+from rljob_api.wire.driver_status import EngineNodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,10 @@ class PodView:
     """When its grace period ends, where it is being deleted."""
     cluster_uid: str = ""
     """UID of the RayCluster that controls it."""
+    group: str = ""
+    """Worker group that it is of."""
+    address: str | None = None
+    """Its IP address, once it has one."""
     node: str | None = None
     scheduled: float | None = None
     """When it got its node."""
@@ -83,6 +88,15 @@ class GonePod:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineGroupView:
+    """The worker group of the nodes with engines, as the RayCluster's spec has it."""
+
+    index: int
+    """Position among the worker groups."""
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterView:
     """The job's RayCluster."""
 
@@ -102,6 +116,8 @@ class ClusterView:
     head_service: str | None = None
     desired_workers: int = 0
     ready_workers: int = 0
+    engine_group: EngineGroupView | None = None
+    """None: engines have no nodes of their own."""
     failure: str = ""
     """KubeRay's message of a ReplicaFailure condition."""
     created: float = 0.0
@@ -200,6 +216,8 @@ class DriverView:
     """Phase that runs now in each lane beside the trainers'; the operator does not keep it."""
     groups: Mapping[str, int] = field(default_factory=dict)
     """Groups that are open now, by what they wait for; the operator does not keep it."""
+    engine_nodes: EngineNodes | None = None
+    """Nodes with engines, where their number may change."""
     stopping: bool = False
     last_checkpoint_step: int | None = None
     unwritten: Mapping[str, str] = field(default_factory=dict)

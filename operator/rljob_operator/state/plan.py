@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rljob_api.status import RLJobStatus
+from rljob_operator.state.observed import EngineGroupView
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,37 @@ class RequestCheckpoint:
     annotation: str
 
 
-Action = ApplySecret | ApplyPolicy | CreateCluster | DeleteCluster | DeleteJob | Submit | Stop | RequestCheckpoint
+@dataclass(frozen=True, slots=True)
+class WantEngineNodes:
+    """POST /v1/engine-nodes to the driver: so many nodes with engines."""
+
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleEngines:
+    """Give the RayCluster's group of engines another number of pods; nothing happens where it is not as it was seen."""
+
+    uid: str
+    """Of the RayCluster."""
+    seen: EngineGroupView
+    replicas: int
+    pods: tuple[str, ...] = ()
+    """Names of those that go."""
+
+
+Action = (
+    ApplySecret
+    | ApplyPolicy
+    | CreateCluster
+    | DeleteCluster
+    | DeleteJob
+    | Submit
+    | Stop
+    | RequestCheckpoint
+    | WantEngineNodes
+    | ScaleEngines
+)
 
 
 @dataclass(frozen=True, slots=True)

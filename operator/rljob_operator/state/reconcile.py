@@ -28,6 +28,7 @@ from rljob_operator.state.plan import Plan
 from rljob_operator.state.plan_builder import FINAL, PlanBuilder
 from rljob_operator.state.progress import read_progress
 from rljob_operator.state.readiness import give_up_unready
+from rljob_operator.state.scaling import scale_engines
 from rljob_operator.state.timing import (
     RUNNING_LOOK_SECONDS,
     STARTING_LOOK_SECONDS,
@@ -65,6 +66,7 @@ def reconcile(observed: Observed, now: float) -> Plan:
     phase = _next_phase(plan, outcome)
     keep_policy(plan)
     request_checkpoint(plan)
+    scale_engines(plan)
     record_cluster(plan)
     settle(plan, phase)
     set_conditions(plan, phase)

@@ -14,7 +14,7 @@ JOB_RULES: Rules = {
     for group, resource, verbs in (
         ("rljob.dev", "rljobs", "get list watch delete"),
         ("rljob.dev", "rljobs/status", "patch"),
-        ("ray.io", "rayclusters", "get list watch create delete"),
+        ("ray.io", "rayclusters", "get list watch create patch delete"),
         ("", "pods", "get list watch"),
         ("", "secrets", "get create"),
         ("networking.k8s.io", "networkpolicies", "get list watch create patch"),
@@ -111,7 +111,8 @@ def test_users_rights_are_aggregated() -> None:
     assert into("editor") == {"edit", "admin"}
     assert into("rljob") == set()
     assert {verb for _, _, verb, _ in rules(roles["viewer"])} == {"get", "list", "watch"}
-    assert {(group, resource) for group, resource, _, _ in rules(roles["editor"])} == {("rljob.dev", "rljobs")}
+    edited = {(group, resource) for group, resource, _, _ in rules(roles["editor"])}
+    assert edited == {("rljob.dev", "rljobs"), ("rljob.dev", "rljobs/scale")}
 
 
 def test_another_name_renames_the_lease_and_its_right() -> None:

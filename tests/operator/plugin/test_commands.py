@@ -148,6 +148,7 @@ def driver(tmp_path: Path, world: FakeApi) -> Iterator[DriverServer]:
         status=lambda: status,
         metrics=bytes,
         request_checkpoint=lambda: None,
+        want_engine_nodes=lambda nodes: None,
         host="127.0.0.1",
         port=0,
         token=DRIVER_TOKEN,

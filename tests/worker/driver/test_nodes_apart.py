@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +24,10 @@ from support.step_lines import read_steps
 from test_existing_ray import newest_step
 from test_lockstep import ENGINE, ROLLOUT, SPEC, TRAINER
 
+from rljob_api.wire import names
 from rljob_api.wire.exit_codes import ExitCode
-from rljob_worker.records.event_names import ENGINE_JOINED, ENGINE_LOST
+from rljob_api.wire.run_status import ADDRESS_FILE
+from rljob_worker.records.event_names import ENGINE_JOINED, ENGINE_LEFT, ENGINE_LOST
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -79,11 +84,9 @@ def test_the_bits_are_those_of_one_machine(cluster: RayCluster, together: Path, 
     wait_for(lambda: not cluster.alive("actors"), "end of the job's actors", 30)
 
 
-def test_an_engines_node_is_lost_and_one_on_another_joins_while_the_run_goes_on(
-    cluster: RayCluster, tmp_path: Path
-) -> None:
+def test_engines_are_lost_leave_and_join_while_the_run_goes_on(cluster: RayCluster, tmp_path: Path) -> None:
     folder, most = tmp_path / "run", 2
-    resources = groups({"nodes": 1, "devicesPerNode": 2}, {"nodes": 2, "devicesPerNode": 1})
+    resources = groups({"nodes": 1, "devicesPerNode": 2}, {"nodes": 2, "devicesPerNode": 1, "maxNodes": 3})
     rollout = {**ROLLOUT, "maxResponseTokens": 24, "staleness": {"max": most}}
     more = {"steps": 2000, "mode": "Async", "rollout": rollout, "resources": resources, "data": DATA}
     job = manifest(tmp_path, **{**JOB, **more, "checkpoint": {"everySteps": 50, "keep": 2}})
@@ -96,6 +99,24 @@ def test_an_engines_node_is_lost_and_one_on_another_joins_while_the_run_goes_on(
     wait_for(lambda: named(folder, ENGINE_JOINED), "another one", 200)
     joined = newest_step(folder)
     wait_for(lambda: newest_step(folder) >= joined + 5, "steps with it", 60)
+    assert engine_nodes(folder) == {"wanted": 2, "taking_part": 2, "in_use": [NODES[0], NODES[2]]}
+
+    for wrong in (0, 4):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            want(folder, wrong)
+        assert refused.value.code == 409
+        assert "the job allows 1 to 3" in refused.value.read().decode()
+    want(folder, 1)
+    wait_for(lambda: engine_nodes(folder)["in_use"] == NODES[:1], "one node in use", 60)
+    fewer = newest_step(folder)
+    assert [(event["engine"], event["left"]) for event in named(folder, ENGINE_LEFT)] == [("engine-1", 1)]
+    wait_for(lambda: newest_step(folder) >= fewer + 5, "steps on one node", 60)
+    assert len(named(folder, ENGINE_LOST)) == 1
+    want(folder, 2)
+    wait_for(lambda: len(named(folder, ENGINE_JOINED)) == 2, "a second node", 200)
+    assert engine_nodes(folder) == {"wanted": 2, "taking_part": 2, "in_use": [NODES[0], NODES[2]]}
+    more_again = newest_step(folder)
+    wait_for(lambda: newest_step(folder) >= more_again + 5, "steps on two nodes", 60)
     cluster.stop(submission)
     cluster.end_of(submission, 90)
     assert cluster.exit_codes()[-1] == ExitCode.STOPPED, cluster.logs(submission)
@@ -164,6 +185,25 @@ def started(cluster: RayCluster, job: Path, folder: Path, name: str, steps: int)
     cluster.submit(job, folder, name)
     wait_for(lambda: newest_step(folder) >= steps, "some steps", 200)
     return name
+
+
+def asked(folder: Path, path: str, method: str) -> Any:
+    """What the driver answers."""
+    address = json.loads((folder / ADDRESS_FILE).read_text())
+    request = urllib.request.Request(
+        f"http://{address['host']}:{address['port']}{path}", method=method, headers={"Authorization": "Bearer secret"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.load(answer)
+
+
+def engine_nodes(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = asked(folder, names.STATUS_PATH, "GET")["engine_nodes"]
+    return found
+
+
+def want(folder: Path, nodes: int) -> None:
+    asked(folder, f"{names.ENGINE_NODES_PATH}?wanted={nodes}", "POST")
 
 
 def named(folder: Path, event: str) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ class Job:
         self.ready = False
         self.broken = False
         self.checkpoints = 0
+        self.nodes = 2
 
     def status(self) -> DriverStatus:
         if self.broken:
@@ -36,6 +37,11 @@ class Job:
 
     def request_checkpoint(self) -> None:
         self.checkpoints += 1
+
+    def want_engine_nodes(self, nodes: int) -> None:
+        if nodes > 4:
+            raise UserError("4 at most")
+        self.nodes = nodes
 
 
 @pytest.fixture
@@ -53,6 +59,7 @@ def serve(tmp_path: Path, job: Job) -> Iterator[Serve]:
             status=job.status,
             metrics=lambda: b"# HELP x y\n",
             request_checkpoint=job.request_checkpoint,
+            want_engine_nodes=job.want_engine_nodes,
             host=host,
             port=port,
             token=token,
@@ -99,6 +106,8 @@ def test_every_endpoint_answers(serve: Serve, job: Job, tmp_path: Path) -> None:
     assert ask(server, "/v1/checkpoint", "POST") == (202, {"accepted": True})
     assert ask(server, "/v1/checkpoint", "POST", body=b"{}" * 1000) == (202, {"accepted": True})
     assert job.checkpoints == 2
+    assert ask(server, "/v1/engine-nodes?wanted=3", "POST") == (202, {"accepted": True})
+    assert job.nodes == 3
     server.close()
     assert not (tmp_path / "http.json").exists()
 
@@ -110,7 +119,11 @@ def test_what_does_not_exist_is_refused_by_name(serve: Serve, job: Job) -> None:
     assert "/v1/steps" in content["error"]
     assert ask(server, "/v1/checkpoint")[0] == ask(server, "/v1/status", "POST")[0] == 405
     assert ask(server, "/v1/status", "POST") == (405, {"error": "/v1/status takes GET, not POST"})
-    assert job.checkpoints == 0
+    assert ask(server, "/v1/engine-nodes?wanted=5", "POST") == (409, {"error": "4 at most"})
+    for query in ("", "?wanted=", "?wanted=x"):
+        status, content = ask(server, f"/v1/engine-nodes{query}", "POST")
+        assert (status, content["error"][:8]) == (400, "wanted: ")
+    assert (job.checkpoints, job.nodes) == (0, 2)
 
 
 def test_steps_are_paged_with_after(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,6 +322,7 @@ def test_a_server_that_never_started_can_be_closed(tmp_path: Path, job: Job) -> 
         status=job.status,
         metrics=bytes,
         request_checkpoint=job.request_checkpoint,
+        want_engine_nodes=job.want_engine_nodes,
         host="127.0.0.1",
         port=0,
         token=None,

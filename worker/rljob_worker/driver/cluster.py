@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rljob_api import RLJobSpec, derived, roles
 from rljob_api.spec import WeightTransport
+from rljob_api.wire.driver_status import EngineNodes
 from rljob_api.wire.names import MANIFEST_VARIABLE
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.actors import EngineActor, Location, Onlooker, TrainerActor
@@ -63,7 +64,7 @@ class Cluster:
         run_folder: the driver's run folder; on a cluster, all nodes must see it at the same path.
         model_folder: Hugging Face folder with the starting weights, likewise.
         checkpoints: folder of the checkpoints, likewise.
-        on_change: told of engines that are lost and that join, as an event with what is to be said of it.
+        on_change: told of engines that are lost, join and leave, as an event with what is to be said of it.
     """
 
     def __init__(
@@ -158,6 +159,22 @@ class Cluster:
     def goes_on_without(self, error: ProcessDiedError, version: int, calls: PhaseCalls) -> bool:
         """End a hand-over in which a process died, where others go on without it; whether they do."""
         return self._apart is not None and self._apart.goes_on_without(error, version, calls)
+
+    def want_engine_nodes(self, nodes: int) -> None:
+        """Have another number of nodes with engines; thread-safe.
+
+        Raises:
+            UserError: the job does not allow it.
+        """
+        if self._apart is None or not derived.is_elastic(self.spec):
+            raise UserError(
+                "the number of nodes with engines stays as it is: the job has no spec.resources.rollout.maxNodes"
+            )
+        self._apart.want(nodes)
+
+    def engine_nodes(self) -> EngineNodes | None:
+        """Nodes with engines, where their number may change; thread-safe."""
+        return self._apart.in_use() if self._apart is not None and derived.is_elastic(self.spec) else None
 
     def _place(self, device: int) -> Place:
         assert self._placement is not None

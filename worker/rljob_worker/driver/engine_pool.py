@@ -1,4 +1,4 @@
-"""Engines on nodes of their own over the loss of some: the others go on, and new ones take their places."""
+"""Engines on nodes of their own that come and go: the others go on, and new ones are made in threads of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rljob_worker.driver.groups import EngineGroup, Process
 from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.errors import JobError, ProcessDiedError, StopRequested
-from rljob_worker.records.event_names import ENGINE_JOINED, ENGINE_LOST
+from rljob_worker.records.event_names import ENGINE_JOINED, ENGINE_LEFT, ENGINE_LOST
 
 logger = logging.getLogger(__name__)
 _AGAIN_SECONDS = 5.0
@@ -18,32 +18,41 @@ _AGAIN_SECONDS = 5.0
 class EnginePool:
     """Which engines there are.
 
-    The thread that generates notices who is lost, that of the trainers takes in who came, between two rounds of
-    generation; threads of its own make new ones meanwhile.
+    The thread that generates notices who is lost, that of the trainers takes in who came and lets go who is too many,
+    between two rounds of generation; threads of its own make new ones meanwhile.
 
     Args:
         engines: the group that it changes.
-        make: makes and starts an engine in the place of one that is lost, and returns it; None when it was stopped.
+        make: makes and starts the engine of a name, and returns it; None when it was stopped.
+        end: ends one that nobody needs.
         on_change: told of each change, with the engine's name.
     """
 
     def __init__(
         self,
         engines: EngineGroup,
-        make: Callable[[Process, threading.Event], Process | None],
+        make: Callable[[str, threading.Event], Process | None],
+        end: Callable[[Process], None],
         on_change: Callable[..., None],
     ) -> None:
-        self._engines, self._make, self._on_change = engines, make, on_change
-        self._closing = threading.Event()
-        self._arrived: list[Process] = []
+        self._engines, self._make, self._end, self._on_change = engines, make, end, on_change
         self._lock = threading.Lock()
-        self._changed = False
+        self._closed = self._changed = False
+        self._arrived: list[Process] = []
+        self._made: dict[str, threading.Event] = {}
+        """Engines that are being made, each with what ends that."""
 
     @property
     def arrived(self) -> list[Process]:
         """Those that have started and take no part yet."""
         with self._lock:
             return list(self._arrived)
+
+    @property
+    def made(self) -> list[str]:
+        """Names of those that are being made."""
+        with self._lock:
+            return list(self._made)
 
     def lose(self, error: ProcessDiedError) -> None:
         """An engine died: the others go on without it, and a new one is made.
@@ -52,19 +61,42 @@ class EnginePool:
             ProcessDiedError: it was the last one, or is no engine.
         """
         name = error.process
-        if len(self._engines) == 1:
-            raise error
-        gone = self._engines.remove(name)
-        if gone is None:
+        if len(self._engines) == 1 or self._engines.remove(name) is None:
             raise error
         self._changed = True
         left = ", ".join(process.name for process in self._engines)
         logger.warning("%s\n%s: without it, until a new one has started", error, left)
         self._on_change(ENGINE_LOST, engine=name, left=len(self._engines))
-        threading.Thread(target=self._replace, args=(gone,), name=f"replace-{name}", daemon=True).start()
+        self.add(name)
 
-    def settle(self, calls: PhaseCalls) -> bool:
-        """Find out who is there, while none generates; whether they are others than the last time.
+    def add(self, name: str) -> None:
+        """Make an engine; it takes part when it has started."""
+        over = threading.Event()
+        with self._lock:
+            if self._closed:
+                return
+            self._made[name] = over
+        threading.Thread(target=self._make_one, args=(name, over), name=f"make-{name}", daemon=True).start()
+
+    def let_go(self, name: str) -> None:
+        """Do without an engine, whether it takes part, has just come or is being made; while none generates."""
+        with self._lock:
+            waiting = self._made.pop(name, None)
+            came = next((process for process in self._arrived if process.name == name), None)
+            self._arrived = [process for process in self._arrived if process is not came]
+        if waiting is not None:
+            waiting.set()
+            return
+        gone = came or self._engines.remove(name)
+        assert gone is not None, f"{name} is not there"
+        if came is None:
+            self._changed = True
+            logger.info("%s is not needed any more", name)
+            self._on_change(ENGINE_LEFT, engine=name, left=len(self._engines))
+        self._end(gone)
+
+    def settle(self, calls: PhaseCalls) -> None:
+        """Find out who is there, while none generates.
 
         Raises:
             ProcessDiedError: none is.
@@ -78,26 +110,37 @@ class EnginePool:
             arrived, self._arrived = self._arrived, []
         for process in arrived:
             self._engines.add(process)
-            logger.info("%s takes part again", process.name)
+            self._changed = True
+            logger.info("%s takes part", process.name)
             self._on_change(ENGINE_JOINED, engine=process.name)
-        changed, self._changed = self._changed or bool(arrived), False
+
+    def take_changed(self) -> bool:
+        """Whether those that take part are others than the last time that this was asked."""
+        changed, self._changed = self._changed, False
         return changed
 
     def close(self) -> None:
         """Make no more."""
-        self._closing.set()
+        with self._lock:
+            self._closed = True
+            for over in self._made.values():
+                over.set()
 
-    def _replace(self, gone: Process) -> None:
-        while not self._closing.is_set():
+    def _make_one(self, name: str, over: threading.Event) -> None:
+        while not over.is_set():
             try:
-                process = self._make(gone, self._closing)
+                process = self._make(name, over)
             except StopRequested:
                 return
             except JobError as error:
-                logger.warning("%s did not start again, and is made anew: %s", gone.name, error)
-                self._closing.wait(_AGAIN_SECONDS)
+                logger.warning("%s did not start, and is made anew: %s", name, error)
+                over.wait(_AGAIN_SECONDS)
                 continue
-            if process is not None:
-                with self._lock:
+            if process is None:
+                return
+            with self._lock:
+                if not over.is_set():
+                    del self._made[name]
                     self._arrived.append(process)
-            return
+                    return
+            self._end(process)

@@ -1,4 +1,4 @@
-"""Engines that only the network connects with the trainers: where they meet, and who comes for one that is lost."""
+"""Engines that only the network connects with the trainers: where they meet, and who comes and goes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from rljob_api import RLJobSpec, derived
 from rljob_api.spec import Mode, WeightTransport
+from rljob_api.wire.driver_status import EngineNodes
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.actors import EngineActor
 from rljob_worker.driver.calls import Calls
@@ -22,10 +23,13 @@ from rljob_worker.driver.groups import EngineGroup, Process, TrainerGroup
 from rljob_worker.driver.nodes import Nodes
 from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.driver.placement import Spot, reserve_engine
-from rljob_worker.errors import ProcessDiedError
+from rljob_worker.errors import ProcessDiedError, UserError
+from rljob_worker.flow import engine_seats
 from rljob_worker.weightsync.meeting import NetworkMeeting, end_sync
 
 _ANSWER_SECONDS = 5.0
+_LEAVE_SECONDS = 2.0
+"""What an engine that nobody needs may take to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def may_lose_engines(spec: RLJobSpec) -> bool:
 
 
 class EnginesApart:
-    """Keeps the engines' group and the place where it meets the trainers up to date over losses.
+    """Keeps the engines' group and the place where it meets the trainers up to date: some are lost, some come and go.
 
     Args:
         cluster: the job's processes.
@@ -93,7 +97,7 @@ class EnginesApart:
         network: where they meet at first.
         common: arguments of every engine.
         calls: waits for processes, of the thread that starts them.
-        on_change: told of engines that are lost and that join.
+        on_change: told of engines that are lost, that join and that leave.
     """
 
     def __init__(
@@ -107,9 +111,11 @@ class EnginesApart:
     ) -> None:
         self._cluster, self._nodes, self._network = cluster, nodes, network
         self._common, self._calls = common, calls
-        self._pool = EnginePool(cluster.engines, self._again, on_change)
+        self._pool = EnginePool(cluster.engines, self._made, self._end, on_change)
+        self._wanted = derived.engine_nodes(cluster.spec)
         self._groups: list[PlacementGroup] = []
-        """Of engines that were made anew on other nodes."""
+        """Of engines that were made on other nodes than the job began with."""
+        self._leaving: list[Process] = []
         cluster.engines.on_loss = self._pool.lose
 
     @property
@@ -117,13 +123,38 @@ class EnginesApart:
         """Engines that have started and take no part yet."""
         return self._pool.arrived
 
+    def want(self, nodes: int) -> None:
+        """Have so many nodes with engines from the next hand-over on, or as soon as there are so many; thread-safe.
+
+        Raises:
+            UserError: the job allows another number.
+        """
+        least, most = derived.node_bounds(self._cluster.spec, derived.node_groups(self._cluster.spec)[-1])
+        if not least <= nodes <= most:
+            raise UserError(
+                f"{nodes} nodes with engines: the job allows {least} to {most} "
+                "(spec.resources.rollout.minNodes and maxNodes)"
+            )
+        self._wanted = nodes
+
+    def in_use(self) -> EngineNodes:
+        """How many nodes with engines are wanted, and which are in use; thread-safe."""
+        nodes, places = self._nodes, self._cluster.places
+        part = {process.node for process in self._cluster.engines}
+        others = {process.node for process in (*self._pool.arrived, *list(self._leaving))}
+        coming = {places[name].node for name in self._pool.made if name in places}
+        used = {nodes[node].id: nodes[node].address for node in (*part, *others, *coming)}
+        return EngineNodes(self._wanted, len({nodes[node].id for node in part}), sorted(used.values()))
+
     def settle(self, calls: PhaseCalls) -> bool:
-        """Take in engines that came anew, let go those that are gone.
+        """Take in engines that came, let go those that are gone or too many.
 
         Returns:
             Whether they are others than at the hand-over before, and meet the trainers in a new place.
         """
-        if not self._pool.settle(calls):
+        self._pool.settle(calls)
+        self._resize()
+        if not self._pool.take_changed():
             return False
         trainers, engines = self._cluster.trainers, self._cluster.engines
         self._network = meeting_at(self._cluster.spec, self._nodes, len(engines), self._cluster.buckets)
@@ -147,11 +178,20 @@ class EnginesApart:
         for group in self._groups:
             remove_placement_group(group)
 
+    def _resize(self) -> None:
+        seats = {process.name: self._nodes[process.node].id for process in self._cluster.engines}
+        per_node = derived.engines_per_node(self._cluster.spec)
+        gone, new = engine_seats.change(seats, self._pool.made, self._wanted, per_node)
+        for name in gone:
+            self._pool.let_go(name)
+        for name in new:
+            self._pool.add(name)
+
     def _seen_from(self, node: int) -> NetworkMeeting:
         return replace(self._network, address=self._nodes[node].address)
 
-    def _again(self, gone: Process, over: threading.Event) -> Process | None:
-        """An engine in the place of one that is lost, started: where it was, or on a node that has its devices free.
+    def _made(self, name: str, over: threading.Event) -> Process | None:
+        """An engine of this name, started: where it was, or on a node that has its devices free.
 
         Returns:
             None when it is over before.
@@ -160,23 +200,24 @@ class EnginesApart:
             JobError: it did not start.
         """
         spec = self._cluster.spec
-        seconds, place = spec.timeouts.start_seconds, self._cluster.places[gone.name]
-        if not self._nodes.answers(place.node, _ANSWER_SECONDS):
+        seconds, place = spec.timeouts.start_seconds, self._cluster.places.get(name)
+        if place is None or not self._nodes.answers(place.node, _ANSWER_SECONDS):
             found = reserve_engine(spec, over)
             if found is None:
                 return None
             group, node = found
             self._groups.append(group)
-            place = Place(Spot(group, 0), self._nodes.add(node, Spot(group, 0)), place.devices)
+            own = derived.node_groups(spec)[-1]
+            place = Place(Spot(group, 0), self._nodes.add(node, Spot(group, 0)), own.devices)
         told = device_kind(spec.resources).visible_variable is None
         arguments = self._common | dict(
-            index=int(gone.name.rpartition("-")[2]),
+            index=int(name.rpartition("-")[2]),
             devices=list(range(spec.rollout.tensor_parallel)) if told else None,
             sync_folder=self._nodes.folder(place.node, seconds),
             network=self._seen_from(place.node),
         )
         alone, calls = EngineGroup(), self._calls.beside(over, lambda: None)
-        alone.add(process := self._cluster.actor(EngineActor, gone.name, place, arguments))
+        alone.add(process := self._cluster.actor(EngineActor, name, place, arguments))
         try:
             process.pid = calls.gather("start", alone.locate(), seconds, until_stop=True)[0].pid
             calls.gather("start", alone.start(), seconds, until_stop=True)
@@ -184,3 +225,21 @@ class EnginesApart:
             ray.kill(process.handle)
             raise
         return process
+
+    def _end(self, process: Process) -> None:
+        """End an engine beside what goes on; its node is in use until it is gone."""
+        self._leaving.append(process)
+        threading.Thread(target=self._end_now, args=(process,), name=f"end-{process.name}", daemon=True).start()
+
+    def _end_now(self, process: Process) -> None:
+        place = self._cluster.places[process.name]
+        try:
+            ray.kill(process.handle)
+            if process.pid is not None:
+                self._nodes.end({process.node: [process.pid]}, _LEAVE_SECONDS, _ANSWER_SECONDS)
+            if place.spot.group in self._groups:
+                self._groups.remove(place.spot.group)
+                del self._cluster.places[process.name]
+                remove_placement_group(place.spot.group)
+        finally:
+            self._leaving.remove(process)

@@ -106,7 +106,8 @@ class Job(Generic[R, H]):
         self._reward_parts: dict[str, float] = {}
         self._busy: dict[str, float] = {}
         self._unrecorded: StepRecord | None = None
-        cluster, in_phase = given.cluster, PhaseCalls(given.calls, given.clock, spec.timeouts)
+        self.cluster = cluster = given.cluster
+        in_phase = PhaseCalls(given.calls, given.clock, spec.timeouts)
         probe = WeightProbe(spec, inputs.model.vocab_size, max_model_length(spec, inputs.model) - 1)
         self.rollouts = generation.rollouts(
             spec, cluster.engines, generation.calls, prompts, inputs, progress, generation.stop
@@ -257,6 +258,7 @@ class Job(Generic[R, H]):
             lanes=self.clock.running_beside(),
             groups=self.rollouts.open_groups(),
             engines=self.rollouts.engine_loads(),
+            engine_nodes=self.cluster.engine_nodes(),
             reward_parts=self._reward_parts,
             write_failures=self._failures.counts(),
             write_messages=self._failures.messages(),

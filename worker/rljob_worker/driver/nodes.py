@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -157,6 +158,7 @@ class Nodes:
     def __init__(self, placement: Placement, scratch: Path | None, environment: Mapping[str, str]) -> None:
         self._nodes = list(placement.nodes)
         self._environment = environment
+        self._lock = threading.Lock()
         self._helpers: list[_Helper] = [
             _There(placement.spot(placement.first_device(i)), environment) if scratch is None else _Here(scratch)
             for i in range(len(self._nodes))
@@ -169,10 +171,11 @@ class Nodes:
         return self._nodes[node]
 
     def add(self, node: Node, spot: Spot) -> int:
-        """A node that came later; its position."""
-        self._helpers.append(_There(spot, self._environment))
-        self._nodes.append(node)
-        return len(self._nodes) - 1
+        """A node that came later; its position. Thread-safe."""
+        with self._lock:
+            self._helpers.append(_There(spot, self._environment))
+            self._nodes.append(node)
+            return len(self._nodes) - 1
 
     def folder(self, node: int, seconds: float) -> str:
         """One node's folder; JobError as below."""

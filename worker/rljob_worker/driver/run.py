@@ -263,6 +263,7 @@ def _serve(
         status=job.status,
         metrics=metrics.text,
         request_checkpoint=job.recovery.request_checkpoint,
+        want_engine_nodes=job.cluster.want_engine_nodes,
         host=spec.records.http_host,
         port=spec.records.http_port,
         token=os.environ.get(DRIVER_TOKEN_VARIABLE),

@@ -35,6 +35,7 @@ _ROUTES = {
     names.STEPS_PATH: "GET",
     names.METRICS_PATH: "GET",
     names.CHECKPOINT_PATH: "POST",
+    names.ENGINE_NODES_PATH: "POST",
 }
 _PROBES = (names.HEALTH_PATH, names.READY_PATH)
 _TOKEN_HEADERS = ("Authorization", names.DRIVER_AUTHORIZATION_HEADER)
@@ -48,15 +49,17 @@ class DriverServer:
 
     `GET /v1/status`, `GET /v1/steps?after=INDEX` (records whose `index` is above INDEX, as `{"steps": [...],
     "total": N}`; an answer ends with the record that takes it past 2 MiB, and has at most 1000), `GET /healthz`,
-    `GET /readyz`, `GET /metrics`, `POST /v1/checkpoint` (one at the next step boundary). With a token, all but the two
-    probes ask for `Authorization: Bearer TOKEN`, or the same in `X-RLJob-Authorization`. `linger` does not count what
-    was read with the header `X-RLJob-Peek`.
+    `GET /readyz`, `GET /metrics`, `POST /v1/checkpoint` (one at the next step boundary),
+    `POST /v1/engine-nodes?wanted=N` (so many nodes with engines; 409 where the job does not allow it).
+    With a token, all but the two probes ask for `Authorization: Bearer TOKEN`, or the same in `X-RLJob-Authorization`.
+    `linger` does not count what was read with the header `X-RLJob-Peek`.
 
     Args:
         log: the step records.
         status: content of `/v1/status`; its `ready` decides `/readyz`.
         metrics: content of `/metrics`.
         request_checkpoint: called by `POST /v1/checkpoint`.
+        want_engine_nodes: called by `POST /v1/engine-nodes`; may raise UserError.
         host: address to listen on.
         port: 0 picks a free one.
         token: bearer token, or None for none.
@@ -73,6 +76,7 @@ class DriverServer:
         status: Callable[[], DriverStatus],
         metrics: Callable[[], bytes],
         request_checkpoint: Callable[[], None],
+        want_engine_nodes: Callable[[int], None],
         host: str,
         port: int,
         token: str | None,
@@ -84,6 +88,7 @@ class DriverServer:
         self.status = status
         self.metrics = metrics
         self.request_checkpoint = request_checkpoint
+        self.want_engine_nodes = want_engine_nodes
         self.token = None if token is None else token.strip()
         self.last_read = -1
         try:
@@ -203,16 +208,35 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
                 self._steps(query)
             elif path == names.METRICS_PATH:
                 self._send(server.metrics(), "text/plain; version=0.0.4; charset=utf-8", HTTPStatus.OK)
+            elif path == names.ENGINE_NODES_PATH:
+                self._engine_nodes(query)
             else:
                 server.request_checkpoint()
                 self._answer({"accepted": True}, HTTPStatus.ACCEPTED)
 
-        def _steps(self, query: str) -> None:
-            given = parse_qs(query, keep_blank_values=True).get("after", ["-1"])[-1]
+        def _engine_nodes(self, query: str) -> None:
+            wanted = self._whole(query, "wanted", "")
+            if wanted is None:
+                return
             try:
-                after = int(given)
+                server.want_engine_nodes(wanted)
+            except UserError as error:
+                self._refuse(HTTPStatus.CONFLICT, str(error))
+            else:
+                self._answer({"accepted": True}, HTTPStatus.ACCEPTED)
+
+        def _whole(self, query: str, name: str, default: str) -> int | None:
+            """A number of the query; None: it was refused."""
+            given = parse_qs(query, keep_blank_values=True).get(name, [default])[-1]
+            try:
+                return int(given)
             except ValueError:
-                self._refuse(HTTPStatus.BAD_REQUEST, f"after: {given[:80]!r} is not a whole number")
+                self._refuse(HTTPStatus.BAD_REQUEST, f"{name}: {given[:80]!r} is not a whole number")
+                return None
+
+        def _steps(self, query: str) -> None:
+            after = self._whole(query, "after", "-1")
+            if after is None:
                 return
             lines = _first_of(server.log.after(after)[:PAGE])
             self._send(page_text(lines, len(server.log)).encode(), "application/json", HTTPStatus.OK)

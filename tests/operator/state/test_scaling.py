@@ -1,0 +1,163 @@
+"""More or fewer nodes with engines while a job runs: what the driver is asked for, and which pods go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from simulation import World, make_spec
+
+from rljob_api.status import JobPhase
+from rljob_api.wire.driver_status import EngineNodes
+from rljob_operator.state.observed import EngineGroupView, Observed, PodRole, PodView
+from rljob_operator.state.plan import Plan, ScaleEngines, WantEngineNodes
+from rljob_operator.state.reconcile import reconcile
+
+Running = Callable[..., World]
+
+
+def engine(number: int, *, ready: bool = True, deleting: bool = False, cluster: str) -> PodView:
+    address = f"10.0.0.{number}" if ready else None
+    return PodView(
+        f"job-engines-{number}",
+        f"uid-{number}",
+        PodRole.WORKER,
+        "Running" if ready else "Pending",
+        ready,
+        deleting,
+        cluster_uid=cluster,
+        group="engines",
+        address=address,
+        scheduled=1_700_000_000.0 + number,
+    )
+
+
+def seen(
+    world: World,
+    wanted: int,
+    pods: dict[int, bool],
+    asked: int | None,
+    used: tuple[int, ...] = (),
+    replicas: int | None = None,
+    most: int | None = 4,
+) -> Observed:
+    """A job that wants so many nodes; its pods, and whether each is ready; what its driver was asked for and uses."""
+    bounds = {} if most is None else {"minNodes": 1, "maxNodes": most}
+    resources = {
+        "nodes": 1,
+        "devicesPerNode": None,
+        "trainer": {"nodes": 1},
+        "rollout": {"nodes": wanted, "devicesPerNode": 1, **bounds},
+    }
+    observed = world.observed()
+    assert observed.cluster is not None
+    assert observed.driver is not None
+    nodes = None if asked is None else EngineNodes(asked, len(used), [f"10.0.0.{number}" for number in used])
+    return replace(
+        observed,
+        job=replace(observed.job, spec=make_spec(mode="Async", resources=resources)),
+        cluster=replace(observed.cluster, engine_group=EngineGroupView(1, len(pods) if replicas is None else replicas)),
+        pods=(
+            *(pod for pod in observed.pods if pod.role is PodRole.HEAD),
+            *(engine(number, ready=ready, cluster=observed.cluster.uid) for number, ready in pods.items()),
+        ),
+        driver=replace(observed.driver, engine_nodes=nodes),
+    )
+
+
+def done(plan: Plan) -> list[WantEngineNodes | ScaleEngines]:
+    return [action for action in plan.actions if isinstance(action, WantEngineNodes | ScaleEngines)]
+
+
+def look(observed: Observed, world: World) -> list[WantEngineNodes | ScaleEngines]:
+    return done(reconcile(observed, world.now))
+
+
+BOTH = {1: True, 2: True}
+
+
+def test_more_nodes_are_asked_for_at_once(running: Running) -> None:
+    world = running()
+    observed = seen(world, 3, BOTH, asked=2, used=(1, 2))
+    assert observed.cluster is not None
+    plan = reconcile(observed, world.now)
+    assert done(plan) == [
+        WantEngineNodes(3),
+        ScaleEngines(observed.cluster.uid, EngineGroupView(1, 2), 3),
+    ]
+    assert plan.status.phase is JobPhase.RUNNING
+    assert plan.status.cluster is not None
+    assert plan.status.cluster.engine_nodes == 2
+    assert [event.reason for event in plan.events] == ["EnginesScaled"]
+    assert look(seen(world, 3, BOTH, asked=3, used=(1, 2), replicas=3), world) == []
+
+
+def test_a_pod_goes_when_nothing_of_the_job_is_on_its_node(running: Running) -> None:
+    world = running()
+    assert look(seen(world, 1, BOTH, asked=2, used=(1, 2)), world) == [WantEngineNodes(1)]
+    assert look(seen(world, 1, BOTH, asked=1, used=(1, 2)), world) == []
+    (scaled,) = look(seen(world, 1, BOTH, asked=1, used=(1,)), world)
+    assert isinstance(scaled, ScaleEngines)
+    assert (scaled.replicas, scaled.pods) == (1, ("job-engines-2",))
+
+
+def test_a_pod_that_is_not_ready_goes_before_one_that_is(running: Running) -> None:
+    world = running()
+    pods = {1: True, 2: True, 3: False}
+    (scaled,) = look(seen(world, 2, pods, asked=2, used=(1, 2)), world)
+    assert isinstance(scaled, ScaleEngines)
+    assert scaled.pods == ("job-engines-3",)
+    (scaled,) = look(seen(world, 1, pods, asked=1, used=(1, 2)), world)
+    assert isinstance(scaled, ScaleEngines)
+    assert (scaled.replicas, scaled.pods) == (2, ("job-engines-3",))
+
+
+@pytest.mark.parametrize("asked", [None, 2])
+def test_no_pod_goes_before_the_driver_has_said_which_it_uses(running: Running, asked: int | None) -> None:
+    world = running()
+    observed = seen(world, 1, BOTH, asked)
+    assert not any(isinstance(action, ScaleEngines) for action in look(observed, world))
+    assert look(replace(observed, driver=None), world) == []
+
+
+def test_a_driver_that_says_nothing_of_nodes_is_asked_for_nothing(running: Running) -> None:
+    world = running()
+    assert look(seen(world, 2, BOTH, asked=None), world) == []
+
+
+def test_without_bounds_nothing_is_scaled(running: Running) -> None:
+    world = running()
+    assert look(seen(world, 3, BOTH, asked=None, most=None), world) == []
+
+
+def test_before_an_attempt_any_pod_may_go(world: World) -> None:
+    for _ in range(60):
+        world.pass_time(5)
+        world.look()
+        if world.cluster is not None and any(pod.node for pod in world.pods):
+            break
+    assert world.status.attempts == []
+    assert world.cluster is not None
+    observed = replace(
+        seen_before(world, 1), pods=tuple(engine(number, cluster=world.cluster.uid) for number in (1, 2))
+    )
+    (scaled,) = look(observed, world)
+    assert isinstance(scaled, ScaleEngines)
+    assert (scaled.replicas, scaled.pods) == (1, ("job-engines-2",))
+
+
+def seen_before(world: World, wanted: int) -> Observed:
+    observed = world.observed()
+    assert observed.cluster is not None
+    spec = make_spec(
+        mode="Async",
+        resources={
+            "nodes": 1,
+            "devicesPerNode": None,
+            "trainer": {"nodes": 1},
+            "rollout": {"nodes": wanted, "devicesPerNode": 1, "maxNodes": 4},
+        },
+    )
+    cluster = replace(observed.cluster, ready=False, engine_group=EngineGroupView(1, 2))
+    return replace(observed, job=replace(observed.job, spec=spec), cluster=cluster)
