@@ -10,7 +10,7 @@ from kube import ApiError, Kube
 from manifests import manifest
 from schema_evaluator import filled_alike
 from test_field_rules import ACCEPTED, LOCAL_ONLY, REFUSED, refused_by_api_server, refused_locally
-from test_fixed_fields import BEFORE_THE_FIRST_ATTEMPT, HAS_RUN, MAY_CHANGE, WHILE_SUSPENDED, field_of
+from test_fixed_fields import BEFORE_THE_FIRST_ATTEMPT, ELASTIC, HAS_RUN, MAY_CHANGE, WHILE_SUSPENDED, field_of
 
 from rljob_api.crd import custom_resource_definition
 from rljob_api.generate import generated_files
@@ -147,6 +147,18 @@ def test_what_may_change(
             kube.apply(in_namespace(manifest(change), namespace), dryRun="All")
         assert error.value.code == 422
         assert f"spec.{field}" in error.value.message
+
+
+def test_nodes_with_engines_are_scaled_within_the_job_s_bounds(kube: Kube, namespace: str) -> None:
+    name = kube.apply(in_namespace(manifest(*ELASTIC), namespace))["metadata"]["name"]
+    running = {"phase": "Running", "attempts": HAS_RUN, "cluster": {"engineNodes": 1}}
+    kube.patch("RLJob", namespace, name, {"status": running}, "status")
+    scale = kube.request("GET", kube.path("RLJob", namespace, name, "scale"))
+    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (2, 1)
+    kube.patch("RLJob", namespace, name, {"spec": {"replicas": 4}}, "scale")
+    assert kube.get("RLJob", namespace, name)["spec"]["resources"]["rollout"]["nodes"] == 4
+    with pytest.raises(ApiError, match=r"spec.resources.rollout.nodes: .*outside of its own bounds"):
+        kube.patch("RLJob", namespace, name, {"spec": {"replicas": 5}}, "scale")
 
 
 def test_the_count_of_status_writes_opens_no_way_round_the_rules(kube: Kube, namespace: str) -> None:

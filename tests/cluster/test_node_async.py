@@ -1,4 +1,4 @@
-"""Trainers and engines in pods of their own on the real node: both lanes, and an engine's pod that is lost."""
+"""Trainers and engines in pods of their own on the real node: both lanes; engines' pods that are lost, go and come."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from node_jobs import NodeJob
 from whole_system import WholeSystem
 
 from rljob_worker.records.event_lines import read_events
-from rljob_worker.records.event_names import ENGINE_JOINED, ENGINE_LOST
+from rljob_worker.records.event_names import ENGINE_JOINED, ENGINE_LEFT, ENGINE_LOST
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1200)]
 
-STEPS, LOST_AFTER, PROMPTS = 250, 12, 32
+STEPS, LOST_AFTER, PROMPTS = 1000, 12, 32
 
 
 @pytest.fixture(scope="module")
 def job(system: WholeSystem) -> Iterator[NodeJob]:
-    """One with two pods of engines, of which one is deleted while it runs."""
+    """One with two pods of engines while it runs: one is deleted, then there is one fewer, then two again."""
     job = NodeJob(
         system,
         "async",
@@ -34,7 +34,7 @@ def job(system: WholeSystem) -> Iterator[NodeJob]:
         "resources.nodes=1",
         "resources.devicesPerNode=null",
         "resources.trainer={nodes: 1, worker: {cpu: 400m, memory: 4Gi}}",
-        "resources.rollout={nodes: 2, worker: {cpu: 350m, memory: 4Gi}}",
+        "resources.rollout={nodes: 2, maxNodes: 2, worker: {cpu: 350m, memory: 4Gi}}",
         # There is one node.
         "pods.worker={spec: {affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: []}}}}",
     ).create()
@@ -45,20 +45,39 @@ def job(system: WholeSystem) -> Iterator[NodeJob]:
         )
         assert [group for group, _ in groups] == ["engines", "engines", "trainers"]
         job.kube.delete("Pod", "default", groups[1][1])
+        assert wait_until(lambda: changes(job) == [ENGINE_LOST, ENGINE_JOINED], 300, 0.5), job.describe()
+        scale(job, 1)
+        assert wait_until(lambda: len(engine_pods(job)) == 1, 120, 0.5), job.describe()
+        scale(job, 2)
         job.wait("Succeeded")
         yield job
     finally:
         job.delete()
 
 
-def test_the_loss_of_a_pod_is_no_restart_and_another_one_takes_part(job: NodeJob) -> None:
+def scale(job: NodeJob, nodes: int) -> None:
+    job.system.cluster.kubectl("scale", "rljob", job.name, "--namespace=default", f"--replicas={nodes}")
+
+
+def engine_pods(job: NodeJob) -> list[str]:
+    return [
+        pod["metadata"]["name"] for pod in job.pods("worker") if pod["metadata"]["labels"]["ray.io/group"] == "engines"
+    ]
+
+
+def changes(job: NodeJob) -> list[str]:
+    """What became of engines, in order."""
+    return [one["event"] for one in read_events(job.run_folder) if one["event"].startswith("engine_")]
+
+
+def test_pods_that_are_lost_go_and_come_are_no_restart(job: NodeJob) -> None:
     status = job.status()
     assert (status["phase"], status["progress"]["step"]) == ("Succeeded", STEPS), job.describe()
     records = job.records()
     assert {record["attempt"] for record in records} == {1}
-    changes = {one["event"]: one["step"] for one in read_events(job.run_folder) if one["event"].startswith("engine_")}
-    assert list(changes) == [ENGINE_LOST, ENGINE_JOINED]
-    assert LOST_AFTER <= changes[ENGINE_LOST] < changes[ENGINE_JOINED] < STEPS
+    assert changes(job) == [ENGINE_LOST, ENGINE_JOINED, ENGINE_LEFT, ENGINE_JOINED]
+    at = [one["step"] for one in read_events(job.run_folder) if one["event"].startswith("engine_")]
+    assert LOST_AFTER <= at[0] < at[1] <= at[2] < at[3] < STEPS
     seconds = sorted(record["step_seconds"] for record in records)
     assert sum(one > 10 * seconds[len(seconds) // 2] for one in seconds) <= 1, "more than one step stood still"
 

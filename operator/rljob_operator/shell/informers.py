@@ -148,7 +148,7 @@ class Informers:
                 continue
             version = await self._version_with(group, plural)
             if version is not None:
-                resource: Resource[QueueObject] = Resource(group, version, plural, frozenset())
+                resource: Resource[QueueObject] = Resource(group, version, plural, {})
                 self.optional[plural] = self._of_kind(resource, self.queues[plural], lost=self.lost.set)
 
     async def _version_with(self, group: str, plural: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, cast
 
@@ -40,8 +41,9 @@ class Resource(Generic[Item]):
     group: str
     version: str
     plural: str
-    spec_fields: frozenset[str] | None = None
-    """Those that are read where the kind is watched; None: all. Pod templates are most of an object."""
+    spec_fields: Mapping[str, frozenset[str]] | None = None
+    """Those that are read where the kind is watched; None: all. Of a field that holds a list of blocks, the fields of
+    these. Pod templates are most of an object."""
 
     def drop_unread(self, item: Item) -> None:
         """Take out of an object what nobody reads."""
@@ -49,7 +51,7 @@ class Resource(Generic[Item]):
         whole["metadata"].pop("managedFields", None)
         spec = whole.get("spec")
         if self.spec_fields is not None and isinstance(spec, dict):
-            whole["spec"] = {name: spec[name] for name in self.spec_fields & spec.keys()}
+            whole["spec"] = {name: _only(spec[name], self.spec_fields[name]) for name in self.spec_fields & spec.keys()}
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
         """Path of one object, of a namespace's objects, or (without arguments) of all objects of the kind."""
@@ -62,12 +64,22 @@ class Resource(Generic[Item]):
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
+def _only(value: Json, fields: frozenset[str]) -> Json:
+    if not isinstance(value, list):
+        return value
+    return [{name: one[name] for name in fields & one.keys()} for one in value if isinstance(one, dict)]
+
+
+_WHOLE: frozenset[str] = frozenset()
 RLJOBS: Resource[RLJobObject] = Resource(GROUP, VERSION, PLURAL)
 RAY_CLUSTERS: Resource[RayClusterObject] = Resource(
-    "ray.io", "v1", "rayclusters", frozenset({"suspend", "authOptions"})
+    "ray.io",
+    "v1",
+    "rayclusters",
+    {"suspend": _WHOLE, "authOptions": _WHOLE, "workerGroupSpecs": frozenset({"groupName", "replicas"})},
 )
-PODS: Resource[PodObject] = Resource("", "v1", "pods", frozenset({"nodeName"}))
+PODS: Resource[PodObject] = Resource("", "v1", "pods", {"nodeName": _WHOLE})
 SECRETS: Resource[SecretObject] = Resource("", "v1", "secrets")
 EVENTS: Resource[EventObject] = Resource("", "v1", "events")
-NETWORK_POLICIES: Resource[KubeObject] = Resource("networking.k8s.io", "v1", "networkpolicies", frozenset())
+NETWORK_POLICIES: Resource[KubeObject] = Resource("networking.k8s.io", "v1", "networkpolicies", {})
 LEASES: Resource[LeaseObject] = Resource("coordination.k8s.io", "v1", "leases")
