@@ -57,6 +57,15 @@ def node_groups(spec: RLJobSpec) -> tuple[NodeGroup, ...]:
     return (NodeGroup(WORKERS, spec.resources.nodes, first + engine_devices, trainers, first, spec.resources.worker),)
 
 
+def may_lose_engines(spec: RLJobSpec) -> bool:
+    """Whether others go on when an engine dies: the loop can, and a new one can be told its devices.
+
+    An engine that spans several accelerators is told those of other processes, which are gone with its node.
+    """
+    alone = spec.rollout.tensor_parallel == 1 or PROFILES[spec.resources.profile].ray_resource is None
+    return spec.mode == Mode.ASYNC and has_nodes_apart(spec) and alone
+
+
 def is_elastic(spec: RLJobSpec) -> bool:
     """Whether the number of nodes with engines may change while the job runs."""
     return spec.resources.rollout is not None and spec.resources.rollout.max_nodes is not None
@@ -157,6 +166,11 @@ def data_parallel(spec: RLJobSpec) -> int:
 def engines(spec: RLJobSpec) -> int:
     """Rollout engines."""
     return engine_nodes(spec) * engines_per_node(spec)
+
+
+def fewest_engines(spec: RLJobSpec) -> int:
+    """Rollout engines where as few nodes have any as the job allows: each has to be able to do this share."""
+    return node_bounds(spec, node_groups(spec)[-1])[0] * engines_per_node(spec)
 
 
 def engines_per_node(spec: RLJobSpec) -> int:

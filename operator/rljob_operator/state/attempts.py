@@ -174,7 +174,7 @@ def _submit(plan: PlanBuilder) -> None:
 
 def _notice_failure(plan: PlanBuilder, attempt: AttemptStatus) -> None:
     """Remember what is seen on the pods: KubeRay replaces them, and the driver's failure comes later."""
-    cause = pod_failure(plan.observed, attempt)
+    cause = pod_failure(plan.observed, attempt, fatal=True)
     if attempt.stop_time is not None:
         return
     if cause is not None and (attempt.reason is None or _explains(cause, attempt)):

@@ -107,7 +107,7 @@ def _late_start(plan: PlanBuilder, attempt: AttemptStatus) -> FailureCause | Non
 
 
 def _lost_pod(plan: PlanBuilder, attempt: AttemptStatus) -> FailureCause | None:
-    cause = pod_failure(plan.observed, attempt)
+    cause = pod_failure(plan.observed, attempt, fatal=True)
     if cause is None or attempt.notice_time is None:
         return None
     if plan.now - seconds_of(attempt.notice_time) < LOST_POD_SECONDS:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, replace
 
+from rljob_api import derived
 from rljob_api.spec import FailureAction, FailurePolicy, FailureReason
 from rljob_api.status import AttemptStatus
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_operator.state.causes import cut, sentence
 from rljob_operator.state.observed import Observed, PodRole, PodView, SubmissionState, SubmissionView
+from rljob_operator.state.scaling import spare_pods
 from rljob_operator.state.timing import seconds_of
 
 USER_ERROR = "UserError"
@@ -43,12 +45,20 @@ class Decision:
     """The rule or the default that decided, in words."""
 
 
-def pod_failure(observed: Observed, attempt: AttemptStatus) -> FailureCause | None:
+def pod_failure(observed: Observed, attempt: AttemptStatus, *, fatal: bool = False) -> FailureCause | None:
     """The worst thing that is seen on the attempt's pods and kills what ran in them; None when all look well.
 
     Pods that were replaced may still be on their way out (on a lost node for ever): they are none of it. A worker that
     died or was deleted while the attempt ran is, even where its pod was replaced at once.
+
+    Args:
+        observed: what is known.
+        attempt: the running one.
+        fatal: without pods whose engines others go on without.
     """
+    spec = observed.job.spec
+    if fatal and spec is not None and derived.may_lose_engines(spec):
+        observed = _without_engines(observed)
     cluster = observed.cluster
     if cluster is not None and cluster.suspended:
         return FailureCause(FailureReason.EVICTED, PREEMPTION)
@@ -57,12 +67,25 @@ def pod_failure(observed: Observed, attempt: AttemptStatus) -> FailureCause | No
         return FailureCause(FailureReason.HEAD_LOST, "The head pod that the driver ran in is gone.")
     workers = [pod for pod in observed.pods if pod.role is PodRole.WORKER]
     well = [pod for pod in workers if pod.ready and not pod.deleting and not pod.node_lost]
-    complete = cluster is not None and len(well) >= cluster.desired_workers
+    complete = cluster is not None and len(well) >= cluster.desired_workers - spare_pods(observed)
     began = seconds_of(attempt.start_time) if attempt.start_time is not None else 0.0
     gone = [replace(gone.pod, deleting=True) for gone in observed.gone_pods if gone.time >= began]
     concerned = [pod for pod in heads if pod.uid == attempt.head_uid] + gone + ([] if complete else workers)
     found = [cause for pod in concerned if (cause := _failure_of(pod))]
     return min(found, key=lambda cause: _SEVERITY.index(cause.reason), default=None)
+
+
+def _without_engines(observed: Observed) -> Observed:
+    """The same of the trainers' pods alone."""
+    cluster, spec = observed.cluster, observed.job.spec
+    assert spec is not None
+    trainers = derived.trainer_nodes(spec)
+    return replace(
+        observed,
+        cluster=None if cluster is None else replace(cluster, desired_workers=trainers, engine_group=None),
+        pods=tuple(pod for pod in observed.pods if pod.group != derived.ENGINES),
+        gone_pods=tuple(gone for gone in observed.gone_pods if gone.pod.group != derived.ENGINES),
+    )
 
 
 def missing_pods(observed: Observed) -> FailureCause | None:
@@ -71,7 +94,7 @@ def missing_pods(observed: Observed) -> FailureCause | None:
     if cluster is None:
         return None
     workers = [pod for pod in observed.pods if pod.role is PodRole.WORKER and pod.ready and not pod.deleting]
-    if len(workers) >= cluster.desired_workers:
+    if len(workers) >= cluster.desired_workers - spare_pods(observed):
         return None
     text = f"Only {len(workers)} of {cluster.desired_workers} worker pods were ready when the driver ended."
     return FailureCause(FailureReason.POD_LOST, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rljob_api import derived
 from rljob_api.spec import FailureReason
 from rljob_api.status import JobPhase
 from rljob_operator.state.attempts import begin_attempt, submit_again
@@ -10,6 +11,7 @@ from rljob_operator.state.failures import DEADLINE
 from rljob_operator.state.plan import ApplyPolicy, ApplySecret, CreateCluster, DeleteJob
 from rljob_operator.state.plan_builder import PlanBuilder
 from rljob_operator.state.release import former_head_ends, release_cluster
+from rljob_operator.state.scaling import spare_pods
 from rljob_operator.state.status_text import clean
 from rljob_operator.state.timing import WAITING_LOOK_SECONDS, seconds_of, time_text
 
@@ -132,21 +134,31 @@ def keep_policy(plan: PlanBuilder) -> None:
 
 
 def all_scheduled(plan: PlanBuilder) -> bool:
-    """Whether all pods have their nodes."""
+    """Whether all pods have their nodes that the job cannot begin without."""
     cluster, queue = plan.cluster, plan.observed.queue
     assert cluster is not None
     if cluster.ready:
         return True
     pods = [pod for pod in plan.observed.pods if not pod.deleting]
     admitted = not cluster.suspended and (queue is None or queue.admitted)
-    return admitted and len(pods) > cluster.desired_workers and all(pod.node for pod in pods)
+    without = [pod for pod in pods if not pod.node]
+    spare = all(pod.group == derived.ENGINES for pod in without) and len(without) <= spare_pods(plan.observed)
+    return admitted and len(pods) > cluster.desired_workers and spare
 
 
 def _ready_for_attempt(plan: PlanBuilder) -> bool:
     cluster, head = plan.cluster, plan.head
-    if cluster is None or not cluster.ready or cluster.suspended or head is None or not head.ready or plan.job.problem:
+    if cluster is None or cluster.suspended or head is None or not head.ready or plan.job.problem:
+        return False
+    if not cluster.ready and not _begins_with_fewer(plan):
         return False
     return not former_head_ends(plan) and plan.status.next_attempt_time is None
+
+
+def _begins_with_fewer(plan: PlanBuilder) -> bool:
+    """Whether the only pods that are not ready are some with engines for which there is no node now."""
+    there = [pod for pod in plan.observed.pods if pod.node and not pod.deleting]
+    return spare_pods(plan.observed) > 0 and all_scheduled(plan) and all(pod.ready for pod in there)
 
 
 def problem_text(plan: PlanBuilder) -> str:

@@ -47,7 +47,7 @@ def _note_scheduled(plan: PlanBuilder) -> None:
 def _queues(plan: PlanBuilder) -> bool:
     queue = plan.observed.queue
     waits = any(pod.unschedulable or pod.gated for pod in plan.observed.pods if not pod.deleting)
-    return waits or (queue is not None and not queue.admitted)
+    return (waits and not all_scheduled(plan)) or (queue is not None and not queue.admitted)
 
 
 def _scheduled_at(plan: PlanBuilder, last: AttemptStatus | None) -> float:

@@ -7,9 +7,19 @@ later: a pod goes when the driver says that nothing of the job is on its node an
 from __future__ import annotations
 
 from rljob_api import derived
-from rljob_operator.state.observed import EngineGroupView, PodView
+from rljob_operator.state.observed import EngineGroupView, Observed, PodView
 from rljob_operator.state.plan import ScaleEngines, WantEngineNodes
 from rljob_operator.state.plan_builder import PlanBuilder
+
+
+def spare_pods(observed: Observed) -> int:
+    """Pods with engines that a job can begin and go on without."""
+    group = observed.cluster.engine_group if observed.cluster is not None else None
+    spec = observed.job.spec
+    if group is None or spec is None or not derived.is_elastic(spec):
+        return 0
+    least, _ = derived.node_bounds(spec, derived.node_groups(spec)[-1])
+    return max(0, group.replicas - least)
 
 
 def scale_engines(plan: PlanBuilder) -> None:

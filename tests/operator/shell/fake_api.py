@@ -298,6 +298,12 @@ class FakeApi:
             if body["metadata"].get("resourceVersion") not in (None, old["metadata"]["resourceVersion"]):
                 return _status(409, "Conflict", "the object has been modified")
             return web.json_response(await self._store(plural, key, body, old))
+        if "json-patch" in request.content_type:
+            try:
+                body = _patched(old, body)
+            except ValueError as error:
+                return _status(422, "Invalid", str(error))
+            return web.json_response(await self._store(plural, key, body, old))
         return web.json_response(await self._store(plural, key, _merged(old, body), old))
 
     async def _apply(
@@ -383,6 +389,21 @@ def _without(item: Any, before: Any, now: Any) -> Any:
             else:
                 item[name] = _without(item[name], value, now[name])
     return item
+
+
+def _patched(old: Object, operations: list[dict[str, Any]]) -> Object:
+    """The object with a JSON patch (RFC 6902) of tests, additions and replacements of fields."""
+    new = copy.deepcopy(old)
+    for operation in operations:
+        *way, last = operation["path"].split("/")[1:]
+        block: Any = new
+        for name in way:
+            block = block[int(name)] if isinstance(block, list) else block[name]
+        if operation["op"] != "test":
+            block[last] = operation["value"]
+        elif block[last] != operation["value"]:
+            raise ValueError(f"the test of {operation['path']} failed")
+    return new
 
 
 def _merged(base: Any, patch: Any) -> Any:

@@ -29,6 +29,7 @@ class FakeJob:
         """What was sent back of those that every answer sets."""
         self.unwritten: dict[str, str] = {}
         """What the driver goes on without, and why."""
+        self.engine_nodes: dict[str, Any] | None = None
         self.ready = True
         self.dead_driver = False
         self.asks = 0
@@ -106,6 +107,10 @@ class FakeJob:
                 if self.refuses_checkpoints:
                     return web.Response(status=500, text="no")
                 return web.json_response({"accepted": True}, status=202)
+            case "/v1/engine-nodes":
+                assert self.engine_nodes is not None
+                self.engine_nodes["wanted"] = int(request.query["wanted"])
+                return web.json_response({"accepted": True}, status=202)
         if path.endswith("/stop"):
             self.stops.append(name)
             self.end("STOPPED", 75)
@@ -141,6 +146,7 @@ class FakeJob:
             "weight_version": len(self.records),
             "last_checkpoint_step": None,
             "stopping": False,
+            "engine_nodes": self.engine_nodes,
             "write_failures": dict.fromkeys(self.unwritten, 3),
             "write_messages": self.unwritten,
         }

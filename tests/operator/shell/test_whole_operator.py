@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from fake_api import TIME, Fault
-from operator_cases import SETTINGS, SPEC, Case, a_case, fetched, hurried, make_ready, manifest, until
+from operator_cases import SETTINGS, SPEC, Case, a_case, fetched, hurried, make_ready, manifest, ray_pod, until
 
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.shell.controller import Controller
@@ -53,6 +53,53 @@ async def suspend(case: Case, controller: Controller) -> None:
     for name in ("a-head", "a-worker"):
         await case.api.remove("pods", name)
     await hurried(controller, lambda: case.status()["phase"] == "Suspended", case.status)
+
+
+def engines_of(case: Case) -> dict[str, Any]:
+    group: dict[str, Any] = case.api.objects["rayclusters"]["default", "a"]["spec"]["workerGroupSpecs"][1]
+    return group
+
+
+def test_nodes_with_engines_are_scaled_while_the_job_runs() -> None:
+    def elastic(nodes: int) -> dict[str, Any]:
+        return {
+            "mode": "Async",
+            "resources": {
+                "profile": "cpu",
+                "trainer": {"nodes": 1},
+                "rollout": {"nodes": nodes, "minNodes": 1, "maxNodes": 3},
+            },
+        }
+
+    async def life(case: Case) -> None:
+        case.job.engine_nodes = {"wanted": 1, "taking_part": 1, "in_use": ["10.0.0.1"]}
+        async with case.operator(reconcile) as controller:
+            await case.api.put("rljobs", manifest(**elastic(1)))
+            await until(lambda: ("default", "a") in case.api.objects.get("rayclusters", {}), case.status)
+            group = engines_of(case)
+            assert [group[name] for name in ("replicas", "minReplicas", "maxReplicas")] == [1, 1, 3]
+            await make_ready(case.api)
+            await case.reaches("Running")
+            cluster = case.api.objects["rayclusters"]["default", "a"]
+            for number in (1, 2):
+                pod = ray_pod(f"a-engines-{number}", "worker", cluster)
+                pod["metadata"]["labels"]["ray.io/group"] = "engines"
+                pod["status"]["podIP"] = f"10.0.0.{number}"
+                await case.api.put("pods", pod)
+
+            await edit(case, **elastic(2))
+            await hurried(controller, lambda: engines_of(case)["replicas"] == 2, case.status)
+            case.job.engine_nodes = {"wanted": 2, "taking_part": 2, "in_use": ["10.0.0.1", "10.0.0.2"]}
+            await hurried(controller, lambda: case.status()["cluster"]["engineNodes"] == 2, case.status)
+            await edit(case, **elastic(1))
+            await hurried(controller, lambda: case.job.engine_nodes["wanted"] == 1, case.status)
+            assert engines_of(case)["replicas"] == 2, "a pod went before the driver was done with it"
+            case.job.engine_nodes = {"wanted": 1, "taking_part": 1, "in_use": ["10.0.0.2"]}
+            await hurried(controller, lambda: engines_of(case)["replicas"] == 1, case.status)
+            assert engines_of(case)["scaleStrategy"] == {"workersToDelete": ["a-engines-1"]}
+            assert engines_of(case)["template"], "the rest of the group is as it was"
+
+    play(life)
 
 
 def policy_of(case: Case) -> dict[str, Any]:

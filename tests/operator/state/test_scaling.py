@@ -10,8 +10,8 @@ from simulation import World, make_spec
 
 from rljob_api.status import JobPhase
 from rljob_api.wire.driver_status import EngineNodes
-from rljob_operator.state.observed import EngineGroupView, Observed, PodRole, PodView
-from rljob_operator.state.plan import Plan, ScaleEngines, WantEngineNodes
+from rljob_operator.state.observed import EngineGroupView, GonePod, Observed, PodRole, PodView
+from rljob_operator.state.plan import Plan, ScaleEngines, Stop, Submit, WantEngineNodes
 from rljob_operator.state.reconcile import reconcile
 
 Running = Callable[..., World]
@@ -131,24 +131,70 @@ def test_without_bounds_nothing_is_scaled(running: Running) -> None:
     assert look(seen(world, 3, BOTH, asked=None, most=None), world) == []
 
 
-def test_before_an_attempt_any_pod_may_go(world: World) -> None:
-    for _ in range(60):
-        world.pass_time(5)
-        world.look()
-        if world.cluster is not None and any(pod.node for pod in world.pods):
+@pytest.mark.parametrize(("group", "stopped"), [("engines", False), ("trainers", True)])
+def test_the_attempt_is_stopped_for_a_lost_trainers_pod_and_not_for_engines(
+    running: Running, group: str, stopped: bool
+) -> None:
+    """However long it lasts, and however many were lost before: the driver goes on without them."""
+    world = running()
+    observed = seen(world, 2, BOTH, asked=2, used=(1, 2))
+    assert observed.cluster is not None
+    lost = replace(engine(3, cluster=observed.cluster.uid), group=group)
+    for _ in range(30):
+        observed = replace(
+            observed, job=replace(observed.job, status=world.status), gone_pods=(GonePod(lost, world.now),)
+        )
+        world.now += 5
+        plan = reconcile(observed, world.now)
+        world.status = plan.status
+        if any(isinstance(action, Stop) for action in plan.actions):
             break
-    assert world.status.attempts == []
-    assert world.cluster is not None
-    observed = replace(
-        seen_before(world, 1), pods=tuple(engine(number, cluster=world.cluster.uid) for number in (1, 2))
+    assert (world.status.attempts[-1].stop_time is not None) == stopped
+    assert (world.status.attempts[-1].reason == "PodLost") == stopped
+
+
+@pytest.mark.parametrize(
+    ("least", "ready", "node", "begins"),
+    [(1, True, None, True), (2, True, None, False), (1, False, None, False), (1, True, "n1", False)],
+    ids=["", "too few", "not ready", "starting"],
+)
+def test_a_job_begins_with_the_nodes_that_there_are(
+    world: World, least: int, ready: bool, node: str | None, begins: bool
+) -> None:
+    """With `minNodes` at least, and not without one that has a node and is only not ready yet."""
+    observed = seen_before(world, 2, least)
+    assert observed.cluster is not None
+    uid, head = observed.cluster.uid, next(pod for pod in observed.pods if pod.role is PodRole.HEAD)
+    pods = (
+        replace(head, ready=True, node="n0"),
+        replace(engine(0, cluster=uid), group="trainers", node="n0"),
+        replace(engine(1, cluster=uid), node="n1", ready=ready),
+        replace(engine(2, ready=False, cluster=uid), node=node, unschedulable="" if node else "0/2 nodes"),
     )
-    (scaled,) = look(observed, world)
+    cluster = replace(observed.cluster, desired_workers=3)
+    plan = reconcile(replace(observed, cluster=cluster, pods=pods), world.now)
+    assert any(isinstance(action, Submit) for action in plan.actions) == begins
+    assert plan.status.phase == (JobPhase.QUEUED if least == 2 else JobPhase.STARTING)
+
+
+def test_before_an_attempt_any_pod_may_go(world: World) -> None:
+    observed = seen_before(world, 1)
+    assert observed.cluster is not None
+    pods = tuple(engine(number, cluster=observed.cluster.uid) for number in (1, 2))
+    (scaled,) = look(replace(observed, pods=pods), world)
     assert isinstance(scaled, ScaleEngines)
     assert (scaled.replicas, scaled.pods) == (1, ("job-engines-2",))
 
 
-def seen_before(world: World, wanted: int) -> Observed:
+def seen_before(world: World, wanted: int, least: int = 1) -> Observed:
+    """A job whose pods begin; its RayCluster has two for engines."""
+    for _ in range(60):
+        world.pass_time(5)
+        world.look()
+        if any(pod.node for pod in world.pods):
+            break
     observed = world.observed()
+    assert world.status.attempts == []
     assert observed.cluster is not None
     spec = make_spec(
         mode="Async",
@@ -156,7 +202,7 @@ def seen_before(world: World, wanted: int) -> Observed:
             "nodes": 1,
             "devicesPerNode": None,
             "trainer": {"nodes": 1},
-            "rollout": {"nodes": wanted, "devicesPerNode": 1, "maxNodes": 4},
+            "rollout": {"nodes": wanted, "devicesPerNode": 1, "minNodes": least, "maxNodes": 4},
         },
     )
     cluster = replace(observed.cluster, ready=False, engine_group=EngineGroupView(1, 2))

@@ -25,7 +25,7 @@ from rljob_api.wire.names import MANIFEST_VARIABLE
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.actors import EngineActor, Location, Onlooker, TrainerActor
 from rljob_worker.driver.calls import Calls
-from rljob_worker.driver.engines_apart import EnginesApart, Place, may_lose_engines, meeting_at
+from rljob_worker.driver.engines_apart import EnginesApart, Place, meeting_at
 from rljob_worker.driver.groups import EngineGroup, OnlookerGroup, Process, TrainerGroup
 from rljob_worker.driver.machine import machine_variables
 from rljob_worker.driver.nodes import Nodes
@@ -122,7 +122,8 @@ class Cluster:
         if self._hands_over_network():
             # An attempt that was killed left its own.
             shutil.rmtree(self.buckets, ignore_errors=True)
-            network = meeting_at(self.spec, nodes, derived.engines(self.spec), self.buckets)
+            engines = len(placement.engines(self.spec.rollout.tensor_parallel))
+            network = meeting_at(self.spec, nodes, engines, self.buckets)
         common: dict[str, object] = dict(
             spec=self.spec.model_dump(mode="json", by_alias=True), model_folder=str(self._model_folder)
         )
@@ -148,7 +149,7 @@ class Cluster:
             )
             shown = [visible[device] for device in spanned if visible]
             self.engines.add(self.actor(EngineActor, f"engine-{index}", place, arguments, shown))
-        if network is not None and may_lose_engines(self.spec):
+        if network is not None and derived.may_lose_engines(self.spec):
             self._apart = EnginesApart(self, nodes, network, common, calls, self._on_change)
 
     def settle_engines(self, calls: PhaseCalls) -> None:

@@ -13,7 +13,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from rljob_api import RLJobSpec, derived
-from rljob_api.spec import Mode, WeightTransport
+from rljob_api.spec import WeightTransport
 from rljob_api.wire.driver_status import EngineNodes
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.actors import EngineActor
@@ -77,15 +77,6 @@ def meeting_at(spec: RLJobSpec, nodes: Nodes, engines: int, disk: Path) -> Netwo
         seconds=seconds,
         disk=str(disk / secrets.token_hex(8)) if spec.weight_sync.transport is WeightTransport.DISK else None,
     )
-
-
-def may_lose_engines(spec: RLJobSpec) -> bool:
-    """Whether others go on when an engine dies: the loop can, and a new one can be told its devices.
-
-    An engine that spans several accelerators is told those of other processes, which are gone with its node.
-    """
-    alone = spec.rollout.tensor_parallel == 1 or device_kind(spec.resources).visible_variable is None
-    return spec.mode is Mode.ASYNC and derived.has_nodes_apart(spec) and alone
 
 
 class EnginesApart:

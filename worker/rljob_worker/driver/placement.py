@@ -187,16 +187,23 @@ def _candidates(spec: RLJobSpec) -> list[tuple[NodeGroup, list[Node]]]:
 def reserve_devices(spec: RLJobSpec, stop: threading.Event, *, more_may_join: bool) -> Placement:
     """Reserve the devices of each of the job's nodes, waiting for nodes that have yet to join.
 
+    Where the job may begin with fewer nodes with engines than it wants, the others are waited for a moment only.
+
     Raises:
         UserError: no node can join, and those that are there have too few devices.
         JobError: they are not to be had within `timeouts.startSeconds`; says which nodes there are.
         StopRequested: the job was asked to stop meanwhile.
     """
     deadline = time.monotonic() + spec.timeouts.start_seconds
+    others_until = time.monotonic() + _CHOICE_SECONDS
     while True:
         candidates = _candidates(spec)
         chosen = [(own, node) for own, able in candidates for node in able[: own.nodes]]
-        enough = len(chosen) == derived.nodes(spec)
+        complete = len(chosen) == derived.nodes(spec)
+        enough = all(len(able) >= derived.node_bounds(spec, own)[0] for own, able in candidates)
+        if complete or not enough:
+            others_until = time.monotonic() + _CHOICE_SECONDS
+        enough = complete or (enough and time.monotonic() >= others_until)
         if not enough and not more_may_join:
             raise UserError(_lack(spec, ray.nodes()))
         if enough:

@@ -121,7 +121,7 @@ def _step(spec: RLJobSpec, model: ModelConfig, tp: int, size: int, device_bytes:
     if not PROFILES[spec.resources.profile].has_devices:
         default = 4096 * tp
     prompts = -(
-        -derived.prompts_at_once(spec) * spec.rollout.samples_per_prompt // derived.engines(spec)
+        -derived.prompts_at_once(spec) * spec.rollout.samples_per_prompt // derived.fewest_engines(spec)
     ) * max_model_length(spec, model)
     tokens = min(spec.rollout.max_batched_tokens or default, prompts)
     heads = (model.num_heads + 2 * model.num_query_groups) * model.head_dim

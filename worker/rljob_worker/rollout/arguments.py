@@ -27,7 +27,7 @@ def max_sequences(spec: RLJobSpec) -> int:
     """Sequences an engine runs at once: too few of them double the rollout time."""
     if spec.rollout.max_num_seqs is not None:
         return spec.rollout.max_num_seqs
-    prompts = -(-derived.prompts_at_once(spec) // derived.engines(spec))
+    prompts = -(-derived.prompts_at_once(spec) // derived.fewest_engines(spec))
     return min(_MOST_SEQUENCES, prompts * spec.rollout.samples_per_prompt)
 
 
