@@ -47,22 +47,28 @@ class Job:
             self.engines.add(process(f"engine-{number}"))
         self.said: list[tuple[str, Any]] = []
         self.may_come = threading.Event()
+        self.ended: list[str] = []
         self.pool = EnginePool(
-            self.engines, make or self._make, lambda event, **about: self.said.append((event, about))
+            self.engines,
+            make or self._make,
+            lambda process: self.ended.append(process.name),
+            lambda event, **about: self.said.append((event, about)),
         )
 
-    def _make(self, gone: Process, over: threading.Event) -> Process | None:
+    def _make(self, name: str, over: threading.Event) -> Process | None:
         while not self.may_come.wait(0.01):
             if over.is_set():
                 return None
-        return process(gone.name)
+        return process(name)
 
     def names(self) -> list[str]:
         return [one.name for one in self.engines]
 
     def settle(self) -> bool:
+        """Whether they are others than before."""
         calls: Any = self.answers
-        return self.pool.settle(calls)
+        self.pool.settle(calls)
+        return self.pool.take_changed()
 
 
 def process(name: str) -> Process:
@@ -112,11 +118,11 @@ def test_one_that_does_not_start_is_made_again(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engine_pool, "_AGAIN_SECONDS", 0.01)
     tries: list[str] = []
 
-    def make(gone: Process, over: threading.Event) -> Process:
-        tries.append(gone.name)
+    def make(name: str, over: threading.Event) -> Process:
+        tries.append(name)
         if len(tries) < 3:
             raise JobError("no memory")
-        return process(gone.name)
+        return process(name)
 
     job = Job(2, make)
     job.pool.lose(died("engine-1"))
@@ -128,7 +134,7 @@ def test_one_that_does_not_start_is_made_again(monkeypatch: pytest.MonkeyPatch) 
 def test_no_more_are_made_once_the_job_ends(ends: str) -> None:
     ended = threading.Event()
 
-    def make(gone: Process, over: threading.Event) -> Process | None:
+    def make(name: str, over: threading.Event) -> Process | None:
         over.wait(10)
         ended.set()
         if ends == "raises":
@@ -140,4 +146,50 @@ def test_no_more_are_made_once_the_job_ends(ends: str) -> None:
     job.pool.close()
     assert ended.wait(10)
     time.sleep(0.05)
+    assert job.pool.arrived == []
+
+
+def test_one_that_is_not_needed_leaves_and_one_more_joins() -> None:
+    job = Job(2)
+    job.pool.let_go("engine-0")
+    assert job.names() == ["engine-1"]
+    assert job.ended == ["engine-0"]
+    assert job.settle()
+    job.pool.add("engine-2")
+    assert job.pool.made == ["engine-2"]
+    job.may_come.set()
+    wait_until(lambda: job.pool.arrived)
+    assert job.pool.made == []
+    assert job.settle()
+    assert job.names() == ["engine-1", "engine-2"]
+    assert job.said == [("engine_left", {"engine": "engine-0", "left": 1}), ("engine_joined", {"engine": "engine-2"})]
+
+
+def test_one_that_is_not_needed_any_more_when_it_has_started_is_ended() -> None:
+    job = Job(1)
+    job.pool.add("engine-1")
+    job.may_come.set()
+    wait_until(lambda: job.pool.arrived)
+    job.pool.let_go("engine-1")
+    assert job.pool.arrived == []
+    assert job.ended == ["engine-1"]
+    assert not job.settle()
+    assert job.said == []
+
+
+def test_one_that_starts_while_it_is_given_up_is_ended() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def make(name: str, over: threading.Event) -> Process:
+        begun.set()
+        go_on.wait(10)
+        return process(name)
+
+    job = Job(1, make)
+    job.pool.add("engine-1")
+    assert begun.wait(10)
+    job.pool.let_go("engine-1")
+    assert job.pool.made == []
+    go_on.set()
+    wait_until(lambda: job.ended == ["engine-1"])
     assert job.pool.arrived == []

@@ -86,14 +86,19 @@ def test_the_bits_are_those_of_one_machine(cluster: RayCluster, together: Path, 
 
 def test_engines_are_lost_leave_and_join_while_the_run_goes_on(cluster: RayCluster, tmp_path: Path) -> None:
     folder, most = tmp_path / "run", 2
-    resources = groups({"nodes": 1, "devicesPerNode": 2}, {"nodes": 2, "devicesPerNode": 1, "maxNodes": 3})
+    resources = groups({"nodes": 1, "devicesPerNode": 2}, {"nodes": 3, "devicesPerNode": 1, "maxNodes": 3})
     rollout = {**ROLLOUT, "maxResponseTokens": 24, "staleness": {"max": most}}
     more = {"steps": 2000, "mode": "Async", "rollout": rollout, "resources": resources, "data": DATA}
     job = manifest(tmp_path, **{**JOB, **more, "checkpoint": {"everySteps": 50, "keep": 2}})
+    cluster.kill_node(NODES[2])
+    cluster.wait_for_loss(NODES[2])
     submission = started(cluster, job, folder, "lost", 4)
-    # Trainers are on the large node, engines on the next two; the last has nothing to do yet.
+    # Trainers are on the large node, engines on the next two: there are no three.
+    assert engine_nodes(folder) == {"wanted": 3, "taking_part": 2, "in_use": NODES[:2]}
+    want(folder, 2)
     cluster.kill_node(NODES[1])
     wait_for(lambda: named(folder, ENGINE_LOST), "the loss", 60)
+    cluster.add_node(NODES[2], 1)
     lost = newest_step(folder)
     wait_for(lambda: newest_step(folder) >= lost + 5, "steps without it", 60)
     wait_for(lambda: named(folder, ENGINE_JOINED), "another one", 200)
