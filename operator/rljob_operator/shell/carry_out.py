@@ -72,7 +72,7 @@ class ActionFailed(Exception):
 
 
 class Conflict(Exception):
-    """The RLJob changed while the plan was made; it is to be looked at again."""
+    """Something changed while the plan was made; the job is to be looked at again."""
 
 
 class Executor:
@@ -320,7 +320,12 @@ class Executor:
             # KubeRay would choose pods by chance.
             {"op": "add", "path": f"{group}/scaleStrategy", "value": {"workersToDelete": list(action.pods)}},
         ]
-        item = await self._client.patch(RAY_CLUSTERS, job.namespace, job.name, patch)
+        try:
+            item = await self._client.patch(RAY_CLUSTERS, job.namespace, job.name, patch)
+        except ApiError as error:
+            if error.code != 422:
+                raise
+            raise Conflict(f"the RayCluster is not as it was seen: {error}") from None
         self._metrics.writes.labels("rayclusters").inc()
         self._informers.clusters.learn(item)
 

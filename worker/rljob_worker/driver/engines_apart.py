@@ -133,7 +133,7 @@ class EnginesApart:
         nodes, places = self._nodes, self._cluster.places
         part = {process.node for process in self._cluster.engines}
         others = {process.node for process in (*self._pool.arrived, *list(self._leaving))}
-        coming = {places[name].node for name in self._pool.made if name in places}
+        coming = {place.node for name in self._pool.made if (place := places.get(name)) is not None}
         used = {nodes[node].id: nodes[node].address for node in (*part, *others, *coming)}
         return EngineNodes(self._wanted, len({nodes[node].id for node in part}), sorted(used.values()))
 
@@ -223,14 +223,17 @@ class EnginesApart:
         threading.Thread(target=self._end_now, args=(process,), name=f"end-{process.name}", daemon=True).start()
 
     def _end_now(self, process: Process) -> None:
-        place = self._cluster.places[process.name]
+        places = self._cluster.places
+        place = places[process.name]
         try:
             ray.kill(process.handle)
             if process.pid is not None:
                 self._nodes.end({process.node: [process.pid]}, _LEAVE_SECONDS, _ANSWER_SECONDS)
             if place.spot.group in self._groups:
                 self._groups.remove(place.spot.group)
-                del self._cluster.places[process.name]
                 remove_placement_group(place.spot.group)
+                # Unless another engine of this name has one by now.
+                if places[process.name] is place:
+                    del places[process.name]
         finally:
             self._leaving.remove(process)
