@@ -136,20 +136,23 @@ def partial_metrics(step: Step) -> dict[str, float]:
     return {
         "rollout/carried_groups": float(len(left)),
         "rollout/carried_tokens": float(sum(one.num_sampled for one in left)),
-        "rollout/generated_tokens": float(sum(int((s.versions == step.weight_version).sum()) for s in streams)),
+        "rollout/generated_tokens": float(sum(s.tokens_by_version()[step.weight_version] for s in streams)),
     }
 
 
 def staleness_metrics(step: Step) -> dict[str, float]:
     """How old what a step trains on is: updates between the weights that sampled a token and those that are trained."""
-    versions = np.concatenate([stream.versions for stream in step.trained_streams()])
-    lags = step.weight_version - versions[versions >= step.oldest_trained]
+    versions: Counter[int] = Counter()
+    for stream in step.trained_streams():
+        versions.update(stream.tokens_by_version())
+    lags = {step.weight_version - v: count for v, count in versions.items() if v >= step.oldest_trained}
+    oldest, tokens = max(lags, default=0), sum(lags.values())
     metrics = {
-        "rollout/staleness/mean": float(lags.mean()) if lags.size else 0.0,
-        "rollout/staleness/max": float(lags.max(initial=0)),
+        "rollout/staleness/mean": sum(lag * count for lag, count in lags.items()) / tokens if tokens else 0.0,
+        "rollout/staleness/max": float(oldest),
     }
-    counts = np.bincount(lags)
-    return metrics | {f"rollout/staleness/tokens_{lag}": float(count) for lag, count in enumerate(counts)}
+    shown = range(oldest + 1) if lags else ()
+    return metrics | {f"rollout/staleness/tokens_{lag}": float(lags.get(lag, 0)) for lag in shown}
 
 
 def limit_metrics(step: Step) -> dict[str, float]:

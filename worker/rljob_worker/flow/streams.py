@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -168,6 +169,14 @@ class TokenStream:
     def num_sampled(self) -> int:
         """Tokens that the policy sampled."""
         return sum(len(span) for span in self.spans if span.kind is SpanKind.SAMPLED)
+
+    def tokens_by_version(self) -> Counter[int]:
+        """How many tokens weights of each version sampled."""
+        counts: Counter[int] = Counter()
+        for span in self.spans:
+            if span.version is not None:
+                counts[span.version] += len(span)
+        return counts
 
     @property
     def oldest_version(self) -> int | None:
