@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rljob_api.wire.driver_status import DriverStatus
+from rljob_api.wire.driver_status import DriverStatus, EngineNodes
 from rljob_api.wire.run_status import RunDescription
 from rljob_api.wire.steps_page import StepsPage, page_text
 from rljob_api.wire.values import WireError
@@ -26,6 +26,7 @@ STATUS = DriverStatus(
     lanes={"engine": "rollout"},
     groups={"growing": 4, "scoring": 2, "ready": 6},
     engines={"engine-0": 16, "engine-1": 0},
+    engine_nodes=EngineNodes(2, 1, ["10.0.0.1", "10.0.0.2"]),
     reward_parts={"format": 0.5},
     write_failures={"step records": 2},
     write_messages={"step records": "/run/steps.jsonl: No space left on device"},
@@ -39,18 +40,33 @@ def test_a_status_comes_back_as_it_was() -> None:
     assert DriverStatus.parse({**content, "bubble": {"seconds": 1.5}}) == STATUS, "of a newer driver"
     assert list(content) == [
         "ready", "step", "steps", "phase", "attempt", "weight_version", "last_checkpoint_step", "stopping",
-        "phase_seconds", "lanes", "groups", "engines", "reward_parts", "write_failures", "write_messages",
+        "phase_seconds", "lanes", "groups", "engines", "engine_nodes", "reward_parts", "write_failures", "write_messages",
     ]  # fmt: skip
 
 
 def test_a_driver_that_says_less_is_read() -> None:
     newer = {"steps", "weight_version", "phase_seconds", "lanes", "groups", "reward_parts"}
-    newer |= {"engines", "write_failures", "write_messages"}
+    newer |= {"engines", "engine_nodes", "write_failures", "write_messages"}
     content = {name: value for name, value in STATUS.to_json().items() if name not in newer}
     status = DriverStatus.parse(content)
     assert (status.step, status.steps, status.weight_version, status.phase_seconds) == (3, None, None, None)
     assert status.lanes == status.groups == status.engines == status.reward_parts == {}
+    assert status.engine_nodes is None
     assert status.write_failures == status.write_messages == {}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ({"wanted": 1, "taking_part": 1}, "engine_nodes.in_use must be a list"),
+        ({"wanted": -1, "taking_part": 1, "in_use": []}, "engine_nodes.wanted must be a whole number"),
+        ({"wanted": 1, "taking_part": 1, "in_use": [3]}, "engine_nodes.in_use must be a text"),
+        ([], "engine_nodes must be an object"),
+    ],
+)
+def test_nodes_that_are_none_are_named(nodes: Any, message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        DriverStatus.parse({**STATUS.to_json(), "engine_nodes": nodes})
 
 
 def test_a_page_holds_the_lines_as_they_stand_in_the_file() -> None:
