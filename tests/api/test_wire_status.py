@@ -40,7 +40,8 @@ def test_a_status_comes_back_as_it_was() -> None:
     assert DriverStatus.parse({**content, "bubble": {"seconds": 1.5}}) == STATUS, "of a newer driver"
     assert list(content) == [
         "ready", "step", "steps", "phase", "attempt", "weight_version", "last_checkpoint_step", "stopping",
-        "phase_seconds", "lanes", "groups", "engines", "engine_nodes", "reward_parts", "write_failures", "write_messages",
+        "phase_seconds", "lanes", "groups", "engines", "engine_nodes", "reward_parts", "write_failures",
+        "write_messages",
     ]  # fmt: skip
 
 
