@@ -24,7 +24,7 @@ from rljob_operator.shell.resources import Resource
 from rljob_operator.shell.transport import kopf_session
 from rljob_operator.shell.views import own_key
 
-THINGS = Resource("x.dev", "v1", "things", frozenset({"read"}))
+THINGS = Resource("x.dev", "v1", "things", {"read": frozenset(), "items": frozenset({"name"})})
 
 
 class Watched:
@@ -436,14 +436,16 @@ def test_a_cluster_that_was_put_back_is_read_anew(how: str) -> None:
 
 
 def test_what_nobody_reads_does_not_reach_kopf() -> None:
+    items = [{"name": "a", "template": "x" * 1000}, {"template": "x"}]
+
     async def run() -> None:
         async with watching("a") as seen:
             await seen.sees("a")
-            await seen.api.put("things", {**thing("b"), "spec": {"template": "x" * 1000, "read": 1}})
+            await seen.api.put("things", {**thing("b"), "spec": {"template": "x" * 1000, "read": 1, "items": items}})
             await seen.sees("a", "b")
             for event in seen.events:
                 assert "managedFields" not in event["object"]["metadata"]
-            assert seen.events[-1]["object"]["spec"] == {"read": 1}
+            assert seen.events[-1]["object"]["spec"] == {"read": 1, "items": [{"name": "a"}, {}]}
 
     asyncio.run(run())
 
