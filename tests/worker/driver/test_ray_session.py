@@ -52,6 +52,24 @@ def address() -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def test_a_ray_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its logs go with its folder, so that they are told."""
+
+    def init(_temp_dir: str, **settings: object) -> None:
+        logs = Path(_temp_dir) / "session_latest" / "logs"
+        logs.mkdir(parents=True)
+        (logs / "raylet.out").write_text("earlier\n" * 20 + "cannot bind to port 7\n")
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(JobError) as error, embedded(SPEC):
+        pass
+    first, *lines = str(error.value).splitlines()
+    assert first == "start: Ray does not start on this machine: The current node timed out during startup."
+    assert len(lines) == 10
+    assert lines[-1] == "  raylet.out | cannot bind to port 7"
+
+
 def ray_settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
 

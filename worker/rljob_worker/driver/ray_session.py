@@ -31,6 +31,9 @@ _RAY_FOLDER = "rljob-ray-"
 _RAY_OWN = "r"
 """Ray lets all users write its folder, so that it lies in one that only its owner enters. Short, for Ray's sockets."""
 
+_RAY_LOGS = ("gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err")
+_LOG_TAIL_LINES = 10
+
 
 @dataclass(frozen=True)
 class RaySession:
@@ -47,7 +50,7 @@ def embedded(spec: RLJobSpec) -> Iterator[RaySession]:
     """A Ray on this machine for this job alone: it listens on the loopback address, and asks all for a token.
 
     Raises:
-        JobError: Ray would listen on another address.
+        JobError: Ray does not start, with what its processes say; it would listen on another address.
     """
     check(Process.DRIVER, device_kind(spec.resources).name)
     # Ray's agents outlive a killed driver for minutes.
@@ -61,13 +64,7 @@ def embedded(spec: RLJobSpec) -> Iterator[RaySession]:
             ray_node.slow_start(),
         ):
             try:
-                ray.init(
-                    address="local",
-                    num_cpus=derived.devices(spec) * bundle_cpus(spec),
-                    log_to_driver=False,
-                    logging_level=logging.WARNING,
-                    _temp_dir=str(folder / _RAY_OWN),
-                )
+                _start(spec, folder / _RAY_OWN)
                 _children_are_waited_for()
                 address = ray.nodes()[0]["NodeManagerAddress"]
                 if not ip_address(address).is_loopback:
@@ -78,6 +75,31 @@ def embedded(spec: RLJobSpec) -> Iterator[RaySession]:
     finally:
         reaper.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(spec: RLJobSpec, folder: Path) -> None:
+    try:
+        ray.init(
+            address="local",
+            num_cpus=derived.devices(spec) * bundle_cpus(spec),
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            _temp_dir=str(folder),
+        )
+    except Exception as error:
+        # Ray raises no class of its own, and its logs go with its folder.
+        raise JobError(f"start: Ray does not start on this machine: {error}\n{_last_words(folder)}") from error
+
+
+def _last_words(folder: Path) -> str:
+    """The last lines of the logs of Ray's own processes."""
+    lines = []
+    for name in _RAY_LOGS:
+        log = folder / "session_latest" / "logs" / name
+        if log.is_file():
+            said = log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+            lines += [f"  {name} | {line}" for line in said]
+    return "\n".join(lines) or f"(its processes wrote no log below {folder})"
 
 
 def _own_settings(token_file: Path) -> dict[str, str | None]:
