@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 from dashboard_queries import dashboard_queries
-from kube import wait_until
+from kube import Object, wait_until
 from node_jobs import NodeJob
 from whole_system import WholeSystem
 
+from rljob_api.quantities import to_cores
 from rljob_worker.records.event_lines import read_events
 from rljob_worker.records.event_names import ENGINE_JOINED, ENGINE_LEFT, ENGINE_LOST
 
@@ -23,7 +24,10 @@ LOST_AFTER, PROMPTS = 12, 32
 
 @pytest.fixture(scope="module")
 def job(system: WholeSystem) -> Iterator[NodeJob]:
-    """One with two pods of engines while it runs: one is deleted, then there is one fewer, then two again."""
+    """One that asks for three pods of engines on a node with room for two, and then for two: one is deleted, then
+    there is one fewer, then two again."""
+    [node] = system.kube.list("Node")
+    room = int(to_cores(node["status"]["allocatable"]["cpu"]) * 1000)
     job = NodeJob(
         system,
         "async",
@@ -34,17 +38,17 @@ def job(system: WholeSystem) -> Iterator[NodeJob]:
         "resources.nodes=1",
         "resources.devicesPerNode=null",
         "resources.trainer={nodes: 1, worker: {cpu: 400m, memory: 4Gi}}",
-        "resources.rollout={nodes: 2, maxNodes: 2, worker: {cpu: 350m, memory: 4Gi}}",
+        f"resources.rollout={{nodes: 3, maxNodes: 3, worker: {{cpu: {(room - 1000) // 2}m, memory: 4Gi}}}}",
         # There is one node.
         "pods.worker={spec: {affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: []}}}}",
     ).create()
     try:
         job.wait_step(LOST_AFTER)
-        groups = sorted(
-            (pod["metadata"]["labels"]["ray.io/group"], pod["metadata"]["name"]) for pod in job.pods("worker")
-        )
-        assert [group for group, _ in groups] == ["engines", "engines", "trainers"]
-        job.kube.delete("Pod", "default", groups[1][1])
+        assert sorted(phases(job)) == ["Pending", "Running", "Running"], job.describe()
+        scale(job, 2)
+        assert wait_until(lambda: phases(job) == ["Running", "Running"], 60, 0.5), job.describe()
+        assert changes(job) == []
+        job.kube.delete("Pod", "default", engine_pods(job)[1]["metadata"]["name"])
         assert wait_until(lambda: changes(job) == [ENGINE_LOST, ENGINE_JOINED], 300, 0.5), job.describe()
         scale(job, 1)
         assert wait_until(lambda: len(engine_pods(job)) == 1, 120, 0.5), job.describe()
@@ -61,10 +65,12 @@ def scale(job: NodeJob, nodes: int) -> None:
     job.system.cluster.kubectl("scale", "rljob", job.name, "--namespace=default", f"--replicas={nodes}")
 
 
-def engine_pods(job: NodeJob) -> list[str]:
-    return [
-        pod["metadata"]["name"] for pod in job.pods("worker") if pod["metadata"]["labels"]["ray.io/group"] == "engines"
-    ]
+def engine_pods(job: NodeJob) -> list[Object]:
+    return [pod for pod in job.pods("worker") if pod["metadata"]["labels"]["ray.io/group"] == "engines"]
+
+
+def phases(job: NodeJob) -> list[str]:
+    return [pod["status"]["phase"] for pod in engine_pods(job)]
 
 
 def changes(job: NodeJob) -> list[str]:
