@@ -73,9 +73,14 @@ def is_elastic(spec: RLJobSpec) -> bool:
 
 def node_bounds(spec: RLJobSpec, group: NodeGroup) -> tuple[int, int]:
     """The fewest and the most nodes that a group may have while the job runs."""
+    return engine_node_bounds(spec) if group.name == ENGINES else (group.nodes, group.nodes)
+
+
+def engine_node_bounds(spec: RLJobSpec) -> tuple[int, int]:
+    """The fewest and the most nodes with engines that there may be while the job runs."""
     rollout = spec.resources.rollout
-    if group.name != ENGINES or rollout is None or rollout.max_nodes is None:
-        return group.nodes, group.nodes
+    if rollout is None or rollout.max_nodes is None:
+        return engine_nodes(spec), engine_nodes(spec)
     return rollout.min_nodes or 1, rollout.max_nodes
 
 
@@ -170,7 +175,7 @@ def engines(spec: RLJobSpec) -> int:
 
 def fewest_engines(spec: RLJobSpec) -> int:
     """Rollout engines where as few nodes have any as the job allows: each has to be able to do this share."""
-    return node_bounds(spec, node_groups(spec)[-1])[0] * engines_per_node(spec)
+    return engine_node_bounds(spec)[0] * engines_per_node(spec)
 
 
 def engines_per_node(spec: RLJobSpec) -> int:

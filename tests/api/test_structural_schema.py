@@ -158,7 +158,13 @@ def test_every_field_is_described() -> None:
 
 
 def test_status_is_a_subresource_and_spec_is_required() -> None:
-    assert VERSION["subresources"].keys() == {"status", "scale"}
+    assert VERSION["subresources"] == {
+        "status": {},
+        "scale": {
+            "specReplicasPath": ".spec.resources.rollout.nodes",
+            "statusReplicasPath": ".status.cluster.engineNodes",
+        },
+    }
     assert root_schema()["required"] == ["spec"]
     assert root_schema()["properties"]["metadata"] == {"type": "object"}
     assert CRD["metadata"]["name"] == f"{CRD['spec']['names']['plural']}.{CRD['spec']['group']}"

@@ -27,7 +27,7 @@ def job(system: WholeSystem) -> Iterator[NodeJob]:
     """One that asks for three pods of engines on a node with room for two, and then for two: one is deleted, then
     there is one fewer, then two again."""
     [node] = system.kube.list("Node")
-    room = int(to_cores(node["status"]["allocatable"]["cpu"]) * 1000)
+    room = to_cores(node["status"]["allocatable"]["cpu"]) * 1000
     job = NodeJob(
         system,
         "async",

@@ -18,7 +18,7 @@ def spare_pods(observed: Observed) -> int:
     spec = observed.job.spec
     if group is None or spec is None or not derived.is_elastic(spec):
         return 0
-    least, _ = derived.node_bounds(spec, derived.node_groups(spec)[-1])
+    least, _ = derived.engine_node_bounds(spec)
     return max(0, group.replicas - least)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from simulation import World, make_spec
 
+from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobPhase
 from rljob_api.wire.driver_status import EngineNodes
 from rljob_operator.state.observed import EngineGroupView, GonePod, Observed, PodRole, PodView
@@ -33,6 +34,13 @@ def engine(number: int, *, ready: bool = True, deleting: bool = False, cluster: 
     )
 
 
+def spec(wanted: int, bounds: dict[str, int]) -> RLJobSpec:
+    """Of a job whose engines have so many nodes of their own."""
+    rollout = {"nodes": wanted, "devicesPerNode": 1, **bounds}
+    resources = {"nodes": 1, "devicesPerNode": None, "trainer": {"nodes": 1}, "rollout": rollout}
+    return make_spec(mode="Async", resources=resources)
+
+
 def seen(
     world: World,
     wanted: int,
@@ -43,20 +51,13 @@ def seen(
     most: int | None = 4,
 ) -> Observed:
     """A job that wants so many nodes; its pods, and whether each is ready; what its driver was asked for and uses."""
-    bounds = {} if most is None else {"minNodes": 1, "maxNodes": most}
-    resources = {
-        "nodes": 1,
-        "devicesPerNode": None,
-        "trainer": {"nodes": 1},
-        "rollout": {"nodes": wanted, "devicesPerNode": 1, **bounds},
-    }
     observed = world.observed()
     assert observed.cluster is not None
     assert observed.driver is not None
     nodes = None if asked is None else EngineNodes(asked, len(used), [f"10.0.0.{number}" for number in used])
     return replace(
         observed,
-        job=replace(observed.job, spec=make_spec(mode="Async", resources=resources)),
+        job=replace(observed.job, spec=spec(wanted, {} if most is None else {"minNodes": 1, "maxNodes": most})),
         cluster=replace(observed.cluster, engine_group=EngineGroupView(1, len(pods) if replicas is None else replicas)),
         pods=(
             *(pod for pod in observed.pods if pod.role is PodRole.HEAD),
@@ -196,14 +197,7 @@ def seen_before(world: World, wanted: int, least: int = 1) -> Observed:
     observed = world.observed()
     assert world.status.attempts == []
     assert observed.cluster is not None
-    spec = make_spec(
-        mode="Async",
-        resources={
-            "nodes": 1,
-            "devicesPerNode": None,
-            "trainer": {"nodes": 1},
-            "rollout": {"nodes": wanted, "devicesPerNode": 1, "minNodes": least, "maxNodes": 4},
-        },
-    )
     cluster = replace(observed.cluster, ready=False, engine_group=EngineGroupView(1, 2))
-    return replace(observed, job=replace(observed.job, spec=spec), cluster=cluster)
+    return replace(
+        observed, job=replace(observed.job, spec=spec(wanted, {"minNodes": least, "maxNodes": 4})), cluster=cluster
+    )

@@ -32,6 +32,7 @@ from rljob_worker.driver.nodes import Nodes
 from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.driver.placement import Placement, reserve_devices
 from rljob_worker.errors import JobError, ProcessDiedError, UserError
+from rljob_worker.host.files import log_tail
 from rljob_worker.host.sockets import LOOPBACK
 from rljob_worker.rollout.environment import engine_environment
 from rljob_worker.trainer.environment import trainer_environment
@@ -341,10 +342,9 @@ class Cluster:
     def _last_words(self, name: str) -> str:
         path = self._log_file(name)
         try:
-            lines = path.read_text(errors="replace").splitlines()
+            return log_tail(path, name, _LOG_TAIL_LINES) or f"(its log {path} is empty)"
         except FileNotFoundError:
             return f"(it wrote no log; expected {path})"
-        return "\n".join(f"  {name} | {line}" for line in lines[-_LOG_TAIL_LINES:]) or f"(its log {path} is empty)"
 
     def dump_stacks(self) -> list[Path]:
         """Write the stacks of all processes' threads below the log folder; returns the files."""

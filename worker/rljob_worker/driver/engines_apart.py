@@ -120,7 +120,7 @@ class EnginesApart:
         Raises:
             UserError: the job allows another number.
         """
-        least, most = derived.node_bounds(self._cluster.spec, derived.node_groups(self._cluster.spec)[-1])
+        least, most = derived.engine_node_bounds(self._cluster.spec)
         if not least <= nodes <= most:
             raise UserError(
                 f"{nodes} nodes with engines: the job allows {least} to {most} "

@@ -21,6 +21,7 @@ from rljob_api import RLJobSpec, derived
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.placement import bundle_cpus
 from rljob_worker.errors import JobError, UserError
+from rljob_worker.host.files import log_tail
 from rljob_worker.host.reaper import Reaper
 from rljob_worker.host.sweeps import own_folder
 from rljob_worker.upstream import ray_node
@@ -93,13 +94,9 @@ def _start(spec: RLJobSpec, folder: Path) -> None:
 
 def _last_words(folder: Path) -> str:
     """The last lines of the logs of Ray's own processes."""
-    lines = []
-    for name in _RAY_LOGS:
-        log = folder / "session_latest" / "logs" / name
-        if log.is_file():
-            said = log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-            lines += [f"  {name} | {line}" for line in said]
-    return "\n".join(lines) or f"(its processes wrote no log below {folder})"
+    logs = [log for name in _RAY_LOGS if (log := folder / "session_latest" / "logs" / name).is_file()]
+    said = [tail for log in logs if (tail := log_tail(log, log.name, _LOG_TAIL_LINES))]
+    return "\n".join(said) or f"(its processes wrote no log below {folder})"
 
 
 def _own_settings(token_file: Path) -> dict[str, str | None]:

@@ -336,3 +336,8 @@ def keep_output_from_raising() -> None:
             io.BufferedWriter(raw), encoding=stream.encoding, errors="backslashreplace", line_buffering=True
         )
         setattr(sys, name, lossy)
+
+
+def log_tail(path: Path, name: str, lines: int) -> str:
+    """The last lines of a log, each after the name of who wrote it; FileNotFoundError where there is none."""
+    return "\n".join(f"  {name} | {line}" for line in path.read_text(errors="replace").splitlines()[-lines:])
