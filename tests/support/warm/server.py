@@ -31,6 +31,8 @@ CONNECTION = FILES
 """A worker is handed on with its standard files and its connection."""
 MOST = 8
 """Processes that import something: each takes some 300 MB."""
+RAYS_OWN = ["google.protobuf.message", "jsonschema", "opentelemetry.trace", "pydantic.v1", "requests"]
+"""What a worker's Ray imports: itself it has to be loaded in the fork."""
 IMPORTS = {
     DRIVER: [
         "rljob_worker.cli.main",
@@ -39,9 +41,29 @@ IMPORTS = {
         "rljob_worker.report.build",
         "rljob_worker.report.table",
         "torch.utils.tensorboard",
+        "transformers.models.auto.tokenization_auto",
     ],
-    TRAINER: ["rljob_worker.trainer.trainer", "rljob_worker.trainer.megatron.backend"],
-    ENGINE: ["rljob_worker.rollout.engine", "vllm.v1.engine.llm_engine"],
+    TRAINER: [
+        "rljob_worker.trainer.trainer",
+        "rljob_worker.trainer.megatron.backend",
+        "rljob_worker.trainer.megatron.rank_state",
+        "rljob_worker.models.build",
+        "rljob_worker.trainer.megatron.optimizer",
+        "megatron.core.models.gpt.gpt_layer_specs",
+        "megatron.core.optimizer",
+        "transformers.models.auto.configuration_auto",
+        *RAYS_OWN,
+    ],
+    ENGINE: [
+        "rljob_worker.rollout.engine",
+        "rljob_worker.rollout.sleep_controller",
+        "vllm.v1.engine.llm_engine",
+        "vllm.v1.engine.core",
+        "vllm.v1.worker.cpu_worker",
+        "vllm.model_executor.models.qwen3",
+        "transformers.models.auto.tokenization_auto",
+        *RAYS_OWN,
+    ],
 }
 
 

@@ -261,6 +261,24 @@ def test_a_report_that_cannot_be_drawn_changes_no_outcome(
     assert ("report  cannot be drawn: " in said) == (wrong != "no records")
 
 
+def test_one_that_nobody_wants_is_not_drawn(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, manifest: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    write_run(folder, 2)
+
+    def run_job(*_: object, on_record: Callable[[StepRecord], None], **__: object) -> Outcome:
+        on_record(bare(2))
+        return Outcome(0, RunOutcome.SUCCEEDED, "as it ended")
+
+    monkeypatch.setattr("rljob_worker.driver.run.run_job", run_job)
+    assert main(["run", manifest, "--output", str(folder), "--no-report"]) == 0
+    said = capsys.readouterr().out
+    assert "actor_train  " in said
+    assert "report" not in said
+    assert not [*folder.glob("report.*")]
+
+
 def test_a_reader_who_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     write_samples(run_folder(tmp_path), 1, ["x" * 500] * 2000, [1.0] * 2000)
     path = os.pathsep.join(p for p in sys.path if p)

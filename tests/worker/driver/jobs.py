@@ -58,22 +58,27 @@ def manifest(folder: Path, **spec: Any) -> Path:
     return path
 
 
-def start(*arguments: str | Path, environment: dict[str, str] | None = None, cold: bool = False) -> Started:
+def start(
+    *arguments: str | Path, environment: dict[str, str] | None = None, cold: bool = False, report: bool = False
+) -> Started:
     """`rljob ARGUMENTS` in a session of its own; its processes are forked from some that have imported what they need.
 
     Args:
         arguments: after `rljob`.
         environment: variables over those of this process.
         cold: start a new interpreter, as users do, for the driver and for each of its workers.
+        report: have `run` draw the report at the end, which takes as long as some jobs; a cold one draws it anyway.
     """
-    return _start(["-m", "rljob_worker.cli.main", *map(str, arguments)], environment or {}, cold)
+    options = ["--no-report"] if arguments[0] == "run" and not (cold or report) else []
+    return _start(["-m", "rljob_worker.cli.main", *map(str, arguments), *options], environment or {}, cold)
 
 
 def start_faulty(
     job: Path, output: Path, faults: dict[str, Any] | list[dict[str, Any]], *options: str, cold: bool = False
 ) -> Started:
     """`rljob run` in which `faulty_run.py` makes one thing, or several, go wrong."""
-    return _start([str(FAULTY_RUN), str(job), str(output), json.dumps(faults), *options], {}, cold)
+    more = options if cold else (*options, "--no-report")
+    return _start([str(FAULTY_RUN), str(job), str(output), json.dumps(faults), *more], {}, cold)
 
 
 def _start(arguments: list[str], environment: dict[str, str], cold: bool) -> Started:
@@ -106,9 +111,11 @@ def finish(process: Started, seconds: float = RUN_SECONDS) -> tuple[int, str]:
     return process.returncode, output
 
 
-def run(*arguments: str | Path, environment: dict[str, str] | None = None, cold: bool = False) -> tuple[int, str]:
-    """Run `rljob ARGUMENTS` to its end."""
-    return finish(start(*arguments, environment=environment, cold=cold))
+def run(
+    *arguments: str | Path, environment: dict[str, str] | None = None, cold: bool = False, report: bool = False
+) -> tuple[int, str]:
+    """Run `rljob ARGUMENTS` to its end; the rest as `start` has it."""
+    return finish(start(*arguments, environment=environment, cold=cold, report=report))
 
 
 def wait_for(condition: Any, what: str, seconds: float = RUN_SECONDS) -> Any:

@@ -98,7 +98,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nobody harmed, with a checkpoint of each step."""
     folder = tmp_path_factory.mktemp("ahead")
     job = manifest(folder, **{**AHEAD, "checkpoint": {"everySteps": 1, "keep": STEPS}})
-    code, output = run("run", job, "--output", folder / "run")
+    code, output = run("run", job, "--output", folder / "run", report=True)
     assert code == 0, output
     (folder / "said").write_text(output)
     return folder / "run"

@@ -114,3 +114,17 @@ def test_an_embedded_ray_has_no_process_that_nobody_asks() -> None:
         ray_processes = [command for command in commands if str(session.scratch) in command]
         assert len(ray_processes) == 2, ray_processes
         assert all("gcs_server" in command or "raylet" in command for command in ray_processes)
+        raylet = next(child for child in children if child.name() == "raylet")
+
+        @ray.remote
+        class Actor:
+            def pid(self) -> int:
+                return os.getpid()
+
+        actor = Actor.options(runtime_env={"env_vars": {"OF_ITS": "OWN"}}).remote()
+        pid = ray.get(actor.pid.remote(), timeout=60)
+        of_raylet = {child.pid: child.name() for child in raylet.children()}
+        agents = {number: name for number, name in of_raylet.items() if "Agent" in name}
+        assert of_raylet.keys() - agents.keys() == {pid}, of_raylet
+        served = [c for number in agents for c in psutil.Process(number).net_connections() if c.status == "LISTEN"]
+        assert len(served) == len(agents), (agents, served)

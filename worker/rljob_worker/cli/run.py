@@ -54,6 +54,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="HOST:PORT",
         help="Ray cluster to run on (default: RAY_ADDRESS; `local`: none but the embedded one)",
     )
+    command.add_argument(
+        "--no-report", action="store_true", help="draw no report at the end (`rljob report DIR` draws it later)"
+    )
     command.set_defaults(run=run)
 
 
@@ -92,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     # The steps of a run that could not be continued are those of the attempts before, and were shown then.
     shown = progress.executed or outcome.exit_code == ExitCode.OK
-    said = [*(_report(output) if shown else []), f"run     {output}"]
+    said = [*(_report(output, not arguments.no_report) if shown else []), f"run     {output}"]
     result = f"{outcome.outcome}: {outcome.message}"
     # Of a job that failed on a cluster, people see the log's last line first.
     said = [result, *said] if outcome.exit_code == ExitCode.OK else [*said, result]
@@ -100,8 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
     return outcome.exit_code
 
 
-def _report(output: Path) -> list[str]:
-    """Draw the report; how the job ended stands already, whatever happens here."""
+def _report(output: Path, drawn: bool) -> list[str]:
+    """The table of phases, and the report drawn; how the job ended stands already, whatever happens here."""
     try:
         from rljob_worker.records.steps import read_steps
         from rljob_worker.report.build import build_report
@@ -109,6 +112,8 @@ def _report(output: Path) -> list[str]:
 
         if not read_steps(output):
             return []
+        if not drawn:
+            return [phase_table_text(output)]
         html, png = build_report(output)
         return [phase_table_text(output), f"report  {html}\n        {png}"]
     except Exception as error:

@@ -13,13 +13,14 @@ FULL_PRIORITY = {"RAY_worker_niceness": "0"}
 _END_CHILDREN = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
 _HELPERS = ("start_monitor", "start_log_monitor", "start_api_server")
 _START_SECONDS = 120.0
+_NO_SPARE_WORKER = {"RAY_prestart_worker_first_driver": "0"}
 _SLOW_START = {"RAY_raylet_start_wait_time_s": f"{_START_SECONDS:g}"}
 _POLL_SECONDS = 0.05
 
 
 def settings() -> dict[str, str]:
     """Variables for Ray and its processes."""
-    return FULL_PRIORITY | _END_CHILDREN | _SLOW_START
+    return FULL_PRIORITY | _END_CHILDREN | _NO_SPARE_WORKER | _SLOW_START
 
 
 @contextmanager
@@ -36,15 +37,24 @@ def clusters_off() -> Iterator[None]:
 
 @contextmanager
 def without_helpers() -> Iterator[None]:
-    """Inside, a Ray that is started has no autoscaler, no log monitor and no dashboard."""
+    """Inside, a Ray that is started has no autoscaler, no log monitor and no dashboard, and its agent serves nobody."""
+    from ray._private import utils
     from ray._private.node import Node
 
     before = {name: getattr(Node, name) for name in _HELPERS}
+    original = utils.get_dashboard_dependency_error
     put(Node, **dict.fromkeys(_HELPERS, _start_nothing))
+    put(utils, get_dashboard_dependency_error=_no_dashboard)
     try:
         yield
     finally:
         put(Node, **before)
+        put(utils, get_dashboard_dependency_error=original)
+
+
+def _no_dashboard() -> ImportError:
+    """In the place of Ray's question whether the packages of its dashboard are there; its agent is minimal without."""
+    return ImportError("an embedded Ray has no dashboard")
 
 
 def _start_nothing(node: object, **arguments: object) -> None:
@@ -96,7 +106,7 @@ PATCHES = (
         {"ray": RAY},
         "Ray makes its workers nice: beside anything else they would get a fraction of the machine; and SIGKILL of "
         "an actor would leave the engine's own child processes behind; and a start that takes over 30 seconds, as on a "
-        "busy machine, would count as failed",
+        "busy machine, would count as failed; and a worker would be started for tasks, of which a job has none",
         "tests/worker/upstream/test_patches.py::test_ray_reads_its_settings",
         settings,
         (Process.DRIVER,),
@@ -114,10 +124,11 @@ PATCHES = (
     ),
     Patch(
         "ray-without-helpers",
-        tuple(f"ray._private.node.Node.{name}" for name in _HELPERS),
+        (*(f"ray._private.node.Node.{name}" for name in _HELPERS), "ray._private.utils.get_dashboard_dependency_error"),
         {"ray": RAY},
         "an embedded Ray's nodes are as many as they are, nobody asks for its dashboard, and logs are read from files: "
-        "three processes less make a job start in half the time, and leave fewer ports open",
+        "three processes less, and an agent without a server, make a job start in half the time, and leave fewer ports "
+        "open",
         "tests/worker/driver/test_ray_session.py::test_an_embedded_ray_has_no_process_that_nobody_asks",
         without_helpers,
         (Process.DRIVER,),
