@@ -8,6 +8,8 @@
 {"do": "stall", "phase": "wake_up", "step": 2, "process": "trainer-0"}
     SIGSTOP to the process as the phase begins; with "seconds": 2, SIGCONT so long after
     it, or the signal of that name in "then".
+{"do": "interleave", "seconds": 0.00005}
+    The driver's threads take turns that often, a hundred times as often as Python lets them.
 {"do": "flip", "phase": "rollout_wake_kv", "step": 2}
     One bit of one weight of engine-0 is flipped as the phase begins, after the weights were landed and verified.
 """
@@ -32,6 +34,9 @@ from rljob_worker.rewards.process import ScoringProcess
 
 
 def install(faults: list[dict[str, Any]]) -> None:
+    for fault in [fault for fault in faults if fault["do"] == "interleave"]:
+        sys.setswitchinterval(fault["seconds"])
+        faults.remove(fault)
     pids = {"driver": os.getpid()}
     start, write_phase = cluster.Cluster.start, events.EventLog.phase
 
@@ -59,8 +64,9 @@ def install(faults: list[dict[str, Any]]) -> None:
         pid = scoring_process() if fault["process"] == "reward" else pids[fault["process"]]
         time.sleep(fault.get("delay", 0.0))
         if "seconds" in fault:
-            # From outside: a driver that is stopped can wake nobody.
-            wake = f"sleep {fault['seconds']}; kill -{fault.get('then', 'CONT')} {pid}"
+            # From outside: a driver that is stopped can wake nobody. Its time begins when the process stands.
+            stands = f"until grep -q '^State:.T' /proc/{pid}/status; do [ -d /proc/{pid} ] || exit; sleep 0.02; done"
+            wake = f"{stands}; sleep {fault['seconds']}; kill -{fault.get('then', 'CONT')} {pid}"
             subprocess.Popen(["/bin/sh", "-c", wake], start_new_session=True, stdout=subprocess.DEVNULL)
         log.write("kill", process=fault["process"], pid=pid, alive=current["clock"].current)
         os.kill(pid, signal.SIGSTOP if fault["do"] == "stall" else fault.get("signal", signal.SIGKILL))

@@ -24,6 +24,8 @@ import yaml
 from jobs import REPOSITORY, wait_for
 from support.ports import free_port
 
+from rljob_worker.host.files import log_tail
+
 ENTRYPOINT = "trap : TERM; printenv RLJOB_MANIFEST | base64 -d | gunzip | rljob run - --output {folder} --resume auto"
 START_SECONDS = 240
 STOP_SECONDS = 60
@@ -98,7 +100,16 @@ class RayCluster:
         more = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
         arguments = [f"--address=127.0.0.1:{self._port}", f"--node-ip-address={address}", f"--num-cpus={cpus}"]
         self._start(address, arguments, more, hide)
-        wait_for(lambda: self._running(address) and self._joined(address), f"node {address}", START_SECONDS)
+        try:
+            wait_for(lambda: self._running(address) and self._joined(address), f"node {address}", START_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self._last_words()}") from None
+
+    def _last_words(self) -> str:
+        """The ends of the logs that were written last: Ray's own folder goes when the cluster does."""
+        logs = (self._temporary / "session_latest" / "logs").glob("*.*")
+        newest = sorted((log for log in logs if log.is_file()), key=lambda log: log.stat().st_mtime)[-12:]
+        return "\n".join(log_tail(log, log.name, 15) for log in newest)
 
     def _start(
         self, name: str, arguments: list[str], more: dict[str, str] | None = None, hide: Path | None = None

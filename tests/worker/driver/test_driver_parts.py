@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from test_run_folder import job
 
 from rljob_api.spec import RewardSpec
 from rljob_worker.driver import calls as driver_calls
-from rljob_worker.driver.actors import Reply
+from rljob_worker.driver.actors import BatchHandle, Reply
 from rljob_worker.driver.batch import (
     answered_group,
     decide,
@@ -34,13 +35,16 @@ from rljob_worker.driver.batch import (
 from rljob_worker.driver.calls import Call, Calls
 from rljob_worker.driver.dispatch import Dispatch
 from rljob_worker.driver.events import EventLog
+from rljob_worker.driver.groups import TrainerGroup
+from rljob_worker.driver.phase_calls import PhaseCalls
 from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.driver.step import ScoredGroup, Step
 from rljob_worker.driver.sync_report import sync_report
+from rljob_worker.driver.training import Training
 from rljob_worker.errors import JobError, PhaseDeadlineError, ProcessDiedError, StopRequested, WeightSyncError
 from rljob_worker.records.event_lines import read_events
 from rljob_worker.rewards.weighted_parts import RewardResult
-from rljob_worker.types import FloatArray, Generation, Prompt
+from rljob_worker.types import FloatArray, Generation, Prompt, StepMetrics
 
 
 @given(st.integers(1, 40), st.integers(1, 12))
@@ -397,3 +401,26 @@ def test_a_stop_that_is_not_obeyed_in_time_ends_the_process() -> None:
 def test_a_second_interrupt_ends_the_process_at_once() -> None:
     ended = run_python(STOP.format(signal=int(signal.SIGINT)) + "os.kill(os.getpid(), 2); time.sleep(30)", "20")
     assert (ended.returncode, ended.stdout) == (1, "asked\n")
+
+
+# --- training --------------------------------------------------------------------------------------
+
+
+def test_what_is_done_beside_training_is_done_while_the_trainers_are_at_work() -> None:
+    order: list[str] = []
+    trained = [StepMetrics(applied=True, metrics={}, detail={})]
+
+    def train(*_: object) -> list[Call[StepMetrics]]:
+        order.append("train")
+        return []
+
+    def gather(*_: object, **__: object) -> list[StepMetrics]:
+        order.append("gather")
+        return trained
+
+    trainers = cast(TrainerGroup, SimpleNamespace(train=train))
+    training = Training(job().spec, trainers, cast(PhaseCalls, SimpleNamespace(gather=gather)))
+    step = Step(1, 0)
+    training.actor_train(step, cast(BatchHandle, None), beside=lambda step: order.append(f"step {step.number}"))
+    assert order == ["train", "step 1", "gather"]
+    assert step.trained is trained

@@ -108,5 +108,4 @@ def test_a_run_whose_processes_are_all_stopped_for_a_while_goes_on(chain: Chain,
     assert digest_of_trajectories(chain.run_folder) == digest_of_trajectories(calm)
     took = {record["step"]: record["step_seconds"] for record in read_steps(chain.run_folder)}
     for number, (process, phase, seconds) in enumerate(PAUSES):
-        # Who wakes it is started before it is stopped: on a busy machine it sleeps for less.
-        assert took[first + number] > 0.4 * seconds, f"{process} was not stopped in {phase}"
+        assert took[first + number] > 0.9 * seconds, f"{process} was not stopped in {phase}"

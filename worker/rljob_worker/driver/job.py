@@ -209,14 +209,17 @@ class Job(Generic[R, H]):
         self.progress.data_cursor = self._prompts.state()
         self.progress.carried = tuple(one for _, one in sorted(step.open.items()))
 
-    def describe(self, step: Step) -> None:
-        """Write the step's trajectories and note its metrics, now that it was trained on."""
-        groups = step.samples()
-        write_trajectories(self._records.folder, self.spec.records, step.number, groups, self._failures)
+    def write_samples(self, step: Step) -> None:
+        """Write the step's trajectories, which need nothing of its training; what ends that can be looked for there."""
+        step.rows = step.samples()
+        write_trajectories(self._records.folder, self.spec.records, step.number, step.rows, self._failures)
         if self.spec.records.journal:
             write_journal(self._records.folder, step, self._attempt, self._failures)
-        self._records.samples(step.number, [sample for group in groups for sample in group])
         self._records.metrics(rollout_metrics(step.groups, step.advantages))
+
+    def describe(self, step: Step) -> None:
+        """Note the step's metrics, now that it was trained on."""
+        self._records.samples(step.number, [row for group in step.rows for row in group])
         if step.occupancy.seconds:
             self._records.metrics({m.ROLLOUT_TAIL_KEY: step.occupancy.tail_share})
         if self.spec.rollout.oversampling is not None:

@@ -86,14 +86,15 @@ class OverlappedRollouts(CarryingRollouts):
                 # It was carried over by a run that ended before its rewards came.
                 self._submit(one)
         self._drawn.set()
-        waited_for = [one.group for one in step.open.values() if is_waited_for(one.group, self._limit)]
+        waited_for = [one.group for one in list(step.open.values()) if is_waited_for(one.group, self._limit)]
         late = overdue(waited_for, self._wanted, step.weight_version, self._lag)
         if late is not None:
             raise JobError(
                 f"rollout: the group of prompt {late.ordinal} has tokens of weights {late.oldest_version} and cannot "
                 f"be trained on within spec.rollout.staleness.max {self._lag} of weights {step.weight_version}"
             )
-        while growing := sorted(ordinal for ordinal, one in step.open.items() if not one.group.complete):
+        # The trainers' lane takes groups away meanwhile: what is gone through is a copy.
+        while growing := sorted(ordinal for ordinal, one in list(step.open.items()) if not one.group.complete):
             sizes = [len(step.open[ordinal].requests()) for ordinal in growing]
             held = [[growing[place] for place in places] for places in ranges(sizes, len(self._engines))]
             if not self._grow(step, held, each=True) or self._paused.is_set():

@@ -116,6 +116,8 @@ class Step:
     """[N], of the samples of the groups that are trained on."""
     occupancy: Occupancy = field(default_factory=lambda: Occupancy(1, 1))
     """Of the engines, while they generated for it."""
+    rows: list[list[dict[str, Any]]] = field(default_factory=list)
+    """One a response, by group: what its trajectories hold."""
     trained: list[StepMetrics] = field(default_factory=list)
     """What each trainer reports."""
 

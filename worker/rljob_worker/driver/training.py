@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rljob_api import RLJobSpec, derived
 from rljob_worker.algorithms import get_algorithm
 from rljob_worker.driver.actors import BatchHandle
@@ -51,7 +53,9 @@ class Training:
         """Log-probabilities before the updates; they stay with the trainers."""
         self._calls.gather("log_probs", self._trainers.log_probs(batch, self._sampling), stoppable=True)
 
-    def actor_train(self, step: Step, batch: BatchHandle) -> None:
-        """All optimizer updates of the step."""
+    def actor_train(self, step: Step, batch: BatchHandle, beside: Callable[[Step], None] | None = None) -> None:
+        """All optimizer updates of the step; `beside` is done with it while the trainers are at work."""
         calls = self._trainers.train(batch, self._sampling, step.weight_version + 1)
+        if beside is not None:
+            beside(step)
         step.trained = self._calls.gather("actor_train", calls, stoppable=True)

@@ -40,7 +40,7 @@ def train_step(job: LockstepJob) -> None:
         with clock.phase("log_probs"):
             job.training.log_probs(batch)
     with clock.phase("actor_train"):
-        job.training.actor_train(step, batch)
+        job.training.actor_train(step, batch, beside=job.write_samples)
     job.describe(step)
     if not step.applied:
         job.record(step)

@@ -36,7 +36,7 @@ def train_step(job: OverlappedJob, step: Step) -> Step | None:
         with clock.phase("log_probs"):
             job.training.log_probs(batch)
     with clock.phase("actor_train"):
-        job.training.actor_train(step, batch)
+        job.training.actor_train(step, batch, beside=job.write_samples)
 
     with clock.phase("batch_wait"):
         complete = job.pause(step)
