@@ -256,6 +256,11 @@ def job_dashboard() -> dashboard.Dashboard:
             (f"max(rljob_lost_steps_total{{{JOB}}})", "steps lost"),
         ),
         graph(
+            "Nodes for engines",
+            "Where their number may change while the job runs: as many as are wanted, and those that take part.",
+            (f"max by (state) (rljob_engine_nodes{{{JOB}}})", "{{state}}"),
+        ),
+        graph(
             "Checkpoints",
             "Seconds that steps waited for a checkpoint in the chosen window.",
             (f'sum(increase(rljob_phase_seconds_sum{{{JOB}, phase="checkpoint"}}[$window]))', "seconds"),

@@ -29,7 +29,7 @@ class NodeGroup:
     @property
     def worker_field(self) -> str:
         """Field below `spec` that says how large the pods are."""
-        own = {TRAINERS: "resources.trainer.worker", ENGINES: "resources.rollout.worker"}
+        own = {TRAINER_GROUP: "resources.trainer.worker", ENGINE_GROUP: "resources.rollout.worker"}
         return own.get(self.name, "resources.worker")
 
     @property
@@ -38,7 +38,7 @@ class NodeGroup:
         return self.devices - self.first_engine_device
 
 
-WORKERS, TRAINERS, ENGINES = "workers", "trainers", "engines"
+WORKER_GROUP, TRAINER_GROUP, ENGINE_GROUP = "workers", "trainers", "engines"
 
 
 def node_groups(spec: RLJobSpec) -> tuple[NodeGroup, ...]:
@@ -50,11 +50,13 @@ def node_groups(spec: RLJobSpec) -> tuple[NodeGroup, ...]:
             for group in (spec.resources.trainer, spec.resources.rollout)
         )
         return (
-            NodeGroup(TRAINERS, trainer_nodes(spec), trainers, trainers, trainers, training),
-            NodeGroup(ENGINES, engine_nodes(spec), engine_devices, 0, 0, serving),
+            NodeGroup(TRAINER_GROUP, trainer_nodes(spec), trainers, trainers, trainers, training),
+            NodeGroup(ENGINE_GROUP, engine_nodes(spec), engine_devices, 0, 0, serving),
         )
     first = trainers if divides_devices(spec) else 0
-    return (NodeGroup(WORKERS, spec.resources.nodes, first + engine_devices, trainers, first, spec.resources.worker),)
+    return (
+        NodeGroup(WORKER_GROUP, spec.resources.nodes, first + engine_devices, trainers, first, spec.resources.worker),
+    )
 
 
 def may_lose_engines(spec: RLJobSpec) -> bool:
@@ -73,7 +75,7 @@ def is_elastic(spec: RLJobSpec) -> bool:
 
 def node_bounds(spec: RLJobSpec, group: NodeGroup) -> tuple[int, int]:
     """The fewest and the most nodes that a group may have while the job runs."""
-    return engine_node_bounds(spec) if group.name == ENGINES else (group.nodes, group.nodes)
+    return engine_node_bounds(spec) if group.name == ENGINE_GROUP else (group.nodes, group.nodes)
 
 
 def engine_node_bounds(spec: RLJobSpec) -> tuple[int, int]:

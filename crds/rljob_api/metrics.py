@@ -151,6 +151,14 @@ VERIFICATION_FAILURES = Metric(
     ("source",),
 )
 DEVICES = Metric("rljob_devices", Kind.GAUGE, "Devices that the job asks for.", unit="devices")
+ENGINE_NODES = Metric(
+    "rljob_engine_nodes",
+    Kind.GAUGE,
+    "Nodes for engines, where their number may change while the job runs: wanted (`resources.rollout.nodes`), "
+    "taking_part (their engines generate).",
+    ("state",),
+    "nodes",
+)
 GOODPUT = Metric(
     "rljob_goodput_device_seconds",
     Kind.GAUGE,
@@ -166,7 +174,16 @@ LAST_PROGRESS = Metric(
     unit="Unix seconds",
 )
 
-LIFECYCLE_METRICS = (STATUS_PHASE, CONDITION, RESTARTS, VERIFICATION_FAILURES, DEVICES, GOODPUT, LAST_PROGRESS)
+LIFECYCLE_METRICS = (
+    STATUS_PHASE,
+    CONDITION,
+    RESTARTS,
+    VERIFICATION_FAILURES,
+    DEVICES,
+    ENGINE_NODES,
+    GOODPUT,
+    LAST_PROGRESS,
+)
 """What follows from the status of a job; the operator alone knows it."""
 
 RECONCILE_SECONDS = Metric(

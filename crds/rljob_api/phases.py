@@ -31,7 +31,7 @@ TIMED_PHASES = tuple(name for name in PHASES if name not in ("batch_wait", "admi
 SWITCH_PHASES = ("rollout_sleep", "wake_up", "rollout_wake_weights", "update_weights", "sleep", "rollout_wake_kv")
 """Their sum is what a step pays for sharing devices."""
 
-TRAINERS, ENGINES = "trainer", "engine"
+TRAINER_LANE, ENGINE_LANE = "trainer", "engine"
 """The lanes of both, where engines work beside the trainers."""
-LANES = (ENGINES,)
+LANES = (ENGINE_LANE,)
 """All that may run beside the trainers'."""

@@ -83,8 +83,8 @@ LANES_FAULTS = (
     Fault(
         "only the trainers' devices in the pod",
         "crds/rljob_api/derived.py",
-        "NodeGroup(WORKERS, spec.resources.nodes, first + engine_devices, trainers, first, spec.resources.worker)",
-        "NodeGroup(WORKERS, spec.resources.nodes, first or engine_devices, trainers, first, spec.resources.worker)",
+        "NodeGroup(WORKER_GROUP, spec.resources.nodes, first + engine_devices, trainers",
+        "NodeGroup(WORKER_GROUP, spec.resources.nodes, first or engine_devices, trainers",
         "tests/operator/render/test_cluster_rules.py::"
         "test_devices_of_their_own_for_trainers_and_engines_are_all_in_one_pod",
     ),
@@ -236,8 +236,8 @@ LANES_FAULTS = (
     Fault(
         "engines in pods of their own begin after the trainers' devices",
         "crds/rljob_api/derived.py",
-        "NodeGroup(ENGINES, engine_nodes(spec), engine_devices, 0, 0, serving)",
-        "NodeGroup(ENGINES, engine_nodes(spec), engine_devices, 0, 1, serving)",
+        "NodeGroup(ENGINE_GROUP, engine_nodes(spec), engine_devices, 0, 0, serving)",
+        "NodeGroup(ENGINE_GROUP, engine_nodes(spec), engine_devices, 0, 1, serving)",
         "tests/worker/driver/test_placement.py::test_where_trainers_and_engines_lie_on_nodes_of_their_own",
     ),
     Fault(

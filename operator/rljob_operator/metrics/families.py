@@ -99,6 +99,11 @@ def _verification_failures(job: JobMetrics, now: float) -> Iterator[str]:
         yield _line(m.VERIFICATION_FAILURES, job, job.records.unverified, _label(source="record"))
 
 
+def _engine_nodes(job: JobMetrics, now: float) -> Iterator[str]:
+    for state, nodes in job.status.engine_nodes.items() if job.status is not None else ():
+        yield _line(m.ENGINE_NODES, job, nodes, _label(state=state))
+
+
 def _goodput(job: JobMetrics, now: float) -> Iterator[str]:
     if job.status is None:
         return
@@ -173,6 +178,7 @@ FAMILIES: tuple[tuple[m.Metric, Lines], ...] = (
     (m.RESTARTS, _restarts),
     (m.VERIFICATION_FAILURES, _verification_failures),
     _single(m.DEVICES, lambda job: None if job.status is None else job.status.devices),
+    (m.ENGINE_NODES, _engine_nodes),
     (m.GOODPUT, _goodput),
     _single(m.LAST_PROGRESS, _last_progress),
 )

@@ -28,6 +28,8 @@ class Lifecycle:
     """(type, status)."""
     target_steps: int | None = None
     devices: int | None = None
+    engine_nodes: dict[str, int] = field(default_factory=dict)
+    """By state; empty where their number is fixed, or not known."""
     goodput: Goodput | None = None
     running_since: float | None = None
     step: int | None = None
@@ -45,6 +47,7 @@ class Lifecycle:
         self.conditions = tuple({c.type: c.status for c in status.conditions}.items())
         self.target_steps = None if job.spec is None else job.spec.steps
         self.devices = None if job.spec is None else derived.devices(job.spec)
+        self.engine_nodes = _engine_nodes(job)
         self.goodput = status.goodput
         self.running_since = _running_since(status)
         self._progress(status.progress)
@@ -95,6 +98,13 @@ class Lifecycle:
             "lost": lost,
         }
         return {state: value * self.devices for state, value in seconds.items()}
+
+
+def _engine_nodes(job: JobView) -> dict[str, int]:
+    cluster = job.status.cluster
+    if job.spec is None or not derived.is_elastic(job.spec) or cluster is None or cluster.engine_nodes is None:
+        return {}
+    return {"wanted": derived.engine_nodes(job.spec), "taking_part": cluster.engine_nodes}
 
 
 def _running_since(status: RLJobStatus) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from rljob_api import derived
-from rljob_api.derived import ENGINES, TRAINERS
+from rljob_api.derived import ENGINE_GROUP, TRAINER_GROUP
 from rljob_api.safe_text import visible
 from rljob_api.status import AttemptStatus, Goodput, JobPhase, Progress, RLJobStatus
 from rljob_operator.kubernetes_objects import RLJobObject
@@ -99,7 +99,7 @@ def _summary(job: JobView, now: float, style: Style) -> list[str]:
     facts = [f"created {duration_text(max(now - job.created, 0.0))} ago"]
     if spec:
         groups = derived.node_groups(spec)
-        of = {TRAINERS: " for trainers", ENGINES: " for engines"}
+        of = {TRAINER_GROUP: " for trainers", ENGINE_GROUP: " for engines"}
         nodes = [f"{own.nodes} node(s) with {own.devices} device(s){of.get(own.name, '')}" for own in groups]
         facts.append(f"{' and '.join(nodes)}, {spec.resources.profile}")
         part = status.cluster.engine_nodes if status.cluster is not None else None

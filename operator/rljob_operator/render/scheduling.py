@@ -7,7 +7,7 @@ Kueue's integration of RayCluster; MindCluster's documentation, "Pod" and "PodGr
 from __future__ import annotations
 
 from rljob_api import derived
-from rljob_api.derived import WORKERS, NodeGroup
+from rljob_api.derived import WORKER_GROUP, NodeGroup
 from rljob_api.json_types import Json
 from rljob_api.kubernetes_names import is_label_value
 from rljob_api.profiles import PROFILES, HardwareProfile, MindCluster
@@ -133,7 +133,7 @@ def _affinity(spec: RLJobSpec, job: str, group: NodeGroup) -> dict[str, Json]:
     # Two workers on one server would see each other as different servers and leave HCCS for RoCE (vllm-ascend 14506).
     # Engines and trainers are in different pods whatever their server.
     labels = {"rljob.dev/job": job, "ray.io/node-type": "worker"}
-    if group.name != WORKERS:
+    if group.name != WORKER_GROUP:
         labels["ray.io/group"] = group.name
     apart = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
     given = affinity.get("podAntiAffinity", {})

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable
 
-from rljob_api.derived import ENGINES
+from rljob_api.derived import ENGINE_GROUP
 from rljob_api.job import GROUP, KIND, VERSION
 from rljob_api.json_types import Json
 from rljob_api.status import RLJobStatus
@@ -314,7 +314,7 @@ class Executor:
         group = f"/spec/workerGroupSpecs/{action.seen.index}"
         patch: list[Json] = [
             {"op": "test", "path": "/metadata/uid", "value": action.uid},
-            {"op": "test", "path": f"{group}/groupName", "value": ENGINES},
+            {"op": "test", "path": f"{group}/groupName", "value": ENGINE_GROUP},
             {"op": "test", "path": f"{group}/replicas", "value": action.seen.replicas},
             {"op": "replace", "path": f"{group}/replicas", "value": action.replicas},
             # KubeRay would choose pods by chance.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from rljob_api.derived import ENGINES
+from rljob_api.derived import ENGINE_GROUP
 from rljob_api.job import KIND
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
@@ -156,7 +156,9 @@ def cluster_state(item: RayClusterObject) -> ClusterState:
 
 def _engine_group(spec: RayClusterSpec) -> EngineGroupView | None:
     groups = enumerate(spec.get("workerGroupSpecs") or ())
-    replicas = ((index, int(group.get("replicas") or 0)) for index, group in groups if group["groupName"] == ENGINES)
+    replicas = (
+        (index, int(group.get("replicas") or 0)) for index, group in groups if group["groupName"] == ENGINE_GROUP
+    )
     return next((EngineGroupView(*found) for found in replicas), None)
 
 

@@ -83,8 +83,8 @@ def _without_engines(observed: Observed) -> Observed:
     return replace(
         observed,
         cluster=None if cluster is None else replace(cluster, desired_workers=trainers, engine_group=None),
-        pods=tuple(pod for pod in observed.pods if pod.group != derived.ENGINES),
-        gone_pods=tuple(gone for gone in observed.gone_pods if gone.pod.group != derived.ENGINES),
+        pods=tuple(pod for pod in observed.pods if pod.group != derived.ENGINE_GROUP),
+        gone_pods=tuple(gone for gone in observed.gone_pods if gone.pod.group != derived.ENGINE_GROUP),
     )
 
 

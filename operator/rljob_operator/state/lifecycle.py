@@ -142,7 +142,7 @@ def all_scheduled(plan: PlanBuilder) -> bool:
     pods = [pod for pod in plan.observed.pods if not pod.deleting]
     admitted = not cluster.suspended and (queue is None or queue.admitted)
     without = [pod for pod in pods if not pod.node]
-    spare = all(pod.group == derived.ENGINES for pod in without) and len(without) <= spare_pods(plan.observed)
+    spare = all(pod.group == derived.ENGINE_GROUP for pod in without) and len(without) <= spare_pods(plan.observed)
     return admitted and len(pods) > cluster.desired_workers and spare
 
 

@@ -53,7 +53,7 @@ def _unused(plan: PlanBuilder) -> list[PodView]:
     pods = [
         pod
         for pod in plan.observed.pods
-        if pod.group == derived.ENGINES and pod.cluster_uid == own.uid and not pod.deleting
+        if pod.group == derived.ENGINE_GROUP and pod.cluster_uid == own.uid and not pod.deleting
     ]
     if plan.attempt is not None:
         engines = plan.driver.engine_nodes if plan.driver is not None else None

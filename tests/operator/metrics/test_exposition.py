@@ -9,7 +9,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from metric_cases import KEY, START, condition, record, run_of, samples, view
+from metric_cases import KEY, SPEC, START, condition, record, run_of, samples, view
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -27,12 +27,21 @@ def store(now: float = START) -> JobMetricsStore:
     return JobMetricsStore(clock=lambda: now)
 
 
+def apart(**more: int) -> dict[str, Any]:
+    """A job of 2 devices for training and 3 nodes of 2 for engines."""
+    group = {"nodes": 3, "devicesPerNode": 2, **more}
+    trainer = {"nodes": 1, "devicesPerNode": 2}
+    return {**SPEC, "mode": "Async", "resources": {"profile": "cpu", "trainer": trainer, "rollout": group}}
+
+
 def full_store() -> JobMetricsStore:
     made = store()
     made.feed(KEY, run_of([1, 2, 3, 2, 3]))
     made.observe_status(
         view(
+            spec=apart(maxNodes=4),
             phase="Running",
+            cluster={"engineNodes": 2},
             attempt=1,
             restarts=1,
             conditions=[condition("Running"), condition("Failed", "False")],
@@ -228,6 +237,19 @@ def test_without_records_the_status_is_shown() -> None:
     values = samples(made.exposition())
     names = ("rljob_step", "rljob_reward_mean", "rljob_logprob_abs_diff", "rljob_target_steps", "rljob_devices")
     assert [values[f"{name}{{{LABELS}}}"] for name in names] == [30, 0.5, 0.01, 150, 8]
+
+
+def test_nodes_for_engines_are_counted_where_their_number_may_change() -> None:
+    for spec, status, expected in (
+        (apart(maxNodes=4), {"cluster": {"engineNodes": 2}}, {"wanted": 3, "taking_part": 2}),
+        (apart(maxNodes=4), {"cluster": {}}, {}),
+        (apart(maxNodes=4), {}, {}),
+        (apart(), {"cluster": {"engineNodes": 3}}, {}),
+    ):
+        made = store()
+        made.observe_status(view(spec=spec, phase="Running", **status))
+        found = {name: value for name, value in samples(made.exposition()).items() if "engine_nodes" in name}
+        assert found == {f'rljob_engine_nodes{{{LABELS},state="{state}"}}': n for state, n in expected.items()}
 
 
 def test_an_invalid_spec_and_an_empty_status_give_what_is_known() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from rljob_api.phases import ENGINES
+from rljob_api.phases import ENGINE_LANE
 from rljob_worker.driver.engine_lane import EngineLane
 from rljob_worker.driver.handover import Handover
 from rljob_worker.driver.job import Generation, Job, Surroundings
@@ -25,7 +25,7 @@ class LanesJob(Job[R, Handover]):
 
     def __init__(self, given: Surroundings, rollouts: type[R]) -> None:
         spec, cluster, given_up = given.spec, given.cluster, threading.Event()
-        clock = given.clock.lane(ENGINES, lambda name, gap: given.events.phase(name, gap, lane=ENGINES))
+        clock = given.clock.lane(ENGINE_LANE, lambda name, gap: given.events.phase(name, gap, lane=ENGINE_LANE))
         self.lane = EngineLane(clock, given.stop, given_up)
         engines = given.calls.beside(given_up, cluster.engines.abort)
         trainers = given.calls.beside(given.stop, cluster.trainers.request_stop, self.lane.check)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rljob_api.phases import TRAINERS
+from rljob_api.phases import TRAINER_LANE
 from rljob_api.wire.prompts_of_step import PromptsOfStep
 from rljob_api.wire.step_record import StepRecord, WeightSync
 from rljob_api.wire.values import finite
@@ -153,7 +153,7 @@ class RecordWriter:
         lanes = [*timing.lanes.values(), timing.phases]
         perf = {f"perf/{name}_time": seconds for phases in lanes for name, seconds in phases.items()}
         if step:
-            beside = {TRAINERS: timing.phases, **timing.lanes} if timing.lanes else {}
+            beside = {TRAINER_LANE: timing.phases, **timing.lanes} if timing.lanes else {}
             perf |= {f"perf/{lane}_bubble": timing.bubble(phases) for lane, phases in beside.items()}
             perf["perf/step_time"] = timing.step_seconds
             # slime's train_wait is everything outside training: it contains the other phases and must not be added to

@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from rljob_api.phases import PHASES, TRAINERS
+from rljob_api.phases import PHASES, TRAINER_LANE
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import replacing
 from rljob_worker.report.colors import PHASE_COLORS
@@ -61,10 +61,10 @@ def gantt_of(events: Iterable[dict[str, Any]], steps: range) -> Gantt:
     begun = [time for number in range(steps.start, steps.stop + 1) if (time := _first_of(told, number)) is not None]
     # The last step of a run is followed by no other.
     bounds = begun if len(begun) > len(steps) else [*begun, float(told[-1]["time"])]
-    lanes: dict[str, list[dict[str, Any]]] = {TRAINERS: []}
+    lanes: dict[str, list[dict[str, Any]]] = {TRAINER_LANE: []}
     for event in told:
         if event["event"] == "phase":
-            lanes.setdefault(event.get("lane", TRAINERS), []).append(event)
+            lanes.setdefault(event.get("lane", TRAINER_LANE), []).append(event)
     first, last = bounds[0], bounds[-1]
     ends = {lane: [one["time"] - one.get("gap", 0.0) for one in phases[1:]] for lane, phases in lanes.items()}
     bars = [
