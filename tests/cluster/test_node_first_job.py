@@ -29,9 +29,11 @@ NO_DATA = {
     "rljob-job: Restarts and lost work A",
     "rljob-job: Reward B",
     "rljob-job: Engines' seconds of a step A",
+    "rljob-job: Nodes for engines A",
 }
 """The reward has no named parts, this job was not restarted (another of the fleet may have been, a minute ago), and its
-engines share devices: test_node_faults.py and test_node_async.py look at these."""
+engines share devices: test_node_faults.py and test_node_async.py look at these. Nor may its nodes change in number:
+tests/operator/metrics/test_exposition.py has such a job."""
 HOURS = "rljob:"
 """Recorded series look hours back: tests/operator/metrics/rules has their tests."""
 
