@@ -21,14 +21,12 @@ from rljob_operator.state.reconcile import reconcile
 
 HOURS = "rljob:phase_seconds:"
 """Recorded series look hours back; the rules' own tests are in tests/operator/metrics/rules."""
+ELASTIC = "rljob_engine_nodes"
+"""Of jobs whose number of nodes may change, which the job here is not: `test_exposition.py` has one."""
 
 pytestmark = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="needs Prometheus (Debian package prometheus)"
 )
-
-
-ELASTIC = "rljob_engine_nodes"
-"""Of jobs whose number of nodes may change, which the job here is not: `test_exposition.py` has one."""
 
 
 def queries() -> dict[str, str]:

@@ -34,9 +34,10 @@ from rljob_worker.rewards.process import ScoringProcess
 
 
 def install(faults: list[dict[str, Any]]) -> None:
-    for fault in [fault for fault in faults if fault["do"] == "interleave"]:
-        sys.setswitchinterval(fault["seconds"])
-        faults.remove(fault)
+    for fault in faults:
+        if fault["do"] == "interleave":
+            sys.setswitchinterval(fault["seconds"])
+    faults = [fault for fault in faults if fault["do"] != "interleave"]
     pids = {"driver": os.getpid()}
     start, write_phase = cluster.Cluster.start, events.EventLog.phase
 

@@ -111,8 +111,7 @@ def check_whole(run_folder: Path, steps: int) -> None:
 @pytest.mark.parametrize("mode", ["Async", "Disaggregated"])
 def test_lanes_that_take_turns_at_every_instruction_do_each_other_no_harm(mode: str, tmp_path: Path) -> None:
     rollout = {"promptsPerStep": 32, "samplesPerPrompt": 8, "maxResponseTokens": 4, "ignoreEos": True}
-    staleness = {"max": 2, "order": "ReadyFirst"} if mode == "Async" else {"max": 1}
-    rollout["staleness"] = staleness
+    rollout["staleness"] = {"max": 2, "order": "ReadyFirst"} if mode == "Async" else {"max": 1}
     job = manifest(tmp_path, mode=mode, resources=ONE_AND_ONE, steps=40, rollout=rollout)
     code, output = finish(start_faulty(job, tmp_path / "run", {"do": "interleave", "seconds": 5e-5}))
     assert code == 0, output
