@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,16 +26,7 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 START_SECONDS = 180.0
 JOB_SECONDS = 60.0
 CALL_SECONDS = 60.0
-
-
-def processes_of(folder: Path) -> list[int]:
-    """Processes of the head that was started with this folder: none else has its name."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError, ValueError):
-            if str(folder).encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return found
+END_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -57,19 +49,26 @@ def head(request: pytest.FixtureRequest) -> Iterator[str]:
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--node-ip-address=127.0.0.1"]
     command += [f"--{name}={port}" for name, port in ports.items()]
     command += ["--num-cpus=1", "--num-gpus=0", "--object-store-memory=80000000", f"--temp-dir={folder}"]
+    started = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
     try:
-        started = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_SECONDS)
-        said = started.stdout[-2000:] + started.stderr[-2000:]
-        assert started.returncode == 0, said
-        assert "dashboard" in said.lower(), said
+        said, _ = started.communicate(timeout=START_SECONDS)
+        assert started.returncode == 0, said[-4000:]
+        assert "dashboard" in said.lower(), said[-4000:]
         yield f"http://127.0.0.1:{ports['dashboard-port']}"
     finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for process in processes_of(folder):
-                with suppress(ProcessLookupError):
-                    os.kill(process, number)
-            time.sleep(0.5)
-        subprocess.run(["rm", "-rf", str(folder)], check=True)
+        os.killpg(started.pid, signal.SIGKILL)
+        remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder into which processes that were killed may write for a moment."""
+    until = time.monotonic() + END_SECONDS
+    while folder.exists():
+        assert time.monotonic() < until, f"{folder} is still written to"
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)
 
 
 async def settled(ray: RayJobs, name: str, *states: SubmissionState) -> SubmissionView:
