@@ -4,10 +4,11 @@ RLJob's side is a real job (`rljob run`: Ray, Megatron, vLLM); TRL's side runs `
 its own, made from requirements/peer-trl.txt on first use. TRL has no vLLM here: it generates with transformers. RLJob
 runs first, and each TRL response is made to end where RLJob's ended, so both generate and train the same tokens: with
 `skewed` the end token came by chance (vocabulary 64, mean length about 65), with `equal` every response has all tokens.
+`partial` is `skewed` with RLJob's `rollout.partial`: each of its steps trains on as many samples, and TRL on the same.
 Both use micro-batches of the same padded size and one optimizer update a step. The first step is a warm-up.
 At last both compute a step of two updates (the second one off-policy, so the clip matters) on one fixed batch.
 
-    python benchmarks/peer_trl.py [--setting skewed|equal|both] [--steps N] [--peer-python PATH] [--tiny]
+    python benchmarks/peer_trl.py [--setting skewed|partial|equal|all] [--steps N] [--peer-python PATH] [--tiny]
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,8 @@ WORKER = Path(WORKER_FILE).resolve()
 LOCK = WORKER.parent.parent / "requirements" / "peer-trl.txt"
 PROMPTS, SAMPLES, PROMPT_TOKENS, SPECIAL_TOKENS = 8, 8, 16, 3
 AGREEMENT = 1e-4
+OPEN_STEPS = 2
+"""Partial rollout has prompts open for so many steps more."""
 UPDATE_SAMPLES = 8
 SIDE_SECONDS = 3600.0
 OPTIMIZER = {"lr": 1e-6, "beta2": 0.98, "eps": 1e-8, "clip_grad": 1.0}
@@ -57,9 +61,22 @@ class Setting:
     ignore_end: bool
     goal: float
     """Least ratio of TRL's seconds to RLJob's."""
+    rollout: Mapping[str, Any] = field(default_factory=dict)
+    """More fields of RLJob's `spec.rollout`."""
+    steps: int = 2
+    """Counted ones of each side."""
 
 
-SETTINGS = {s.name: s for s in (Setting("skewed", 64, False, 2.5), Setting("equal", 4096, True, 1.15))}
+PARTIAL = {"partial": {"factor": 2}, "staleness": {"max": 2}}
+SETTINGS = {
+    s.name: s
+    for s in (
+        Setting("skewed", 64, False, 2.5),
+        # The first steps of partial rollout are short of long responses, which are still growing.
+        Setting("partial", 64, False, 3.2, PARTIAL, steps=6),
+        Setting("equal", 4096, True, 1.15),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -109,7 +126,7 @@ def write_prompts(file: Path, vocabulary: int, steps: int) -> None:
 def make_job(folder: Path, setting: Setting, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
     """Write prompts, tokenizer and model; returns the manifest."""
     data, model = folder / "prompts.jsonl", folder / "model"
-    write_prompts(data, setting.vocabulary, arguments.steps + 1)
+    write_prompts(data, setting.vocabulary, arguments.steps + 1 + OPEN_STEPS)
     random_model = {"config": size.config(setting.vocabulary), "tokenizer": {"vocabSize": setting.vocabulary}}
     spec: dict[str, Any] = {
         "steps": arguments.steps + 1,
@@ -121,6 +138,7 @@ def make_job(folder: Path, setting: Setting, size: Size, arguments: argparse.Nam
             "samplesPerPrompt": SAMPLES,
             "maxResponseTokens": size.max_tokens,
             "ignoreEos": setting.ignore_end,
+            **setting.rollout,
         },
         "training": {
             "precision": "fp32",
@@ -166,7 +184,8 @@ def run_rljob(folder: Path, name: str, manifest: dict[str, Any]) -> dict[str, An
     command = [sys.executable, "-m", "rljob_worker.cli.main", "run", str(file), "--output", str(run)]
     call(command, folder / f"rljob-{name}.log", os.environ | {"PYTHONPATH": os.pathsep.join(paths)})
     records = read_steps(run)
-    steps = [[s["response_tokens"] for s in read_trajectories(run, r.step)[1]] for r in records]
+    rows = [read_trajectories(run, record.step)[1] for record in records]
+    steps = [[row["response_tokens"] for row in of_step if row["decision"] == "trained"] for of_step in rows]
     return {
         "seconds": [r.step_seconds - r.phases.get("checkpoint", 0.0) for r in records],
         "generation": [r.phases["rollout"] for r in records],
@@ -377,21 +396,26 @@ def compare_seconds(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setting", choices=(*SETTINGS, "both"), default="both")
-    parser.add_argument("--steps", type=int, default=2, help="counted steps of each side (default 2)")
+    parser.add_argument("--setting", choices=(*SETTINGS, "all"), default="all")
+    parser.add_argument("--steps", type=int, help="counted steps of each side (default 2, with partial 6)")
     parser.add_argument("--threads", type=int, default=2, help="threads and cores of each side (default 2)")
     parser.add_argument("--micro-batch", type=int, default=8, help="longest samples in a micro-batch (default 8)")
     parser.add_argument("--peer-python", type=Path, help="interpreter of an environment that has TRL 1.16")
     parser.add_argument("--tiny", action="store_true", help="a small model and 16 tokens: a smoke test")
     arguments = parser.parse_args()
-    if arguments.steps < 1 or PROMPTS * SAMPLES % arguments.micro_batch:
+    if (arguments.steps is not None and arguments.steps < 1) or PROMPTS * SAMPLES % arguments.micro_batch:
         parser.error(f"--steps must be at least 1, and --micro-batch must divide {PROMPTS * SAMPLES}")
     # Ray's helper processes would otherwise have cores of their own, which TRL's single process has not.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.threads])
     python = peer_environment(arguments.peer_python)
-    names = SETTINGS if arguments.setting == "both" else (arguments.setting,)
+    names = SETTINGS if arguments.setting == "all" else (arguments.setting,)
     size = TINY if arguments.tiny else Size()
-    return report([figure for name in names for figure in measure(SETTINGS[name], size, python, arguments)])
+
+    def measured(setting: Setting) -> list[Figure]:
+        steps = arguments.steps or setting.steps
+        return measure(setting, size, python, argparse.Namespace(**vars(arguments) | {"steps": steps}))
+
+    return report([figure for name in names for figure in measured(SETTINGS[name])])
 
 
 if __name__ == "__main__":
