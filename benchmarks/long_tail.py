@@ -6,10 +6,11 @@ attention and MLP do all their work and add next to nothing, and each word is of
 alone, or by the end with the probability that makes the class's mean length. Means are quantiles of a log-normal
 distribution; a prompt is of one class, so that a group is long as a whole, as a hard question's is.
 
-The bound is what the synchronous job's own seconds say: a line through its steps' rollouts gives what an engine step
-costs, and what each sequence adds to it. With all places busy all the time, and nothing computed twice, the same tokens
-would take `tokens x (step / places + sequence)`. Tail batching samples what it defers twice, and its long steps are as
-long as the synchronous ones: it has no goal of its own, and its ratio is printed beside the others'.
+The bound: with all places busy all the time, and nothing computed twice, the same tokens would take `tokens / places`
+steps of the engine with `places` sequences. What one takes is measured in a job of its own, whose responses are all of
+one length. Partial rollout does compute something twice: under new weights an engine reads again what a response has
+so far. Tail batching samples what it defers twice, and its long steps are as long as the synchronous ones: it has no
+goal of its own, and its ratio is printed beside the others'.
 
     python benchmarks/long_tail.py [--setting mild|heavy|both] [--steps N] [--threads N]
 """
@@ -22,7 +23,6 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -52,6 +52,8 @@ NEVER = -25.0
 SIZE = Size(hidden=128, ffn=384, layers=4, heads=4, head_dim=32)
 """Small: with more parameters a CPU spends most of a step in training, and a job on devices in generation."""
 REACHES = 0.85
+FULL_TOKENS, FULL_STEPS, FULL_SKIPPED = 128, 8, 3
+"""Of the job that has all places busy all the time."""
 DEFERRED = 0.2
 """`rollout.tail.deferLongest`: every fifth step is a long one."""
 
@@ -68,6 +70,8 @@ class Setting:
     """Longest response to mean response."""
     partial: float
     """`rollout.partial.factor`"""
+    places: int
+    """`rollout.maxNumSeqs`: where a response has ended, the next one begins. The synchronous job has one for each."""
     staleness: int
     goal: float
     """Least ratio of the synchronous job's seconds to those of partial rollout."""
@@ -91,8 +95,8 @@ class Setting:
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("mild", 0.7, 512, 4.3, partial=2.0, staleness=2, goal=1.25),
-        Setting("heavy", 2.4, 1024, 17.0, partial=4.0, staleness=8, goal=2.0),
+        Setting("mild", 0.7, 512, 4.3, partial=3.0, places=64, staleness=2, goal=1.25),
+        Setting("heavy", 2.4, 1024, 17.0, partial=8.0, places=64, staleness=8, goal=2.0),
     )
 }
 
@@ -180,9 +184,17 @@ def sides_of(manifest: dict[str, Any], setting: Setting) -> dict[str, dict[str, 
 
     A machine that grows faster or slower meanwhile must not favour a side.
     """
-    partial = {"partial": {"factor": setting.partial}, "staleness": {"max": setting.staleness}}
+    partial = {
+        "partial": {"factor": setting.partial},
+        "staleness": {"max": setting.staleness},
+        "maxNumSeqs": setting.places,
+    }
+    full = with_rollout(
+        manifest, promptsPerStep=setting.places // SAMPLES, maxResponseTokens=FULL_TOKENS, ignoreEos=True
+    )
     return {
         "before": manifest,
+        "full": full | {"spec": full["spec"] | {"steps": FULL_STEPS}},
         "partial": with_rollout(manifest, **partial),
         "tail": with_rollout(manifest, tail={"deferLongest": DEFERRED}),
         "after": manifest,
@@ -201,6 +213,8 @@ class Measured:
     rollout: np.ndarray
     lengths: list[list[int]]
     """Of the samples that were trained on."""
+    carried: float
+    """Tokens of responses that a step leaves to the next, in the mean."""
 
     @property
     def tokens(self) -> float:
@@ -230,21 +244,8 @@ def run_job(folder: Path, name: str, manifest: dict[str, Any], skip: int) -> Mea
             [s["response_tokens"] for s in read_trajectories(output, record.step)[1] if s["decision"] == "trained"]
             for record in records
         ],
+        float(np.mean([record.metrics.get("rollout/carried_tokens", 0.0) for record in records])),
     )
-
-
-def costs(synchronous: Sequence[Measured]) -> tuple[float, float]:
-    """Seconds of an engine step, and of each sequence in it: the line through all rollouts (least squares).
-
-    A rollout has as many engine steps as its longest response tokens, and in all of them together as many sequences
-    as there are tokens.
-    """
-    work = np.array([[max(lengths), sum(lengths)] for side in synchronous for lengths in side.lengths], dtype=float)
-    took = np.concatenate([side.rollout for side in synchronous])
-    (step, sequence), *_ = np.linalg.lstsq(work, took, rcond=None)
-    off = float(np.abs(work @ [step, sequence] - took).mean() / took.mean())
-    print(f"  an engine step takes {1000 * step:.2f} ms and {1000 * sequence:.3f} ms a sequence (off by {off:.1%})")
-    return float(step), float(sequence)
 
 
 def measure(setting: Setting, size: Size, arguments: argparse.Namespace) -> list[Figure]:
@@ -255,21 +256,22 @@ def measure(setting: Setting, size: Size, arguments: argparse.Namespace) -> list
         sides: dict[str, Measured] = {}
         for side, job in sides_of(manifest, setting).items():
             print(f"{setting.name}: running {side} ...", flush=True)
-            sides[side] = run_job(folder, side, job, arguments.skip)
+            sides[side] = run_job(folder, side, job, FULL_SKIPPED if side == "full" else arguments.skip)
             print(sides[side].text(side), flush=True)
     if sides["before"].lengths != sides["after"].lengths:
         raise SystemExit("two synchronous runs of one job gave responses of different lengths")
     whole = [sides["before"], sides["after"]]
     lengths = [length for of_step in whole[0].lengths for length in of_step]
     skew = max(lengths) / float(np.mean(lengths))
-    step, sequence = costs(whole)
+    engine_step = float(sides["full"].rollout.mean()) / FULL_TOKENS
+    print(f"  an engine step of {setting.places} sequences takes {1000 * engine_step:.2f} ms")
     seconds = float(np.mean([side.seconds.mean() for side in whole]))
     beside = seconds - float(np.mean([side.rollout.mean() for side in whole]))
-    places = setting.partial * PROMPTS * SAMPLES
-    bound = beside + whole[0].tokens * (step / places + sequence)
+    bound = beside + whole[0].tokens / setting.places * engine_step
     ratio = seconds / float(sides["partial"].seconds.mean())
     more = sides["partial"].tokens / whole[0].tokens - 1
     print(f"  longest to mean response {skew:.1f}; partial rollout trained on {more:+.1%} tokens; bound {bound:.2f} s")
+    print(f"  {sides['partial'].carried:.0f} tokens are read again in each of its steps")
     more = sides["tail"].tokens / whole[0].tokens - 1
     faster = seconds / float(sides["tail"].seconds.mean())
     print(f"  tail batching: {faster:.2f} times as fast as synchronous steps, trained on {more:+.1%} tokens")
@@ -286,10 +288,10 @@ def main() -> int:
     parser.add_argument(
         "--steps",
         type=int,
-        default=15,
-        help="counted steps of each side (default 15: three long ones of tail batching)",
+        default=20,
+        help="counted steps of each side (default 20: four long ones of tail batching)",
     )
-    parser.add_argument("--skip", type=int, default=8, help="steps before them (default 8)")
+    parser.add_argument("--skip", type=int, default=10, help="steps before them (default 10)")
     parser.add_argument("--threads", type=int, default=2, help="threads and cores of each side (default 2)")
     arguments = parser.parse_args()
     if arguments.steps < 1 or arguments.skip < 1:

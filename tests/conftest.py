@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.lanes import Lanes, Seconds, give_way
 from support.places import Places
+from support.warm.client import share_server
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
@@ -33,6 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     give_way(process)
     if process is not None:
         config.pluginmanager.register(Places())
+    elif config.getoption("numprocesses", None):
+        share_server()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

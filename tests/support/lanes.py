@@ -20,13 +20,14 @@ from xdist.workermanage import WorkerController
 
 CLUSTER = "tests/cluster/"
 LONGEST = tuple(
-    f"tests/worker/{file}"
+    f"tests/{file}.py"
     for file in (
-        "driver/test_job.py", "driver/test_kills.py", "driver/test_rank_kills.py", "driver/test_paused_processes.py",
-        "driver/test_lockstep.py", "driver/test_async.py",
-        "rollout/test_rollout_engine.py", "trainer/test_trainer.py",
-        "driver/test_existing_ray.py", "weightsync/test_vllm_sync.py", "driver/test_closed_ports.py",
-        "planning/test_runs.py", "driver/test_damaged_checkpoint.py", "models/test_model_conversion.py",
+        "worker/driver/test_existing_ray", "worker/driver/test_async", "worker/driver/test_job",
+        "worker/driver/test_nodes_apart", "contract/test_npu", "worker/rewards/test_reward_runner",
+        "worker/rollout/test_rollout_engine", "worker/trainer/test_trainer", "worker/weightsync/test_vllm_sync",
+        "worker/upstream/test_patches", "worker/driver/test_closed_ports", "worker/driver/test_kills",
+        "worker/driver/test_paused_processes", "worker/driver/test_lockstep", "worker/planning/test_runs",
+        "worker/driver/test_damaged_checkpoint", "worker/models/test_model_conversion",
     )
 )  # fmt: skip
 """What takes a minute or more, the longest first: what is begun last should be short."""

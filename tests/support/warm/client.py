@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from support.warm.protocol import VARIABLE, Request, send
+from support.warm.protocol import NICENESS, VARIABLE, Request, send
 
 SERVER_SECONDS = 120.0
 """The first process of a role imports what it needs."""
@@ -29,7 +29,7 @@ class WarmProcess:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(server())
         reading, writing = os.pipe()
-        request = Request(role, list(argv), {**environment, VARIABLE: server()}, os.getcwd())
+        request = Request(role, list(argv), {**environment, **variables()}, os.getcwd())
         with open(os.devnull, "rb") as nothing:
             send(self._connection, request, (nothing.fileno(), writing, writing))
         os.close(writing)
@@ -89,9 +89,21 @@ class WarmProcess:
         self.send_signal(signal.SIGKILL)
 
 
+def variables() -> dict[str, str]:
+    """What a process has in its environment whose own trainers and engines are to be forked."""
+    return {VARIABLE: server(), NICENESS: str(os.getpriority(os.PRIO_PROCESS, 0))}
+
+
+def share_server() -> None:
+    """Start a server for the pytest processes that this one starts."""
+    os.environ[VARIABLE] = server()
+
+
 @cache
 def server() -> str:
-    """Socket of this process's server, which is started here."""
+    """Socket of the server that this process was given, or of its own, which is started here."""
+    if given := os.environ.get(VARIABLE):
+        return given
     folder = tempfile.TemporaryDirectory(prefix="rljob-warm-")
     path = str(Path(folder.name) / "socket")
     process = subprocess.Popen(

@@ -15,9 +15,11 @@ from string import Template
 
 VARIABLE = "RLJOB_TESTS_WARM"
 """Where the server listens; a driver and its Ray hand it on."""
+NICENESS = "RLJOB_TESTS_NICENESS"
+"""Of the pytest process that asks: the server may be shared by several."""
 DRIVER, TRAINER, ENGINE = "driver", "trainer", "engine"
 ROLES = (DRIVER, TRAINER, ENGINE)
-_PASSED = ("RAY_", "RLJOB_", "PYTEST_", "PYTHONPATH")
+_PASSED = ("RAY_", "RLJOB_", "PYTEST_", "PATH", "PYTHONPATH")
 """Variables that nothing reads while it is imported, or that are seen to after a fork."""
 _LENGTH = struct.Struct("!I")
 

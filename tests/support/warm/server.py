@@ -1,5 +1,7 @@
 """Forks drivers, trainers and engines: `server.py SOCKET` is started once by a pytest process and ends with it.
 
+Processes that `make test` runs side by side share the server of the one that started them.
+
 The first process imports nothing. For each role and each set of variables that libraries read while they are loaded,
 it starts one more of this script, which imports what the role needs and hands over to forks of itself: `server.py
 SOCKET ROLE`, with the channel to the first as standard input.
@@ -24,12 +26,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from protocol import DRIVER, ENGINE, TRAINER, Request, receive, send
+from protocol import DRIVER, ENGINE, NICENESS, TRAINER, Request, receive, send
+from ray_nodes import workers_are_forked
 
 FILES = 3
 CONNECTION = FILES
 """A worker is handed on with its standard files and its connection."""
-MOST = 8
+MOST = 10
 """Processes that import something: each takes some 300 MB."""
 RAYS_OWN = ["google.protobuf.message", "jsonschema", "opentelemetry.trace", "pydantic.v1", "requests"]
 """What a worker's Ray imports: itself it has to be loaded in the fork."""
@@ -133,7 +136,7 @@ class _Server:
                 [sys.executable, __file__, self._path, request.role],
                 stdin=theirs,
                 stdout=subprocess.DEVNULL,
-                env=request.kept | {"PYTHONPATH": request.environment.get("PYTHONPATH", "")},
+                env=request.kept | {name: request.environment.get(name, "") for name in ("PATH", "PYTHONPATH")},
                 cwd="/",
             )
         return ours
@@ -225,6 +228,7 @@ def _become(request: Request, files: list[int]) -> object:
     at_start = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ.clear()
     os.environ.update(request.environment)
+    os.setpriority(os.PRIO_PROCESS, 0, int(request.environment[NICENESS]))
     os.chdir(request.folder)
     tempfile.tempdir = None
     script, *arguments = request.argv
@@ -236,7 +240,7 @@ def _become(request: Request, files: list[int]) -> object:
     importlib.invalidate_caches()
     if request.role == DRIVER:
         _read_rays_variables()
-        _workers_are_forked()
+        workers_are_forked()
     if script != "-m":
         sys.argv = [script, *arguments]
         return runpy.run_path(script, run_name="__main__")
@@ -244,17 +248,6 @@ def _become(request: Request, files: list[int]) -> object:
     assert module.__file__ is not None
     sys.argv = [module.__file__, *arguments[1:]]
     sys.exit(module.main())
-
-
-def _workers_are_forked() -> None:
-    from ray._private.parameter import RayParams
-
-    absent = RayParams.update_if_absent
-
-    def update_if_absent(self: RayParams, **given: object) -> None:
-        absent(self, **given | {"setup_worker_path": str(Path(__file__).with_name("ray_worker.py"))})
-
-    RayParams.update_if_absent = update_if_absent
 
 
 def _read_rays_variables() -> None:

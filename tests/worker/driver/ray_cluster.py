@@ -23,6 +23,8 @@ from typing import Any
 import yaml
 from jobs import REPOSITORY, wait_for
 from support.ports import free_port
+from support.warm import ray_nodes
+from support.warm.client import variables
 
 from rljob_worker.host.files import log_tail
 
@@ -95,10 +97,13 @@ class RayCluster:
         }
 
     def add_node(self, address: str, cpus: int, hide: Path | None = None) -> None:
-        """Start a worker node; with `hide`, it sees an empty folder there."""
+        """Start a worker node, whose trainers and engines are forked; with `hide`, it sees an empty folder there, and
+        they start as users' do: a fork would see what is there."""
         # Not for the head: its children, the job's supervisor among them, would not learn how their children ended.
         more = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
         arguments = [f"--address=127.0.0.1:{self._port}", f"--node-ip-address={address}", f"--num-cpus={cpus}"]
+        if hide is None:
+            more |= variables()
         self._start(address, arguments, more, hide)
         try:
             wait_for(lambda: self._running(address) and self._joined(address), f"node {address}", START_SECONDS)
@@ -114,7 +119,7 @@ class RayCluster:
     def _start(
         self, name: str, arguments: list[str], more: dict[str, str] | None = None, hide: Path | None = None
     ) -> None:
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", *arguments]
+        command = [sys.executable, "-P", ray_nodes.__file__, "start", "--disable-usage-stats", *arguments]
         command += ["--min-worker-port=0", "--max-worker-port=0", f"--dashboard-agent-listen-port={free_port()}"]
         if hide is not None:
             command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hide), *command]

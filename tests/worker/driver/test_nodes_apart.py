@@ -10,7 +10,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +153,7 @@ def test_engines_are_killed_at_random_instants_and_no_attempt_ends(
             begun = len(updates(folder))
             wait_for(lambda count=begun: len(updates(folder)) > count, "a hand-over", 60)
             time.sleep(chosen.uniform(0.0, 0.02))
-        os.kill(chosen.choice(engine_pids()), signal.SIGKILL)
+        os.kill(chosen.choice(engine_pids(cluster)), signal.SIGKILL)
         step = newest_step(folder)
         wait_for(lambda after=step: newest_step(folder) >= after + 3, f"steps after kill {kill}", 60)
         wait_for(lambda: len(named(folder, ENGINE_LOST)) == len(named(folder, ENGINE_JOINED)), "a new engine", 120)
@@ -170,14 +169,9 @@ def updates(folder: Path) -> list[dict[str, Any]]:
     return [one for one in named(folder, "phase") if one.get("phase") == "update_weights"]
 
 
-def engine_pids() -> list[int]:
-    """Of all engines on this machine."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # it has ended
-            if path.read_bytes().startswith(b"ray::EngineActor"):
-                found.append(int(path.parent.name))
-    return sorted(found)
+def engine_pids(cluster: RayCluster) -> list[int]:
+    """Of the engines that live."""
+    return sorted(row["pid"] for row in cluster.alive("actors") if row["class_name"] == "EngineActor")
 
 
 def started(cluster: RayCluster, job: Path, folder: Path, name: str, steps: int) -> str:

@@ -9,7 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from jobs import events, final_state, finish, manifest, run, start_faulty
+import yaml
+from jobs import REPOSITORY, events, final_state, finish, manifest, run, start_faulty
 from spans import check_carried_log_probs
 from support.step_lines import read_steps
 
@@ -18,18 +19,22 @@ from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-KILLS = 30 if os.environ.get("RLJOB_FAULTS") == "all" else 1
+ALL = os.environ.get("RLJOB_FAULTS") == "all"
+KILLS = 30 if ALL else 1
 APART = 3
 STEPS = APART * (KILLS + 1)
-MODES = {
-    "partial": {"maxResponseTokens": 24, "partial": {"factor": 2.5}, "staleness": {"max": 2}},
-    "tail": {"maxResponseTokens": 48, "tail": {"deferLongest": 0.4}},
-}
+PARTIAL = {"maxResponseTokens": 24, "partial": {"factor": 2.5}, "staleness": {"max": 2}}
+MODES = {"partial": PARTIAL, "tail": {"maxResponseTokens": 48, "tail": {"deferLongest": 0.4}}}
+EXPERTS = "experts"
+if ALL:
+    # A checkpoint has the experts of responses that are complete and not trained on yet.
+    MODES[EXPERTS] = {**PARTIAL, "routerReplay": True}
 PHASES = {"rollout": 0.1, "reward": 0.0, "actor_train": 0.05, "checkpoint": 0.005, "update_weights": 0.01}
 
 
 def job(folder: Path, mode: str, save_every: int = 2) -> Path:
     """A manifest in `folder`, of which a filter takes groups."""
+    mixture = yaml.safe_load((REPOSITORY / "examples" / "router-replay.yaml").read_text())["spec"]["model"]
     return manifest(
         folder,
         steps=STEPS,
@@ -42,6 +47,7 @@ def job(folder: Path, mode: str, save_every: int = 2) -> Path:
             **MODES[mode],
         },
         resources={"profile": "cpu", "nodes": 1, "devicesPerNode": 2},
+        **({"model": mixture} if mode == EXPERTS else {}),
         evaluation={"everySteps": 4, "maxPrompts": 2, "data": {"synthetic": {"rows": 8, "seed": 5}}},
     )
 

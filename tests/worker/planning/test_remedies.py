@@ -108,6 +108,23 @@ def test_on_cpu_the_gradients_are_there_twice_where_they_are_exchanged() -> None
     assert alone["work"] < two["work"] / 2
 
 
+def test_the_experts_of_a_steps_tokens_are_in_the_nodes_memory() -> None:
+    def kept(replay: str) -> int:
+        overrides = [
+            f"spec.rollout.routerReplay={replay}",
+            "spec.rollout.promptsPerStep=32",
+            "spec.rollout.samplesPerPrompt=8",
+            "spec.rollout.maxResponseTokens=8000",
+            "spec.data.maxPromptTokens=192",
+        ]
+        given = load_manifest(EXAMPLE.with_name("gsm8k.yaml"), overrides=overrides)
+        (host,) = plan_memory(given.spec, published("Qwen3-30B-A3B")).hosts
+        return host.phases[0].components.get("routed experts", 0)
+
+    assert kept("false") == 0
+    assert kept("true") == 256 * 8192 * 48 * 8, "128 experts fit into a byte"
+
+
 def test_pipeline_stages_have_tables_of_their_own() -> None:
     plan = plan_memory(job("spec.training.pipelineParallel=4").spec, published("Qwen3-4B"))
     assert [table.title.rpartition(" stage ")[2] for table in plan.devices] == ["1 of 4", "2 to 3 of 4", "4 of 4"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from rljob_api import derived
@@ -195,7 +196,17 @@ class Planner:
             "optimizer": sum(self._offloaded(rank) for rank in ranks),
             "reference": sum(2 * rank.state.weights * self._reference for rank in ranks),
             "snapshot": sum((rank.state.weights + rank.state.optimizer) * (self._updates > 1) for rank in ranks),
+            "routed experts": self._routed_experts() if ranks else 0,
         }
+
+    def _routed_experts(self) -> int:
+        """Of a step's tokens, for router replay: in Ray's store once on each node with a trainer, if all is long."""
+        if not self._spec.rollout.router_replay:
+            return 0
+        model = self._model
+        each = np.min_scalar_type(max(model.num_experts - 1, 0)).itemsize
+        of_token = sum(model.moe_layers) * model.experts_per_token * each
+        return derived.samples_per_step(self._spec) * self._batch.longest * of_token
 
     def _processes(self, trainers: int, engines: int) -> int:
         """Bytes of a node's processes before they hold any tensor, Ray's among them."""

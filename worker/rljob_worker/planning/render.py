@@ -29,6 +29,7 @@ _ORDER = (
     "backup",
     "reference",
     "snapshot",
+    "routed experts",
     "processes",
     KEPT_FREE,
 )
