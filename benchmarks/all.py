@@ -30,6 +30,8 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("device_switch", "--device", "cpu", "--gibibytes", "2"),
     ("lanes",),
     ("lanes", "--mode", "Async"),
+    ("long_tail",),
+    ("learning_curves",),
     ("peer_trl",),
     ("operator_scale",),
 )

@@ -95,8 +95,8 @@ class Setting:
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("mild", 0.7, 512, 4.3, partial=3.0, places=64, staleness=2, goal=1.25),
-        Setting("heavy", 2.4, 1024, 17.0, partial=8.0, places=64, staleness=8, goal=2.0),
+        Setting("mild", 0.7, 512, 4.3, partial=3.0, places=64, staleness=8, goal=1.25),
+        Setting("heavy", 2.4, 1024, 17.0, partial=8.0, places=64, staleness=15, goal=2.0),
     )
 }
 
@@ -288,8 +288,8 @@ def main() -> int:
     parser.add_argument(
         "--steps",
         type=int,
-        default=20,
-        help="counted steps of each side (default 20: four long ones of tail batching)",
+        default=15,
+        help="counted steps of each side (default 15: three long ones of tail batching)",
     )
     parser.add_argument("--skip", type=int, default=10, help="steps before them (default 10)")
     parser.add_argument("--threads", type=int, default=2, help="threads and cores of each side (default 2)")
