@@ -1,0 +1,92 @@
+"""What jobs have learned after equally many trained samples, partial rollout and tail batching against none.
+
+All sides are real jobs of one example (`examples/partial.yaml`, with and without its `rollout.partial`, and with
+`rollout.tail`), of the same model, prompts and seed. What is compared is the mean reward on held-out prompts, which
+all sides answer whole: a step's own reward says as much of which groups were complete as of what was learned. The
+figure is the mean of a run's evaluations over that of the synchronous run's, as a mean over the seeds.
+
+    python benchmarks/learning_curves.py [--seeds 1 2 3] [--steps N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from example_runs import run_example
+from figures import Figure, report
+
+EXAMPLE = "partial"
+TASK = (
+    # One that is learned within 100 steps, of answers whose lengths differ on the way.
+    "spec.data.synthetic.symbols=5",
+    "spec.reward={parts: [{name: match}, {name: overlong, args: {cache: 20}}]}",
+    "spec.rollout.promptsPerStep=32",
+    "spec.rollout.maxResponseTokens=24",
+    "spec.training.optimizer.lr=2e-3",
+)
+SIDES: Mapping[str, tuple[str, ...]] = {
+    "synchronous": ("spec.rollout.partial=null", "spec.rollout.staleness=null"),
+    "partial": (),
+    "tail": ("spec.rollout.partial=null", "spec.rollout.staleness=null", "spec.rollout.tail.deferLongest=0.2"),
+}
+EVERY = 10
+HELD_OUT = "held_out"
+EVALUATION = f"""
+everySteps: {EVERY}
+maxPrompts: 64
+temperature: 1.0
+sets:
+  - name: {HELD_OUT}
+    synthetic: {{task: RepeatLast, symbols: 5, promptSymbols: 4, answerSymbols: 4, rows: 64, seed: 1}}
+"""
+NOT_WORSE = 0.97
+
+
+def curve(folder: Path, side: str, seed: int, steps: int) -> np.ndarray:
+    """Mean reward on the held-out prompts, after each `EVERY` steps."""
+    settings = [
+        *TASK,
+        *SIDES[side],
+        f"spec.seed={seed}",
+        f"spec.steps={steps}",
+        f"spec.evaluation={EVALUATION}",
+    ]
+    records = run_example(EXAMPLE, folder, f"{side}-{seed}", settings)
+    name = f"eval/{HELD_OUT}"
+    return np.array([record.metrics[name] for record in records if name in record.metrics])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="(default 1 2 3)")
+    parser.add_argument("--steps", type=int, default=100, help="of each job (default 100)")
+    arguments = parser.parse_args()
+    curves: dict[str, list[np.ndarray]] = {side: [] for side in SIDES}
+    with tempfile.TemporaryDirectory(prefix="curves-") as name:
+        for seed in arguments.seeds:
+            for side in SIDES:
+                found = curve(Path(name), side, seed, arguments.steps)
+                curves[side].append(found)
+                print(f"seed {seed}, {side:>11}: " + " ".join(f"{value:.3f}" for value in found), flush=True)
+    means = {side: np.array([one.mean() for one in found]) for side, found in curves.items()}
+    ends = {side: min(one[-1] for one in found) for side, found in curves.items()}
+    figures = [
+        Figure(
+            f"Mean held-out reward over {arguments.steps} steps, {what}, mean of {len(arguments.seeds)} seeds",
+            "synchronous steps",
+            float((means[side] / means["synchronous"]).mean()),
+            NOT_WORSE,
+            note=f"the last evaluations at least {ends[side]:.2f} against {ends['synchronous']:.2f}",
+        )
+        for side, what in (("partial", "partial rollout"), ("tail", "tail batching"))
+    ]
+    return report(figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
