@@ -31,7 +31,6 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("lanes",),
     ("lanes", "--mode", "Async"),
     ("long_tail",),
-    ("learning_curves",),
     ("peer_trl",),
     ("operator_scale",),
 )
