@@ -58,7 +58,7 @@ class WarmProcess:
                 raise subprocess.TimeoutExpired(["forked"], timeout or 0.0)
             part = self._connection.recv(64)
             if not part:
-                raise RuntimeError("the process that forks is gone")
+                raise RuntimeError(f"the process that forks is gone:\n{_log(server()).read_text()[-2000:]}")
             self._said += part
         line, _, self._said = self._said.partition(b"\n")
         return int(line)
@@ -106,12 +106,14 @@ def server() -> str:
         return given
     folder = tempfile.TemporaryDirectory(prefix="rljob-warm-")
     path = str(Path(folder.name) / "socket")
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("server.py")), path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
+    with open(_log(path), "wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("server.py")), path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.read(1) == b".", "the server that forks did not start"
@@ -123,3 +125,8 @@ def server() -> str:
 
     atexit.register(end)
     return path
+
+
+def _log(path: str) -> Path:
+    """What a server and those that import for it print, beside its socket."""
+    return Path(path).with_name("log")
