@@ -29,10 +29,11 @@ TASK = (
     "spec.rollout.maxResponseTokens=24",
     "spec.training.optimizer.lr=7e-4",
 )
+WITHOUT = ("spec.rollout.partial=null", "spec.rollout.staleness=null")
 SIDES: Mapping[str, tuple[str, ...]] = {
-    "synchronous": ("spec.rollout.partial=null", "spec.rollout.staleness=null"),
+    "synchronous": WITHOUT,
     "partial": (),
-    "tail": ("spec.rollout.partial=null", "spec.rollout.staleness=null", "spec.rollout.tail.deferLongest=0.2"),
+    "tail": (*WITHOUT, "spec.rollout.tail.deferLongest=0.2"),
 }
 EVERY = 10
 HELD_OUT = "held_out"

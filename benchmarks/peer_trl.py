@@ -25,7 +25,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +126,10 @@ def write_prompts(file: Path, vocabulary: int, steps: int) -> None:
 def make_job(folder: Path, setting: Setting, size: Size, arguments: argparse.Namespace) -> dict[str, Any]:
     """Write prompts, tokenizer and model; returns the manifest."""
     data, model = folder / "prompts.jsonl", folder / "model"
-    write_prompts(data, setting.vocabulary, arguments.steps + 1 + OPEN_STEPS)
+    write_prompts(data, setting.vocabulary, setting.steps + 1 + OPEN_STEPS)
     random_model = {"config": size.config(setting.vocabulary), "tokenizer": {"vocabSize": setting.vocabulary}}
     spec: dict[str, Any] = {
-        "steps": arguments.steps + 1,
+        "steps": setting.steps + 1,
         "model": {"random": random_model},
         "data": {"path": str(data), "shuffle": False},
         "reward": {"python": f"{WORKER.stem}:reward"},
@@ -151,7 +151,7 @@ def make_job(folder: Path, setting: Setting, size: Size, arguments: argparse.Nam
             },
         },
         "resources": {"profile": "cpu", "nodes": 1, "devicesPerNode": 1, "threadsPerDevice": arguments.threads},
-        "checkpoint": {"everySteps": arguments.steps + 1},
+        "checkpoint": {"everySteps": setting.steps + 1},
     }
     tokenizer = prepare_tokenizer(RLJobSpec.model_validate(spec), folder / "tokenizer")
     make_random_model(RandomModel.model_validate(random_model), tokenizer, model)
@@ -338,7 +338,7 @@ def measure(setting: Setting, size: Size, python: Path, arguments: argparse.Name
             "data": manifest["spec"]["data"]["path"],
             "end_token": load_tokenizer(folder / "model").eos_token_id,
             "lengths": ours["lengths"],
-            "steps": arguments.steps + 1,
+            "steps": setting.steps + 1,
             "prompts_per_step": PROMPTS,
             "samples_per_prompt": SAMPLES,
             "max_tokens": size.max_tokens,
@@ -374,7 +374,7 @@ def compare_seconds(
     """Print one setting's table; the ratio, and the share of tokens that one side had more."""
     means: dict[str, dict[str, float]] = {}
     for side, result in (("rljob", ours), ("trl", theirs)):
-        expected = arguments.steps * (2 if side == "rljob" else 1) + 1
+        expected = setting.steps * (2 if side == "rljob" else 1) + 1
         if len(result["seconds"]) != expected:
             raise SystemExit(f"{side}: {len(result['seconds'])} steps were recorded, not {expected}")
         mean = {key: float(np.mean(result[key][1:])) for key in ("seconds", "generation", "tokens")}
@@ -389,7 +389,7 @@ def compare_seconds(
     mean_length = means["rljob"]["tokens"] / (PROMPTS * SAMPLES)
     print(f"  mean response {mean_length:.1f} tokens; TRL trained on {difference:+.2%} tokens")
     ratio = means["trl"]["seconds"] / means["rljob"]["seconds"]
-    line = {"benchmark": "peer_trl", "setting": setting.name, "trl_version": theirs["trl"], "steps": arguments.steps}
+    line = {"benchmark": "peer_trl", "setting": setting.name, "trl_version": theirs["trl"], "steps": setting.steps}
     print(json.dumps(line | means | {"ratio": round(ratio, 3), "target": setting.goal}))
     return ratio, abs(difference)
 
@@ -410,12 +410,8 @@ def main() -> int:
     python = peer_environment(arguments.peer_python)
     names = SETTINGS if arguments.setting == "all" else (arguments.setting,)
     size = TINY if arguments.tiny else Size()
-
-    def measured(setting: Setting) -> list[Figure]:
-        steps = arguments.steps or setting.steps
-        return measure(setting, size, python, argparse.Namespace(**vars(arguments) | {"steps": steps}))
-
-    return report([figure for name in names for figure in measured(SETTINGS[name])])
+    chosen = [replace(SETTINGS[name], steps=arguments.steps or SETTINGS[name].steps) for name in names]
+    return report([figure for setting in chosen for figure in measure(setting, size, python, arguments)])
 
 
 if __name__ == "__main__":

@@ -34,7 +34,9 @@ PHASES = {"rollout": 0.1, "reward": 0.0, "actor_train": 0.05, "checkpoint": 0.00
 
 def job(folder: Path, mode: str, save_every: int = 2) -> Path:
     """A manifest in `folder`, of which a filter takes groups."""
-    mixture = yaml.safe_load((REPOSITORY / "examples" / "router-replay.yaml").read_text())["spec"]["model"]
+    more = {}
+    if mode == EXPERTS:
+        more["model"] = yaml.safe_load((REPOSITORY / "examples" / "router-replay.yaml").read_text())["spec"]["model"]
     return manifest(
         folder,
         steps=STEPS,
@@ -47,8 +49,8 @@ def job(folder: Path, mode: str, save_every: int = 2) -> Path:
             **MODES[mode],
         },
         resources={"profile": "cpu", "nodes": 1, "devicesPerNode": 2},
-        **({"model": mixture} if mode == EXPERTS else {}),
         evaluation={"everySteps": 4, "maxPrompts": 2, "data": {"synthetic": {"rows": 8, "seed": 5}}},
+        **more,
     )
 
 

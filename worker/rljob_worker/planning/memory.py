@@ -204,7 +204,7 @@ class Planner:
         if not self._spec.rollout.router_replay:
             return 0
         model = self._model
-        each = np.min_scalar_type(max(model.num_experts - 1, 0)).itemsize
+        each = np.min_scalar_type(model.num_experts - 1).itemsize
         of_token = sum(model.moe_layers) * model.experts_per_token * each
         return derived.samples_per_step(self._spec) * self._batch.longest * of_token
 
