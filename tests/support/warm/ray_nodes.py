@@ -1,9 +1,15 @@
-"""`ray` with trainers and engines that are forked: `ray_nodes.py start ...` as `ray start ...`."""
+"""`ray` for nodes on a busy machine, with workers that are forked: `ray_nodes.py start ...` as `ray start ...`.
+
+All ports of a node's agents are to be given: its raylet waits 15 seconds for those that they choose, and dies.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
+
+from rljob_worker.upstream.ray_node import AGENT_PORTS, persist_agent_ports
 
 
 def workers_are_forked() -> None:
@@ -18,8 +24,22 @@ def workers_are_forked() -> None:
     RayParams.update_if_absent = update_if_absent
 
 
+def agents_may_be_slow() -> None:
+    """From here on the nodes that this process starts know their agent's ports before it has started."""
+    from ray._private.node import Node
+
+    start = Node.start_raylet
+
+    def start_raylet(node: Node, *arguments: Any, **named: Any) -> None:
+        persist_agent_ports(node, {name: getattr(node, name) for name in AGENT_PORTS})
+        start(node, *arguments, **named)
+
+    Node.start_raylet = start_raylet
+
+
 if __name__ == "__main__":
     from ray.scripts.scripts import main
 
+    agents_may_be_slow()
     workers_are_forked()
     sys.exit(main())

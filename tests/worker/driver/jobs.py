@@ -118,14 +118,14 @@ def run(
     return finish(start(*arguments, environment=environment, cold=cold, report=report))
 
 
-def wait_for(condition: Any, what: str, seconds: float = RUN_SECONDS) -> Any:
+def wait_for(condition: Any, what: str, seconds: float = RUN_SECONDS, pause: float = 0.02) -> Any:
     """The first true value of `condition()`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         value = condition()
         if value:
             return value
-        time.sleep(0.02)
+        time.sleep(pause)
     raise AssertionError(f"{what}: not within {seconds} s")
 
 

@@ -31,7 +31,10 @@ from rljob_worker.host.files import log_tail
 ENTRYPOINT = "trap : TERM; printenv RLJOB_MANIFEST | base64 -d | gunzip | rljob run - --output {folder} --resume auto"
 START_SECONDS = 240
 STOP_SECONDS = 60
+_PAUSE = 0.2
+"""Between two questions to Ray's dashboard, which computes for each."""
 EXIT_CODES = "exit-codes"
+_AGENT_PORTS = ("dashboard-agent-grpc", "metrics-export", "dashboard-agent-listen", "runtime-env-agent")
 _RLJOB = """#!{python}
 import sys
 from rljob_worker.cli.main import main
@@ -68,7 +71,7 @@ class RayCluster:
         head += ["--dashboard-host=127.0.0.1", f"--dashboard-port={self._dashboard}", f"--temp-dir={self._temporary}"]
         self._start("head", head)
         try:
-            wait_for(lambda: self._running("head") and self._ready(), "the head's job API", START_SECONDS)
+            wait_for(lambda: self._running("head") and self._ready(), "the head's job API", START_SECONDS, _PAUSE)
         except AssertionError:
             self.close()
             raise
@@ -93,6 +96,7 @@ class RayCluster:
             "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(START_SECONDS),
             "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": str(START_SECONDS),
             "RAY_raylet_start_wait_time_s": str(START_SECONDS),
+            "RAY_agent_register_timeout_ms": str(1000 * START_SECONDS),
             "RLJOB_DRIVER_TOKEN": "secret",
         }
 
@@ -106,7 +110,7 @@ class RayCluster:
             more |= variables()
         self._start(address, arguments, more, hide)
         try:
-            wait_for(lambda: self._running(address) and self._joined(address), f"node {address}", START_SECONDS)
+            wait_for(lambda: self._running(address) and self._joined(address), f"node {address}", START_SECONDS, _PAUSE)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self._last_words()}") from None
 
@@ -120,7 +124,8 @@ class RayCluster:
         self, name: str, arguments: list[str], more: dict[str, str] | None = None, hide: Path | None = None
     ) -> None:
         command = [sys.executable, "-P", ray_nodes.__file__, "start", "--disable-usage-stats", *arguments]
-        command += ["--min-worker-port=0", "--max-worker-port=0", f"--dashboard-agent-listen-port={free_port()}"]
+        command += ["--min-worker-port=0", "--max-worker-port=0"]
+        command += [f"--{name}-port={free_port()}" for name in _AGENT_PORTS]
         if hide is not None:
             command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hide), *command]
         with open(self.folder / f"{name}.log", "ab") as log:
@@ -141,7 +146,7 @@ class RayCluster:
 
     def wait_for_loss(self, address: str) -> None:
         """Wait until the head knows that a node is gone."""
-        wait_for(lambda: not self._joined(address), f"loss of {address}", START_SECONDS)
+        wait_for(lambda: not self._joined(address), f"loss of {address}", START_SECONDS, _PAUSE)
 
     def close(self) -> None:
         for name in list(self._nodes):
@@ -203,7 +208,7 @@ class RayCluster:
     def end_of(self, submission: str, seconds: float) -> dict[str, Any]:
         """The job's information once it has ended."""
         ended = ("STOPPED", "SUCCEEDED", "FAILED")
-        wait_for(lambda: self.job(submission)["status"] in ended, f"end of {submission}", seconds)
+        wait_for(lambda: self.job(submission)["status"] in ended, f"end of {submission}", seconds, _PAUSE)
         return self.job(submission)
 
     def exit_codes(self) -> list[int]:

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,3 +129,40 @@ def test_an_embedded_ray_has_no_process_that_nobody_asks() -> None:
         assert of_raylet.keys() - agents.keys() == {pid}, of_raylet
         served = [c for number in agents for c in psutil.Process(number).net_connections() if c.status == "LISTEN"]
         assert len(served) == len(agents), (agents, served)
+
+
+def test_an_embedded_ray_starts_before_its_agent() -> None:
+    """Its raylet waits 15 seconds for an agent's ports, and dies."""
+    stopped: list[psutil.Process] = []
+    ended = threading.Event()
+
+    def stop_agent() -> None:
+        while not stopped and not ended.wait(0.01):
+            stopped.extend(agent for agent in psutil.Process().children(recursive=True) if _is_agent(agent))
+        for agent in stopped:
+            agent.suspend()
+
+    thread = threading.Thread(target=stop_agent)
+    thread.start()
+    try:
+        with embedded(SPEC):
+            thread.join(30)
+            assert [agent.status() for agent in stopped] == [psutil.STATUS_STOPPED]
+
+            @ray.remote
+            class Actor:
+                def ping(self) -> str:
+                    return "pong"
+
+            assert ray.get(Actor.remote().ping.remote(), timeout=60) == "pong"
+    finally:
+        ended.set()
+        for agent in stopped:
+            agent.resume()
+
+
+def _is_agent(process: psutil.Process) -> bool:
+    try:
+        return process.name() != "raylet" and any(part.endswith("dashboard/agent.py") for part in process.cmdline())
+    except psutil.Error:
+        return False

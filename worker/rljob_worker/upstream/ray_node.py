@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rljob_worker.upstream.patch import RAY, Patch, Process, put
+
+if TYPE_CHECKING:
+    from ray._private.node import Node
 
 FULL_PRIORITY = {"RAY_worker_niceness": "0"}
 """For the actors of a job on somebody else's Ray, in their `runtime_env`."""
 _END_CHILDREN = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
 _HELPERS = ("start_monitor", "start_log_monitor", "start_api_server")
+_CHANGED = (*_HELPERS, "start_raylet")
+AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
+_NO_PORT = -1
 _START_SECONDS = 120.0
 _NO_SPARE_WORKER = {"RAY_prestart_worker_first_driver": "0"}
-_SLOW_START = {"RAY_raylet_start_wait_time_s": f"{_START_SECONDS:g}"}
+_SLOW_START = {
+    "RAY_raylet_start_wait_time_s": f"{_START_SECONDS:g}",
+    "RAY_agent_register_timeout_ms": f"{1000 * _START_SECONDS:.0f}",
+}
 _POLL_SECONDS = 0.05
 
 
@@ -37,19 +47,36 @@ def clusters_off() -> Iterator[None]:
 
 @contextmanager
 def without_helpers() -> Iterator[None]:
-    """Inside, a Ray that is started has no autoscaler, no log monitor and no dashboard, and its agent serves nobody."""
+    """Inside, a Ray that is started has no autoscaler, no log monitor and no dashboard, and its agent serves nobody.
+
+    The raylet waits 15 seconds for the ports that its agent writes into files, a number in its code, and dies: it reads
+    beforehand what this agent would write, that there are none.
+    """
     from ray._private import utils
     from ray._private.node import Node
 
-    before = {name: getattr(Node, name) for name in _HELPERS}
+    before = {name: getattr(Node, name) for name in _CHANGED}
     original = utils.get_dashboard_dependency_error
-    put(Node, **dict.fromkeys(_HELPERS, _start_nothing))
+
+    def start_raylet(node: Node, *arguments: object, **named: object) -> None:
+        persist_agent_ports(node, dict.fromkeys(AGENT_PORTS, _NO_PORT))
+        before["start_raylet"](node, *arguments, **named)
+
+    put(Node, **dict.fromkeys(_HELPERS, _start_nothing), start_raylet=start_raylet)
     put(utils, get_dashboard_dependency_error=_no_dashboard)
     try:
         yield
     finally:
         put(Node, **before)
         put(utils, get_dashboard_dependency_error=original)
+
+
+def persist_agent_ports(node: Node, ports: Mapping[str, int]) -> None:
+    """Write the files in which the raylet of `node` reads the ports of its agent; names: AGENT_PORTS."""
+    from ray._raylet import persist_port  # type: ignore[attr-defined]
+
+    for name, port in ports.items():
+        persist_port(node.get_session_dir_path(), node.node_id, name, port)
 
 
 def _no_dashboard() -> ImportError:
@@ -124,11 +151,11 @@ PATCHES = (
     ),
     Patch(
         "ray-without-helpers",
-        (*(f"ray._private.node.Node.{name}" for name in _HELPERS), "ray._private.utils.get_dashboard_dependency_error"),
+        (*(f"ray._private.node.Node.{name}" for name in _CHANGED), "ray._private.utils.get_dashboard_dependency_error"),
         {"ray": RAY},
         "an embedded Ray's nodes are as many as they are, nobody asks for its dashboard, and logs are read from files: "
         "three processes less, and an agent without a server, make a job start in half the time, and leave fewer ports "
-        "open",
+        "open; and a raylet dies if its agent takes 15 seconds to start, which is not needed for a start",
         "tests/worker/driver/test_ray_session.py::test_an_embedded_ray_has_no_process_that_nobody_asks",
         without_helpers,
         (Process.DRIVER,),
