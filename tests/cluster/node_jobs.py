@@ -13,7 +13,7 @@ from kube import Kube, Object, wait_until
 from small_jobs import wait_phase
 from whole_system import WholeSystem
 
-START_SECONDS = 300.0
+START_SECONDS = 600.0
 """From its creation, or from a fault, until steps are made: pods, Ray, Megatron and vLLM on two cores."""
 RUN_SECONDS = 600.0
 PACE = """\

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import pytest
 from dashboard_queries import dashboard_queries
 from kube import Object, wait_until
-from node_jobs import NodeJob
+from node_jobs import START_SECONDS, NodeJob
 from whole_system import WholeSystem
 
 from rljob_api.quantities import to_cores
 from rljob_worker.records.event_lines import read_events
 from rljob_worker.records.event_names import ENGINE_JOINED, ENGINE_LEFT, ENGINE_LOST
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1800)]
 
 LOST_AFTER, PROMPTS = 12, 32
 
@@ -49,11 +49,11 @@ def job(system: WholeSystem) -> Iterator[NodeJob]:
         assert wait_until(lambda: phases(job) == ["Running", "Running"], 60, 0.5), job.describe()
         assert changes(job) == []
         job.kube.delete("Pod", "default", engine_pods(job)[1]["metadata"]["name"])
-        assert wait_until(lambda: changes(job) == [ENGINE_LOST, ENGINE_JOINED], 300, 0.5), job.describe()
+        assert wait_until(lambda: changes(job) == [ENGINE_LOST, ENGINE_JOINED], START_SECONDS, 0.5), job.describe()
         scale(job, 1)
         assert wait_until(lambda: len(engine_pods(job)) == 1, 120, 0.5), job.describe()
         scale(job, 2)
-        assert wait_until(lambda: changes(job)[3:] == [ENGINE_JOINED], 300, 0.5), job.describe()
+        assert wait_until(lambda: changes(job)[3:] == [ENGINE_JOINED], START_SECONDS, 0.5), job.describe()
         job.change({"steps": job.status()["progress"]["step"] + 10})
         job.wait("Succeeded")
         yield job

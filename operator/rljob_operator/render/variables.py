@@ -29,7 +29,10 @@ _RAY = {
     "RAY_worker_niceness": "0",
     # Ray waits 30 to 60 seconds for its own processes, the job API among them; on a busy node, or with a cold image,
     # that would cost an attempt.
-    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_agent_register_timeout_ms": "120000",
+    # Not longer: a raylet whose agent takes 15 seconds to start dies, a number in Ray's code, and is waited for all the
+    # same, until the container ends and is started again.
+    "RAY_raylet_start_wait_time_s": "60",
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "120",
     "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": "120",
     # Each line of output at once: the last words of a process that dies are what explains it.

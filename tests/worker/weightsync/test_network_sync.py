@@ -191,6 +191,21 @@ def test_somebody_from_outside_can_end_a_sync_for_all() -> None:
         assert all("driver aborted: engine-1 died" in str(outcome) for outcome in outcomes.values()), outcomes
 
 
+def test_also_while_they_wait_for_one_another_to_make_the_group() -> None:
+    with threaded_peers(1, [KeepingEngine(), KeepingEngine()], network=True) as peers:
+        meeting = peers.senders[0]._parties.meeting  # type: ignore[union-attr]
+        timer = threading.Timer(0.5, end_sync, (replace(meeting, engines=2), 1, 1, "engine-1 died"))
+        timer.start()
+        started = time.monotonic()
+        outcomes = peers.sync(1, deadline=30.0, without=("engine-1",))
+        assert time.monotonic() - started < 5
+        assert outcomes.keys() == {"trainer-0", "engine-0"}
+        assert all("engine-1 died" in str(outcome) for outcome in outcomes.values()), outcomes
+        peers.sync(2)
+        assert [receiver.version for receiver in peers.receivers] == [2, 2]
+        assert peers.landed_right()
+
+
 def _strangers_messages(inbox: str, stop: threading.Event) -> None:
     """Whatever somebody can think of who reaches an inbox and does not know the secret."""
     context = zmq.Context()

@@ -7,8 +7,10 @@ for a worker that is busy, and hears of what went wrong there.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from datetime import timedelta
 
 import torch
@@ -17,12 +19,13 @@ import torch.distributed as dist
 from rljob_worker.devices import Device
 from rljob_worker.devices.base import Group
 from rljob_worker.errors import WeightSyncError
-from rljob_worker.weightsync.meeting import NetworkParties
+from rljob_worker.weightsync.meeting import NetworkParties, reason_of_end
 from rljob_worker.weightsync.plan import Bucket
 from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
 
 ROOT = 0
 _LOOK_SECONDS = 0.0002
+_ENDED_SECONDS = 0.05
 
 
 class Broadcast:
@@ -64,19 +67,28 @@ class Broadcast:
             deadline: latest return (`time.monotonic()`).
 
         Raises:
-            WeightSyncError: not all members came in time.
+            WeightSyncError: not all members came in time, or the sync was ended from outside meanwhile.
         """
         meeting = parties.meeting
-        store = dist.PrefixStore(f"broadcast/{version}", parties.store(deadline))
+        store = parties.store(deadline)
+        # A connection of its own: one is taken for as long as somebody waits on it.
+        own = dist.PrefixStore(f"broadcast/{version}", store.clone())
         size = 1 + engines * meeting.workers
         seconds = max(0.001, deadline - time.monotonic())
+
+        def make() -> Broadcast:
+            device.set_current()
+            group = device.join_group(own, member, size, meeting.address, timedelta(seconds=seconds))
+            made = cls(group, slots, meeting.seconds)
+            made._greet()
+            return made
+
         try:
-            group = device.join_group(store, member, size, meeting.address, timedelta(seconds=seconds))
+            return _unless_ended(make, store, version)
         except RuntimeError as error:
             raise WeightSyncError(
                 f"the group of the broadcast, {size} processes, did not come together: {error}"
             ) from error
-        return cls(group, slots, meeting.seconds)
 
     def serves(self, version: int) -> bool:
         """Any: the group is kept."""
@@ -105,9 +117,30 @@ class Broadcast:
     def close(self) -> None:
         """Nothing: the group ends with this object."""
 
+    def _greet(self) -> None:
+        """Send a byte, which the bucket to come overwrites: HCCL and NCCL connect in the first broadcast."""
+        self._group.broadcast([self._slots.tensor(0, 0, torch.uint8, (1,))], self._options).wait()
+
     def _start(self, bucket: Bucket) -> dist.Work:
         content = self._slots.tensor(bucket.index % SLOT_COUNT, 0, torch.uint8, (bucket.nbytes,))
         return self._group.broadcast([content], self._options)
+
+
+def _unless_ended(make: Callable[[], Broadcast], store: dist.Store, version: int) -> Broadcast:
+    """What `make` makes, in a thread that is left alone when the sync ends: nothing wakes who waits for a dead one."""
+    made: Future[Broadcast] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:
+            made.set_exception(error)
+
+    threading.Thread(target=run, name="join-broadcast", daemon=True).start()
+    while not wait([made], _ENDED_SECONDS).done:
+        if (reason := reason_of_end(store, version)) is not None:
+            raise WeightSyncError(f"ended while the group of the broadcast came together: {reason}")
+    return made.result()
 
 
 def _finish(work: dist.Work, bucket: Bucket, what: str) -> None:

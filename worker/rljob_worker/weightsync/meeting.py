@@ -290,11 +290,26 @@ def end_sync(meeting: NetworkMeeting, trainers: int, version: int, reason: str) 
     """
     peers = [*map(trainer_name, range(trainers)), *map(engine_name, range(meeting.engines))]
     # Nobody answers it: the inbox of its mailbox may be where no other node reaches it.
-    box = replace(meeting, address="127.0.0.1").parties().mailbox("driver", peers)
+    parties = replace(meeting, address="127.0.0.1").parties()
+    box = parties.mailbox("driver", peers)
     try:
+        # For those who do not look into their mailboxes just then.
+        parties.store(time.monotonic() + meeting.seconds).set(_end(version), reason)
         box.abort(version, reason)
     finally:
         box.close()
+
+
+def reason_of_end(store: Store, version: int) -> str | None:
+    """Why a sync is over that `end_sync` ended, or whose store is gone; None: it goes on."""
+    try:
+        return str(store.get(_end(version)).decode()) if store.check([_end(version)]) else None
+    except DistError as error:
+        return f"the store does not answer: {error}"
+
+
+def _end(version: int) -> str:
+    return f"ended/{version}"
 
 
 def meeting_from(text: str) -> Meeting:
