@@ -66,7 +66,7 @@ def curve(folder: Path, side: str, seed: int, steps: int, lr: float) -> tuple[np
     records = run_example(EXAMPLE, folder, f"{side}-{seed}", settings)
     name = f"eval/{HELD_OUT}"
     rewards = [record.metrics[name] for record in records if name in record.metrics]
-    mismatch = [record.metrics[MISMATCH] for record in records if MISMATCH in record.metrics]
+    mismatch = [value for record in records if (value := record.metrics.get(MISMATCH)) is not None]
     return np.array(rewards), float(np.median(mismatch))
 
 

@@ -72,7 +72,7 @@ class Broadcast:
         meeting = parties.meeting
         store = parties.store(deadline)
         # A connection of its own: one is taken for as long as somebody waits on it.
-        own = dist.PrefixStore(f"broadcast/{version}", store.clone())
+        own = dist.PrefixStore(f"broadcast/{version}", store.clone())  # type: ignore[attr-defined]  # torch's stubs lack it
         size = 1 + engines * meeting.workers
         seconds = max(0.001, deadline - time.monotonic())
 
