@@ -71,16 +71,18 @@ class Broadcast:
         """
         meeting = parties.meeting
         store = parties.store(deadline)
-        # A connection of its own: one is taken for as long as somebody waits on it.
-        own = dist.PrefixStore(f"broadcast/{version}", store.clone())  # type: ignore[attr-defined]  # torch's stubs lack it
         size = 1 + engines * meeting.workers
         seconds = max(0.001, deadline - time.monotonic())
 
         def make() -> Broadcast:
             device.set_current()
+            # A connection of its own: one is taken for as long as somebody waits on it.
+            connected = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+            own = dist.PrefixStore(f"broadcast/{version}", connected)
             group = device.join_group(own, member, size, meeting.address, timedelta(seconds=seconds))
             made = cls(group, slots, meeting.seconds)
-            made._greet()
+            # HCCL and NCCL connect in the first broadcast.
+            group.broadcast([torch.zeros(1, device=device.torch_device)], made._options).wait()
             return made
 
         try:
@@ -116,10 +118,6 @@ class Broadcast:
 
     def close(self) -> None:
         """Nothing: the group ends with this object."""
-
-    def _greet(self) -> None:
-        """Send a byte, which the bucket to come overwrites: HCCL and NCCL connect in the first broadcast."""
-        self._group.broadcast([self._slots.tensor(0, 0, torch.uint8, (1,))], self._options).wait()
 
     def _start(self, bucket: Bucket) -> dist.Work:
         content = self._slots.tensor(bucket.index % SLOT_COUNT, 0, torch.uint8, (bucket.nbytes,))
