@@ -26,6 +26,8 @@ from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
 ROOT = 0
 _LOOK_SECONDS = 0.0002
 _ENDED_SECONDS = 0.05
+_PATIENCE = 1.0
+"""Seconds after the deadline in which the group's own library may say who did not come."""
 
 
 class Broadcast:
@@ -86,7 +88,7 @@ class Broadcast:
             return made
 
         try:
-            return _unless_ended(make, store, version)
+            return _unless_ended(make, store, version, deadline)
         except RuntimeError as error:
             raise WeightSyncError(
                 f"the group of the broadcast, {size} processes, did not come together: {error}"
@@ -124,7 +126,7 @@ class Broadcast:
         return self._group.broadcast([content], self._options)
 
 
-def _unless_ended(make: Callable[[], Broadcast], store: dist.Store, version: int) -> Broadcast:
+def _unless_ended(make: Callable[[], Broadcast], store: dist.Store, version: int, deadline: float) -> Broadcast:
     """What `make` makes, in a thread that is left alone when the sync ends: nothing wakes who waits for a dead one."""
     made: Future[Broadcast] = Future()
 
@@ -138,6 +140,8 @@ def _unless_ended(make: Callable[[], Broadcast], store: dist.Store, version: int
     while not wait([made], _ENDED_SECONDS).done:
         if (reason := reason_of_end(store, version)) is not None:
             raise WeightSyncError(f"ended while the group of the broadcast came together: {reason}")
+        if time.monotonic() > deadline + _PATIENCE:
+            raise WeightSyncError("deadline passed while the group of the broadcast came together")
     return made.result()
 
 
