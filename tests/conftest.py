@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 from support.lanes import Lanes, Seconds, give_way
 from support.places import Places
@@ -26,6 +27,10 @@ os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
 os.environ.setdefault("RAY_DASHBOARD_STARTUP_TIMEOUT_S", "120")
 os.environ.setdefault("RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT", "120")
+os.environ.setdefault("RAY_agent_register_timeout_ms", "120000")
+# A busy machine is no fault of an example that waited for it.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -28,6 +28,7 @@ from rljob_worker.errors import UserError
 
 LIBRARY = "/site-packages/torch_memory_saver_hook_mode_preload.abi3.so"
 OF_PODS = {"RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness", "RAY_raylet_start_wait_time_s", "PYTHONUNBUFFERED"} | {
+    "RAY_agent_register_timeout_ms",
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S",
     "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT",
     "HCCL_SOCKET_IFNAME",
