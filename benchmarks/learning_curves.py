@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="(default 1 2 3)")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"of each job (default {STEPS})")
     parser.add_argument("--lr", type=float, default=RATE, help=f"learning rate (default {RATE:g})")
-    parser.add_argument("--sides", nargs="+", choices=list(SIDES)[1:], default=list(SIDES)[1:], help="(default all)")
+    parser.add_argument("--sides", nargs="+", choices=SIDES_IN_WORDS, default=[*SIDES_IN_WORDS], help="(default all)")
     arguments = parser.parse_args()
     curves: dict[str, list[np.ndarray]] = {side: [] for side in (WHOLE, *arguments.sides)}
     mismatches: dict[str, list[float]] = {side: [] for side in curves}

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
-from rljob_worker.upstream.ray_node import AGENT_PORTS, persist_agent_ports
+from rljob_worker.upstream.ray_node import told_agent_ports
 
 
 def workers_are_forked() -> None:
@@ -28,13 +27,7 @@ def agents_may_be_slow() -> None:
     """From here on the nodes that this process starts know their agent's ports before it has started."""
     from ray._private.node import Node
 
-    start = Node.start_raylet
-
-    def start_raylet(node: Node, *arguments: Any, **named: Any) -> None:
-        persist_agent_ports(node, {name: getattr(node, name) for name in AGENT_PORTS})
-        start(node, *arguments, **named)
-
-    Node.start_raylet = start_raylet
+    Node.start_raylet = told_agent_ports(Node.start_raylet, getattr)
 
 
 if __name__ == "__main__":

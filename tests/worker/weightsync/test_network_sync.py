@@ -181,29 +181,30 @@ def test_somebody_from_outside_can_end_a_sync_for_all() -> None:
     """As the driver does when a party is gone: the others would wait for it until their deadline."""
     with threaded_peers(2, [KeepingEngine(), KeepingEngine()], network=True) as peers:
         peers.sync(1)
-        meeting = peers.senders[0]._parties.meeting  # type: ignore[union-attr]
-        timer = threading.Timer(0.3, end_sync, (replace(meeting, engines=2), 2, 2, "engine-1 died"))
-        timer.start()
-        started = time.monotonic()
-        outcomes = peers.sync(2, deadline=15.0, without=("engine-1",))
-        assert time.monotonic() - started < 5
+        outcomes = _ended_without_the_second_engine(peers, 2)
         assert outcomes.keys() == {"trainer-0", "trainer-1", "engine-0"}
         assert all("driver aborted: engine-1 died" in str(outcome) for outcome in outcomes.values()), outcomes
 
 
 def test_also_while_they_wait_for_one_another_to_make_the_group() -> None:
     with threaded_peers(1, [KeepingEngine(), KeepingEngine()], network=True) as peers:
-        meeting = peers.senders[0]._parties.meeting  # type: ignore[union-attr]
-        timer = threading.Timer(0.5, end_sync, (replace(meeting, engines=2), 1, 1, "engine-1 died"))
-        timer.start()
-        started = time.monotonic()
-        outcomes = peers.sync(1, deadline=30.0, without=("engine-1",))
-        assert time.monotonic() - started < 5
+        outcomes = _ended_without_the_second_engine(peers, 1)
         assert outcomes.keys() == {"trainer-0", "engine-0"}
         assert all("engine-1 died" in str(outcome) for outcome in outcomes.values()), outcomes
         peers.sync(2)
         assert [receiver.version for receiver in peers.receivers] == [2, 2]
         assert peers.landed_right()
+
+
+def _ended_without_the_second_engine(peers: Peers, version: int) -> dict[str, Any]:
+    """What those that are left say of a sync that is ended from outside, long before its deadline."""
+    meeting = peers.senders[0]._parties.meeting  # type: ignore[union-attr]
+    timer = threading.Timer(0.3, end_sync, (replace(meeting, engines=2), len(peers.senders), version, "engine-1 died"))
+    timer.start()
+    started = time.monotonic()
+    outcomes = peers.sync(version, deadline=15.0, without=("engine-1",))
+    assert time.monotonic() - started < 5
+    return outcomes
 
 
 def _strangers_messages(inbox: str, stop: threading.Event) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ FULL_PRIORITY = {"RAY_worker_niceness": "0"}
 _END_CHILDREN = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
 _HELPERS = ("start_monitor", "start_log_monitor", "start_api_server")
 _CHANGED = (*_HELPERS, "start_raylet")
-AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
+_AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
 _NO_PORT = -1
 _START_SECONDS = 120.0
 _NO_SPARE_WORKER = {"RAY_prestart_worker_first_driver": "0"}
@@ -57,11 +57,7 @@ def without_helpers() -> Iterator[None]:
 
     before = {name: getattr(Node, name) for name in _CHANGED}
     original = utils.get_dashboard_dependency_error
-
-    def start_raylet(node: Node, *arguments: object, **named: object) -> None:
-        persist_agent_ports(node, dict.fromkeys(AGENT_PORTS, _NO_PORT))
-        before["start_raylet"](node, *arguments, **named)
-
+    start_raylet = told_agent_ports(before["start_raylet"], lambda node, name: _NO_PORT)
     put(Node, **dict.fromkeys(_HELPERS, _start_nothing), start_raylet=start_raylet)
     put(utils, get_dashboard_dependency_error=_no_dashboard)
     try:
@@ -71,12 +67,22 @@ def without_helpers() -> Iterator[None]:
         put(utils, get_dashboard_dependency_error=original)
 
 
-def persist_agent_ports(node: Node, ports: Mapping[str, int]) -> None:
-    """Write the files in which the raylet of `node` reads the ports of its agent; names: AGENT_PORTS."""
-    from ray._raylet import persist_port  # type: ignore[attr-defined]
+def told_agent_ports(start_raylet: Callable[..., None], port: Callable[[Node, str], int]) -> Callable[..., None]:
+    """`start_raylet` of Ray's `Node`, after files that say the ports of its agent: the raylet reads them there.
 
-    for name, port in ports.items():
-        persist_port(node.get_session_dir_path(), node.node_id, name, port)
+    Args:
+        start_raylet: Ray's.
+        port: the node's port of one of the names that Ray's `Node` gives them.
+    """
+
+    def start(node: Node, *arguments: object, **named: object) -> None:
+        from ray._raylet import persist_port  # type: ignore[attr-defined]
+
+        for name in _AGENT_PORTS:
+            persist_port(node.get_session_dir_path(), node.node_id, name, port(node, name))
+        start_raylet(node, *arguments, **named)
+
+    return start
 
 
 def _no_dashboard() -> ImportError:

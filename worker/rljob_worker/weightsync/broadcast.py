@@ -87,12 +87,8 @@ class Broadcast:
             group.broadcast([torch.zeros(1, device=device.torch_device)], made._options).wait()
             return made
 
-        try:
-            return _unless_ended(make, store, version, deadline)
-        except RuntimeError as error:
-            raise WeightSyncError(
-                f"the group of the broadcast, {size} processes, did not come together: {error}"
-            ) from error
+        late = f"the group of the broadcast, {size} processes, did not come together"
+        return _unless_ended(make, store, version, deadline, late)
 
     def serves(self, version: int) -> bool:
         """Any: the group is kept."""
@@ -126,8 +122,14 @@ class Broadcast:
         return self._group.broadcast([content], self._options)
 
 
-def _unless_ended(make: Callable[[], Broadcast], store: dist.Store, version: int, deadline: float) -> Broadcast:
-    """What `make` makes, in a thread that is left alone when the sync ends: nothing wakes who waits for a dead one."""
+def _unless_ended(
+    make: Callable[[], Broadcast], store: dist.Store, version: int, deadline: float, late: str
+) -> Broadcast:
+    """What `make` makes, in a thread that is left alone when the sync ends: nothing wakes who waits for a dead one.
+
+    Raises:
+        WeightSyncError: `late`, and why.
+    """
     made: Future[Broadcast] = Future()
 
     def run() -> None:
@@ -139,10 +141,13 @@ def _unless_ended(make: Callable[[], Broadcast], store: dist.Store, version: int
     threading.Thread(target=run, name="join-broadcast", daemon=True).start()
     while not wait([made], _ENDED_SECONDS).done:
         if (reason := reason_of_end(store, version)) is not None:
-            raise WeightSyncError(f"ended while the group of the broadcast came together: {reason}")
+            raise WeightSyncError(f"{late}: {reason}")
         if time.monotonic() > deadline + _PATIENCE:
-            raise WeightSyncError("deadline passed while the group of the broadcast came together")
-    return made.result()
+            raise WeightSyncError(f"{late}: deadline passed")
+    try:
+        return made.result()
+    except RuntimeError as error:
+        raise WeightSyncError(f"{late}: {error}") from error
 
 
 def _finish(work: dist.Work, bucket: Bucket, what: str) -> None:
