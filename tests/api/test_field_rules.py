@@ -390,7 +390,7 @@ def test_every_rule_is_broken_by_an_example() -> None:
     assert {rule.message for rule in RULES} - broken == set()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from([changes for changes, _ in REFUSED] + ACCEPTED), min_size=2, max_size=5))
 def test_local_check_and_cel_agree_on_mixtures(mixture: list[list[str]]) -> None:
     try:

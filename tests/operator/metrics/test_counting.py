@@ -95,7 +95,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(steps=steps_of_a_run, script=operations, seed=st.integers(0, 9))
 def test_any_way_of_reading_ends_in_the_counts_of_one_reading(
     steps: list[int], script: list[tuple[str, int, int]], seed: int

@@ -198,7 +198,7 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     return document
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(manifests())
 def test_valid_spec_renders_valid_objects_or_names_the_field(document: dict[str, Any]) -> None:
     try:

@@ -119,7 +119,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.dictionaries(st.sampled_from([*POD, "x"]), JSON, max_size=4))
 def test_any_patch_is_merged_or_refused_and_a_merge_is_stable(patch: dict[str, Any]) -> None:
     try:

@@ -184,7 +184,7 @@ def calm(world: World, witness: Witness) -> None:
             break
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(life=LIVES, policy=POLICY)
 def test_any_life_keeps_the_invariants_and_comes_to_an_end(life: Life, policy: dict[str, Any]) -> None:
     world = World(make_spec(failurePolicy={**policy, "backoffSeconds": 5, "maxBackoffSeconds": 60}))
@@ -222,7 +222,7 @@ def test_the_invariants_notice_two_drivers(monkeypatch: pytest.MonkeyPatch) -> N
         play(World(spec), hangs)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(life=LIVES, how=LOOK)
 def test_a_plan_whose_status_was_stored_changes_nothing_the_second_time(life: Life, how: dict[str, Any]) -> None:
     world = World(make_spec())
@@ -235,7 +235,7 @@ def test_a_plan_whose_status_was_stored_changes_nothing_the_second_time(life: Li
     assert again.events == ()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(life=LIVES, pauses=st.lists(st.sampled_from([0, 1, 7]), min_size=40, max_size=40))
 def test_goodput_is_the_same_however_often_the_operator_looks(life: Life, pauses: list[int]) -> None:
     """Two operators see the same world; one looks more often. Where both see each change of phase, the sums agree."""

@@ -29,7 +29,7 @@ def reference_advantages(rewards: list[float], by_std: bool) -> list[float]:
 
 
 @given(groups(), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_equals_the_formula(rewards: list[list[float]], by_std: bool) -> None:
     expected = torch.tensor([reference_advantages(group, by_std) for group in rewards], dtype=torch.float64)
     result = group_advantages(torch.tensor(rewards), by_std)
@@ -38,7 +38,7 @@ def test_equals_the_formula(rewards: list[list[float]], by_std: bool) -> None:
 
 
 @given(groups(), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_each_group_averages_to_zero(rewards: list[list[float]], by_std: bool) -> None:
     advantages = group_advantages(torch.tensor(rewards), by_std).double()
     bound = 1e-6 * advantages.abs().amax(dim=1).clamp(min=1e-6) * len(rewards[0])
@@ -46,7 +46,7 @@ def test_each_group_averages_to_zero(rewards: list[list[float]], by_std: bool) -
 
 
 @given(groups(), st.floats(0.125, 64), st.floats(-8, 8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_scaling_and_shifting_rewards_changes_nothing(rewards: list[list[float]], scale: float, shift: float) -> None:
     exact = torch.tensor(rewards, dtype=torch.float64)
     spread = exact.std(dim=1)

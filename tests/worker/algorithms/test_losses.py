@@ -124,7 +124,7 @@ def test_gradients_equal_finite_differences_of_the_reference(values: dict[str, A
 
 @pytest.mark.parametrize("mode", MODES)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=8), st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_any_split_into_micro_batches_adds_up(mode: LossAggregation, lengths: list[int], data: st.DataObject) -> None:
     spec = make_spec(aggregation=mode)
     sequences = make_sequences(5, tuple(lengths))
@@ -239,7 +239,7 @@ def test_far_but_finite_values_keep_loss_and_gradient_finite(distance: float, si
     st.floats(0.01, 3),
     st.one_of(st.none(), st.floats(1.01, 10)),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_clip_bounds(log_ratio: float, advantage: float, low: float, high: float, dual: float | None) -> None:
     loss, clipped = clipped_policy_loss(
         torch.tensor(log_ratio, dtype=torch.float64), torch.tensor(advantage, dtype=torch.float64), low, high, dual
@@ -262,7 +262,7 @@ def test_clip_bounds(log_ratio: float, advantage: float, low: float, high: float
 
 
 @given(st.floats(-30, 30), st.floats(-30, 30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_kl_estimators(policy: float, base: float) -> None:
     p, q = torch.tensor(policy, dtype=torch.float64), torch.tensor(base, dtype=torch.float64)
     k1, k2, k3, low_var = (kl_estimate(p, q, KlEstimator(name)).item() for name in ("k1", "k2", "k3", "low_var"))
@@ -285,7 +285,7 @@ def test_k1_and_k3_are_unbiased() -> None:
 
 
 @given(st.floats(-50, 50), st.floats(0, 1), st.floats(1, 5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_importance_weights_stay_in_their_bounds(difference: float, low: float, high: float) -> None:
     old = torch.tensor([difference], dtype=torch.float64, requires_grad=True)
     spec = TisSpec(low=low, high=high)

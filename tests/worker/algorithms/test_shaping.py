@@ -32,7 +32,7 @@ def over(rewards: list[list[float]], scope: RewardScope | None, function, nothin
 @pytest.mark.parametrize("center", SCOPES)
 @pytest.mark.parametrize("scale", SCOPES)
 @given(rewards=REWARDS, clip=st.one_of(st.none(), st.floats(0.1, 3)))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_rewards(
     center: RewardScope | None, scale: RewardScope | None, rewards: list[list[float]], clip: float | None
 ) -> None:
@@ -54,7 +54,7 @@ def test_a_single_reward_has_no_deviation() -> None:
 
 
 @given(rewards=REWARDS, data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whitened_advantages_have_mean_0_and_variance_1_over_tokens(
     rewards: list[list[float]], data: st.DataObject
 ) -> None:
@@ -85,7 +85,7 @@ def test_one_token_cannot_be_whitened() -> None:
 
 
 @given(REWARDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_leave_one_out(rewards: list[list[float]]) -> None:
     result = get_algorithm("rloo").advantages(torch.tensor(rewards), AlgorithmSpec())
     expected = [[r - (math.fsum(g) - r) / (len(g) - 1) for r in g] for g in rewards]

@@ -110,7 +110,7 @@ def mixed(
     return spec, tokenizer_for(spec)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(moves=st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["go on", "restart", "rewind"])), max_size=8))
 def test_any_interleaving_gives_the_same_stream(
     mixed: tuple[RLJobSpec, PreTrainedTokenizerBase], moves: list[tuple[int, str]]

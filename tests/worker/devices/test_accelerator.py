@@ -87,7 +87,7 @@ def reference(data: bytes, row: int) -> int:
     return splitmix(splitmix(value ^ tail) ^ len(data))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.binary(max_size=500), row=st.sampled_from([1, 4, 7, 64]))
 def test_the_checksum_is_its_definition(data: bytes, row: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from doctor_cases import GIB, SPEC, WANTED, bad, changed, node, problems, role
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.wanted import Wanted
@@ -168,7 +168,6 @@ def test_the_table_knows_each_torch_npu_once() -> None:
         assert row.source
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 63), unique=True))
 def test_lists_of_devices(numbers: list[int]) -> None:
     text = ",".join(map(str, numbers))
@@ -217,7 +216,6 @@ def test_no_port_ranges(value: str) -> None:
         port_range({"HCCL_HOST_SOCKET_PORT_RANGE": value})
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(list(Status)), max_size=8))
 def test_the_result_is_the_worst_and_decides_the_exit_code(statuses: list[Status]) -> None:
     report = Report("cpu", None, ("a",), False, tuple(Finding(str(i), s, "found") for i, s in enumerate(statuses)))
@@ -230,7 +228,6 @@ def test_the_result_is_the_worst_and_decides_the_exit_code(statuses: list[Status
     assert sum(report.document()["counts"].values()) == len(statuses)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(0, 300))
 def test_a_pod_status_names_every_problem_as_long_as_they_fit(count: int, length: int) -> None:
     findings = tuple(Finding(f"n{i}", Status.PROBLEM, "é" * length, "w", "f") for i in range(count))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import recorded
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rljob_worker.doctor import parsers
@@ -60,7 +60,6 @@ def test_nvidia_smi() -> None:
     ]
 
 
-@settings(deadline=None)
 @example(",,0,")
 @given(st.text(alphabet="|+= :0123456789abc/\n,[]", max_size=300))
 def test_nothing_that_a_program_prints_breaks_a_parser(text: str) -> None:

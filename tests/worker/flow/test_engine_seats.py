@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_worker.flow.engine_seats import change
@@ -37,7 +37,6 @@ def test_an_engine_that_is_being_made_goes_before_one_that_takes_part() -> None:
     assert change(TWO, ["engine-2", "engine-3"], 3, 1) == (["engine-3"], [])
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from("abcde"), min_size=1, max_size=10).filter(
         lambda nodes: max(nodes.count(node) for node in nodes) <= 2

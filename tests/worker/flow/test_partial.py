@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_worker.flow import Episode, Finish, Group, TokenStream
@@ -24,7 +24,6 @@ def completed(of: Group) -> Group:
 
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.booleans())
-@settings(deadline=None)
 def test_every_group_is_trained_on_in_time(
     data: st.DataObject, wanted: int, max_lag: int, engines: int, filtering: bool
 ) -> None:

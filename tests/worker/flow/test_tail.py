@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_worker.flow.partial import spread
@@ -61,7 +61,6 @@ class Run:
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.integers(0, 2**32), st.integers(0, 60))
-@settings(deadline=None)
 def test_every_prompt_is_trained_on_once_and_none_waits_for_ever(
     wanted: int, more: int, engines: int, seed: int, equal_from: int
 ) -> None:
@@ -99,7 +98,6 @@ def test_the_share_that_is_deferred_is_the_share_of_the_long_steps(engines: int)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 60))
-@settings(deadline=None)
 def test_engines_complete_together_exactly_what_is_missing(sizes: list[int], missing: int) -> None:
     held = [[100 * engine + i for i in range(size)] for engine, size in enumerate(sizes)]
     made = cuts(held, missing)

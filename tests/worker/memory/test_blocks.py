@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rljob_worker.memory.blocks import ALIGNMENT, BlockAllocator
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.one_of(st.integers(1, 700), st.integers(-20, -1)), max_size=60))
 def test_blocks_never_overlap_and_free_space_is_merged(operations: list[int]) -> None:
     allocator = BlockAllocator(8192)

@@ -213,6 +213,4 @@ class ArenaMachine(RuleBasedStateMachine):
 
 
 TestArenaMachine = ArenaMachine.TestCase
-TestArenaMachine.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestArenaMachine.settings = settings(max_examples=40, stateful_step_count=25, suppress_health_check=list(HealthCheck))

@@ -213,4 +213,4 @@ class SaverMachine(RuleBasedStateMachine):
 
 
 TestSaverMachine = SaverMachine.TestCase
-TestSaverMachine.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
+TestSaverMachine.settings = settings(max_examples=150, stateful_step_count=20)

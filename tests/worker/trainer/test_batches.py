@@ -27,7 +27,7 @@ def make_batch(prompts: list[int], responses: list[int]) -> TrainBatch:
 
 
 @given(LENGTHS, st.integers(1, 5), st.integers(1, 200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_sample_once_bound_respected_and_ranks_agree(lengths: list[int], parts: int, bound: int) -> None:
     array = np.array(lengths)
     plans = [plan_update(array, parts, part, bound) for part in range(parts)]
@@ -38,7 +38,6 @@ def test_every_sample_once_bound_respected_and_ranks_agree(lengths: list[int], p
 
 
 @given(LENGTHS, st.integers(1, 5))
-@settings(deadline=None)
 def test_ranks_get_equal_counts_and_nearly_equal_tokens(lengths: list[int], parts: int) -> None:
     array = np.array(lengths)
     shares = split_evenly(array, parts)
@@ -69,7 +68,6 @@ def test_equal_lengths_fill_the_bound() -> None:
     st.integers(1, 3),
     st.integers(1, 60),
 )
-@settings(deadline=None)
 def test_micro_batches_hold_the_right_tokens(sizes: list[tuple[int, int]], parts: int, bound: int) -> None:
     prompts, responses = [p for p, _ in sizes], [r for _, r in sizes]
     batch = make_batch(prompts, responses)
@@ -131,7 +129,6 @@ def test_bad_batches_are_refused_by_name() -> None:
     st.lists(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=5), min_size=1, max_size=8),
     st.integers(1, 60),
 )
-@settings(deadline=None)
 def test_only_sampled_spans_are_trained_on_wherever_they_are(turns: list[list[tuple[bool, int]]], bound: int) -> None:
     streams = []
     for i, spans in enumerate(turns):

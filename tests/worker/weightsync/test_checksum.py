@@ -21,7 +21,7 @@ SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=3)
     flip=st.booleans(),
     data=st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_checksum_is_xxh3_of_the_row_major_bytes(
     shape: list[int], dtype: torch.dtype, flip: bool, data: st.DataObject
 ) -> None:

@@ -33,7 +33,7 @@ def moe_shapes(layers: int, experts: int, hidden: int) -> list[tuple[str, tuple[
     dtype=st.sampled_from([torch.bfloat16, torch.float32]),
     data=st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_buckets_hold_whole_modules_once_and_without_overlap(
     layers: int, experts: int, hidden: int, bucket_bytes: int, dtype: torch.dtype, data: st.DataObject
 ) -> None:
@@ -63,7 +63,7 @@ def test_buckets_hold_whole_modules_once_and_without_overlap(
     slice_bytes=st.none() | st.integers(1, 5000),
     seed=st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_pieces_put_together_are_the_tensors(
     trainers: int, bucket_bytes: int, slice_bytes: int | None, seed: int
 ) -> None:

@@ -112,7 +112,7 @@ class Simulation:
 
 
 @given(trainers=st.integers(1, 3), engines=st.integers(1, 3), data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_every_interleaving_completes(trainers: int, engines: int, data: st.DataObject) -> None:
     simulation = Simulation(trainers, engines)
     random = data.draw(st.randoms(use_true_random=False))
@@ -123,7 +123,7 @@ def test_every_interleaving_completes(trainers: int, engines: int, data: st.Data
 
 
 @given(data=st.data(), fault=st.sampled_from(["drop", "duplicate", "swap"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_lost_repeated_or_reordered_message_never_completes(data: st.DataObject, fault: str) -> None:
     simulation = Simulation(2, 2)
     random = data.draw(st.randoms(use_true_random=False))
