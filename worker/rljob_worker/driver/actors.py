@@ -272,8 +272,8 @@ class EngineActor(_Actor):
         return self._reply(self._engine.wake_kv())
 
     def shutdown(self) -> Reply[None]:
-        """Give everything back."""
-        self._engine.shutdown()
+        """Give everything back: this process is killed next."""
+        self._engine.shutdown(process_ends=True)
         return self._reply(None)
 
     def harvest(self, version: int) -> None:

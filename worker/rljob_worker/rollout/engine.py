@@ -155,8 +155,13 @@ class Engine:
                 ),
             )
 
-    def shutdown(self) -> None:
-        """End the workers and give everything back; idempotent. A running generation is aborted."""
+    def shutdown(self, *, process_ends: bool = False) -> None:
+        """End the workers and give everything back; idempotent. A running generation is aborted.
+
+        Args:
+            process_ends: this process ends next, and takes with it what is its own: vLLM would look through all objects
+                of the process for what nobody needs, twice.
+        """
         self.abort()
         if not self._lock.acquire(timeout=_SHUTDOWN_SECONDS):
             raise RuntimeError(f"engine: a call is still running {_SHUTDOWN_SECONDS:g} s after shutdown was asked for")
@@ -167,7 +172,8 @@ class Engine:
             if self._weight_sync is not None:
                 self._weight_sync.close()
             if started:
-                self._engine.engine_core.shutdown()
+                if not process_ends or self.spec.rollout.tensor_parallel > 1:
+                    self._engine.engine_core.shutdown()
                 self._reaper.close()
         finally:
             self._lock.release()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rljob_worker.upstream.patch import RAY, Patch, Process, put
 
 if TYPE_CHECKING:
     from ray._private.node import Node
 
+T = TypeVar("T")
 FULL_PRIORITY = {"RAY_worker_niceness": "0"}
 """For the actors of a job on somebody else's Ray, in their `runtime_env`."""
 _END_CHILDREN = {"RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true"}
@@ -19,6 +20,9 @@ _HELPERS = ("start_monitor", "start_log_monitor", "start_api_server")
 _CHANGED = (*_HELPERS, "start_raylet")
 _AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
 _NO_PORT = -1
+_AGENT_COMMAND = "--dashboard_agent_command="
+_NO_AGENT = f"{_AGENT_COMMAND}cat"
+"""Its standard input is a pipe of the raylet's."""
 _START_SECONDS = 120.0
 _NO_SPARE_WORKER = {"RAY_prestart_worker_first_driver": "0"}
 _SLOW_START = {
@@ -47,24 +51,35 @@ def clusters_off() -> Iterator[None]:
 
 @contextmanager
 def without_helpers() -> Iterator[None]:
-    """Inside, a Ray that is started has no autoscaler, no log monitor and no dashboard, and its agent serves nobody.
+    """Inside, a Ray that is started has no autoscaler, no log monitor and no dashboard, nor the dashboard's agent.
 
-    The raylet waits 15 seconds for the ports that its agent writes into files, a number in its code, and dies: it reads
-    beforehand what this agent would write, that there are none.
+    Its raylet refuses to have none, and ends with it: it is given a process that waits for the raylet's end. It also
+    waits 15 seconds for the ports that its agent writes into files, a number in its code, and dies: it reads beforehand
+    what an agent would write that serves nobody, that there are none.
     """
-    from ray._private import utils
+    from ray._private import services
     from ray._private.node import Node
 
     before = {name: getattr(Node, name) for name in _CHANGED}
-    original = utils.get_dashboard_dependency_error
+    start_process = services.start_ray_process
     start_raylet = told_agent_ports(before["start_raylet"], lambda node, name: _NO_PORT)
     put(Node, **dict.fromkeys(_HELPERS, _start_nothing), start_raylet=start_raylet)
-    put(utils, get_dashboard_dependency_error=_no_dashboard)
+    put(services, start_ray_process=without_agent(start_process))
     try:
         yield
     finally:
         put(Node, **before)
-        put(utils, get_dashboard_dependency_error=original)
+        put(services, start_ray_process=start_process)
+
+
+def without_agent(start_process: Callable[..., T]) -> Callable[..., T]:
+    """`start_ray_process` of Ray, for raylets whose dashboard agent is a process that does nothing."""
+
+    def start(command: list[str], *arguments: object, **named: object) -> T:
+        own = [_NO_AGENT if part.startswith(_AGENT_COMMAND) else part for part in command]
+        return start_process(own, *arguments, **named)
+
+    return start
 
 
 def told_agent_ports(start_raylet: Callable[..., None], port: Callable[[Node, str], int]) -> Callable[..., None]:
@@ -83,11 +98,6 @@ def told_agent_ports(start_raylet: Callable[..., None], port: Callable[[Node, st
         start_raylet(node, *arguments, **named)
 
     return start
-
-
-def _no_dashboard() -> ImportError:
-    """In the place of Ray's question whether the packages of its dashboard are there; its agent is minimal without."""
-    return ImportError("an embedded Ray has no dashboard")
 
 
 def _start_nothing(node: object, **arguments: object) -> None:
@@ -157,11 +167,11 @@ PATCHES = (
     ),
     Patch(
         "ray-without-helpers",
-        (*(f"ray._private.node.Node.{name}" for name in _CHANGED), "ray._private.utils.get_dashboard_dependency_error"),
+        (*(f"ray._private.node.Node.{name}" for name in _CHANGED), "ray._private.services.start_ray_process"),
         {"ray": RAY},
         "an embedded Ray's nodes are as many as they are, nobody asks for its dashboard, and logs are read from files: "
-        "three processes less, and an agent without a server, make a job start in half the time, and leave fewer ports "
-        "open; and a raylet dies if its agent takes 15 seconds to start, which is not needed for a start",
+        "four processes less make a job start in half the time, and leave fewer ports open; and a raylet dies if its "
+        "agent takes 15 seconds to start",
         "tests/worker/driver/test_ray_session.py::test_an_embedded_ray_has_no_process_that_nobody_asks",
         without_helpers,
         (Process.DRIVER,),
