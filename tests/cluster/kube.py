@@ -15,7 +15,8 @@ from network import Network
 
 Object = dict[str, Any]
 DEADLINE_SECONDS = 30.0
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.2
+"""Eight scenarios ask side by side, and each answer costs the API server and the test some milliseconds."""
 _BUILT_IN_PLURALS = {
     "NetworkPolicy": "networkpolicies",
     "PriorityClass": "priorityclasses",

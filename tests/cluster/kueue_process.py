@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import yaml
-from control_plane import READY_SECONDS, ControlPlane, crds_in
+from control_plane import READY_SECONDS, ControlPlane, crds_in, unique
 from kube import Object, wait_until
 from network import Network
 from programs import files, program
@@ -57,14 +57,15 @@ class KueueProcess:
             self._control_plane.kube.delete(hook["kind"], None, hook["metadata"]["name"])
         self._process.kill()
 
-    def queue(self, namespace: str, npus: int) -> None:
+    def queue(self, namespace: str, npus: int, cpus: str = "100000") -> None:
         """Make a queue for one namespace: LocalQueue `rl`, ClusterQueue and ResourceFlavor of the namespace's name.
 
         Args:
             namespace: where jobs are; the nodes of the flavor are all that have FLAVOR_LABEL.
-            npus: quota of NPU; there is more of cpu and memory than a test asks for.
+            npus: quota of NPU.
+            cpus: quota of cpu; more than a test asks for, as there is of memory.
         """
-        quotas = {"cpu": "100000", "memory": "1Pi", NPU: str(npus)}
+        quotas = {"cpu": cpus, "memory": "1Pi", NPU: str(npus)}
         flavor = {"name": namespace, "resources": [{"name": key, "nominalQuota": quotas[key]} for key in quotas]}
         for kind, name, spec in (
             ("ResourceFlavor", namespace, {"nodeLabels": {FLAVOR_LABEL: "a2"}}),
@@ -81,6 +82,16 @@ class KueueProcess:
         ):
             metadata = {"name": name, **({"namespace": namespace} if kind == "LocalQueue" else {})}
             self._control_plane.kube.create({"apiVersion": KUEUE, "kind": kind, "metadata": metadata, "spec": spec})
+
+    def take(self, namespace: str, priority: int, cpus: str) -> str:
+        """Make a workload of another kind in that queue, which takes so much for itself; returns its name."""
+        container = {"name": "one", "image": "none", "resources": {"requests": {"cpu": cpus}}}
+        pods = {"name": "main", "count": 1, "template": {"spec": {"containers": [container], "restartPolicy": "Never"}}}
+        name = unique("urgent")
+        spec = {"queueName": "rl", "priority": priority, "podSets": [pods]}
+        metadata = {"name": name, "namespace": namespace}
+        self._control_plane.kube.create({"apiVersion": KUEUE, "kind": "Workload", "metadata": metadata, "spec": spec})
+        return name
 
     def _write_certificate(self) -> None:
         folder = self._folder / "etc" / "kueue" / "metrics" / "certs"

@@ -82,7 +82,7 @@ def demo() -> None:
     print(_kubectl("rljob", "status", name))
     if phase != "Succeeded":
         sys.exit(f"{name}: {phase}\n{_kubectl('rljob', 'why', name)}")
-    [run] = (FOLDER / "shared" / name / "default").iterdir()
+    [run] = (FOLDER / "shared" / name / "default").glob("[!.]*")
     print(f"report      {run / 'report.html'}")
     print(f"            {run / 'report.png'}")
     print(f"Prometheus  {FOLDER}/bin/curl -s 'http://127.0.0.1:{PROMETHEUS_PORT}/api/v1/query?query=rljob_step'")

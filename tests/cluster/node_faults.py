@@ -8,12 +8,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from kube import ApiError, wait_until
+from kube import ApiError, conditions, wait_until
+from kueue_process import KUEUE, KueueProcess
 from node_cluster import NODE
 from node_jobs import START_SECONDS, NodeJob, processes_of
 from whole_system import NAMESPACE
 
 API_SERVER_SECONDS = 30.0
+PREEMPTED = "preempted by Kueue"
+QUEUE_CPUS = "1"
+"""Room for one job of the node's, and for nothing beside it."""
 
 
 def driver_killed(job: NodeJob) -> None:
@@ -83,6 +87,21 @@ def node_drained(job: NodeJob) -> None:
     cluster.kubectl("uncordon", NODE)
 
 
+def preempted(job: NodeJob) -> None:
+    """Kueue takes its pods for a workload of higher priority, which is there for a moment."""
+    cluster = job.system.cluster
+    name = KueueProcess(cluster).take("default", 1000, QUEUE_CPUS)
+
+    def says(word: str) -> bool:
+        found = conditions(job.kube.get(f"{KUEUE}/Workload", "default", name)).get(word, {})
+        return bool(found.get("status") == "True")
+
+    assert wait_until(lambda: says("Admitted"), 120, 0.25), job.describe()
+    assert wait_until(lambda: not job.pods(), 120, 0.25), job.describe()
+    assert wait_until(lambda: "a job of higher priority took its place" in job.why(), 30, 0.5), job.describe()
+    job.kube.delete(f"{KUEUE}/Workload", "default", name)
+
+
 FAULTS: dict[str, Callable[[NodeJob], None]] = {
     "driver killed": driver_killed,
     "trainer killed": trainer_killed,
@@ -94,6 +113,7 @@ FAULTS: dict[str, Callable[[NodeJob], None]] = {
     "API server stopped": api_server_stopped,
     "suspended and resumed": suspended_and_resumed,
     "node drained": node_drained,
+    PREEMPTED: preempted,
 }
 HARMLESS = {"operator killed", "kubelet restarted", "API server stopped"}
 """Faults that no attempt of the driver may notice."""

@@ -21,10 +21,10 @@ import asyncio
 
 
 async def score(response):
-    await asyncio.sleep(1)
+    await asyncio.sleep({seconds})
     return float(len(response) % 3)
 """
-"""A reward that makes a step last a second without computing."""
+"""A reward that makes a step last a while without computing."""
 PROCESSES = {"driver": "rljob run", "trainer": "ray::Train", "engine": "ray::Engine"}
 """Beginning or part of the command line of each process of the worker."""
 
@@ -38,9 +38,10 @@ class NodeJob:
         self.kube: Kube = system.kube
         self.manifest = system.job(self.name, *settings)
 
-    def going_on(self) -> NodeJob:
-        """Make it one that goes on until it is stopped, and leaves the processors to others meanwhile."""
-        (self.system.folder / "shared" / self.name / "pace.py").write_text(PACE)
+    def going_on(self, seconds: float = 1.0) -> NodeJob:
+        """Make it one that goes on until it is stopped, and leaves the processors to others meanwhile: a reward takes
+        so many seconds."""
+        (self.system.folder / "shared" / self.name / "pace.py").write_text(PACE.format(seconds=seconds))
         self.manifest["spec"] |= {"steps": 100_000, "reward": {"python": "/shared/pace.py:score"}}
         return self
 
@@ -90,7 +91,7 @@ class NodeJob:
     @property
     def run_folder(self) -> Path:
         """The run folder on this machine."""
-        [folder] = (self.system.folder / "shared" / self.name / "default").iterdir()
+        [folder] = (self.system.folder / "shared" / self.name / "default").glob("[!.]*")
         return folder
 
     def records(self) -> list[dict[str, Any]]:

@@ -19,7 +19,9 @@ from rljob_worker.records.event_names import ENGINE_JOINED, ENGINE_LEFT, ENGINE_
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1800)]
 
-LOST_AFTER, PROMPTS = 12, 32
+LOST_AFTER, PROMPTS = 6, 32
+REWARD_SECONDS = 3.0
+"""Three steps are on their way at once."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,6 @@ def job(system: WholeSystem) -> Iterator[NodeJob]:
     job = NodeJob(
         system,
         "async",
-        "steps=100000",
         "mode=Async",
         "rollout.staleness={max: 2}",
         "checkpoint.everySteps=5",
@@ -41,7 +42,8 @@ def job(system: WholeSystem) -> Iterator[NodeJob]:
         f"resources.rollout={{nodes: 3, maxNodes: 3, worker: {{cpu: {(room - 1000) // 2}m, memory: 4Gi}}}}",
         # There is one node.
         "pods.worker={spec: {affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: []}}}}",
-    ).create()
+    ).going_on(REWARD_SECONDS)
+    job.create()
     try:
         job.wait_step(LOST_AFTER)
         assert sorted(phases(job)) == ["Pending", "Running", "Running"], job.describe()
@@ -54,7 +56,7 @@ def job(system: WholeSystem) -> Iterator[NodeJob]:
         assert wait_until(lambda: len(engine_pods(job)) == 1, 120, 0.5), job.describe()
         scale(job, 2)
         assert wait_until(lambda: changes(job)[3:] == [ENGINE_JOINED], START_SECONDS, 0.5), job.describe()
-        job.change({"steps": job.status()["progress"]["step"] + 10})
+        job.change({"steps": job.status()["progress"]["step"] + 5})
         job.wait("Succeeded")
         yield job
     finally:
@@ -88,6 +90,10 @@ def test_pods_that_are_lost_go_and_come_are_no_restart(job: NodeJob) -> None:
     assert LOST_AFTER <= at[0] < at[1] <= at[2] < at[3] < len(records)
     seconds = sorted(record["step_seconds"] for record in records)
     assert sum(one > 10 * seconds[len(seconds) // 2] for one in seconds) <= 1, "more than one step stood still"
+
+
+def test_engines_after_the_first_find_what_it_knew_of_the_model(job: NodeJob) -> None:
+    assert list(job.run_folder.parent.glob(".cache-*/vllm/modelinfos/*.json"))
 
 
 def test_each_prompt_was_taken_once(job: NodeJob) -> None:

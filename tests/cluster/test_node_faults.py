@@ -9,6 +9,7 @@ import json
 import os
 import random
 import time
+from collections.abc import Iterator
 from itertools import combinations
 
 import pytest
@@ -16,7 +17,9 @@ from dashboard_queries import dashboard_queries
 from images import REPOSITORY
 from jobs import final_state, run
 from kube import wait_until
-from node_faults import FAULTS, HARMLESS, settle
+from kueue_process import FLAVOR_LABEL, running_kueue
+from node_cluster import NODE
+from node_faults import FAULTS, HARMLESS, PREEMPTED, QUEUE_CPUS, settle
 from node_jobs import NodeJob
 from whole_system import WholeSystem
 
@@ -34,7 +37,7 @@ SETTINGS = (
     "failurePolicy.maxRestarts=6",
 )
 RESTART_PANELS = ("rljob-fleet: Restarts A", "rljob-job: Restarts and lost work A")
-CHOSEN = [("engine killed", "head pod deleted")]
+CHOSEN = [("engine killed", "head pod deleted", PREEMPTED)]
 PAIRS = random.Random(SEED).sample(list(combinations(FAULTS, 2)), 10)
 CASES = [*((name,) for name in FAULTS), *PAIRS] if ALL else CHOSEN
 
@@ -49,11 +52,25 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return final_state(folder)
 
 
+@pytest.fixture(scope="module")
+def queue(system: WholeSystem) -> Iterator[tuple[str, ...]]:
+    """Settings of a job in a queue of Kueue's, which has room for one."""
+    system.kube.patch("Node", None, NODE, {"metadata": {"labels": {FLAVOR_LABEL: "a2"}}})
+    with running_kueue(system.cluster) as kueue:
+        kueue.queue("default", 0, QUEUE_CPUS)
+        yield "scheduling.system=Kueue", "scheduling.queue=rl"
+
+
 @pytest.mark.parametrize("faults", CASES, ids=" + ".join)
 def test_it_ends_in_the_same_bits(
-    faults: tuple[str, ...], calm: dict[str, str], system: WholeSystem, capsys: pytest.CaptureFixture[str]
+    faults: tuple[str, ...],
+    calm: dict[str, str],
+    system: WholeSystem,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    job = NodeJob(system, "fault", *SETTINGS).create()
+    queued = request.getfixturevalue("queue") if PREEMPTED in faults else ()
+    job = NodeJob(system, "fault", *SETTINGS, *queued).create()
     try:
         told = go_through(faults, job)
         status = job.status()

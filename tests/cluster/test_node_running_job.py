@@ -13,12 +13,16 @@ from pathlib import Path
 import pytest
 from kube import Kube, wait_until
 from node_jobs import NodeJob
+from policies import policies_enforced
+from stranger import METRICS, PAGE
+from strangers import listening, strangers
 from whole_system import NAMESPACE, PROMETHEUS_PORT, WholeSystem
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1200)]
 
 DRIVER_PORT = 8300
 RAY_PORT = 8265
+TENANT = "tenant-b"
 CRD = "rljobs.rljob.dev"
 EARLIER = Path(__file__).parent / "charts" / "rljob-0.0.9.tgz"
 """The chart as it was when a block that is not given was still stored with its defaults: its CRD differs."""
@@ -58,6 +62,54 @@ def test_strangers_get_nothing_from_the_driver(job: NodeJob) -> None:
 def test_strangers_get_nothing_from_ray(job: NodeJob) -> None:
     assert ask(job, RAY_PORT, "/api/jobs/") == 401
     assert ask(job, RAY_PORT, "/api/jobs/", "POST") == 401
+
+
+def test_who_reaches_the_ports_of_a_jobs_pods(job: NodeJob, system: WholeSystem) -> None:
+    """Two tenants, without and with what holds pods to their policies: the table of docs/security.md."""
+    job.wait("Running")
+    system.cluster.kubectl("create", "namespace", TENANT)
+    as_the_jobs = {"rljob.dev/job": job.name, "ray.io/cluster": job.name}
+    places = listening(job)
+    everything = {f"{address}:{port}" for address, ports in places.items() for port in ports}
+    token = job.run_in("head", "printenv", "RAY_AUTH_TOKEN").strip()
+    wanted = {"neighbour": ("default", {}), "tenant": (TENANT, as_the_jobs), "own": ("default", as_the_jobs)}
+    with strangers(job, wanted) as pods:
+        open_to = pods["tenant"].tries(places)
+        assert set(open_to) == everything, "nothing is closed but by its policy"
+        answered = {what for answers in open_to.values() for what in answers}
+        assert answered <= {"/healthz", METRICS, PAGE}, open_to
+        told = {what for answers in pods["own"].tries(places, token).values() for what in answers}
+        assert told >= {"/api/jobs/", "NodeInfoGcsService/GetAllNodeInfo", "NodeManagerService/GetNodeStats"}, told
+        with policies_enforced(system.cluster):
+            assert pods["neighbour"].tries(places) == {}
+            assert pods["tenant"].tries(places, token) == {}, "labels are of a namespace"
+            assert set(pods["own"].tries(places)) == everything, "who may make pods of the namespace"
+            assert operator_reaches(system, places) == {f"{head_of(job)}:{port}" for port in (RAY_PORT, DRIVER_PORT)}
+            assert advances(job)
+
+
+def head_of(job: NodeJob) -> str:
+    [head] = job.pods("head")
+    address: str = head["status"]["podIP"]
+    return address
+
+
+def operator_reaches(system: WholeSystem, places: dict[str, list[int]]) -> set[str]:
+    """What takes a connection of the operator's pod."""
+    script = (
+        "import json, socket, sys\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "def reaches(place):\n"
+        "    try:\n"
+        "        socket.create_connection(place, 2).close()\n"
+        "    except OSError:\n"
+        "        return None\n"
+        "    return f'{place[0]}:{place[1]}'\n"
+        "places = [(host, port) for host, ports in json.loads(sys.argv[1]).items() for port in ports]\n"
+        "print(json.dumps([found for found in ThreadPoolExecutor(16).map(reaches, places) if found]))"
+    )
+    command = ("exec", "deployment/rljob", "-n", NAMESPACE, "--", "/opt/rljob/bin/python", "-c", script)
+    return set(json.loads(system.cluster.kubectl(*command, json.dumps(places))))
 
 
 def test_the_jobs_pods_have_no_token_of_the_api_server(job: NodeJob) -> None:

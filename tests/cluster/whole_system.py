@@ -22,6 +22,7 @@ CHART = REPOSITORY / "helm" / "rljob"
 PROMETHEUS_PORT = 9090
 SCRAPE_SECONDS = 2
 _USER = 1000
+_KV_CACHE_BYTES = 2**26
 _INSTALL_SECONDS = 180.0
 
 
@@ -149,6 +150,7 @@ def node_job(folder: Path, image: str, name: str, *settings: str) -> dict[str, A
     spec = manifest["spec"]
     spec["image"] = image
     spec["storage"]["volumes"] = [*_environment(), _volume("shared", "/shared", shared, read_only=False)]
+    spec["rollout"]["kvCacheBytes"] = _KV_CACHE_BYTES
     spec["resources"] |= {"head": {"cpu": "200m", "memory": "3Gi"}, "worker": {"cpu": "500m", "memory": "5Gi"}}
     manifest["metadata"] = {**manifest["metadata"], "name": name, "namespace": "default"}
     changed: dict[str, Any] = apply_overrides(manifest, [f"spec.{setting}" for setting in settings])

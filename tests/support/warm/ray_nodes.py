@@ -11,6 +11,9 @@ from pathlib import Path
 
 from rljob_worker.upstream.ray_node import told_agent_ports, without_agent
 
+_DASHBOARD = "/dashboard/dashboard.py"
+_MODULES = ["--modules-to-load=JobHead,NodeHead,StateHead"]
+
 
 def workers_are_forked() -> None:
     """From here on the nodes that this process starts have their workers started by `ray_worker.py`."""
@@ -31,6 +34,19 @@ def agents_may_be_slow() -> None:
     Node.start_raylet = told_agent_ports(Node.start_raylet, getattr)
 
 
+def dashboard_is_what_jobs_need() -> None:
+    """From here on the dashboards that this process starts have what the job and state APIs need: six processes less."""
+    from ray._private import services
+
+    start_process = services.start_ray_process
+
+    def start(command: list[str], *arguments: object, **named: object) -> object:
+        is_dashboard = any(part.endswith(_DASHBOARD) for part in command)
+        return start_process([*command, *(_MODULES if is_dashboard else [])], *arguments, **named)
+
+    services.start_ray_process = start
+
+
 def agents_do_nothing() -> None:
     """From here on the nodes that this process starts have no agent of the dashboard."""
     from ray._private import services
@@ -42,7 +58,9 @@ if __name__ == "__main__":
     from ray.scripts.scripts import main
 
     agents_may_be_slow()
-    if "--head" not in sys.argv:
+    if "--head" in sys.argv:
+        dashboard_is_what_jobs_need()
+    else:
         agents_do_nothing()
     workers_are_forked()
     sys.exit(main())

@@ -45,6 +45,7 @@ IMPORTS = {
         "rljob_worker.report.table",
         "torch.utils.tensorboard",
         "transformers.models.auto.tokenization_auto",
+        "pyarrow",
     ],
     TRAINER: [
         "rljob_worker.trainer.trainer",

@@ -24,6 +24,8 @@ from rljob_worker.trainer.state_file import StateReader
 REPOSITORY = Path(__file__).parents[3]
 FAULTY_RUN = Path(__file__).with_name("faulty_run.py")
 RUN_SECONDS = 300.0
+KV_CACHE_BYTES = 2**26
+"""Of each engine: it writes zeros into all of it, a second for the GiB of its own choice."""
 Started = subprocess.Popen[str] | WarmProcess
 
 
@@ -53,6 +55,7 @@ def manifest(folder: Path, **spec: Any) -> Path:
         }
     )
     document["spec"].update(spec)
+    document["spec"]["rollout"] = {"kvCacheBytes": KV_CACHE_BYTES} | document["spec"]["rollout"]
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(document))
     return path

@@ -33,6 +33,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 6
 LARGE_NODE, *NODES = ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
 DATA = {"synthetic": {"rows": 64, "seed": 5}}
+PACE = """\
+import asyncio
+
+
+async def score(response):
+    await asyncio.sleep(1.5)
+    return float(len(response) % 3)
+"""
+"""A reward that leaves the processors to the nodes that start meanwhile."""
 JOB: dict[str, Any] = {
     **SPEC,
     "steps": STEPS,
@@ -88,7 +97,9 @@ def test_engines_are_lost_leave_and_join_while_the_run_goes_on(cluster: RayClust
     resources = groups({"nodes": 1, "devicesPerNode": 2}, {"nodes": 3, "devicesPerNode": 1, "maxNodes": 3})
     rollout = {**ROLLOUT, "maxResponseTokens": 24, "staleness": {"max": most}}
     more = {"steps": 2000, "mode": "Async", "rollout": rollout, "resources": resources, "data": DATA}
-    job = manifest(tmp_path, **{**JOB, **more, "checkpoint": {"everySteps": 50, "keep": 2}})
+    (tmp_path / "pace.py").write_text(PACE)
+    slow = {"reward": {"python": "pace:score"}, "environment": {"pythonPath": [str(tmp_path)]}}
+    job = manifest(tmp_path, **{**JOB, **more, **slow, "checkpoint": {"everySteps": 50, "keep": 2}})
     cluster.kill_node(NODES[2])
     cluster.wait_for_loss(NODES[2])
     submission = started(cluster, job, folder, "lost", 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import shutil
 import signal
@@ -21,7 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rljob_api import RLJobSpec, derived, roles
 from rljob_api.spec import WeightTransport
 from rljob_api.wire.driver_status import EngineNodes
-from rljob_api.wire.names import MANIFEST_VARIABLE
+from rljob_api.wire.names import ATTEMPT_VARIABLE, MANIFEST_VARIABLE
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.actors import EngineActor, Location, Onlooker, TrainerActor
 from rljob_worker.driver.calls import Calls
@@ -80,6 +81,8 @@ class Cluster:
         self._logs = run_folder / "logs"
         self._model_folder = model_folder
         self._checkpoints = checkpoints
+        # A pod's own folders go with it: each engine would first spend seconds on looking at its model's class.
+        self._cache = str(run_folder.parent / f".cache-{os.getuid()}") if ATTEMPT_VARIABLE in os.environ else None
         self._embedded = True
         self._placement: Placement | None = None
         self._nodes: Nodes | None = None
@@ -271,7 +274,8 @@ class Cluster:
         if kind is TrainerActor:
             own, users = trainer_environment(self.spec) | roles.trainer_variables(self.spec), given.trainer
         else:
-            own, users = engine_environment(self.spec) | roles.engine_variables(self.spec), given.rollout
+            engine = engine_environment(self.spec, cache_folder=self._cache)
+            own, users = engine | roles.engine_variables(self.spec), given.rollout
         if self._embedded:
             own |= machine_variables(self.spec, trainer=kind is TrainerActor)
         if derived.trainer_nodes(self.spec) == 1:

@@ -20,7 +20,7 @@ def engine_environment(spec: RLJobSpec, *, cache_folder: str | None = None) -> d
 
     Args:
         spec: the job.
-        cache_folder: where vLLM and the compiler keep their caches; default: where they are used to.
+        cache_folder: where vLLM keeps what it found out about models, and compiled; default: where it is used to.
     """
     threads = str(threads_per_process(spec.resources.threads_per_device, derived.node_groups(spec)[-1].devices))
     environment = {
@@ -44,7 +44,6 @@ def engine_environment(spec: RLJobSpec, *, cache_folder: str | None = None) -> d
     environment |= engine_platform(device_kind(spec.resources).name).environment(spec)
     if cache_folder is not None:
         environment["VLLM_CACHE_ROOT"] = str(Path(cache_folder) / "vllm")
-        environment["TORCHINDUCTOR_CACHE_DIR"] = str(Path(cache_folder) / "inductor")
     return environment
 
 
