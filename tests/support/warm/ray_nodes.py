@@ -35,7 +35,7 @@ def agents_may_be_slow() -> None:
 
 
 def dashboard_is_what_jobs_need() -> None:
-    """From here on the dashboards that this process starts have what the job and state APIs need: six processes less."""
+    """From here on the dashboards that this process starts have what the job and state APIs need, no more."""
     from ray._private import services
 
     start_process = services.start_ray_process
