@@ -175,7 +175,8 @@ def test_a_process_that_lies_to_the_driver_is_ended(make_runner: Make, workdir: 
     runner, spec = hostile(make_runner, "lies", timeoutSeconds=20, onError="Score")
     started = time.monotonic()
     assert scores(runner, spec, [response]) == [0.0]
-    assert time.monotonic() - started < 25
+    # Twenty, and what a busy machine takes to start another process.
+    assert time.monotonic() - started < 60
     assert not (workdir / "owned").exists()
 
 
