@@ -11,20 +11,12 @@ from typing import Any
 from control_plane import unique
 from kube import Kube, Object, wait_until
 from small_jobs import wait_phase
+from support.slow_reward import write_slow_reward
 from whole_system import WholeSystem
 
 START_SECONDS = 600.0
 """From its creation, or from a fault, until steps are made: pods, Ray, Megatron and vLLM on two cores."""
 RUN_SECONDS = 600.0
-PACE = """\
-import asyncio
-
-
-async def score(response):
-    await asyncio.sleep({seconds})
-    return float(len(response) % 3)
-"""
-"""A reward that makes a step last a while without computing."""
 PROCESSES = {"driver": "rljob run", "trainer": "ray::Train", "engine": "ray::Engine"}
 """Beginning or part of the command line of each process of the worker."""
 
@@ -41,7 +33,7 @@ class NodeJob:
     def going_on(self, seconds: float = 1.0) -> NodeJob:
         """Make it one that goes on until it is stopped, and leaves the processors to others meanwhile: a reward takes
         so many seconds."""
-        (self.system.folder / "shared" / self.name / "pace.py").write_text(PACE.format(seconds=seconds))
+        write_slow_reward(self.system.folder / "shared" / self.name, seconds)
         self.manifest["spec"] |= {"steps": 100_000, "reward": {"python": "/shared/pace.py:score"}}
         return self
 

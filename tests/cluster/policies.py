@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from control_plane import ControlPlane
 from kube import Object
@@ -18,6 +18,18 @@ from kube import Object
 _TABLE = "inet rljob_policies"
 _PAUSE = 0.3
 _BASE = "type filter hook forward priority {}; policy accept; ct state established,related accept"
+
+
+class _Side(NamedTuple):
+    direction: str
+    own: str
+    """Field of a packet with the address of the pod that is held."""
+    other: str
+    peers: str
+    priority: int
+
+
+_SIDES = (_Side("Egress", "saddr", "daddr", "to", 10), _Side("Ingress", "daddr", "saddr", "from", 20))
 
 
 @contextmanager
@@ -62,31 +74,39 @@ def nft_rules(policies: Sequence[Object], pods: Sequence[Object], namespaces: Ma
         ValueError: a policy says what is not known here.
     """
     chains = []
-    for direction, own, other, peers, priority in (
-        ("Egress", "saddr", "daddr", "to", 10),
-        ("Ingress", "daddr", "saddr", "from", 20),
-    ):
-        lines = []
-        for pod in pods:
-            mine = [
-                policy["spec"]
-                for policy in policies
-                if direction in policy["spec"]["policyTypes"]
-                and policy["metadata"]["namespace"] == pod["metadata"]["namespace"]
-                and _selects(policy["spec"].get("podSelector", {}), pod["metadata"].get("labels", {}))
-            ]
-            if not mine:
-                continue
-            address = pod["status"]["podIP"]
-            for spec in mine:
-                for rule in spec.get(direction.lower(), []):
-                    if (reached := _peers(rule.get(peers), pod, pods, namespaces)) is not None:
-                        who = f"ip {other} {{ {', '.join(reached)} }} " if reached else ""
-                        target = [pod] if direction == "Ingress" else pods
-                        lines += [f"ip {own} {address} {who}{what}accept" for what in _ports(rule.get("ports"), target)]
-            lines.append(f"ip {own} {address} counter drop")
-        chains.append(_chain(direction.lower(), [_BASE.format(f"filter + {priority}"), *lines]))
+    for side in _SIDES:
+        lines = [line for pod in pods for line in _lines(side, pod, policies, pods, namespaces)]
+        chains.append(_chain(side.direction.lower(), [_BASE.format(f"filter + {side.priority}"), *lines]))
     return f"table {_TABLE} {{\n{''.join(chains)}}}\n"
+
+
+def _lines(
+    side: _Side,
+    pod: Object,
+    policies: Sequence[Object],
+    pods: Sequence[Object],
+    namespaces: Mapping[str, Mapping[str, str]],
+) -> list[str]:
+    """Rules of one pod; none: no policy selects it."""
+    specs = [
+        policy["spec"]
+        for policy in policies
+        if side.direction in policy["spec"]["policyTypes"]
+        and policy["metadata"]["namespace"] == pod["metadata"]["namespace"]
+        and _selects(policy["spec"].get("podSelector", {}), pod["metadata"].get("labels", {}))
+    ]
+    if not specs:
+        return []
+    own = f"ip {side.own} {pod['status']['podIP']}"
+    targets = [pod] if side.direction == "Ingress" else pods
+    admitted = [
+        f"{own} {peers}{ports}accept"
+        for spec in specs
+        for rule in spec.get(side.direction.lower(), [])
+        for peers in _peers(side, rule.get(side.peers), pod, pods, namespaces)
+        for ports in _ports(rule.get("ports"), targets)
+    ]
+    return [*admitted, f"{own} counter drop"]
 
 
 def _chain(name: str, lines: Sequence[str]) -> str:
@@ -94,11 +114,15 @@ def _chain(name: str, lines: Sequence[str]) -> str:
 
 
 def _peers(
-    listed: list[Object] | None, pod: Object, pods: Sequence[Object], namespaces: Mapping[str, Mapping[str, str]]
-) -> list[str] | None:
-    """Addresses; empty: all there are; None: none."""
+    side: _Side,
+    listed: list[Object] | None,
+    pod: Object,
+    pods: Sequence[Object],
+    namespaces: Mapping[str, Mapping[str, str]],
+) -> list[str]:
+    """Conditions, one of which is to hold; none: nobody is admitted."""
     if not listed:
-        return []
+        return [""]
     found = set()
     for peer in listed:
         if "ipBlock" in peer:
@@ -112,7 +136,7 @@ def _peers(
             )
             if where and _selects(peer.get("podSelector", {}), about.get("labels", {})):
                 found.add(other["status"]["podIP"])
-    return sorted(found) or None
+    return [f"ip {side.other} {{ {', '.join(sorted(found))} }} "] if found else []
 
 
 def _ports(listed: list[Object] | None, targets: Sequence[Object]) -> list[str]:

@@ -19,6 +19,7 @@ from jobs import REPOSITORY, events, final_state, manifest, run, wait_for
 from lane_sums import check_lanes
 from ray_cluster import RayCluster, ray_cluster
 from support.run_bits import digest_of_trajectories
+from support.slow_reward import write_slow_reward
 from support.step_lines import read_steps
 from test_existing_ray import newest_step
 from test_lockstep import ENGINE, ROLLOUT, SPEC, TRAINER
@@ -33,15 +34,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 6
 LARGE_NODE, *NODES = ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
 DATA = {"synthetic": {"rows": 64, "seed": 5}}
-PACE = """\
-import asyncio
-
-
-async def score(response):
-    await asyncio.sleep(1.5)
-    return float(len(response) % 3)
-"""
-"""A reward that leaves the processors to the nodes that start meanwhile."""
 JOB: dict[str, Any] = {
     **SPEC,
     "steps": STEPS,
@@ -97,7 +89,7 @@ def test_engines_are_lost_leave_and_join_while_the_run_goes_on(cluster: RayClust
     resources = groups({"nodes": 1, "devicesPerNode": 2}, {"nodes": 3, "devicesPerNode": 1, "maxNodes": 3})
     rollout = {**ROLLOUT, "maxResponseTokens": 24, "staleness": {"max": most}}
     more = {"steps": 2000, "mode": "Async", "rollout": rollout, "resources": resources, "data": DATA}
-    (tmp_path / "pace.py").write_text(PACE)
+    write_slow_reward(tmp_path, 1.5)
     slow = {"reward": {"python": "pace:score"}, "environment": {"pythonPath": [str(tmp_path)]}}
     job = manifest(tmp_path, **{**JOB, **more, **slow, "checkpoint": {"everySteps": 50, "keep": 2}})
     cluster.kill_node(NODES[2])

@@ -127,6 +127,9 @@ def test_an_embedded_ray_has_no_process_that_nobody_asks() -> None:
         assert len(of_raylet) == 3, of_raylet
         names = sorted(name for number, name in of_raylet.items() if number != pid)
         assert names == ["cat", "ray::RuntimeEnvAgent"], "the first in the place of the dashboard's agent"
+        own = [psutil.Process(number) for number in of_raylet if number != pid]
+        served = [place for process in own for place in process.net_connections() if place.status == "LISTEN"]
+        assert len(served) == 1, served
 
 
 def test_what_stands_for_the_agent_ends_with_a_killed_raylet() -> None:
