@@ -89,17 +89,12 @@ def node_drained(job: NodeJob) -> None:
 
 def preempted(job: NodeJob) -> None:
     """Kueue takes its pods for a workload of higher priority, which is there for a moment."""
-    cluster = job.system.cluster
-    name = KueueProcess(cluster).take("default", 1000, QUEUE_CPUS)
-
-    def says(word: str) -> bool:
-        found = conditions(job.kube.get(f"{KUEUE}/Workload", "default", name)).get(word, {})
-        return bool(found.get("status") == "True")
-
-    assert wait_until(lambda: says("Admitted"), 120, 0.25), job.describe()
+    name = KueueProcess(job.system.cluster).take("default", 1000, QUEUE_CPUS)
+    kind = f"{KUEUE}/Workload"
+    job.kube.wait_for(kind, "default", name, lambda it: conditions(it).get("Admitted", {}).get("status") == "True", 120)
     assert wait_until(lambda: not job.pods(), 120, 0.25), job.describe()
     assert wait_until(lambda: "a job of higher priority took its place" in job.why(), 30, 0.5), job.describe()
-    job.kube.delete(f"{KUEUE}/Workload", "default", name)
+    job.kube.delete(kind, "default", name)
 
 
 FAULTS: dict[str, Callable[[NodeJob], None]] = {

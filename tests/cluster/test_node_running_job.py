@@ -44,9 +44,9 @@ def job(system: WholeSystem) -> Iterator[NodeJob]:
 
 def ask(job: NodeJob, port: int, path: str, method: str = "GET") -> int:
     """Status of a request without a token, from a neighbour of the head pod."""
-    [head] = job.pods("head")
-    with job.system.cluster.network.connect(head["status"]["podIP"], port, 10) as raw:
-        connection = http.client.HTTPConnection(head["status"]["podIP"], port)
+    address = head_of(job)
+    with job.system.cluster.network.connect(address, port, 10) as raw:
+        connection = http.client.HTTPConnection(address, port)
         connection.sock = raw
         connection.request(method, path)
         return connection.getresponse().status
