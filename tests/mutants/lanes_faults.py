@@ -182,6 +182,28 @@ LANES_FAULTS = (
         "test_a_reward_that_is_taken_has_its_own_time_and_a_failure_ends_all",
     ),
     Fault(
+        "a result comes between two looks at what has come, and is lost",
+        "worker/rljob_worker/rewards/score_calls.py",
+        """        with self._changed:
+            if self._round != round_:
+""",
+        """        for call, outcome in outcomes:
+            if isinstance(outcome, RewardResult):
+                call.result = outcome
+        with self._changed:
+            if self._round != round_:
+""",
+        "tests/worker/rewards/test_score_calls.py::"
+        "test_a_result_that_comes_while_others_are_taken_is_taken_then_or_next",
+    ),
+    Fault(
+        "whoever submits a burst waits for the pool, which waits for the lock",
+        "worker/rljob_worker/rewards/pool.py",
+        "        self._wake_writer.setblocking(False)\n",
+        "",
+        "tests/worker/rewards/test_score_calls.py::test_a_burst_of_more_tasks_than_the_pool_is_woken_for",
+    ),
+    Fault(
         "a result is given twice",
         "worker/rljob_worker/rewards/score_calls.py",
         "            self._samples = [calls for calls in submitted if not _scored(calls)]\n",

@@ -124,8 +124,8 @@ class OverlappedRollouts(CarryingRollouts):
         while not self._drawn.wait(_SLICE_SECONDS):
             working()
         while (batch := self._batch(step)) is None:
-            at_work = working()
-            if not self.take_rewards(step, _SLICE_SECONDS) and not at_work and not self._scoring:
+            to_come = working() or bool(self._inputs.rewards.outstanding)
+            if not self.take_rewards(step, _SLICE_SECONDS) and not to_come:
                 raise JobError(f"step {step.number}: no batch can be made of {len(step.open)} groups that are complete")
         for group in batch:
             ordinal = group.ordinal

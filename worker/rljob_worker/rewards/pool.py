@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 import threading
@@ -55,6 +56,7 @@ class WorkerPool:
         self._broken: str | None = None
         self._count = 0
         self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_writer.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="reward-pool", daemon=True)
 
     def start(self) -> None:
@@ -96,7 +98,10 @@ class WorkerPool:
         self._wake_writer.close()
 
     def _wake(self) -> None:
-        self._wake_writer.send(b"x")
+        # The socket holds some 278 bytes that were not read, and is full only where the thread is woken anyway: whoever
+        # waited here would have the lock that the thread waits for before it reads.
+        with contextlib.suppress(BlockingIOError):
+            self._wake_writer.send(b"x")
 
     def _run(self) -> None:
         try:

@@ -205,14 +205,13 @@ class RewardRunner:
 
     def _score_inline(self, scorer: _Inline, calls: list[ScoreCall]) -> None:
         texts = self._texts(calls) if scorer.needs_text else [""] * len(calls)
+        outcomes: list[tuple[ScoreCall, RewardResult | str]] = []
         for call, text in zip(calls, texts):
             try:
-                score = scorer.score(call.sample, text)
+                outcomes.append((call, RewardResult(scorer.score(call.sample, text))))
             except Exception as error:
-                call.failure = f"{type(error).__name__}: {error}"
-            else:
-                call.result = RewardResult(score)
-        self._calls.end(calls, self._calls.round)
+                outcomes.append((call, f"{type(error).__name__}: {error}"))
+        self._calls.end(outcomes, self._calls.round)
 
     def _score_isolated(self, scorer: _Isolated, calls: list[ScoreCall]) -> None:
         texts = self._texts(calls)
@@ -230,11 +229,10 @@ class RewardRunner:
 
         def done(scores: list[Score] | None, error: str | None) -> None:
             self._clock.exit()
-            for call, score in zip(calls, scores or []):
-                call.result = RewardResult(*score)
-            for call in calls if scores is None else []:
-                call.failure = error
-            self._calls.end(calls, round_)
+            if scores is not None:
+                self._calls.end([(call, RewardResult(*score)) for call, score in zip(calls, scores)], round_)
+            else:
+                self._calls.end([(call, str(error)) for call in calls], round_)
 
         return done
 

@@ -41,7 +41,9 @@ class ScoreCall:
     since: float
     """`time.monotonic()` of its submission."""
     result: RewardResult | None = None
+    """Of `ScoreCalls`, under its lock."""
     failure: str | None = None
+    """Likewise."""
 
 
 class ScoreCalls:
@@ -77,18 +79,21 @@ class ScoreCalls:
             self._samples += samples
             self._open += sum(map(len, samples))
 
-    def end(self, calls: Sequence[ScoreCall], round_: int) -> None:
-        """These have their result or their failure; they were begun in that round."""
+    def end(self, outcomes: Sequence[tuple[ScoreCall, RewardResult | str]], round_: int) -> None:
+        """These calls, which were begun in that round, have their result, or the text of their failure."""
         with self._changed:
             if self._round != round_:
                 return
-            for call in calls:
+            for call, outcome in outcomes:
                 reward = call.sample.prompt.reward
-                if call.failure is not None and reward.on_error == "Score":
-                    call.result = RewardResult(reward.error_score, {}, call.failure)
-                elif call.failure is not None:
+                if isinstance(outcome, RewardResult):
+                    call.result = outcome
+                elif reward.on_error == "Score":
+                    call.result = RewardResult(reward.error_score, {}, outcome)
+                else:
+                    call.failure = outcome
                     self._failed.append(call)
-            self._open -= len(calls)
+            self._open -= len(outcomes)
             self._changed.notify_all()
 
     def collect(self, deadline: float) -> list[RewardResult]:

@@ -1,0 +1,83 @@
+"""Rewards that come in bursts, and while others are taken: none is lost, and nobody waits for good."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from reward_cases import make_spec, samples_of
+
+from rljob_worker.rewards.bounds import Bounds, environment
+from rljob_worker.rewards.pool import WorkerPool
+from rljob_worker.rewards.process import Place
+from rljob_worker.rewards.score_calls import ScoreCall, ScoreCalls
+from rljob_worker.rewards.weighted_parts import RewardResult, parts_of
+from rljob_worker.rewards.worker import Setup
+
+TASKS = 3000
+
+
+class EndsWhenSeen(list[ScoreCall]):
+    """The calls of a sample; before somebody looks at them for the n-th time, another thread says that they ended."""
+
+    def __init__(self, call: ScoreCall, calls: ScoreCalls, visit: int) -> None:
+        super().__init__([call])
+        self._visits_left = visit
+        self.ending = threading.Thread(
+            target=calls.end, args=([(call, RewardResult(1.0))], calls.round), name="scoring", daemon=True
+        )
+
+    def __iter__(self) -> Iterator[ScoreCall]:
+        self._visits_left -= 1
+        if self._visits_left == 0:
+            self.ending.start()
+            self.ending.join(0.3)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("visit", range(1, 5))
+def test_a_result_that_comes_while_others_are_taken_is_taken_then_or_next(visit: int) -> None:
+    spec = make_spec({"name": "match"})
+    (sample,) = samples_of(spec, ["a"])
+    calls = ScoreCalls(lambda: None)
+    [part] = parts_of(sample.prompt.reward)
+    seen = EndsWhenSeen(ScoreCall(sample, part, time.monotonic()), calls, visit)
+    calls.begin([seen])
+    taken = [one for _ in range(4) for one in calls.take(0.01, 60.0)]
+    seen.ending.join(10)
+    taken += calls.take(0.01, 60.0)
+    assert [result.score for _, result in taken] == [1.0]
+    assert calls.outstanding == 0
+
+
+def test_a_burst_of_more_tasks_than_the_pool_is_woken_for(tmp_path: Path) -> None:
+    """A socket holds 278 wake-ups: whoever waits for room in it must not have what the pool's thread waits for."""
+    (tmp_path / "burst_reward.py").write_text("async def score(response):\n    return 1.0\n")
+    setup = Setup(None, "burst_reward:score", False, {}, 20.0)
+    place = Place(tmp_path, environment({}, {}), Bounds(memory=2**31, network=True))
+    pool = WorkerPool(setup, processes=1, in_flight=256, grace=2.0, place=place)
+    sample = {"prompt": "a", "response": "b", "label": "c", "finish_reason": "stop", "metadata": {}}
+    errors, all_came = list[str | None](), threading.Event()
+
+    ready = threading.Event()
+
+    def done(scores: object, error: str | None) -> None:
+        errors.append(error)
+        ready.set()
+        if len(errors) == TASKS:
+            all_came.set()
+
+    def submit(tasks: int) -> None:
+        for _ in range(tasks):
+            pool.submit([sample], done)
+
+    submit(1)
+    assert ready.wait(60)
+    submitting = threading.Thread(target=submit, args=(TASKS - 1,), daemon=True)
+    submitting.start()
+    assert all_came.wait(30), f"{len(errors)} of {TASKS}"
+    assert set(errors) == {None}
+    pool.close()
