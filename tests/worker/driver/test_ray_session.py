@@ -8,13 +8,13 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import ray
+from jobs import alive, wait_for
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from support.ports import free_port
 
@@ -139,7 +139,4 @@ def test_what_stands_for_the_agent_ends_with_a_killed_raylet() -> None:
         (agent,) = (child for child in raylet.children() if child.name() == "cat")
         raylet.kill()
         # Its pipe closes with the last of the raylet's children. Whoever takes it in may leave it a zombie.
-        deadline = time.monotonic() + 15
-        while agent.is_running() and agent.status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_for(lambda: not alive(agent.pid), "the end of what stands for the agent", 15, 0.1)

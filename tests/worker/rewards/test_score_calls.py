@@ -60,9 +60,7 @@ def test_a_burst_of_more_tasks_than_the_pool_is_woken_for(tmp_path: Path) -> Non
     place = Place(tmp_path, environment({}, {}), Bounds(memory=2**31, network=True))
     pool = WorkerPool(setup, processes=1, in_flight=256, grace=2.0, place=place)
     sample = {"prompt": "a", "response": "b", "label": "c", "finish_reason": "stop", "metadata": {}}
-    errors, all_came = list[str | None](), threading.Event()
-
-    ready = threading.Event()
+    errors, ready, all_came = list[str | None](), threading.Event(), threading.Event()
 
     def done(scores: object, error: str | None) -> None:
         errors.append(error)
