@@ -1,20 +1,30 @@
 """Products with weights that torch has packed for oneDNN, and new weights in the memory of packed ones.
 
-oneDNN packs a weight [rows, columns] in blocks of rows, of which there can be one: [rows / block, columns / v, block,
-v], where v elements make 32 bits. Each pack takes new memory, whose pages cost more than the packing; writing into the
-old one in this order does not.
+oneDNN keeps a weight [rows, columns] in an order that depends on the CPU: blocks of rows, of which there can be one,
+[rows / block, columns / v, block, v], where v elements make 32 bits or v is 1; without AVX-512 as it was. Each pack
+takes new memory, whose pages cost more than the packing; writing into the old one in this order does not.
 """
 
 from __future__ import annotations
 
 import ctypes
+from typing import NamedTuple
 
 import torch
 
 _FOR_ROWS = 128
 """Rows of the other factor that the order is chosen for. For fewer, oneDNN leaves weights whose rows are a multiple of
 1024 as they are on some CPUs (Zen 4), where products of 16 to 64 rows then take 2 to 6 times as long."""
-_BLOCKS = (64, 48, 32, 16)
+_BLOCKS = (64, 48, 32, 16, 1)
+# What keeps its bits, and whose strided copies torch vectorizes: those of int32 take twice as long as float32's.
+_WORDS = {4: torch.float32, 2: torch.int16}
+
+
+class Order(NamedTuple):
+    """Where a packed weight's elements are: rows in a block, and the bytes of a row that stay together."""
+
+    block: int
+    word: int
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -31,30 +41,38 @@ def multiply(packed: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -
     return product
 
 
-def block_of(packed: torch.Tensor, weight: torch.Tensor) -> int | None:
-    """Rows in a block of `packed`, which was made of `weight`; None when it is in no order that is known here."""
+def order_of(packed: torch.Tensor, weight: torch.Tensor) -> Order | None:
+    """Order of `packed`, which was made of `weight`; None when it is none that is known here."""
     for block in (*_BLOCKS, len(weight)):
-        if _fits(packed, weight, block) and torch.equal(*_same_order(packed, weight, block)):
-            return block
+        for word in sorted({4, weight.itemsize}, reverse=True):
+            order = Order(block, word)
+            if _fits(packed, weight, order) and _same(*_in_order(packed, weight, order)):
+                return order
     return None
 
 
-def repack(packed: torch.Tensor, weight: torch.Tensor, block: int) -> None:
-    """Make `packed` what `pack(weight)` would be, in its own memory; `block` as `block_of` has it."""
-    ours, theirs = _same_order(packed, weight, block)
-    # As float32, whose strided copies torch vectorizes: twice as fast as int32's, and copies change no bits.
-    ours.view(torch.float32).copy_(theirs.view(torch.float32))
+def repack(packed: torch.Tensor, weight: torch.Tensor, order: Order) -> None:
+    """Make `packed` what `pack(weight)` would be, in its own memory; `order` as `order_of` has it."""
+    ours, theirs = _in_order(packed, weight, order)
+    ours.copy_(theirs)
 
 
-def _fits(packed: torch.Tensor, weight: torch.Tensor, block: int) -> bool:
+def _fits(packed: torch.Tensor, weight: torch.Tensor, order: Order) -> bool:
     rows, columns = weight.shape
-    whole = rows % block == 0 and columns * weight.itemsize % 4 == 0 and weight.is_contiguous()
+    whole = rows % order.block == 0 and columns * weight.itemsize % order.word == 0 and weight.is_contiguous()
     return whole and torch.ops.mkldnn._nbytes(packed) == weight.nbytes
 
 
-def _same_order(packed: torch.Tensor, weight: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory of both as int32 [rows / block, columns / v, block]."""
-    rows, words = weight.shape[0], weight.shape[1] * weight.itemsize // 4
+def _same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether the bits are: as floats, two NaN would differ."""
+    bits = torch.int32 if ours.itemsize == 4 else torch.int16
+    return torch.equal(ours.view(bits), theirs.view(bits))
+
+
+def _in_order(packed: torch.Tensor, weight: torch.Tensor, order: Order) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory of both as words [rows / block, words of a row, block]."""
+    rows, words, block = weight.shape[0], weight.shape[1] * weight.itemsize // order.word, order.block
+    dtype = _WORDS[order.word]
     memory = (ctypes.c_char * weight.nbytes).from_address(torch.ops.mkldnn.data_ptr(packed))
-    ours = torch.frombuffer(memory, dtype=torch.int32).view(rows // block, words, block)
-    return ours, weight.detach().view(torch.int32).view(rows // block, block, words).transpose(1, 2)
+    ours = torch.frombuffer(memory, dtype=dtype).view(rows // block, words, block)
+    return ours, weight.detach().view(dtype).view(rows // block, block, words).transpose(1, 2)

@@ -105,7 +105,7 @@ class Module:
     """Names of what it is loaded from."""
     never_multiplies: bool = False
     """It is a table to look things up in, though vLLM on CPU packs it for products like any other weight."""
-    block: int | None = None
+    order: packed_linear.Order | None = None
     """Order of what torch packed of its weight; None where that is not known (yet)."""
     scratch: Scratch = field(default_factory=Scratch)
     taken: list[torch.Tensor] = field(default_factory=list)
@@ -151,7 +151,7 @@ class Module:
         parameters, buffers = self.in_use
         for name, current in (parameters | buffers).items():
             new = getattr(self.module, name)
-            if self.block is not None and new.shape != current.shape:
+            if self.order is not None and new.shape != current.shape:
                 continue  # what vLLM leaves of a weight that it has packed
             if new.data_ptr() != current.data_ptr() or not _same_layout(new, current):
                 current.data.copy_(new)
@@ -162,15 +162,15 @@ class Module:
         from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
         weight, packed = getattr(self.module, "weight", None), self._packed()
-        if self.block is not None and weight is not None and packed is not None:
-            packed_linear.repack(packed, weight.data, self.block)
+        if self.order is not None and weight is not None and packed is not None:
+            packed_linear.repack(packed, weight.data, self.order)
             return
         method = getattr(self.module, "quant_method", None)
         if isinstance(method, QuantizeMethodBase):
             method.process_weights_after_loading(self.module)
         packed = self._packed()
         if weight is not None and packed is not None:
-            self.block = packed_linear.block_of(packed, weight.data)
+            self.order = packed_linear.order_of(packed, weight.data)
 
     def _packed(self) -> torch.Tensor | None:
         """What torch packed of the weight, where that is what `cpu_linear` multiplies with."""
