@@ -16,6 +16,7 @@ against a memory copy there, and there is nothing to share.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import statistics
 import subprocess
@@ -62,6 +63,8 @@ def sleep_and_wake(device: Device, memory: SleepingMemory, nbytes: int, repeats:
     with memory.region("discard"):
         dropped = torch.zeros(nbytes // 2, dtype=torch.uint8, device=device.torch_device).fill_(1)
     machine = MemorySaver(memory, device)
+    # As a trainer does once it stands.
+    gc.freeze()
     total = device.checksum(kept)
     machine.pause()
     machine.resume()
@@ -126,15 +129,18 @@ def receive(device: Device, layers: int) -> None:
     slots = [device.open_shared(sys.stdin.readline().strip().encode()) for _ in range(SLOTS)]
     print("ready", flush=True)
     while sys.stdin.readline():
+        total = 0
         for number, filling in enumerate(in_slots(shapes)):
             sys.stdin.readline()
-            at = 0
+            at, begun = 0, []
             for parameter, start, length in filling:
-                target[parameter][start : start + length].copy_(slots[number % SLOTS][at : at + length])
+                part = target[parameter][start : start + length]
+                part.copy_(slots[number % SLOTS][at : at + length])
+                begun.append(device.begin_checksum(part))
                 at += length
-            device.synchronize()
+            total += sum(device.end_checksums(begun))
             print("taken", flush=True)
-        print(sum(device.checksum(data) for data in target), flush=True)
+        print(total, flush=True)
 
 
 def share(device: Device, memory: SleepingMemory | None, layers: int, repeats: int, arguments: list[str]) -> None:
@@ -168,21 +174,23 @@ def share(device: Device, memory: SleepingMemory | None, layers: int, repeats: i
 
     def sync() -> None:
         tell("begin")
-        pending = 0
+        pending = total = 0
         for number, filling in enumerate(in_slots(shapes)):
             if number >= SLOTS:
                 hear("taken")
                 pending -= 1
-            at = 0
+            at, begun = 0, []
             for parameter, start, length in filling:
-                slots[number % SLOTS][at : at + length].copy_(source[parameter][start : start + length])
+                part = source[parameter][start : start + length]
+                slots[number % SLOTS][at : at + length].copy_(part)
+                begun.append(device.begin_checksum(part))
                 at += length
-            device.synchronize()
+            total += sum(device.end_checksums(begun))
             tell("filled")
             pending += 1
         for _ in range(pending):
             hear("taken")
-        hear(str(sum(device.checksum(data) for data in source)))
+        hear(str(total))
 
     took = statistics.median([seconds(device, sync) for _ in range(repeats + 1)][1:])
     copies = [torch.empty_like(data) for data in source]

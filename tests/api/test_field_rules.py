@@ -251,6 +251,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
         for name in ("async_scheduling", "enable_eplb", "enable_expert_parallel")
     ),
     (["environment.rollout.VLLM_ASCEND_ENABLE_FUSED_MC2='1'"], ["spec.environment.rollout"]),
+    (["environment.rollout.VLLM_USE_V2_MODEL_RUNNER='1'"], ["spec.environment.rollout"]),
+    (["environment.variables.VLLM_USE_V2_MODEL_RUNNER='true'"], ["spec.environment.variables"]),
     (["environment.variables.VLLM_ASCEND_ENABLE_MATMUL_ALLREDUCE='1'"], ["spec.environment.variables"]),
     (["metadata.name=Qwen3"], ["metadata.name"]),
     (["metadata.name=3b"], ["metadata.name"]),
@@ -342,6 +344,7 @@ ACCEPTED: list[list[str]] = [
     ["resources.profile=cuda", "rollout.graphMode=true", "rollout.engineArgs.enable_expert_parallel=true"],
     ["resources.profile=ascend-a2", "rollout.engineArgs={async_scheduling: false, enable_expert_parallel: false}"],
     ["environment.rollout={VLLM_ASCEND_ENABLE_FUSED_MC2: '0'}"],
+    ["environment.rollout={VLLM_USE_V2_MODEL_RUNNER: '0'}"],
     ["network.hostNetwork=true", "hccl.useHostIp=true"],
     ["hccl={opExpansionMode: AIV, deterministic: false}"],
     ["environment.rollout.LD_PRELOAD=/usr/lib/libjemalloc.so.2"],

@@ -9,6 +9,8 @@ from rljob_api.profiles import PROFILES, HardwareProfile
 from rljob_api.rules.core import Rule
 from rljob_api.spec import EnvironmentSpec, ResourcesSpec, RLJobSpec
 
+V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+"""Which of vLLM's two model runners an engine takes."""
 _FORCING_NZ = ("VLLM_ASCEND_ENABLE_FUSED_MC2", "VLLM_ASCEND_ENABLE_MATMUL_ALLREDUCE")
 
 
@@ -63,6 +65,17 @@ def _nz_rule(field: str) -> Rule:
     )
 
 
+def _runner_rule(field: str) -> Rule:
+    return Rule(
+        on=EnvironmentSpec,
+        field=field,
+        wrong=f"{V2_RUNNER}: RLJob's sampling, router replay and sleep are made for vLLM's first model runner",
+        allowed="leave it out, or 0",
+        check=lambda e: getattr(e, field).get(V2_RUNNER, "0") == "0",
+        cel=f"!('{V2_RUNNER}' in self.{field}) || self.{field}['{V2_RUNNER}'] == '0'",
+    )
+
+
 DEVICES = (
     _unable_rule(
         "captures_graphs",
@@ -92,4 +105,6 @@ DEVICES = (
     *(_engine_arg_rule(name) for name in sorted({arg for p in PROFILES.values() for arg in p.refused_engine_args})),
     _nz_rule("variables"),
     _nz_rule("rollout"),
+    _runner_rule("variables"),
+    _runner_rule("rollout"),
 )

@@ -82,7 +82,8 @@ def reference(data: bytes, row: int) -> int:
         part = words[start : start + row]
         # splitmix64 adds the golden ratio before it mixes: state i * golden gives the weight of place i.
         weights = [splitmix((i * 0x9E3779B97F4A7C15) & MASK) | 1 for i in range(len(part))]
-        value = splitmix(value ^ (sum(w * m for w, m in zip(part, weights, strict=True)) & MASK))
+        sums = sum(w * m for w, m in zip(part, weights, strict=True)) & MASK
+        value = (value + splitmix(sums ^ splitmix(start // row))) & MASK
     tail = int.from_bytes(data[len(data) // 4 * 4 :], "little")
     return splitmix(splitmix(value ^ tail) ^ len(data))
 

@@ -293,6 +293,19 @@ def test_probes_fit_model_and_vocabulary() -> None:
     assert len({tokens.tobytes() for tokens in made.tokens}) == len(made.tokens)
 
 
+@pytest.mark.parametrize(
+    ("profile", "precision", "allowed"),
+    [("cpu", "fp32", 1e-4), ("cuda", "fp32", 2e-3), ("ascend-a2", "fp32", 2e-3), ("cuda", "bf16", 0.1)],
+)
+def test_fp32_is_multiplied_with_fewer_digits_on_devices(profile: str, precision: str, allowed: float) -> None:
+    made = WeightProbe(job(resources={"profile": profile}, training={"precision": precision}).spec, 64, 16)
+    scores = [np.full(len(tokens) - 1, -2.0, np.float32) for tokens in made.tokens]
+    made.score_trainers([scores])
+    made.compare([[score + 0.9 * allowed for score in scores]], version=3)
+    with pytest.raises(JobError, match=rf"allows {allowed:g} "):
+        made.compare([[score + 1.1 * allowed for score in scores]], version=3)
+
+
 def test_the_probe_reports_the_worst_engine() -> None:
     made, scores = probe(0.01)
     near = [score + 0.001 for score in scores]

@@ -103,8 +103,12 @@ def test_nz_stays_off(model: Path) -> None:
 
 
 def test_environment_on_devices(model: Path) -> None:
-    for profile in ("ascend-a2", "cuda"):
+    for profile in ("ascend-a2", "cuda", "cpu"):
         environment = engine_environment(spec(model, profile))
+        assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "0", "the second one has no sampler to draw by request with"
+        assert environment.get("VLLM_USE_FLASHINFER_SAMPLER") == ("0" if profile == "cuda" else None)
+        if profile == "cpu":
+            continue
         assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
         assert not {"VLLM_CPU_OMP_THREADS_BIND", "TORCHDYNAMO_DISABLE", "RLJOB_TORCH_LINEAR"} & environment.keys()
 

@@ -7,7 +7,7 @@ import gc
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from types import ModuleType
@@ -17,7 +17,7 @@ import torch
 from torch.distributed import Store
 
 from rljob_worker.devices.base import Group, MemoryPool
-from rljob_worker.devices.checksum import device_checksum
+from rljob_worker.devices.checksum import BegunChecksum, begin_checksum, end_checksums
 from rljob_worker.devices.ipc import export_tensor, import_tensor
 from rljob_worker.devices.visible import parse_visible_devices, physical_device
 from rljob_worker.errors import UserError
@@ -196,8 +196,16 @@ class AcceleratorDevice(ABC):
     # Contents
 
     def checksum(self, tensor: torch.Tensor) -> int:
-        """`device_checksum`, computed on the device, which must be awake: it needs memory there."""
-        return device_checksum(tensor)
+        """See `devices.checksum`; the device must be awake: it needs memory there."""
+        return self.end_checksums([self.begin_checksum(tensor)])[0]
+
+    def begin_checksum(self, tensor: torch.Tensor) -> BegunChecksum:
+        """As `checksum`, not waiting for the device."""
+        return begin_checksum(tensor)
+
+    def end_checksums(self, begun: Sequence[BegunChecksum | int]) -> list[int]:
+        """The values of what `begin_checksum` gave."""
+        return end_checksums([each for each in begun if isinstance(each, BegunChecksum)])
 
     def share(self, tensor: torch.Tensor) -> bytes:
         """As declared in `Device`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Protocol, runtime_checkable
@@ -9,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch.distributed import BroadcastOptions, Store, Work
 
+from rljob_worker.devices.checksum import BegunChecksum
 from rljob_worker.host.memory import MemoryInfo
 
 
@@ -119,6 +121,14 @@ class Device(Protocol):
 
     def checksum(self, tensor: torch.Tensor) -> int:
         """64-bit checksum of the elements' bytes in row-major order; dtype and shape are not part of it."""
+        ...
+
+    def begin_checksum(self, tensor: torch.Tensor) -> BegunChecksum | int:
+        """As `checksum`, not waiting for the device: of what the tensor holds once all asked for before is done."""
+        ...
+
+    def end_checksums(self, begun: Sequence[BegunChecksum | int]) -> list[int]:
+        """The values of what `begin_checksum` gave; the device is waited for once."""
         ...
 
 

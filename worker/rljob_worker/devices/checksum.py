@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, wraps
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+Form = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From words int32 [n] and a row's weights int64 [_ROW], the rows' sums int64 [rows, limbs]."""
 _ROW = 1 << 18
 """32-bit words that share one table of weights (2 MiB)."""
 _ROWS_AT_ONCE = 16
@@ -17,48 +21,87 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
+@dataclass(frozen=True, slots=True)
+class BegunChecksum:
+    """A checksum that a device has been told to compute: `end_checksums` waits for it."""
+
+    rows: torch.Tensor
+    """Sums of the rows, int64 [rows, limbs]."""
+    tail: torch.Tensor
+    """uint8 [0 to 3] after the last word."""
+    nbytes: int
+
+
 def device_checksum(tensor: torch.Tensor) -> int:
-    """Checksum of the elements' bytes in row-major order; dtype and shape are not part of it.
+    """Checksum of the elements' bytes in row-major order; see `begin_checksum`."""
+    return end_checksums([begin_checksum(tensor)])[0]
+
+
+def begin_checksum(tensor: torch.Tensor) -> BegunChecksum:
+    """Checksum of the bytes that a tensor's elements have in row-major order; dtype and shape are not part of it.
 
     Each row of 32-bit words w becomes sum_i m_i * w_i mod 2**64 with fixed 64-bit weights m: multilinear hashing, in
     which two rows that differ collide with a chance below 2**-32 (Lemire and Kaser, Strongly universal string hashing
     is fast, 2014). Integer sums do not depend on their order, so the result is the same on every device and at every
-    run, also where a device's integers do not wrap around (`_by_limbs`). The host folds the rows, the 0 to 3 bytes
-    after the last word, and the number of bytes with splitmix64.
+    run, also where a device's integers do not wrap around (`_by_limbs`). The host mixes each row's sum with its number
+    by splitmix64, adds them up modulo 2**64, and folds in the 0 to 3 bytes after the last word and the number of bytes.
 
     Raises:
         ArithmeticError: the device's integers are not to be trusted.
     """
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    whole = data.numel() // 4 * 4
-    value = 0
-    for row in _row_sums(data[:whole]):
-        value = _mix(value ^ (row & _MASK))
-    tail = int.from_bytes(bytes(data[whole:].tolist()), "little")
-    return _mix(_mix(value ^ tail) ^ data.numel())
+    whole = len(data) // 4 * 4
+    tail = data[whole:] if whole == len(data) else data[whole:].clone()
+    words = data[:whole].clone() if data.storage_offset() % 4 else data[:whole]
+    return BegunChecksum(_row_sums(words.view(torch.int32)), tail, len(data))
 
 
-def _row_sums(data: torch.Tensor) -> list[int]:
-    if data.storage_offset() % 4:
-        data = data.clone()
-    words = data.view(torch.int32)
-    weights = _weights(words.device)
-    full = words.numel() // _ROW
-    weighted = _form(words.device)
-    sums: list[torch.Tensor] = []
-    for start in range(0, full, _ROWS_AT_ONCE):
-        rows = words[start * _ROW : min(start + _ROWS_AT_ONCE, full) * _ROW].view(-1, _ROW)
-        sums.append(weighted(rows, weights))
-    if rest := words.numel() - full * _ROW:
-        sums.append(weighted(words[full * _ROW :].view(1, -1), weights[:rest]))
-    return _folded(torch.cat(sums)) if sums else []
+def end_checksums(begun: Sequence[BegunChecksum]) -> list[int]:
+    """Checksums of one device, which is waited for once."""
+    if not begun:
+        return []
+    rows = _folded(torch.cat([each.rows for each in begun]))
+    ends = np.cumsum([len(each.rows) for each in begun])
+    return [_whole(rows[end - len(each.rows) : end], each) for end, each in zip(ends, begun, strict=True)]
 
 
+def _row_sums(words: torch.Tensor) -> torch.Tensor:
+    form = _form(words.device)
+    if not len(words):
+        return words.new_empty((0, _LIMBS if form is _by_limbs else 1), dtype=torch.int64)
+    return form(words, _weights(words.device))
+
+
+def _whole(rows: npt.NDArray[np.uint64], begun: BegunChecksum) -> int:
+    value = int(_mixed(rows ^ _mixed(np.arange(len(rows), dtype=np.uint64))).sum(dtype=np.uint64))
+    last = int.from_bytes(bytes(begun.tail.tolist()), "little") if len(begun.tail) else 0
+    return _mix(_mix(value ^ last) ^ begun.nbytes)
+
+
+def _in_steps(weighted: Form) -> Form:
+    """A form for rows of one length, for words of any number: as many rows at once as the temporaries' bound allows."""
+
+    @wraps(weighted)
+    def sums(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        full = words.numel() // _ROW
+        found: list[torch.Tensor] = []
+        for start in range(0, full, _ROWS_AT_ONCE):
+            rows = words[start * _ROW : min(start + _ROWS_AT_ONCE, full) * _ROW].view(-1, _ROW)
+            found.append(weighted(rows, weights))
+        if rest := words.numel() - full * _ROW:
+            found.append(weighted(words[full * _ROW :].view(1, -1), weights[:rest]))
+        return torch.cat(found)
+
+    return sums
+
+
+@_in_steps
 def _wrapping(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """int64 [rows, 1]: sum_i m_i * w_i of each row, modulo 2**64, where the device's integers wrap around."""
     return (words.to(torch.int64) * weights).sum(dim=1, keepdim=True)
 
 
+@_in_steps
 def _by_limbs(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """int64 [rows, 4]: the same sum as sum_j 2**(16 j) * limbs_j, from products that stay below 2**50 in magnitude.
 
@@ -73,30 +116,38 @@ def _by_limbs(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return torch.stack(sums, dim=1)
 
 
-def _folded(sums: torch.Tensor) -> list[int]:
-    """Each row of [rows, limbs] as one integer."""
-    return [sum(limb << 16 * j for j, limb in enumerate(row)) for row in sums.tolist()]
+def _in_one_pass(words: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """int64 [rows, 1]: as `_wrapping`, ten times as fast, which reads and writes 64-bit temporaries."""
+    from rljob_worker.devices.checksum_kernel import row_sums
+
+    return row_sums(words, weights).view(-1, 1)
+
+
+def _folded(sums: torch.Tensor) -> npt.NDArray[np.uint64]:
+    """Each row of [rows, limbs] as one integer modulo 2**64."""
+    limbs = sums.cpu().numpy().view(np.uint64)
+    return (limbs << np.arange(0, 16 * limbs.shape[1], 16, dtype=np.uint64)).sum(axis=1, dtype=np.uint64)
 
 
 def wraps_around(device: torch.device) -> bool:
     """Whether the device computes the checksum in its fast form."""
-    return _form(device) is _wrapping
+    return _form(device) is not _by_limbs
 
 
 @lru_cache(maxsize=8)
-def _form(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def _form(device: torch.device) -> Form:
     """The fastest form whose result on the device is that of plain integers.
 
     Raises:
         ArithmeticError: none is.
     """
     words = np.array([1, -1, 2**31 - 1, -(2**31), 0x12345678, -0x789ABCDE + 2**31, 65535, -65536] * 512, dtype=np.int32)
-    weights = _weights(device)[: len(words)]
+    weights = _weights(device)
     words = words[: len(weights)]
-    pairs = zip(words.tolist(), weights.tolist(), strict=True)
+    pairs = zip(words.tolist(), weights[: len(words)].tolist(), strict=True)
     right = sum(word * weight for word, weight in pairs) & _MASK
-    for form in (_wrapping, _by_limbs):
-        if _folded(form(torch.from_numpy(words).to(device).view(1, -1), weights))[0] & _MASK == right:
+    for form in (_in_one_pass, _wrapping, _by_limbs) if device.type == "cuda" else (_wrapping, _by_limbs):
+        if int(_folded(form(torch.from_numpy(words).to(device), weights))[0]) == right:
             return form
     raise ArithmeticError(
         f"{device}: sums of 64-bit integers are wrong there, and the weight sync could not be verified"
@@ -106,16 +157,17 @@ def _form(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], torch.
 @lru_cache(maxsize=8)
 def _weights(device: torch.device) -> torch.Tensor:
     """int64 [_ROW], odd: splitmix64 of 1, 2, 3, ..."""
-    x = np.arange(1, _ROW + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x = (x ^ (x >> np.uint64(31))) | np.uint64(1)
-    return torch.from_numpy(x.view(np.int64)).to(device)
+    states = np.arange(_ROW, dtype=np.uint64) * np.uint64(_GOLDEN)
+    return torch.from_numpy((_mixed(states) | np.uint64(1)).view(np.int64)).to(device)
 
 
 def _mix(x: int) -> int:
-    """splitmix64's next output from state `x`."""
-    x = (x + _GOLDEN) & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
+    return int(_mixed(np.array([x], dtype=np.uint64))[0])
+
+
+def _mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """splitmix64's next outputs from states `x`."""
+    x = x + np.uint64(_GOLDEN)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

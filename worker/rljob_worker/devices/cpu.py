@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import socket
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -12,6 +13,7 @@ import xxhash
 from torch.distributed import ProcessGroupGloo, Store
 
 from rljob_worker.devices.base import Group
+from rljob_worker.devices.checksum import BegunChecksum
 from rljob_worker.host.memory import HostMemory, MemoryInfo
 
 
@@ -80,6 +82,14 @@ class CpuDevice:
         raise ValueError(
             "open_shared: the cpu device opens staging slots (weightsync/shared_memory.py), not exported memory"
         )
+
+    def begin_checksum(self, tensor: torch.Tensor) -> int:
+        """As `checksum`."""
+        return self.checksum(tensor)
+
+    def end_checksums(self, begun: Sequence[BegunChecksum | int]) -> list[int]:
+        """They are there."""
+        return [each for each in begun if isinstance(each, int)]
 
     def checksum(self, tensor: torch.Tensor) -> int:
         """xxh3_64 over the contiguous bytes [tensor.numel() * itemsize]; ValueError when it is not on the CPU."""

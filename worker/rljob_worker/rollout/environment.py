@@ -8,6 +8,7 @@ from pathlib import Path
 import rljob_api
 import rljob_worker
 from rljob_api import derived
+from rljob_api.rules.devices import V2_RUNNER
 from rljob_api.spec import RLJobSpec
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.host.sockets import LOOPBACK
@@ -27,6 +28,8 @@ def engine_environment(spec: RLJobSpec, *, cache_folder: str | None = None) -> d
         # The engine core inside the actor: half the rollout time of a small model, and no process outlives the actor.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        # vLLM takes its second one for some models where there is Triton; the patches are for the first.
+        V2_RUNNER: "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         # Ray sets 1 for actors that ask for no CPUs, and vLLM makes torch.set_num_threads a no-op.

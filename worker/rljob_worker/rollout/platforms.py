@@ -143,6 +143,11 @@ def _no_variables(_spec: RLJobSpec) -> dict[str, str]:
     return {}
 
 
+def _cuda_environment(_spec: RLJobSpec) -> dict[str, str]:
+    """FlashInfer would draw tokens, whose place RLJob's own drawing takes (`upstream.vllm_sampler`)."""
+    return {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+
+
 def _any_model(_spec: RLJobSpec, _model: ModelConfig) -> None: ...
 
 
@@ -157,6 +162,6 @@ _PLATFORMS = {
         _check_cpu_model,
         check_cpu_libraries,
     ),
-    "cuda": EnginePlatform(_device_arguments, _no_variables, _device_sleep_controller, _any_model, _nothing),
+    "cuda": EnginePlatform(_device_arguments, _cuda_environment, _device_sleep_controller, _any_model, _nothing),
     "npu": EnginePlatform(_npu_arguments, _no_variables, _device_sleep_controller, _any_model, _nothing),
 }

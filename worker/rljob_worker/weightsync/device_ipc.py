@@ -13,7 +13,7 @@ import torch.distributed as dist
 from rljob_worker.devices import Device
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.weightsync.plan import Bucket
-from rljob_worker.weightsync.transport import SLOT_COUNT, Transport, view_of
+from rljob_worker.weightsync.transport import SLOT_COUNT, Checksum, Transport, view_of
 
 
 class DeviceIpc:
@@ -60,19 +60,23 @@ class DeviceIpc:
         """The view of slot `index` of `shape` and `dtype` that starts at `offset` bytes."""
         return view_of(self._memory[index], offset, dtype, shape)
 
-    def fill(self, source: torch.Tensor, target: torch.Tensor) -> int:
+    def fill(self, source: torch.Tensor, target: torch.Tensor) -> Checksum:
         """Copy on the device; the checksum of `source`, never of where it went."""
         target.copy_(source)
-        return self._device.checksum(source)
+        return self._device.begin_checksum(source)
 
-    def land(self, source: torch.Tensor, target: torch.Tensor) -> int:
+    def land(self, source: torch.Tensor, target: torch.Tensor) -> Checksum:
         """Copy on the device; the checksum of `target` then."""
         target.copy_(source)
-        return self._device.checksum(target)
+        return self._device.begin_checksum(target)
 
-    def checksum(self, tensor: torch.Tensor) -> int:
+    def checksum(self, tensor: torch.Tensor) -> Checksum:
         """The device's own checksum."""
-        return self._device.checksum(tensor)
+        return self._device.begin_checksum(tensor)
+
+    def checksums(self, begun: Sequence[Checksum]) -> list[int]:
+        """On the device, which is waited for once."""
+        return self._device.end_checksums(begun)
 
     def settle(self) -> None:
         """Wait for the device."""

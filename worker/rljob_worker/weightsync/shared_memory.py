@@ -19,7 +19,7 @@ import xxhash
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.host import staging_slots
 from rljob_worker.host.staging_slots import SHARED_MEMORY
-from rljob_worker.weightsync.transport import SLOT_COUNT, view_of
+from rljob_worker.weightsync.transport import SLOT_COUNT, Checksum, view_of
 
 
 class HostMemory:
@@ -47,17 +47,21 @@ class HostMemory:
         """A slot as uint8 [slot_bytes]; a view, which must not outlive this object's `close`."""
         return self._views[index]
 
-    def fill(self, source: torch.Tensor, target: torch.Tensor) -> int:
+    def fill(self, source: torch.Tensor, target: torch.Tensor) -> Checksum:
         """Copy `source` into `target`; the checksum of `source`."""
         return copy_with_checksum(source, target)
 
-    def land(self, source: torch.Tensor, target: torch.Tensor) -> int:
+    def land(self, source: torch.Tensor, target: torch.Tensor) -> Checksum:
         """Copy `source` into `target`; the checksum of `target`."""
         return copy_and_checksum(source, target)
 
-    def checksum(self, tensor: torch.Tensor) -> int:
+    def checksum(self, tensor: torch.Tensor) -> Checksum:
         """xxh3_64 of the bytes."""
         return checksum(tensor)
+
+    def checksums(self, begun: Sequence[Checksum]) -> list[int]:
+        """They are there."""
+        return [each for each in begun if isinstance(each, int)]
 
     def settle(self) -> None:
         """Nothing to wait for: copies on the CPU are done when they return."""

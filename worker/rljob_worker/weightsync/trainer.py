@@ -25,7 +25,7 @@ from rljob_worker.weightsync.meeting import HostParties, Meeting, NetworkParties
 from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
 from rljob_worker.weightsync.protocol import COMMIT, FILLED, TrainerState, later_version
 from rljob_worker.weightsync.shared_memory import SharedMemory
-from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
+from rljob_worker.weightsync.transport import SLOT_COUNT, Checksum, Transport
 
 
 class Piece(Protocol):
@@ -297,7 +297,7 @@ class _Update:
             with self._agreeing():
                 if writes or self._distant is not None:
                     self._wait(lambda: self._state.blocking(bucket.index), f"room for bucket {bucket.index}")
-                    pieces = [self._fill(bucket, *placed) for placed in bucket.pieces_of(self._rank.number)]
+                    pieces = self._fill(bucket)
             with self._agreeing():
                 if self._exchange is not None:
                     self._spread(bucket, self._exchange)
@@ -352,7 +352,17 @@ class _Update:
             about = {name: value for name, value in body.items() if name != "pieces"}
             self._mailbox.send([trainer_name(first)], kind, self._version, version=self._version, **about)
 
-    def _fill(self, bucket: Bucket, tensor: PlacedTensor, piece: PlacedPiece) -> dict[str, object]:
+    def _fill(self, bucket: Bucket) -> list[dict[str, object]]:
+        started = time.perf_counter()
+        placed = list(bucket.pieces_of(self._rank.number))
+        checksums = self._slots.checksums([self._write(bucket, tensor, piece) for tensor, piece in placed])
+        self._seconds["fill"] += time.perf_counter() - started
+        return [
+            tensor.report(piece, self._plan.dtype, checksum)
+            for (tensor, piece), checksum in zip(placed, checksums, strict=True)
+        ]
+
+    def _write(self, bucket: Bucket, tensor: PlacedTensor, piece: PlacedPiece) -> Checksum:
         started = time.perf_counter()
         source = self._rank.read(tensor, piece)
         self._seconds["read"] += time.perf_counter() - started
@@ -362,12 +372,10 @@ class _Update:
                 f"{tensor.name}: the trainer holds {source.dtype} {tuple(source.shape)}, "
                 f"expected {target.dtype} {tuple(target.shape)}"
             )
-        checksum = self._slots.fill(source, target)
-        self._seconds["fill"] += time.perf_counter() - started
         self._bytes += source.nbytes
         self._pieces += 1
         self._tensors.add(tensor.name)
-        return tensor.report(piece, str(source.dtype).removeprefix("torch."), checksum)
+        return self._slots.fill(source, target)
 
     def _target(self, bucket: Bucket, tensor: PlacedTensor, piece: PlacedPiece, shape: torch.Size) -> torch.Tensor:
         """Where in a slot a piece goes that is held in this shape; found once, as slots stay what they are."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
+from rljob_worker.devices.checksum import BegunChecksum
+
 SLOT_COUNT = 2
+Checksum = int | BegunChecksum
 
 
 class Transport(Protocol):
@@ -26,16 +30,20 @@ class Transport(Protocol):
         """The view of slot `index` of `shape` and `dtype` that starts at `offset` bytes."""
         ...
 
-    def fill(self, source: torch.Tensor, target: torch.Tensor) -> int:
+    def fill(self, source: torch.Tensor, target: torch.Tensor) -> Checksum:
         """Copy `source` into `target` (same shape and dtype); the checksum of `source`."""
         ...
 
-    def land(self, source: torch.Tensor, target: torch.Tensor) -> int:
+    def land(self, source: torch.Tensor, target: torch.Tensor) -> Checksum:
         """Copy `source` into `target` (same shape and dtype); the checksum of what is in `target` then."""
         ...
 
-    def checksum(self, tensor: torch.Tensor) -> int:
+    def checksum(self, tensor: torch.Tensor) -> Checksum:
         """64-bit checksum, the same function as that of `fill`; shape and dtype are not part of it."""
+        ...
+
+    def checksums(self, begun: Sequence[Checksum]) -> list[int]:
+        """The values of what `fill`, `land` and `checksum` gave."""
         ...
 
     def settle(self) -> None:

@@ -33,7 +33,7 @@ from rljob_worker.weightsync.messages import (
 )
 from rljob_worker.weightsync.plan import PlacedTensor, SyncPlan
 from rljob_worker.weightsync.shared_memory import HostMemory, SharedMemory
-from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
+from rljob_worker.weightsync.transport import SLOT_COUNT, Checksum, Transport
 from rljob_worker.weightsync.vllm_layout import ModelLayout, Module, Pairs
 
 if TYPE_CHECKING:
@@ -238,9 +238,9 @@ class _Landing:
             self._carrier.receive(bucket)
             if bucket.index + 1 < len(self._plan.buckets):
                 self._carrier.expect(self._plan.buckets[bucket.index + 1])
-        checksums = []
+        begun: list[list[Checksum | None]] = []
         repacking = 0.0
-        for tensor, expected in zip(bucket.tensors, message["checksums"], strict=True):
+        for tensor in bucket.tensors:
             landed = self._rows.get(tensor.name, 0)
             if tensor.first != landed:
                 raise WeightSyncError(f"{where}: {tensor.name} from row {tensor.first} came after {landed} rows")
@@ -249,19 +249,25 @@ class _Landing:
                 if module.name not in self._begun:
                     self._begun.add(module.name)
                     module.begin()
-            checksums.append(self._land(bucket.index, tensor))
-            tensor.compare(expected, checksums[-1], where)
+            begun.append(self._land(bucket.index, tensor))
             self._rows[tensor.name] = landed + tensor.shape[0]
             if self._rows[tensor.name] == self._plan.shapes[tensor.name][0]:
                 packed = time.perf_counter()
                 self._complete(tensor.name, modules)
                 repacking += time.perf_counter() - packed
+        checksums = self._computed(begun)
+        for tensor, expected, found in zip(bucket.tensors, message["checksums"], checksums, strict=True):
+            tensor.compare(expected, found, where)
         self._slots.settle()
         return {
             "names": [tensor.name for tensor in bucket.tensors],
             "checksums": checksums,
             "seconds": {"land": time.perf_counter() - started - repacking, "repack": repacking},
         }
+
+    def _computed(self, begun: Sequence[Sequence[Checksum | None]]) -> list[list[int | None]]:
+        found = iter(self._slots.checksums([each for of_tensor in begun for each in of_tensor if each is not None]))
+        return [[None if each is None else next(found) for each in of_tensor] for of_tensor in begun]
 
     def _complete(self, name: str, modules: Sequence[Module]) -> None:
         """All rows of a tensor are here: of some modules it may have been the last."""
@@ -275,7 +281,7 @@ class _Landing:
             if not absent:
                 module.complete()
 
-    def _land(self, bucket: int, tensor: PlacedTensor) -> list[int | None]:
+    def _land(self, bucket: int, tensor: PlacedTensor) -> list[Checksum | None]:
         """Copy what is in a slot to its places; the checksum of each piece, None where no part is for this worker.
 
         What goes to one place as it is is summed there, in the same pass; of anything else, the slot's bytes are. Where
@@ -304,8 +310,8 @@ class _Landing:
             self._layout.remember(bucket, tensor, pairs)
         return checksums
 
-    def _land_pairs(self, pairs: Pairs) -> list[int | None]:
-        checksums: list[int | None] = []
+    def _land_pairs(self, pairs: Pairs) -> list[Checksum | None]:
+        checksums: list[Checksum | None] = []
         for pair in pairs:
             if pair is None:
                 checksums.append(None)
