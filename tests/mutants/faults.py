@@ -164,8 +164,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "checksum blind to the order of rows",
         "worker/rljob_worker/devices/checksum.py",
-        "value = _mix(value ^ (row & _MASK))",
-        "value = value ^ (row & _MASK)",
+        "_mixed(rows ^ _mixed(numbers.astype(np.uint64)))",
+        "_mixed(rows)",
+        "tests/worker/devices/test_accelerator.py",
+    ),
+    Fault(
+        "checksums that end together share their rows",
+        "worker/rljob_worker/devices/checksum.py",
+        "int(sums[end]) - int(sums[end - length])",
+        "int(sums[end])",
         "tests/worker/devices/test_accelerator.py",
     ),
     Fault(

@@ -121,6 +121,22 @@ def test_the_checksum_sees_every_change_and_the_order() -> None:
     assert len(seen) == 1 + 12 + 3 + 4
 
 
+def test_checksums_that_end_together_are_those_that_end_alone() -> None:
+    random = np.random.default_rng(2)
+    sizes = [0, 3, 4, 4 * checksum._ROW, 12 * checksum._ROW + 5, 4, 0, 1001]
+    tensors = [torch.from_numpy(random.integers(0, 256, size, dtype=np.uint8)) for size in sizes]
+    together = checksum.end_checksums([checksum.begin_checksum(tensor) for tensor in tensors])
+    assert together == [device_checksum(tensor) for tensor in tensors]
+    assert checksum.end_checksums([]) == []
+
+
+def test_a_begun_checksum_is_of_what_was_there_then() -> None:
+    data = torch.zeros(1001, dtype=torch.uint8)
+    begun, before = checksum.begin_checksum(data), device_checksum(data)
+    data.fill_(7)
+    assert checksum.end_checksums([begun]) == [before] != [device_checksum(data)]
+
+
 def test_the_checksum_is_over_row_major_bytes() -> None:
     tensor = torch.arange(24.0).reshape(4, 6)
     assert device_checksum(tensor.t()) == device_checksum(tensor.t().contiguous()) != device_checksum(tensor)

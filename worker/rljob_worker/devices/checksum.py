@@ -60,9 +60,17 @@ def end_checksums(begun: Sequence[BegunChecksum]) -> list[int]:
     """Checksums of one device, which is waited for once."""
     if not begun:
         return []
+    lengths = [len(each.rows) for each in begun]
+    ends = np.cumsum(lengths)
     rows = _folded(torch.cat([each.rows for each in begun]))
-    ends = np.cumsum([len(each.rows) for each in begun])
-    return [_whole(rows[end - len(each.rows) : end], each) for end, each in zip(ends, begun, strict=True)]
+    numbers = np.arange(len(rows)) - np.repeat(ends - lengths, lengths)
+    sums = np.concatenate(
+        [np.zeros(1, np.uint64), _mixed(rows ^ _mixed(numbers.astype(np.uint64))).cumsum(dtype=np.uint64)]
+    )
+    return [
+        _whole(int(sums[end]) - int(sums[end - length]), each)
+        for end, length, each in zip(ends, lengths, begun, strict=True)
+    ]
 
 
 def _row_sums(words: torch.Tensor) -> torch.Tensor:
@@ -72,10 +80,9 @@ def _row_sums(words: torch.Tensor) -> torch.Tensor:
     return form(words, _weights(words.device))
 
 
-def _whole(rows: npt.NDArray[np.uint64], begun: BegunChecksum) -> int:
-    value = int(_mixed(rows ^ _mixed(np.arange(len(rows), dtype=np.uint64))).sum(dtype=np.uint64))
+def _whole(rows: int, begun: BegunChecksum) -> int:
     last = int.from_bytes(bytes(begun.tail.tolist()), "little") if len(begun.tail) else 0
-    return _mix(_mix(value ^ last) ^ begun.nbytes)
+    return _mix(_mix((rows & _MASK) ^ last) ^ begun.nbytes)
 
 
 def _in_steps(weighted: Form) -> Form:
@@ -162,7 +169,11 @@ def _weights(device: torch.device) -> torch.Tensor:
 
 
 def _mix(x: int) -> int:
-    return int(_mixed(np.array([x], dtype=np.uint64))[0])
+    """`_mixed` of one, which numpy takes thirty times as long for."""
+    x = (x + _GOLDEN) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
 
 
 def _mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
