@@ -53,7 +53,7 @@ def begin_checksum(tensor: torch.Tensor) -> BegunChecksum:
     whole = len(data) // 4 * 4
     tail = data[whole:] if whole == len(data) else data[whole:].clone()
     words = data[:whole].clone() if data.storage_offset() % 4 else data[:whole]
-    return BegunChecksum(_row_sums(words.view(torch.int32)), tail, len(data))
+    return BegunChecksum(_row_sums(words), tail, len(data))
 
 
 def end_checksums(begun: Sequence[BegunChecksum]) -> list[int]:
@@ -73,11 +73,11 @@ def end_checksums(begun: Sequence[BegunChecksum]) -> list[int]:
     ]
 
 
-def _row_sums(words: torch.Tensor) -> torch.Tensor:
-    form = _form(words.device)
-    if not len(words):
-        return words.new_empty((0, _LIMBS if form is _by_limbs else 1), dtype=torch.int64)
-    return form(words, _weights(words.device))
+def _row_sums(data: torch.Tensor) -> torch.Tensor:
+    form = _form(data.device)
+    if not len(data):
+        return data.new_empty((0, _LIMBS if form is _by_limbs else 1), dtype=torch.int64)
+    return form(data.view(torch.int32), _weights(data.device))
 
 
 def _whole(rows: int, begun: BegunChecksum) -> int:
