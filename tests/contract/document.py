@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from contracts import Contract, Kind, Source
+from on_gpu import ran_on_gpu
 from register import CONTRACTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,12 +21,13 @@ in the real packages, and runs the device code on torch_npu's own wheel, over st
 
 | | |
 |---|---|
+| an H200 | it ran there ([ascend-status.md](ascend-status.md#what-ran-on-a-gpu)), with the libraries for CUDA |
 | executed | tests call it in torch_npu 2.11.0.post3, which fits the tests' torch, over stand-ins for CANN's libraries |
 | signature | its parameters are compared with the source |
 | name | it is in the source |
 | read | it was read in the revision named; no package carries that source, so a test cannot look again |
 
-None was executed on silicon.
+None was executed on an NPU.
 """
 
 
@@ -43,7 +45,8 @@ def _row(contract: Contract) -> str:
     callable_ = contract.kind in (Kind.FUNCTION, Kind.SYMBOL) or contract.parameters
     taken = (*contract.parameters, *(f"{name}=" for name in contract.keywords))
     name = f"{contract.name}({', '.join(taken)})" if callable_ else contract.name.replace("\n", " ")
-    cells = (f"`{name}`", f"`{contract.file}`", contract.kind, f"`{contract.used_in}`", contract.why, contract.seen)
+    seen = "an H200" if ran_on_gpu(contract) else contract.seen
+    cells = (f"`{name}`", f"`{contract.file}`", contract.kind, f"`{contract.used_in}`", contract.why, seen)
     return f"| {' | '.join(cells)} |\n"
 
 

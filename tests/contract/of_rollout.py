@@ -85,6 +85,8 @@ _VLLM = (
             ("VLLM_SERVER_DEV_MODE", "roles.py", "endpoints for sleeping, for tools that users attach"),
             ("VLLM_ENABLE_V1_MULTIPROCESSING", "rollout/environment.py", "the engine core inside the actor"),
             ("VLLM_WORKER_MULTIPROC_METHOD", "rollout/environment.py", "a device cannot be used after a fork"),
+            ("VLLM_USE_V2_MODEL_RUNNER", "rules/devices.py", "the model runner that the patches are not for"),
+            ("VLLM_USE_FLASHINFER_SAMPLER", "rollout/platforms.py", "another sampler, whose place ours takes"),
         )
     ),
 )
