@@ -142,7 +142,7 @@ class KeepingEngine:
         sums = []
         for tensor in bucket.tensors:
             weight = self._slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
-            sums.append([self._slots.checksum(piece.part.of(weight)) for piece in tensor.pieces])
+            sums.append(self._slots.checksums([self._slots.checksum(piece.part.of(weight)) for piece in tensor.pieces]))
             landed = self._landing.get(tensor.name, weight[:0])
             assert tensor.first == len(landed)
             self._landing[tensor.name] = torch.cat([landed, weight])

@@ -114,8 +114,8 @@ def test_what_the_network_does_to_a_bucket_fails_the_sync_and_the_next_one_works
         # What comes twice fills the place of the next: nobody takes that before it is announced.
         reason = "deadline passed" if corruption is _twice else "checksum"
         assert any(reason in str(outcome) for outcome in outcomes.values()), outcomes
-        peers.sync(3)
-        assert [receiver.version for receiver in peers.receivers] == [3] * engines
+        outcomes = peers.sync(3)
+        assert [receiver.version for receiver in peers.receivers] == [3] * engines, outcomes
         assert peers.landed_right()
 
 
