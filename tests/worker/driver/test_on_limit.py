@@ -16,7 +16,7 @@ from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-STEPS, MOST = 14, 1
+STEPS, MOST = 28, 1
 GROUPS, SAMPLES = 1, 2
 # The rewards of every sixth prompt come when others have been trained on for some steps.
 REWARD = """\
