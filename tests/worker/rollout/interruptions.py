@@ -7,10 +7,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
+import torch
 from engine_process import RemoteEngine
 
+from rljob_worker.devices import packed_linear
 from rljob_worker.types import Generation, GenerationRequest, SamplingParams
 
 
@@ -89,3 +92,15 @@ def _refused(engine: RemoteEngine) -> None:
     except RuntimeError:
         return
     raise AssertionError("a generation was held that had ended")
+
+
+@cache
+def rounding() -> float:
+    """0 where the bits of a product's row are the same with any number of other rows; without AVX-512 they are not."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    packed, x = packed_linear.pack(torch.randn(128, 64)), torch.randn(32, 64)
+    product = packed_linear.multiply(packed, x, None)
+    alone = [torch.equal(packed_linear.multiply(packed, x[:rows], None), product[:rows]) for rows in range(1, 32)]
+    torch.set_num_threads(threads)
+    return 0.0 if all(alone) else 2e-5

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from engine_process import RemoteEngine
-from interruptions import gone_on_with, whole
+from interruptions import gone_on_with, rounding, whole
 from rollout_models import FIRST_WORD, MAX_RESPONSE, group_requests, spec_json
 
 from rljob_worker.rollout.reports import DraftCounts
@@ -87,7 +87,7 @@ def same(ours: list[Generation], plain: list[Generation]) -> bool:
     return all(
         np.array_equal(a.token_ids, b.token_ids)
         and (a.finish_reason, a.stop_text) == (b.finish_reason, b.stop_text)
-        and np.allclose(a.log_probs, b.log_probs, rtol=0, atol=2e-5)
+        and np.allclose(a.log_probs, b.log_probs, rtol=0, atol=max(1e-5, rounding()))
         for a, b in zip(ours, plain, strict=True)
     )
 

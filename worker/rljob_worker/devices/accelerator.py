@@ -17,7 +17,7 @@ import torch
 from torch.distributed import Store
 
 from rljob_worker.devices.base import Group, MemoryPool
-from rljob_worker.devices.checksum import BegunChecksum, begin_checksum, end_checksums
+from rljob_worker.devices.checksum import BegunChecksum, begin_checksum, device_checksum, end_checksums
 from rljob_worker.devices.ipc import export_tensor, import_tensor
 from rljob_worker.devices.visible import parse_visible_devices, physical_device
 from rljob_worker.errors import UserError
@@ -197,7 +197,7 @@ class AcceleratorDevice(ABC):
 
     def checksum(self, tensor: torch.Tensor) -> int:
         """See `devices.checksum`; the device must be awake: it needs memory there."""
-        return self.end_checksums([self.begin_checksum(tensor)])[0]
+        return device_checksum(tensor)
 
     def begin_checksum(self, tensor: torch.Tensor) -> BegunChecksum:
         """As `checksum`, not waiting for the device."""
