@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
@@ -79,6 +79,8 @@ class Settings:
     """Of a head's dashboard; may hold {service}, {namespace} and {name} (of the job)."""
     driver_address: str = f"http://{{service}}.{{namespace}}.svc:{DRIVER_PORT}"
     """Of a driver; as `ray_address`."""
+    kueue_priority_boost: bool = False
+    """Whether Kueue's Workloads are told what a preemption would cost (state/preemption.py)."""
     log_level: str = "INFO"
 
     def __post_init__(self) -> None:
@@ -160,7 +162,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         description="Runs RLJobs on this Kubernetes cluster. Each flag has a variable, like RLJOB_NAMESPACES.",
     )
 
-    def add(name: str, text: str, kind: type = str) -> None:
+    def add(name: str, text: str, kind: Callable[[str], object] = str) -> None:
         found = environment.get(_PREFIX + name.upper())
         parser.add_argument(_flag(name), type=kind, default=found, help=text, metavar=name.rpartition("_")[2].upper())
 
@@ -172,6 +174,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     add("requests", "requests to the API server at the same time", int)
     add("http_port", "port of /healthz, /readyz and /metrics", int)
     add("probe_port", "port of Kopf's liveness probe, /healthz; 0: none", int)
+    add("kueue_priority_boost", "true: tell Kueue what the preemption of a job would cost; default: false", _truth)
     add("namespaces", "watched namespaces, with commas between; default: all")
     add("worker_image", "worker image of jobs that name none")
     add("worker_images", "the same by profile: ascend-a2=IMAGE,cpu=IMAGE")
@@ -184,6 +187,12 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text == "true"
 
 
 def _pairs(name: str, text: str | None) -> dict[str, str]:

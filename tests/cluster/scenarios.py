@@ -5,7 +5,7 @@ A module says which functions are scenarios; all that were selected start togeth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,8 +123,9 @@ Scenario = Callable[[Case], None]
 class Scenarios:
     """The scenarios of one module, which run `together` at a time, under one operator or each under its own."""
 
-    def __init__(self, together: int = 8, one_operator: bool = True) -> None:
+    def __init__(self, together: int = 8, one_operator: bool = True, settings: Mapping[str, str] | None = None) -> None:
         self.functions: dict[str, Scenario] = {}
+        self.settings = settings
         self.together = together
         self.one_operator = one_operator
 
@@ -136,7 +137,7 @@ class Scenarios:
     @contextmanager
     def started(self, names: list[str], control_plane: KwokCluster, ray: RayStandIn) -> Iterator[Running]:
         """Start the named ones; at the end no more are begun and their operator is ended."""
-        operator = OperatorProcess(control_plane, ray, None) if self.one_operator else None
+        operator = OperatorProcess(control_plane, ray, None, settings=self.settings) if self.one_operator else None
         if operator:
             operator.start()
         running = Running({name: self.functions[name] for name in names}, control_plane, ray, operator, self.together)

@@ -8,18 +8,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kube import Object, conditions
-from kueue_process import FLAVOR_LABEL, NPU, KueueProcess, running_kueue
+from kube import Object, conditions, wait_until
+from kueue_process import FLAVOR_LABEL, KUEUE, NPU, KueueProcess, running_kueue
 from kwok_cluster import KwokCluster
 from ray_driver import Attempt
 from ray_standin import RayStandIn
 from scenarios import Case, Running, Scenarios, selected
 
 pytestmark = pytest.mark.cluster
-scenario = Scenarios()
+scenario = Scenarios(settings={"kueue_priority_boost": "true"})
 ENDLESS = Attempt(hang_at_step=1)
 QUOTA = 2
 URGENT = "test-urgent"
+WORKLOADS = f"{KUEUE}/Workload"
+BOOST = "kueue.x-k8s.io/priority-boost"
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +117,35 @@ def a_preempted_job_goes_on_from_its_checkpoint(case: Case) -> None:
     assert high["completionTime"] <= low["completionTime"]
     run = case.ray.run_of(case.job("low")["metadata"]["uid"])
     assert [record["step"] for record in run.records] == list(range(1, 21))
+
+
+@scenario
+def kueue_is_told_what_a_preemption_would_cost(case: Case) -> None:
+    """Kueue 0.13 leaves the annotations alone, and its webhook lets them be written; it does not act on them."""
+    make_queue(case)
+    pace = Attempt(step_seconds=0.2)
+    case.create(*queued("steps=200", "checkpoint.everySteps=5"), name="low", attempts=[pace, Attempt()])
+
+    def notes() -> dict[str, str]:
+        of_low = [one for one in case.kube.list(WORKLOADS, case.namespace) if "low" in one["metadata"]["name"]]
+        return {name: value for one in of_low for name, value in (one["metadata"].get("annotations") or {}).items()}
+
+    def is_told(boost: str) -> bool:
+        return notes().get(BOOST, "0") == boost and notes().get("rljob.dev/last-checkpoint", "") != ""
+
+    case.wait_status(lambda status: "lastCheckpoint" in status.get("progress", {}), "low")
+    assert wait_until(lambda: is_told("0"), 60), notes()
+    # As if it had been spared for long: with a checkpoint nothing is spared any more, nor while it waits.
+    (low,) = case.kube.list(WORKLOADS, case.namespace)
+    name = low["metadata"]["name"]
+    case.kube.patch(WORKLOADS, case.namespace, name, {"metadata": {"annotations": {BOOST: "7"}}})
+    assert wait_until(lambda: is_told("0"), 60), notes()
+    case.create(*queued(f"scheduling.priorityClass={URGENT}"), name="high")
+    wait_waiting(case, "low", "Preempted")
+    assert is_told("0"), notes()
+    pace.step_seconds = 0.01
+    case.wait("Succeeded", name="high")
+    assert case.wait("Succeeded", name="low")["status"]["progress"]["step"] == 200
 
 
 @scenario

@@ -144,7 +144,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   verbs: [create, patch]
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch{{ if .Values.settings.kueuePriorityBoost }}, patch{{ end }}]
 - apiGroups: [scheduling.volcano.sh]
   resources: [podgroups]
   verbs: [get, list, watch]

@@ -35,6 +35,7 @@ from rljob_operator.state.checkpoints import without_request
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.plan import (
     Action,
+    AnnotateWorkload,
     ApplyPolicy,
     ApplySecret,
     CreateCluster,
@@ -48,6 +49,7 @@ from rljob_operator.state.plan import (
     Submit,
     WantEngineNodes,
 )
+from rljob_operator.state.preemption import BOOST_ANNOTATION, SAVED_ANNOTATION
 
 _TOKEN_BYTES = 32
 _RENEWAL_SECONDS = 4.0
@@ -133,6 +135,8 @@ class Executor:
                     plan, refused = without_request(plan, look.observed.job.status), "CheckpointNotRequested"
                 elif isinstance(action, WantEngineNodes):
                     refused = "EnginesNotScaled"
+                elif isinstance(action, AnnotateWorkload):
+                    refused = "PriorityNotBoosted"
                 else:
                     raise
                 self._events.record(look.observed.job, Event("Warning", refused, str(failed)))
@@ -202,6 +206,8 @@ class Executor:
                     await self._delete_job(job)
                 case ScaleEngines():
                     await self._scale_engines(job, action)
+                case AnnotateWorkload():
+                    await self._annotate_workload(job, action)
                 case Submit() | Stop() | RequestCheckpoint() | WantEngineNodes():
                     await self._ask_job(look, action)
         except ApiError as error:
@@ -329,6 +335,30 @@ class Executor:
         self._metrics.writes.labels("rayclusters").inc()
         self._informers.clusters.learn(item)
 
+    async def _annotate_workload(self, job: JobView, action: AnnotateWorkload) -> None:
+        workloads = self._informers.resource_of("workloads")
+        if workloads is None:
+            raise Conflict("Kueue's kinds are no more")
+        notes = {BOOST_ANNOTATION: str(action.boost), SAVED_ANNOTATION: action.last_checkpoint}
+        body: Manifest = {
+            "apiVersion": f"{workloads.group}/{workloads.version}",
+            "kind": "Workload",
+            # The UID: else a Workload that is gone would be made anew, and another one of this name be written to.
+            "metadata": {
+                "name": action.name,
+                "namespace": job.namespace,
+                "uid": action.uid,
+                "annotations": {key: value for key, value in notes.items() if value},
+            },
+        }
+        try:
+            item = await self._apply(workloads, job, action.name, body)
+        except ApiError as error:
+            if error.code not in (404, 409):
+                raise
+            raise Conflict(f"Workload {action.name} is another one by now: {error}") from None
+        self._informers.queues["workloads"].learn(item, tell=False)
+
     async def _delete_job(self, job: JobView) -> None:
         try:
             await self._client.delete(RLJOBS, job.namespace, job.name, job.uid)
@@ -364,6 +394,7 @@ _WORDS: dict[type[Action], str] = {
     Stop: "Stopping the driver",
     RequestCheckpoint: "Asking the driver for a checkpoint",
     WantEngineNodes: "Asking the driver for another number of nodes with engines",
+    AnnotateWorkload: "Telling Kueue what a preemption would cost",
     ScaleEngines: "Changing the number of pods with engines",
 }
 

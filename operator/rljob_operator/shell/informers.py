@@ -166,6 +166,11 @@ class Informers:
             logger.warning("looking for %s.%s: the answer has no %s", plural, group, error)
         return None
 
+    def resource_of(self, plural: str) -> Resource[QueueObject] | None:
+        """A kind that need not be there, in the version that is watched; None: it is not there."""
+        informers = self.optional.get(plural)
+        return informers[0].resource if informers else None
+
     def drop_lost(self) -> None:
         """Forget the kinds that are not there (any more); they are looked for again later."""
         self.lost.clear()

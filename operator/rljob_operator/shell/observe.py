@@ -133,6 +133,7 @@ class Observer:
             pods=tuple(self._informers.pods.of_job(key)),
             gone_pods=tuple(GonePod(pod, now - age) for age, pod in self._informers.pods.lately_of_job(key)),
             queue=self._queue(key, cluster),
+            boosts_priority=self._settings.kueue_priority_boost,
             secret_exists=secret_exists,
             names_taken=self._names_taken(job) if cluster is None else "",
             policy_current=self._policy_current(job),

@@ -28,7 +28,16 @@ from rljob_operator.kubernetes_objects import (
 )
 from rljob_operator.render import DIGEST_ANNOTATION
 from rljob_operator.shell.resources import JOB_LABEL, JobKey
-from rljob_operator.state.observed import ClusterView, EngineGroupView, JobView, PodRole, PodView, QueueView
+from rljob_operator.state.observed import (
+    ClusterView,
+    EngineGroupView,
+    JobView,
+    PodRole,
+    PodView,
+    QueueView,
+    WorkloadView,
+)
+from rljob_operator.state.preemption import BOOST_ANNOTATION, SAVED_ANNOTATION
 
 _MESSAGE = 1024
 _NOT_SAID: Condition = {"type": ""}
@@ -275,11 +284,15 @@ def workload_state(item: QueueObject) -> QueueState:
     checks = conditions.get("Admitted", _NOT_SAID)
     if not admitted and reserved.get("status") == "True":
         says = checks
+    meta, notes = item["metadata"], item["metadata"].get("annotations") or {}
     view = QueueView(
         admitted=admitted,
         reason=str(says.get("reason") or ""),
         message=_cut(says.get("message")),
-        object=f"Workload {item['metadata']['name']}",
+        object=f"Workload {meta['name']}",
+        workload=WorkloadView(
+            meta["name"], str(meta["uid"]), notes.get(BOOST_ANNOTATION, ""), notes.get(SAVED_ANNOTATION, "")
+        ),
     )
     return QueueState(view, _owner_uid(item))
 

@@ -130,6 +130,18 @@ class ClusterView:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkloadView:
+    """Kueue's Workload, as far as `state/preemption.py` writes to it."""
+
+    name: str
+    uid: str
+    boost: str = ""
+    """Its annotation `kueue.x-k8s.io/priority-boost`."""
+    last_checkpoint: str = ""
+    """Its annotation `rljob.dev/last-checkpoint`."""
+
+
+@dataclass(frozen=True, slots=True)
 class QueueView:
     """What the queueing system says: Kueue's Workload or Volcano's PodGroup."""
 
@@ -139,6 +151,8 @@ class QueueView:
     message: str = ""
     object: str = ""
     """Kind and name, like `Workload raycluster-a-1b2c3` or `PodGroup ray-a-pg`."""
+    workload: WorkloadView | None = None
+    """What only Kueue has."""
 
 
 class SubmissionState(StrEnum):
@@ -243,6 +257,8 @@ class Observed:
     pods: tuple[PodView, ...] = ()
     gone_pods: tuple[GonePod, ...] = ()
     queue: QueueView | None = None
+    boosts_priority: bool = False
+    """The administrator lets the operator tell Kueue what a preemption would cost."""
     secret_exists: bool = False
     names_taken: str = ""
     """Why the names of the objects that the job would get are not free, as a sentence: an older job needs them."""

@@ -79,6 +79,17 @@ class ScaleEngines:
     """Names of those that go."""
 
 
+@dataclass(frozen=True, slots=True)
+class AnnotateWorkload:
+    """Write to Kueue's Workload how much a preemption would cost now; never to another one of that name."""
+
+    name: str
+    uid: str
+    boost: int
+    last_checkpoint: str
+    """RFC 3339; empty: nothing is saved."""
+
+
 Action = (
     ApplySecret
     | ApplyPolicy
@@ -90,6 +101,7 @@ Action = (
     | RequestCheckpoint
     | WantEngineNodes
     | ScaleEngines
+    | AnnotateWorkload
 )
 
 

@@ -26,6 +26,7 @@ from rljob_operator.state.lifecycle import advance, begin_status, finish, keep_p
 from rljob_operator.state.observed import Observed
 from rljob_operator.state.plan import Plan
 from rljob_operator.state.plan_builder import FINAL, PlanBuilder
+from rljob_operator.state.preemption import tell_cost
 from rljob_operator.state.progress import read_progress
 from rljob_operator.state.readiness import give_up_unready
 from rljob_operator.state.scaling import scale_engines
@@ -67,6 +68,7 @@ def reconcile(observed: Observed, now: float) -> Plan:
     keep_policy(plan)
     request_checkpoint(plan)
     scale_engines(plan)
+    tell_cost(plan, phase)
     record_cluster(plan)
     settle(plan, phase)
     set_conditions(plan, phase)

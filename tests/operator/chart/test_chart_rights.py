@@ -62,6 +62,13 @@ def test_cluster_wide_rights_are_exactly_these() -> None:
     assert rules(leader) == leader_rules("rljob")
 
 
+def test_workloads_are_written_only_where_kueue_is_told_what_a_preemption_costs() -> None:
+    for namespaces in ([], ["team-a"]):
+        objects = render({"watchNamespaces": namespaces, "settings": {"kueuePriorityBoost": True}})
+        jobs, _ = operator_roles(objects)
+        assert rules(jobs) == JOB_RULES | {("kueue.x-k8s.io", "workloads", "patch", "")}
+
+
 def test_namespaced_rights_need_no_cluster_role() -> None:
     objects = render({"watchNamespaces": ["team-a", "team-b"], "rbac": {"userRoles": False}})
     assert not of_kind(objects, "ClusterRole")

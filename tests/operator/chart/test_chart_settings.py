@@ -28,6 +28,7 @@ CHANGED = {
     "rebuildSeconds": 8,
     "rebuildTotalSeconds": 80,
     "optionalKindsSeconds": 99,
+    "kueuePriorityBoost": True,
     "leaseSeconds": 60,
     "renewSeconds": 40,
     "retrySeconds": 5,

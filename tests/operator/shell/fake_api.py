@@ -315,6 +315,9 @@ class FakeApi:
             return _status(404, "NotFound", f"{plural} {key[1]} not found")
         if wanted and (old is None or wanted != old["metadata"]["resourceVersion"]):
             return _status(409, "Conflict", "the object has been modified")
+        uid = body["metadata"].get("uid")
+        if uid and (old is None or uid != old["metadata"]["uid"]):
+            return _status(409, "Conflict", "Precondition failed: UID in precondition")
         if subresource == "status":
             fields = {"status": body.get("status")}
         else:

@@ -14,7 +14,16 @@ from rljob_api.status import JobPhase, RLJobStatus
 from rljob_operator.render import RenderSettings
 from rljob_operator.shell.resources import JobKey
 from rljob_operator.state.observed import Observed
-from rljob_operator.state.plan import ApplyPolicy, ApplySecret, CreateCluster, DeleteCluster, DeleteJob, Event, Plan
+from rljob_operator.state.plan import (
+    AnnotateWorkload,
+    ApplyPolicy,
+    ApplySecret,
+    CreateCluster,
+    DeleteCluster,
+    DeleteJob,
+    Event,
+    Plan,
+)
 
 A, B = JobKey("default", "a"), JobKey("default", "b")
 
@@ -463,6 +472,40 @@ def test_queues_are_watched_where_they_are_and_forgotten_where_they_go() -> None
             case.api.absent.add("workloads")
             await case.api.drop_watches()
             await until(lambda: seen[-1].queue is None)
+
+    play(test)
+
+
+def test_kueues_workload_is_told_what_a_preemption_costs_and_another_one_is_not() -> None:
+    told: list[tuple[str, str] | None] = []
+
+    def reconcile(observed: Observed, now: float) -> Plan:
+        workload = observed.queue.workload if observed.queue is not None else None
+        if workload is None:
+            return say("x", actions=() if observed.cluster else (CreateCluster(),))
+        told.append((workload.boost, workload.last_checkpoint))
+        uid = "another" if len(told) == 2 else workload.uid
+        boost, saved = (4, "2026-01-01T00:00:00Z") if len(told) < 3 else (0, "")
+        return say(f"{len(told)}", actions=(AnnotateWorkload(workload.name, uid, boost, saved),))
+
+    async def test(case: Case) -> None:
+        case.api.groups["kueue.x-k8s.io"] = {"v1beta2": ["workloads"]}
+        await case.api.put("rljobs", manifest())
+        async with case.operator(reconcile) as controller:
+            await until(lambda: bool(case.api.objects.get("rayclusters")))
+            uid = case.api.objects["rayclusters"]["default", "a"]["metadata"]["uid"]
+            owner = {"kind": "RayCluster", "name": "a", "uid": uid, "controller": True}
+            meta = {"name": "raycluster-a-1", "ownerReferences": [owner], "annotations": {"kept": "yes"}}
+            await case.api.put("workloads", {"metadata": meta})
+            await until(lambda: case.status().get("message") == "1")
+            notes = {"kueue.x-k8s.io/priority-boost": "4", "rljob.dev/last-checkpoint": "2026-01-01T00:00:00Z"}
+            workload = lambda: case.api.objects["workloads"]["default", "raycluster-a-1"]["metadata"]  # noqa: E731
+            assert workload()["annotations"] == {"kept": "yes", **notes}
+            controller.queue.add(A)
+            await until(lambda: len(told) > 2)
+            await until(lambda: "rljob.dev/last-checkpoint" not in workload()["annotations"])
+            assert workload()["annotations"] == {"kept": "yes", "kueue.x-k8s.io/priority-boost": "0"}
+            assert told[1] == told[2] == ("4", "2026-01-01T00:00:00Z")
 
     play(test)
 

@@ -15,6 +15,7 @@ from rljob_operator.shell.views import (
     ray_pod_key,
     workload_state,
 )
+from rljob_operator.state.observed import WorkloadView
 
 TIME = "2026-01-01T00:00:00Z"
 
@@ -177,6 +178,13 @@ def test_kueues_workload(conditions: list[dict[str, Any]], admitted: bool, reaso
     assert (state.view.admitted, state.view.reason, state.cluster_uid) == (admitted, reason, "c")
     assert queue_key(item) == ("n", "a")
     assert queue_key({"metadata": meta("w")}) is None
+
+
+def test_what_kueue_was_told_is_read_back() -> None:
+    boost = {"kueue.x-k8s.io/priority-boost": "4", "rljob.dev/last-checkpoint": TIME}
+    item = {"metadata": meta("w", **OWNED, annotations=boost)}
+    assert workload_state(item).view.workload == WorkloadView("w", "u", "4", TIME)
+    assert workload_state({"metadata": meta("w")}).view.workload == WorkloadView("w", "u")
 
 
 @pytest.mark.parametrize(
