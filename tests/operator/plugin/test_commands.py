@@ -322,7 +322,7 @@ def test_why_reads_kueues_workload(run: Run, api: FakeApi) -> None:
     )
     quota = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": message}
     for name, uid in (("raycluster-other", "else"), (f"raycluster-{NAME}-1", CLUSTER_UID)):
-        meta = {"name": name, "namespace": "rl", "ownerReferences": [{**owner, "uid": uid}]}
+        meta = {"name": name, "namespace": "rl", "uid": f"of-{name}", "ownerReferences": [{**owner, "uid": uid}]}
         api.add("workloads", {"metadata": meta, "status": {"conditions": [quota]}})
     text = " ".join(run("why", NAME)[1].split())
     assert f"Kueue has not admitted Workload raycluster-{NAME}-1: couldn't assign flavors" in text
