@@ -88,7 +88,7 @@ _MEGATRON = (
 )
 
 _MINDSPEED = tuple(
-    Contract(Source.MINDSPEED, Kind.RECORDED, name, file, used_in, why, spelled=spelled)
+    Contract(Source.MINDSPEED, Kind.RECORDED, name, file, used_in, why, spelled=spelled, executed=True)
     for name, file, used_in, why, spelled in (
         (
             "mindspeed.megatron_adaptor",

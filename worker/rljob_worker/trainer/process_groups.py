@@ -28,7 +28,7 @@ from torch.distributed.distributed_c10d import _world
 from rljob_worker.errors import JobError
 from rljob_worker.trainer.rendezvous import rendezvous
 from rljob_worker.upstream.process_groups import MakeGroup, recorded_groups
-from rljob_worker.upstream.references import Pair, replace_everywhere
+from rljob_worker.upstream.references import Pair, References
 
 _ASLEEP_BACKEND = "gloo"
 HOLDERS = ("megatron", "mindspeed", "rljob_worker")
@@ -86,7 +86,7 @@ class ProcessGroups:
         self.state = GroupsState.LIVE
         self._rank, self._world_size = rank, world_size
         self._backend = backend
-        self._holders = holders
+        self._references = References(holders)
         self._timeout = timedelta(seconds=timeout_seconds)
         self._rendezvous = rendezvous(init_method, rank, self._timeout)
         self._store = self._rendezvous.store
@@ -115,7 +115,7 @@ class ProcessGroups:
             self._check_all_recorded()
             self._meet("release")
             dist.destroy_process_group()
-            replace_everywhere(self._exchange(_stand_in), self._holders)
+            self._references.replace(self._exchange(_stand_in))
             self._join(_ASLEEP_BACKEND)
             self._meet("released")
         return time.perf_counter() - started
@@ -136,7 +136,7 @@ class ProcessGroups:
             self._meet("rebuild")
             dist.destroy_process_group()
             self._join(self._backend)
-            replace_everywhere(self._exchange(lambda _, make: make()), self._holders)
+            self._references.replace(self._exchange(lambda _, make: make()))
             # A rank must not use a group that others have not made yet.
             self._meet("rebuilt")
         return time.perf_counter() - started

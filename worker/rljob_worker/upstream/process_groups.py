@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from rljob_worker.upstream.patch import MEGATRON, TORCH, Patch, Process, put
-from rljob_worker.upstream.references import replace_everywhere
+from rljob_worker.upstream.references import References
 
 MakeGroup = Callable[[], object]
 """A call of `torch.distributed.new_group` with its arguments."""
@@ -60,7 +60,7 @@ PATCHES = (
         {"torch": TORCH, "megatron-core": MEGATRON},
         "a communicator holds device memory while anything refers to its group, and Megatron does in many places",
         "tests/worker/trainer/test_process_groups.py::test_training_goes_on_bit_for_bit_and_nothing_grows",
-        replace_everywhere,
+        References,
         (Process.TRAINER,),
         scoped=True,
     ),

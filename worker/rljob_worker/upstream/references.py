@@ -6,7 +6,8 @@ import gc
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 Pair = tuple[object, object]
 Level = dict[int, tuple[object, set[int]]]
@@ -15,55 +16,100 @@ _DEPTH = 4
 """Containers in one another, beyond which the owner is not looked for."""
 
 
-def replace_everywhere(pairs: list[Pair], owners: Sequence[str]) -> int:
-    """Put the second of each pair wherever the first is referred to, so that nothing keeps the first one alive.
+class References:
+    """Puts objects in the place of others, wherever those are; most often where it found the ones before.
 
-    Looks through dictionaries, lists, attributes and closures.
+    To search is to read the whole heap, several times. So what held something once is looked at first the next time,
+    and there is a search only where an old object is still alive after that.
 
     Args:
-        pairs: old and new objects; emptied. The old ones can be referred to weakly, and no caller holds them.
-        owners: packages whose modules, functions and objects may hold an old one, or a container that does.
-
-    Returns:
-        The number of places.
-
-    Raises:
-        RuntimeError: an old object is held by something of another package, or in a place that cannot be changed; names
-            it. In the first case nothing has been changed unless the holder is one that the collector does not know.
+        owners: packages whose modules, functions and objects may hold an old object, or a container that does.
     """
-    watched = [(weakref.ref(old), new) for old, new in pairs]
-    holders = [(holder, holder) for holder in gc.get_referrers(*(old for old, _ in pairs))]
-    places = _replace(pairs, holders, owners)
-    pairs.clear()
-    holders.clear()
-    left = _alive(watched)
-    if left:
-        # The collector does not know dictionaries and tuples that hold nothing it knows, and it does not know objects
-        # of compiled classes.
-        places += _replace(left, _unknown_holders({id(old) for old, _ in left}), owners)
-        left.clear()
-    if any(old() is not None for old, _ in watched):
-        raise RuntimeError("an object that is to be replaced is held by a running function or by compiled code")
-    return places
+
+    def __init__(self, owners: Sequence[str]) -> None:
+        self._owners = owners
+        self._holders: list[object] = []
+
+    def replace(self, pairs: list[Pair]) -> int:
+        """Put the second of each pair wherever the first is referred to, so that nothing keeps the first one alive.
+
+        Looks through dictionaries, lists, attributes and closures.
+
+        Args:
+            pairs: old and new objects; emptied. The old ones can be referred to weakly, and no caller holds them.
+
+        Returns:
+            The number of places.
+
+        Raises:
+            RuntimeError: an old object is held by something of another package, or in a place that cannot be changed;
+                names it. In the first case nothing has been changed unless the holder is one that the collector does
+                not know, or one of those that held something before.
+        """
+        watched = [(weakref.ref(old), new) for old, new in pairs]
+        new = {id(old): replacement for old, replacement in pairs}
+        changes = [(holder, _replace_in(holder, new)) for holder in self._holders]
+        self._holders = [holder for holder, changed in changes if changed]
+        places = sum(changed for _, changed in changes)
+        pairs.clear()
+        left = _alive(watched)
+        if left:
+            with _nothing_frozen():
+                places += self._search(left, watched)
+        if any(old() is not None for old, _ in watched):
+            raise RuntimeError("an object that is to be replaced is held by a running function or by compiled code")
+        return places
+
+    def _search(self, pairs: list[Pair], watched: Sequence[tuple[weakref.ref[object], object]]) -> int:
+        holders = [(holder, holder) for holder in gc.get_referrers(*(old for old, _ in pairs))]
+        places = self._replace(pairs, holders)
+        pairs.clear()
+        holders.clear()
+        left = _alive(watched)
+        if left:
+            # The collector does not know dictionaries and tuples that hold nothing it knows, and it does not know
+            # objects of compiled classes.
+            places += self._replace(left, _unknown_holders({id(old) for old, _ in left}))
+            left.clear()
+        return places
+
+    def _replace(self, pairs: list[Pair], holders: list[Pair]) -> int:
+        """Replace in holders, each given with what the collector knows that leads to it."""
+        new = {id(old): replacement for old, replacement in pairs}
+        ours = {id(pairs), *map(id, pairs)}
+        holders[:] = [(h, known) for h, known in holders if id(h) not in ours and not isinstance(h, types.FrameType)]
+        _check_owners(holders, self._owners)
+        places = 0
+        for holder, _ in holders:
+            changed = _replace_in(holder, new)
+            if not changed:
+                raise RuntimeError(f"an object that is to be replaced is held by a {type(holder).__qualname__}")
+            places += changed
+            if not _is_of_a_pass(holder):
+                self._holders.append(holder)
+        return places
+
+
+@contextmanager
+def _nothing_frozen() -> Iterator[None]:
+    """The collector shows no frozen object, and does not say to what those refer."""
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    try:
+        yield
+    finally:
+        if frozen:
+            gc.collect()
+            gc.freeze()
+
+
+def _is_of_a_pass(holder: object) -> bool:
+    """What a torch.autograd.Function keeps for its backward pass: it would be kept alive, and its tensors with it."""
+    return hasattr(type(holder), "_forward_cls")
 
 
 def _alive(watched: Iterable[tuple[weakref.ref[object], object]]) -> list[Pair]:
     return [(old(), new) for old, new in watched if old() is not None]
-
-
-def _replace(pairs: list[Pair], holders: list[Pair], owners: Sequence[str]) -> int:
-    """Replace in holders, each given with what the collector knows that leads to it."""
-    new = {id(old): replacement for old, replacement in pairs}
-    ours = {id(pairs), *map(id, pairs)}
-    holders[:] = [(h, known) for h, known in holders if id(h) not in ours and not isinstance(h, types.FrameType)]
-    _check_owners(holders, owners)
-    places = 0
-    for holder, _ in holders:
-        changed = _replace_in(holder, new)
-        if not changed:
-            raise RuntimeError(f"an object that is to be replaced is held by a {type(holder).__qualname__}")
-        places += changed
-    return places
 
 
 def _check_owners(holders: list[Pair], allowed: Sequence[str]) -> None:
@@ -162,14 +208,23 @@ def _replace_in(holder: object, new: Mapping[int, object]) -> int:
             for index, value in found:
                 holder[index] = new[id(value)]
         case types.CellType():
-            found = [("cell_contents", holder.cell_contents)]
-            holder.cell_contents = new[id(holder.cell_contents)]
+            content = _content(holder)
+            found = [("cell_contents", content)] if id(content) in new else []
+            for _ in found:
+                holder.cell_contents = new[id(content)]
         case _:
             found = [(name, value) for name, value in _attributes(holder) if id(value) in new]
             for name, value in found:
                 # Frozen dataclasses and modules refuse or watch plain assignment.
                 object.__setattr__(holder, name, new[id(value)])
     return len(found)
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None  # It is empty by now.
 
 
 def _attributes(holder: object) -> list[tuple[str, object]]:
