@@ -2,7 +2,7 @@
 
 MindSpeed is in no package index. With a checkout of core_r0.16.0 (the register says which commit was run):
 
-    PYTHONPATH=MindSpeed .venv/bin/pytest tests/contract/test_mindspeed.py
+    PYTHONPATH=MindSpeed .venv/bin/pytest tests/worker/trainer/test_mindspeed.py
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 import torch
 from mindspeed_names import JUDGED
+from test_trainer import ROOT, write_model
 
-HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
-TRAINER_TESTS = ROOT / "tests" / "worker" / "trainer"
+HERE = Path(__file__).parent
 FOUND = importlib.util.find_spec("mindspeed")
 TOGETHER = ["tp", "dp", "tp_terms", "ep_moe", "dp_moe", "tp_bias", "released_dp", "released_tp", "released_ep"]
 ALONE = (["one", "recompute", "offload_moved"], ["one_moe", "one_bias", "one_terms"])
@@ -39,7 +39,7 @@ pytestmark = [
 
 def launch(kind: str, folder: Path, packages: Path) -> None:
     """Run all cases in two processes, as `launch` of test_trainer.py does."""
-    paths = [ROOT / "crds", ROOT / "worker", TRAINER_TESTS, packages]
+    paths = [ROOT / "crds", ROOT / "worker", HERE, packages]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "OMP_NUM_THREADS": "1",
@@ -49,7 +49,7 @@ def launch(kind: str, folder: Path, packages: Path) -> None:
     logs = [folder / f"{rank}.log" for rank in range(2)]
     for rank, log in enumerate(logs):
         cases = [*TOGETHER, *(f"alone:{case}" for case in ALONE[rank])]
-        command = [sys.executable, HERE / "mindspeed" / "mindspeed_ranks.py", kind, rank, folder, port, *cases]
+        command = [sys.executable, HERE / "on_mindspeed" / "mindspeed_ranks.py", kind, rank, folder, port, *cases]
         with open(log, "w") as output:
             processes.append(
                 subprocess.Popen([str(part) for part in command], env=environment, stdout=output, stderr=output)
@@ -65,9 +65,6 @@ def launch(kind: str, folder: Path, packages: Path) -> None:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of what the trainers on MindSpeed and on Megatron alone saw."""
-    sys.path.append(str(TRAINER_TESTS))
-    from test_trainer import write_model
-
     assert FOUND is not None
     assert FOUND.submodule_search_locations
     folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("plain", "mindspeed")}
