@@ -123,8 +123,9 @@ def a_preempted_job_goes_on_from_its_checkpoint(case: Case) -> None:
 def kueue_is_told_what_a_preemption_would_cost(case: Case) -> None:
     """Kueue 0.13 leaves the annotations alone, and its webhook lets them be written; it does not act on them."""
     make_queue(case)
-    pace = Attempt(step_seconds=0.2)
-    case.create(*queued("steps=200", "checkpoint.everySteps=5"), name="low", attempts=[pace, Attempt()])
+    # It saves within a second and does not end while the rest of this happens, however slow the machine is.
+    first, second = Attempt(step_seconds=0.5), Attempt(step_seconds=0.005)
+    case.create(*queued("steps=1000", "checkpoint.everySteps=2"), name="low", attempts=[first, second])
 
     def notes() -> dict[str, str]:
         of_low = [one for one in case.kube.list(WORKLOADS, case.namespace) if "low" in one["metadata"]["name"]]
@@ -140,12 +141,13 @@ def kueue_is_told_what_a_preemption_would_cost(case: Case) -> None:
     name = low["metadata"]["name"]
     case.kube.patch(WORKLOADS, case.namespace, name, {"metadata": {"annotations": {BOOST: "7"}}})
     assert wait_until(lambda: is_told("0"), 60), notes()
-    case.create(*queued(f"scheduling.priorityClass={URGENT}"), name="high")
+    pace = Attempt(step_seconds=1.0)
+    case.create(*queued("steps=100", f"scheduling.priorityClass={URGENT}"), name="high", attempts=[pace])
     wait_waiting(case, "low", "Preempted")
     assert is_told("0"), notes()
     pace.step_seconds = 0.01
     case.wait("Succeeded", name="high")
-    assert case.wait("Succeeded", name="low")["status"]["progress"]["step"] == 200
+    assert case.wait("Succeeded", name="low")["status"]["progress"]["step"] == 1000
 
 
 @scenario
