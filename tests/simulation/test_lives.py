@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from life import Life
 
-LIVES = int(os.environ.get("RLJOB_LIVES", "100"))
+LIVES = int(os.environ.get("RLJOB_LIVES", "200"))
 FIRST = int(os.environ.get("RLJOB_SEED", "1"))
 MOST_TRIED = 80
 
