@@ -61,8 +61,8 @@ def _saved(plan: PlanBuilder) -> str:
 def _unsaved_seconds(plan: PlanBuilder, saved: str) -> float:
     if plan.attempt is None:
         return 0.0
-    since = [seconds_since(plan.attempt.start_time, plan.now)]
-    return min([*since, seconds_since(saved, plan.now)] if saved else since)
+    begun = [time for time in (plan.attempt.start_time, saved) if time]
+    return min((seconds_since(time, plan.now) for time in begun), default=0.0)
 
 
 def _is_behind(workload: WorkloadView, saved: str) -> bool:

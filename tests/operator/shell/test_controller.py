@@ -510,6 +510,31 @@ def test_kueues_workload_is_told_what_a_preemption_costs_and_another_one_is_not(
     play(test)
 
 
+def test_a_workload_that_may_not_be_written_holds_nothing_back() -> None:
+    def reconcile(observed: Observed, now: float) -> Plan:
+        workload = observed.queue.workload if observed.queue is not None else None
+        if workload is None:
+            return say("x", actions=() if observed.cluster else (CreateCluster(),))
+        return say("told", actions=(AnnotateWorkload(workload.name, workload.uid, 4, ""),))
+
+    async def test(case: Case) -> None:
+        case.api.groups["kueue.x-k8s.io"] = {"v1beta2": ["workloads"]}
+        case.api.fail("PATCH", "/workloads/", code=403, message="may not", times=1000)
+        await case.api.put("rljobs", manifest())
+        async with case.operator(reconcile):
+            await until(lambda: bool(case.api.objects.get("rayclusters")))
+            uid = case.api.objects["rayclusters"]["default", "a"]["metadata"]["uid"]
+            owner = {"kind": "RayCluster", "name": "a", "uid": uid, "controller": True}
+            await case.api.put("workloads", {"metadata": {"name": "w", "ownerReferences": [owner]}})
+            await until(lambda: case.status().get("message") == "told")
+            events = case.api.objects.get("events", {})
+            await until(lambda: "PriorityNotBoosted" in {event["reason"] for event in events.values()})
+            (event,) = (one for one in events.values() if one["reason"] == "PriorityNotBoosted")
+            assert "Telling Kueue what a preemption would cost failed" in str(event)
+
+    play(test)
+
+
 def test_only_the_given_namespaces_are_watched() -> None:
     async def test(case: Case) -> None:
         for namespace in ("one", "two", "three"):
