@@ -33,6 +33,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("long_tail",),
     ("peer_trl",),
     ("operator_scale",),
+    ("operator_idle",),
     ("preemption",),
 )
 
