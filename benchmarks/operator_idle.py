@@ -12,11 +12,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from figures import Figure, report
-from operator_scale import CLIENTS, NAMESPACE, control_plane, limit, operator_of, wait_phases
+from operator_scale import CLIENTS, NAMESPACE, WATCHED_SECONDS, control_plane, each, limit, operator_of, wait_phases
 
 # Found by the paths that operator_scale adds.
 from kube import Kube, Object  # isort: skip
@@ -26,14 +25,8 @@ from ray_driver import Attempt, Script  # isort: skip
 from small_jobs import small_job  # isort: skip
 
 PERCENT_LIMIT, MEMORY_LIMIT_MB, EVENTS_LIMIT = 2.0, 250.0, 1000.0
-SETTLED_SECONDS, WATCHED_SECONDS, BUSY_SECONDS = 30.0, 60.0, 20.0
+SETTLED_SECONDS, BUSY_SECONDS = 30.0, 20.0
 PODS = 200
-
-
-def each(make: Callable[[int], object], count: int) -> None:
-    """Call it with each number, by 16 clients."""
-    with ThreadPoolExecutor(CLIENTS) as clients:
-        list(clients.map(make, range(count)))
 
 
 def finished_jobs(kube: Kube, status: Object, count: int) -> None:

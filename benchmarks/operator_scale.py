@@ -91,12 +91,17 @@ def operator_of(plane: KwokCluster, proxy: FaultProxy | None = None) -> Iterator
             operator.kill()
 
 
+def each(call: Callable[[int], object], count: int) -> None:
+    """Call it with each number, by 16 clients at the same time."""
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        for _ in clients.map(call, range(count)):
+            pass
+
+
 def create_all(kube: Kube, make: Callable[[int], Object], count: int) -> float:
     """Create so many objects with 16 clients; return when the first request went out."""
-    with ThreadPoolExecutor(CLIENTS) as clients:
-        began = time.monotonic()
-        for _ in clients.map(lambda number: kube.create(make(number)), range(count)):
-            pass
+    began = time.monotonic()
+    each(lambda number: kube.create(make(number)), count)
     print(f"  created {count} in {time.monotonic() - began:.1f} s", flush=True)
     return began
 

@@ -130,15 +130,11 @@ class Executor:
             try:
                 await self._act(look, action)
             except ActionFailed as failed:
-                # A driver that refuses these must not hold back what else there is to do and to tell.
-                if isinstance(action, RequestCheckpoint):
-                    plan, refused = without_request(plan, look.observed.job.status), "CheckpointNotRequested"
-                elif isinstance(action, WantEngineNodes):
-                    refused = "EnginesNotScaled"
-                elif isinstance(action, AnnotateWorkload):
-                    refused = "PriorityNotBoosted"
-                else:
+                refused = _HOLDS_NOTHING_BACK.get(type(action))
+                if refused is None:
                     raise
+                if isinstance(action, RequestCheckpoint):
+                    plan = without_request(plan, look.observed.job.status)
                 self._events.record(look.observed.job, Event("Warning", refused, str(failed)))
         if not plan.status_first and not any(isinstance(action, DeleteJob) for action in plan.actions):
             retry_after = await self._write_status(look, plan)
@@ -397,6 +393,13 @@ _WORDS: dict[type[Action], str] = {
     AnnotateWorkload: "Telling Kueue what a preemption would cost",
     ScaleEngines: "Changing the number of pods with engines",
 }
+
+_HOLDS_NOTHING_BACK: dict[type[Action], str] = {
+    RequestCheckpoint: "CheckpointNotRequested",
+    WantEngineNodes: "EnginesNotScaled",
+    AnnotateWorkload: "PriorityNotBoosted",
+}
+"""Actions whose refusal must not hold back what else there is to do and to tell, with the reason of the Event."""
 
 
 def _dumped(status: RLJobStatus) -> dict[str, Json]:

@@ -36,6 +36,14 @@ def play(test: Callable[[Case], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
+async def put_workload(case: Case, status: dict[str, Any] | None = None, **metadata: Any) -> None:
+    """Kueue's Workload of the RayCluster `a`."""
+    uid = case.api.objects["rayclusters"]["default", "a"]["metadata"]["uid"]
+    owner = {"kind": "RayCluster", "name": "a", "uid": uid, "controller": True}
+    item = {"metadata": {"name": "raycluster-a-1", "ownerReferences": [owner], **metadata}}
+    await case.api.put("workloads", item if status is None else {**item, "status": status})
+
+
 def say(text: str, **more: Any) -> Plan:
     return Plan(RLJobStatus(message=text), **more)
 
@@ -456,11 +464,8 @@ def test_queues_are_watched_where_they_are_and_forgotten_where_they_go() -> None
         await case.api.put("rljobs", manifest())
         async with case.operator(reconcile):
             await until(lambda: bool(case.api.objects.get("rayclusters")))
-            uid = case.api.objects["rayclusters"]["default", "a"]["metadata"]["uid"]
-            owner = {"kind": "RayCluster", "name": "a", "uid": uid, "controller": True}
             waits = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": "no quota"}
-            meta = {"name": "raycluster-a-1", "ownerReferences": [owner]}
-            await case.api.put("workloads", {"metadata": meta, "status": {"conditions": [waits]}})
+            await put_workload(case, {"conditions": [waits]})
             assert seen[-1].queue is None
             case.api.groups["kueue.x-k8s.io"] = {"v1beta2": ["workloads"], "v1beta1": ["workloads"]}
             await until(lambda: seen[-1].queue is not None)
@@ -493,10 +498,7 @@ def test_kueues_workload_is_told_what_a_preemption_costs_and_another_one_is_not(
         await case.api.put("rljobs", manifest())
         async with case.operator(reconcile) as controller:
             await until(lambda: bool(case.api.objects.get("rayclusters")))
-            uid = case.api.objects["rayclusters"]["default", "a"]["metadata"]["uid"]
-            owner = {"kind": "RayCluster", "name": "a", "uid": uid, "controller": True}
-            meta = {"name": "raycluster-a-1", "ownerReferences": [owner], "annotations": {"kept": "yes"}}
-            await case.api.put("workloads", {"metadata": meta})
+            await put_workload(case, annotations={"kept": "yes"})
             await until(lambda: case.status().get("message") == "1")
             notes = {"kueue.x-k8s.io/priority-boost": "4", "rljob.dev/last-checkpoint": "2026-01-01T00:00:00Z"}
             workload = lambda: case.api.objects["workloads"]["default", "raycluster-a-1"]["metadata"]  # noqa: E731
@@ -523,9 +525,7 @@ def test_a_workload_that_may_not_be_written_holds_nothing_back() -> None:
         await case.api.put("rljobs", manifest())
         async with case.operator(reconcile):
             await until(lambda: bool(case.api.objects.get("rayclusters")))
-            uid = case.api.objects["rayclusters"]["default", "a"]["metadata"]["uid"]
-            owner = {"kind": "RayCluster", "name": "a", "uid": uid, "controller": True}
-            await case.api.put("workloads", {"metadata": {"name": "w", "ownerReferences": [owner]}})
+            await put_workload(case)
             await until(lambda: case.status().get("message") == "told")
             events = case.api.objects.get("events", {})
             await until(lambda: "PriorityNotBoosted" in {event["reason"] for event in events.values()})

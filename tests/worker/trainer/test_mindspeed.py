@@ -11,10 +11,6 @@ import ast
 import importlib
 import importlib.util
 import json
-import os
-import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from mindspeed_names import JUDGED
-from test_trainer import ROOT, write_model
+from test_trainer import ROOT, launch, write_model
 
 HERE = Path(__file__).parent
 FOUND = importlib.util.find_spec("mindspeed")
@@ -37,31 +33,6 @@ pytestmark = [
 ]
 
 
-def launch(kind: str, folder: Path, packages: Path) -> None:
-    """Run all cases in two processes, as `launch` of test_trainer.py does."""
-    paths = [ROOT / "crds", ROOT / "worker", HERE, packages]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(map(str, paths)),
-        "OMP_NUM_THREADS": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-    }
-    port, processes = random.randint(15000, 28000), []
-    logs = [folder / f"{rank}.log" for rank in range(2)]
-    for rank, log in enumerate(logs):
-        cases = [*TOGETHER, *(f"alone:{case}" for case in ALONE[rank])]
-        command = [sys.executable, HERE / "on_mindspeed" / "mindspeed_ranks.py", kind, rank, folder, port, *cases]
-        with open(log, "w") as output:
-            processes.append(
-                subprocess.Popen([str(part) for part in command], env=environment, stdout=output, stderr=output)
-            )
-    try:
-        codes = [process.wait(timeout=500) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert codes == [0, 0], "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in logs)
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of what the trainers on MindSpeed and on Megatron alone saw."""
@@ -72,7 +43,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         write_model(folder / "dense")
         write_model(folder / "moe", "qwen3_moe")
         write_model(folder / "bias", "qwen2")
-        launch(kind, folder, Path(FOUND.submodule_search_locations[0]).parent)
+        script = HERE / "on_mindspeed" / "mindspeed_ranks.py"
+        packages = (HERE, Path(FOUND.submodule_search_locations[0]).parent)
+        launch(folder, kind, TOGETHER, ALONE, (script, kind), packages)
     return folders
 
 

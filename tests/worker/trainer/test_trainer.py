@@ -117,19 +117,35 @@ def whole_tensors(shares_of_ranks: Iterable[Any]) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def launch(folder: Path, name: str, together: list[str], alone: tuple[list[str], list[str]]) -> None:
-    """Run cases in two fresh processes: first those of two ranks, then each process its own of one rank."""
+def launch(
+    folder: Path,
+    name: str,
+    together: list[str],
+    alone: tuple[list[str], list[str]],
+    script: tuple[Path | str, ...] = (Path(__file__).with_name("cases.py"),),
+    packages: Iterable[Path] = (),
+) -> None:
+    """Run cases in two fresh processes: first those of two ranks, then each process its own of one rank.
+
+    Args:
+        folder: with the models; logs and results go there.
+        name: of the logs.
+        together: cases of two ranks.
+        alone: cases of one rank, for each process.
+        script: what runs them, with its first arguments.
+        packages: further folders that it imports from.
+    """
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "crds"), str(ROOT / "worker")]),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "crds", ROOT / "worker", *packages))),
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",
     }
-    script, port = Path(__file__).with_name("cases.py"), random.randint(15000, 28000)
+    port = random.randint(15000, 28000)
     logs = [folder / f"{name}-{rank}.log" for rank in range(2)]
     processes = []
     for rank, log in enumerate(logs):
         cases = [*together, *(f"alone:{case}" for case in alone[rank])]
-        command = [sys.executable, str(script), str(rank), str(folder), str(port), *cases]
+        command = [sys.executable, *map(str, (*script, rank, folder, port)), *cases]
         with open(log, "w") as output:
             processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
     try:

@@ -210,7 +210,7 @@ def _replace_in(holder: object, new: Mapping[int, object]) -> int:
         case types.CellType():
             content = _content(holder)
             found = [("cell_contents", content)] if id(content) in new else []
-            for _ in found:
+            if found:
                 holder.cell_contents = new[id(content)]
         case _:
             found = [(name, value) for name, value in _attributes(holder) if id(value) in new]
