@@ -122,11 +122,7 @@ def test_no_process_survives_the_driver(tmp_path: Path) -> None:
     wait_for(lambda: any(e["event"] == "ready" for e in events(tmp_path / "run")), "ready")
     children = _descendants(process.pid)
     assert len(children) >= 4, "Ray, trainer and engine should be running"
-    slots = [
-        slot
-        for slot in Path("/dev/shm").glob("rljob-*")
-        if {int(part) for part in slot.name.split("-")[3:4]} & {*children}
-    ]
+    slots = [slot for child in children for slot in Path("/dev/shm").glob(f"rljob-*-*-{child}-*-*")]
     assert len(slots) == 2, "those of the trainer"
     process.kill()
     finish(process)
