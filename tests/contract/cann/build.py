@@ -15,7 +15,7 @@ from sources import CACHE, executable
 HERE = Path(__file__).parent
 WHEEL = "torch_npu==2.11.0.post3"
 """The release for the torch that the tests have; the pin of the image for Ascend is for the torch before it."""
-_SOURCES = ("runtime.c", "operators.cpp", "saver.c", "build.py")
+_SOURCES = ("runtime.c", "operators.cpp", "kernels.cpp", "saver.c", "build.py")
 _SAVER = "torch_memory_saver_hook_mode_{}.abi3.so"
 _EMPTY = ("hccl", "acl_op_compiler", "ge_runner", "acl_tdt_channel")
 """Libraries that torch_npu is linked to, and whose functions it does not call here."""
@@ -80,6 +80,8 @@ def _compile(lib: Path, package: Path) -> None:
     compiler = ["g++", "-std=c++20", "-O0", "-fPIC", "-shared", "-w", *headers]
     compiler += ["-I", str(include), "-I", str(include / "torch/csrc/api/include"), "-L", str(torch_lib)]
     _run([*compiler, str(HERE / "operators.cpp"), "-o", str(lib / "libopapi.so"), "-lc10", "-ltorch_cpu"])
+    npu = ["-L", str(package / "lib"), "-ltorch_npu", "-Wl,--allow-shlib-undefined"]
+    _run([*compiler, str(HERE / "kernels.cpp"), "-o", str(lib / "libkernels.so"), "-lc10", "-ltorch_cpu", *npu])
     _library(shared, lib, "graph", ["-xc", os.devnull, "-lascendcl", "-lopapi"])
     saver = [str(HERE / "saver.c"), "-lascendcl"]
     _run([*shared, "-DPRELOAD", *saver, "-o", str(lib / _SAVER.format("preload"))])

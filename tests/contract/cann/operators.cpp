@@ -32,15 +32,6 @@ const Names KEPT = {"aten::empty.memory_format",
                     "aten::empty_strided",
                     "aten::empty_like",
                     "aten::new_empty_strided",
-                    "aten::view",
-                    "aten::view.dtype",
-                    "aten::view_as_real",
-                    "aten::view_as_complex",
-                    "aten::as_strided",
-                    "aten::_reshape_alias",
-                    "aten::unfold",
-                    "aten::alias",
-                    "aten::detach",
                     "aten::resize_",
                     "aten::copy_",
                     "aten::_copy_from",
@@ -59,6 +50,12 @@ const Names KEPT = {"aten::empty.memory_format",
                     "aten::is_set_to",
                     "aten::_has_compatible_shallow_copy_type"};
 
+bool is_view(const c10::FunctionSchema &schema) {
+  for (auto &result : schema.returns())
+    if (result.alias_info() && !result.alias_info()->isWrite()) return true;
+  return false;
+}
+
 void on_cpu(const c10::OperatorHandle &op, torch::jit::Stack *stack) { at::native::cpu_fallback(op, stack); }
 
 struct Replaced {
@@ -68,7 +65,8 @@ struct Replaced {
     auto &dispatcher = c10::Dispatcher::singleton();
     for (auto &name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::PrivateUse1)) {
       std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-      if (full.rfind("aten::", 0) == 0 && !KEPT.count(full))
+      auto schema = dispatcher.findSchema(name);
+      if (full.rfind("aten::", 0) == 0 && !KEPT.count(full) && !(schema && is_view(schema->schema())))
         library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
     }
   }
@@ -104,6 +102,7 @@ void compute_on_host() { static Replaced replaced; }
 aclTensor *aclCreateTensor(const int64_t *sizes, uint64_t dimensions, aclDataType type, const int64_t *strides,
                            int64_t offset, aclFormat, const int64_t *, uint64_t, void *data) {
   auto dtype = torch_dtype(type);
+  c10::InferenceMode none(false);  // another thread copies into it, which is not in that mode
   char *start = static_cast<char *>(data) + offset * c10::elementSize(dtype);
   return new aclTensor{at::from_blob(start, {sizes, dimensions}, {strides, dimensions}, dtype)};
 }

@@ -120,13 +120,16 @@ __attribute__((destructor)) static void end(void) {
 
 aclError aclInit(const char *path) {
   // By now torch_npu's own operators are registered.
-  void *library = dlopen("libopapi.so", RTLD_NOW);
-  void (*install)(void) = library ? (void (*)(void))dlsym(library, "compute_on_host") : 0;
-  if (!install) {
-    fprintf(stderr, "stand-in for CANN: %s\n", dlerror());
-    return WRONG;
+  const char *from[][2] = {{"libopapi.so", "compute_on_host"}, {"libkernels.so", "compute_fused_on_host"}};
+  for (int i = 0; i < 2; i++) {
+    void *library = dlopen(from[i][0], RTLD_NOW);
+    void (*install)(void) = library ? (void (*)(void))dlsym(library, from[i][1]) : 0;
+    if (!install) {
+      fprintf(stderr, "stand-in for CANN: %s\n", dlerror());
+      return WRONG;
+    }
+    install();
   }
-  install();
   return 0;
 }
 aclError aclFinalize(void) { return 0; }
@@ -300,6 +303,10 @@ aclError aclrtReleaseMemAddress(void *pointer) { return 0; }
 aclError aclrtMallocPhysical(aclrtDrvMemHandle *out, size_t size, const aclrtPhysicalMemProp *prop, uint64_t flags) {
   if (size % PAGE) return WRONG;
   return (*out = take(size)) ? 0 : OUT_OF_MEMORY;
+}
+aclError aclrtMemGetAllocationGranularity(aclrtPhysicalMemProp *prop, aclrtMemGranularityOptions which, size_t *size) {
+  *size = PAGE;
+  return 0;
 }
 aclError aclrtFreePhysical(aclrtDrvMemHandle handle) {
   give(handle);
