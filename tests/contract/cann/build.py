@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +16,21 @@ from sources import CACHE, executable
 HERE = Path(__file__).parent
 WHEEL = "torch_npu==2.11.0.post3"
 """The release for the torch that the tests have; the pin of the image for Ascend is for the torch before it."""
-_SOURCES = ("runtime.c", "operators.cpp", "kernels.cpp", "saver.c", "build.py")
+ENGINE_WHEELS = ("vllm-ascend==0.23.0", "scipy==1.17.1")
+"""vllm-ascend's own code, compiled and not, and what it imports that the tests' environment lacks."""
+_SOURCES = ("runtime.c", "operators.cpp", "kernels.cpp", "hccl.cpp", "saver.c", "build.py")
+_PACKAGES = HERE / "packages"
 _SAVER = "torch_memory_saver_hook_mode_{}.abi3.so"
-_EMPTY = ("hccl", "acl_op_compiler", "ge_runner", "acl_tdt_channel")
-"""Libraries that torch_npu is linked to, and whose functions it does not call here."""
-_LINKED = ("libtorch_npu.so", "libtensorpipe.so")
-_NOTHING = ("Msprof", "aclmdlInitDump", "aclmdlFinalizeDump", "aclmdlSetDump")
-"""Profiling and dumps: called, and of no use."""
+_EMPTY = """acl_op_compiler acl_tdt_channel ascend_dump ascend_protobuf ascendalog atb c_sec error_manager fmk_parser
+ge_common_base ge_runner mmpa platform profapi register runtime unified_dlog""".split()
+"""Libraries of CANN's that somebody is linked to. All that is asked of them is in one, libascendcl."""
+_LINKED = ("torch_npu/lib/*.so", "torch_npu/dynamo/torchair/core/*.so", "vllm_ascend/*.so")
+_SYSTEM = ("libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1")
+_OTHERS = ("Py", "_Py", "_ITM", "__")
+"""Names that are Python's and the linker's."""
+_NOTHING = """Msprof aclmdlInitDump aclmdlFinalizeDump aclmdlSetDump CheckLogLevel DlogRecord mmGetTid
+aclrtRegStreamStateCallback aclrtBinaryLoadFromData _ZN3atb13CreateContext""".split()
+"""Profiling, dumps, logs, kernels and a library's own state: called, and of no use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,8 @@ class Cann:
 
     folder: Path
     wheel: Path
+    engine: tuple[Path, ...]
+    """Of `ENGINE_WHEELS`."""
 
     def environment(self, mode: str) -> dict[str, str]:
         """What a process has on an NPU with that mode of the memory saver."""
@@ -44,12 +55,13 @@ class Cann:
     @property
     def path(self) -> list[str]:
         """For PYTHONPATH."""
-        return [str(self.folder), str(self.wheel)]
+        return [str(folder) for folder in (self.folder, _PACKAGES, self.wheel, *self.engine)]
 
 
 def build() -> Cann:
     """The stand-ins for the wheel; compiled once and kept."""
     wheel = executable(WHEEL)
+    engine = tuple(map(executable, ENGINE_WHEELS))
     content = [(HERE / name).read_bytes() for name in _SOURCES] + [torch.__version__.encode(), str(wheel).encode()]
     folder = CACHE / f"cann-{hashlib.sha256(b'|'.join(content)).hexdigest()[:16]}"
     if not folder.is_dir():
@@ -60,28 +72,39 @@ def build() -> Cann:
         place = folder.with_name(f"{folder.name}.{os.getpid()}")
         shutil.rmtree(place, ignore_errors=True)
         (place / "lib").mkdir(parents=True)
-        _compile(place / "lib", wheel / "torch_npu")
+        _compile(place / "lib", wheel / "torch_npu", [wheel, *engine])
         _saver_package(place / "torch_memory_saver")
+        _plugin(place / "stand_ins-1.dist-info")
         place.rename(folder)
-    return Cann(folder, wheel)
+    return Cann(folder, wheel, engine)
 
 
-def _compile(lib: Path, package: Path) -> None:
-    headers = ["-I", str(package / "include/third_party/acl/inc")]
+def _compile(lib: Path, package: Path, wheels: list[Path]) -> None:
+    third_party = package / "include/third_party"
+    headers = [part for name in ("acl/inc", "hccl/inc", "../") for part in ("-I", str(third_party / name))]
     shared = ["gcc", "-shared", "-fPIC", "-O1", *headers, "-L", str(lib), "-Wl,--no-as-needed,-rpath,$ORIGIN"]
-    runtime = lib / "runtime.o"
-    _run(["gcc", "-c", "-fPIC", "-O1", "-Wall", "-Werror", *headers, str(HERE / "runtime.c"), "-o", str(runtime)])
-    rest = lib / "rest.c"
-    rest.write_text(_rest(_symbols(runtime, "--defined-only"), package / "lib"))
-    _library(shared, lib, "ascendcl", [str(runtime), str(rest)])
-    for name in _EMPTY:
-        _library(shared, lib, name, ["-xc", os.devnull, "-lascendcl"])
     include, torch_lib = (Path(torch.__file__).parent / part for part in ("include", "lib"))
-    compiler = ["g++", "-std=c++20", "-O0", "-fPIC", "-shared", "-w", *headers]
-    compiler += ["-I", str(include), "-I", str(include / "torch/csrc/api/include"), "-L", str(torch_lib)]
-    _run([*compiler, str(HERE / "operators.cpp"), "-o", str(lib / "libopapi.so"), "-lc10", "-ltorch_cpu"])
-    npu = ["-L", str(package / "lib"), "-ltorch_npu", "-Wl,--allow-shlib-undefined"]
-    _run([*compiler, str(HERE / "kernels.cpp"), "-o", str(lib / "libkernels.so"), "-lc10", "-ltorch_cpu", *npu])
+    compiler = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-w", *headers, "-I", str(include)]
+    compiler += ["-L", str(torch_lib), "-L", str(package / "lib"), "-Wl,--allow-shlib-undefined"]
+
+    def on_torch(source: str, name: str, *libraries: str) -> Path:
+        made = lib / f"lib{name}.so"
+        _run([*compiler, str(HERE / f"{source}.cpp"), "-o", str(made), "-lc10", "-ltorch_cpu", *libraries])
+        return made
+
+    with ThreadPoolExecutor() as pool:
+        runtime = lib / "runtime.o"
+        flags = ["-c", "-fPIC", "-O1", "-Wall", "-Werror"]
+        kernels = pool.submit(on_torch, "kernels", "kernels", "-ltorch_npu")
+        hccl, opapi = pool.submit(on_torch, "hccl", "hccl"), pool.submit(on_torch, "operators", "opapi")
+        _run(["gcc", *flags, *headers, str(HERE / "runtime.c"), "-o", str(runtime)])
+        ours = _symbols(runtime, "--defined-only") | _symbols(hccl.result(), "-D --defined-only")
+        rest = lib / "rest.c"
+        rest.write_text(_rest(ours | _symbols(opapi.result(), "-D --defined-only"), wheels))
+        _library(shared, lib, "ascendcl", [str(runtime), str(rest)])
+        for name in _EMPTY:
+            _library(shared, lib, name, ["-xc", os.devnull, "-lascendcl"])
+        kernels.result()
     _library(shared, lib, "graph", ["-xc", os.devnull, "-lascendcl", "-lopapi"])
     saver = [str(HERE / "saver.c"), "-lascendcl"]
     _run([*shared, "-DPRELOAD", *saver, "-o", str(lib / _SAVER.format("preload"))])
@@ -97,17 +120,22 @@ def _library(shared: list[str], lib: Path, name: str, made_of: list[str]) -> Non
 
 def _symbols(file: Path, which: str) -> set[str]:
     done = subprocess.run(["nm", *which.split(), str(file)], capture_output=True, text=True, timeout=60, check=True)
-    return {line.split()[-1] for line in done.stdout.splitlines()}
+    # What may be absent (`w`) stays so: whoever asks for it asks first whether it is there.
+    return {line.split()[-1] for line in done.stdout.splitlines() if " w " not in line}
 
 
-def _rest(defined: set[str], libraries: Path) -> str:
-    """C of what torch_npu is linked to and `defined` lacks: each ends the process with its name."""
-    prefixes = ("acl", "Hccl", "Msprof", "rt")
-    wanted = set().union(*(_symbols(libraries / name, "-D --undefined-only") for name in _LINKED))
-    lacking = sorted(name for name in wanted - defined if name.startswith(prefixes) and name.isidentifier())
+def _rest(defined: set[str], wheels: list[Path]) -> str:
+    """C of what the wheels' libraries ask for and nobody defines: each function ends the process with its name."""
+    linked = [file for wheel in wheels for pattern in _LINKED for file in wheel.glob(pattern)]
+    system = [Path(_run(["gcc", f"-print-file-name={name}"]).strip()) for name in _SYSTEM]
+    there = [*linked, *(Path(torch.__file__).parent / "lib").glob("*.so"), *system]
+    defined = defined.union(*(_symbols(file, "-D --defined-only") for file in there))
+    defined |= {name.partition("@")[0] for name in defined}
+    wanted = set().union(*(_symbols(file, "-D --undefined-only") for file in linked))
+    lacking = sorted(name for name in wanted - defined if name.isidentifier() and not name.startswith(_OTHERS))
     body = [
         f"int {name}(void) {{ return 0; }}"
-        if name.startswith(_NOTHING)
+        if name.startswith(tuple(_NOTHING))
         else f'int {name}(void) {{ fputs("stand-in for CANN: {name} is called\\n", stderr); abort(); }}'
         for name in lacking
     ]
@@ -123,7 +151,14 @@ def _saver_package(folder: Path) -> None:
     )
 
 
-def _run(command: list[str]) -> None:
+def _plugin(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: stand-ins\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text("[vllm.general_plugins]\ntriton = triton_stand_in:interpret\n")
+
+
+def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     if done.returncode:
         raise RuntimeError(f"contracts: {' '.join(command)}\n{done.stderr}")
+    return done.stdout

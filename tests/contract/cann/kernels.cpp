@@ -37,7 +37,10 @@ struct Call {
       if (schema.arguments()[i].name() == name) return (*stack)[stack->size() - count + i];
     TORCH_CHECK(false, "stand-in for CANN: ", schema.name(), " has no argument ", name);
   }
-  bool given(const char *name) const { return !(*this)[name].isNone(); }
+  bool given(const char *name) const {
+    auto &value = (*this)[name];
+    return !value.isNone() && !(value.isTensor() && !value.toTensor().defined());
+  }
   Tensor device(const char *name) const { return (*this)[name].toTensor(); }
   Tensor tensor(const char *name) const { return host(device(name)); }
   double number(const char *name) const { return (*this)[name].toDouble(); }

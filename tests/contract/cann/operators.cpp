@@ -1,7 +1,7 @@
 // What is computed on the stand-in: torch's own CPU operators over the device's memory, which the host can reach.
 //
-// torch_npu's operators call kernels of libopapi, of which there is one here, the copy. The others are replaced, name by
-// name, by torch's fallback to the CPU; what makes, views and copies tensors stays torch_npu's own.
+// torch_npu's operators call kernels of libopapi, of which there are two here: copy and cast. The others are replaced, name
+// by name, by torch's fallback to the CPU; what makes, views and copies tensors stays torch_npu's own.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/from_blob.h>
@@ -123,10 +123,18 @@ int aclnnInplaceCopy(void *, uint64_t, aclOpExecutor *executor, aclrtStream) {
   try {
     executor->to.copy_(executor->from);
   } catch (const std::exception &error) {
-    fprintf(stderr, "stand-in for CANN: aclnnInplaceCopy: %s\n", error.what());
+    fprintf(stderr, "stand-in for CANN: a copy: %s\n", error.what());
     result = 1;
   }
   delete executor;
   return result;
+}
+
+int aclnnCastGetWorkspaceSize(const aclTensor *from, aclDataType, aclTensor *to, uint64_t *size, aclOpExecutor **out) {
+  return aclnnInplaceCopyGetWorkspaceSize(to, from, size, out);
+}
+
+int aclnnCast(void *workspace, uint64_t size, aclOpExecutor *executor, aclrtStream stream) {
+  return aclnnInplaceCopy(workspace, size, executor, stream);
 }
 }
