@@ -184,9 +184,13 @@ aclError aclGetCompileopt(aclCompileOpt what, char *value, size_t length) {
 
 // --- devices
 
+static int default_count(void) {
+  const char *count = getenv("NPU_COUNT");
+  return count ? atoi(count) : 8;
+}
 aclError aclrtGetDeviceCount(uint32_t *count) {
   const char *list = getenv("ASCEND_RT_VISIBLE_DEVICES");
-  *count = list && *list ? 1 : list ? 0 : 8;
+  *count = list && *list ? 1 : list ? 0 : default_count();
   for (; list && *list; list++) *count += *list == ',';
   return 0;
 }
