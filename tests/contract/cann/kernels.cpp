@@ -276,6 +276,64 @@ void fusion_attention_grad(const Call &call) {
   for (auto &result : results) call.stack->push_back(result);
 }
 
+// --- mixtures of experts
+
+void moe_gating_top_k(const Call &call) {
+  call.wants(call.integer("k_group") == 1 && call.integer("group_count") == 1, "one group of experts");
+  call.wants(call.integer("norm_type") == 0 && !call.given("bias_opt"), "softmax without bias");
+  auto x = call.device("x");
+  auto scores = host(x).to(at::kFloat).softmax(-1);
+  auto [best, experts] = scores.topk(call.integer("k"), -1);
+  if (call.integer("renorm")) best = best / (best.sum(-1, true) + call.number("eps"));
+  best = (best * call.number("routed_scaling_factor")).to(x.scalar_type());
+  call.returns(to_device(best, x), to_device(experts.to(at::kInt), x), to_device(scores, x));
+}
+
+// Rows in the order of their experts: those of `active_expert_range` alone, the rest of the output is zeros.
+void moe_init_routing(const Call &call) {
+  call.wants(call.integer("drop_pad_mode") == 0 && call.integer("row_idx_type") == 0, "no padding, rows as `gather`");
+  call.wants(call.integer("quant_mode") == -1 && call.integer("expert_tokens_num_type") == 1, "counts, unquantized");
+  auto x = call.device("x");
+  auto rows = host(x), experts = call.tensor("expert_idx").to(at::kLong).flatten();
+  auto range = call.integers("active_expert_range");
+  auto active = experts.ge(range[0]).logical_and(experts.lt(range[1]));
+  auto order = at::where(active, experts, at::full_like(experts, range[1])).argsort(/*stable=*/true, 0);
+  auto count = active.sum().item<int64_t>(), chosen = experts.size(0) / rows.size(0);
+  auto taken = order.slice(0, 0, count);
+  auto expanded = at::zeros({experts.size(0), rows.size(1)}, rows.options());
+  expanded.slice(0, 0, count).copy_(rows.index_select(0, taken.div(chosen, "floor")));
+  auto place = at::full({experts.size(0)}, -1, at::kInt);
+  place.index_copy_(0, taken, at::arange(count, at::kInt));
+  auto counts = experts.index_select(0, taken).sub(range[0]).bincount({}, range[1] - range[0]);
+  call.returns(to_device(expanded, x), to_device(place, x), to_device(counts, x), to_device(at::zeros({0}), x));
+}
+
+void grouped_matmul(const Call &call) {
+  auto xs = call["x"].toTensorVector(), weights = call["weight"].toTensorVector();
+  call.wants(xs.size() == 1 && weights.size() == 1 && call.integer("group_type") == 0, "rows in groups");
+  call.wants(call.integer("group_list_type") == 1 && !call.given("bias") && !call.given("scale"), "counts, unquantized");
+  auto x = host(xs[0]), weight = host(weights[0]), counts = call.tensor("group_list");
+  auto out = at::zeros({x.size(0), weight.size(2)}, x.options());
+  int64_t begin = 0;
+  for (int64_t i = 0; i < counts.size(0); i++) {
+    auto end = begin + counts[i].item<int64_t>();
+    if (end > begin) out.slice(0, begin, end).copy_(at::matmul(x.slice(0, begin, end), weight[i]));
+    begin = end;
+  }
+  call.returns(c10::List<Tensor>({to_device(out, xs[0])}));
+}
+
+void moe_token_unpermute(const Call &call) {
+  call.wants(!call["padded_mode"].toBool(), "without padding");
+  auto x = call.device("permuted_tokens");
+  auto rows = host(x).index_select(0, call.tensor("sorted_indices").to(at::kLong).flatten());
+  if (call.given("probs")) {
+    auto probs = call.tensor("probs");
+    rows = (rows.view({probs.size(0), probs.size(1), -1}) * probs.unsqueeze(-1)).sum(1).to(x.scalar_type());
+  }
+  call.returns(to_device(rows, x));
+}
+
 struct Kernels {
   torch::Library npu{torch::Library::IMPL, "npu", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__};
   torch::Library atb{torch::Library::IMPL, "atb", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__};
@@ -299,6 +357,10 @@ struct Kernels {
     add<paged_attention>(atb, "_npu_paged_attention");
     add<reshape_and_cache>(atb, "_npu_reshape_and_cache");
     add<rotary_embedding>(atb, "_npu_rotary_embedding");
+    add<grouped_matmul>(npu, "npu_grouped_matmul");
+    add<moe_token_unpermute>(npu, "npu_moe_token_unpermute");
+    add<moe_gating_top_k>(custom, "moe_gating_top_k");
+    add<moe_init_routing>(custom, "npu_moe_init_routing_custom");
     add<add_rms_norm_bias>(custom, "npu_add_rms_norm_bias");
   }
 };

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.distributed import ProcessGroup
 
-from rljob_worker.upstream.patch import MEGATRON, Patch, Process, put
+from rljob_worker.upstream.patch import EVERY_DEVICE, MEGATRON, Patch, Process, put
 
 
 class _CpuRngTracker:
@@ -108,8 +108,15 @@ def _unless_alone(exchange: Callable[..., object]) -> Callable[..., object]:
     return exchanged
 
 
-def _patch(name: str, targets: tuple[str, ...], why: str, test: str, apply: Callable[[], None]) -> Patch:
-    return Patch(name, targets, {"megatron-core": MEGATRON}, why, test, apply, (Process.TRAINER,), ("cpu",))
+def _patch(
+    name: str,
+    targets: tuple[str, ...],
+    why: str,
+    test: str,
+    apply: Callable[[], None],
+    devices: tuple[str, ...] = ("cpu",),
+) -> Patch:
+    return Patch(name, targets, {"megatron-core": MEGATRON}, why, test, apply, (Process.TRAINER,), devices)
 
 
 _RANDOM = "megatron.core.tensor_parallel.random"
@@ -146,6 +153,7 @@ PATCHES = (
         "without Transformer Engine megatron-core never defines this name, and still reads it",
         _MOE_TEST,
         _grouped_products,
+        EVERY_DEVICE,
     ),
     _patch(
         "megatron-dispatcher-on-cpu",
