@@ -14,18 +14,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cann.build import Cann, build
+from cann.build import Cann
 from contracts import Kind
 from register import CONTRACTS
 
 HERE = Path(__file__).parent
 Done = subprocess.CompletedProcess[str]
 SCENARIO = [sys.executable, str(HERE / "scenario.py")]
-
-
-@pytest.fixture(scope="session")
-def cann() -> Cann:
-    return build()
 
 
 def environment(cann: Cann, mode: str, **changed: str | None) -> dict[str, str]:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,22 @@ class Cann:
             hook |= {"LD_PRELOAD": library, "TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1"}
         settings = {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False", "ASCEND_RT_VISIBLE_DEVICES": "5"}
         return {"LD_LIBRARY_PATH": str(lib)} | settings | hook
+
+    def shell(self, folder: Path, devices: int = 1) -> dict[str, str]:
+        """What a shell has on a machine with that many NPUs after CANN's set_env.sh, and a path with all packages.
+
+        Args:
+            folder: where the machine counts what its devices' memory holds.
+            devices: how many there are.
+        """
+        path = [*self.path, *filter(None, sys.path), str(HERE / "last")]
+        return {
+            "LD_LIBRARY_PATH": str(self.folder / "lib"),
+            "ASCEND_TOOLKIT_HOME": str(self.folder),
+            "PYTHONPATH": os.pathsep.join(path),
+            "NPU_FOLDER": str(folder),
+            "NPU_COUNT": str(devices),
+        }
 
     @property
     def path(self) -> list[str]:

@@ -1,0 +1,60 @@
+"""vllm-ascend's own wheel on torch_npu's, over the stand-ins for CANN, beside vLLM on CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cann.build import Cann
+from rollout_models import spec_json, write_model
+
+from rljob_api import RLJobSpec
+from rljob_worker.rollout.environment import engine_environment
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = Path(__file__).with_name("npu_engine.py")
+RUNS = {"on CPU": ("cpu", ()), "on an NPU": ("npu", ()), "one batch ahead": ("npu", ("async",))}
+KV_CACHE = 2**26
+ROUNDING = 2e-5
+"""Between kernels of two libraries, in fp32."""
+
+
+def generated(cann: Cann, folder: Path, kind: str, options: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The lines that the program prints."""
+    model = folder / "model"
+    spec = spec_json(model, maxNumSeqs=32)
+    environment = dict(os.environ)
+    if kind == "npu":
+        spec["resources"] = {"profile": "ascend-a2", "devicesPerNode": 1}
+        environment |= cann.shell(folder) | {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False"}
+    else:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    environment |= engine_environment(RLJobSpec.model_validate(spec)) | {"PYTHONPATH": environment["PYTHONPATH"]}
+    device = "npu" if kind == "npu" else "host:cpu:0"
+    command = [sys.executable, str(PROGRAM), json.dumps(spec), str(model), device, *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
+
+
+def test_an_engine_generates_sleeps_and_wakes_as_on_cpu(cann: Cann, tmp_path: Path) -> None:
+    """At both levels of sleep, with one batch scheduled ahead and without."""
+    write_model(tmp_path / "model")
+    with ThreadPoolExecutor() as pool:
+        runs = {name: pool.submit(generated, cann, tmp_path, *run) for name, run in RUNS.items()}
+    ((expected,),) = runs.pop("on CPU").result()
+    for name, run in runs.items():
+        bytes_given_back, (first, *later) = run.result()
+        assert [tokens for tokens, _ in first] == [tokens for tokens, _ in expected], name
+        for (_, ours), (_, theirs) in zip(first, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=ROUNDING)
+        assert later == [first, first], f"{name}: bit for bit after a sleep"
+        assert min(bytes_given_back.values()) > KV_CACHE, "the KV cache and the weights"
