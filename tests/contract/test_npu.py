@@ -150,25 +150,11 @@ def test_weights_cross_from_a_trainer_that_sleeps_in_between_to_an_engine(cann: 
         assert int(said(sent.result())[1]) > 3, "several buckets, so both slots are used again"
 
 
-def test_the_doctor_tries_what_a_job_does(cann: Cann) -> None:
-    """The steps of `rljob doctor --deep` that need nothing of vLLM and HCCL, and what it says of the hook."""
-    settings = json.dumps({"kind": "npu", "saver": "preload", "devices": ["5"]})
-    for step, mode, found in (
-        ("saver", "preload", "256 MiB slept and woke"),
-        ("checksum", "torch", " GiB/s"),
-        ("sharing", "torch", "256 MiB seen by"),
-    ):
-        answer = doctor(cann, mode, "deep_steps", step, settings)
-        assert '"status": "ok"' in answer
-        assert found in answer
-    for mode, hooked in (("preload", True), ("torch", False)):
-        assert json.loads(doctor(cann, mode, "process").splitlines()[-1])["hooked"] is hooked
-
-
-def doctor(cann: Cann, mode: str, module: str, *arguments: str) -> str:
-    """What a process of the doctor's prints."""
-    command = [sys.executable, "-m", f"rljob_worker.doctor.{module}", *arguments]
+@pytest.mark.parametrize(("mode", "hooked"), [("preload", True), ("torch", False)])
+def test_the_doctor_sees_whether_a_process_is_hooked(cann: Cann, mode: str, hooked: bool) -> None:
+    """What it tries on devices: test_npu_doctor.py."""
+    command = [sys.executable, "-m", "rljob_worker.doctor.process"]
     env = environment(cann, mode)
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert json.loads(done.stdout.splitlines()[-1])["hooked"] is hooked

@@ -48,7 +48,7 @@ class Cann:
         lib = self.folder / "lib"
         hook = {"TMS_HOOK_MODE": mode}
         if mode == "preload":
-            library = str(lib / _SAVER.format("preload"))
+            library = str(self.folder / _SAVER.format("preload"))
             hook |= {"LD_PRELOAD": library, "TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1"}
         settings = {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False", "ASCEND_RT_VISIBLE_DEVICES": "5"}
         return {"LD_LIBRARY_PATH": str(lib)} | settings | hook
@@ -64,6 +64,8 @@ class Cann:
         return {
             "LD_LIBRARY_PATH": str(self.folder / "lib"),
             "ASCEND_TOOLKIT_HOME": str(self.folder),
+            "ASCEND_HOME_PATH": str(self.folder),
+            "ASCEND_OPP_PATH": str(self.folder),
             "PYTHONPATH": os.pathsep.join(path),
             "NPU_FOLDER": str(folder),
             "NPU_COUNT": str(devices),
@@ -88,10 +90,13 @@ def build() -> Cann:
             )
         place = folder.with_name(f"{folder.name}.{os.getpid()}")
         shutil.rmtree(place, ignore_errors=True)
-        (place / "lib").mkdir(parents=True)
+        for part in ("lib", "runtime", "compiler"):
+            (place / part).mkdir(parents=True)
         _compile(place / "lib", wheel / "torch_npu", [wheel, *engine])
         _saver_package(place / "torch_memory_saver")
-        _plugin(place / "stand_ins-1.dist-info")
+        _describe(place, "stand-ins", "[vllm.general_plugins]\nstand_ins = stand_ins:install\n")
+        _describe(place, "torch-memory-saver", "")
+        (place / "version.cfg").write_text("version=9.1.0\n")
         place.rename(folder)
     return Cann(folder, wheel, engine)
 
@@ -99,7 +104,7 @@ def build() -> Cann:
 def _compile(lib: Path, package: Path, wheels: list[Path]) -> None:
     third_party = package / "include/third_party"
     headers = [part for name in ("acl/inc", "hccl/inc", "../") for part in ("-I", str(third_party / name))]
-    shared = ["gcc", "-shared", "-fPIC", "-O1", *headers, "-L", str(lib), "-Wl,--no-as-needed,-rpath,$ORIGIN"]
+    shared = ["gcc", "-shared", "-fPIC", "-O1", *headers, "-L", str(lib), "-Wl,--no-as-needed,-rpath,$ORIGIN:$ORIGIN/lib"]
     include, torch_lib = (Path(torch.__file__).parent / part for part in ("include", "lib"))
     compiler = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-w", *headers, "-I", str(include)]
     compiler += ["-L", str(torch_lib), "-L", str(package / "lib"), "-Wl,--allow-shlib-undefined"]
@@ -124,8 +129,8 @@ def _compile(lib: Path, package: Path, wheels: list[Path]) -> None:
         kernels.result()
     _library(shared, lib, "graph", ["-xc", os.devnull, "-lascendcl", "-lopapi"])
     saver = [str(HERE / "saver.c"), "-lascendcl"]
-    _run([*shared, "-DPRELOAD", *saver, "-o", str(lib / _SAVER.format("preload"))])
-    _run([*shared, *saver, "-o", str(lib / _SAVER.format("torch"))])
+    _run([*shared, "-DPRELOAD", *saver, "-o", str(lib.parent / _SAVER.format("preload"))])
+    _run([*shared, *saver, "-o", str(lib.parent / _SAVER.format("torch"))])
     runtime.unlink()
     rest.unlink()
 
@@ -164,14 +169,15 @@ def _saver_package(folder: Path) -> None:
     (folder / "__init__.py").touch()
     (folder / "utils.py").write_text(
         "from pathlib import Path\n\n\ndef get_binary_path_from_package(stem: str):\n"
-        "    return next((Path(__file__).parents[1] / 'lib').glob(f'{stem}.*.so'))\n"
+        "    return next(Path(__file__).parents[1].glob(f'{stem}.*.so'))\n"
     )
 
 
-def _plugin(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: stand-ins\nVersion: 1\n")
-    (folder / "entry_points.txt").write_text("[vllm.general_plugins]\ntriton = triton_stand_in:interpret\n")
+def _describe(folder: Path, package: str, entry_points: str) -> None:
+    place = folder / f"{package.replace('-', '_')}-1.dist-info"
+    place.mkdir()
+    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+    (place / "entry_points.txt").write_text(entry_points)
 
 
 def _run(command: list[str]) -> str:

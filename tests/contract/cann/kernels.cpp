@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -366,4 +367,7 @@ struct Kernels {
 };
 }  // namespace
 
-extern "C" void compute_fused_on_host() { static Kernels kernels; }
+extern "C" void compute_fused_on_host() {
+  static std::optional<Kernels> kernels;
+  kernels.emplace();
+}

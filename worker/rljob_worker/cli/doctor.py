@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from rich.console import Console
 
+from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
+from rljob_api.spec import RLJobSpec
 from rljob_api.wanted import Wanted
 from rljob_worker.cli.addresses import check_ray_address
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
@@ -117,4 +120,25 @@ def _wanted(arguments: argparse.Namespace) -> Wanted | None:
         if arguments.overrides:
             raise UserError("--set: needs a manifest to override")
         return None
-    return Wanted.of(read_manifest(arguments).spec)
+    spec = read_manifest(arguments).spec
+    return Wanted.of(spec) if arguments.ray else _on_this_machine(Wanted.of(spec), spec)
+
+
+def _on_this_machine(wanted: Wanted, spec: RLJobSpec) -> Wanted:
+    """What `rljob run` gives its processes here, where no pod does; without the memory saver, which is a finding."""
+    # As `rljob run` has it: the processes that use devices are others.
+    os.environ[BACKEND_AUTOLOAD_VARIABLE] = "0"
+    from rljob_worker.driver.machine import machine_variables
+
+    given = spec.environment
+    engine = machine_variables(spec, trainer=False)
+    try:
+        trainer = machine_variables(spec, trainer=True)
+    except UserError:
+        trainer = engine
+    return wanted.model_copy(
+        update={
+            "trainer": {**wanted.trainer, **trainer, **given.variables, **given.trainer},
+            "rollout": {**wanted.rollout, **engine, **given.variables, **given.rollout},
+        }
+    )
