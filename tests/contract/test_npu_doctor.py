@@ -1,4 +1,4 @@
-"""`rljob doctor JOB --deep` on a machine whose devices are the stand-ins for CANN, as the first hour on an NPU has it."""
+"""`rljob doctor JOB --deep` on a machine whose devices are the stand-ins for CANN, as in the first hour on an NPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ mount --move $1/usr/local/seen /usr/local
 shift
 exec "$@"
 """
-"""Of a mount namespace: device files, the driver's folder and the vendors' programs, where a machine with NPUs has them."""
+"""In a mount namespace: device files, the driver's folder and the vendors' programs, where a machine with NPUs has
+them."""
 ELSEWHERE = {
     "torch": "torch_npu 2.11.0.post3 fits torch 2.11, which the tests have; NPUs' image has 2.10",
     "vllm-ascend": "0.23.0.post1 is published as source alone",

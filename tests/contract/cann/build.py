@@ -22,15 +22,20 @@ ENGINE_WHEELS = ("vllm-ascend==0.23.0", "scipy==1.17.1")
 _SOURCES = ("runtime.c", "operators.cpp", "kernels.cpp", "hccl.cpp", "saver.c", "build.py")
 _PACKAGES = HERE / "packages"
 _SAVER = "torch_memory_saver_hook_mode_{}.abi3.so"
-_EMPTY = """acl_op_compiler acl_tdt_channel ascend_dump ascend_protobuf ascendalog atb c_sec error_manager fmk_parser
-ge_common_base ge_runner mmpa platform profapi register runtime unified_dlog""".split()
+_EMPTY = (
+    "acl_op_compiler", "acl_tdt_channel", "ascend_dump", "ascend_protobuf", "ascendalog", "atb", "c_sec",
+    "error_manager", "fmk_parser", "ge_common_base", "ge_runner", "mmpa", "platform", "profapi", "register",
+    "runtime", "unified_dlog",
+)  # fmt: skip
 """Libraries of CANN's that somebody is linked to. All that is asked of them is in one, libascendcl."""
 _LINKED = ("torch_npu/lib/*.so", "torch_npu/dynamo/torchair/core/*.so", "vllm_ascend/*.so")
 _SYSTEM = ("libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1")
 _OTHERS = ("Py", "_Py", "_ITM", "__")
 """Names that are Python's and the linker's."""
-_NOTHING = """Msprof aclmdlInitDump aclmdlFinalizeDump aclmdlSetDump CheckLogLevel DlogRecord mmGetTid
-aclrtRegStreamStateCallback aclrtBinaryLoadFromData _ZN3atb13CreateContext""".split()
+_NOTHING = (
+    "Msprof", "aclmdlInitDump", "aclmdlFinalizeDump", "aclmdlSetDump", "CheckLogLevel", "DlogRecord", "mmGetTid",
+    "aclrtRegStreamStateCallback", "aclrtBinaryLoadFromData", "_ZN3atb13CreateContext",
+)  # fmt: skip
 """Profiling, dumps, logs, kernels and a library's own state: called, and of no use."""
 
 
@@ -104,7 +109,16 @@ def build() -> Cann:
 def _compile(lib: Path, package: Path, wheels: list[Path]) -> None:
     third_party = package / "include/third_party"
     headers = [part for name in ("acl/inc", "hccl/inc", "../") for part in ("-I", str(third_party / name))]
-    shared = ["gcc", "-shared", "-fPIC", "-O1", *headers, "-L", str(lib), "-Wl,--no-as-needed,-rpath,$ORIGIN:$ORIGIN/lib"]
+    shared = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-O1",
+        *headers,
+        "-L",
+        str(lib),
+        "-Wl,--no-as-needed,-rpath,$ORIGIN:$ORIGIN/lib",
+    ]
     include, torch_lib = (Path(torch.__file__).parent / part for part in ("include", "lib"))
     compiler = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-w", *headers, "-I", str(include)]
     compiler += ["-L", str(torch_lib), "-L", str(package / "lib"), "-Wl,--allow-shlib-undefined"]
@@ -157,7 +171,7 @@ def _rest(defined: set[str], wheels: list[Path]) -> str:
     lacking = sorted(name for name in wanted - defined if name.isidentifier() and not name.startswith(_OTHERS))
     body = [
         f"int {name}(void) {{ return 0; }}"
-        if name.startswith(tuple(_NOTHING))
+        if name.startswith(_NOTHING)
         else f'int {name}(void) {{ fputs("stand-in for CANN: {name} is called\\n", stderr); abort(); }}'
         for name in lacking
     ]

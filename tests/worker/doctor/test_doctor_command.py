@@ -140,8 +140,10 @@ def test_a_port_that_somebody_holds() -> None:
         holder.listen(1)
         port = holder.getsockname()[1]
         assert busy([port]) == (port,)
-        assert collect(None, "127.0.0.1").unreachable["127.0.0.1:6379"]
+        seen = collect(None, [f"127.0.0.1:{port}"]).unreachable
     assert busy([port]) == ()
+    gone = collect(None, [f"127.0.0.1:{port}"]).unreachable
+    assert (list(seen.values()), all(gone.values())) == ([""], True)
 
 
 def test_a_folder_that_nothing_can_be_shared_in(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from rljob_api.profiles import PROFILES
 from rljob_api.roles import COMPUTE_VARIABLE, MEMORY_SAVER_DIGESTS
 from rljob_api.spec import MemorySaverMode, Profile
 from rljob_api.wanted import Wanted
-from rljob_api.wire.names import DASHBOARD_PORT, GCS_PORT
 from rljob_worker.doctor import parsers, saver
 from rljob_worker.doctor.facts import Interface, Kind, NodeFacts, NpuPort, StoragePath
 from rljob_worker.doctor.network import host_ports
@@ -26,7 +25,6 @@ from rljob_worker.doctor.sharing import shared_memory_problem
 from rljob_worker.host.memory import HostMemory
 
 SHARED_MEMORY = Path("/dev/shm")
-HEAD_PORTS = (GCS_PORT, DASHBOARD_PORT)
 """Ray's GCS and its dashboard, with the job API."""
 _DRIVER = Path("usr/local/Ascend/driver")
 _TOOLKITS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann")
@@ -56,12 +54,12 @@ def kind_of(profile: Profile | None, root: Path = Path("/")) -> Kind:
     return "cuda" if device_numbers(root, "nvidia") else "cpu"
 
 
-def collect(wanted: Wanted | None, head: str | None = None, root: Path = Path("/")) -> NodeFacts:
+def collect(wanted: Wanted | None, head: Sequence[str] = (), root: Path = Path("/")) -> NodeFacts:
     """Look at this node.
 
     Args:
         wanted: the job's wishes; None: none is known.
-        head: host name or address of Ray's head, to try its ports.
+        head: `host:port` of what is to be tried of Ray's head.
         root: where files are looked up.
     """
     kind = kind_of(wanted.profile if wanted else None, root)
@@ -86,7 +84,7 @@ def collect(wanted: Wanted | None, head: str | None = None, root: Path = Path("/
         ports_problem=ports_problem,
         interfaces=interfaces(root),
         busy_ports=busy(host_ports(trainer.variables)) if kind == "npu" else (),
-        unreachable={f"{head}:{port}": _connect(head, port) for port in HEAD_PORTS} if head else {},
+        unreachable={where: _connect(where) for where in head},
         shared_memory_total=room.f_blocks * room.f_frsize if room else 0,
         shared_memory_free=room.f_bavail * room.f_frsize if room else 0,
         host_total=memory.total,
@@ -127,9 +125,10 @@ def busy(ports: Iterable[int]) -> tuple[int, ...]:
     return tuple(taken)
 
 
-def _connect(host: str, port: int) -> str:
+def _connect(where: str) -> str:
+    host, _, port = where.rpartition(":")
     try:
-        socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
         return error.strerror or str(error) or type(error).__name__
     return ""

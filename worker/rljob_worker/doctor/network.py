@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rljob_api.wire.names import GCS_PORT
+from rljob_api.wire.names import DASHBOARD_PORT
 from rljob_worker.doctor.facts import Interface, NodeFacts
 from rljob_worker.doctor.findings import Finding, not_applicable, ok, problem, warning
 
@@ -160,6 +160,6 @@ def _head(facts: NodeFacts) -> Finding:
         return ok(name, "reachable", wanted)
     found = "; ".join(f"{where}: {why}" for where, why in closed.items())
     fix = "start the head, open the ports between the nodes (firewall, NetworkPolicy), or name the right address"
-    if any(where.endswith(f":{GCS_PORT}") for where in closed):
+    if not all(where.endswith(f":{DASHBOARD_PORT}") for where in closed):
         return problem(name, found, wanted, fix)
     return warning(name, found, wanted, "the dashboard alone does not answer: the operator submits jobs through it")

@@ -16,6 +16,7 @@ import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rljob_api.wanted import Wanted
+from rljob_api.wire.names import DASHBOARD_PORT
 from rljob_worker.doctor import parsers
 from rljob_worker.doctor.collect import collect
 from rljob_worker.doctor.facts import NodeFacts
@@ -55,7 +56,8 @@ def look_everywhere(wanted: Wanted | None) -> tuple[list[NodeFacts], list[Findin
     """
     every = living_nodes(ray.nodes())
     nodes = [node for node in every if node.cpus > 0] or every
-    head = ray.get_runtime_context().gcs_address.rpartition(":")[0]
+    gcs = ray.get_runtime_context().gcs_address
+    head = (gcs, f"{gcs.rpartition(':')[0]}:{DASHBOARD_PORT}")
     facts: list[NodeFacts] = _on_each(nodes, collect, [(wanted, head)] * len(nodes))
     found = compare(facts, wanted)
     found += _pinged(facts, _on_each(nodes, ping, [(targets,) for targets in ping_targets(facts)]))

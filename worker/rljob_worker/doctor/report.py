@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rljob_api.wanted import Wanted
+from rljob_api.wire.names import DASHBOARD_PORT, GCS_PORT
 from rljob_worker.doctor.collect import collect
 from rljob_worker.doctor.examine import examine
 from rljob_worker.doctor.findings import Report, not_applicable, on_node
@@ -16,7 +17,8 @@ def of_node(wanted: Wanted | None, head: str | None, *, deep: bool) -> Report:
         head: whose Ray ports are tried.
         deep: use the devices too.
     """
-    facts = collect(wanted, head)
+    ports = (GCS_PORT, DASHBOARD_PORT)
+    facts = collect(wanted, [f"{head}:{port}" for port in ports] if head else ())
     found = examine(facts, wanted)
     if deep:
         from rljob_worker.doctor.deep import deep_findings
