@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_worker.parallel_layout import ParallelLayout
+from rljob_api.spec import TrainingSpec
+from rljob_worker.parallel_layout import ParallelLayout, check_nodes
 
 sizes = st.builds(
     lambda tp, pp, ep, more: ParallelLayout(tp * pp * ep * more, tp, pp, ep),
@@ -40,11 +42,41 @@ def test_stages_are_outermost_and_tensor_parallel_ranks_are_neighbours(layout: P
 
 @given(sizes, st.integers(1, 3))
 def test_nodes_hold_whole_replicas(of_a_node: ParallelLayout, nodes: int) -> None:
-    whole = replace(of_a_node, pp=1, world_size=of_a_node.world_size * nodes)
-    for at in every_rank(whole):
-        here = at.in_node(of_a_node.world_size)
-        assert here == replace(of_a_node, pp=1, rank=at.rank % of_a_node.world_size)
-        assert (here.tp_rank, here.ep_rank) == (at.tp_rank, at.ep_rank)
+    per_node = of_a_node.world_size
+    whole = replace(of_a_node, world_size=per_node * nodes)
+    ranks = every_rank(whole)
+    dealt = whole.nodes(per_node)
+    assert sorted(rank for node in dealt for rank in node) == list(range(whole.world_size))
+    for node in dealt:
+        here = [ranks[rank].in_node(per_node) for rank in node]
+        assert here == every_rank(of_a_node), "as a node alone, in the order of its devices"
+        for at, rank in zip(here, node, strict=True):
+            outside = ranks[rank]
+            assert (at.tp_rank, at.pp_rank, at.ep_rank) == (outside.tp_rank, outside.pp_rank, outside.ep_rank)
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"pipelineParallel": 3}, r"training\.pipelineParallel: 3 does not divide resources\.devicesPerNode 4"),
+        ({"tensorParallel": 8}, r"training\.tensorParallel: 8 does not divide"),
+        ({"expertParallel": 8}, r"training\.expertParallel: 8 does not divide"),
+        (
+            {"pipelineParallel": 2, "tensorParallel": 4},
+            r"training\.tensorParallel: 4 in each of 2 pipeline stages does not divide resources\.devicesPerNode 4",
+        ),
+        ({"pipelineParallel": 2, "expertParallel": 4}, r"training\.expertParallel: 4 in each of 2 pipeline stages"),
+    ],
+)
+def test_a_node_must_hold_whole_copies_of_the_model(training: dict[str, int], message: str) -> None:
+    asked = TrainingSpec.model_validate(training)
+    with pytest.raises(ValueError, match=message):
+        check_nodes(asked, 4, 2)
+    check_nodes(asked, 8, 1)
+
+
+def test_replicas_that_fit_a_node_are_accepted() -> None:
+    check_nodes(TrainingSpec.model_validate({"pipelineParallel": 2, "tensorParallel": 2, "expertParallel": 2}), 4, 2)
 
 
 @given(sizes, st.data())

@@ -85,7 +85,23 @@ class ParallelLayout:
         """The same among the ranks of its node alone, which hold whole replicas of the model between them."""
         if ranks_per_node >= self.world_size:
             return self
-        return ParallelLayout(ranks_per_node, self.tp, self.pp, self.ep, self.rank % ranks_per_node)
+        share = ranks_per_node // self.pp
+        here = self.pp_rank * share + self.rank % self.stage_size % share
+        return ParallelLayout(ranks_per_node, self.tp, self.pp, self.ep, here)
+
+    def nodes(self, ranks_per_node: int) -> list[list[int]]:
+        """The ranks of each node, in the order of its devices: whole replicas, so of each stage the same share.
+
+        Stages are outermost among the ranks, and those of a replica lie on one node all the same.
+        """
+        if ranks_per_node >= self.world_size:
+            return [list(range(self.world_size))]
+        share = ranks_per_node // self.pp
+        stages = range(0, self.world_size, self.stage_size)
+        return [
+            [stage + rank for stage in stages for rank in range(first, first + share)]
+            for first in range(0, self.stage_size, share)
+        ]
 
     def replicas(self, *, experts: bool) -> list[int]:
         """Ranks that hold the parameters of this one, in the order in which they share the optimizer state."""
@@ -112,6 +128,11 @@ class ParallelLayout:
         return {name: getattr(self, name) for name in names}
 
     @classmethod
+    def of_training(cls, training: TrainingSpec, world_size: int, rank: int = 0) -> ParallelLayout:
+        """The layout that a manifest asks for."""
+        return cls(world_size, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel, rank)
+
+    @classmethod
     def of_coordinates(cls, saved: Mapping[str, int]) -> ParallelLayout:
         """The layout of a rank that saved these `coordinates`."""
         return cls(saved["world_size"], saved["tp"], saved["pp"], saved["ep"], saved["rank"])
@@ -130,3 +151,22 @@ def check_sizes(training: TrainingSpec, world_size: int) -> None:
             f"training.expertParallel: {training.expert_parallel} does not divide the "
             f"{world_size // training.pipeline_parallel} devices of a pipeline stage"
         )
+
+
+def check_nodes(training: TrainingSpec, ranks_per_node: int, nodes: int) -> None:
+    """Refuse parallel sizes by which a node holds no whole replicas; ValueError names the field.
+
+    Weights go from trainers to engines inside a node only.
+    """
+    stages = training.pipeline_parallel
+    for field, size in (
+        ("pipelineParallel", 1),
+        ("tensorParallel", training.tensor_parallel),
+        ("expertParallel", training.expert_parallel),
+    ):
+        if nodes > 1 and ranks_per_node % (size * stages):
+            what = f"{size} in each of {stages} pipeline stages" if size > 1 and stages > 1 else f"{size * stages}"
+            raise ValueError(
+                f"training.{field}: {what} does not divide resources.devicesPerNode {ranks_per_node}, so a group would "
+                "lie on two nodes; each node must hold whole copies of the model"
+            )

@@ -19,9 +19,8 @@ from rljob_api.derived import NodeGroup
 from rljob_worker.driver import nodes
 from rljob_worker.driver.cluster import check_pairing
 from rljob_worker.driver.nodes import NodeHelper
-from rljob_worker.driver.placement import Node, Placement, capable_nodes, check_layout, idle_first
-from rljob_worker.errors import JobError, UserError
-from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.driver.placement import Node, Placement, capable_nodes, idle_first
+from rljob_worker.errors import JobError
 from rljob_worker.weightsync.shared_memory import SHARED_MEMORY
 
 
@@ -86,35 +85,6 @@ def test_where_trainers_and_engines_lie_on_nodes_of_their_own() -> None:
     assert placement.engines(2) == [range(2, 4), range(4, 6)]
     assert [placement.node_of(device) for device in range(6)] == [0, 0, 1, 1, 2, 2]
     assert [placement.number_on_node(device) for device in range(6)] == [0, 1] * 3
-
-
-@pytest.mark.parametrize(
-    ("training", "field"),
-    [
-        ({"pipelineParallel": 2}, r"spec\.training\.pipelineParallel: 2 with 2 nodes is not built"),
-        ({"tensorParallel": 4}, r"spec\.training\.tensorParallel: 4 does not divide .*devicesPerNode 2"),
-        ({"expertParallel": 4}, r"spec\.training\.expertParallel: 4 does not divide .*devicesPerNode 2"),
-    ],
-)
-def test_a_node_must_hold_whole_copies_of_the_model(training: dict[str, int], field: str) -> None:
-    with pytest.raises(UserError, match=field):
-        check_layout(spec(training=training))
-    check_layout(spec(nodes=1, devices=4, training=training))
-    check_layout(spec(training={"tensorParallel": 2, "expertParallel": 2}))
-
-
-@pytest.mark.parametrize(("nodes", "devices", "tp", "ep"), [(2, 1, 1, 1), (2, 4, 2, 2), (3, 2, 1, 2), (1, 4, 2, 1)])
-def test_one_replica_in_each_node_sends(nodes: int, devices: int, tp: int, ep: int) -> None:
-    world_size = nodes * devices
-    dense: dict[int, list[tuple[int, int]]] = {}
-    experts: dict[int, list[int]] = {}
-    for rank in range(world_size):
-        here = ParallelLayout(world_size, tp, 1, ep, rank).in_node(devices)
-        dense.setdefault(rank // devices, []).extend([(here.tp_rank, rank)] if here.dp_rank == 0 else [])
-        holds = here.expert_dp_rank == 0 and rank % here.expert_tp == 0
-        experts.setdefault(rank // devices, []).extend([here.ep_rank] if holds else [])
-    assert [[part for part, _ in senders] for senders in dense.values()] == [list(range(tp))] * nodes
-    assert list(experts.values()) == [list(range(ep))] * nodes
 
 
 def test_pairing_is_by_node_and_device() -> None:

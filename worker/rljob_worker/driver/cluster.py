@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import ray
@@ -35,6 +36,7 @@ from rljob_worker.driver.placement import Placement, reserve_devices
 from rljob_worker.errors import JobError, ProcessDiedError, UserError
 from rljob_worker.host.files import log_tail
 from rljob_worker.host.sockets import LOOPBACK
+from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.rollout.environment import engine_environment
 from rljob_worker.trainer.environment import trainer_environment
 from rljob_worker.upstream.ray_node import FULL_PRIORITY
@@ -131,8 +133,10 @@ class Cluster:
         common: dict[str, object] = dict(
             spec=self.spec.model_dump(mode="json", by_alias=True), model_folder=str(self._model_folder)
         )
-        devices = placement.trainers()
-        for rank, device in enumerate(devices):
+        layout = ParallelLayout.of_training(self.spec.training, derived.trainers(self.spec))
+        ranks = chain.from_iterable(layout.nodes(derived.trainers_per_node(self.spec)))
+        devices = dict(zip(ranks, placement.trainers(), strict=True))
+        for rank, device in sorted(devices.items()):
             arguments: dict[str, object] = common | dict(
                 rank=rank,
                 world_size=len(devices),

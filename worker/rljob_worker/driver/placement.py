@@ -93,32 +93,6 @@ class Placement:
         return list(zip(firsts, self.holds, strict=False))
 
 
-def check_layout(spec: RLJobSpec) -> None:
-    """Refuse layouts in which the trainers of a node do not hold the whole model among them.
-
-    Ranks are numbered node by node. Weights go from trainers to engines inside a node only, so each node needs whole
-    replicas. Megatron numbers pipeline stages outermost: with several nodes they would lie on different ones.
-    """
-    nodes = derived.trainer_nodes(spec)
-    if nodes == 1:
-        return
-    per_node = derived.trainers_per_node(spec)
-    if spec.training.pipeline_parallel > 1:
-        raise UserError(
-            f"spec.training.pipelineParallel: {spec.training.pipeline_parallel} with {nodes} nodes is "
-            "not built in this version, since each node must hold whole copies of the model; use 1, or one node"
-        )
-    for field, size in (
-        ("tensorParallel", spec.training.tensor_parallel),
-        ("expertParallel", spec.training.expert_parallel),
-    ):
-        if per_node % size:
-            raise UserError(
-                f"spec.training.{field}: {size} does not divide spec.resources.devicesPerNode {per_node}, so a group "
-                "would lie on two nodes; each node must hold whole copies of the model"
-            )
-
-
 def bundle_cpus(spec: RLJobSpec) -> int:
     """CPUs that one device reserves in Ray."""
     return spec.resources.threads_per_device or 1

@@ -30,13 +30,13 @@ from rljob_worker.driver.job import Job, Surroundings
 from rljob_worker.driver.machine import check_machine
 from rljob_worker.driver.modes import SCHEDULES, Schedule
 from rljob_worker.driver.outcome import Outcome, conclude, failed, with_all_records
-from rljob_worker.driver.placement import check_layout
 from rljob_worker.driver.preflight import check_port, check_trackers
 from rljob_worker.driver.ray_session import RaySession, connected, embedded
 from rljob_worker.driver.run_folder import Resume, RunFolder
 from rljob_worker.driver.stop import StopSignal
 from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.host.files import WriteFailures
+from rljob_worker.parallel_layout import check_nodes
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.event_names import REWARD_PARTS_LEFT_OUT, WRITE_FAILED
 from rljob_worker.records.http import DriverServer
@@ -80,9 +80,12 @@ def run_job(
         check_profile(job.spec.resources.profile.value)
     except ValueError as error:
         raise UserError(str(error)) from None
+    try:
+        check_nodes(job.spec.training, derived.trainers_per_node(job.spec), derived.trainer_nodes(job.spec))
+    except ValueError as error:
+        raise UserError(f"spec.{error}") from None
     if os.environ.get(COMPUTE_VARIABLE):
         on_event(f"computing on the CPU, whatever the profile is: {COMPUTE_VARIABLE} is set")
-    check_layout(job.spec)
     if address is None:
         check_machine(job.spec)
     check_trackers(job.spec)

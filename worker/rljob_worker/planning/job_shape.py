@@ -9,7 +9,7 @@ from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.devices.kinds import kind_of
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, check_parallel
-from rljob_worker.parallel_layout import ParallelLayout, check_sizes
+from rljob_worker.parallel_layout import ParallelLayout, check_nodes, check_sizes
 
 ASSUMED_PROMPT_TOKENS = 1024
 """Length of the longest prompt where `data.maxPromptTokens` does not say it."""
@@ -30,10 +30,9 @@ class JobShape:
     """Tensor parallel size of an engine."""
 
     def stages_of_node(self, node: int) -> list[int]:
-        """Pipeline stage of each rank on a node; ranks are numbered node by node."""
-        first, trainers = node * self.per_node, self.trainers
-        last = min(first + self.per_node, trainers.world_size)
-        return [replace(trainers, rank=rank).pp_rank for rank in range(first, last)]
+        """Pipeline stage of each rank on a node."""
+        trainers = self.trainers
+        return [replace(trainers, rank=rank).pp_rank for rank in trainers.nodes(self.per_node)[node]]
 
     def layers(self, model: ModelConfig, stage: int) -> range:
         """Layers of a stage: an even cut."""
@@ -52,13 +51,14 @@ def job_shape(spec: RLJobSpec, model: ModelConfig) -> JobShape:
     kind = kind_of(spec.resources.profile).name
     try:
         check_sizes(training, world)
+        check_nodes(training, derived.trainers_per_node(spec), derived.trainer_nodes(spec))
     except ValueError as error:
         raise UserError(f"spec.{error}") from None
     tp, pp, ep = training.tensor_parallel, training.pipeline_parallel, training.expert_parallel
     check_parallel(model, tp, pp, ep)
     return JobShape(
         kind=kind,
-        trainers=ParallelLayout(world, tp, pp, ep),
+        trainers=ParallelLayout.of_training(training, world),
         per_node=derived.trainers_per_node(spec),
         engine_tp=spec.rollout.tensor_parallel,
     )

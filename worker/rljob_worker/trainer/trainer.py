@@ -20,6 +20,7 @@ from rljob_worker.algorithms import get_algorithm
 from rljob_worker.devices import get_device
 from rljob_worker.errors import StopRequested
 from rljob_worker.memory.ledger import LedgerEntry, MemoryLedger
+from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.backend import TrainerBackend, UpdateResult, build_backend
 from rljob_worker.trainer.batches import PackedBatch, Update, group_by_tokens, plan_step, split_evenly
 from rljob_worker.trainer.checked_file import CheckedFile, damage
@@ -71,7 +72,9 @@ class Trainer:
         self._model_folder = Path(model_folder)
         self._sync = sync
         self._total_updates = total_updates
-        self._device = get_device(self.spec.resources.profile.value, rank % derived.trainers_per_node(self.spec))
+        layout = ParallelLayout.of_training(self.spec.training, world_size, rank)
+        here = layout.in_node(derived.trainers_per_node(self.spec))
+        self._device = get_device(self.spec.resources.profile.value, here.rank)
         self._algorithm = get_algorithm(self.spec.algorithm.name)
         self._stop_requested = threading.Event()
         self._updates = 0

@@ -66,8 +66,8 @@ class WeightSender:
 def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, meeting: Meeting) -> WeightSyncTrainer:
     """Agree with the ranks of this node who sends what to its engines, and make this rank's side of the sync.
 
-    Collective over all ranks, awake. Ranks are numbered node by node, and each node holds whole copies of the model.
-    Over the network the first node's trainers send to all engines.
+    Collective over all ranks, awake. Each node holds whole copies of the model. Over the network the first node's
+    trainers send to all engines.
     """
     per_node = derived.trainers_per_node(spec)
     # Replicas are counted in a node, so that one replica's pieces in each node are primary.
@@ -79,10 +79,11 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, meeti
     if layout.world_size > 1:
         everyone = [[] for _ in range(layout.world_size)]
         dist.all_gather_object(everyone, mine)
-    first, engines = layout.rank // per_node * per_node, derived.engines_per_node(spec)
+    nodes = layout.nodes(per_node)
     if isinstance(meeting, NetworkMeeting):
-        first, engines = 0, meeting.engines
-    neighbours = range(first, min(first + per_node, layout.world_size))
+        neighbours, engines = nodes[0], meeting.engines
+    else:
+        neighbours, engines = next(node for node in nodes if layout.rank in node), derived.engines_per_node(spec)
     plan = build_plan(
         hf_manifest(backend.config),
         {trainer: everyone[trainer] for trainer in neighbours},
@@ -91,22 +92,23 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, meeti
         bucket_bytes=spec.weight_sync.bucket_bytes,
         slice_bytes=None if device.own_memory else HOST_SLICE_BYTES,
     )
-    exchange = _exchange(backend, device, neighbours) if device.own_memory else None
+    exchange = _exchange(backend, device, nodes, neighbours) if device.own_memory else None
     return WeightSyncTrainer(pieces, plan, trainer=layout.rank, meeting=meeting, exchange=exchange)
 
 
-def _exchange(backend: TrainerBackend, device: Device, neighbours: Sequence[int]) -> Exchange:
+def _exchange(
+    backend: TrainerBackend, device: Device, nodes: Sequence[Sequence[int]], neighbours: Sequence[int]
+) -> Exchange:
     """The trainers of this node, whose devices each have staging slots of their own; collective over all ranks."""
 
     def allocate(nbytes: int) -> torch.Tensor:
         with backend.memory.staging() if backend.memory is not None else nullcontext():
             return torch.empty(nbytes, dtype=torch.uint8, device=device.torch_device)
 
-    world, size = backend.layout.world_size, len(neighbours)
     group = None
     with backend.groups.recording():
         # All ranks make all groups, in the same order.
-        for first in range(0, world if size < world else 0, size):
-            made = dist.new_group(list(range(first, first + size)))
-            group = made if first == neighbours[0] else group
+        for node in nodes if len(nodes) > 1 else ():
+            made = dist.new_group(list(node))
+            group = made if node == neighbours else group
     return Exchange(device, neighbours, allocate, group)
