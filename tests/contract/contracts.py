@@ -53,8 +53,9 @@ class Contract:
     spelled: str = ""
     """How our file writes it, where that is not the last part of `name`."""
     executed: bool = False
-    """Whether tests run it for real, over stand-ins for what lies under it (`test_npu.py`; of MindSpeed, which is in no
-    package index, `test_mindspeed.py` by hand)."""
+    """Whether tests run it for real, over stand-ins for what lies under it: `test_npu.py`, of vllm-ascend
+    `test_npu_engine.py`, what a job does beside `test_npu_job.py`; of MindSpeed, which is in no package index,
+    `test_mindspeed.py` by hand."""
 
     @property
     def seen(self) -> str:

@@ -1,12 +1,15 @@
-"""An engine of `rljob_worker.rollout` in a process of its own: `npu_engine.py SPEC MODEL DEVICE [async]`.
+"""An engine of `rljob_worker.rollout` in a process of its own: `npu_engine.py SPEC MODEL DEVICE [async] [record]`.
 
-It generates, sleeps and wakes at both of vLLM's levels, and prints one JSON line with what it generated after each.
+It generates, sleeps and wakes at both of vLLM's levels, and prints a JSON line with what it generated after each; on an
+NPU before it the bytes given back, and which of vllm-ascend's functions were called (where they are recorded).
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from functools import partial
+from types import FrameType
 from typing import Any
 
 from rollout_models import MAX_RESPONSE, group_requests
@@ -22,7 +25,10 @@ KEEP = 1
 
 
 def main(spec: str, model: str, device: str, *options: str) -> None:
-    if options == ("async",):
+    called: set[str] = set()
+    if "record" in options:
+        sys.setprofile(partial(_record, called))
+    if "async" in options:
         # Jobs refuse it on devices; how vllm-ascend takes it is what is asked here.
         engine_module.engine_arguments = _asynchronous
     engine = Engine(json.loads(spec), index=0, model_folder=model, devices=None if device == "npu" else [device])
@@ -41,9 +47,16 @@ def main(spec: str, model: str, device: str, *options: str) -> None:
         engine.wake_kv()
         engine.weight_version = 0
         generated.append(_generate(engine))
+        sys.setprofile(None)
         print(json.dumps({"first_level": slept - free, "second_level": released}))
+        print(json.dumps(sorted(called)))
     print(json.dumps(generated))
     engine.shutdown(process_ends=True)
+
+
+def _record(called: set[str], frame: FrameType, event: str, _argument: object) -> None:
+    if event == "call" and "vllm_ascend" in frame.f_code.co_filename:
+        called.add(frame.f_code.co_qualname.removesuffix(".__init__"))
 
 
 def _asynchronous(*arguments: Any) -> dict[str, object]:

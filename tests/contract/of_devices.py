@@ -83,11 +83,17 @@ _TORCH_NPU = (
     _npu_text("aclrtMallocAlign32", _LIB, _NPU, "what the allocator calls and the memory saver hooks", executed=True),
     _npu_text("PYTORCH_NPU_ALLOC_CONF", _LIB, _NPU, "allocator settings", executed=True),
     _npu_text("expandable_segments", _LIB, _CHECKS, "allocator setting that must not be True"),
-    _npu_text("ASCEND_RT_VISIBLE_DEVICES", _INIT, _NPU, "devices that a process sees"),
-    _npu_text("ProcessGroupHCCL", _REGISTRY, _NPU, "a group for the broadcast, as `init_process_group` makes them"),
-    _npu_text("is_high_priority_stream", _REGISTRY, _NPU, "an option of it"),
-    _npu_text("global_ranks_in_group", _REGISTRY, _NPU, "an option of it: its members"),
-    _npu_text("group_id", _REGISTRY, _NPU, "an option of it: its name"),
+    _npu_text("ASCEND_RT_VISIBLE_DEVICES", _INIT, _NPU, "devices that a process sees", executed=True),
+    _npu_text(
+        "ProcessGroupHCCL",
+        _REGISTRY,
+        _NPU,
+        "a group for the broadcast, as `init_process_group` makes them",
+        executed=True,
+    ),
+    _npu_text("is_high_priority_stream", _REGISTRY, _NPU, "an option of it", executed=True),
+    _npu_text("global_ranks_in_group", _REGISTRY, _NPU, "an option of it: its members", executed=True),
+    _npu_text("group_id", _REGISTRY, _NPU, "an option of it: its name", executed=True),
     _npu_text("HCCL_BUFFSIZE", _LIB, _ROLES, "MiB of each of a communicator's two buffers"),
     _npu_text("HCCL_CONNECT_TIMEOUT", _LIB, _ROLES, "seconds to connect"),
     _npu_text("HCCL_EXEC_TIMEOUT", _LIB, _ROLES, "seconds that a collective may take"),
@@ -255,7 +261,16 @@ _ENVIRONMENT = (
         spelled="RAY_EXPERIMENTAL_NOSET_",
     ),
     *(
-        Contract(Source.RAY, Kind.TEXT, name, f"ray/_private/accelerators/{file}.py", _KINDS, why, spelled=spelled)
+        Contract(
+            Source.RAY,
+            Kind.TEXT,
+            name,
+            f"ray/_private/accelerators/{file}.py",
+            _KINDS,
+            why,
+            spelled=spelled,
+            executed=file == "npu",
+        )
         for name, file, why, spelled in (
             ('return "NPU"', "npu", "resource that counts NPUs", '"NPU"'),
             ('return "GPU"', "nvidia_gpu", "resource that counts GPUs", '"GPU"'),

@@ -22,6 +22,7 @@ _KERNELS = (
         ("query", "key", "value", "head_num", "input_layout"),
         ("atten_mask", "scale", "keep_prob", "sparse_mode"),
         spelled="npu_fusion_attention",
+        executed=True,
     ),
     Contract(
         Source.TORCH_NPU,
@@ -31,6 +32,7 @@ _KERNELS = (
         _NPU,
         "the operator of that implementation",
         spelled="npu_fusion_attention",
+        executed=True,
     ),
     Contract(
         Source.TORCH_NPU,
@@ -41,9 +43,19 @@ _KERNELS = (
         "silu(gate) * up of the halves of `dim`",
         ("x", "dim"),
         spelled="npu_swiglu",
+        executed=True,
     ),
     *(
-        Contract(Source.TORCH_NPU, Kind.FUNCTION, f"random.{name}", "torch_npu/npu/random.py", _SAVED, why, parameters)
+        Contract(
+            Source.TORCH_NPU,
+            Kind.FUNCTION,
+            f"random.{name}",
+            "torch_npu/npu/random.py",
+            _SAVED,
+            why,
+            parameters,
+            executed=name == "get_rng_state",
+        )
         for name, why, parameters in (
             ("get_rng_state", "the device's generator, for a checkpoint", ("device",)),
             ("set_rng_state", "the same, put back", ("new_state", "device")),

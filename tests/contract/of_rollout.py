@@ -22,12 +22,30 @@ def _vllm(kind: Kind, name: str, file: str, used_in: str, why: str, *parameters:
     return Contract(Source.VLLM, kind, name, file, used_in, why, parameters, spelled=spelled)
 
 
-def _ascend(kind: Kind, name: str, file: str, used_in: str, why: str, *parameters: str, spelled: str = "") -> Contract:
-    return Contract(Source.VLLM_ASCEND, kind, name, file, used_in, why, parameters, spelled=spelled)
+def _ascend(
+    kind: Kind,
+    name: str,
+    file: str,
+    used_in: str,
+    why: str,
+    *parameters: str,
+    spelled: str = "",
+    executed: bool = True,
+) -> Contract:
+    return Contract(Source.VLLM_ASCEND, kind, name, file, used_in, why, parameters, spelled=spelled, executed=executed)
 
 
 _TAGS = tuple(
-    Contract(source, Kind.TEXT, f'tag="{tag}"', file, _SLEEP, f"what wakes as `{tag}`", spelled=f'tags=["{tag}"]')
+    Contract(
+        source,
+        Kind.TEXT,
+        f'tag="{tag}"',
+        file,
+        _SLEEP,
+        f"what wakes as `{tag}`",
+        spelled=f'tags=["{tag}"]',
+        executed=source is Source.VLLM_ASCEND,
+    )
     for source, file in ((Source.VLLM, _GPU_WORKER), (Source.VLLM_ASCEND, _NPU_WORKER))
     for tag in ("weights", "kv_cache")
 )
@@ -153,6 +171,7 @@ _ASCEND = (
         _PLATFORMS,
         "waking fails with it",
         spelled="_NZ_OFF",
+        executed=False,
     ),
     _ascend(
         Kind.TEXT,

@@ -1,8 +1,8 @@
 """What RLJob's device code relies on in other people's software, one line each.
 
 Made from it are the checks against the real sources (`test_register.py`) and `docs/ascend-contracts.md`
-(`document.py`), and what it calls executed is called in `test_npu.py`. So a name that the product uses and that is not
-here fails a test, and so does one here that the source lost or nothing uses.
+(`document.py`), and what it calls executed is called in the tests beside it. So a name that the product uses and that
+is not here fails a test, and so does one here that the source lost or nothing uses.
 
 Names of torch, vLLM, Megatron and Ray that jobs on CPU use are not here: whole jobs in the tests call them for real.
 """

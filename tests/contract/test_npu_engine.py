@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from cann.build import Cann
+from contracts import Kind, Source
+from register import CONTRACTS
 from rollout_models import spec_json, write_model
 
 from rljob_api import RLJobSpec
@@ -21,13 +23,13 @@ from rljob_worker.rollout.environment import engine_environment
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("npu_engine.py")
-RUNS = {"on CPU": ("cpu", ()), "on an NPU": ("npu", ()), "one batch ahead": ("npu", ("async",))}
+RUNS = {"on CPU": ("cpu", ()), "on an NPU": ("npu", ("record",)), "one batch ahead": ("npu", ("async",))}
 KV_CACHE = 2**26
 ROUNDING = 2e-5
 """Between kernels of two libraries, in fp32."""
 
 
-def generated(cann: Cann, folder: Path, kind: str, options: tuple[str, ...]) -> list[dict[str, Any]]:
+def generated(cann: Cann, folder: Path, kind: str, options: tuple[str, ...]) -> list[Any]:
     """The lines that the program prints."""
     model = folder / "model"
     spec = spec_json(model, maxNumSeqs=32)
@@ -45,6 +47,12 @@ def generated(cann: Cann, folder: Path, kind: str, options: tuple[str, ...]) -> 
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
 
 
+def called_by_the_register() -> set[str]:
+    """What it says is executed of vllm-ascend's functions."""
+    of_it = [c for c in CONTRACTS if c.executed and c.source is Source.VLLM_ASCEND]
+    return {c.name for c in of_it if c.kind is Kind.FUNCTION}
+
+
 def test_an_engine_generates_sleeps_and_wakes_as_on_cpu(cann: Cann, tmp_path: Path) -> None:
     """At both levels of sleep, with one batch scheduled ahead and without."""
     write_model(tmp_path / "model")
@@ -52,9 +60,10 @@ def test_an_engine_generates_sleeps_and_wakes_as_on_cpu(cann: Cann, tmp_path: Pa
         runs = {name: pool.submit(generated, cann, tmp_path, *run) for name, run in RUNS.items()}
     ((expected,),) = runs.pop("on CPU").result()
     for name, run in runs.items():
-        bytes_given_back, (first, *later) = run.result()
+        bytes_given_back, called, (first, *later) = run.result()
         assert [tokens for tokens, _ in first] == [tokens for tokens, _ in expected], name
         for (_, ours), (_, theirs) in zip(first, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=ROUNDING)
         assert later == [first, first], f"{name}: bit for bit after a sleep"
         assert min(bytes_given_back.values()) > KV_CACHE, "the KV cache and the weights"
+        assert not called or called_by_the_register() <= {*called}
