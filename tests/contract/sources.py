@@ -41,6 +41,8 @@ def root(source: Source) -> Path:
         assert spec.origin is not None
         return Path(spec.origin).parents[_INSTALLED[source].count(".") + 1]
     package = _PACKAGES[source]
+    if source is Source.VLLM_ASCEND:
+        return executable(package)
     folder = CACHE / package.replace("==", "-")
     if not folder.is_dir():
         _fetch(package, folder, _PLATFORM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mutants.ascend_faults import ASCEND_FAULTS
 from mutants.fault import Fault
 from mutants.lanes_faults import LANES_FAULTS
 from mutants.replay_faults import REPLAY_FAULTS
@@ -635,4 +636,5 @@ FAULTS: tuple[Fault, ...] = (
     *LANES_FAULTS,
     *REPLAY_FAULTS,
     *TAIL_FAULTS,
+    *ASCEND_FAULTS,
 )

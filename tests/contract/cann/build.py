@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from sources import CACHE, executable
+from contracts import Source
+from sources import CACHE, executable, root
 
 HERE = Path(__file__).parent
 WHEEL = "torch_npu==2.11.0.post3"
 """The release for the torch that the tests have; the pin of the image for Ascend is for the torch before it."""
-ENGINE_WHEELS = ("vllm-ascend==0.23.0", "scipy==1.17.1")
-"""vllm-ascend's own code, compiled and not, and what it imports that the tests' environment lacks."""
+SCIPY = "scipy==1.17.1"
+"""vllm-ascend and MindSpeed import it, and the tests' environment lacks it."""
 _SOURCES = ("runtime.c", "operators.cpp", "kernels.cpp", "hccl.cpp", "saver.c", "build.py")
 _PACKAGES = HERE / "packages"
 _SAVER = "torch_memory_saver_hook_mode_{}.abi3.so"
@@ -46,7 +47,7 @@ class Cann:
     folder: Path
     wheel: Path
     engine: tuple[Path, ...]
-    """Of `ENGINE_WHEELS`."""
+    """Folders of what an engine has beside vLLM."""
 
     def environment(self, mode: str) -> dict[str, str]:
         """What a process has on an NPU with that mode of the memory saver."""
@@ -85,7 +86,7 @@ class Cann:
 def build() -> Cann:
     """The stand-ins for the wheel; compiled once and kept."""
     wheel = executable(WHEEL)
-    engine = tuple(map(executable, ENGINE_WHEELS))
+    engine = (root(Source.VLLM_ASCEND), executable(SCIPY))
     content = [(HERE / name).read_bytes() for name in _SOURCES] + [torch.__version__.encode(), str(wheel).encode()]
     folder = CACHE / f"cann-{hashlib.sha256(b'|'.join(content)).hexdigest()[:16]}"
     if not folder.is_dir():
