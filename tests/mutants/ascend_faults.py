@@ -61,9 +61,9 @@ ASCEND_FAULTS = (
     ),
     Fault(
         "what a library prints at its end is taken for the doctor's result",
-        "worker/rljob_worker/doctor/deep.py",
-        "    said = next((line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)), None)\n",
-        "    said = next((line.removeprefix(_MARK) for line in output.splitlines()[-1:] if line), None)\n",
+        "worker/rljob_worker/doctor/deep_steps.py",
+        "                stderr=errors,\n                text=True,\n                env={**os.environ, **",
+        "                stderr=subprocess.STDOUT,\n                text=True,\n                env={**os.environ, **",
         "tests/worker/doctor/test_deep_and_ray.py::test_a_librarys_last_word_is_no_result",
     ),
     Fault(
