@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import os
 import platform
 import shutil
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -32,6 +34,15 @@ _PACKAGES = {
 _INSTALLED = {Source.TORCH: "torch", Source.RAY: "ray", Source.VLLM: "vllm", Source.MEGATRON: "megatron.core"}
 
 
+@contextmanager
+def made_once(folder: Path) -> Iterator[bool]:
+    """Whether this process is the one to make a folder of the cache; the others wait for it."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield not folder.is_dir()
+
+
 @cache
 def root(source: Source) -> Path:
     """Folder with the source's files; RuntimeError, which names the package, when it is not to be had."""
@@ -44,8 +55,9 @@ def root(source: Source) -> Path:
     if source is Source.VLLM_ASCEND:
         return executable(package)
     folder = CACHE / package.replace("==", "-")
-    if not folder.is_dir():
-        _fetch(package, folder, _PLATFORM)
+    with made_once(folder) as missing:
+        if missing:
+            _fetch(package, folder, _PLATFORM)
     return folder
 
 
@@ -54,13 +66,13 @@ def executable(package: str) -> Path:
     """Folder with a package's wheel for this machine and this Python; RuntimeError when it is not to be had."""
     tag = f"{sys.implementation.cache_tag}-{platform.machine()}"
     folder = CACHE / f"{package.replace('==', '-')}-{tag}"
-    if not folder.is_dir():
-        _fetch(package, folder, [])
+    with made_once(folder) as missing:
+        if missing:
+            _fetch(package, folder, [])
     return folder
 
 
 def _fetch(package: str, folder: Path, wanted: Sequence[str]) -> None:
-    CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as place:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", place]
         done = subprocess.run([*pip, *wanted, package], capture_output=True, text=True, timeout=900, check=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from contracts import Source
-from sources import CACHE, executable, root
+from sources import CACHE, executable, made_once, root
 
 HERE = Path(__file__).parent
 WHEEL = "torch_npu==2.11.0.post3"
@@ -89,22 +89,25 @@ def build() -> Cann:
     engine = (root(Source.VLLM_ASCEND), executable(SCIPY))
     content = [(HERE / name).read_bytes() for name in _SOURCES] + [torch.__version__.encode(), str(wheel).encode()]
     folder = CACHE / f"cann-{hashlib.sha256(b'|'.join(content)).hexdigest()[:16]}"
-    if not folder.is_dir():
-        if missing := [name for name in ("gcc", "g++", "nm") if shutil.which(name) is None]:
-            raise RuntimeError(
-                f"contracts: {', '.join(missing)} not found; install them: CANN's stand-ins are compiled"
-            )
-        place = folder.with_name(f"{folder.name}.{os.getpid()}")
-        shutil.rmtree(place, ignore_errors=True)
-        for part in ("lib", "runtime", "compiler"):
-            (place / part).mkdir(parents=True)
-        _compile(place / "lib", wheel / "torch_npu", [wheel, *engine])
-        _saver_package(place / "torch_memory_saver")
-        _describe(place, "stand-ins", "[vllm.general_plugins]\nstand_ins = stand_ins:install\n")
-        _describe(place, "torch-memory-saver", "")
-        (place / "version.cfg").write_text("version=9.1.0\n")
-        place.rename(folder)
+    with made_once(folder) as missing:
+        if missing:
+            _build(folder, wheel, engine)
     return Cann(folder, wheel, engine)
+
+
+def _build(folder: Path, wheel: Path, engine: tuple[Path, ...]) -> None:
+    if missing := [name for name in ("gcc", "g++", "nm") if shutil.which(name) is None]:
+        raise RuntimeError(f"contracts: {', '.join(missing)} not found; install them: CANN's stand-ins are compiled")
+    place = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(place, ignore_errors=True)
+    for part in ("lib", "runtime", "compiler"):
+        (place / part).mkdir(parents=True)
+    _compile(place / "lib", wheel / "torch_npu", [wheel, *engine])
+    _saver_package(place / "torch_memory_saver")
+    _describe(place, "stand-ins", "[vllm.general_plugins]\nstand_ins = stand_ins:install\n")
+    _describe(place, "torch-memory-saver", "")
+    (place / "version.cfg").write_text("version=9.1.0\n")
+    place.rename(folder)
 
 
 def _compile(lib: Path, package: Path, wheels: list[Path]) -> None:
