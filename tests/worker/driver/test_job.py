@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -113,7 +114,8 @@ def test_sigterm_saves_the_last_completed_step_and_resume_continues(finished: Pa
     job = manifest(tmp_path, algorithm=kl, checkpoint={"everySteps": 1000, "keep": 2}, steps=STEPS)
     process = start("run", job, "--output", tmp_path / "run")
     wait_for(lambda: len(_steps(tmp_path / "run")) >= 2, "two steps")
-    process.send_signal(signal.SIGTERM)
+    # To the whole group, as `timeout` does.
+    os.killpg(process.pid, signal.SIGTERM)
     code, output = finish(process, 60)
     assert code == ExitCode.STOPPED, output
     done = len(_steps(tmp_path / "run"))

@@ -63,6 +63,7 @@ def embedded(spec: RLJobSpec) -> Iterator[RaySession]:
             _on_loopback(),
             ray_node.without_helpers(),
             ray_node.slow_start(),
+            ray_node.session_of_its_own(),
         ):
             try:
                 _start(spec, folder / _RAY_OWN)

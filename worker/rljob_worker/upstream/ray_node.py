@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from rljob_worker.upstream.patch import RAY, Patch, Process, put
@@ -105,6 +106,23 @@ def _start_nothing(node: object, **arguments: object) -> None:
 
 
 @contextmanager
+def session_of_its_own() -> Iterator[None]:
+    """Inside, Ray's processes are started in sessions of their own, as they end with the driver anyway.
+
+    Who stops a job by a signal to its process group (`timeout`, `kill -- -GROUP`) means the driver, which then saves:
+    Ray blocks SIGINT in its processes, and would end with any other.
+    """
+    from ray._private import services
+
+    original = services.ConsolePopen
+    put(services, ConsolePopen=partial(original, start_new_session=True))
+    try:
+        yield
+    finally:
+        put(services, ConsolePopen=original)
+
+
+@contextmanager
 def slow_start() -> Iterator[None]:
     """Inside, a node that starts has 120 seconds until Ray's GCS knows it, and is seen as soon as that does.
 
@@ -174,6 +192,16 @@ PATCHES = (
         "agent takes 15 seconds to start",
         "tests/worker/driver/test_ray_session.py::test_an_embedded_ray_has_no_process_that_nobody_asks",
         without_helpers,
+        (Process.DRIVER,),
+        scoped=True,
+    ),
+    Patch(
+        "ray-in-sessions-of-its-own",
+        ("ray._private.services.ConsolePopen",),
+        {"ray": RAY},
+        "a SIGTERM for the driver's process group ended Ray before the driver could save, and then the driver",
+        "tests/worker/driver/test_job.py::test_sigterm_saves_the_last_completed_step_and_resume_continues",
+        session_of_its_own,
         (Process.DRIVER,),
         scoped=True,
     ),
