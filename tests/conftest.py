@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 from support.lanes import Lanes, Seconds, give_way
 from support.places import Places
+from support.samples import give_seed
 from support.warm.client import share_server
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ hypothesis.settings.load_profile("untimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    give_seed()
     config.pluginmanager.register(Seconds())
     process = getattr(config, "workerinput", None)
     give_way(process)

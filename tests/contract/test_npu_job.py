@@ -5,9 +5,6 @@ MindSpeed is the real one where it is importable; `cann/last` stands in for it e
 
 from __future__ import annotations
 
-import os
-import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import numpy as np
 import pytest
 from cann.build import Cann
 from jobs import KV_CACHE_BYTES, manifest, run
+from support.samples import skip_unless_drawn
 from support.step_lines import read_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -49,8 +47,6 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 TOGETHER = {"nodes": 1, "devicesPerNode": DEVICES}
 APART = {"trainer": {"devicesPerNode": 1}, "rollout": {"devicesPerNode": 1}}
-SEED = int(os.environ.get("RLJOB_SEED", time.time_ns()))
-CHOSEN = JOBS if os.environ.get("RLJOB_FAULTS") == "all" else {random.Random(SEED).choice(list(JOBS))}
 SAME = ("rollout/raw_reward", "train/loss", "train/grad_norm", "train/entropy_loss")
 ROUNDING = 2e-5
 
@@ -69,8 +65,7 @@ def steps_of(profile: str, name: str, folder: Path, environment: dict[str, str] 
 def test_a_job_on_npus_learns_as_on_cpus(name: str, cann: Cann, tmp_path: Path) -> None:
     """Trainers sleep in the memory saver's library, engines in vllm-ascend's pools; HCCL's collectives run between
     trainers, between an engine's workers, and where devices are apart from trainer to engine."""
-    if name not in CHOSEN:
-        pytest.skip(f"RLJOB_SEED={SEED} chose another job: make test-faults runs all")
+    skip_unless_drawn(f"NPUs: {name}")
     devices = tmp_path / "devices"
     devices.mkdir()
     npu = steps_of("ascend-a2", name, tmp_path / "npu", cann.shell(devices, DEVICES))

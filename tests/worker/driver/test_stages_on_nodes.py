@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from jobs import events, final_state, manifest, run
 from ray_cluster import ray_cluster
+from support.samples import skip_unless_drawn
 from support.step_lines import read_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -31,6 +32,7 @@ def resources(nodes: int, devices: int) -> dict[str, Any]:
 
 def test_two_stages_on_each_of_two_nodes(tmp_path: Path) -> None:
     """Engines get whole models: a probe compares what they and the trainers compute after each hand-over."""
+    skip_unless_drawn("pipeline stages on two nodes")
     folder = tmp_path / "run"
     with ray_cluster(tmp_path, dict.fromkeys(NODES, DEVICES)) as cluster:
         cluster.submit(manifest(tmp_path, **SPEC, resources=resources(len(NODES), DEVICES)), folder, "stages")
