@@ -88,26 +88,12 @@ void npu_rms_norm(const Call &call) {
   call.returns(to_device(y, x), to_device(rstd, x));
 }
 
-void npu_rms_norm_backward(const Call &call) {
-  auto x = call.device("input");
-  auto gamma = call.tensor("gamma"), rstd = call.tensor("rstd");
-  auto normed = host(x).to(at::kFloat) * rstd, dy = call.tensor("dy").to(at::kFloat);
-  auto scaled = dy * gamma.to(at::kFloat);
-  auto dx = (scaled - normed * (scaled * normed).mean(-1, true)) * rstd;
-  auto dgamma = (dy * normed).reshape({-1, gamma.size(0)}).sum(0);
-  call.returns(to_device(dx.to(x.scalar_type()), x), to_device(dgamma, x));
-}
-
-void add_rms_norm(const Call &call) {
+void add_rms_norm_bias(const Call &call) {
+  call.wants(!call.given("beta"), "without beta");
   auto x1 = call.device("x1");
   auto sum = host(x1) + call.tensor("x2");
   auto [y, rstd] = rms_norm(sum, call.tensor("gamma"), call.number("epsilon"));
   call.returns(to_device(y, x1), to_device(rstd, x1), to_device(sum, x1));
-}
-
-void add_rms_norm_bias(const Call &call) {
-  call.wants(!call.given("beta"), "without beta");
-  add_rms_norm(call);
 }
 
 void npu_swiglu(const Call &call) {
@@ -179,20 +165,6 @@ void fused_infer_attention_score(const Call &call) {
     begin = ends[i];
   }
   call.returns(to_device(out, on_device), to_device(at::zeros({1}), on_device));
-}
-
-void paged_attention(const Call &call) {
-  auto query = call.tensor("query"), keys = call.tensor("key_cache"), values = call.tensor("value_cache");
-  auto lengths = call.tensor("context_lens"), blocks = call.tensor("block_table");
-  auto out = call.tensor("out");
-  auto heads = call.integer("num_kv_heads");
-  for (int64_t i = 0; i < lengths.size(0); i++) {
-    auto length = lengths[i].item<int64_t>();
-    if (!length) continue;
-    auto k = cached(keys, blocks[i], length, heads), v = cached(values, blocks[i], length, heads);
-    out.slice(0, i, i + 1).copy_(attend(query.slice(0, i, i + 1), k, v, call.number("scale_value"), true));
-  }
-  call.returns();
 }
 
 void reshape_and_cache(const Call &call) {
@@ -347,15 +319,12 @@ struct Kernels {
 
   Kernels() {
     add<npu_rms_norm>(npu, "npu_rms_norm");
-    add<npu_rms_norm_backward>(npu, "npu_rms_norm_backward");
-    add<add_rms_norm>(npu, "npu_add_rms_norm");
     add<npu_swiglu>(npu, "npu_swiglu");
     add<npu_swiglu_backward>(npu, "npu_swiglu_backward");
     add<fused_infer_attention_score>(npu, "npu_fused_infer_attention_score");
     add<fusion_attention>(npu, "npu_fusion_attention");
     add<fusion_attention_grad>(npu, "npu_fusion_attention_grad");
     add<matmul_add_fp32>(atb, "_npu_matmul_add_fp32");
-    add<paged_attention>(atb, "_npu_paged_attention");
     add<reshape_and_cache>(atb, "_npu_reshape_and_cache");
     add<rotary_embedding>(atb, "_npu_rotary_embedding");
     add<grouped_matmul>(npu, "npu_grouped_matmul");
