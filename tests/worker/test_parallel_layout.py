@@ -75,6 +75,20 @@ def test_a_node_must_hold_whole_copies_of_the_model(training: dict[str, int], me
     check_nodes(asked, 8, 1)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "devices", "tp", "pp", "ep"),
+    [(2, 1, 1, 1, 1), (2, 4, 2, 1, 2), (3, 2, 1, 1, 2), (1, 4, 2, 1, 1), (2, 4, 2, 2, 2), (2, 8, 2, 2, 1)],
+)
+def test_one_replica_in_each_node_sends(nodes: int, devices: int, tp: int, pp: int, ep: int) -> None:
+    whole = ParallelLayout(nodes * devices, tp, pp, ep)
+    for node in whole.nodes(devices):
+        here = [replace(whole, rank=rank).in_node(devices) for rank in node]
+        dense = [(at.pp_rank, at.tp_rank) for at in here if at.dp_rank == 0]
+        assert dense == [(stage, part) for stage in range(pp) for part in range(tp)]
+        holders = [(at.pp_rank, at.ep_rank) for at in here if at.expert_dp_rank == 0 and at.rank % at.expert_tp == 0]
+        assert holders == [(stage, share) for stage in range(pp) for share in range(ep)]
+
+
 def test_replicas_that_fit_a_node_are_accepted() -> None:
     check_nodes(TrainingSpec.model_validate({"pipelineParallel": 2, "tensorParallel": 2, "expertParallel": 2}), 4, 2)
 

@@ -87,7 +87,8 @@ def build() -> Cann:
     """The stand-ins for the wheel; compiled once and kept."""
     wheel = executable(WHEEL)
     engine = (root(Source.VLLM_ASCEND), executable(SCIPY))
-    content = [(HERE / name).read_bytes() for name in _SOURCES] + [torch.__version__.encode(), str(wheel).encode()]
+    made_of = "|".join([torch.__version__, *map(str, (wheel, *engine))])
+    content = [*((HERE / name).read_bytes() for name in _SOURCES), made_of.encode()]
     folder = CACHE / f"cann-{hashlib.sha256(b'|'.join(content)).hexdigest()[:16]}"
     with made_once(folder) as missing:
         if missing:

@@ -16,7 +16,6 @@ void npuSynchronizeDevice(bool check_error);
 
 namespace {
 using at::Tensor;
-using at::indexing::Slice;
 
 // The same memory as a tensor of the host.
 Tensor host(const Tensor &on_device) {
@@ -117,17 +116,22 @@ void matmul_add_fp32(const Call &call) {
 
 // --- attention
 
-// Of [T, heads, D] over [S, kv heads, D]; `causal` as CANN's right-down: the last query sees all.
-Tensor attend(const Tensor &query, const Tensor &key, const Tensor &value, double scale, bool causal) {
+// That a call is given the mask which both causal modes take, whatever the lengths are.
+void wants_upper_triangle(const Call &call) {
+  call.wants(call.given("atten_mask"), "with a mask");
+  auto mask = call.tensor("atten_mask");
+  call.wants(mask.size(0) == 2048 && mask[0][1].item<bool>() && !mask[1][0].item<bool>(), "an upper triangle of 2048");
+}
+
+// Of [T, heads, D] over [S, kv heads, D]; causal as CANN's right-down: the last query sees all.
+Tensor attend(const Tensor &query, const Tensor &key, const Tensor &value, double scale) {
   auto q = query.transpose(0, 1).to(at::kFloat), k = key.transpose(0, 1).to(at::kFloat);
   auto v = value.transpose(0, 1).to(at::kFloat);
   auto groups = q.size(0) / k.size(0);
   k = k.repeat_interleave(groups, 0), v = v.repeat_interleave(groups, 0);
   auto scores = at::matmul(q, k.transpose(1, 2)) * scale;
-  if (causal) {
-    auto hidden = at::ones({q.size(1), k.size(1)}, at::kBool).triu(k.size(1) - q.size(1) + 1);
-    scores.masked_fill_(hidden, -std::numeric_limits<float>::infinity());
-  }
+  auto hidden = at::ones({q.size(1), k.size(1)}, at::kBool).triu(k.size(1) - q.size(1) + 1);
+  scores.masked_fill_(hidden, -std::numeric_limits<float>::infinity());
   return at::matmul(scores.softmax(-1), v).transpose(0, 1).to(query.scalar_type());
 }
 
@@ -141,12 +145,9 @@ Tensor cached(const Tensor &cache, const Tensor &blocks, int64_t length, int64_t
 void fused_infer_attention_score(const Call &call) {
   auto on_device = call.device("query");
   auto query = host(on_device), key = call.tensor("key"), value = call.tensor("value");
-  auto mode = call.integer("sparse_mode");
-  call.wants(call.text("input_layout") == "TND", "input_layout TND");
-  call.wants(mode == 3 && call.given("atten_mask"), "sparse_mode 3 with a mask");
+  call.wants(call.text("input_layout") == "TND" && call.integer("sparse_mode") == 3, "TND with sparse_mode 3");
   call.wants(!call.given("pse_shift") && !call.given("query_rope"), "without pse_shift and query_rope");
-  auto mask = call.tensor("atten_mask");
-  call.wants(mask.size(0) == 2048 && mask[0][1].item<bool>() && !mask[1][0].item<bool>(), "an upper triangle of 2048");
+  wants_upper_triangle(call);
   auto ends = call.integers("actual_seq_lengths"), lengths = call.integers("actual_seq_lengths_kv");
   auto heads = call.integer("num_key_value_heads");
   auto out = at::zeros_like(query);
@@ -161,7 +162,7 @@ void fused_infer_attention_score(const Call &call) {
       key_begin = lengths[i];
     }
     if (ends[i] > begin && k.size(0))
-      out.slice(0, begin, ends[i]).copy_(attend(query.slice(0, begin, ends[i]), k, v, call.number("scale"), true));
+      out.slice(0, begin, ends[i]).copy_(attend(query.slice(0, begin, ends[i]), k, v, call.number("scale")));
     begin = ends[i];
   }
   call.returns(to_device(out, on_device), to_device(at::zeros({1}), on_device));
@@ -203,8 +204,7 @@ struct Training {
   explicit Training(const Call &call, const char *scale_name) : scale(call.number(scale_name)) {
     call.wants(call.text("input_layout") == "SBH" && call.integer("sparse_mode") == 2, "SBH with sparse_mode 2");
     call.wants(call.number("keep_prob") == 1.0 && !call.given("pse"), "without dropout and pse");
-    auto mask = call.tensor("atten_mask");
-    call.wants(mask.size(0) == 2048 && mask[0][1].item<bool>() && !mask[1][0].item<bool>(), "an upper triangle");
+    wants_upper_triangle(call);
     auto query = call.tensor("query");
     auto width = query.size(2) / call.integer("head_num");
     q = by_head(query, width), k = by_head(call.tensor("key"), width), v = by_head(call.tensor("value"), width);

@@ -45,6 +45,11 @@ sys.exit(code)
 """
 
 
+def resources(nodes: int, devices: int) -> dict[str, Any]:
+    """`spec.resources` of a job that gives each device a CPU."""
+    return {"profile": "cpu", "nodes": nodes, "devicesPerNode": devices, "threadsPerDevice": 1}
+
+
 @contextmanager
 def ray_cluster(folder: Path, cpus: Mapping[str, int]) -> Iterator[RayCluster]:
     """A cluster with a worker node at each address, of so many CPUs."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from jobs import events, final_state, manifest, run, wait_for
-from ray_cluster import RayCluster, ray_cluster
+from ray_cluster import RayCluster, ray_cluster, resources
 from support.step_lines import read_steps
 
 from rljob_api.wire.exit_codes import ExitCode
@@ -32,10 +32,6 @@ SAME = (
     "train/grad_norm",
     "train/train_rollout_logprob_abs_diff",
 )
-
-
-def resources(nodes: int, devices: int) -> dict[str, Any]:
-    return {"profile": "cpu", "nodes": nodes, "devicesPerNode": devices, "threadsPerDevice": 1}
 
 
 @pytest.fixture(scope="module")

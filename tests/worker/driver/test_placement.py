@@ -81,10 +81,17 @@ def test_where_trainers_and_engines_lie_on_nodes_of_their_own() -> None:
     trainers, engines = derived.node_groups(apart)
     nodes = tuple(Node(f"id-{name}", name, "10.0.0.1", 2) for name in "abc")
     placement = Placement(PlacementGroup.empty(), nodes, (trainers, engines, engines))
-    assert placement.trainers() == [0, 1]
+    assert placement.trainers(apart.training) == [0, 1]
     assert placement.engines(2) == [range(2, 4), range(4, 6)]
     assert [placement.node_of(device) for device in range(6)] == [0, 0, 1, 1, 2, 2]
     assert [placement.number_on_node(device) for device in range(6)] == [0, 1] * 3
+
+
+def test_the_stages_of_a_replica_lie_on_one_node() -> None:
+    staged = spec(training={"pipelineParallel": 2})
+    nodes = tuple(Node(f"id-{name}", name, "10.0.0.1", 2) for name in "ab")
+    placement = Placement(PlacementGroup.empty(), nodes, derived.node_groups(staged) * 2)
+    assert placement.trainers(staged.training) == [0, 2, 1, 3], "by rank: both replicas' first stages, then the last"
 
 
 def test_pairing_is_by_node_and_device() -> None:

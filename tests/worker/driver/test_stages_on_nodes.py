@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from jobs import events, final_state, manifest, run
-from ray_cluster import ray_cluster
+from ray_cluster import ray_cluster, resources
 from support.samples import skip_unless_drawn
 from support.step_lines import read_steps
 
@@ -24,10 +24,6 @@ SPEC: dict[str, Any] = {
     "weightSync": {"probeEverySteps": 1},
 }
 SAME = ("rollout/raw_reward", "train/loss", "train/grad_norm", "train/train_rollout_logprob_abs_diff")
-
-
-def resources(nodes: int, devices: int) -> dict[str, Any]:
-    return {"profile": "cpu", "nodes": nodes, "devicesPerNode": devices, "threadsPerDevice": 1}
 
 
 def test_two_stages_on_each_of_two_nodes(tmp_path: Path) -> None:

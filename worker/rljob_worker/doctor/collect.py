@@ -25,7 +25,6 @@ from rljob_worker.doctor.sharing import shared_memory_problem
 from rljob_worker.host.memory import HostMemory
 
 SHARED_MEMORY = Path("/dev/shm")
-"""Ray's GCS and its dashboard, with the job API."""
 _DRIVER = Path("usr/local/Ascend/driver")
 _TOOLKITS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann")
 _PACKAGES = {

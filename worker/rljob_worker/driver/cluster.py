@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import ray
@@ -36,7 +35,6 @@ from rljob_worker.driver.placement import Placement, reserve_devices
 from rljob_worker.errors import JobError, ProcessDiedError, UserError
 from rljob_worker.host.files import log_tail
 from rljob_worker.host.sockets import LOOPBACK
-from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.rollout.environment import engine_environment
 from rljob_worker.trainer.environment import trainer_environment
 from rljob_worker.upstream.ray_node import FULL_PRIORITY
@@ -133,10 +131,8 @@ class Cluster:
         common: dict[str, object] = dict(
             spec=self.spec.model_dump(mode="json", by_alias=True), model_folder=str(self._model_folder)
         )
-        layout = ParallelLayout.of_training(self.spec.training, derived.trainers(self.spec))
-        ranks = chain.from_iterable(layout.nodes(derived.trainers_per_node(self.spec)))
-        devices = dict(zip(ranks, placement.trainers(), strict=True))
-        for rank, device in sorted(devices.items()):
+        devices = placement.trainers(self.spec.training)
+        for rank, device in enumerate(devices):
             arguments: dict[str, object] = common | dict(
                 rank=rank,
                 world_size=len(devices),
@@ -206,7 +202,7 @@ class Cluster:
         variable = self._kind.visible_variable
         if variable is None:
             return {}
-        trained = placement.trainers()
+        trained = placement.trainers(self.spec.training)
         others = [engine.start for engine in placement.engines(1) if engine.start not in trained]
         onlookers = OnlookerGroup()
         for device in others:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import ray
 from ray._private.state import available_resources_per_node
@@ -15,8 +15,10 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from rljob_api import RLJobSpec, derived
 from rljob_api.derived import NodeGroup
+from rljob_api.spec import TrainingSpec
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.errors import JobError, StopRequested, UserError
+from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.upstream.ray_types import NodeTable
 
 _NODE_LABEL = "ray.io/node-id"
@@ -59,9 +61,12 @@ class Placement:
     holds: tuple[NodeGroup, ...]
     """What each node holds."""
 
-    def trainers(self) -> list[int]:
-        """The job's device that each trainer runs on, by rank."""
-        return [device for first, own in self._each() for device in range(first, first + own.trainers)]
+    def trainers(self, training: TrainingSpec) -> list[int]:
+        """The job's device that each trainer runs on, by rank; those of a model replica are on one node."""
+        devices = [device for first, own in self._each() for device in range(first, first + own.trainers)]
+        layout = ParallelLayout.of_training(training, len(devices))
+        ranks = chain.from_iterable(layout.nodes(max(own.trainers for own in self.holds)))
+        return [device for _, device in sorted(zip(ranks, devices, strict=True))]
 
     def engines(self, size: int) -> list[range]:
         """The job's devices that each engine of so many devices spans."""
