@@ -59,7 +59,11 @@ def install(faults: list[dict[str, Any]]) -> None:
                 strikes.append(fault)
         write_phase(self, name, gap, **lane)
         for fault in strikes:
-            threading.Thread(target=strike, args=(self, fault), daemon=True).start()
+            if fault["do"] == "stall":
+                # It stands before the phase asks it for anything.
+                strike(self, fault)
+            else:
+                threading.Thread(target=strike, args=(self, fault), daemon=True).start()
 
     def strike(log: events.EventLog, fault: dict[str, Any]) -> None:
         pid = scoring_process() if fault["process"] == "reward" else pids[fault["process"]]

@@ -311,10 +311,10 @@ def _placement(spec: RLJobSpec) -> Placement:
 def test_every_process_has_devices_of_its_own(trainers: int, engines: int, size: int) -> None:
     spec = _spec("Disaggregated", trainers, engines * size, size)
     placement = _placement(spec)
-    assert len(placement.trainers()) == trainers
+    assert len(placement.trainers(spec.training)) == trainers
     spanned = placement.engines(size)
     assert [len(engine) for engine in spanned] == [size] * engines
-    used = [*placement.trainers(), *(device for engine in spanned for device in engine)]
+    used = [*placement.trainers(spec.training), *(device for engine in spanned for device in engine)]
     assert used == list(range(derived.devices_per_node(spec)))
     identities = [("node", f"cpu:{device}") for device in used]
     check_apart(identities[:trainers], identities[trainers:])
@@ -327,6 +327,6 @@ def test_every_process_has_devices_of_its_own(trainers: int, engines: int, size:
 def test_shared_devices_are_divided_as_before(engines: int, size: int) -> None:
     spec = _spec("Colocated", engines * size, 0, size)
     placement = _placement(spec)
-    assert placement.trainers() == list(range(engines * size))
+    assert placement.trainers(spec.training) == list(range(engines * size))
     spanned = [list(engine) for engine in placement.engines(size)]
     assert spanned == [list(range(index * size, (index + 1) * size)) for index in range(engines)]

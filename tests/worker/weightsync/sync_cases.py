@@ -121,7 +121,10 @@ class KeepingEngine:
     def rljob_join_carrier(self, message: dict[str, Any]) -> dict[str, Any]:
         assert isinstance(self._parties, NetworkParties)
         assert self._slots is not None
-        if message["anew"] or self._carrier is None or not self._carrier.serves(message["version"]):
+        if self._carrier is not None and (message["anew"] or not self._carrier.serves(message["version"])):
+            self._carrier.close()
+            self._carrier = None
+        if self._carrier is None:
             deadline = time.monotonic() + message["seconds"]
             engines, member = self._plan.engines, message["first_member"] + self.number
             self._carrier = join_carrier(

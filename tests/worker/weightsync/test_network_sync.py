@@ -119,6 +119,26 @@ def test_what_the_network_does_to_a_bucket_fails_the_sync_and_the_next_one_works
         assert peers.landed_right()
 
 
+def test_a_group_whose_root_still_holds_it_is_left_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine awaits a bucket in it, and gloo ends no group before that came or took too long (20 s here)."""
+    kept = []
+    original = Broadcast.send
+
+    def send(own: Broadcast, bucket: Bucket, deadline: float, look: Look) -> None:
+        if bucket.index == 3:
+            kept.append(own._group)
+            raise RuntimeError("no memory")
+        original(own, bucket, deadline, look)
+
+    with threaded_peers(1, [KeepingEngine()], network=True) as peers:
+        with monkeypatch.context() as patch:
+            patch.setattr(Broadcast, "send", send)
+            failed_everywhere(peers, peers.sync(1), "bucket 3", "no memory")
+        outcomes = peers.sync(2, deadline=5.0)
+        assert peers.receivers[0].version == 2, outcomes
+        assert peers.landed_right()
+
+
 def test_a_bucket_waits_for_the_slowest_trainer() -> None:
     class SlowPiece(TensorPiece):
         def read(self) -> torch.Tensor:

@@ -40,7 +40,8 @@ class Broadcast:
     """
 
     def __init__(self, group: Group, slots: Transport, seconds: float) -> None:
-        self._group, self._slots = group, slots
+        self._group: Group | None = group
+        self._slots = slots
         self._options = dist.BroadcastOptions()
         self._options.rootRank, self._options.rootTensor = ROOT, 0
         self._options.timeout = timedelta(seconds=seconds)
@@ -115,9 +116,13 @@ class Broadcast:
         _finish(awaited, bucket, "the broadcast of the first trainer")
 
     def close(self) -> None:
-        """Nothing: the group ends with this object."""
+        """Leave the group; what it still awaits is waited for by a thread: gloo lets none go before that is over."""
+        leaving = [self._awaited, self._group]
+        self._awaited = self._group = None
+        threading.Thread(target=leaving.clear, name="leave-broadcast", daemon=True).start()
 
     def _start(self, bucket: Bucket) -> dist.Work:
+        assert self._group is not None, "nothing is sent or expected after close"
         content = self._slots.tensor(bucket.index % SLOT_COUNT, 0, torch.uint8, (bucket.nbytes,))
         return self._group.broadcast([content], self._options)
 

@@ -137,9 +137,12 @@ class WeightLandingExtension:
         assert self._rljob_slots is not None
         assert isinstance(self._rljob_parties, NetworkParties)
         _, slots, plan = self._rljob_slots
-        version, carrier = message["version"], None if message["anew"] else self._rljob_carrier
+        version, carrier = message["version"], self._rljob_carrier
         self._rljob_carrier = None
-        if carrier is None or not carrier.serves(version):
+        if carrier is not None and (message["anew"] or not carrier.serves(version)):
+            carrier.close()
+            carrier = None
+        if carrier is None:
             member = message["first_member"] + self.rank
             deadline = time.monotonic() + message["seconds"]
             carrier = join_carrier(
