@@ -48,31 +48,52 @@ def test_nodes_hold_whole_replicas(of_a_node: ParallelLayout, nodes: int) -> Non
     dealt = whole.nodes(per_node)
     assert sorted(rank for node in dealt for rank in node) == list(range(whole.world_size))
     for node in dealt:
-        here = [ranks[rank].in_node(per_node) for rank in node]
+        here = [ranks[rank].among_replicas(per_node) for rank in node]
         assert here == every_rank(of_a_node), "as a node alone, in the order of its devices"
+        assert [ranks[rank].place_in_node(per_node) for rank in node] == list(range(per_node))
         for at, rank in zip(here, node, strict=True):
             outside = ranks[rank]
             assert (at.tp_rank, at.pp_rank, at.ep_rank) == (outside.tp_rank, outside.pp_rank, outside.ep_rank)
 
 
+@given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]), st.integers(2, 6), st.integers(1, 4), st.integers(1, 4))
+def test_stages_over_nodes_lie_on_as_few_as_can_be(tp: int, ep: int, pp: int, more: int, nodes: int) -> None:
+    per_node = more * max(tp, ep)
+    training = TrainingSpec.model_validate({"tensorParallel": tp, "expertParallel": ep, "pipelineParallel": pp})
+    together = ParallelLayout(per_node * pp * nodes, tp, pp, ep).nodes_of_replica(per_node)
+    count = together * nodes
+    check_nodes(training, per_node, count)
+    layout = ParallelLayout.of_training(training, per_node * count)
+    dealt, ranks = layout.nodes(per_node), every_rank(layout)
+    assert sorted(rank for node in dealt for rank in node) == list(range(layout.world_size))
+    for node in dealt:
+        assert [ranks[rank].place_in_node(per_node) for rank in node] == list(range(per_node))
+        for size in (tp, ep):
+            groups = [(ranks[rank].pp_rank, rank % layout.stage_size // size) for rank in node]
+            assert all(groups.count(group) == size for group in groups), "no group lies on two nodes"
+    for first in range(0, count, layout.nodes_of_replica(per_node)):
+        block = [rank for node in dealt[first : first + layout.nodes_of_replica(per_node)] for rank in node]
+        alone = replace(layout, world_size=len(block))
+        assert [ranks[rank].among_replicas(per_node) for rank in block] == every_rank(alone)
+
+
 @pytest.mark.parametrize(
     ("training", "message"),
     [
-        ({"pipelineParallel": 3}, r"training\.pipelineParallel: 3 does not divide resources\.devicesPerNode 4"),
-        ({"tensorParallel": 8}, r"training\.tensorParallel: 8 does not divide"),
-        ({"expertParallel": 8}, r"training\.expertParallel: 8 does not divide"),
         (
-            {"pipelineParallel": 2, "tensorParallel": 4},
-            r"training\.tensorParallel: 4 in each of 2 pipeline stages does not divide resources\.devicesPerNode 4",
+            {"pipelineParallel": 6},
+            r"training\.pipelineParallel: with 6 stages 3 nodes of 4 devices .* does not divide the 2 nodes",
         ),
-        ({"pipelineParallel": 2, "expertParallel": 4}, r"training\.expertParallel: 4 in each of 2 pipeline stages"),
+        ({"tensorParallel": 8}, r"training\.tensorParallel: 8 does not divide resources\.devicesPerNode 4"),
+        ({"expertParallel": 8}, r"training\.expertParallel: 8 does not divide"),
+        ({"pipelineParallel": 2, "tensorParallel": 3}, r"training\.tensorParallel: 3 does not divide"),
     ],
 )
-def test_a_node_must_hold_whole_copies_of_the_model(training: dict[str, int], message: str) -> None:
+def test_only_stages_may_lie_on_several_nodes(training: dict[str, int], message: str) -> None:
     asked = TrainingSpec.model_validate(training)
     with pytest.raises(ValueError, match=message):
         check_nodes(asked, 4, 2)
-    check_nodes(asked, 8, 1)
+    check_nodes(asked, 12, 1)
 
 
 @pytest.mark.parametrize(
@@ -82,15 +103,11 @@ def test_a_node_must_hold_whole_copies_of_the_model(training: dict[str, int], me
 def test_one_replica_in_each_node_sends(nodes: int, devices: int, tp: int, pp: int, ep: int) -> None:
     whole = ParallelLayout(nodes * devices, tp, pp, ep)
     for node in whole.nodes(devices):
-        here = [replace(whole, rank=rank).in_node(devices) for rank in node]
+        here = [replace(whole, rank=rank).among_replicas(devices) for rank in node]
         dense = [(at.pp_rank, at.tp_rank) for at in here if at.dp_rank == 0]
         assert dense == [(stage, part) for stage in range(pp) for part in range(tp)]
         holders = [(at.pp_rank, at.ep_rank) for at in here if at.expert_dp_rank == 0 and at.rank % at.expert_tp == 0]
         assert holders == [(stage, share) for stage in range(pp) for share in range(ep)]
-
-
-def test_replicas_that_fit_a_node_are_accepted() -> None:
-    check_nodes(TrainingSpec.model_validate({"pipelineParallel": 2, "tensorParallel": 2, "expertParallel": 2}), 4, 2)
 
 
 @given(sizes, st.data())

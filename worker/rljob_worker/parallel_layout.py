@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -81,27 +82,39 @@ class ParallelLayout:
         """Whether this rank computes the loss."""
         return self.pp_rank == self.pp - 1
 
-    def in_node(self, ranks_per_node: int) -> ParallelLayout:
-        """The same among the ranks of its node alone, which hold whole replicas of the model between them."""
-        if ranks_per_node >= self.world_size:
+    def nodes_of_replica(self, ranks_per_node: int) -> int:
+        """How many nodes hold whole replicas of the model between them: one, where a node has room for all stages."""
+        group = math.lcm(self.tp, self.expert_tp * self.ep) * self.pp
+        return 1 if ranks_per_node >= self.world_size else group // math.gcd(ranks_per_node, group)
+
+    def among_replicas(self, ranks_per_node: int) -> ParallelLayout:
+        """The same among the ranks of its node alone, or of the nodes that hold whole replicas together."""
+        size = ranks_per_node * self.nodes_of_replica(ranks_per_node)
+        if size >= self.world_size:
             return self
-        share = ranks_per_node // self.pp
-        here = self.pp_rank * share + self.rank % self.stage_size % share
-        return ParallelLayout(ranks_per_node, self.tp, self.pp, self.ep, here)
+        share = size // self.pp
+        rank = self.pp_rank * share + self.rank % self.stage_size % share
+        return ParallelLayout(size, self.tp, self.pp, self.ep, rank)
+
+    def place_in_node(self, ranks_per_node: int) -> int:
+        """Its position among the ranks of its node, in the order of the node's devices."""
+        return self.among_replicas(ranks_per_node).rank % ranks_per_node
 
     def nodes(self, ranks_per_node: int) -> list[list[int]]:
-        """The ranks of each node, in the order of its devices: whole replicas, so of each stage the same share.
+        """The ranks of each node, in the order of its devices; nodes that hold whole replicas together are neighbours.
 
-        Stages are outermost among the ranks, and those of a replica lie on one node all the same.
+        Stages are outermost among the ranks, and those of a replica lie on as few nodes as can hold them all the same.
         """
-        if ranks_per_node >= self.world_size:
-            return [list(range(self.world_size))]
-        share = ranks_per_node // self.pp
+        size = min(ranks_per_node * self.nodes_of_replica(ranks_per_node), self.world_size)
+        share = size // self.pp
         stages = range(0, self.world_size, self.stage_size)
-        return [
-            [stage + rank for stage in stages for rank in range(first, first + share)]
+        dealt = [
+            stage + rank
             for first in range(0, self.stage_size, share)
+            for stage in stages
+            for rank in range(first, first + share)
         ]
+        return [dealt[first : first + ranks_per_node] for first in range(0, self.world_size, ranks_per_node)]
 
     def replicas(self, *, experts: bool) -> list[int]:
         """Ranks that hold the parameters of this one, in the order in which they share the optimizer state."""
@@ -154,19 +167,22 @@ def check_sizes(training: TrainingSpec, world_size: int) -> None:
 
 
 def check_nodes(training: TrainingSpec, ranks_per_node: int, nodes: int) -> None:
-    """Refuse parallel sizes by which a node holds no whole replicas; ValueError names the field.
+    """Refuse parallel sizes that the nodes cannot be dealt; ValueError names the field.
 
-    Weights go from trainers to engines inside a node only.
+    Pipeline stages may lie on several nodes; what is cut by tensor or expert parallelism may not.
     """
-    stages = training.pipeline_parallel
-    for field, size in (
-        ("pipelineParallel", 1),
-        ("tensorParallel", training.tensor_parallel),
-        ("expertParallel", training.expert_parallel),
-    ):
-        if nodes > 1 and ranks_per_node % (size * stages):
-            what = f"{size} in each of {stages} pipeline stages" if size > 1 and stages > 1 else f"{size * stages}"
+    if nodes == 1:
+        return
+    for field, size in (("tensorParallel", training.tensor_parallel), ("expertParallel", training.expert_parallel)):
+        if ranks_per_node % size:
             raise ValueError(
-                f"training.{field}: {what} does not divide resources.devicesPerNode {ranks_per_node}, so a group would "
-                "lie on two nodes; each node must hold whole copies of the model"
+                f"training.{field}: {size} does not divide resources.devicesPerNode {ranks_per_node}, so a group would "
+                "lie on two nodes; only pipeline stages may"
             )
+    layout = ParallelLayout.of_training(training, ranks_per_node * nodes)
+    together = layout.nodes_of_replica(ranks_per_node)
+    if nodes % together:
+        raise ValueError(
+            f"training.pipelineParallel: with {training.pipeline_parallel} stages {together} nodes of {ranks_per_node} "
+            f"devices hold whole copies of the model between them, which does not divide the {nodes} nodes"
+        )

@@ -57,7 +57,7 @@ class Chain:
 
     def compare(self) -> list[str]:
         """Compare each checkpoint that was not compared before with the calm run's; returns their names."""
-        complete = {file.parent for file in (self.run_folder / "checkpoints").glob("step-*/driver.json")}
+        complete = {file.parent for file in (self.run_folder / "checkpoints").glob("step-*[0-9]/driver.json")}
         new = sorted(folder for folder in complete if folder.name not in self._compared)
         for folder in new:
             calm = self._calm / "checkpoints" / folder.name

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ import torch
 import torch.distributed as dist
 from peers import ProcessPeer, network_meeting
 from separate_devices import SeparateDevice
-from sync_cases import KeepingEngineOnDevice, TensorPiece, model_weights, pieces_for, plan_for
+from sync_cases import KeepingEngine, KeepingEngineOnDevice, TensorPiece, model_weights, pieces_for, plan_for
 
+from rljob_worker.devices.cpu import CpuDevice
 from rljob_worker.weightsync.device_ipc import DeviceIpc, Exchange
 from rljob_worker.weightsync.engine import WeightSyncEngine
 from rljob_worker.weightsync.meeting import HostMeeting, HostParties, Meeting
@@ -61,10 +63,11 @@ class EngineOverDevices:
 
     def values(self) -> list[list[float]]:
         """What each worker holds."""
-        return [
-            sorted({float(value) for tensor in worker.weights.values() for value in tensor.unique()})
-            for worker in self.workers
-        ]
+        return [held(worker) for worker in self.workers]
+
+
+def held(worker: KeepingEngine) -> list[float]:
+    return sorted({float(value) for tensor in worker.weights.values() for value in tensor.unique()})
 
 
 class BrokenPiece:
@@ -85,20 +88,28 @@ class BrokenPiece:
 
 
 def trainer(
-    pipe: Connection, folder: str, meeting: Meeting, rank: int, ranks: int, engines: int, broken_in: int
+    pipe: Connection,
+    folder: str,
+    meeting: Meeting,
+    rank: int,
+    ranks: int,
+    engines: int,
+    broken_in: int,
+    node: list[int] | None = None,
+    device: CpuDevice | None = None,
 ) -> None:
     """A rank that holds its shard of tensors that are all filled with the version."""
     if ranks > 1:
         store = dist.FileStore(f"{folder}/store", ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=SECONDS))
-    device = SeparateDevice(rank)
+    device = device or SeparateDevice(rank)
     weights = model_weights(0)
     plan = plan_for(weights, trainers=ranks, engines=engines, bucket_bytes=BUCKET)
     counter = [0]
     pieces: list[Any] = list(pieces_for(weights, ranks)[rank])
     if rank == ranks - 1:
         pieces[-1] = BrokenPiece(pieces[-1], counter, broken_in)
-    exchange = Exchange(device, range(ranks), device.staging)
+    exchange = Exchange(device, range(ranks), getattr(device, "staging", _none_of_its_own), node=node)
     sender = WeightSyncTrainer(pieces, plan, trainer=rank, meeting=meeting, exchange=exchange)
     pipe.send("up")
     while (command := pipe.recv()) is not None:
@@ -109,16 +120,22 @@ def trainer(
             os._exit(9)
         try:
             report = sender.update_weights(version, SECONDS)
-            assert device.synchronized >= len(plan.buckets)
+            assert not isinstance(device, SeparateDevice) or device.synchronized >= len(plan.buckets)
             pipe.send(("ok", report["bytes"]))
         except Exception as error:
             pipe.send((type(error).__name__, str(error)))
     sender.close()
-    device.remove_files()
+    if isinstance(device, SeparateDevice):
+        device.remove_files()
 
 
-def engine(pipe: Connection, meeting: Meeting, index: int, devices: list[int], damage: int | None) -> None:
-    land = EngineOverDevices(devices, damage)
+def _none_of_its_own(nbytes: int) -> torch.Tensor:
+    raise AssertionError("its slots are in host memory")
+
+
+def engine(pipe: Connection, meeting: Meeting, index: int, make: Callable[[], Any]) -> None:
+    """One that is made in its process; `values` says what it holds."""
+    land = make()
     receiver = WeightSyncEngine(land, meeting=meeting, engine=index)
     pipe.send("up")
     while (command := pipe.recv()) is not None:
@@ -146,7 +163,10 @@ def peers(
         trainers = [
             ProcessPeer(trainer, folder, meeting, rank, ranks, len(engines), broken_in) for rank in range(ranks)
         ]
-        others = [ProcessPeer(engine, meeting, i, devices, damage) for i, devices in enumerate(engines)]
+        others = [
+            ProcessPeer(engine, meeting, i, partial(EngineOverDevices, devices, damage))
+            for i, devices in enumerate(engines)
+        ]
         everyone = [*trainers, *others]
         try:
             for peer in everyone:

@@ -73,8 +73,8 @@ class Trainer:
         self._sync = sync
         self._total_updates = total_updates
         layout = ParallelLayout.of_training(self.spec.training, world_size, rank)
-        here = layout.in_node(derived.trainers_per_node(self.spec))
-        self._device = get_device(self.spec.resources.profile.value, here.rank)
+        place = layout.place_in_node(derived.trainers_per_node(self.spec))
+        self._device = get_device(self.spec.resources.profile.value, place)
         self._algorithm = get_algorithm(self.spec.algorithm.name)
         self._stop_requested = threading.Event()
         self._updates = 0

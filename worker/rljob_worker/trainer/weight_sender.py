@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -64,26 +66,28 @@ class WeightSender:
 
 
 def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, meeting: Meeting) -> WeightSyncTrainer:
-    """Agree with the ranks of this node who sends what to its engines, and make this rank's side of the sync.
+    """Agree with the ranks that hold whole models together who sends what, and make this rank's side of the sync.
 
-    Collective over all ranks, awake. Each node holds whole copies of the model. Over the network the first node's
-    trainers send to all engines.
+    Collective over all ranks, awake. Nodes hold whole copies of the model, each for itself or several between them, and
+    a node's trainers send to its engines. Over the network those of the first copies send to all engines.
     """
     per_node = derived.trainers_per_node(spec)
-    # Replicas are counted in a node, so that one replica's pieces in each node are primary.
-    here = backend.layout.in_node(per_node)
-    pieces = [piece for piece in backend.pieces(here) if piece.primary]
+    layout = backend.layout
+    # Replicas are counted where they lie, so that one replica's pieces in each such place are primary.
+    pieces = [piece for piece in backend.pieces(layout.among_replicas(per_node)) if piece.primary]
     mine = [piece.place for piece in pieces]
     everyone: list[list[TensorSlice]] = [mine]
-    layout = backend.layout
     if layout.world_size > 1:
         everyone = [[] for _ in range(layout.world_size)]
         dist.all_gather_object(everyone, mine)
-    nodes = layout.nodes(per_node)
+    nodes, count = layout.nodes(per_node), layout.nodes_of_replica(per_node)
+    places = [nodes[first : first + count] for first in range(0, len(nodes), count)]
     if isinstance(meeting, NetworkMeeting):
-        neighbours, engines = nodes[0], meeting.engines
+        place, node, engines = places[0], places[0][0], meeting.engines
     else:
-        neighbours, engines = next(node for node in nodes if layout.rank in node), derived.engines_per_node(spec)
+        place = next(place for place in places if any(layout.rank in node for node in place))
+        node, engines = next(node for node in place if layout.rank in node), derived.engines_per_node(spec)
+    neighbours = list(chain.from_iterable(place))
     plan = build_plan(
         hf_manifest(backend.config),
         {trainer: everyone[trainer] for trainer in neighbours},
@@ -92,23 +96,25 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, meeti
         bucket_bytes=spec.weight_sync.bucket_bytes,
         slice_bytes=None if device.own_memory else HOST_SLICE_BYTES,
     )
-    exchange = _exchange(backend, device, nodes, neighbours) if device.own_memory else None
+    exchange = None
+    if device.own_memory or count > 1:
+        group = _group(backend, [list(chain.from_iterable(place)) for place in places])
+        if layout.rank in neighbours:
+            exchange = Exchange(device, neighbours, partial(_staging, backend, device), group, node)
     return WeightSyncTrainer(pieces, plan, trainer=layout.rank, meeting=meeting, exchange=exchange)
 
 
-def _exchange(
-    backend: TrainerBackend, device: Device, nodes: Sequence[Sequence[int]], neighbours: Sequence[int]
-) -> Exchange:
-    """The trainers of this node, whose devices each have staging slots of their own; collective over all ranks."""
+def _staging(backend: TrainerBackend, device: Device, nbytes: int) -> torch.Tensor:
+    with backend.memory.staging() if backend.memory is not None else nullcontext():
+        return torch.empty(nbytes, dtype=torch.uint8, device=device.torch_device)
 
-    def allocate(nbytes: int) -> torch.Tensor:
-        with backend.memory.staging() if backend.memory is not None else nullcontext():
-            return torch.empty(nbytes, dtype=torch.uint8, device=device.torch_device)
 
+def _group(backend: TrainerBackend, places: Sequence[list[int]]) -> dist.ProcessGroup | None:
+    """The process group of this rank and those it holds whole models with, None: the world; collective over all."""
     group = None
     with backend.groups.recording():
         # All ranks make all groups, in the same order.
-        for node in nodes if len(nodes) > 1 else ():
-            made = dist.new_group(list(node))
-            group = made if node == neighbours else group
-    return Exchange(device, neighbours, allocate, group)
+        for ranks in places if len(places) > 1 else ():
+            made = dist.new_group(ranks)
+            group = made if backend.layout.rank in ranks else group
+    return group

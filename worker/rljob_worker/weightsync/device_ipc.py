@@ -1,4 +1,4 @@
-"""The two staging slots of one accelerator, by device IPC, and how a host's trainers fill each other's.
+"""The two staging slots of one accelerator, by device IPC, and how trainers fill each other's.
 
 The slots are memory of the device's trainer, which the engine on the same device opens.
 """
@@ -12,8 +12,13 @@ import torch.distributed as dist
 
 from rljob_worker.devices import Device
 from rljob_worker.errors import WeightSyncError
-from rljob_worker.weightsync.plan import Bucket
+from rljob_worker.tensor_slice import Part
+from rljob_worker.weightsync.plan import Bucket, SyncPlan
+from rljob_worker.weightsync.shared_memory import HostMemory
 from rljob_worker.weightsync.transport import SLOT_COUNT, Checksum, Transport, view_of
+
+Reports = dict[tuple[str, int, Part], dict[str, object]]
+"""(tensor, its first row there, part) -> what the trainer that wrote that piece says of it."""
 
 
 class DeviceIpc:
@@ -88,16 +93,18 @@ class DeviceIpc:
 
 
 class Exchange:
-    """The trainers of one host, which go through a sync bucket by bucket together.
+    """Trainers that hold whole models between them, which go through a sync bucket by bucket together.
 
-    A collective operation that one rank does not come to would hang the others: before each, all say whether they can
-    go on. Every wait ends with the group's own time-out.
+    Those of one host do so where their devices have slots of their own; those of several also with slots in the memory
+    of each host. A collective operation that one rank does not come to would hang the others: before each, all say
+    whether they can go on. Every wait ends with the group's own time-out.
 
     Args:
         device: this rank's.
-        ranks: global ranks of the host's trainers, this one among them; their numbers in the plan.
+        ranks: global ranks of these trainers, this one among them; their numbers in the plan.
         allocate: makes device memory uint8 [bytes] that never sleeps and that `Device.share` can export.
         group: process group of them, with a backend for CPU tensors beside the device's; None: the world.
+        node: those that reach the engines that the plan is for; None: all.
     """
 
     def __init__(
@@ -106,16 +113,25 @@ class Exchange:
         ranks: Sequence[int],
         allocate: Callable[[int], torch.Tensor],
         group: dist.ProcessGroup | None = None,
+        node: Sequence[int] | None = None,
     ) -> None:
         self.device = device
         self._ranks = list(ranks)
         self._allocate = allocate
         self._group = group
         self._alone = len(self._ranks) == 1
+        self._node = self._ranks if node is None else list(node)
+        self._over_nodes = len(self._node) < len(self._ranks)
 
-    def make_slots(self, slot_bytes: int) -> DeviceIpc:
-        """This rank's slots, for the engine on the same device to open."""
-        return DeviceIpc(self.device, [self._allocate(slot_bytes) for _ in range(SLOT_COUNT)])
+    def plan_here(self, plan: SyncPlan) -> SyncPlan:
+        """The part of all ranks' plan that the engines see."""
+        return plan.seen_from(self._node) if self._over_nodes else plan
+
+    def make_slots(self, trainer: int, slot_bytes: int) -> Transport | None:
+        """This rank's slots, for the engine on the same device to open; None: it writes into those of its host."""
+        if self.device.own_memory:
+            return DeviceIpc(self.device, [self._allocate(slot_bytes) for _ in range(SLOT_COUNT)])
+        return None if trainer in self._node else HostMemory.private(slot_bytes)
 
     def agree(self, problem: str = "") -> None:
         """Say that this rank can go on, or why not; returns when all can.
@@ -132,14 +148,29 @@ class Exchange:
             raise WeightSyncError("; ".join(others))
 
     def spread(self, bucket: Bucket, slots: Transport, dtype: torch.dtype) -> None:
-        """Bring each piece of a bucket from the slot of the rank that wrote it into the slots of all."""
+        """Bring each piece of a bucket, of all ranks' plan, from the slot of who wrote it into those it is not in."""
         if self._alone:
             return
+        rank = dist.get_rank()
         for tensor in bucket.tensors:
             whole = slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, dtype, tensor.shape)
             for piece in tensor.pieces:
                 part = piece.part.of(whole)
-                sent = part.contiguous()
+                takes = piece.trainer != rank and self._takes(rank, piece.trainer)
+                # The others of a host share its slot: they come to the broadcast, and leave what it brings.
+                mine = takes or piece.trainer == rank
+                sent = part.contiguous() if mine else torch.empty(part.shape, dtype=dtype, device=part.device)
                 dist.broadcast(sent, src=piece.trainer, group=self._group)
-                if sent.data_ptr() != part.data_ptr():
+                if takes and sent.data_ptr() != part.data_ptr():
                     part.copy_(sent)
+
+    def _takes(self, rank: int, writer: int) -> bool:
+        return self.device.own_memory or (writer not in self._node and rank == self._node[0])
+
+    def reports(self, own: Reports) -> Reports:
+        """What the writers of a bucket's pieces say: this rank's own word, and everyone's where some are elsewhere."""
+        if not self._over_nodes:
+            return own
+        everyone: list[Reports] = [{} for _ in self._ranks]
+        dist.all_gather_object(everyone, own, group=self._group)
+        return {about: report for said in everyone for about, report in said.items()}

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 import torch
@@ -158,6 +158,18 @@ class SyncPlan:
     def fingerprint(self) -> str:
         """Equal in two processes when they work by the same plan."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def seen_from(self, node: Sequence[int]) -> SyncPlan:
+        """The plan of a node's trainers alone: its first one stands for those elsewhere, whose pieces it is brought."""
+
+        def stands(piece: PlacedPiece) -> PlacedPiece:
+            return piece if piece.trainer in node else replace(piece, trainer=node[0])
+
+        buckets = [
+            replace(bucket, tensors=tuple(replace(t, pieces=tuple(map(stands, t.pieces))) for t in bucket.tensors))
+            for bucket in self.buckets
+        ]
+        return replace(self, buckets=tuple(buckets))
 
     def to_json(self) -> str:
         """Text that `from_json` reads."""

@@ -19,7 +19,7 @@ from rljob_worker.types import TrainerReport
 from rljob_worker.weightsync import mailbox
 from rljob_worker.weightsync.broadcast import ROOT
 from rljob_worker.weightsync.carriers import Carrier, join_carrier
-from rljob_worker.weightsync.device_ipc import Exchange
+from rljob_worker.weightsync.device_ipc import DeviceIpc, Exchange, Reports
 from rljob_worker.weightsync.mailbox import Mailbox, engine_name, trainer_name
 from rljob_worker.weightsync.meeting import HostParties, Meeting, NetworkParties
 from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
@@ -55,10 +55,11 @@ class WeightSyncTrainer:
 
     In host memory all ranks write into the same slots, and one that the plan gives nothing to send has nothing to do:
     `update_weights` returns at once. On accelerators each rank fills the slots of its own device, with the other ranks'
-    pieces too, and `update_weights` is collective.
+    pieces too, and `update_weights` is collective. So it is where a model's pieces lie on several hosts: each host's
+    slots get those of the others too, and its first trainer reports them to the engines there.
 
-    With a `NetworkMeeting` the engines are on other hosts than the trainers, which are on one: the first sending
-    trainer brings each bucket to them once all have filled it.
+    With a `NetworkMeeting` the engines are on other hosts than the trainers: the first sending trainer brings each
+    bucket to them once it is filled.
     """
 
     def __init__(
@@ -77,14 +78,15 @@ class WeightSyncTrainer:
             plan: the same on all ranks.
             trainer: this rank's number in the plan.
             meeting: where trainers and engines find one another.
-            exchange: the trainers of the host whose devices have slots of their own; None: host memory.
+            exchange: the trainers that fill each other's slots; None: all write into those of the host.
 
         Raises:
             ValueError: a piece that the plan gives to this rank is not in `pieces`, or the folder's path is too long.
             WeightSyncError: no room for the slots.
             OSError: the meeting's port is taken.
         """
-        self.plan = plan
+        self._whole_plan = plan
+        self.plan = plan = plan if exchange is None else exchange.plan_here(plan)
         self._exchange = exchange
         self._parties = meeting.parties()
         self._over_network = isinstance(self._parties, NetworkParties)
@@ -93,10 +95,10 @@ class WeightSyncTrainer:
         self._slots: Transport | None = None
         self._distant: _Distant | None = None
         if exchange is not None:
-            self._slots = slots = exchange.make_slots(plan.slot_bytes)
-            if isinstance(self._parties, HostParties):
+            self._slots = slots = exchange.make_slots(trainer, plan.slot_bytes)
+            if isinstance(self._parties, HostParties) and isinstance(slots, DeviceIpc):
                 self._parties.publish_device(exchange.device.identity(), slots.handles())
-        self._rank = _Rank(trainer, pieces, plan)
+        self._rank = _Rank(trainer, pieces, self._whole_plan)
         if trainer not in plan.trainers:
             return
         first = trainer == plan.trainers[0]
@@ -133,7 +135,15 @@ class WeightSyncTrainer:
             return {"version": version, "bytes": 0, "staging_bytes": 0, "tensors": 0, "pieces": 0, "seconds": 0.0}
         until = time.monotonic() + deadline
         run = _Update(
-            self.plan, self._rank, self._exchange, self._mailbox, version, until, self._over_network, self._distant
+            self.plan,
+            self._whole_plan,
+            self._rank,
+            self._exchange,
+            self._mailbox,
+            version,
+            until,
+            self._over_network,
+            self._distant,
         )
         what = f"sending version {version}"
         with (
@@ -246,6 +256,7 @@ class _Update:
     def __init__(
         self,
         plan: SyncPlan,
+        whole_plan: SyncPlan,
         rank: _Rank,
         exchange: Exchange | None,
         mailbox: Mailbox | None,
@@ -254,7 +265,8 @@ class _Update:
         over_network: bool,
         distant: _Distant | None,
     ) -> None:
-        self._plan, self._rank, self._exchange, self._mailbox = plan, rank, exchange, mailbox
+        self._plan, self._whole_plan = plan, whole_plan
+        self._rank, self._exchange, self._mailbox = rank, exchange, mailbox
         self._over_network, self._distant = over_network, distant
         self._version, self._deadline = version, deadline
         self._state = TrainerState(plan, version)
@@ -266,10 +278,10 @@ class _Update:
     def __call__(self, slots: Transport) -> TrainerReport:
         started = time.perf_counter()
         self._slots = slots
-        for bucket in self._plan.buckets:
-            writes = self._rank.number in bucket.trainers()
-            if writes or self._exchange is not None or self._distant is not None:
-                self._send_bucket(bucket, writes)
+        for bucket, whole in zip(self._plan.buckets, self._whole_plan.buckets, strict=True):
+            tells = self._rank.number in bucket.trainers()
+            if tells or self._exchange is not None or self._distant is not None:
+                self._send_bucket(bucket, whole, tells)
         self.doing = "after the last bucket"
         with self._agreeing():
             if self._mailbox is not None:
@@ -290,22 +302,25 @@ class _Update:
             "network_seconds": self._seconds["network"],
         }
 
-    def _send_bucket(self, bucket: Bucket, writes: bool) -> None:
+    def _send_bucket(self, bucket: Bucket, whole: Bucket, tells: bool) -> None:
+        """The bucket as the engines see it, and as all ranks do."""
         self.doing = f"bucket {bucket.index}"
-        pieces: list[dict[str, object]] = []
         with torch.no_grad():
             with self._agreeing():
-                if writes or self._distant is not None:
+                if tells or self._distant is not None:
                     self._wait(lambda: self._state.blocking(bucket.index), f"room for bucket {bucket.index}")
-                    pieces = self._fill(bucket)
+                reports = self._fill(whole)
             with self._agreeing():
                 if self._exchange is not None:
-                    self._spread(bucket, self._exchange)
+                    self._spread(whole, self._exchange)
+                    reports = self._exchange.reports(reports)
         if self._over_network:
             with self._agreeing():
                 if self._distant is not None:
                     self._send_over(bucket, self._distant)
-        if writes:
+        if tells:
+            own = bucket.pieces_of(self._rank.number)
+            pieces = [reports[tensor.name, tensor.first, piece.part] for tensor, piece in own]
             self._tell(FILLED, plan=self._plan.fingerprint, bucket=bucket.index, pieces=pieces)
 
     def _send_over(self, bucket: Bucket, distant: _Distant) -> None:
@@ -352,15 +367,17 @@ class _Update:
             about = {name: value for name, value in body.items() if name != "pieces"}
             self._mailbox.send([trainer_name(first)], kind, self._version, version=self._version, **about)
 
-    def _fill(self, bucket: Bucket) -> list[dict[str, object]]:
+    def _fill(self, bucket: Bucket) -> Reports:
         started = time.perf_counter()
         placed = list(bucket.pieces_of(self._rank.number))
+        if not placed:
+            return {}
         checksums = self._slots.checksums([self._write(bucket, tensor, piece) for tensor, piece in placed])
         self._seconds["fill"] += time.perf_counter() - started
-        return [
-            tensor.report(piece, self._plan.dtype, checksum)
+        return {
+            (tensor.name, tensor.first, piece.part): tensor.report(piece, self._plan.dtype, checksum)
             for (tensor, piece), checksum in zip(placed, checksums, strict=True)
-        ]
+        }
 
     def _write(self, bucket: Bucket, tensor: PlacedTensor, piece: PlacedPiece) -> Checksum:
         started = time.perf_counter()
