@@ -14,6 +14,8 @@ LONG = (
     "NPUs: experts, one engine over both",
     "NPUs: a trainer and an engine apart",
     "pipeline stages on two nodes",
+    "a replica over two nodes",
+    "a replica over two nodes, engines elsewhere",
 )
 
 

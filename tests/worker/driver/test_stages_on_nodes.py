@@ -1,4 +1,4 @@
-"""Pipeline parallelism with several nodes: the stages of a replica lie on one, whatever their ranks are."""
+"""Pipeline parallelism with several nodes: the stages of a replica lie on one where they can, else on few."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from jobs import events, final_state, manifest, run
 from ray_cluster import ray_cluster, resources
 from support.samples import skip_unless_drawn
 from support.step_lines import read_steps
+from test_run_folder import job
+
+from rljob_api import derived
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ALL = os.environ.get("RLJOB_FAULTS") == "all"
-NODES, DEVICES, STAGES = ("127.0.0.2", "127.0.0.3"), 2, 2
+NODES, STAGES = ("127.0.0.2", "127.0.0.3", "127.0.0.4"), 2
 SPEC: dict[str, Any] = {
     "steps": 4 if ALL else 2,
     "checkpoint": {"everySteps": 2, "keep": 1},
@@ -26,15 +29,37 @@ SPEC: dict[str, Any] = {
 SAME = ("rollout/raw_reward", "train/loss", "train/grad_norm", "train/train_rollout_logprob_abs_diff")
 
 
-def test_two_stages_on_each_of_two_nodes(tmp_path: Path) -> None:
+def _apart(devices: int, **nodes: int) -> dict[str, Any]:
+    groups = {"trainer": {"devicesPerNode": devices, **nodes}, "rollout": {"devicesPerNode": 1}}
+    if nodes:
+        groups["rollout"]["nodes"] = 1
+    return {"profile": "cpu", **groups, "threadsPerDevice": 1}
+
+
+@pytest.mark.parametrize(
+    ("of_nodes", "of_one", "name"),
+    [
+        pytest.param(resources(2, 2), resources(1, 4), "pipeline stages on two nodes", id="both on each"),
+        pytest.param(resources(2, 1), resources(1, 2), "a replica over two nodes", id="one on each"),
+        pytest.param(
+            _apart(1, nodes=2),
+            _apart(2),
+            "a replica over two nodes, engines elsewhere",
+            id="one on each, engines elsewhere",
+        ),
+    ],
+)
+def test_two_stages_on_two_nodes(of_nodes: dict[str, Any], of_one: dict[str, Any], name: str, tmp_path: Path) -> None:
     """Engines get whole models: a probe compares what they and the trainers compute after each hand-over."""
-    skip_unless_drawn("pipeline stages on two nodes")
+    skip_unless_drawn(name)
     folder = tmp_path / "run"
-    with ray_cluster(tmp_path, dict.fromkeys(NODES, DEVICES)) as cluster:
-        cluster.submit(manifest(tmp_path, **SPEC, resources=resources(len(NODES), DEVICES)), folder, "stages")
+    mode = {"mode": "Disaggregated"} if "rollout" in of_nodes else {}
+    ranks = derived.trainers(job(resources=of_one, **mode).spec)
+    with ray_cluster(tmp_path, {NODES[0]: 2, NODES[1]: 2, NODES[2]: 1}) as cluster:
+        cluster.submit(manifest(tmp_path, **SPEC, **mode, resources=of_nodes), folder, "stages")
         assert cluster.end_of("stages", 300)["status"] == "SUCCEEDED", cluster.logs("stages")
     assert any(event["event"] == "ready" for event in events(folder))
-    records = read_steps(folder)
+    records = [record for record in read_steps(folder) if record["step"]]
     assert [record["step"] for record in records] == list(range(1, SPEC["steps"] + 1))
     for record in records:
         assert record["weights"]["verified"]
@@ -42,9 +67,9 @@ def test_two_stages_on_each_of_two_nodes(tmp_path: Path) -> None:
     if ALL:
         together = tmp_path / "together"
         together.mkdir()
-        one = manifest(together, **SPEC, resources=resources(1, len(NODES) * DEVICES))
-        code, output = run("run", one, "--output", together / "run")
+        code, output = run("run", manifest(together, **SPEC, **mode, resources=of_one), "--output", together / "run")
         assert code == 0, output
-        for ours, theirs in zip(records, read_steps(together / "run"), strict=True):
+        alone = [record for record in read_steps(together / "run") if record["step"]]
+        for ours, theirs in zip(records, alone, strict=True):
             assert [ours["metrics"][name] for name in SAME] == [theirs["metrics"][name] for name in SAME]
-        assert final_state(folder, ranks=4) == final_state(together / "run", ranks=4), "bit for bit"
+        assert final_state(folder, ranks=ranks) == final_state(together / "run", ranks=ranks), "bit for bit"
