@@ -84,7 +84,7 @@ class TrainingSpec(ApiModel):
     tensor_parallel: GroupSize = 1
     """Tensor parallel size."""
     pipeline_parallel: GroupSize = 1
-    """Pipeline parallel size."""
+    """Pipeline parallel size. A model replica's stages lie on one node, or on several where one has too few devices."""
     expert_parallel: GroupSize = 1
     """Expert parallel size (mixture-of-experts models)."""
     precision: Precision = Precision.BF16

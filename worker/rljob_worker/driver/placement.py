@@ -62,7 +62,7 @@ class Placement:
     """What each node holds."""
 
     def trainers(self, training: TrainingSpec) -> list[int]:
-        """The job's device that each trainer runs on, by rank; those of a model replica are on one node."""
+        """The job's device that each trainer runs on, by rank, as `ParallelLayout.nodes` deals them."""
         devices = [device for first, own in self._each() for device in range(first, first + own.trainers)]
         layout = ParallelLayout.of_training(training, len(devices))
         ranks = chain.from_iterable(layout.nodes(max(own.trainers for own in self.holds)))
