@@ -1,4 +1,4 @@
-"""Which of several long tests `make test` runs: one, drawn by a seed that the run prints; `make test-faults` all."""
+"""Which of long tests that are alike `make test` runs: one, by a seed that the run prints; `make test-faults` all."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ import time
 import pytest
 
 _SEED = "RLJOB_SEED"
-LONG = (
-    "NPUs: two replicas, two engines",
-    "NPUs: experts, one engine over both",
-    "NPUs: a trainer and an engine apart",
-    "pipeline stages on two nodes",
-    "a replica over two nodes",
-    "a replica over two nodes, engines elsewhere",
+GROUPS = (
+    (
+        "NPUs: two replicas, two engines",
+        "NPUs: experts, one engine over both",
+        "NPUs: a trainer and an engine apart",
+        "pipeline stages on two nodes",
+        "a replica over two nodes",
+        "a replica over two nodes, engines elsewhere",
+    ),
+    ("doctor --deep on CPUs", "doctor --deep on NPUs"),
 )
+"""Tests of a group go through the same code on other devices, or places."""
 
 
 def give_seed() -> None:
@@ -25,8 +29,8 @@ def give_seed() -> None:
 
 
 def skip_unless_drawn(name: str) -> None:
-    """Skip a test of LONG that another one stands for in this run."""
-    assert name in LONG
-    drawn = random.Random(os.environ[_SEED]).choice(LONG)
+    """Skip a test of a group that another one stands for in this run."""
+    group = next(group for group in GROUPS if name in group)
+    drawn = random.Random(os.environ[_SEED]).choice(group)
     if drawn != name and os.environ.get("RLJOB_FAULTS") != "all":
         pytest.skip(f"{_SEED}={os.environ[_SEED]} drew {drawn!r}: make test-faults runs all")

@@ -13,6 +13,7 @@ import pytest
 import ray
 from doctor_cases import node
 from ray.cluster_utils import Cluster
+from support.samples import skip_unless_drawn
 
 from rljob_api.spec import Profile
 from rljob_api.wanted import Wanted
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_deep_uses_what_a_job_uses() -> None:
+    skip_unless_drawn("doctor --deep on CPUs")
     done = subprocess.run(
         [sys.executable, "-m", "rljob_worker.cli.main", "doctor", "--deep", "--json"],
         capture_output=True,
