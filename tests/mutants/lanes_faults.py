@@ -10,6 +10,7 @@ CLOCK = "tests/worker/driver/test_phase_clock.py"
 DISK = "tests/worker/weightsync/test_disk_sync.py"
 REPLAY = "tests/worker/driver/test_replay.py"
 NETWORK = "tests/worker/weightsync/test_network_sync.py"
+NODES = "tests/worker/weightsync/test_nodes_sync.py"
 ADMISSION = "tests/worker/flow/test_admission.py"
 BOUND = f"{ADMISSION}::test_a_whole_run_is_within_the_bound_and_trains_on_each_group_once"
 
@@ -247,6 +248,34 @@ LANES_FAULTS = (
         "if bucket.index not in self._filled[name]]",
         "if False]",
         f"{NETWORK}::test_a_bucket_waits_for_the_slowest_trainer",
+    ),
+    Fault(
+        "a group that still awaits a bucket is waited for in the next sync",
+        "worker/rljob_worker/weightsync/broadcast.py",
+        '        threading.Thread(target=leaving.clear, name="leave-broadcast", daemon=True).start()\n',
+        "        leaving.clear()\n",
+        NETWORK,
+    ),
+    Fault(
+        "pieces of other nodes are not written into the host's slot",
+        "worker/rljob_worker/weightsync/device_ipc.py",
+        "(writer not in self._node and rank == self._node[0])",
+        "(writer in self._node and rank == self._node[0])",
+        NODES,
+    ),
+    Fault(
+        "a shard of columns that came from another trainer is left beside the slot",
+        "worker/rljob_worker/weightsync/device_ipc.py",
+        "                if takes and sent.data_ptr() != part.data_ptr():\n",
+        "                if False:\n",
+        NODES,
+    ),
+    Fault(
+        "stages of a replica are dealt to nodes as ranks are numbered",
+        "worker/rljob_worker/parallel_layout.py",
+        "            for first in range(0, self.stage_size, share)\n            for stage in stages\n",
+        "            for stage in stages\n            for first in range(0, self.stage_size, share)\n",
+        "tests/worker/test_parallel_layout.py",
     ),
     Fault(
         "a group that a failed sync left behind is used again",
