@@ -83,10 +83,8 @@ ASCEND_FAULTS = (
     Fault(
         "the stages of a replica are dealt to nodes by their ranks, so that a node holds one stage",
         "worker/rljob_worker/parallel_layout.py",
-        "            [stage + rank for stage in stages for rank in range(first, first + share)]\n"
-        "            for first in range(0, self.stage_size, share)\n",
-        "            list(range(first, first + ranks_per_node))\n"
-        "            for first in range(0, self.world_size, ranks_per_node)\n",
+        "            for first in range(0, self.stage_size, share)\n            for stage in stages\n",
+        "            for stage in stages\n            for first in range(0, self.stage_size, share)\n",
         "tests/worker/test_parallel_layout.py",
     ),
     Fault(

@@ -271,13 +271,6 @@ LANES_FAULTS = (
         NODES,
     ),
     Fault(
-        "stages of a replica are dealt to nodes as ranks are numbered",
-        "worker/rljob_worker/parallel_layout.py",
-        "            for first in range(0, self.stage_size, share)\n            for stage in stages\n",
-        "            for stage in stages\n            for first in range(0, self.stage_size, share)\n",
-        "tests/worker/test_parallel_layout.py",
-    ),
-    Fault(
         "a group that a failed sync left behind is used again",
         "worker/rljob_worker/weightsync/trainer.py",
         "                if self._distant is not None:\n                    self._distant.part()\n",

@@ -83,7 +83,7 @@ class DeviceIpc:
         """On the device, which is waited for once."""
         return self._device.end_checksums(begun)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for the device."""
         self._device.synchronize()
 
@@ -133,7 +133,7 @@ class Exchange:
             return DeviceIpc(self.device, [self._allocate(slot_bytes) for _ in range(SLOT_COUNT)])
         return None if trainer in self._node else HostMemory.private(slot_bytes)
 
-    def agree(self, problem: str = "") -> None:
+    def barrier(self, problem: str = "") -> None:
         """Say that this rank can go on, or why not; returns when all can.
 
         Raises:
@@ -147,7 +147,7 @@ class Exchange:
         if others and not problem:
             raise WeightSyncError("; ".join(others))
 
-    def spread(self, bucket: Bucket, slots: Transport, dtype: torch.dtype) -> None:
+    def broadcast(self, bucket: Bucket, slots: Transport, dtype: torch.dtype) -> None:
         """Bring each piece of a bucket, of all ranks' plan, from the slot of who wrote it into those it is not in."""
         if self._alone:
             return

@@ -63,7 +63,7 @@ class HostMemory:
         """They are there."""
         return [each for each in begun if isinstance(each, int)]
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Nothing to wait for: copies on the CPU are done when they return."""
 
     def close(self) -> None:

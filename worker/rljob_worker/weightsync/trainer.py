@@ -312,7 +312,7 @@ class _Update:
                 reports = self._fill(whole)
             with self._agreeing():
                 if self._exchange is not None:
-                    self._spread(whole, self._exchange)
+                    self._broadcast(whole, self._exchange)
                     reports = self._exchange.reports(reports)
         if self._over_network:
             with self._agreeing():
@@ -338,10 +338,10 @@ class _Update:
         while (message := self._mailbox.look(self._version, lambda: f"the engines to take {self.doing}")) is not None:
             self._state.take(message)
 
-    def _spread(self, bucket: Bucket, exchange: Exchange) -> None:
+    def _broadcast(self, bucket: Bucket, exchange: Exchange) -> None:
         started = time.perf_counter()
-        exchange.spread(bucket, self._slots, self._plan.torch_dtype)
-        self._slots.settle()
+        exchange.broadcast(bucket, self._slots, self._plan.torch_dtype)
+        self._slots.synchronize()
         self._seconds["spread"] += time.perf_counter() - started
 
     @contextmanager
@@ -351,11 +351,11 @@ class _Update:
             yield
         except Exception as error:
             if self._exchange is not None:
-                self._exchange.agree(str(error) or repr(error))
+                self._exchange.barrier(str(error) or repr(error))
             raise
         if self._exchange is not None:
             started = time.perf_counter()
-            self._exchange.agree()
+            self._exchange.barrier()
             self._seconds["wait"] += time.perf_counter() - started
 
     def _tell(self, kind: str, **body: object) -> None:

@@ -46,7 +46,7 @@ class Transport(Protocol):
         """The values of what `fill`, `land` and `checksum` gave."""
         ...
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until all that was asked of the slots is done: before another process is told so."""
         ...
 

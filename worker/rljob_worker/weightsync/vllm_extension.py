@@ -261,7 +261,7 @@ class _Landing:
         checksums = self._computed(begun)
         for tensor, expected, found in zip(bucket.tensors, message["checksums"], checksums, strict=True):
             tensor.compare(expected, found, where)
-        self._slots.settle()
+        self._slots.synchronize()
         return {
             "names": [tensor.name for tensor in bucket.tensors],
             "checksums": checksums,
