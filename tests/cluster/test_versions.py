@@ -18,6 +18,7 @@ from operator_process import REPOSITORY
 from ray_driver import Attempt
 from ray_standin import RayStandIn
 from scenarios import Case
+from support.samples import unless_drawn
 
 pytestmark = pytest.mark.cluster
 OFTEN = {"status_seconds": "0.5"}
@@ -68,6 +69,7 @@ def test_a_life_with_kuberay(version: str, control_plane: ControlPlane, ray: Ray
     case.close()
 
 
+@unless_drawn("upgrades of KubeRay")
 def test_kuberay_is_upgraded_under_a_running_job(control_plane: ControlPlane, ray: RayStandIn) -> None:
     old, new = sorted(KUBERAY_VERSIONS)
     control_plane.use_kuberay(old)
@@ -118,6 +120,7 @@ def crd_of(code: Path) -> dict[str, Any]:
     return crd
 
 
+@unless_drawn("upgrades of the operator")
 def test_operator_and_crd_are_upgraded_and_downgraded_under_a_running_job(
     control_plane: KwokCluster, ray: RayStandIn, next_version: Path
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from cann.build import Cann
 from jobs import manifest
 from recorded import DRIVER_INFO, HCCN_IP, HCCN_LINK, HCCN_TLS, NPU_SMI_A2, NPU_SMI_BOARD
-from support.samples import skip_unless_drawn
+from support.samples import unless_drawn
 
 pytestmark = pytest.mark.slow
 
@@ -70,8 +70,8 @@ def machine(folder: Path) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", MACHINE, "sh", str(folder)]
 
 
+@unless_drawn("doctor --deep on NPUs")
 def test_the_doctor_is_content_with_a_machine_that_jobs_run_on(cann: Cann, tmp_path: Path) -> None:
-    skip_unless_drawn("doctor --deep on NPUs")
     job = manifest(tmp_path, resources={"profile": "ascend-a2", "nodes": 1, "devicesPerNode": DEVICES})
     command = [*machine(tmp_path), str(Path(sys.executable).with_name("rljob")), "doctor", str(job), "--deep", "--json"]
     environment = os.environ | cann.shell(tmp_path, DEVICES)

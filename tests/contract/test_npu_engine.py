@@ -16,6 +16,7 @@ from cann.build import Cann
 from contracts import Kind, Source
 from register import CONTRACTS
 from rollout_models import spec_json, write_model
+from support.samples import unless_drawn
 
 from rljob_api import RLJobSpec
 from rljob_worker.rollout.environment import engine_environment
@@ -59,6 +60,7 @@ def called_by_the_register() -> set[str]:
     return {c.name for c in of_it if c.kind is Kind.FUNCTION}
 
 
+@unless_drawn("NPUs: an engine alone")
 def test_an_engine_generates_sleeps_and_wakes_as_on_cpu(cann: Cann, tmp_path: Path) -> None:
     """At both levels of sleep, with one batch scheduled ahead and without."""
     write_model(tmp_path / "model")

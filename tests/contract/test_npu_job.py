@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cann.build import Cann
 from jobs import KV_CACHE_BYTES, manifest, run
-from support.samples import skip_unless_drawn
+from support.samples import unless_drawn
 from support.step_lines import read_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -61,11 +61,10 @@ def steps_of(profile: str, name: str, folder: Path, environment: dict[str, str] 
     return read_steps(folder / "run")
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=unless_drawn(f"NPUs: {name}")) for name in JOBS])
 def test_a_job_on_npus_learns_as_on_cpus(name: str, cann: Cann, tmp_path: Path) -> None:
     """Trainers sleep in the memory saver's library, engines in vllm-ascend's pools; HCCL's collectives run between
     trainers, between an engine's workers, and where devices are apart from trainer to engine."""
-    skip_unless_drawn(f"NPUs: {name}")
     devices = tmp_path / "devices"
     devices.mkdir()
     npu = steps_of("ascend-a2", name, tmp_path / "npu", cann.shell(devices, DEVICES))

@@ -14,11 +14,16 @@ GROUPS = (
         "NPUs: two replicas, two engines",
         "NPUs: experts, one engine over both",
         "NPUs: a trainer and an engine apart",
+        "NPUs: an engine alone",
         "pipeline stages on two nodes",
         "a replica over two nodes",
         "a replica over two nodes, engines elsewhere",
     ),
     ("doctor --deep on CPUs", "doctor --deep on NPUs"),
+    ("vLLM's models", "vLLM, tensor parallel", "vLLM's hybrid models"),
+    ("engines apart: the bits of one machine", "engines apart: they come and go", "an existing Ray of two nodes"),
+    ("upgrades of the operator", "upgrades of KubeRay"),
+    ("Ray with a token", "Ray without"),
 )
 """Tests of a group go through the same code on other devices, or places."""
 
@@ -28,9 +33,10 @@ def give_seed() -> None:
     os.environ.setdefault(_SEED, str(time.time_ns()))
 
 
-def skip_unless_drawn(name: str) -> None:
-    """Skip a test of a group that another one stands for in this run."""
+def unless_drawn(name: str) -> pytest.MarkDecorator:
+    """Skips a test of a group that another one stands for in this run."""
     group = next(group for group in GROUPS if name in group)
-    drawn = random.Random(os.environ[_SEED]).choice(group)
-    if drawn != name and os.environ.get("RLJOB_FAULTS") != "all":
-        pytest.skip(f"{_SEED}={os.environ[_SEED]} drew {drawn!r}: make test-faults runs all")
+    seed = os.environ[_SEED]
+    drawn = random.Random(f"{seed} {group[0]}").choice(group)
+    skips = drawn != name and os.environ.get("RLJOB_FAULTS") != "all"
+    return pytest.mark.skipif(skips, reason=f"{_SEED}={seed} drew {drawn!r}: make test-faults runs all")

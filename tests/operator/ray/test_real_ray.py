@@ -15,6 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from support.ports import free_port
+from support.samples import unless_drawn
 
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.ray.jobs import RayJobs
@@ -93,7 +94,14 @@ async def answering(ray: RayJobs) -> None:
             await asyncio.sleep(0.3)
 
 
-@pytest.mark.parametrize("head", [TOKEN, None], indirect=True, ids=["token", "open"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(TOKEN, marks=unless_drawn("Ray with a token"), id="token"),
+        pytest.param(None, marks=unless_drawn("Ray without"), id="open"),
+    ],
+    indirect=True,
+)
 def test_submit_follow_and_stop(head: str, request: pytest.FixtureRequest) -> None:
     token = request.node.callspec.params["head"]
 

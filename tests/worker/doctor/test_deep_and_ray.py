@@ -13,7 +13,7 @@ import pytest
 import ray
 from doctor_cases import node
 from ray.cluster_utils import Cluster
-from support.samples import skip_unless_drawn
+from support.samples import unless_drawn
 
 from rljob_api.spec import Profile
 from rljob_api.wanted import Wanted
@@ -24,8 +24,8 @@ from rljob_worker.doctor.nodes import look_everywhere
 pytestmark = pytest.mark.slow
 
 
+@unless_drawn("doctor --deep on CPUs")
 def test_deep_uses_what_a_job_uses() -> None:
-    skip_unless_drawn("doctor --deep on CPUs")
     done = subprocess.run(
         [sys.executable, "-m", "rljob_worker.cli.main", "doctor", "--deep", "--json"],
         capture_output=True,

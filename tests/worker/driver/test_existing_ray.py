@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from jobs import events, final_state, manifest, run, wait_for
 from ray_cluster import RayCluster, ray_cluster, resources
+from support.samples import unless_drawn
 from support.step_lines import read_steps
 
 from rljob_api.wire.exit_codes import ExitCode
@@ -74,6 +75,7 @@ def test_too_few_nodes_are_waited_for_and_listed(cluster: RayCluster, tmp_path: 
     assert all(f"({address}) with 1 CPUs" in logs for address in NODES)
 
 
+@unless_drawn("an existing Ray of two nodes")
 def test_stopped_killed_and_finished_on_two_nodes_like_one_run_on_this_machine(
     cluster: RayCluster, embedded: Path, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from jobs import REPOSITORY, events, final_state, manifest, run, wait_for
 from lane_sums import check_lanes
 from ray_cluster import RayCluster, ray_cluster
 from support.run_bits import digest_of_trajectories
+from support.samples import unless_drawn
 from support.slow_reward import write_slow_reward
 from support.step_lines import read_steps
 from test_existing_ray import newest_step
@@ -63,6 +64,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
         yield made
 
 
+@unless_drawn("engines apart: the bits of one machine")
 def test_the_bits_are_those_of_one_machine(cluster: RayCluster, together: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     resources = groups({"nodes": 2, "devicesPerNode": 1}, {"nodes": 2, "devicesPerNode": 1})
@@ -84,6 +86,7 @@ def test_the_bits_are_those_of_one_machine(cluster: RayCluster, together: Path, 
     wait_for(lambda: not cluster.alive("actors"), "end of the job's actors", 30)
 
 
+@unless_drawn("engines apart: they come and go")
 def test_engines_are_lost_leave_and_join_while_the_run_goes_on(cluster: RayCluster, tmp_path: Path) -> None:
     folder, most = tmp_path / "run", 2
     resources = groups({"nodes": 1, "devicesPerNode": 2}, {"nodes": 3, "devicesPerNode": 1, "maxNodes": 3})

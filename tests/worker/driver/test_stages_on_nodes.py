@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jobs import events, final_state, manifest, run
 from ray_cluster import ray_cluster, resources
-from support.samples import skip_unless_drawn
+from support.samples import unless_drawn
 from support.step_lines import read_steps
 from test_run_folder import job
 
@@ -36,22 +36,19 @@ def _apart(devices: int, **nodes: int) -> dict[str, Any]:
     return {"profile": "cpu", **groups, "threadsPerDevice": 1}
 
 
+LAYOUTS = {
+    "pipeline stages on two nodes": (resources(2, 2), resources(1, 4)),
+    "a replica over two nodes": (resources(2, 1), resources(1, 2)),
+    "a replica over two nodes, engines elsewhere": (_apart(1, nodes=2), _apart(2)),
+}
+"""On nodes, and with as many ranks on one machine."""
+
+
 @pytest.mark.parametrize(
-    ("of_nodes", "of_one", "name"),
-    [
-        pytest.param(resources(2, 2), resources(1, 4), "pipeline stages on two nodes", id="both on each"),
-        pytest.param(resources(2, 1), resources(1, 2), "a replica over two nodes", id="one on each"),
-        pytest.param(
-            _apart(1, nodes=2),
-            _apart(2),
-            "a replica over two nodes, engines elsewhere",
-            id="one on each, engines elsewhere",
-        ),
-    ],
+    ("of_nodes", "of_one"), [pytest.param(*both, marks=unless_drawn(name), id=name) for name, both in LAYOUTS.items()]
 )
-def test_two_stages_on_two_nodes(of_nodes: dict[str, Any], of_one: dict[str, Any], name: str, tmp_path: Path) -> None:
+def test_two_stages_on_two_nodes(of_nodes: dict[str, Any], of_one: dict[str, Any], tmp_path: Path) -> None:
     """Engines get whole models: a probe compares what they and the trainers compute after each hand-over."""
-    skip_unless_drawn(name)
     folder = tmp_path / "run"
     mode = {"mode": "Disaggregated"} if "rollout" in of_nodes else {}
     ranks = derived.trainers(job(resources=of_one, **mode).spec)

@@ -12,23 +12,29 @@ from typing import Any
 
 import pytest
 import torch
+from support.samples import unless_drawn
 from vllm_models import make_model
 
 HERE = Path(__file__).parent
 # On any CPU, vLLM packs float32 weights out of sight; bfloat16 ones only where there are instructions for them.
 # vLLM extends a worker class once in the life of a process, so each extension has processes of its own.
-RUNS = [
-    (1, ["tied_float32", "untied_padded", "qwen2", "moe_tied_float32"]),
-    (1, ["untied_padded@devices"]),
-    (2, ["untied_padded"]),
-    (1, ["hybrid"]),
-]
+RUNS = {
+    "models": (1, ["tied_float32", "untied_padded", "qwen2", "moe_tied_float32"]),
+    "devices": (1, ["untied_padded@devices"]),
+    "tensor parallel": (2, ["untied_padded"]),
+    "hybrid": (1, ["hybrid"]),
+}
+DRAWN = {
+    "models": unless_drawn("vLLM's models"),
+    "tensor parallel": unless_drawn("vLLM, tensor parallel"),
+    "hybrid": unless_drawn("vLLM's hybrid models"),
+}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    for kind in {kind.partition("@")[0] for _, kinds in RUNS for kind in kinds}:
+    for kind in {kind.partition("@")[0] for _, kinds in RUNS.values() for kind in kinds}:
         # 500 is no multiple of the engine's vocabulary padding.
         vocab_size = 500 if kind.endswith("padded") else 512
         for seed, role in enumerate(("start", "target")):
@@ -45,7 +51,10 @@ def wrong_plans_are_refused(wrong: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tensor_parallel", "kinds"), RUNS, ids=["models", "devices", "tensor parallel", "hybrid"])
+@pytest.mark.parametrize(
+    ("tensor_parallel", "kinds"),
+    [pytest.param(*run, marks=DRAWN.get(name, ()), id=name) for name, run in RUNS.items()],
+)
 def test_synced_engines_equal_fresh_ones(models: Path, tensor_parallel: int, kinds: list[str]) -> None:
     command = [sys.executable, str(HERE / "vllm_sync_process.py"), str(models), str(tensor_parallel), *kinds]
     path = os.pathsep.join([str(HERE), *sys.path])
