@@ -87,6 +87,17 @@ void npu_rms_norm(const Call &call) {
   call.returns(to_device(y, x), to_device(rstd, x));
 }
 
+// MindSpeed's norm is trained by it: in the jobs that are run with MindSpeed, by hand.
+void npu_rms_norm_backward(const Call &call) {
+  auto x = call.device("input");
+  auto gamma = call.tensor("gamma"), rstd = call.tensor("rstd");
+  auto normed = host(x).to(at::kFloat) * rstd, dy = call.tensor("dy").to(at::kFloat);
+  auto scaled = dy * gamma.to(at::kFloat);
+  auto dx = (scaled - normed * (scaled * normed).mean(-1, true)) * rstd;
+  auto dgamma = (dy * normed).reshape({-1, gamma.size(0)}).sum(0);
+  call.returns(to_device(dx.to(x.scalar_type()), x), to_device(dgamma, x));
+}
+
 void add_rms_norm_bias(const Call &call) {
   call.wants(!call.given("beta"), "without beta");
   auto x1 = call.device("x1");
@@ -319,6 +330,7 @@ struct Kernels {
 
   Kernels() {
     add<npu_rms_norm>(npu, "npu_rms_norm");
+    add<npu_rms_norm_backward>(npu, "npu_rms_norm_backward");
     add<npu_swiglu>(npu, "npu_swiglu");
     add<npu_swiglu_backward>(npu, "npu_swiglu_backward");
     add<fused_infer_attention_score>(npu, "npu_fused_infer_attention_score");
