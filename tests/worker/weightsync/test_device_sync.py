@@ -149,6 +149,25 @@ def engine(pipe: Connection, meeting: Meeting, index: int, make: Callable[[], An
 
 
 @contextmanager
+def together(everyone: list[ProcessPeer], ranks: int) -> Iterator[Callable[[int], tuple[list[Any], list[Any]]]]:
+    """Yields a function that runs a sync of trainers and the engines after them: what came of it on both sides."""
+    try:
+        for peer in everyone:
+            assert peer.outcome(180) == "up"
+
+        def sync(version: int) -> tuple[list[Any], list[Any]]:
+            for peer in everyone:
+                peer.start(version)
+            outcomes = [peer.outcome(2 * SECONDS) for peer in everyone]
+            return outcomes[:ranks], outcomes[ranks:]
+
+        yield sync
+    finally:
+        for peer in everyone:
+            peer.stop()
+
+
+@contextmanager
 def peers(
     ranks: int,
     engines: list[list[int]],
@@ -167,21 +186,8 @@ def peers(
             ProcessPeer(engine, meeting, i, partial(EngineOverDevices, devices, damage))
             for i, devices in enumerate(engines)
         ]
-        everyone = [*trainers, *others]
-        try:
-            for peer in everyone:
-                assert peer.outcome(180) == "up"
-
-            def sync(version: int) -> tuple[list[Any], list[Any]]:
-                for peer in everyone:
-                    peer.start(version)
-                outcomes = [peer.outcome(2 * SECONDS) for peer in everyone]
-                return outcomes[:ranks], outcomes[ranks:]
-
+        with together([*trainers, *others], ranks) as sync:
             yield sync
-        finally:
-            for peer in everyone:
-                peer.stop()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from peers import ProcessPeer, network_meeting
 from separate_devices import SeparateDevice
 from sync_cases import KeepingEngine, model_weights
-from test_device_sync import SECONDS, EngineOverDevices, engine, held, trainer
+from test_device_sync import EngineOverDevices, engine, held, together, trainer
 
 from rljob_worker.devices.cpu import CpuDevice
 from rljob_worker.weightsync.meeting import HostMeeting, Meeting
@@ -64,20 +64,8 @@ def peers(
             last = damage if number == 1 else None
             make = partial(EngineOverDevices, own, last) if devices else partial(HostEngine, last)
             everyone.append(ProcessPeer(engine, meeting, number if network else 0, make))
-        try:
-            for peer in everyone:
-                assert peer.outcome(180) == "up"
-
-            def sync(version: int) -> Outcomes:
-                for peer in everyone:
-                    peer.start(version)
-                outcomes = [peer.outcome(2 * SECONDS) for peer in everyone]
-                return outcomes[:RANKS], outcomes[RANKS:]
-
+        with together(everyone, RANKS) as sync:
             yield sync
-        finally:
-            for peer in everyone:
-                peer.stop()
 
 
 @pytest.mark.parametrize("network", [False, True])

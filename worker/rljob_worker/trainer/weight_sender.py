@@ -73,7 +73,7 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, meeti
     """
     per_node = derived.trainers_per_node(spec)
     layout = backend.layout
-    # Replicas are counted where they lie, so that one replica's pieces in each such place are primary.
+    # Replicas are counted among the nodes that hold them, so that one replica's pieces there are primary.
     pieces = [piece for piece in backend.pieces(layout.among_replicas(per_node)) if piece.primary]
     mine = [piece.place for piece in pieces]
     everyone: list[list[TensorSlice]] = [mine]
@@ -81,13 +81,12 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, meeti
         everyone = [[] for _ in range(layout.world_size)]
         dist.all_gather_object(everyone, mine)
     nodes, count = layout.nodes(per_node), layout.nodes_of_replica(per_node)
-    places = [nodes[first : first + count] for first in range(0, len(nodes), count)]
+    groups = [list(chain.from_iterable(nodes[first : first + count])) for first in range(0, len(nodes), count)]
     if isinstance(meeting, NetworkMeeting):
-        place, node, engines = places[0], places[0][0], meeting.engines
+        neighbours, node, engines = groups[0], nodes[0], meeting.engines
     else:
-        place = next(place for place in places if any(layout.rank in node for node in place))
-        node, engines = next(node for node in place if layout.rank in node), derived.engines_per_node(spec)
-    neighbours = list(chain.from_iterable(place))
+        neighbours = next(group for group in groups if layout.rank in group)
+        node, engines = next(node for node in nodes if layout.rank in node), derived.engines_per_node(spec)
     plan = build_plan(
         hf_manifest(backend.config),
         {trainer: everyone[trainer] for trainer in neighbours},
@@ -98,7 +97,7 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, meeti
     )
     exchange = None
     if device.own_memory or count > 1:
-        group = _group(backend, [list(chain.from_iterable(place)) for place in places])
+        group = _process_group(backend, groups)
         if layout.rank in neighbours:
             exchange = Exchange(device, neighbours, partial(_staging, backend, device), group, node)
     return WeightSyncTrainer(pieces, plan, trainer=layout.rank, meeting=meeting, exchange=exchange)
@@ -109,12 +108,12 @@ def _staging(backend: TrainerBackend, device: Device, nbytes: int) -> torch.Tens
         return torch.empty(nbytes, dtype=torch.uint8, device=device.torch_device)
 
 
-def _group(backend: TrainerBackend, places: Sequence[list[int]]) -> dist.ProcessGroup | None:
-    """The process group of this rank and those it holds whole models with, None: the world; collective over all."""
-    group = None
+def _process_group(backend: TrainerBackend, groups: Sequence[list[int]]) -> dist.ProcessGroup | None:
+    """That of this rank and those it holds whole models with, None: the world; collective over all."""
+    own = None
     with backend.groups.recording():
         # All ranks make all groups, in the same order.
-        for ranks in places if len(places) > 1 else ():
+        for ranks in groups if len(groups) > 1 else ():
             made = dist.new_group(ranks)
-            group = made if backend.layout.rank in ranks else group
-    return group
+            own = made if backend.layout.rank in ranks else own
+    return own
