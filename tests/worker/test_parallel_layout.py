@@ -71,8 +71,12 @@ def test_stages_over_nodes_lie_on_as_few_as_can_be(tp: int, ep: int, pp: int, mo
         for size in (tp, ep):
             groups = [(ranks[rank].pp_rank, rank % layout.stage_size // size) for rank in node]
             assert all(groups.count(group) == size for group in groups), "no group lies on two nodes"
-    for first in range(0, count, layout.nodes_of_replica(per_node)):
-        block = [rank for node in dealt[first : first + layout.nodes_of_replica(per_node)] for rank in node]
+    size = layout.nodes_of_replica(per_node)
+    groups = [[rank for node in dealt[first : first + size] for rank in node] for first in range(0, count, size)]
+    assert layout.nodes(per_node * size) == groups, (
+        "those that hold whole replicas together are dealt as large nodes are"
+    )
+    for block in groups:
         alone = replace(layout, world_size=len(block))
         assert [ranks[rank].among_replicas(per_node) for rank in block] == every_rank(alone)
 

@@ -11,6 +11,11 @@ import torch
 from rljob_worker.devices.cpu import CpuDevice
 from rljob_worker.weightsync.shared_memory import SHARED_MEMORY
 
+FILES = (
+    f"rljob-test-device-{os.environ.get('PYTEST_XDIST_TESTRUNUID', '')[:8]}{os.environ.get('PYTEST_XDIST_WORKER', '')}-"
+)
+"""What the names of a pytest process's files begin with: other ones run such tests at the same time."""
+
 
 class SeparateDevice(CpuDevice):
     """Counts how often it was waited for, and knows the files it made."""
@@ -24,7 +29,7 @@ class SeparateDevice(CpuDevice):
         self._handles: dict[int, bytes] = {}
 
     def staging(self, nbytes: int) -> torch.Tensor:
-        descriptor, name = tempfile.mkstemp(prefix="rljob-test-device-", dir=SHARED_MEMORY)
+        descriptor, name = tempfile.mkstemp(prefix=FILES, dir=SHARED_MEMORY)
         os.close(descriptor)
         tensor = torch.from_file(name, shared=True, size=nbytes, dtype=torch.uint8)
         self.files.append(Path(name))

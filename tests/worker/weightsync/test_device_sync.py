@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from peers import ProcessPeer, network_meeting
-from separate_devices import SeparateDevice
+from separate_devices import FILES, SeparateDevice
 from sync_cases import KeepingEngine, KeepingEngineOnDevice, TensorPiece, model_weights, pieces_for, plan_for
 
 from rljob_worker.devices.cpu import CpuDevice
@@ -202,7 +202,7 @@ def peers(
     ],
 )
 def test_every_device_gets_every_piece(ranks: int, engines: list[list[int]], network: bool) -> None:
-    before = set(SHARED_MEMORY.glob("rljob-test-device-*"))
+    before = set(SHARED_MEMORY.glob(f"{FILES}*"))
     total = sum(tensor.nbytes for tensor in model_weights(0).values())
     with peers(ranks, engines, network=network) as sync:
         for version in (1, 2):
@@ -210,7 +210,7 @@ def test_every_device_gets_every_piece(ranks: int, engines: list[list[int]], net
             assert [outcome[0] for outcome in trainers] == ["ok"] * ranks, trainers
             assert sum(outcome[1] for outcome in trainers) == total
             assert landed == [("ok", [[float(version)]] * len(devices)) for devices in engines]
-    assert set(SHARED_MEMORY.glob("rljob-test-device-*")) == before
+    assert set(SHARED_MEMORY.glob(f"{FILES}*")) == before
 
 
 @pytest.mark.parametrize("network", [False, True])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -81,7 +80,7 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, meeti
         everyone = [[] for _ in range(layout.world_size)]
         dist.all_gather_object(everyone, mine)
     nodes, count = layout.nodes(per_node), layout.nodes_of_replica(per_node)
-    groups = [list(chain.from_iterable(nodes[first : first + count])) for first in range(0, len(nodes), count)]
+    groups = layout.nodes(per_node * count)
     if isinstance(meeting, NetworkMeeting):
         neighbours, node, engines = groups[0], nodes[0], meeting.engines
     else:

@@ -156,7 +156,7 @@ class Exchange:
             whole = slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, dtype, tensor.shape)
             for piece in tensor.pieces:
                 part = piece.part.of(whole)
-                takes = piece.trainer != rank and self._takes(rank, piece.trainer)
+                takes = self._takes(rank, piece.trainer)
                 # The others of a host share its slot: they come to the broadcast, and leave what it brings.
                 mine = takes or piece.trainer == rank
                 sent = part.contiguous() if mine else torch.empty(part.shape, dtype=dtype, device=part.device)
@@ -165,7 +165,8 @@ class Exchange:
                     part.copy_(sent)
 
     def _takes(self, rank: int, writer: int) -> bool:
-        return self.device.own_memory or (writer not in self._node and rank == self._node[0])
+        elsewhere = self.device.own_memory or (writer not in self._node and rank == self._node[0])
+        return writer != rank and elsewhere
 
     def reports(self, own: Reports) -> Reports:
         """What the writers of a bucket's pieces say: this rank's own word, and everyone's where some are elsewhere."""
