@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from manifests import DESIGN_EXAMPLE
+from support.clocks import at_once
 from support.hostile_texts import TEXTS
 
 from rljob_api.validation import ManifestError, load_manifest
@@ -15,10 +16,8 @@ from rljob_api.yaml_text import parse_yaml
 
 
 def refused(manifest: Path | str) -> str:
-    begun = time.monotonic()
-    with pytest.raises(ManifestError) as error:
+    with at_once(), pytest.raises(ManifestError) as error:
         load_manifest(manifest)
-    assert time.monotonic() - begun < 2
     return str(error.value.problems[0])
 
 

@@ -81,16 +81,16 @@ def test_events_are_sent_no_faster_than_they_may_be() -> None:
             recorder.record(JOB, Event("Normal", "Slow", str(number)))
             recorder.record(JOB, Event("Normal", "Slow", str(number)))
         await until(lambda: len(api.objects.get("events", {})) == 3)
-        assert time.monotonic() - began >= 0.4
+        assert time.monotonic() - began >= 1.6
         recorder.record(JOB, Event("Normal", "Slow", "at the end"))
         began = time.monotonic()
         await recorder.drain(2)
         assert len(api.objects["events"]) == 4
         recorder.record(JOB, Event("Normal", "Slow", "after"))
         await recorder.drain(2)
-        assert time.monotonic() - began < 0.4
+        assert time.monotonic() - began < 1.6
 
-    play(test, per_second=20.0)
+    play(test, per_second=5.0)
 
 
 def test_a_full_backlog_drops_and_says_so() -> None:

@@ -196,17 +196,17 @@ def test_a_function_in_a_file(workdir: Path, tmp_path: Path, tokenizer: PreTrain
 
 
 def test_results_come_in_the_order_of_submission_and_overlap_with_other_work(make_runner: Make) -> None:
-    runner, spec = make_runner("judge", args={"pause": 0.5})
+    runner, spec = make_runner("judge", args={"pause": 1.0})
     runner.score(samples_of(spec, ["a"]), soon())
     runner.take_busy_seconds()
     begin = time.monotonic()
     for text in ["a", "b", "a"]:
         runner.submit(samples_of(spec, [text]))
         time.sleep(0.2)
-    time.sleep(0.3)
+    time.sleep(0.8)
     assert [r.score for r in runner.collect(soon())] == [1.0, 0.0, 1.0]
-    assert time.monotonic() - begin < 2  # one after the other: 2.4 s
-    assert 0.85 < runner.take_busy_seconds() < time.monotonic() - begin
+    assert time.monotonic() - begin < 3.5  # one after the other: 4.4 s
+    assert 1.35 < runner.take_busy_seconds() < time.monotonic() - begin
     assert runner.take_busy_seconds() == 0.0
     assert runner.collect(soon()) == []
 
@@ -300,7 +300,7 @@ def test_the_callers_deadline_holds(make_runner: Make) -> None:
     begin = time.monotonic()
     with pytest.raises(RewardError, match=r"2 of 2 rewards had not ended at the deadline, .* prompt data/0, sample 0"):
         runner.collect(soon(0.3))
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 2.5
     assert runner.collect(soon()) == []
     assert scores(runner, spec, ["b"]) == [0.0]
 
