@@ -1,0 +1,20 @@
+"""How long a thing may take in a test, on a machine that does other things too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_WORK = 2.0
+_WAIT = 20.0
+"""Seconds on this thread's processor, and on the clock."""
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Fails what works for long, and what waits: for a pipe, a lock or a server's time-out."""
+    begun, worked = time.monotonic(), time.thread_time()
+    yield
+    assert time.thread_time() - worked < _WORK
+    assert time.monotonic() - begun < _WAIT
