@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import yaml
@@ -36,9 +37,10 @@ spec:
   failurePolicy: {maxRestarts: 3}
   suspend: false
 """
+_EXAMPLE = yaml.safe_load(DESIGN_EXAMPLE)
 
 
 def manifest(*settings: str) -> dict[str, Any]:
     """The example of the design with `path=value` settings over it; paths begin below `spec` or with `metadata.`"""
     full = [setting if setting.startswith("metadata.") else f"spec.{setting}" for setting in settings]
-    return apply_overrides(yaml.safe_load(DESIGN_EXAMPLE), full)
+    return apply_overrides(deepcopy(_EXAMPLE), full)

@@ -1,7 +1,7 @@
-"""What code changes in upstream's modules: `python changes.py import | apply`, in a fresh process.
+"""What code changes in upstream's modules: `python changes.py`, in a fresh process.
 
 Prints, as JSON, the full names of attributes of modules, classes and objects that were replaced, added or removed: by
-importing every module of the worker, or by each patch in a fork of its own.
+importing every module of the worker, then by each patch in a fork of its own.
 """
 
 from __future__ import annotations
@@ -84,8 +84,10 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and isinstance(one, _PLAIN) and one == other
 
 
-def changed_by(action: Callable[[], object], modules: dict[str, types.ModuleType]) -> list[str]:
-    before = attributes(modules)
+def changed_by(
+    action: Callable[[], object], modules: dict[str, types.ModuleType], before: dict[str, Any] | None = None
+) -> list[str]:
+    before = before or attributes(modules)
     action()
     after = attributes(modules)
     missing = object()
@@ -109,7 +111,15 @@ def by_patches() -> dict[str, list[str]]:
     for target in (target for patch in chosen for target in patch.targets):
         if target.partition(".")[0] in PACKAGES:
             _import_prefix(target)
-    return {patch.name: _forked(lambda apply=patch.apply: changed_by(apply, upstream_modules())) for patch in chosen}
+    modules = upstream_modules()
+    before = attributes(modules)
+
+    def changed(action: Callable[[], object]) -> list[str]:
+        return _forked(lambda: changed_by(action, modules, before))
+
+    # Locks are made anew in a fork.
+    by_the_fork = set(changed(lambda: None))
+    return {patch.name: [name for name in changed(patch.apply) if name not in by_the_fork] for patch in chosen}
 
 
 def _forked(action: Callable[[], list[str]]) -> list[str]:
@@ -135,12 +145,12 @@ def _import_prefix(target: str) -> None:
 
 
 def main() -> None:
-    if sys.argv[1] == "modules":
+    if sys.argv[1:] == ["modules"]:
         for name in modules_of_the_worker():
             importlib.import_module(name)
         print(json.dumps(list(upstream_modules())))
     else:
-        print(json.dumps(by_import() if sys.argv[1] == "import" else by_patches()), flush=True)
+        print(json.dumps({"import": by_import(), "patches": by_patches()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ CHANGES = Path(__file__).with_name("changes.py")
 WHOLE = [patch for patch in PATCHES if not patch.scoped and patch.devices != ("npu",)]
 
 
-def _answer(*command: str, **variables: str) -> Any:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | variables
+def _answer(*command: str) -> Any:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     # vLLM's log goes to the same place, and not always before the answer.
@@ -34,14 +34,19 @@ def _answer(*command: str, **variables: str) -> Any:
     return json.loads(answers[-1])
 
 
-@pytest.mark.slow
-def test_importing_the_worker_changes_nothing_of_upstream() -> None:
-    assert _answer(str(CHANGES), "import") == []
+@pytest.fixture(scope="module")
+def changes() -> Any:
+    return _answer(str(CHANGES))
 
 
 @pytest.mark.slow
-def test_each_patch_changes_its_targets_and_nothing_else() -> None:
-    assert _answer(str(CHANGES), "apply") == {patch.name: sorted(patch.targets) for patch in WHOLE}
+def test_importing_the_worker_changes_nothing_of_upstream(changes: Any) -> None:
+    assert changes["import"] == []
+
+
+@pytest.mark.slow
+def test_each_patch_changes_its_targets_and_nothing_else(changes: Any) -> None:
+    assert changes["patches"] == {patch.name: sorted(patch.targets) for patch in WHOLE}
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
@@ -154,34 +159,40 @@ print(json.dumps({
 
 WORKER = """
 import json
+import os
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.patch import Process
 import torch
 import vllm._custom_ops as ops
 own = ops.onednn_mm
-for _ in range(2):
-    install(Process.ENGINE_WORKER, "cpu")
+os.environ["SWITCH"] = "0"
+install(Process.ENGINE_WORKER, "cpu")
+replaced_unasked = ops.onednn_mm is not own
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.cpu_fused_moe import _CPU_MOE_ACT_FN
 x, weight, bias = torch.randn(64, 32), torch.randn(48, 32), torch.randn(48)
-replaced = ops.onednn_mm is not own
-close = not replaced
-if replaced:
-    product = ops.onednn_mm(ops.create_onednn_mm(weight.t(), 8), x, bias)
-    close = torch.allclose(product, torch.nn.functional.linear(x, weight, bias), atol=1e-4)
 gate, up = x.chunk(2, -1)
 activated = _CPU_MOE_ACT_FN[MoEActivation.SILU](x)
+os.environ["SWITCH"] = "1"
+for _ in range(2):
+    install(Process.ENGINE_WORKER, "cpu")
+product = ops.onednn_mm(ops.create_onednn_mm(weight.t(), 8), x, bias)
 print(json.dumps({
-    "replaced": replaced,
-    "close": close,
+    "replaced": [replaced_unasked, ops.onednn_mm is not own],
+    "close": torch.allclose(product, torch.nn.functional.linear(x, weight, bias), atol=1e-4),
     "activated": torch.allclose(activated, torch.nn.functional.silu(gate) * up, atol=1e-6),
 }))
-"""
+""".replace("SWITCH", TORCH_LINEAR)
 
 
 @pytest.fixture(scope="module")
 def trainer() -> Any:
     return _answer("-c", TRAINER)
+
+
+@pytest.fixture(scope="module")
+def engine_worker() -> Any:
+    return _answer("-c", WORKER)
 
 
 @pytest.mark.slow
@@ -203,10 +214,11 @@ def test_a_rank_alone_copies_nothing_to_exchange_it(trainer: Any) -> None:
 
 
 @pytest.mark.slow
-def test_torch_multiplies_for_vllm() -> None:
-    assert _answer("-c", WORKER, **{TORCH_LINEAR: "1"}) == {"replaced": True, "close": True, "activated": True}
+def test_torch_multiplies_for_vllm(engine_worker: Any) -> None:
+    assert engine_worker["replaced"] == [False, True]
+    assert engine_worker["close"]
 
 
 @pytest.mark.slow
-def test_the_moe_activation_needs_no_object() -> None:
-    assert _answer("-c", WORKER, **{TORCH_LINEAR: "0"}) == {"replaced": False, "close": True, "activated": True}
+def test_the_moe_activation_needs_no_object(engine_worker: Any) -> None:
+    assert engine_worker["activated"]
