@@ -21,11 +21,11 @@ from kueue_process import FLAVOR_LABEL, running_kueue
 from node_cluster import NODE
 from node_faults import FAULTS, HARMLESS, PREEMPTED, QUEUE_CPUS, settle
 from node_jobs import NodeJob
+from support.samples import ALL
 from whole_system import WholeSystem
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1800)]
 
-ALL = os.environ.get("RLJOB_FAULTS") == "all"
 STEPS = 100 if ALL else 50
 EVERY = 5
 SEED = 20261122

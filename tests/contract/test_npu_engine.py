@@ -16,7 +16,7 @@ from cann.build import Cann
 from contracts import Kind, Source
 from register import CONTRACTS
 from rollout_models import spec_json, write_model
-from support.samples import unless_drawn
+from support.samples import ALL, unless_drawn
 
 from rljob_api import RLJobSpec
 from rljob_worker.rollout.environment import engine_environment
@@ -24,7 +24,6 @@ from rljob_worker.rollout.environment import engine_environment
 pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("npu_engine.py")
-ALL = os.environ.get("RLJOB_FAULTS") == "all"
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "on CPU": ("cpu", ()),
     "one batch ahead": ("npu", ("async", "record")),

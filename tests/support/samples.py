@@ -9,6 +9,8 @@ import time
 import pytest
 
 _SEED = "RLJOB_SEED"
+ALL = os.environ.get("RLJOB_FAULTS") == "all"
+"""`make test-faults`."""
 GROUPS = (
     (
         "NPUs: two replicas, two engines",
@@ -38,5 +40,13 @@ def unless_drawn(name: str) -> pytest.MarkDecorator:
     group = next(group for group in GROUPS if name in group)
     seed = os.environ[_SEED]
     drawn = random.Random(f"{seed} {group[0]}").choice(group)
-    skips = drawn != name and os.environ.get("RLJOB_FAULTS") != "all"
-    return pytest.mark.skipif(skips, reason=f"{_SEED}={seed} drew {drawn!r}: make test-faults runs all")
+    return _skipped(drawn != name, f"{_SEED}={seed} drew {drawn!r}")
+
+
+def unless_all(reason: str) -> pytest.MarkDecorator:
+    """Skips a test that is too long for `make test`, for this reason."""
+    return _skipped(True, reason)
+
+
+def _skipped(sample: bool, reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(sample and not ALL, reason=f"{reason}: make test-faults runs it")

@@ -17,6 +17,7 @@ import pytest
 from jobs import ONE_AND_ONE, events, final_state, finish, manifest, run, start_faulty
 from lane_sums import check_lanes
 from spans import check_carried_log_probs
+from support.samples import unless_all
 from support.step_lines import read_steps
 
 from rljob_api.wire.exit_codes import ExitCode
@@ -27,7 +28,6 @@ from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-ALL = os.environ.get("RLJOB_FAULTS") == "all"
 SEED = int(os.environ.get("RLJOB_SEED", "18"))
 STEPS = 12
 MOST = 2
@@ -204,7 +204,7 @@ def test_a_stop_saves_the_last_step_with_what_is_open_and_the_rest_follows(
     assert f"sampled again: {(tokens := GROUPS * SAMPLES * 48)} of {tokens} tokens are the same" in output
 
 
-@pytest.mark.skipif(not ALL, reason="500 steps and 20 kills: make test-faults")
+@unless_all("500 steps and 20 kills")
 def test_500_steps_and_20_kills_lose_nothing(spec: dict[str, Any], tmp_path: Path) -> None:
     steps, kills = 500, 20
     spec = {**spec, "steps": steps, "checkpoint": {"everySteps": 5, "keep": 2}}

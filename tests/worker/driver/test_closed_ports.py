@@ -19,6 +19,7 @@ from typing import Any
 import jobs
 import psutil
 import pytest
+from support.samples import unless_all
 
 pytestmark = pytest.mark.slow
 ATTACK = Path(__file__).with_name("stranger.py")
@@ -97,9 +98,7 @@ class Run:
 
 ALONE = pytest.param(
     {},
-    marks=pytest.mark.skipif(
-        os.environ.get("RLJOB_FAULTS") != "all", reason="starts a cold job more: make test-faults"
-    ),
+    marks=unless_all("starts a cold job more"),
     id="one-trainer",
 )
 

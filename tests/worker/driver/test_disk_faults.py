@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 from support.disk_faults import Fault, library
+from support.samples import ALL
 
 SEED = int(os.environ.get("RLJOB_SEED", "1"))
-ALL = os.environ.get("RLJOB_FAULTS") == "all"
 CASES = 0 if ALL else 80
 RUN = Path(__file__).with_name("disk_run.py")
 

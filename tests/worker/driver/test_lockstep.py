@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from pathlib import Path
@@ -14,6 +13,7 @@ from jobs import ONE_AND_ONE, REPOSITORY, events, final_state, manifest, run
 from kill_chain import Chain
 from lane_sums import check_lanes
 from support.run_bits import digest_of_trajectories
+from support.samples import ALL, unless_all
 from support.step_lines import read_steps
 
 from rljob_api.wire.exit_codes import ExitCode
@@ -22,7 +22,6 @@ from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-ALL = os.environ.get("RLJOB_FAULTS") == "all"
 TRAINER = {"batch_wait", "ref_log_probs", "log_probs", "actor_train", "update_weights", "checkpoint"}
 ENGINE = {"rollout", "reward_wait", "admission_wait", "update_weights", "eval"}
 SPEC: dict[str, Any] = {
@@ -159,7 +158,7 @@ def test_a_run_that_was_killed_saves_what_the_calm_run_saved(
     assert chain.compare(), "this start should have saved a checkpoint of its own"
 
 
-@pytest.mark.skipif(not ALL, reason="starts a job of its own: make test-faults")
+@unless_all("starts a job of its own")
 def test_a_lane_that_hangs_is_named_at_its_deadline(chain: Chain) -> None:
     fault = {"do": "stall", "process": "engine-0", "phase": "rollout", "step": chain.next_step()}
     code, output = chain.go_on([fault])

@@ -19,7 +19,7 @@ from jobs import REPOSITORY, events, final_state, manifest, run, wait_for
 from lane_sums import check_lanes
 from ray_cluster import RayCluster, ray_cluster
 from support.run_bits import digest_of_trajectories
-from support.samples import unless_drawn
+from support.samples import unless_all, unless_drawn
 from support.slow_reward import write_slow_reward
 from support.step_lines import read_steps
 from test_existing_ray import newest_step
@@ -137,7 +137,7 @@ def test_engines_are_lost_leave_and_join_while_the_run_goes_on(cluster: RayClust
     assert code == 0, output
 
 
-@pytest.mark.skipif(os.environ.get("RLJOB_FAULTS") != "all", reason="many engines killed one by one: make test-faults")
+@unless_all("many engines killed one by one")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("transport", ["Auto", "Disk"])
 def test_engines_are_killed_at_random_instants_and_no_attempt_ends(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import yaml
 from jobs import REPOSITORY, events, final_state, finish, manifest, run, start_faulty
 from spans import check_carried_log_probs
+from support.samples import ALL
 from support.step_lines import read_steps
 
 from rljob_worker.driver.checkpoints import Checkpoints
@@ -19,7 +19,6 @@ from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-ALL = os.environ.get("RLJOB_FAULTS") == "all"
 KILLS = 30 if ALL else 1
 APART = 3
 STEPS = APART * (KILLS + 1)

@@ -12,13 +12,13 @@ import pytest
 from jobs import alive, events, final_state, manifest, run, wait_for
 from kill_chain import Chain
 from support.run_bits import digest_of_trajectories
+from support.samples import ALL
 from support.step_lines import read_steps
 
 from rljob_api.wire.exit_codes import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-ALL = os.environ.get("RLJOB_FAULTS") == "all"
 SEED = int(os.environ.get("RLJOB_SEED", "1"))
 DEADLINE = 8
 """Seconds for a phase, and for a reward to score one sample."""

@@ -17,10 +17,10 @@ import yaml
 from jobs import REPOSITORY, events, final_state, manifest, run
 from kill_chain import Chain
 from support.run_bits import digest_of_trajectories
+from support.samples import ALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-ALL = os.environ.get("RLJOB_FAULTS") == "all"
 SEED = int(os.environ.get("RLJOB_SEED", "1"))
 PHASES = {"actor_train": 0.05, "checkpoint": 0.012, "update_weights": 0.04}
 """By phase: about how long it takes in these jobs, in seconds; the kill comes at a random instant within."""

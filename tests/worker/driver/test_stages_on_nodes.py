@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs import events, final_state, manifest, run
 from ray_cluster import ray_cluster, resources
-from support.samples import unless_drawn
+from support.samples import ALL, unless_drawn
 from support.step_lines import read_steps
 from test_run_folder import job
 
@@ -17,7 +16,6 @@ from rljob_api import derived
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-ALL = os.environ.get("RLJOB_FAULTS") == "all"
 NODES, STAGES = ("127.0.0.2", "127.0.0.3", "127.0.0.4"), 2
 SPEC: dict[str, Any] = {
     "steps": 4 if ALL else 2,

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.samples import unless_all
 
 from rljob_api import RLJobSpec
 from rljob_api.problems import ManifestError
@@ -40,9 +41,7 @@ SAMPLE = {
     "finish_reason": "stop", "response_tokens": 3, "advantage": 0.1,
 }  # fmt: skip
 
-in_test_faults = pytest.mark.skipif(
-    os.environ.get("RLJOB_FAULTS") != "all", reason="Trackio waits 30 s for a server that is gone: make test-faults"
-)
+in_test_faults = unless_all("Trackio waits 30 s for a server that is gone")
 with_packages = pytest.mark.skipif(not PYTHON.is_file(), reason="needs `make tracker-packages`")
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -16,6 +15,7 @@ import torch
 from engine_process import RemoteEngine
 from interruptions import gone_on_with, harvested, kept, rounding
 from rollout_models import END, FIRST_WORD, MAX_PROMPT, MAX_RESPONSE, VOCAB, group_requests, spec_json
+from support.samples import ALL, unless_all
 from transformers import Qwen3ForCausalLM
 
 from rljob_worker.errors import JobError, StopRequested, WeightSyncError
@@ -29,7 +29,6 @@ from rljob_worker.weightsync.trainer import WeightSyncTrainer
 pytestmark = pytest.mark.slow
 
 SAMPLING = SamplingParams(max_tokens=MAX_RESPONSE, ignore_eos=True)
-ALL = os.environ.get("RLJOB_FAULTS") == "all"
 INTERRUPTIONS = 34 if ALL else 2
 """Each is tried in three ways."""
 
@@ -418,7 +417,7 @@ def wide_engine(model: Path) -> Iterator[RemoteEngine]:
     engine.process.wait(20)
 
 
-@pytest.mark.skipif(not ALL, reason="starts an engine of its own: make test-faults")
+@unless_all("starts an engine of its own")
 def test_a_new_process_goes_on_to_the_same_bits(engines: list[RemoteEngine], model: Path) -> None:
     requests = group_requests()
     expected = _generate(engines[0], requests)
