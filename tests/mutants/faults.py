@@ -420,6 +420,20 @@ FAULTS: tuple[Fault, ...] = (
         "tests/operator/state/test_lifecycle.py",
     ),
     Fault(
+        "a driver submitted to pods that are seen to be lost",
+        "operator/rljob_operator/state/lifecycle.py",
+        "return pod_failure(plan.observed, begun, fatal=True) is None",
+        "return True",
+        "tests/operator/state/test_failure_policy.py",
+    ),
+    Fault(
+        "lost pods waited for without end where KubeRay calls them ready",
+        "operator/rljob_operator/state/readiness.py",
+        "cluster is None or is_whole(plan) or cluster.suspended",
+        "cluster is None or cluster.ready or cluster.suspended",
+        "tests/operator/state/test_failure_policy.py",
+    ),
+    Fault(
         "a head pod of another RayCluster taken for the job's",
         "operator/rljob_operator/state/plan_builder.py",
         "pod.cluster_uid == own.uid",

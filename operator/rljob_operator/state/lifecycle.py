@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rljob_api import derived
 from rljob_api.spec import FailureReason
-from rljob_api.status import JobPhase
+from rljob_api.status import AttemptStatus, JobPhase
 from rljob_operator.state.attempts import begin_attempt, submit_again
 from rljob_operator.state.deadlines import active_deadline_is_over, deadline_text
-from rljob_operator.state.failures import DEADLINE
+from rljob_operator.state.failures import DEADLINE, pod_failure
 from rljob_operator.state.plan import ApplyPolicy, ApplySecret, CreateCluster, DeleteJob
 from rljob_operator.state.plan_builder import PlanBuilder
 from rljob_operator.state.release import former_head_ends, release_cluster
@@ -150,9 +150,21 @@ def _ready_for_attempt(plan: PlanBuilder) -> bool:
     cluster, head = plan.cluster, plan.head
     if cluster is None or cluster.suspended or head is None or not head.ready or plan.job.problem:
         return False
-    if not cluster.ready and not _begins_with_fewer(plan):
+    if not is_whole(plan) and not _begins_with_fewer(plan):
         return False
     return not former_head_ends(plan) and plan.status.next_attempt_time is None
+
+
+def is_whole(plan: PlanBuilder) -> bool:
+    """Whether the cluster is ready, and its pods say nothing else: they are seen to fail before KubeRay says so.
+
+    What an attempt that began now would be told at the next look, it is not begun for.
+    """
+    cluster, head = plan.cluster, plan.head
+    if cluster is None or head is None or not cluster.ready:
+        return False
+    begun = AttemptStatus(number=0, head_uid=head.uid, start_time=time_text(plan.now))
+    return pod_failure(plan.observed, begun, fatal=True) is None
 
 
 def _begins_with_fewer(plan: PlanBuilder) -> bool:

@@ -7,7 +7,7 @@ from rljob_api.status import AttemptStatus
 from rljob_operator.state.attempts import AttemptOutcome, close_unstarted
 from rljob_operator.state.causes import sentence
 from rljob_operator.state.failures import FailureCause
-from rljob_operator.state.lifecycle import all_scheduled
+from rljob_operator.state.lifecycle import all_scheduled, is_whole
 from rljob_operator.state.plan_builder import PlanBuilder
 from rljob_operator.state.pod_causes import pod_problem
 from rljob_operator.state.timing import duration_text, seconds_of, seconds_since, time_text
@@ -17,7 +17,7 @@ def give_up_unready(plan: PlanBuilder) -> AttemptOutcome | None:
     """Close an attempt that never began, because its pods were not ready in time; None while there is time."""
     if plan.attempt is not None:
         return None
-    _note_scheduled(plan)
+    note_scheduled(plan)
     since, limit = plan.cluster_status.scheduled_time, plan.spec.timeouts.ready_seconds
     if plan.spec.suspend or seconds_since(since, plan.now) < limit:
         return None
@@ -28,13 +28,13 @@ def give_up_unready(plan: PlanBuilder) -> AttemptOutcome | None:
     return close_unstarted(plan, since, FailureCause(FailureReason.READY_TIMEOUT, sentence(text, also)))
 
 
-def _note_scheduled(plan: PlanBuilder) -> None:
-    """Note since when every pod has its node; not while any waits for one, nor once the cluster is ready.
+def note_scheduled(plan: PlanBuilder) -> None:
+    """Note since when every pod has its node, where no attempt runs; not while any waits for one, nor once all is well.
 
     A pod that failed and is being made anew stops nothing: the others hold their devices meanwhile.
     """
     cluster, noted = plan.cluster, plan.cluster_status.scheduled_time
-    if cluster is None or cluster.ready or cluster.suspended or _queues(plan):
+    if cluster is None or is_whole(plan) or cluster.suspended or _queues(plan):
         since = None
     elif noted is None and all_scheduled(plan):
         since = time_text(_scheduled_at(plan, plan.last_attempt))

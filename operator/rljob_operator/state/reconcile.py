@@ -28,7 +28,7 @@ from rljob_operator.state.plan import Plan
 from rljob_operator.state.plan_builder import FINAL, PlanBuilder
 from rljob_operator.state.preemption import tell_cost
 from rljob_operator.state.progress import read_progress
-from rljob_operator.state.readiness import give_up_unready
+from rljob_operator.state.readiness import give_up_unready, note_scheduled
 from rljob_operator.state.scaling import scale_engines
 from rljob_operator.state.timing import (
     RUNNING_LOOK_SECONDS,
@@ -64,6 +64,8 @@ def reconcile(observed: Observed, now: float) -> Plan:
     if outcome is None:
         stop_what_must_end(plan)
         outcome = give_up_unsubmitted(plan) or give_up_unready(plan)
+    elif outcome is AttemptOutcome.GO_ON:
+        note_scheduled(plan)
     phase = _next_phase(plan, outcome)
     keep_policy(plan)
     request_checkpoint(plan)

@@ -653,6 +653,36 @@ def test_a_pod_that_is_made_again_and_again_does_not_begin_the_time_anew() -> No
     assert [a.reason for a in world.status.attempts] == ["ReadyTimeout"]
 
 
+def a_worker_is_lost_before_the_operator_looks() -> World:
+    """KubeRay still says that the cluster is ready."""
+    world = World(make_spec(timeouts={"readySeconds": 600, "startSeconds": 300}))
+    world.look()
+    world.pass_time(20)
+    world.pod_fails(PodRole.WORKER, "Evicted")
+    assert (cluster := world.observed().cluster) is not None
+    assert cluster.ready
+    return world
+
+
+def test_nothing_is_submitted_to_pods_that_are_seen_to_be_lost() -> None:
+    world = a_worker_is_lost_before_the_operator_looks()
+    world.look()
+    assert not world.status.attempts
+    assert "was evicted" in (world.status.message or "")
+    world.run(200)
+    assert (world.status.phase, world.status.restarts) == (JobPhase.RUNNING, 0)
+    assert [attempt.reason for attempt in world.status.attempts] == [None]
+
+
+def test_a_kuberay_that_never_notices_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = a_worker_is_lost_before_the_operator_looks()
+    monkeypatch.setattr(world, "_kuberay", lambda: None)
+    world.run(700)
+    assert [attempt.reason for attempt in world.status.attempts] == ["ReadyTimeout"]
+    assert "was evicted" in (world.status.attempts[0].message or "")
+    assert not world.runs
+
+
 def test_the_drivers_time_to_start_begins_when_ray_has_it() -> None:
     """A head that answers late takes nothing from the driver, whose own deadline comes first and tells more."""
     world = World(make_spec())

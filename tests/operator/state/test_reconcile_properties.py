@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from simulation import UID, World, make_spec
@@ -224,6 +224,8 @@ def test_the_invariants_notice_two_drivers(monkeypatch: pytest.MonkeyPatch) -> N
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(life=LIVES, how=LOOK)
+@example(life=(False, [(None, 0.0, [{}], 0), (None, 20.0, [], 0), ("worker evicted", 0.0, [], 0)]), how={})
+@example(life=(True, [("worker evicted", 0.0, [], 0)]), how={})
 def test_a_plan_whose_status_was_stored_changes_nothing_the_second_time(life: Life, how: dict[str, Any]) -> None:
     world = World(make_spec())
     play(world, life)
