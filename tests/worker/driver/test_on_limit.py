@@ -16,14 +16,30 @@ from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-STEPS, MOST = 28, 1
+STEPS, MOST = 36, 1
 GROUPS, SAMPLES = 1, 2
-# The rewards of every sixth prompt come when others have been trained on for some steps.
+# Of six prompts the reward of one comes when others have been trained on for three steps, and that of two when another
+# has been: by then all tokens are too old, or those that were sampled before the last update of the engine.
 REWARD = """\
 import asyncio
+import time
+from pathlib import Path
+
+LOG = Path("{log}")
+STEPS_LATE = {{0: 3, 1: 1, 2: 1}}
+waiting = []
+
+def steps():
+    return LOG.read_bytes().count(b"\\n") if LOG.exists() else 0
 
 async def score(response, prompt, **_):
-    await asyncio.sleep(1.0 if sum(map(ord, prompt)) % 6 == 0 else 0.02)
+    # One group at a time, or two would wait for one another; at the end there is none to wait for.
+    wanted = steps() + (STEPS_LATE.get(sum(map(ord, prompt)) % 6, 0) if not {{*waiting}} - {{prompt}} else 0)
+    patience = time.monotonic() + 10
+    waiting.append(prompt)
+    while steps() < wanted and time.monotonic() < patience:
+        await asyncio.sleep(0.02)
+    waiting.remove(prompt)
     return len(set(response)) % 3
 """
 
@@ -31,10 +47,10 @@ async def score(response, prompt, **_):
 @pytest.fixture(scope="module", params=["Mask", "Discard"])
 def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("limit")
-    (folder / "slow_for_some.py").write_text(REWARD)
+    (folder / "late_for_some.py").write_text(REWARD.format(log=folder / "run" / "steps.jsonl"))
     model = yaml.safe_load(manifest(folder).read_text())["spec"]["model"]
-    # Responses are from a few tokens to some hundred: the long ones go on through several updates.
-    model["random"]["config"]["max_position_embeddings"] = 512
+    # The engine's weights are updated while it samples a response: all are long.
+    model["random"]["config"]["max_position_embeddings"] = 256
     spec: dict[str, Any] = {
         "steps": STEPS,
         "mode": "Async",
@@ -43,15 +59,15 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         "rollout": {
             "promptsPerStep": GROUPS,
             "samplesPerPrompt": SAMPLES,
-            "maxResponseTokens": 400,
-            "stop": ["77"],
+            "maxResponseTokens": 200,
+            "ignoreEos": True,
             "staleness": {"max": MOST, "order": "ReadyFirst", "onLimit": request.param},
         },
         "algorithm": {"anchor": "Rollout"},
         "resources": ONE_AND_ONE,
         "checkpoint": {"everySteps": 2, "keep": 2},
         "records": {"trajectoriesEverySteps": 1, "journal": True},
-        "reward": {"python": "slow_for_some:score", "timeoutSeconds": 20},
+        "reward": {"python": "late_for_some:score", "timeoutSeconds": 20},
         "environment": {"pythonPath": [str(folder)]},
     }
     code, output = run("run", manifest(folder, **spec), "--output", folder / "run")
