@@ -80,7 +80,7 @@ test-cluster: $(STAMP) cluster-programs ## Only those on a Kubernetes control pl
 	@$(BIN)/python -m pytest tests/cluster $(TEST_ARGS)
 
 test-faults: $(STAMP) $(TRACKERS_STAMP) cluster-programs ## Every process killed in every phase, every write refused, generations interrupted, every fault on a real node; compared bit for bit
-	@RLJOB_FAULTS=all $(BIN)/python -m pytest tests/contract/test_npu_doctor.py tests/contract/test_npu_engine.py tests/contract/test_npu_job.py tests/worker/doctor/test_deep_and_ray.py tests/worker/driver/test_kills.py tests/worker/driver/test_rank_kills.py tests/worker/driver/test_partial_kills.py tests/worker/driver/test_lockstep.py tests/worker/driver/test_nodes_apart.py tests/worker/driver/test_closed_ports.py tests/worker/driver/test_paused_processes.py tests/worker/driver/test_fencing.py tests/worker/driver/test_stages_on_nodes.py tests/worker/driver/test_disk_faults.py tests/worker/rollout/test_rollout_engine.py tests/worker/weightsync/test_vllm_sync.py tests/operator/ray/test_real_ray.py tests/cluster/test_versions.py tests/cluster/test_node_faults.py tests/worker/records/test_trackers.py $(TEST_ARGS)
+	@RLJOB_FAULTS=all $(BIN)/python -m pytest $$(grep -rlE --include="test_*.py" "^from support.samples import .*(ALL|unless_)" tests) $(TEST_ARGS)
 
 test-mutants: $(STAMP) ## Faults made by hand in a copy of the code: which of them do the tests notice?
 	@cd tests && $(abspath $(BIN))/python -m mutants.run $(MUTANTS)

@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 from support.lanes import Lanes, Seconds, give_way
 from support.places import Places
-from support.samples import give_seed
+from support.samples import SEED
 from support.warm.client import share_server
 
 if TYPE_CHECKING:
@@ -35,8 +35,12 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 
+def pytest_report_header() -> str:
+    """The seed is drawn when it is imported here, before there are other processes."""
+    return f"RLJOB_SEED={SEED}"
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    give_seed()
     config.pluginmanager.register(Seconds())
     process = getattr(config, "workerinput", None)
     give_way(process)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -32,9 +31,8 @@ def test_files_that_are_too_large(tmp_path: Path) -> None:
         (tmp_path / name).write_text(line * (11_000_000 // len(line)))
         assert refused(tmp_path / name) == "has more than 1 MiB, which is no manifest"
     (tmp_path / "largest").write_text("# comment\n" * 100_000 + DESIGN_EXAMPLE)
-    begun = time.process_time()
-    assert load_manifest(tmp_path / "largest").metadata.name == "qwen3-4b-grpo"
-    assert time.process_time() - begun < 2
+    with at_once():
+        assert load_manifest(tmp_path / "largest").metadata.name == "qwen3-4b-grpo"
 
 
 def test_files_of_other_encodings_name_the_line(tmp_path: Path) -> None:

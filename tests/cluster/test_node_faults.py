@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -21,14 +20,14 @@ from kueue_process import FLAVOR_LABEL, running_kueue
 from node_cluster import NODE
 from node_faults import FAULTS, HARMLESS, PREEMPTED, QUEUE_CPUS, settle
 from node_jobs import NodeJob
-from support.samples import ALL
+from support.samples import ALL, SEED
 from whole_system import WholeSystem
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1800)]
 
 STEPS = 100 if ALL else 50
 EVERY = 5
-SEED = 20261122
+FIXED_SEED = 20261122
 SETTINGS = (
     f"steps={STEPS}",
     "resources.threadsPerDevice=1",  # sums of floating-point numbers depend on how many threads share them
@@ -37,9 +36,9 @@ SETTINGS = (
     "failurePolicy.maxRestarts=6",
 )
 RESTART_PANELS = ("rljob-fleet: Restarts A", "rljob-job: Restarts and lost work A")
-DRAWN = random.Random(os.environ["RLJOB_SEED"]).choice(["head pod deleted", PREEMPTED])
+DRAWN = random.Random(SEED).choice(["head pod deleted", PREEMPTED])
 CHOSEN = [("engine killed", DRAWN)]
-PAIRS = random.Random(SEED).sample(list(combinations(FAULTS, 2)), 10)
+PAIRS = random.Random(FIXED_SEED).sample(list(combinations(FAULTS, 2)), 10)
 CASES = [*((name,) for name in FAULTS), *PAIRS] if ALL else CHOSEN
 
 
@@ -92,7 +91,7 @@ def test_it_ends_in_the_same_bits(
 
 def go_through(faults: tuple[str, ...], job: NodeJob) -> str:
     """Do all that to a running job and wait for its end; returns what was done, when, and how long it took."""
-    chance = random.Random(f"{SEED} {faults}")
+    chance = random.Random(f"{FIXED_SEED} {faults}")
     began = time.monotonic()
     told = []
     instants = sorted(chance.uniform(0.1, 0.6) for _ in faults)

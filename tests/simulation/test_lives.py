@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from life import Life
+from support.samples import SEED
 
 LIVES = int(os.environ.get("RLJOB_LIVES", "200"))
-FIRST = int(os.environ.get("RLJOB_SEED", "1"))
+FIRST = SEED
 MOST_TRIED = 80
 
 

@@ -1,4 +1,5 @@
-"""Which of long tests that are alike `make test` runs: one, by a seed that the run prints; `make test-faults` all."""
+"""What `make test` leaves to `make test-faults`: the longest tests, and of those that are alike all but one, which is
+drawn by a seed that the run prints."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ import time
 
 import pytest
 
-_SEED = "RLJOB_SEED"
+SEED = int(os.environ.setdefault("RLJOB_SEED", str(time.time_ns())))
+"""Of all that a run draws, once for all of its processes: the first of them draws it, unless somebody gave it."""
 ALL = os.environ.get("RLJOB_FAULTS") == "all"
-"""`make test-faults`."""
+"""`make test-faults`, which runs every file of tests that asks for it here."""
 GROUPS = (
     (
         "NPUs: two replicas, two engines",
@@ -30,23 +32,17 @@ GROUPS = (
 """Tests of a group go through the same code on other devices, or places."""
 
 
-def give_seed() -> None:
-    """Draw it, unless somebody gave it: once for all processes of a run, before they are started."""
-    os.environ.setdefault(_SEED, str(time.time_ns()))
-
-
 def unless_drawn(name: str) -> pytest.MarkDecorator:
     """Skips a test of a group that another one stands for in this run."""
     group = next(group for group in GROUPS if name in group)
-    seed = os.environ[_SEED]
-    drawn = random.Random(f"{seed} {group[0]}").choice(group)
-    return _skipped(drawn != name, f"{_SEED}={seed} drew {drawn!r}")
+    drawn = random.Random(f"{SEED} {group[0]}").choice(group)
+    return _left_out_if(drawn != name, f"RLJOB_SEED={SEED} drew {drawn!r}")
 
 
 def unless_all(reason: str) -> pytest.MarkDecorator:
     """Skips a test that is too long for `make test`, for this reason."""
-    return _skipped(True, reason)
+    return _left_out_if(True, reason)
 
 
-def _skipped(sample: bool, reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(sample and not ALL, reason=f"{reason}: make test-faults runs it")
+def _left_out_if(condition: bool, reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(condition and not ALL, reason=f"{reason}: make test-faults runs it")

@@ -17,7 +17,6 @@ def give_up_unready(plan: PlanBuilder) -> AttemptOutcome | None:
     """Close an attempt that never began, because its pods were not ready in time; None while there is time."""
     if plan.attempt is not None:
         return None
-    note_scheduled(plan)
     since, limit = plan.cluster_status.scheduled_time, plan.spec.timeouts.ready_seconds
     if plan.spec.suspend or seconds_since(since, plan.now) < limit:
         return None
@@ -29,10 +28,12 @@ def give_up_unready(plan: PlanBuilder) -> AttemptOutcome | None:
 
 
 def note_scheduled(plan: PlanBuilder) -> None:
-    """Note since when every pod has its node, where no attempt runs; not while any waits for one, nor once all is well.
+    """Note since when every pod has its node; not while an attempt runs or any waits for one, nor once all is well.
 
     A pod that failed and is being made anew stops nothing: the others hold their devices meanwhile.
     """
+    if plan.attempt is not None:
+        return
     cluster, noted = plan.cluster, plan.cluster_status.scheduled_time
     if cluster is None or is_whole(plan) or cluster.suspended or _queues(plan):
         since = None

@@ -63,9 +63,10 @@ def reconcile(observed: Observed, now: float) -> Plan:
     outcome = follow_attempt(plan)
     if outcome is None:
         stop_what_must_end(plan)
-        outcome = give_up_unsubmitted(plan) or give_up_unready(plan)
-    elif outcome is AttemptOutcome.GO_ON:
+        outcome = give_up_unsubmitted(plan)
+    if outcome in (None, AttemptOutcome.GO_ON):
         note_scheduled(plan)
+    outcome = outcome or give_up_unready(plan)
     phase = _next_phase(plan, outcome)
     keep_policy(plan)
     request_checkpoint(plan)

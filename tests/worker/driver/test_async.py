@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 import re
 import shutil
@@ -17,7 +16,7 @@ import pytest
 from jobs import ONE_AND_ONE, events, final_state, finish, manifest, run, start_faulty
 from lane_sums import check_lanes
 from spans import check_carried_log_probs
-from support.samples import unless_all
+from support.samples import SEED, unless_all
 from support.step_lines import read_steps
 
 from rljob_api.wire.exit_codes import ExitCode
@@ -28,7 +27,6 @@ from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-SEED = int(os.environ.get("RLJOB_SEED", "18"))
 STEPS = 12
 MOST = 2
 GROUPS, SAMPLES = 4, 4

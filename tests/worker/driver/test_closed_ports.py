@@ -96,11 +96,7 @@ class Run:
         assert not [event for event in jobs.events(self.output) if event["event"] == "failed"]
 
 
-ALONE = pytest.param(
-    {},
-    marks=unless_all("starts a cold job more"),
-    id="one-trainer",
-)
+ALONE = pytest.param({}, marks=unless_all("starts a cold job more"), id="one-trainer")
 
 
 @pytest.fixture(params=[ALONE, pytest.param(TWO_TRAINERS, id="two-trainers")])

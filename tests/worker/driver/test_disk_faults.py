@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 from support.disk_faults import Fault, library
-from support.samples import ALL
+from support.samples import ALL, SEED
 
-SEED = int(os.environ.get("RLJOB_SEED", "1"))
 CASES = 0 if ALL else 80
 RUN = Path(__file__).with_name("disk_run.py")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from interleaving import interleave
-from support.samples import ALL
+from support.samples import ALL, SEED
 from test_run_folder import job
 
 from rljob_worker.driver.checkpoints import Checkpoints, DriverState
@@ -24,7 +24,6 @@ from rljob_worker.errors import FencedError, JobError, UserError
 RANKS, KEEP, SAVES = 2, 2, 2
 FIRST = -1
 """A driver that saved one checkpoint before the others came."""
-SEED = int(os.environ.get("RLJOB_SEED", "1"))
 ROUNDS = 2000 if ALL else 60
 Choose = Callable[[list[int], int], int]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 from jobs import alive, events, final_state, finish, manifest, run, start_faulty, wait_for
 from kill_chain import Chain
-from support.samples import ALL
+from support.samples import ALL, SEED
 from support.step_lines import read_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -40,7 +39,6 @@ SIX = [
     ("engine-0", "rollout"),
     ("engine-0", "update_weights"),
 ]
-SEED = os.environ["RLJOB_SEED"]
 PAIRS = [(p, phase) for p in PROCESSES for phase in PHASES] if ALL else random.Random(SEED).sample(SIX, 3)
 ATTEMPTS = 5
 APART = 4

@@ -19,7 +19,7 @@ from jobs import REPOSITORY, events, final_state, manifest, run, wait_for
 from lane_sums import check_lanes
 from ray_cluster import RayCluster, ray_cluster
 from support.run_bits import digest_of_trajectories
-from support.samples import unless_all, unless_drawn
+from support.samples import SEED, unless_all, unless_drawn
 from support.slow_reward import write_slow_reward
 from support.step_lines import read_steps
 from test_existing_ray import newest_step
@@ -143,9 +143,8 @@ def test_engines_are_lost_leave_and_join_while_the_run_goes_on(cluster: RayClust
 def test_engines_are_killed_at_random_instants_and_no_attempt_ends(
     transport: str, cluster: RayCluster, tmp_path: Path
 ) -> None:
-    seed = int(os.environ.get("RLJOB_SEED", random.randrange(10**6)))
-    print(f"RLJOB_SEED={seed}")
-    chosen, folder = random.Random(seed), tmp_path / "run"
+    print(f"RLJOB_SEED={SEED}")
+    chosen, folder = random.Random(SEED), tmp_path / "run"
     resources = groups({"nodes": 1, "devicesPerNode": 2}, {"nodes": 2, "devicesPerNode": 1})
     rollout = {**ROLLOUT, "maxResponseTokens": 24, "staleness": {"max": 2}}
     more = {"steps": 100_000, "mode": "Async", "rollout": rollout, "resources": resources, "data": DATA}

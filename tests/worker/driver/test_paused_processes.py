@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from pathlib import Path
@@ -12,14 +11,13 @@ import pytest
 from jobs import alive, events, final_state, manifest, run, wait_for
 from kill_chain import Chain
 from support.run_bits import digest_of_trajectories
-from support.samples import ALL
+from support.samples import ALL, SEED
 from support.step_lines import read_steps
 
 from rljob_api.wire.exit_codes import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SEED = int(os.environ.get("RLJOB_SEED", "1"))
 DEADLINE = 8
 """Seconds for a phase, and for a reward to score one sample."""
 PAUSES = [

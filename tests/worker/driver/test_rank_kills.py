@@ -6,7 +6,6 @@ weights over: where one rank may be ahead of another. `make test` tries one kill
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +16,10 @@ import yaml
 from jobs import REPOSITORY, events, final_state, manifest, run
 from kill_chain import Chain
 from support.run_bits import digest_of_trajectories
-from support.samples import ALL
+from support.samples import ALL, SEED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-SEED = int(os.environ.get("RLJOB_SEED", "1"))
 PHASES = {"actor_train": 0.05, "checkpoint": 0.012, "update_weights": 0.04}
 """By phase: about how long it takes in these jobs, in seconds; the kill comes at a random instant within."""
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {

@@ -84,10 +84,7 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and isinstance(one, _PLAIN) and one == other
 
 
-def changed_by(
-    action: Callable[[], object], modules: dict[str, types.ModuleType], before: dict[str, Any] | None = None
-) -> list[str]:
-    before = before or attributes(modules)
+def changed_by(action: Callable[[], object], modules: dict[str, types.ModuleType], before: dict[str, Any]) -> list[str]:
     action()
     after = attributes(modules)
     missing = object()
@@ -100,7 +97,9 @@ def by_import() -> list[str]:
     listed = subprocess.run([sys.executable, __file__, "modules"], capture_output=True, text=True, check=True).stdout
     for name in json.loads(listed.splitlines()[-1]):
         importlib.import_module(name)
-    return changed_by(lambda: [importlib.import_module(name) for name in modules_of_the_worker()], upstream_modules())
+    modules = upstream_modules()
+    before = attributes(modules)
+    return changed_by(lambda: [importlib.import_module(name) for name in modules_of_the_worker()], modules, before)
 
 
 def by_patches() -> dict[str, list[str]]:
