@@ -40,8 +40,8 @@ SETTINGS = Settings(
     rebuild_seconds=5.0,
     request_seconds=2.0,
     stop_seconds=2.0,
-    lease_seconds=3.0,
-    renew_seconds=2.0,
+    lease_seconds=15.0,
+    renew_seconds=10.0,
     retry_seconds=0.1,
     optional_kinds_seconds=0.2,
 )
@@ -100,7 +100,7 @@ async def make_ready(api: FakeApi, name: str = "a") -> None:
     await api.patch_status("rayclusters", name, ready_cluster(api, name))
 
 
-async def until(holds: Callable[[], bool], says: Callable[[], Any] = str, seconds: float = 8.0) -> None:
+async def until(holds: Callable[[], bool], says: Callable[[], Any] = str, seconds: float = 30.0) -> None:
     try:
         async with asyncio.timeout(seconds):
             while not holds():
@@ -130,7 +130,7 @@ class Case:
     def status(self, name: str = "a") -> dict[str, Any]:
         return self.api.objects["rljobs"]["default", name].get("status") or {}
 
-    async def reaches(self, phase: str, name: str = "a", seconds: float = 8.0) -> None:
+    async def reaches(self, phase: str, name: str = "a", seconds: float = 30.0) -> None:
         await until(lambda: self.status(name).get("phase") == phase, lambda: self.status(name), seconds)
 
     @asynccontextmanager

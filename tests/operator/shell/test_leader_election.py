@@ -43,23 +43,26 @@ def lease(api: FakeApi) -> dict[str, object]:
 
 def test_a_standby_takes_over_only_after_the_leader_stopped_acting() -> None:
     async def run() -> None:
-        async with replicas(2) as (api, (first, second)):
+        async with replicas(2, {"lease_seconds": 3.0, "renew_seconds": 2.0, "retry_seconds": 0.1}) as (
+            api,
+            (first, second),
+        ):
             await first.acquire()
             holding = asyncio.create_task(first.hold())
             waiting = asyncio.create_task(second.acquire())
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(3.5)
             assert first.leads
             assert not waiting.done()
             # The leader's requests hang from now on; the standby's do not.
             first._client._official.configuration.host = "http://127.0.0.1:9"
             with pytest.raises(LeadershipLost):
-                await asyncio.wait_for(holding, 2)
+                await asyncio.wait_for(holding, 10)
             stopped = time.monotonic()
             assert not first.leads
             assert not second.leads
             with pytest.raises(LeadershipLost):
                 first.check()
-            await asyncio.wait_for(waiting, 3)
+            await asyncio.wait_for(waiting, 10)
             assert time.monotonic() > stopped
             assert lease(api)["holderIdentity"] == "r1"
             assert lease(api)["leaseTransitions"] == 2
@@ -73,18 +76,18 @@ def test_a_leader_whose_clock_stands_still_or_is_wrong_keeps_the_lease_while_it_
             for renewed in ("2001-01-01T00:00:00.000000Z", "2099-01-01T00:00:00.000000Z"):
                 spec = {
                     "holderIdentity": "other",
-                    "leaseDurationSeconds": 1,
+                    "leaseDurationSeconds": 2,
                     "renewTime": renewed,
                     "leaseTransitions": 1,
                 }
                 item = {"metadata": {"name": "rljob-operator", "namespace": "rljob-system"}, "spec": spec}
                 waiting = asyncio.create_task(standby.acquire())
-                for _ in range(8):
+                for _ in range(13):
                     await api.put("leases", item)
                     await asyncio.sleep(0.2)
                 assert not waiting.done(), renewed
                 last = time.monotonic()
-                await asyncio.wait_for(waiting, 3)
+                await asyncio.wait_for(waiting, 10)
                 assert time.monotonic() - last > 0.5, "its time counts from the last renewal"
 
     asyncio.run(run())
@@ -92,12 +95,12 @@ def test_a_leader_whose_clock_stands_still_or_is_wrong_keeps_the_lease_while_it_
 
 def test_a_released_lease_is_taken_at_once() -> None:
     async def run() -> None:
-        async with replicas(2) as (api, (first, second)):
+        async with replicas(2, PATIENT) as (api, (first, second)):
             await first.acquire()
             await first.release()
             assert lease(api)["holderIdentity"] == ""
             assert not first.leads
-            await asyncio.wait_for(second.acquire(), 0.5)
+            await asyncio.wait_for(second.acquire(), 5)
 
     asyncio.run(run())
 
@@ -120,7 +123,7 @@ def test_a_lease_is_given_back_although_a_renewal_was_cut_off() -> None:
 
 def test_of_two_that_take_it_at_the_same_time_one_gets_it() -> None:
     async def run() -> None:
-        async with replicas(8) as (_, elections):
+        async with replicas(8, PATIENT) as (_, elections):
             tasks = [asyncio.create_task(one.acquire()) for one in elections]
             await asyncio.sleep(0.5)
             assert sum(one.leads for one in elections) == 1
@@ -133,12 +136,12 @@ def test_of_two_that_take_it_at_the_same_time_one_gets_it() -> None:
 
 def test_a_leader_whose_lease_was_taken_stops_at_once() -> None:
     async def run() -> None:
-        async with replicas(1) as (api, (first,)):
+        async with replicas(1, PATIENT) as (api, (first,)):
             await first.acquire()
             item = api.objects["leases"]["rljob-system", "rljob-operator"]
             await api.put("leases", {**item, "spec": {**item["spec"], "holderIdentity": "thief"}})
             with pytest.raises(LeadershipLost, match="thief holds the Lease"):
-                await asyncio.wait_for(first.hold(), 0.5)
+                await asyncio.wait_for(first.hold(), 5)
             assert not first.leads
 
     asyncio.run(run())

@@ -138,13 +138,13 @@ def test_format(args: dict[str, Any], response: str, score: float) -> None:
 def test_rewards_of_the_drivers_own_process_take_linear_time() -> None:
     hostile = ["<think>" * 20_000, "</think>" * 20_000, "#### " * 30_000, "1," * 80_000, "-" * 150_000, " " * 150_000]
     hostile += ["####" + " " * 150_000, "9" * 150_000, "<think>" + "\n" * 150_000, "a</think>" + " <" * 70_000]
-    begin = time.perf_counter()
+    begin = time.process_time()
     for text in hostile:
         gsm8k(text, RAW)
         gsm8k(text, RAW, flexible=True)
         make_format()(text)
         make_format(opened=True, rest=True)(text)
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1
 
 
 def test_length_and_overlong_penalties() -> None:

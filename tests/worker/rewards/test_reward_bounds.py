@@ -173,7 +173,7 @@ def test_a_refused_network_is_named(make_runner: Make, monkeypatch: pytest.Monke
 def test_a_process_that_lies_to_the_driver_is_ended(make_runner: Make, workdir: Path, response: str) -> None:
     runner, spec = hostile(make_runner, "lies", timeoutSeconds=20, onError="Score")
     # Twenty, and what a busy machine takes to start another process.
-    (score,) = runner.score(samples_of(spec, [response]), soon(60))
+    (score,) = runner.score(samples_of(spec, [response]), soon(180))
     assert score.score == 0.0
     assert not (workdir / "owned").exists()
 

@@ -121,7 +121,7 @@ def test_async_functions_run_together(make_runner: Make) -> None:
     runner.score(samples_of(spec, ["a"]), soon())
     begin = time.monotonic()
     assert scores(runner, spec, ["a", "b"] * 50) == [1.0, 0.0] * 50
-    assert time.monotonic() - begin < 5  # one after the other: 20 s
+    assert time.monotonic() - begin < 14  # one after the other: 20 s
     assert scores(*make_runner("async_batch", batch=True), ["a", "b", "c"]) == [3.0] * 3
 
 
@@ -196,7 +196,7 @@ def test_a_function_in_a_file(workdir: Path, tmp_path: Path, tokenizer: PreTrain
 
 
 def test_results_come_in_the_order_of_submission_and_overlap_with_other_work(make_runner: Make) -> None:
-    runner, spec = make_runner("judge", args={"pause": 1.0})
+    runner, spec = make_runner("judge", args={"pause": 3.0})
     runner.score(samples_of(spec, ["a"]), soon())
     runner.take_busy_seconds()
     begin = time.monotonic()
@@ -205,8 +205,8 @@ def test_results_come_in_the_order_of_submission_and_overlap_with_other_work(mak
         time.sleep(0.2)
     time.sleep(0.8)
     assert [r.score for r in runner.collect(soon())] == [1.0, 0.0, 1.0]
-    assert time.monotonic() - begin < 3.5  # one after the other: 4.4 s
-    assert 1.35 < runner.take_busy_seconds() < time.monotonic() - begin
+    assert time.monotonic() - begin < 8  # one after the other: 10.4 s
+    assert 3.35 < runner.take_busy_seconds() < time.monotonic() - begin
     assert runner.take_busy_seconds() == 0.0
     assert runner.collect(soon()) == []
 
@@ -295,12 +295,12 @@ def test_a_catastrophic_regex_does_not_hang_the_job(make_runner: Make) -> None:
 
 
 def test_the_callers_deadline_holds(make_runner: Make) -> None:
-    runner, spec = make_runner("judge", args={"pause": 3.0})
+    runner, spec = make_runner("judge", args={"pause": 5.0})
     runner.submit(samples_of(spec, ["a", "a"]))
     begin = time.monotonic()
     with pytest.raises(RewardError, match=r"2 of 2 rewards had not ended at the deadline, .* prompt data/0, sample 0"):
         runner.collect(soon(0.3))
-    assert time.monotonic() - begin < 2.5
+    assert time.monotonic() - begin < 4.7
     assert runner.collect(soon()) == []
     assert scores(runner, spec, ["b"]) == [0.0]
 
@@ -328,13 +328,13 @@ def take_until_it_fails(runner: RewardRunner, seconds: float) -> None:
 
 
 def test_a_reward_that_is_taken_has_its_own_time_and_a_failure_ends_all(make_runner: Make) -> None:
-    runner, spec = make_runner("judge", args={"pause": 1.5})
+    runner, spec = make_runner("judge", args={"pause": 15.0})
     runner.submit(samples_of(spec, ["a"]))
-    time.sleep(0.4)
+    time.sleep(2.5)
     runner.submit(samples_of(spec, ["a"], "data/1"))
-    assert runner.take(0.05, 0.6) == []
+    assert runner.take(0.05, 5.0) == []
     with pytest.raises(RewardError, match=r"1 of 2 rewards had not ended at the deadline, .* prompt data/0, sample 0"):
-        take_until_it_fails(runner, 0.6)
+        take_until_it_fails(runner, 5.0)
     assert runner.take(0.01, 30) == [], "what was submitted is forgotten"
     runner, spec = make_runner("raises")
     runner.submit(samples_of(spec, ["a", "b"]))

@@ -183,7 +183,7 @@ def test_an_engine_that_cannot_begin_is_no_riddle_for_those_that_wait_for_it() -
     with threaded_peers(1, [KeepingEngine(), UnreadyEngine()], network=True) as peers:
         started = time.monotonic()
         outcomes = peers.sync(1, deadline=SECONDS)
-        assert time.monotonic() - started < SECONDS + 5
+        assert time.monotonic() - started < SECONDS + 12
         assert "no such tensor" in str(outcomes["trainer-0"])
         assert "no such tensor" in str(outcomes["engine-1"])
         peers.sync(2)
@@ -225,8 +225,8 @@ def _ended_without_the_second_engine(peers: Peers, version: int) -> dict[str, An
     timer = threading.Timer(0.3, end_sync, (replace(meeting, engines=2), len(peers.senders), version, "engine-1 died"))
     timer.start()
     started = time.monotonic()
-    outcomes = peers.sync(version, deadline=15.0, without=("engine-1",))
-    assert time.monotonic() - started < 5
+    outcomes = peers.sync(version, deadline=60.0, without=("engine-1",))
+    assert time.monotonic() - started < 20
     return outcomes
 
 
@@ -271,7 +271,7 @@ def test_messages_of_strangers_are_as_if_they_never_came() -> None:
             started = time.monotonic()
             outcomes = peers.sync(6, deadline=1.0, without=("engine-0",))
             assert "deadline passed while waiting for room for bucket 0: engine-0" in str(outcomes["trainer-0"])
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 15
         finally:
             stop.set()
             for thread in threads:
@@ -306,7 +306,7 @@ def test_a_killed_peer_ends_the_sync_of_the_others_within_the_deadline(victim: s
             peer.start(2, 4.0)
         started = time.monotonic()
         outcomes = [peer.outcome(20) for peer in left]
-        assert time.monotonic() - started < 4 + 5
+        assert time.monotonic() - started < 4 + 12
         assert {kind for kind, _ in outcomes} == {"WeightSyncError"}, outcomes
     finally:
         for peer in everybody:

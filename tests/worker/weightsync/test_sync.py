@@ -183,7 +183,7 @@ def test_peers_that_do_not_come_are_named_at_the_deadline() -> None:
     with threaded_peers(2, [KeepingEngine(), KeepingEngine()]) as peers:
         started = time.monotonic()
         outcomes = peers.sync(1, deadline=0.6, without=("engine-1", "trainer-1"))
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 12
         failed_everywhere(peers, outcomes, "deadline passed")
         assert "engine-1" in str(outcomes["trainer-0"])
         assert "trainer-1" in str(outcomes["engine-0"]) or "engine-1" in str(outcomes["engine-0"])
