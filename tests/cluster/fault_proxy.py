@@ -23,6 +23,7 @@ from serving import Server
 WRITES = frozenset({"create", "update", "patch", "apply", "delete", "deletecollection"})
 NOT_COUNTED = frozenset({"events", "leases", "tokenreviews", "subjectaccessreviews", "selfsubjectaccessreviews"})
 """Resources whose writes are no steps of a job's life."""
+_LONGEST_ROW = 3
 _HOP_BY_HOP = {"host", "connection", "transfer-encoding", "content-length", "keep-alive"}
 _PATH = re.compile(
     r"^/(?:api/v1|apis/(?P<group>[^/]+)/[^/]+)(?:/namespaces/(?P<namespace>[^/]+)(?=/[^/]))?/(?P<resource>[^/]+)"
@@ -55,6 +56,9 @@ class Fault:
     `kind`: `status` answers `code` without asking the API server; `drop` closes the connection before, `lose` after
     the API server carried the request out; `slow` waits `seconds` first; `cut` ends a watch after `seconds`;
     `gone` sends the 410 event that a watch gets when its resource version is too old.
+
+    One that is left to chance happens to the same request at most three times in a row: with each failure the operator
+    waits longer, in the end for longer than a test does.
     """
 
     kind: str
@@ -87,6 +91,7 @@ class FaultProxy(Server):
         self._upstream = control_plane.server
         self._tls = ssl.create_default_context(cafile=str(control_plane.authority))
         self._dice = random.Random(seed)
+        self._in_a_row: Counter[tuple[str, ...]] = Counter()
         self._lock = threading.Lock()
         self._faults: list[Fault] = []
         self._requests: list[Request] = []
@@ -218,7 +223,11 @@ class FaultProxy(Server):
 
     def _fault_for(self, asked: Request) -> Fault | None:
         with self._lock:
-            chosen = next((fault for fault in self._faults if fault.matches(asked, self._dice)), None)
+            thing = (asked.verb, asked.resource, asked.subresource, asked.namespace, asked.name)
+            spared = self._in_a_row[thing] >= _LONGEST_ROW
+            faults = (one for one in self._faults if not (spared and one.probability < 1))
+            chosen = next((fault for fault in faults if fault.matches(asked, self._dice)), None)
+            self._in_a_row[thing] = 0 if chosen is None else self._in_a_row[thing] + 1
             if chosen is not None:
                 chosen.times -= 1
             named = "" if chosen is None else f"{chosen.kind} {chosen.code}" if chosen.kind == "status" else chosen.kind

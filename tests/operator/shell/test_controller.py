@@ -527,9 +527,13 @@ def test_a_workload_that_may_not_be_written_holds_nothing_back() -> None:
             await until(lambda: bool(case.api.objects.get("rayclusters")))
             await put_workload(case)
             await until(lambda: case.status().get("message") == "told")
-            events = case.api.objects.get("events", {})
-            await until(lambda: "PriorityNotBoosted" in {event["reason"] for event in events.values()})
-            (event,) = (one for one in events.values() if one["reason"] == "PriorityNotBoosted")
+
+            def told() -> list[dict[str, Any]]:
+                events = case.api.objects.get("events", {}).values()
+                return [event for event in events if event["reason"] == "PriorityNotBoosted"]
+
+            await until(lambda: bool(told()))
+            (event,) = told()
             assert "Telling Kueue what a preemption would cost failed" in str(event)
 
     play(test)
