@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sync_cases import Weights, model_weights, pieces_for, plan_for
 
 from rljob_worker.tensor_slice import TensorSlice
-from rljob_worker.weightsync.plan import SyncPlan, build_plan, engine_module, slot_bytes
+from rljob_worker.weightsync.plan import SyncPlan, _evenest, build_plan, engine_module, slot_bytes
 from rljob_worker.weightsync.trainer import _Rank
 
 
@@ -113,6 +113,30 @@ def test_small_models_get_several_buckets() -> None:
     whole = [TensorSlice(name, shape, None, 0, 0) for name, shape in manifest]
     plan = build_plan(manifest, {0: whole}, dtype=torch.float32, engines=1)
     assert len(plan.buckets) >= 8
+
+
+def test_buckets_are_as_even_as_so_few_can_be() -> None:
+    """Filled to the brim, eight of the nine would hold ten of the matrices, and the last would hold one."""
+    manifest = [(f"model.layers.{i}.mlp.down_proj.weight", (1024, 2048)) for i in range(81)]
+    whole = [TensorSlice(name, shape, None, 0, 0) for name, shape in manifest]
+    plan = build_plan(manifest, {0: whole}, dtype=torch.bfloat16, engines=1)
+    assert [len(bucket.tensors) for bucket in plan.buckets] == [9] * 9
+
+
+@given(sizes=st.lists(st.integers(1, 100), min_size=1, max_size=40), target=st.integers(1, 250))
+def test_even_buckets_are_no_more_than_full_ones(sizes: list[int], target: int) -> None:
+    def buckets(most: int) -> list[list[int]]:
+        made: list[list[int]] = []
+        for size in sizes:
+            if not made or sum(made[-1]) + size > most:
+                made.append([])
+            made[-1].append(size)
+        return made
+
+    even = _evenest(sizes, target)
+    assert even <= target
+    assert len(buckets(even)) == len(buckets(target))
+    assert even == 1 or len(buckets(even - 1)) > len(buckets(target))
 
 
 def test_a_module_larger_than_a_bucket_gets_a_larger_slot() -> None:

@@ -212,7 +212,7 @@ def build_plan(
 
     A bucket holds whole engine modules, so a slot can be larger than `bucket_bytes` when a module is. Small models get
     smaller buckets, for filling and landing to overlap. With `slice_bytes`, tensors are cut between rows instead, and
-    no bucket is larger than that or than a row.
+    no bucket is larger than that or than a row. Buckets are as even as they can be without becoming more.
 
     Args:
         manifest: name and shape of every tensor of the checkpoint, in checkpoint order.
@@ -298,16 +298,32 @@ def _pack(
     if slice_bytes is not None:
         target = min(target, slice_bytes)
         units = [[rows] for unit in units for whole in unit for rows in _cut(whole, target)]
+    taken = [sum(_aligned(rows.nbytes) for rows in unit) for unit in units]
     bucket: list[_Rows] = []
-    filled = 0
-    for unit in units:
-        size = sum(_aligned(rows.nbytes) for rows in unit)
-        if bucket and filled + size > target:
+    for unit, begins in zip(units, _beginnings(taken, _evenest(taken, target)), strict=True):
+        if begins and bucket:
             yield bucket
-            bucket, filled = [], 0
+            bucket = []
         bucket += unit
-        filled += size
     yield bucket
+
+
+def _beginnings(sizes: Iterable[int], target: int) -> Iterator[bool]:
+    """Whether each of these begins a bucket, if buckets take at most `target`, or one that is larger than that."""
+    filled = target
+    for size in sizes:
+        begins = filled + size > target
+        filled = size if begins else filled + size
+        yield begins
+
+
+def _evenest(sizes: Sequence[int], target: int) -> int:
+    """The least that makes no more buckets than `target`: one side fills a bucket in the time the other lands one."""
+    count, least = sum(_beginnings(sizes, target)), 0
+    while target - least > 1:
+        middle = (least + target) // 2
+        least, target = (least, middle) if sum(_beginnings(sizes, middle)) <= count else (middle, target)
+    return target
 
 
 def _cut(whole: _Rows, target: int) -> Iterator[_Rows]:
