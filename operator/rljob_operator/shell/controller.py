@@ -32,6 +32,7 @@ from rljob_operator.shell.resources import JobKey
 from rljob_operator.shell.tokens import Tokens
 from rljob_operator.state.observed import Observed
 from rljob_operator.state.plan import Event, Plan
+from rljob_operator.state.plan_builder import FINAL
 
 logger = logging.getLogger(__name__)
 Reconcile = Callable[[Observed, float], Plan]
@@ -63,7 +64,9 @@ class Controller:
         self._lease_client = ApiClient(
             access.configuration, self.metrics, settings.renew_seconds / 2, settings.renew_seconds
         )
-        self.informers = Informers(self.client, self.metrics, self.queue.add, settings.namespaces, times)
+        self.informers = Informers(
+            self.client, self.metrics, self.queue.add, self._pod_changed, settings.namespaces, times
+        )
         self._kopf = KopfProcess(access, self.informers, self.metrics, settings, times or WatchTimes(), self)
         self.leader = LeaderElection(self._lease_client, settings)
         self._reconcile = reconcile
@@ -96,6 +99,7 @@ class Controller:
         self._port = 0
         self._running: set[JobKey] = set()
         self._idle: set[JobKey] = set()
+        self._finished: set[JobKey] = set()
 
     @property
     def port(self) -> int:
@@ -299,9 +303,18 @@ class Controller:
             self._idle.add(key)
         else:
             self._idle.discard(key)
+        if before.status.phase in FINAL:
+            self._finished.add(key)
+        else:
+            self._finished.discard(key)
         # What is stored, not what is held back: after a restart the metrics must follow from it again.
         self.store.observe_status(before if retry_after is not None else after)
         self.queue.add_after(key, self._next_look(key, plan, retry_after))
+
+    def _pod_changed(self, key: JobKey) -> None:
+        """Look at the job, unless it is known to have finished: its cluster goes, whatever becomes of the pods."""
+        if key not in self._finished:
+            self.queue.add(key)
 
     def _wants_cluster(self, key: JobKey) -> bool:
         """Such a job needs little of us, and everything else of it waits for that."""
@@ -326,6 +339,7 @@ class Controller:
     def _forget(self, key: JobKey) -> None:
         self._running.discard(key)
         self._idle.discard(key)
+        self._finished.discard(key)
         self.queue.forget(key)
         self._executor.forget(key)
         self._observer.forget(key)

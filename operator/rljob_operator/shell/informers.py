@@ -71,6 +71,7 @@ class Informers:
         client: the API server.
         metrics: the watches' metrics.
         changed: called with the job of each object that changed.
+        pod_changed: the same of pods.
         namespaces: watched namespaces; empty: all.
         times: limits of the watches.
     """
@@ -80,12 +81,13 @@ class Informers:
         client: ApiClient,
         metrics: OperatorMetrics,
         changed: Callable[[JobKey], None],
+        pod_changed: Callable[[JobKey], None],
         namespaces: Sequence[str] = (),
         times: WatchTimes | None = None,
     ) -> None:
         self.jobs: Cache[RLJobObject, bytes] = Cache(own_key, job_text, changed)
         self.clusters: Cache[RayClusterObject, ClusterState] = Cache(own_key, cluster_state, changed)
-        self.pods: Cache[PodObject, PodView] = Cache(ray_pod_key, pod_view, changed, explains_failure)
+        self.pods: Cache[PodObject, PodView] = Cache(ray_pod_key, pod_view, pod_changed, explains_failure)
         self.policies: Cache[KubeObject, PolicyState] = Cache(labelled_key, policy_state, changed)
         self.queues: dict[str, Cache[QueueObject, QueueState]] = {
             plural: Cache(queue_key, state_of, changed) for _, plural, state_of in OPTIONAL_KINDS

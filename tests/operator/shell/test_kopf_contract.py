@@ -37,7 +37,7 @@ def test_kinds_can_be_named_to_kopf() -> None:
 def test_every_setting_is_one_of_kopfs() -> None:
     """Kopf's settings are plain dataclasses: a name that is none of theirs would be taken without a word."""
     metrics = OperatorMetrics(CollectorRegistry())
-    informers = Informers(None, metrics, lambda _: None)  # type: ignore[arg-type]
+    informers = Informers(None, metrics, lambda _: None, lambda _: None)  # type: ignore[arg-type]
     ours, theirs = kopf_settings(informers, WatchTimes(), 10.0), kopf.OperatorSettings()
     for part, values in vars(ours).items():
         if hasattr(values, "__dict__"):
@@ -49,7 +49,7 @@ def test_every_setting_is_one_of_kopfs() -> None:
 
 def test_selectors_are_those_of_the_informers() -> None:
     metrics = OperatorMetrics(CollectorRegistry())
-    informers = Informers(None, metrics, lambda _: None, ["a", "b"])  # type: ignore[arg-type]
+    informers = Informers(None, metrics, lambda _: None, lambda _: None, ["a", "b"])  # type: ignore[arg-type]
     settings = kopf_settings(informers, WatchTimes(), 10.0)
 
     def selector(informer: Informer) -> list[str]:

@@ -18,6 +18,9 @@ from operator_cases import SETTINGS, SPEC, Case, a_case, fetched, hurried, make_
 
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.shell.controller import Controller
+from rljob_operator.shell.resources import JobKey
+from rljob_operator.state.observed import Observed
+from rljob_operator.state.plan import Plan
 from rljob_operator.state.reconcile import reconcile
 from rljob_operator.state.timing import seconds_of
 
@@ -166,6 +169,46 @@ def test_a_finished_job_causes_no_request() -> None:
             later = [path for _, path in case.api.requests[len(before) :] if "/leases" not in path]
             assert [path for path in later if "/apis/kueue" not in path and "/apis/scheduling" not in path] == []
             assert case.job.asks == asks
+
+    play(life)
+
+
+def test_pods_of_a_finished_job_are_not_looked_at_and_those_of_the_next_one_are() -> None:
+    async def life(case: Case) -> None:
+        looks: list[set[str]] = []
+        ended = asyncio.Event()
+
+        def unhurried(observed: Observed, now: float) -> Plan:
+            """What is not asked for by an event is not looked at once the first job has ended."""
+            looks.append({pod.terminated_message for pod in observed.pods})
+            plan = reconcile(observed, now)
+            return replace(plan, requeue_after=None) if ended.is_set() else plan
+
+        async def say(text: str) -> None:
+            pod = case.api.objects["pods"]["default", "a-worker"]
+            await case.api.put("pods", {**pod, "status": {**pod["status"], "message": text}})
+            pods = controller.informers.pods
+            await until(lambda: text in {known.terminated_message for known in pods.of_job(JobKey("default", "a"))})
+
+        async with case.operator(unhurried) as controller:
+            await to_running(case)
+            case.job.end("SUCCEEDED", 0)
+            await hurried(controller, lambda: not case.api.objects["rayclusters"], case.status)
+            ended.set()
+            await asyncio.sleep(0.5)
+            before = len(looks)
+            for number in range(5):
+                await say(f"it ends {number}")
+            await asyncio.sleep(0.5)
+            assert len(looks) == before
+            await case.api.remove("rljobs", "a")
+            await until(lambda: not list(controller.informers.jobs.jobs()))
+            # With a spec that is refused nothing is made for it, of which events would come.
+            await case.api.put("rljobs", manifest(image="", steps=0))
+            await until(lambda: len(looks) > before)
+            await asyncio.sleep(0.5)
+            await say("it is new")
+            await until(lambda: "it is new" in looks[-1])
 
     play(life)
 
