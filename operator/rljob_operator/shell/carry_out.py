@@ -152,6 +152,8 @@ class Executor:
 
     async def _write_status(self, look: ObservedJob, plan: Plan) -> float | None:
         job = look.observed.job
+        if plan.status == job.status:
+            return None
         key, old, new = JobKey(job.namespace, job.name), _dumped(job.status), _dumped(plan.status)
         if new == {**old, "writes": new["writes"]}:
             return None

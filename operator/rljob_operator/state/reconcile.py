@@ -143,7 +143,7 @@ def _planned(plan: PlanBuilder, requeue_after: float | None) -> Plan:
         events=tuple(plan.events),
         requeue_after=requeue_after,
         status_first=plan.status_first,
-        urgent=plan.status_first or _outline(plan.status) != _outline(plan.old),
+        urgent=plan.status_first or (plan.status != plan.old and _outline(plan.status) != _outline(plan.old)),
     )
 
 
