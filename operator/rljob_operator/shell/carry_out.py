@@ -9,7 +9,6 @@ from collections.abc import Callable
 from rljob_api.derived import ENGINE_GROUP
 from rljob_api.job import GROUP, KIND, VERSION
 from rljob_api.json_types import Json
-from rljob_api.status import RLJobStatus
 from rljob_api.wire.names import DRIVER_TOKEN_KEY
 from rljob_operator.kubernetes_objects import Item, Manifest, with_metadata
 from rljob_operator.ray.http import NoAnswer
@@ -152,16 +151,14 @@ class Executor:
 
     async def _write_status(self, look: ObservedJob, plan: Plan) -> float | None:
         job = look.observed.job
-        if plan.status == job.status:
+        if plan.status.model_copy(update={"writes": job.status.writes}) == job.status:
             return None
-        key, old, new = JobKey(job.namespace, job.name), _dumped(job.status), _dumped(plan.status)
-        if new == {**old, "writes": new["writes"]}:
-            return None
+        key = JobKey(job.namespace, job.name)
         wait = self._written.get(key, -1e9) + self._settings.status_seconds - time.monotonic()
         if not plan.urgent and wait > 0:
             return wait
         self._check()
-        new["writes"] = job.status.writes + 1
+        new = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True) | {"writes": job.status.writes + 1}
         meta = {"name": job.name, "namespace": job.namespace, "resourceVersion": str(look.version)}
         body: Manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": meta, "status": new}
         try:
@@ -402,10 +399,6 @@ _HOLDS_NOTHING_BACK: dict[type[Action], str] = {
     AnnotateWorkload: "PriorityNotBoosted",
 }
 """Actions whose refusal must not hold back what else there is to do and to tell, with the reason of the Event."""
-
-
-def _dumped(status: RLJobStatus) -> dict[str, Json]:
-    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def _is_final(error: ApiError) -> bool:

@@ -185,7 +185,7 @@ def copy_with_checksum(source: torch.Tensor, target: torch.Tensor) -> int:
     """
     digest = xxhash.xxh3_64()
     for read, write in _blocks_of_both(source, target):
-        digest.update(_bytes_of(read))
+        digest.update(np.ascontiguousarray(read).data)
         np.copyto(write, read)
     return digest.intdigest()
 
@@ -198,7 +198,7 @@ def copy_and_checksum(source: torch.Tensor, target: torch.Tensor) -> int:
     digest = xxhash.xxh3_64()
     for read, write in _blocks_of_both(source, target):
         np.copyto(write, read)
-        digest.update(_bytes_of(write))
+        digest.update(np.ascontiguousarray(write).data)
     return digest.intdigest()
 
 
@@ -212,10 +212,6 @@ def _blocks_of_both(source: torch.Tensor, target: torch.Tensor) -> Iterator[tupl
     rows = max(1, _CHUNK_BYTES * len(read) // max(1, read.nbytes))
     for start in range(0, len(read), rows):
         yield read[start : start + rows], write[start : start + rows]
-
-
-def _bytes_of(block: _Array) -> memoryview:
-    return block.data if block.flags.c_contiguous else np.ascontiguousarray(block).data
 
 
 def _array(tensor: torch.Tensor) -> _Array:
