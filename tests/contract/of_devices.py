@@ -48,6 +48,7 @@ _TORCH_NPU = (
     _npu("memory_reserved", _MEMORY, "bytes that torch's allocator holds", "device"),
     _npu("synchronize", _UTILS, "before memory is unmapped or freed", "device"),
     _npu("empty_cache", _MEMORY, "gives free blocks back before sleep"),
+    _npu("host_empty_cache", _MEMORY, "gives cached pinned host memory back after sleep and export", used_in=_NPU),
     _npu("MemPool", _MEMORY, "memory that is never mixed with other memory", "allocator"),
     _npu("MemPoolContext", _MEMORY, "its allocator is asked", "pool", used_in=_NPU),
     _npu_text(
@@ -219,6 +220,15 @@ _TORCH = (
     _torch("cuda.mem_get_info", _CUDA_MEMORY, _ACCELERATOR, "as on NPUs", "device"),
     _torch("cuda.memory_reserved", _CUDA_MEMORY, _ACCELERATOR, "as on NPUs", "device"),
     _torch("cuda.empty_cache", _CUDA_MEMORY, _ACCELERATOR, "as on NPUs"),
+    Contract(
+        Source.TORCH,
+        Kind.TEXT,
+        "_host_emptyCache",
+        "torch/_C/__init__.pyi",
+        _CUDA,
+        "gives cached pinned host memory back after sleep and export",
+        spelled="_host_emptyCache",
+    ),
     _torch("cuda.MemPool", _CUDA_MEMORY, _ACCELERATOR, "as on NPUs", "allocator"),
     _torch("cuda.use_mem_pool", _CUDA_MEMORY, _ACCELERATOR, "allocates from a pool, in this thread", "pool", "device"),
     _torch("cuda.set_per_process_memory_fraction", _CUDA_MEMORY, _ACCELERATOR, "as on NPUs", "fraction", "device"),

@@ -20,6 +20,7 @@ PUBLISHED = {
     "example-4xnpu": EXAMPLES / "qwen3-4b-grpo-4xnpu.yaml",
     "example-qwen3.5-4xnpu": EXAMPLES / "qwen3.5-9b-grpo-4xnpu.yaml",
     "example-16xa3": EXAMPLES / "qwen3-8b-rlvr-16xa3.yaml",
+    "example-30b-a3b-16xa3": EXAMPLES / "qwen3-30b-a3b-grpo-16xa3.yaml",
     "example-2x8": EXAMPLES / "qwen2.5-7b-rlvr-2x8.yaml",
     "example-2x8-apart": EXAMPLES / "qwen2.5-7b-rlvr-2x8-apart.yaml",
     "example-qwen3.5-8xnpu-async": EXAMPLES / "qwen3.5-9b-grpo-8xnpu-async.yaml",

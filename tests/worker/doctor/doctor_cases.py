@@ -52,6 +52,7 @@ def node(**changes: Any) -> NodeFacts:
                 "rljob": "0.1.0",
             },
             packages="0123456789ab",
+            built_for="A2",
             device_files=tuple(range(8)),
             devices=DeviceTable("26.0.rc1", tuple(Chip(i, "910B1", "OK", 3400, 65536) for i in range(8))),
             firmware_range=("7.0.0", "8.9.9"),

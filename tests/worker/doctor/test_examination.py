@@ -10,7 +10,9 @@ from doctor_cases import GIB, SPEC, WANTED, bad, changed, node, problems, role
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rljob_api.profiles import PROFILES
 from rljob_api.wanted import Wanted
+from rljob_worker.doctor.built_for import built_for, generation
 from rljob_worker.doctor.devices import NoDeviceList, visible_devices
 from rljob_worker.doctor.examine import examine
 from rljob_worker.doctor.facts import Interface, NodeFacts, NpuPort, ProcessFacts, StoragePath
@@ -51,6 +53,10 @@ FAULTS: dict[str, tuple[NodeFacts, set[str]]] = {
     "torch_npu of another torch": (changed(HEALTHY, torch_npu="2.9.0"), {"torch_npu"}),
     "torch of another torch_npu": (changed(HEALTHY, torch="2.11.0"), {"torch", "torch_npu"}),
     "no vllm-ascend": (changed(HEALTHY, **{"vllm-ascend": ""}), {"vllm-ascend"}),
+    "an image for A3": (node(built_for="A3"), {"vllm-ascend's device type"}),
+    "an image for A2 on A3": (node(devices=chips(name="Ascend910")), {"vllm-ascend's device type"}),
+    "an image for A3, no chip seen": (
+        node(built_for="A3", devices=None, devices_problem="hangs"), {"vllm-ascend's device type", "device health"}),
     "python 3.10": (changed(HEALTHY, python="3.10.14"), {"python"}),
     "seven devices": (node(device_files=tuple(range(7))), {"visible devices"}),
     "a list with spaces": (node(trainer=trainer(ASCEND_RT_VISIBLE_DEVICES="0, 1")), {"visible devices"}),
@@ -105,6 +111,7 @@ WARNED: dict[str, tuple[NodeFacts, str]] = {
     "another vllm": (changed(HEALTHY, vllm="0.24.0"), "vllm"),
     "another vllm-ascend": (changed(HEALTHY, **{"vllm-ascend": "0.26.0rc1"}), "vllm-ascend"),
     "the 26.2 line": (changed(HEALTHY, torch_npu="2.10.0.post7"), "torch_npu"),
+    "a chip of no known generation": (node(devices=chips(name="1000X")), "vllm-ascend's device type"),
     "newer CANN": (changed(HEALTHY, cann="9.2.0"), "cann"),
     "a driver below the tested one": (changed(HEALTHY, driver="25.5.1"), "driver"),
     "no digest in the image": (node(saver=replace(HEALTHY.saver, recorded=None)), "memory saver digest"),
@@ -266,6 +273,32 @@ def test_each_npu_pings_its_counterpart_on_the_next_node() -> None:
     b = node(host="b", ports=(NpuPort(0, address="10.0.1.1"), NpuPort(1)))
     assert ping_targets([a, b]) == [[(0, "10.0.1.1")], [(0, "10.0.0.1"), (1, "10.0.0.2")]]
     assert ping_targets([a]) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("# Auto-generated file\n__device_type__ = 'A3'\n", "A3"),
+        ("__device_type__ = f()\n", None),
+        ("=", None),
+        (None, None),
+    ],
+)
+def test_the_images_device_type_is_read_without_importing_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, expected: str | None
+) -> None:
+    package = tmp_path / "vllm_ascend"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    if text is not None:
+        (package / "_build_info.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert built_for() == expected
+
+
+def test_every_profile_with_a_chip_has_a_generation() -> None:
+    chips = {profile.chip for profile in PROFILES.values() if profile.chip is not None}
+    assert {generation(chip) for chip in chips} == {"A2", "A3", "A5"}
 
 
 def test_the_documentation_has_every_line() -> None:

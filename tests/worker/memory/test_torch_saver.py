@@ -164,6 +164,17 @@ class Quiet:
         return lambda *args, **kwargs: self.calls.append(name)
 
 
+def test_pinned_memory_that_no_copy_holds_any_more_goes_back_after_a_pause() -> None:
+    noted: Any = Quiet(reserved=0, free=1 << 30)
+    noted.pause = lambda: noted.calls.append("pause")
+    saver = TorchMemorySaver(noted, noted, host=noted)
+    saver.pause()
+    assert noted.calls[0] == "empty_cache"
+    assert noted.calls[-2:] == ["pause", "empty_host_cache"]
+    saver.pause()
+    assert noted.calls.count("empty_host_cache") == 1
+
+
 def test_the_hosts_budget_is_looked_at_before_anything_moves() -> None:
     noted: Any = Quiet(reserved=1000 * MIB, free=1000 * MIB - 1)
     saver = TorchMemorySaver(noted, noted, host=noted)

@@ -7,6 +7,14 @@ from typing import Any
 from rljob_worker.models.config import ModelConfig
 
 _QWEN3 = {"model_type": "qwen3", "vocab_size": 151936, "head_dim": 128, "max_position_embeddings": 40960}
+_QWEN3_5 = (
+    {"model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288}
+    | {"num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256}
+    | {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128}
+    | {"linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4}
+    | {"max_position_embeddings": 262144, "tie_word_embeddings": False}
+    | {"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25}}
+)
 CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen3-0.6B": _QWEN3
     | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "tie_word_embeddings": True}
@@ -24,6 +32,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen2.5-7B": {"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944}
     | {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}
     | {"max_position_embeddings": 131072},
+    # Its language half. The vision tower is neither trained nor counted.
+    "Qwen3.5-9B": {"model_type": "qwen3_5", "vision_config": {}, "text_config": _QWEN3_5},
 }
 PARAMETERS = {
     "Qwen3-0.6B": 596_049_920,

@@ -167,6 +167,10 @@ class AcceleratorDevice(ABC):
         self.synchronize()
         self._module.empty_cache()
 
+    @abstractmethod
+    def empty_host_cache(self) -> None:
+        """Give the pinned host memory back that torch keeps for later transfers; the device must be idle."""
+
     def keep_free(self, nbytes: int) -> None:
         """As declared in `Device`.
 

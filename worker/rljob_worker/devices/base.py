@@ -102,6 +102,10 @@ class Device(Protocol):
         """Free unreachable tensors and give cached, unused blocks of the allocator back."""
         ...
 
+    def empty_host_cache(self) -> None:
+        """Give the pinned host memory back that torch keeps for later transfers."""
+        ...
+
     def keep_free(self, nbytes: int) -> None:
         """From now on an allocation that would leave less than `nbytes` of the device free first gives this process's
         cached blocks back, and then raises torch.OutOfMemoryError. What others take later is not seen."""

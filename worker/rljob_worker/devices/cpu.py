@@ -68,6 +68,9 @@ class CpuDevice:
         if trim is not None:
             trim(0)
 
+    def empty_host_cache(self) -> None:
+        """Nothing: no memory is pinned for a CPU."""
+
     def keep_free(self, nbytes: int) -> None:
         """Nothing: host memory has the limit of the pod."""
 

@@ -52,5 +52,9 @@ class CudaDevice(AcceleratorDevice):
         group: Group = ProcessGroupNCCL(store, rank, size, options)  # type: ignore[assignment]  # torch's stubs lack it
         return group
 
+    def empty_host_cache(self) -> None:
+        """Give the pinned host memory back that torch keeps for later transfers."""
+        torch._C._host_emptyCache()
+
     def _pluggable_allocator(self, library: str, allocate: str, free: str) -> object:
         return self._module.memory.CUDAPluggableAllocator(library, allocate, free).allocator()

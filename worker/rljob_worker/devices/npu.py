@@ -19,6 +19,8 @@ from rljob_worker.errors import UserError
 
 
 class _NpuModule(DeviceModule, Protocol):
+    def host_empty_cache(self) -> None: ...
+
     def MemPoolContext(self, pool: MemoryPool) -> object: ...
 
 
@@ -82,6 +84,10 @@ class NpuDevice(AcceleratorDevice):
         finally:
             torch_npu._C._npu_endAllocateCurrentStreamToPool(self._logical, pool.id)
             del context
+
+    def empty_host_cache(self) -> None:
+        """Give the pinned host memory back that torch_npu keeps for later transfers."""
+        self._module.host_empty_cache()
 
     def _pluggable_allocator(self, library: str, allocate: str, free: str) -> object:
         return self._module.memory.NPUPluggableAllocator(library, allocate, free).allocator()

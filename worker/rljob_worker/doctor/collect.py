@@ -17,6 +17,7 @@ from rljob_api.roles import COMPUTE_VARIABLE, MEMORY_SAVER_DIGESTS
 from rljob_api.spec import MemorySaverMode, Profile
 from rljob_api.wanted import Wanted
 from rljob_worker.doctor import parsers, saver
+from rljob_worker.doctor.built_for import built_for
 from rljob_worker.doctor.facts import Interface, Kind, NodeFacts, NpuPort, StoragePath
 from rljob_worker.doctor.network import host_ports
 from rljob_worker.doctor.process import look
@@ -75,6 +76,7 @@ def collect(wanted: Wanted | None, head: Sequence[str] = (), root: Path = Path("
         kind=kind,
         versions=_versions(kind, root),
         packages=_packages_digest(root),
+        built_for=built_for() if kind == "npu" else None,
         device_files=numbers,
         devices=None if shown.problem or kind == "cpu" else _table(kind, shown.text),
         devices_problem=shown.problem,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api.spec import MemorySaverMode
 from rljob_api.wanted import Wanted
-from rljob_worker.doctor import allocator, devices, memory, network, saver, versions
+from rljob_worker.doctor import allocator, built_for, devices, memory, network, saver, versions
 from rljob_worker.doctor.facts import NodeFacts
 from rljob_worker.doctor.findings import Finding
 
@@ -18,7 +18,7 @@ def examine(facts: NodeFacts, wanted: Wanted | None) -> list[Finding]:
     """
     default = MemorySaverMode.OFF if facts.kind == "cpu" else MemorySaverMode.PRELOAD
     mode = wanted.memory_saver if wanted is not None else default
-    found = [*versions.check(facts, mode), *devices.check(facts, wanted)]
+    found = [*versions.check(facts, mode), *built_for.check(facts, wanted), *devices.check(facts, wanted)]
     found += saver.check(facts, mode) if wanted is not None else saver.check_installed(facts)
     found += allocator.check(facts, job=wanted is not None)
     found += network.check(facts, wanted.nodes if wanted is not None else 1)

@@ -79,6 +79,8 @@ class NodeFacts:
     """Component -> version; what is not installed is missing."""
     packages: str
     """Digest over the names and versions of all Python packages and the recorded build: equal in equal images."""
+    built_for: str | None = None
+    """Generation of NPUs that vllm-ascend was built for (`built_for`); None where it does not say."""
     device_files: tuple[int, ...] = ()
     """Numbers of /dev/davinciN or /dev/nvidiaN."""
     devices: DeviceTable | None = None

@@ -173,6 +173,8 @@ class TorchMemorySaver:
             leaving = self._tracked_bytes()
             self._library.pause()
             self._paused, self._paused_bytes = True, leaving
+            # A model or a checkpoint of another size leaves pinned blocks that no later copy takes.
+            self._device.empty_host_cache()
 
     def resume(self) -> None:
         """Map everything again and copy back what was kept; nothing when active.

@@ -252,7 +252,10 @@ class Trainer:
 
     def save(self, folder: str) -> CheckedFile:
         """Write this rank's state to `folder`, synced to disk; works asleep and awake."""
-        return self._backend.save(folder, updates=self._updates)
+        try:
+            return self._backend.save(folder, updates=self._updates)
+        finally:
+            self._device.empty_host_cache()
 
     def damage(self, folder: str, files: Sequence[CheckedFile]) -> str:
         """What is wrong with this rank's share of a checkpoint's files; empty when nothing is."""

@@ -1,0 +1,41 @@
+"""Each example for NPUs against the published config of its model: it fits, and needs what is noted here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from published_models import published
+
+from rljob_api.hardware import device_memory
+from rljob_api.validation import load_manifest
+from rljob_worker.planning.plan import plan_memory
+from rljob_worker.planning.tables import GIB
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+PEAKS = {
+    "qwen2.5-7b-rlvr-2x8": ("Qwen2.5-7B", [("actor_train", 38.54)]),
+    "qwen2.5-7b-rlvr-2x8-apart": ("Qwen2.5-7B", [("actor_train", 37.15), ("update_weights", 50.83)]),
+    "qwen3-30b-a3b-grpo-16xa3": ("Qwen3-30B-A3B", [("actor_train", 46.66)]),
+    "qwen3-4b-grpo-4xnpu": ("Qwen3-4B", [("actor_train", 27.49)]),
+    "qwen3-4b-grpo-8x910b-torch-mode": ("Qwen3-4B", [("actor_train", 46.65)]),
+    "qwen3-4b-grpo-8x910b1": ("Qwen3-4B", [("actor_train", 46.65)]),
+    "qwen3-8b-rlvr-16xa3": ("Qwen3-8B", [("actor_train", 47.22)]),
+    "qwen3.5-9b-grpo-4xnpu": ("Qwen3.5-9B", [("actor_train", 44.49)]),
+    "qwen3.5-9b-grpo-8xnpu-async": ("Qwen3.5-9B", [("actor_train", 43.10), ("update_weights", 47.00)]),
+}
+"""Example -> its model, and for each group of devices the phase of the peak and its GiB."""
+
+
+def for_npus() -> list[str]:
+    paths = sorted(EXAMPLES.glob("*.yaml"))
+    return [path.stem for path in paths if device_memory(load_manifest(path).spec) is not None]
+
+
+@pytest.mark.parametrize("name", for_npus())
+def test_an_example_fits_its_devices(name: str) -> None:
+    model, peaks = PEAKS[name]
+    plan = plan_memory(load_manifest(EXAMPLES / f"{name}.yaml").spec, published(model))
+    assert plan.fits, [device.peak for device in plan.devices]
+    found = [(device.peak.phase, round(device.peak.total / GIB, 2)) for device in plan.devices]
+    assert found == [(phase, pytest.approx(gib, abs=0.005)) for phase, gib in peaks]
