@@ -22,8 +22,8 @@ import numpy as np
 from figures import Figure, report
 
 from rljob_api import RLJobSpec
-from rljob_worker.rollout.environment import engine_environment
-from rljob_worker.rollout.seeds import request_seed
+from rljob_worker.engine.environment import engine_environment
+from rljob_worker.engine.seeds import request_seed
 from rljob_worker.types import GenerationRequest, SamplingParams
 
 LIMIT = 0.9
@@ -135,7 +135,7 @@ def plain_generate(llm: Any, case: Case, requests: list[GenerationRequest]) -> l
 
 
 def run(case: Case, folder: str, rounds: int, threads: int) -> Figure:
-    from rljob_worker.rollout.engine import Engine
+    from rljob_worker.engine.engine import Engine
 
     write_model(case, folder)
     llm = plain_llm(case, folder)

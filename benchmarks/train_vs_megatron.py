@@ -140,9 +140,9 @@ class BareLoop:
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
-        from rljob_worker.models.build import build_gpt_model
-        from rljob_worker.models.convert import local_pieces
         from rljob_worker.models.hf_io import load_hf_weights
+        from rljob_worker.trainer.megatron.models.build import build_gpt_model
+        from rljob_worker.trainer.megatron.models.convert import local_pieces
         from rljob_worker.trainer.megatron.parallel_state import megatron_layout
 
         cfg = ModelConfig.from_hf(folder)

@@ -87,9 +87,9 @@ class TrainerSide:
 
     def __init__(self, model_folder: str, meeting: str, bucket_bytes: int) -> None:
         from rljob_worker.models.config import ModelConfig
-        from rljob_worker.models.convert import local_pieces
         from rljob_worker.models.manifest import hf_manifest
         from rljob_worker.parallel_layout import ParallelLayout
+        from rljob_worker.trainer.megatron.models.convert import local_pieces
         from rljob_worker.weightsync.meeting import meeting_from
         from rljob_worker.weightsync.plan import HOST_SLICE_BYTES, build_plan
         from rljob_worker.weightsync.trainer import WeightSyncTrainer
@@ -146,7 +146,7 @@ class EngineSide:
             max_model_len=128,
             enforce_eager=True,
             max_num_seqs=8,
-            worker_extension_cls="rljob_worker.rollout.worker_extension.CpuWorkerExtension",
+            worker_extension_cls="rljob_worker.engine.worker_extension.CpuWorkerExtension",
             disable_log_stats=True,
         )
         self._receiver = WeightSyncEngine(self._land, meeting=meeting_from(meeting), engine=0)

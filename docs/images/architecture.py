@@ -25,13 +25,13 @@ def draw() -> Drawing:
         USER,
     )
     d.box(1, 1, 98, 38, "RayCluster of the job", "", FRAME)
-    d.box(3, 9.5, 25, 24.5, "head pod: driver", "driver/ the loop over phases\nrewards/ scores in processes\n"
-          "of their own\ndata/ algorithms/ advantages\nrecords/ steps.jsonl, HTTP\n"
-          "checkpoints, events", DRIVER)  # fmt: skip
+    d.box(3, 9.5, 25, 24.5, "head pod: driver", "driver/ the loop over phases\nrollouts/ prompts to groups\n"
+          "cluster/ processes, calls\nrewards/ data/ algorithms/\nrecords/ steps.jsonl, HTTP\n"
+          "checkpoints/, events", DRIVER)  # fmt: skip
     d.box(38, 3, 59, 32.5, "worker pod, one a node: each device is shared, they take turns", "", PAPER)
-    d.box(40, 14, 22, 16, "trainer, one a device", "trainer/ Megatron-core\nmodels/ layouts, conversion\n"
+    d.box(40, 14, 22, 16, "trainer, one a device", "trainer/ Megatron-core, its\nmodels and conversion\n"
           "memory/ memory saver:\nsleeps while the engine\ngenerates", TRAINER)  # fmt: skip
-    d.box(73, 14, 22, 16, "engine, one a TP group", "rollout/ vLLM\nsleeps while the trainer\nlearns; never generates\n"
+    d.box(73, 14, 22, 16, "engine, one a TP group", "engine/ vLLM\nsleeps while the trainer\nlearns; never generates\n"
           "with weights of another\nversion", ENGINE)  # fmt: skip
     d.arrow((22, 53.5), (36, 53.5), "API server", (25.5, 55))
     d.arrow((69, 53.5), (79, 53.5))

@@ -109,7 +109,7 @@ def weights() -> Drawing:
         18,
         "trainer",
         "Megatron's parameter:\nits tensor parallel part of\n"
-        "linear_qkv, fc1 ...\n\nmodels/convert.py: slices of\nthe Hugging Face tensors\n"
+        "linear_qkv, fc1 ...\n\nconvert.py: slices of\nthe Hugging Face tensors\n"
         "q_proj, k_proj, v_proj ...",
         TRAINER,
     )

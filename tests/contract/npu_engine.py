@@ -1,4 +1,4 @@
-"""An engine of `rljob_worker.rollout` in a process of its own: `npu_engine.py SPEC MODEL DEVICE [async] [record]`.
+"""An engine of `rljob_worker.engine` in a process of its own: `npu_engine.py SPEC MODEL DEVICE [async] [record]`.
 
 It generates, sleeps and wakes at both of vLLM's levels, and prints a JSON line with what it generated after each; on an
 NPU before it the bytes given back, and which of vllm-ascend's functions were called (where they are recorded).
@@ -14,9 +14,9 @@ from typing import Any
 
 from rollout_models import MAX_RESPONSE, group_requests
 
-from rljob_worker.rollout import engine as engine_module
-from rljob_worker.rollout.arguments import engine_arguments
-from rljob_worker.rollout.engine import Engine
+from rljob_worker.engine import engine as engine_module
+from rljob_worker.engine.arguments import engine_arguments
+from rljob_worker.engine.engine import Engine
 from rljob_worker.types import SamplingParams
 
 SAMPLING = SamplingParams(max_tokens=MAX_RESPONSE, ignore_eos=True)

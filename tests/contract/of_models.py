@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from contracts import Contract, Kind, Source
 
-_NPU, _SEEDING, _SAVED = "models/megatron_npu.py", "models/seeding.py", "trainer/megatron/checkpoint.py"
+_NPU, _SEEDING, _SAVED = (
+    "trainer/megatron/models/megatron_npu.py",
+    "trainer/megatron/models/seeding.py",
+    "trainer/megatron/checkpoint.py",
+)
 _MINDSPEED_PATCH = "upstream/mindspeed.py"
 _META = "torch_npu/op_plugin/meta/_meta_registrations.py"
 _FEATURES = "mindspeed/features_manager/megatron_basic/requirements_basic.py"

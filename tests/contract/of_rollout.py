@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contracts import Contract, Kind, Source
 
-_PLATFORMS, _SLEEP, _EXTENSION = "rollout/platforms.py", "rollout/sleep_controller.py", "rollout/device_extension.py"
+_PLATFORMS, _SLEEP, _EXTENSION = "engine/platforms.py", "engine/sleep_controller.py", "engine/device_extension.py"
 _PATCH = "upstream/vllm_device.py"
 _DRAW = "upstream/vllm_sampler.py"
 _ENGINE, _ARGUMENTS = "vllm/v1/engine/llm_engine.py", "vllm/engine/arg_utils.py"
@@ -73,7 +73,7 @@ _VLLM = (
             ("model", _EXTENSION, "its parameters and buffers"),
             ("model_config", _PATCH, "has the log-probabilities that were asked for"),
             ("sampler", _PATCH, "returns log-probabilities"),
-            ("kv_caches", "rollout/worker_extension.py", "tensors of the KV cache"),
+            ("kv_caches", "engine/worker_extension.py", "tensors of the KV cache"),
             ("input_batch", _DRAW, "which request each row is, and its length"),
             ("requests", _DRAW, "sampling parameters, with the seed among them"),
         )
@@ -101,10 +101,10 @@ _VLLM = (
         _vllm(Kind.TEXT, name, "vllm/envs.py", file, why)
         for name, file, why in (
             ("VLLM_SERVER_DEV_MODE", "roles.py", "endpoints for sleeping, for tools that users attach"),
-            ("VLLM_ENABLE_V1_MULTIPROCESSING", "rollout/environment.py", "the engine core inside the actor"),
-            ("VLLM_WORKER_MULTIPROC_METHOD", "rollout/environment.py", "a device cannot be used after a fork"),
+            ("VLLM_ENABLE_V1_MULTIPROCESSING", "engine/environment.py", "the engine core inside the actor"),
+            ("VLLM_WORKER_MULTIPROC_METHOD", "engine/environment.py", "a device cannot be used after a fork"),
             ("VLLM_USE_V2_MODEL_RUNNER", "rules/devices.py", "the model runner that the patches are not for"),
-            ("VLLM_USE_FLASHINFER_SAMPLER", "rollout/platforms.py", "another sampler, whose place ours takes"),
+            ("VLLM_USE_FLASHINFER_SAMPLER", "engine/platforms.py", "another sampler, whose place ours takes"),
         )
     ),
 )

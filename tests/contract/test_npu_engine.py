@@ -19,7 +19,7 @@ from rollout_models import spec_json, write_model
 from support.samples import ALL, unless_drawn
 
 from rljob_api import RLJobSpec
-from rljob_worker.rollout.environment import engine_environment
+from rljob_worker.engine.environment import engine_environment
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ WORKER, API = ROOT / "worker" / "rljob_worker", ROOT / "crds" / "rljob_api"
 DEVICE_CODE = [
     *(WORKER / "devices").glob("*.py"),
     *(WORKER / "memory").glob("*.py"),
-    WORKER / "models" / "megatron_npu.py",
-    *(WORKER / "rollout" / name for name in ("sleep_controller.py", "device_extension.py", "worker_extension.py")),
+    WORKER / "trainer" / "megatron" / "models" / "megatron_npu.py",
+    *(WORKER / "engine" / name for name in ("sleep_controller.py", "device_extension.py", "worker_extension.py")),
     WORKER / "upstream" / "vllm_device.py",
 ]
 CHECKED = [contract for contract in CONTRACTS if contract.kind is not Kind.RECORDED]

@@ -19,10 +19,10 @@ ASCEND_FAULTS = (
     ),
     Fault(
         "all trainers of a node are pinned to the same cores",
-        "worker/rljob_worker/driver/machine.py",
+        "worker/rljob_worker/cluster/machine.py",
         "    if wrong := shared_cores(spec):",
         "    if wrong := None:",
-        "tests/worker/driver/test_machine.py",
+        "tests/worker/cluster/test_machine.py",
     ),
     Fault(
         "graphs are captured on NPUs, with weights of an earlier step",
@@ -47,10 +47,10 @@ ASCEND_FAULTS = (
     ),
     Fault(
         "a batch may be in flight across a sleep",
-        "worker/rljob_worker/rollout/platforms.py",
+        "worker/rljob_worker/engine/platforms.py",
         '"async_scheduling": False',
         '"async_scheduling": True',
-        "tests/worker/rollout/test_engine_platforms.py",
+        "tests/worker/engine/test_engine_platforms.py",
     ),
     Fault(
         "staging takes what other threads allocate as well",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutants.fault import Fault
 
-DRIVER = "worker/rljob_worker/driver"
+WORKER = "worker/rljob_worker"
 PARTS = "tests/worker/driver/test_lockstep_parts.py"
 CLOCK = "tests/worker/driver/test_phase_clock.py"
 DISK = "tests/worker/weightsync/test_disk_sync.py"
@@ -17,14 +17,14 @@ BOUND = f"{ADMISSION}::test_a_whole_run_is_within_the_bound_and_trains_on_each_g
 LANES_FAULTS = (
     Fault(
         "an error of the engines' lane is not seen by who waits for trainers",
-        f"{DRIVER}/calls.py",
+        f"{WORKER}/cluster/calls.py",
         "            self._watch()\n",
         "",
         f"{PARTS}::test_a_wait_for_trainers_ends_by_what_happened_in_the_other_lane",
     ),
     Fault(
         "engines that wait for leave are in no phase",
-        f"{DRIVER}/engine_lane.py",
+        f"{WORKER}/driver/engine_lane.py",
         """        with self.clock.phase("admission_wait"):
             # Released by whoever waits for the work, or closes the lane.
             self._released.wait()
@@ -34,28 +34,28 @@ LANES_FAULTS = (
     ),
     Fault(
         "a stop gives the batch up at once",
-        f"{DRIVER}/engine_lane.py",
+        f"{WORKER}/driver/engine_lane.py",
         "time.monotonic() + patience",
         "time.monotonic()",
         f"{PARTS}::test_a_stop_waits_for_work_that_ends_within_the_patience",
     ),
     Fault(
         "tokens older than the bound",
-        f"{DRIVER}/lockstep_rollouts.py",
+        f"{WORKER}/rollouts/lockstep_rollouts.py",
         "> most:",
         "> most + 1:",
         f"{PARTS}::test_a_batch_that_is_older_than_the_bound_is_not_trained_on",
     ),
     Fault(
         "a batch for the step after the last",
-        f"{DRIVER}/lockstep_rollouts.py",
+        f"{WORKER}/rollouts/lockstep_rollouts.py",
         "step.number >= self._spec.steps",
         "step.number > self._spec.steps",
         f"{PARTS}::test_nothing_is_made_ahead_of_the_last_step_or_at_staleness_0",
     ),
     Fault(
         "a carried batch whose prompts are drawn by nobody",
-        f"{DRIVER}/lockstep_rollouts.py",
+        f"{WORKER}/rollouts/lockstep_rollouts.py",
         "        drawn = self._prompts.draw(len(carried))\n",
         "        drawn = [(one.group.ordinal, self._prompts._waiting[one.group.ordinal]) for one in carried]\n",
         f"{PARTS}::test_a_batch_made_ahead_is_trained_on_once_with_the_same_bits_over_any_restarts",
@@ -76,7 +76,7 @@ LANES_FAULTS = (
     ),
     Fault(
         "keys and values of the weights before, in an engine that did not sleep",
-        "worker/rljob_worker/rollout/engine.py",
+        "worker/rljob_worker/engine/engine.py",
         "                self._sleep_controller.forget_prefixes()\n",
         "                pass\n",
         "tests/worker/driver/test_lockstep.py::test_staleness_0_has_the_bits_of_colocated[Disaggregated]",
@@ -98,10 +98,10 @@ LANES_FAULTS = (
     ),
     Fault(
         "a step trains on tokens that its limit leaves out",
-        "worker/rljob_worker/driver/batch.py",
+        "worker/rljob_worker/rollouts/batch.py",
         "versions >= oldest\n",
         "versions >= 0\n",
-        "tests/worker/driver/test_open_groups.py::test_tokens_that_are_too_old_stay_in_the_stream_and_out_of_the_loss",
+        "tests/worker/rollouts/test_open_groups.py::test_tokens_that_are_too_old_stay_in_the_stream_and_out_of_the_loss",
     ),
     Fault(
         "a group that was sampled again stands in line behind older ones",
@@ -119,7 +119,7 @@ LANES_FAULTS = (
     ),
     Fault(
         "a reward of a response that was dropped is the next one's",
-        "worker/rljob_worker/driver/overlapped_rollouts.py",
+        "worker/rljob_worker/rollouts/overlapped_rollouts.py",
         "one is not None and one.group.renewed == sample.renewed",
         "one is not None",
         "tests/worker/driver/test_on_limit.py",
@@ -154,15 +154,15 @@ LANES_FAULTS = (
     ),
     Fault(
         "a generation that begins after its weights were to be replaced goes on",
-        "worker/rljob_worker/rollout/service.py",
+        "worker/rljob_worker/engine/service.py",
         "self._version <= self._harvested",
         "self._version < self._harvested",
-        "tests/worker/rollout/test_request_service.py::"
+        "tests/worker/engine/test_request_service.py::"
         "test_weights_that_are_to_be_replaced_end_their_generation_and_those_that_begin_yet",
     ),
     Fault(
         "one deadline for all that an engine gives",
-        f"{DRIVER}/calls.py",
+        f"{WORKER}/cluster/calls.py",
         "                if each:\n",
         "                if False:\n",
         "tests/worker/driver/test_driver_parts.py::test_a_stream_has_one_deadline_or_one_for_each_of_its_items",
@@ -213,7 +213,7 @@ LANES_FAULTS = (
     ),
     Fault(
         "groups scored again while the results that they have are being given",
-        f"{DRIVER}/overlapped_rollouts.py",
+        f"{WORKER}/rollouts/overlapped_rollouts.py",
         """            self._results.setdefault(sample.ordinal, {})[sample.index] = result
 """,
         """            self._results.setdefault(sample.ordinal, {})[sample.index] = result
@@ -282,7 +282,7 @@ LANES_FAULTS = (
         "crds/rljob_api/derived.py",
         "NodeGroup(ENGINE_GROUP, engine_nodes(spec), engine_devices, 0, 0, serving)",
         "NodeGroup(ENGINE_GROUP, engine_nodes(spec), engine_devices, 0, 1, serving)",
-        "tests/worker/driver/test_placement.py::test_where_trainers_and_engines_lie_on_nodes_of_their_own",
+        "tests/worker/cluster/test_placement.py::test_where_trainers_and_engines_lie_on_nodes_of_their_own",
     ),
     Fault(
         "the trainers' memory planned for all of the job's devices",
@@ -293,18 +293,18 @@ LANES_FAULTS = (
     ),
     Fault(
         "an engine that died is awaited in the next hand-over",
-        f"{DRIVER}/engine_pool.py",
+        f"{WORKER}/cluster/engine_pool.py",
         "            raise error\n        self._changed = True\n",
         "            raise error\n",
-        "tests/worker/driver/test_engine_pool.py::"
+        "tests/worker/cluster/test_engine_pool.py::"
         "test_the_others_go_on_and_a_new_one_takes_part_from_the_next_hand_over_on",
     ),
     Fault(
         "a job without engines goes on",
-        f"{DRIVER}/engine_pool.py",
+        f"{WORKER}/cluster/engine_pool.py",
         "if len(self._engines) == 1 or self._engines",
         "if self._engines",
-        "tests/worker/driver/test_engine_pool.py::test_the_last_engine_and_whoever_is_none_are_not_done_without",
+        "tests/worker/cluster/test_engine_pool.py::test_the_last_engine_and_whoever_is_none_are_not_done_without",
     ),
     Fault(
         "engines that take part are let go before those that are still being made",
@@ -336,21 +336,21 @@ LANES_FAULTS = (
     ),
     Fault(
         "a replay samples with the noise of the group's first sample",
-        f"{DRIVER}/replay.py",
+        f"{WORKER}/driver/replay.py",
         "one.group.seed + episode.sample",
         "one.group.seed",
         f"{REPLAY}::test_a_span_is_asked_for_after_what_stood_before_it_and_up_to_where_it_was_cut",
     ),
     Fault(
         "a replay begins with weights that are newer than a token",
-        f"{DRIVER}/replay.py",
+        f"{WORKER}/driver/replay.py",
         "if saved <= oldest",
         "if saved <= newest",
         f"{REPLAY}::test_a_replay_begins_at_the_newest_checkpoint_before_the_oldest_token",
     ),
     Fault(
         "a replay compares what follows another token",
-        f"{DRIVER}/replay.py",
+        f"{WORKER}/driver/replay.py",
         "until = n if same.all() else int(np.argmin(same))",
         "until = int(same.sum())",
         f"{REPLAY}::test_the_first_other_token_is_named_and_what_follows_it_counts_for_nothing",

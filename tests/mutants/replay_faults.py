@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from mutants.fault import Fault
 
-RETURNED = "tests/worker/rollout/test_returned_experts.py"
+RETURNED = "tests/worker/engine/test_returned_experts.py"
 TRAINER = "tests/worker/trainer/test_trainer.py"
 
 REPLAY_FAULTS = (
     Fault(
         "a checkpoint forgets the experts of what it carries",
-        "worker/rljob_worker/driver/open_groups.py",
+        "worker/rljob_worker/rollouts/open_groups.py",
         "**({} if episode.experts is None else",
         "**({} if True else",
-        "tests/worker/driver/test_open_groups.py::test_a_checkpoint_keeps_the_experts_of_what_is_finished",
+        "tests/worker/rollouts/test_open_groups.py::test_a_checkpoint_keeps_the_experts_of_what_is_finished",
     ),
     Fault(
         "padding counts among the tokens that routers would have sent elsewhere",
@@ -24,7 +24,7 @@ REPLAY_FAULTS = (
     ),
     Fault(
         "experts of the dense layers kept",
-        "worker/rljob_worker/rollout/engine.py",
+        "worker/rljob_worker/engine/engine.py",
         "np.flatnonzero(ModelConfig.from_hf(self.model_folder).moe_layers)",
         "np.arange(ModelConfig.from_hf(self.model_folder).num_layers)",
         f"{RETURNED}::test_experts_are_those_of_transformers_router",

@@ -5,26 +5,26 @@ from __future__ import annotations
 from mutants.fault import Fault
 
 BOUNDS = "tests/worker/rewards/test_reward_bounds.py"
-FENCING = "tests/worker/driver/test_fencing.py"
+FENCING = "tests/worker/checkpoints/test_fencing.py"
 KEEPER = "worker/rljob_worker/rewards/keeper.py"
 PREFLIGHT = "tests/worker/driver/test_preflight.py"
-STORE = "tests/worker/driver/test_checkpoint_store.py"
+STORE = "tests/worker/checkpoints/test_checkpoint_store.py"
 
 SAFETY_FAULTS = (
     # --- what strangers reach --------------------------------------------------------------------
     Fault(
         "the embedded Ray asks for no token",
-        "worker/rljob_worker/driver/ray_session.py",
+        "worker/rljob_worker/cluster/ray_session.py",
         '"RAY_AUTH_MODE": "token",',
         '"RAY_AUTH_MODE": "disabled",',
         "tests/worker/driver/test_closed_ports.py -k one-trainer",
     ),
     Fault(
         "Ray's token can be read by all",
-        "worker/rljob_worker/driver/ray_session.py",
+        "worker/rljob_worker/cluster/ray_session.py",
         "os.O_EXCL, 0o600)",
         "os.O_EXCL, 0o644)",
-        "tests/worker/driver/test_ray_session.py",
+        "tests/worker/cluster/test_ray_session.py",
     ),
     Fault(
         "a stranger's notice to stop counts",
@@ -114,42 +114,42 @@ SAFETY_FAULTS = (
     ),
     Fault(
         "a driver goes on after a later one took over",
-        "worker/rljob_worker/driver/fencing.py",
+        "worker/rljob_worker/checkpoints/fencing.py",
         "if owner.epoch > self.epoch or (owner.epoch == self.epoch and owner.nonce != self.nonce):",
         "if owner.epoch == self.epoch and owner.nonce != self.nonce:",
         FENCING,
     ),
     Fault(
         "a driver goes on in a folder that was lost and made anew",
-        "worker/rljob_worker/driver/fencing.py",
+        "worker/rljob_worker/checkpoints/fencing.py",
         'own = read_file(path / str(self.epoch)).decode("ascii").strip()',
         "own = self.nonce",
         FENCING,
     ),
     Fault(
         "two drivers take one number",
-        "worker/rljob_worker/driver/fencing.py",
+        "worker/rljob_worker/checkpoints/fencing.py",
         'open(own, "x", encoding="ascii")',
         'open(own, "w", encoding="ascii")',
         FENCING,
     ),
     Fault(
         "what a driver writes has a name that its successor writes too",
-        "worker/rljob_worker/driver/checkpoints.py",
+        "worker/rljob_worker/checkpoints/store.py",
         'f"step-{step}.a{self._epoch}.incomplete"',
         'f"step-{step}.a0.incomplete"',
         FENCING,
     ),
     Fault(
         "what an earlier driver had begun stays under its name",
-        "worker/rljob_worker/driver/checkpoints.py",
+        "worker/rljob_worker/checkpoints/store.py",
         "int(match.group(1) or 0) <= self._epoch",
         "int(match.group(1) or 0) == self._epoch",
         FENCING,
     ),
     Fault(
         "a damaged checkpoint keeps its name",
-        "worker/rljob_worker/driver/checkpoints.py",
+        "worker/rljob_worker/checkpoints/store.py",
         "aside = self._set_aside(other)",
         "aside = self.folder(other)",
         STORE,
@@ -163,7 +163,7 @@ SAFETY_FAULTS = (
     ),
     Fault(
         "the best checkpoint is dropped as the others",
-        "worker/rljob_worker/driver/checkpoints.py",
+        "worker/rljob_worker/checkpoints/store.py",
         "if step != best:",
         "if True:",
         STORE,
@@ -173,14 +173,14 @@ SAFETY_FAULTS = (
         "worker/rljob_worker/driver/outcome.py",
         'return Outcome(ExitCode.FAILED, RunOutcome.FAILED, f"{where}',
         'return Outcome(ExitCode.USER_ERROR, RunOutcome.FAILED, f"{where}',
-        "tests/worker/driver/test_run_folder.py",
+        "tests/worker/checkpoints/test_run_folder.py",
     ),
     Fault(
         "the room that is left is not said",
         "worker/rljob_worker/host/files.py",
         'f"{free} bytes free"',
         '""',
-        "tests/worker/driver/test_disk_faults.py",
+        "tests/worker/checkpoints/test_disk_faults.py",
     ),
     Fault(
         "slots of a trainer that dies slowly stay",

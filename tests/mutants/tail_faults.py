@@ -28,21 +28,21 @@ TAIL_FAULTS = (
     ),
     Fault(
         "a group that begins anew keeps its tokens",
-        "worker/rljob_worker/driver/open_groups.py",
+        "worker/rljob_worker/rollouts/open_groups.py",
         "TokenStream.of_prompt(one.stream.ids[: one.stream.prompt_length])",
         "one.stream",
-        "tests/worker/driver/test_open_groups.py::test_a_group_begins_anew_with_its_own_noise",
+        "tests/worker/rollouts/test_open_groups.py::test_a_group_begins_anew_with_its_own_noise",
     ),
     Fault(
         "a checkpoint forgets which groups were deferred",
-        "worker/rljob_worker/driver/open_groups.py",
+        "worker/rljob_worker/rollouts/open_groups.py",
         "**({} if self.deferred_at is None else",
         "**({} if True else",
-        "tests/worker/driver/test_open_groups.py::test_a_group_begins_anew_with_its_own_noise",
+        "tests/worker/rollouts/test_open_groups.py::test_a_group_begins_anew_with_its_own_noise",
     ),
     Fault(
         "a long step defers those that wait for the next one",
-        "worker/rljob_worker/driver/tail_rollouts.py",
+        "worker/rljob_worker/rollouts/tail_rollouts.py",
         "[] if step.long else self._growing(step)",
         "self._growing(step)",
         "tests/worker/driver/test_partial_kills.py::"

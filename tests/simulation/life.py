@@ -226,7 +226,7 @@ class Life:
         with (
             self.disk.open(),
             patch("rljob_operator.shell.leader.time", module),
-            patch("rljob_worker.driver.fencing.fcntl.flock", _no_locks),
+            patch("rljob_worker.checkpoints.fencing.fcntl.flock", _no_locks),
             patch("time.time", lambda: self.world.now),
         ):
             logging.disable(logging.CRITICAL)

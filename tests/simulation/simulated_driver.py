@@ -19,15 +19,15 @@ import xxhash
 
 from rljob_api import RLJob
 from rljob_api.wire.driver_status import DriverStatus
-from rljob_worker.driver.events import EventLog
-from rljob_worker.driver.recovery import Recovery
-from rljob_worker.driver.run_folder import RunFolder
-from rljob_worker.driver.step import Progress
+from rljob_worker.checkpoints.recovery import Recovery
+from rljob_worker.checkpoints.run_folder import RunFolder
 from rljob_worker.host.files import WriteFailures, sync_file
 from rljob_worker.phases import PhaseClock
+from rljob_worker.records.events import EventLog
 from rljob_worker.records.http import _handler
 from rljob_worker.records.steps import StepLog
 from rljob_worker.records.writer import RecordWriter
+from rljob_worker.rollouts.step import Progress
 from rljob_worker.trainer.checked_file import CheckedFile, damage
 
 RANK_FILE = "rank-0"
@@ -119,7 +119,7 @@ class Driver:
         return bool(self._server.last_read >= len(self.log) - 1)
 
     def step(self) -> None:
-        """Train a step, save when it is due, write its record: in the order of `driver/loop.py`."""
+        """Train a step, save when it is due, write its record: in the order of `driver/loops/colocated.py`."""
         self.trainers.step(self.progress.step)
         self.progress.step += 1
         self.progress.weight_version += 1

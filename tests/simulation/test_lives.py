@@ -36,8 +36,8 @@ def nothing(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("taken_away", "noticed"),
     [
-        ("rljob_worker.driver.checkpoints.sync_folder", "the newest checkpoint is of step"),
-        ("rljob_worker.driver.fencing.Claim.check", "two drivers that can commit|was given up committed"),
+        ("rljob_worker.checkpoints.store.sync_folder", "the newest checkpoint is of step"),
+        ("rljob_worker.checkpoints.fencing.Claim.check", "two drivers that can commit|was given up committed"),
         ("rljob_operator.shell.leader.LeaderElection.check", "writes while"),
         ("rljob_worker.records.writer.RecordWriter.recover", "effective_steps"),
     ],

@@ -186,7 +186,7 @@ def weight_path(files: list[File]) -> list[str]:
         uses = any(name.startswith("rljob_worker.weightsync.") for _, name in imported(file))
         if file.module in ("rljob_worker.weightsync.device_ipc", "rljob_worker.weightsync.shared_disk"):
             continue
-        if "Tensor" in file.text and (folder == "weightsync" or (folder in ("trainer", "rollout") and uses)):
+        if "Tensor" in file.text and (folder == "weightsync" or (folder in ("trainer", "engine") and uses)):
             on_path.append(str(file.path.relative_to(ROOT)))
     return on_path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,3 +68,17 @@ class TensorSlice:
         """The slice without what a subclass adds; equal for equal parts of a tensor."""
         part = self.part
         return TensorSlice(self.hf_name, tuple(self.hf_shape), part.dim, part.start, part.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece(TensorSlice):
+    """A rank's shard of one HF tensor, and the way to its data."""
+
+    read: Callable[[], torch.Tensor]
+    """The shard in HF layout, in the parameter's dtype; a view of the parameter where the layout allows one."""
+    view: Callable[[], torch.Tensor]
+    """The shard as a view of the parameter, of as many dimensions as that takes; reshaped, it is what `read` gives."""
+    write: Callable[[torch.Tensor], None]
+    """Store a shard of the same shape into the parameter, casting to its dtype."""
+    primary: bool = True
+    """Over the ranks of a job, the primary pieces cover each tensor exactly once."""

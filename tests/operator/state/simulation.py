@@ -158,7 +158,7 @@ class World:
         """One worker's node cannot pull the image."""
         self.start_seconds = 20.0
         self.fences = True
-        """Whether a driver sees that a later one has begun (rljob_worker.driver.fencing)."""
+        """Whether a driver sees that a later one has begun (rljob_worker.checkpoints.fencing)."""
         self.runs: list[RayJob] = []
         self.ghosts: list[RayJob] = []
         """Drivers on lost nodes whose pods nobody knows any more."""

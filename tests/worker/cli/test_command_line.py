@@ -15,8 +15,8 @@ from record_cases import MANIFEST, bare, run_folder, write_run, write_samples
 
 from rljob_api.wire.run_status import RunOutcome
 from rljob_api.wire.step_record import StepRecord
+from rljob_worker.checkpoints.store import DriverState
 from rljob_worker.cli.main import main
-from rljob_worker.driver.checkpoints import DriverState
 from rljob_worker.driver.outcome import Outcome
 
 REPOSITORY = Path(__file__).parents[3]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from rljob_worker.checkpoints.fencing import Owner
+from rljob_worker.checkpoints.store import Checkpoints
 from rljob_worker.cli.main import main
-from rljob_worker.driver.checkpoints import Checkpoints
-from rljob_worker.driver.fencing import Owner
 from rljob_worker.errors import JobError
 from rljob_worker.records.steps import StepLog
 from rljob_worker.report import build  # noqa: F401  (its libraries take seconds, which is no waiting)

@@ -17,8 +17,9 @@ import yaml
 from rljob_api.local_files import resolved
 from rljob_api.validation import load_manifest
 from rljob_worker.cli.main import main, parser
-from rljob_worker.driver.inputs import Inputs, read_inputs
+from rljob_worker.driver.inputs import read_inputs
 from rljob_worker.rewards.builtin import gsm8k
+from rljob_worker.rollouts.inputs import Inputs
 
 ROOT = Path(__file__).parents[3]
 MANIFEST = ROOT / "examples" / "gsm8k.yaml"

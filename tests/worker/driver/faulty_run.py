@@ -29,7 +29,9 @@ from typing import Any
 import ray
 
 from rljob_worker.cli.main import main
-from rljob_worker.driver import cluster, events, job
+from rljob_worker.cluster import cluster
+from rljob_worker.driver import job
+from rljob_worker.records import events
 from rljob_worker.rewards.process import ScoringProcess
 
 

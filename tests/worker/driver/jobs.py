@@ -17,7 +17,7 @@ import yaml
 from support.warm.client import WarmProcess
 from support.warm.protocol import DRIVER
 
-from rljob_worker.driver.checkpoints import Checkpoints, CheckpointStore
+from rljob_worker.checkpoints.store import Checkpoints, CheckpointStore
 from rljob_worker.records.event_lines import read_events
 from rljob_worker.trainer.state_file import StateReader
 

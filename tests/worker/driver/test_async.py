@@ -20,8 +20,8 @@ from support.samples import SEED, unless_all
 from support.step_lines import read_steps
 
 from rljob_api.wire.exit_codes import ExitCode
-from rljob_worker.driver.checkpoints import Checkpoints
-from rljob_worker.driver.journal import JournalStep, journal_files, read_journal
+from rljob_worker.checkpoints.journal import JournalStep, journal_files, read_journal
+from rljob_worker.checkpoints.store import Checkpoints
 from rljob_worker.flow import TokenStream
 from rljob_worker.records.trajectories import read_trajectories
 

@@ -19,9 +19,19 @@ from hypothesis import strategies as st
 from test_run_folder import job
 
 from rljob_api.spec import RewardSpec
-from rljob_worker.driver import calls as driver_calls
-from rljob_worker.driver.actors import BatchHandle, Reply
-from rljob_worker.driver.batch import (
+from rljob_worker.cluster import calls as driver_calls
+from rljob_worker.cluster.actors import BatchHandle, Reply
+from rljob_worker.cluster.calls import Call, Calls
+from rljob_worker.cluster.groups import TrainerGroup
+from rljob_worker.cluster.phase_calls import PhaseCalls
+from rljob_worker.driver.probe import WeightProbe
+from rljob_worker.driver.sync_report import sync_report
+from rljob_worker.driver.training import Training
+from rljob_worker.errors import JobError, PhaseDeadlineError, ProcessDiedError, StopRequested, WeightSyncError
+from rljob_worker.records.event_lines import read_events
+from rljob_worker.records.events import EventLog
+from rljob_worker.rewards.weighted_parts import RewardResult
+from rljob_worker.rollouts.batch import (
     answered_group,
     decide,
     evaluation_sampling,
@@ -32,18 +42,8 @@ from rljob_worker.driver.batch import (
     train_batch,
     training_sampling,
 )
-from rljob_worker.driver.calls import Call, Calls
-from rljob_worker.driver.dispatch import Dispatch
-from rljob_worker.driver.events import EventLog
-from rljob_worker.driver.groups import TrainerGroup
-from rljob_worker.driver.phase_calls import PhaseCalls
-from rljob_worker.driver.probe import WeightProbe
-from rljob_worker.driver.step import ScoredGroup, Step
-from rljob_worker.driver.sync_report import sync_report
-from rljob_worker.driver.training import Training
-from rljob_worker.errors import JobError, PhaseDeadlineError, ProcessDiedError, StopRequested, WeightSyncError
-from rljob_worker.records.event_lines import read_events
-from rljob_worker.rewards.weighted_parts import RewardResult
+from rljob_worker.rollouts.dispatch import Dispatch
+from rljob_worker.rollouts.step import ScoredGroup, Step
 from rljob_worker.types import FloatArray, Generation, Prompt, StepMetrics
 
 
@@ -344,7 +344,7 @@ def test_the_probe_needs_all_log_probabilities() -> None:
 
 def test_the_last_event_of_a_killed_driver_names_its_phase(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from rljob_worker.driver.events import EventLog\n"
+        "import os, signal, sys; from pathlib import Path; from rljob_worker.records.events import EventLog\n"
         "log = EventLog(Path(sys.argv[1]), 1); log.step = 4; log.phase('rollout', 0.0); log.phase('actor_train', 0.0)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

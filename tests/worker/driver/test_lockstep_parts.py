@@ -20,21 +20,21 @@ from test_run_folder import job
 
 from rljob_api import derived
 from rljob_api.spec import RLJobSpec
+from rljob_worker.cluster.calls import Calls
+from rljob_worker.cluster.cluster import check_apart
+from rljob_worker.cluster.groups import EngineGroup
+from rljob_worker.cluster.placement import Placement
 from rljob_worker.data.dataset import PromptSource
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
-from rljob_worker.driver.batch import answered_group
-from rljob_worker.driver.calls import Calls
-from rljob_worker.driver.cluster import check_apart
 from rljob_worker.driver.engine_lane import EngineLane
-from rljob_worker.driver.groups import EngineGroup
-from rljob_worker.driver.lockstep_rollouts import LockstepRollouts
-from rljob_worker.driver.open_groups import OpenGroup
-from rljob_worker.driver.placement import Placement
-from rljob_worker.driver.prompt_ledger import PromptLedger
-from rljob_worker.driver.step import Progress, ScoredGroup, Step
 from rljob_worker.errors import JobError, StopRequested
 from rljob_worker.phases import PhaseClock
 from rljob_worker.rewards.weighted_parts import RewardResult
+from rljob_worker.rollouts.batch import answered_group
+from rljob_worker.rollouts.lockstep_rollouts import LockstepRollouts
+from rljob_worker.rollouts.open_groups import OpenGroup
+from rljob_worker.rollouts.prompt_ledger import PromptLedger
+from rljob_worker.rollouts.step import Progress, ScoredGroup, Step
 from rljob_worker.types import Generation
 
 # --- the engines' lane -------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_any_order_of_steps_leaves_no_thread_and_no_open_phase(steps: list[str])
 
 def test_a_wait_for_trainers_ends_by_what_happened_in_the_other_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     ray_wait: Callable[..., Any] = lambda refs, **_: time.sleep(0.01) or ([], list(refs))  # noqa: E731
-    monkeypatch.setattr("rljob_worker.driver.calls.ray.wait", ray_wait)
+    monkeypatch.setattr("rljob_worker.cluster.calls.ray.wait", ray_wait)
     failed = threading.Event()
 
     def watch() -> None:

@@ -11,7 +11,7 @@ import yaml
 from jobs import ONE_AND_ONE, manifest, run
 from support.step_lines import read_steps
 
-from rljob_worker.driver.journal import journal_files, read_journal
+from rljob_worker.checkpoints.journal import journal_files, read_journal
 from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -14,14 +14,14 @@ from jobs import lone_store
 
 from rljob_api.spec import RewardSpec
 from rljob_api.wire.step_record import StepRecord
-from rljob_worker.driver.checkpoints import DriverState
-from rljob_worker.driver.journal import journal_files, read_journal, write_journal
-from rljob_worker.driver.open_groups import OpenGroup
+from rljob_worker.checkpoints.journal import journal_files, read_journal, write_journal
+from rljob_worker.checkpoints.store import DriverState
 from rljob_worker.driver.replay import Comparison, asked_spans, plan_replay
-from rljob_worker.driver.step import AnsweredGroup, Decision, ScoredGroup, Step
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.rewards.weighted_parts import RewardResult
+from rljob_worker.rollouts.open_groups import OpenGroup
+from rljob_worker.rollouts.step import AnsweredGroup, Decision, ScoredGroup, Step
 from rljob_worker.types import Generation, Prompt
 
 PROMPT = Prompt("s/0", "s", "text", (5, 6), None, RewardSpec(name="match"))

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.spec.rollout import StalenessOrder
-from rljob_worker.driver.dispatch import Dispatch
 from rljob_worker.flow import Episode, Finish, Group, TokenStream
 from rljob_worker.flow.admission import next_batch, ranges, room
 from rljob_worker.flow.partial import overdue
+from rljob_worker.rollouts.dispatch import Dispatch
 
 IN_ORDER, READY_FIRST = StalenessOrder
 

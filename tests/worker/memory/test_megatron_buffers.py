@@ -22,7 +22,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer import TransformerConfig
 from rljob_worker.memory.arena import Arena, Tag
-from rljob_worker.models.seeding import seed_cpu
+from rljob_worker.trainer.megatron.models.seeding import seed_cpu
 from rljob_worker.trainer.megatron.flat_buffers import move_buffers
 
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)

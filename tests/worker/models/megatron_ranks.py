@@ -21,11 +21,11 @@ import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 
-from rljob_worker.models.build import build_gpt_model  # noqa: E402
 from rljob_worker.models.config import ModelConfig  # noqa: E402
-from rljob_worker.models.convert import local_pieces  # noqa: E402
 from rljob_worker.models.hf_io import load_hf_weights  # noqa: E402
-from rljob_worker.models.seeding import seed_cpu  # noqa: E402
+from rljob_worker.trainer.megatron.models.build import build_gpt_model  # noqa: E402
+from rljob_worker.trainer.megatron.models.convert import local_pieces  # noqa: E402
+from rljob_worker.trainer.megatron.models.seeding import seed_cpu  # noqa: E402
 from rljob_worker.trainer.megatron.parallel_state import megatron_layout  # noqa: E402
 
 

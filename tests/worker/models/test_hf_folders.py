@@ -15,10 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from rljob_api.spec import RandomModel
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, read_hf_config
-from rljob_worker.models.convert import Piece, assemble, local_pieces
 from rljob_worker.models.hf_io import load_hf_weights, save_hf_folder
 from rljob_worker.models.random_model import make_random_model
 from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.tensor_slice import Piece
+from rljob_worker.trainer.megatron.models.convert import assemble, local_pieces
 
 WORDS = ["<pad>", "<eos>", *(f"w{index}" for index in range(60))]
 

@@ -12,9 +12,10 @@ from model_cases import CASES, CONFIGS, vocabulary
 from safetensors.torch import load_file
 
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.convert import Piece, assemble, local_pieces
 from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.tensor_slice import Piece
+from rljob_worker.trainer.megatron.models.convert import assemble, local_pieces
 
 pytestmark = pytest.mark.slow
 every_case = pytest.mark.parametrize(("model", "layout"), CASES, ids=[f"{model}-{layout}" for model, layout in CASES])

@@ -90,13 +90,13 @@ import torch.distributed as dist
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.patch import Process
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.seeding import seed_cpu
+from rljob_worker.trainer.megatron.models.seeding import seed_cpu
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=0, world_size=1)
 install(Process.TRAINER, "cpu")
 from megatron.core import parallel_state
 parallel_state.initialize_model_parallel()
 seed_cpu(1)
-from rljob_worker.models.build import build_gpt_model
+from rljob_worker.trainer.megatron.models.build import build_gpt_model
 TOKENS = 512
 def with_layers(config, layers):
     text = config.get("text_config", config)

@@ -18,10 +18,10 @@ from rljob_api.spec import RecordsSpec
 from rljob_api.wire.run_status import RunOutcome
 from rljob_api.wire.step_record import StepRecord, WeightSync
 from rljob_api.wire.values import WireError
-from rljob_worker.driver.events import EventLog
 from rljob_worker.errors import UserError
 from rljob_worker.phases import StepTiming
 from rljob_worker.records.event_names import CHECKPOINT_SET_ASIDE
+from rljob_worker.records.events import EventLog
 from rljob_worker.records.metrics import JobMetrics
 from rljob_worker.records.steps import StepLog, read_steps
 from rljob_worker.records.summary import percentile, phase_table, summarize, write_summary

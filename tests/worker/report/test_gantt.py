@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 
-from rljob_worker.driver.events import EventLog
 from rljob_worker.errors import UserError
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.event_lines import read_events
+from rljob_worker.records.events import EventLog
 from rljob_worker.report.gantt import Bar, draw_gantt, gantt_of
 
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_worker.driver.batch import train_batch
 from rljob_worker.flow import Episode, Group, TokenStream
+from rljob_worker.rollouts.batch import train_batch
 from rljob_worker.trainer.batches import PackedBatch, plan_step, plan_update, split_evenly
 from rljob_worker.types import TrainBatch
 

@@ -14,10 +14,10 @@ import torch
 from jobs import lone_store
 
 from rljob_api.spec import RolloutSpec
-from rljob_worker.driver.checkpoints import Checkpoints
+from rljob_worker.checkpoints.store import Checkpoints
 from rljob_worker.errors import JobError, UserError
-from rljob_worker.models.convert import Piece
 from rljob_worker.models.hf_io import load_hf_weights, open_tensors
+from rljob_worker.tensor_slice import Piece
 from rljob_worker.trainer.checked_file import damage
 from rljob_worker.trainer.export import export_checkpoint
 from rljob_worker.trainer.state_file import StateReader, path_of

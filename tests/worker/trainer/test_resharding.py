@@ -15,12 +15,12 @@ from support import qwen3_5
 from torch import Tensor
 
 from rljob_api.spec import RolloutSpec
-from rljob_worker.models import convert
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.convert import is_expert, local_pieces
 from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.export import export_checkpoint
+from rljob_worker.trainer.megatron.models import convert
+from rljob_worker.trainer.megatron.models.convert import is_expert, local_pieces
 from rljob_worker.trainer.megatron.resharding import MODEL_PREFIX, SavedState
 from rljob_worker.trainer.state_file import path_of, write_state
 

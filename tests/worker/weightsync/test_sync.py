@@ -12,10 +12,11 @@ from support import qwen3_5
 from sync_cases import KeepingEngine, TensorPiece, cut_dim, model_weights, pieces_for, plan_for
 
 from rljob_worker.errors import WeightSyncError
-from rljob_worker.models import convert
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.tensor_slice import Piece
+from rljob_worker.trainer.megatron.models import convert
 from rljob_worker.weightsync.engine import WeightSyncEngine
 from rljob_worker.weightsync.meeting import HostMeeting
 from rljob_worker.weightsync.messages import Failure
@@ -69,7 +70,7 @@ def test_what_megatron_holds_of_a_hybrid_model_arrives(trainers: int, slice_byte
         assert peers.landed_right(), outcomes
 
 
-def megatron_pieces(cfg: ModelConfig, at: ParallelLayout, weights: dict[str, torch.Tensor]) -> list[convert.Piece]:
+def megatron_pieces(cfg: ModelConfig, at: ParallelLayout, weights: dict[str, torch.Tensor]) -> list[Piece]:
     """Of a rank's parameters with these values."""
     linear = [f"self_attention.{name}" for name in ("A_log", "dt_bias", "conv1d.weight", "in_proj.weight")]
     linear += ["self_attention.out_norm.weight", "self_attention.out_proj.weight"]

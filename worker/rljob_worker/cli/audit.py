@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rljob_api.wire.step_record import StepRecord
-    from rljob_worker.driver.checkpoints import Checkpoints
+    from rljob_worker.checkpoints.store import Checkpoints
     from rljob_worker.records.audit import PromptAudit
 
 
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Audit the run."""
     from rljob_api.safe_text import visible
     from rljob_api.wire.exit_codes import ExitCode
-    from rljob_worker.driver.checkpoints import Checkpoints, checkpoint_root
+    from rljob_worker.checkpoints.store import Checkpoints, checkpoint_root
     from rljob_worker.errors import UserError
     from rljob_worker.records.audit import audit_prompts
     from rljob_worker.records.run_files import require_run_folder

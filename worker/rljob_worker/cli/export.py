@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rljob_worker.cli.manifest import folder_name
 
 if TYPE_CHECKING:
-    from rljob_worker.driver.checkpoints import Checkpoints
+    from rljob_worker.checkpoints.store import Checkpoints
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,8 +55,8 @@ def _best(folder: Path, spec: dict[str, Any], store: Checkpoints) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export the checkpoint."""
+    from rljob_worker.checkpoints.store import Checkpoints, checkpoint_root
     from rljob_worker.data.hub import check_push, push_folder
-    from rljob_worker.driver.checkpoints import Checkpoints, checkpoint_root
     from rljob_worker.errors import UserError
     from rljob_worker.records.run_files import require_run_folder
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from rljob_api import RLJob
+from rljob_worker.checkpoints.run_folder import folder_error
+from rljob_worker.checkpoints.store import Checkpoints
 from rljob_worker.cli.model_folder import check_model_folder, local_folder
 from rljob_worker.data.chat import read_template
 from rljob_worker.data.sources import check_head, check_path, data_sources, evaluation_sources
-from rljob_worker.driver.checkpoints import Checkpoints
 from rljob_worker.driver.preflight import check_engine_arguments, check_port, check_trackers
-from rljob_worker.driver.run_folder import folder_error
 from rljob_worker.errors import UserError
 from rljob_worker.host.paths import check_writable_folder
 from rljob_worker.records.run_files import read_run

@@ -63,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"replay runs on this machine alone: {error}") from None
     os.environ[BACKEND_AUTOLOAD_VARIABLE] = "0"
     # Importing the worker takes seconds.
+    from rljob_worker.checkpoints.store import checkpoint_root
     from rljob_worker.cli.progress import RunProgress
-    from rljob_worker.driver.checkpoints import checkpoint_root
     from rljob_worker.driver.loops import replay
     from rljob_worker.driver.modes import Schedule
     from rljob_worker.driver.replay import Comparison, ReplayJob, plan_replay

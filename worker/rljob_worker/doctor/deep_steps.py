@@ -256,14 +256,14 @@ def rank(settings: RankSettings) -> None:
 def engine(settings: Settings) -> Finding:
     """Start a small vLLM as a job does, let it sleep, and read the device's free memory."""
     from rljob_worker.driver.inputs import MODEL_FOLDER, read_inputs
-    from rljob_worker.rollout.environment import engine_environment
+    from rljob_worker.engine.environment import engine_environment
 
     name = "engine"
     profile = _PROFILE[settings["kind"]]
     spec = load_manifest(_SMALL_JOB, overrides=[f"spec.resources.profile={profile}"]).spec
     for key, value in (engine_environment(spec) | engine_variables(spec)).items():
         os.environ.setdefault(key, value)
-    from rljob_worker.rollout.engine import Engine
+    from rljob_worker.engine.engine import Engine
 
     device = get_device(profile)
     with tempfile.TemporaryDirectory(prefix="rljob-doctor-") as folder:

@@ -17,13 +17,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rljob_api.wanted import Wanted
 from rljob_api.wire.names import DASHBOARD_PORT
+from rljob_worker.cluster.placement import Node, living_nodes
 from rljob_worker.doctor import parsers
 from rljob_worker.doctor.collect import collect
 from rljob_worker.doctor.facts import NodeFacts
 from rljob_worker.doctor.findings import Finding, not_applicable, ok, problem, warning
 from rljob_worker.doctor.network import chosen_interface
 from rljob_worker.doctor.programs import ask
-from rljob_worker.driver.placement import Node, living_nodes
 from rljob_worker.errors import JobError
 from rljob_worker.upstream.ray_types import remote_task
 

@@ -36,8 +36,8 @@ def of_cluster(wanted: Wanted | None, address: str) -> Report:
         JobError: no cluster answers, or one of its nodes does not.
         UserError: the address is none.
     """
+    from rljob_worker.cluster.ray_session import connected
     from rljob_worker.doctor.nodes import look_everywhere
-    from rljob_worker.driver.ray_session import connected
 
     with connected(address):
         nodes, together = look_everywhere(wanted)

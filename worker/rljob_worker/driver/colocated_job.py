@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rljob_api import RLJobSpec
+from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.driver.job import Generation, Job, Surroundings
-from rljob_worker.driver.partial_rollouts import PartialRollouts
-from rljob_worker.driver.phase_calls import PhaseCalls
-from rljob_worker.driver.rollouts import Rollouts
 from rljob_worker.driver.switch import Switch
-from rljob_worker.driver.tail_rollouts import TailRollouts
+from rljob_worker.rollouts.partial_rollouts import PartialRollouts
+from rljob_worker.rollouts.rollouts import Rollouts
+from rljob_worker.rollouts.tail_rollouts import TailRollouts
 
 
 class ColocatedJob(Job[Rollouts, Switch]):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from rljob_api import RLJobSpec
-from rljob_worker.driver.cluster import Cluster
-from rljob_worker.driver.phase_calls import PhaseCalls
+from rljob_worker.cluster.cluster import Cluster
+from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.driver.probe import WeightProbe
-from rljob_worker.driver.step import Progress
 from rljob_worker.driver.sync_report import sync_report
 from rljob_worker.errors import ProcessDiedError
 from rljob_worker.records.writer import RecordWriter
+from rljob_worker.rollouts.step import Progress
 
 
 class Handover:

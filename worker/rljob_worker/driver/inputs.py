@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
 
 from rljob_api import RLJobSpec
 from rljob_api.spec import ModelSpec
@@ -15,29 +12,17 @@ from rljob_worker.data.hub import snapshot
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.preflight import check_engine_arguments, check_room
+from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, check_parallel
 from rljob_worker.models.hf_check import check_hf_weights, checkpoint_bytes
 from rljob_worker.models.random_model import make_random_model
 from rljob_worker.rewards.runner import RewardRunner
-from rljob_worker.rollout.platforms import engine_platform
-from rljob_worker.types import Prompt
+from rljob_worker.rollouts.inputs import Inputs
 
 MODEL_FOLDER = "model"
 """In the run folder: config and tokenizer of the model, and a random model's weights."""
 _MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """Everything that is read and checked before a process is started."""
-
-    tokenizer: PreTrainedTokenizerBase
-    model_folder: Path
-    model: ModelConfig
-    prompts: PromptSource
-    rewards: RewardRunner
-    evaluation_prompts: list[Prompt]
 
 
 def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:

@@ -12,7 +12,24 @@ from rljob_api.spec.rollout import StalenessLimit
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.prompts_of_step import PromptsOfStep
 from rljob_api.wire.step_record import StepRecord
-from rljob_worker.driver.batch import (
+from rljob_worker.checkpoints.journal import write_journal
+from rljob_worker.checkpoints.recovery import Recovery
+from rljob_worker.checkpoints.store import CheckpointStore
+from rljob_worker.cluster.calls import Calls
+from rljob_worker.cluster.cluster import Cluster
+from rljob_worker.cluster.phase_calls import PhaseCalls
+from rljob_worker.driver.handover import Handover
+from rljob_worker.driver.probe import WeightProbe
+from rljob_worker.driver.training import Training
+from rljob_worker.engine.arguments import max_model_length
+from rljob_worker.host.files import WriteFailures
+from rljob_worker.phases import PhaseClock
+from rljob_worker.records.events import EventLog
+from rljob_worker.records.metric_history import EarlyStop
+from rljob_worker.records.trajectories import write_trajectories
+from rljob_worker.records.writer import RecordWriter
+from rljob_worker.rewards.parts import PartMeans
+from rljob_worker.rollouts.batch import (
     draft_metrics,
     limit_metrics,
     oversampling_metrics,
@@ -21,27 +38,10 @@ from rljob_worker.driver.batch import (
     staleness_metrics,
     tail_metrics,
 )
-from rljob_worker.driver.calls import Calls
-from rljob_worker.driver.checkpoints import CheckpointStore
-from rljob_worker.driver.cluster import Cluster
-from rljob_worker.driver.events import EventLog
-from rljob_worker.driver.handover import Handover
-from rljob_worker.driver.inputs import Inputs
-from rljob_worker.driver.journal import write_journal
-from rljob_worker.driver.phase_calls import PhaseCalls
-from rljob_worker.driver.probe import WeightProbe
-from rljob_worker.driver.prompt_ledger import PromptLedger
-from rljob_worker.driver.recovery import Recovery
-from rljob_worker.driver.rollouts import Rollouts
-from rljob_worker.driver.step import Decision, Progress, Step
-from rljob_worker.driver.training import Training
-from rljob_worker.host.files import WriteFailures
-from rljob_worker.phases import PhaseClock
-from rljob_worker.records.metric_history import EarlyStop
-from rljob_worker.records.trajectories import write_trajectories
-from rljob_worker.records.writer import RecordWriter
-from rljob_worker.rewards.parts import PartMeans
-from rljob_worker.rollout.arguments import max_model_length
+from rljob_worker.rollouts.inputs import Inputs
+from rljob_worker.rollouts.prompt_ledger import PromptLedger
+from rljob_worker.rollouts.rollouts import Rollouts
+from rljob_worker.rollouts.step import Decision, Progress, Step
 
 R = TypeVar("R", bound=Rollouts)
 H = TypeVar("H", bound=Handover)

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from rljob_api.phases import ENGINE_LANE
+from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.driver.engine_lane import EngineLane
 from rljob_worker.driver.handover import Handover
 from rljob_worker.driver.job import Generation, Job, Surroundings
-from rljob_worker.driver.phase_calls import PhaseCalls
-from rljob_worker.driver.rollouts import Rollouts
+from rljob_worker.rollouts.rollouts import Rollouts
 
 _SHARE_OF_GRACE = 0.5
 """Of `checkpoint.graceSeconds`: how long the engines' lane is waited for after a stop request. The rest is for the

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rljob_worker.driver.job import Surroundings
 from rljob_worker.driver.lanes_job import LanesJob
-from rljob_worker.driver.lockstep_rollouts import LockstepRollouts
-from rljob_worker.driver.step import Step
 from rljob_worker.errors import StopRequested
+from rljob_worker.rollouts.lockstep_rollouts import LockstepRollouts
+from rljob_worker.rollouts.step import Step
 
 
 class LockstepJob(LanesJob[LockstepRollouts]):

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_api.wire.run_status import RunOutcome
-from rljob_worker.driver.inputs import Inputs
-from rljob_worker.driver.run_folder import RunFolder
+from rljob_worker.checkpoints.run_folder import RunFolder
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.records.steps import RECORDS, StepLog
 from rljob_worker.records.summary import summarize, write_summary
+from rljob_worker.rollouts.inputs import Inputs
 
 logger = logging.getLogger(__name__)
 

@@ -14,19 +14,19 @@ import numpy as np
 
 from rljob_api import derived
 from rljob_api.wire.step_record import StepRecord
-from rljob_worker.driver.checkpoints import Checkpoints
-from rljob_worker.driver.dispatch import Dispatch
+from rljob_worker.checkpoints.journal import JournalGroup, JournalStep, journal_files, read_journal
+from rljob_worker.checkpoints.store import Checkpoints
+from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.driver.handover import Handover
 from rljob_worker.driver.job import Generation, Job, Surroundings
-from rljob_worker.driver.journal import JournalGroup, JournalStep, journal_files, read_journal
-from rljob_worker.driver.open_groups import prompt_tokens
-from rljob_worker.driver.phase_calls import PhaseCalls
-from rljob_worker.driver.rollouts import Rollouts
-from rljob_worker.driver.step import AnsweredGroup, ScoredGroup, Step
 from rljob_worker.driver.switch import Switch
 from rljob_worker.errors import UserError
 from rljob_worker.flow import Span
 from rljob_worker.records.steps import effective_steps, read_steps
+from rljob_worker.rollouts.dispatch import Dispatch
+from rljob_worker.rollouts.open_groups import prompt_tokens
+from rljob_worker.rollouts.rollouts import Rollouts
+from rljob_worker.rollouts.step import AnsweredGroup, ScoredGroup, Step
 from rljob_worker.types import FloatArray, GenerationRequest, IntArray, Prompt
 
 _COMPARED = "train/"

@@ -21,24 +21,24 @@ from rljob_api.wire.exit_codes import ExitCode
 from rljob_api.wire.names import DRIVER_TOKEN_VARIABLE
 from rljob_api.wire.run_status import ADDRESS_FILE, RunOutcome
 from rljob_api.wire.step_record import StepRecord
+from rljob_worker.checkpoints.run_folder import Resume, RunFolder
+from rljob_worker.cluster.calls import Calls
+from rljob_worker.cluster.cluster import LEAVE_SECONDS, Cluster
+from rljob_worker.cluster.machine import check_machine
+from rljob_worker.cluster.ray_session import RaySession, connected, embedded
 from rljob_worker.devices import COMPUTE_VARIABLE, check_profile
-from rljob_worker.driver.calls import Calls
-from rljob_worker.driver.cluster import LEAVE_SECONDS, Cluster
-from rljob_worker.driver.events import EVENTS, EventLog
-from rljob_worker.driver.inputs import Inputs, read_inputs
+from rljob_worker.driver.inputs import read_inputs
 from rljob_worker.driver.job import Job, Surroundings
-from rljob_worker.driver.machine import check_machine
 from rljob_worker.driver.modes import SCHEDULES, Schedule
 from rljob_worker.driver.outcome import Outcome, conclude, failed, with_all_records
 from rljob_worker.driver.preflight import check_port, check_trackers
-from rljob_worker.driver.ray_session import RaySession, connected, embedded
-from rljob_worker.driver.run_folder import Resume, RunFolder
 from rljob_worker.driver.stop import StopSignal
 from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.parallel_layout import check_nodes
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.event_names import REWARD_PARTS_LEFT_OUT, WRITE_FAILED
+from rljob_worker.records.events import EVENTS, EventLog
 from rljob_worker.records.http import DriverServer
 from rljob_worker.records.metric_history import EarlyStop, best_step, name_unknown_metric, values_of
 from rljob_worker.records.metrics import JobMetrics
@@ -47,6 +47,7 @@ from rljob_worker.records.tensorboard import TensorBoardSink
 from rljob_worker.records.trackers.trackers import Trackers
 from rljob_worker.records.writer import RecordWriter, Sink
 from rljob_worker.rewards.parts import PartMeans
+from rljob_worker.rollouts.inputs import Inputs
 
 logger = logging.getLogger(__name__)
 

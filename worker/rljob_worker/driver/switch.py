@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from rljob_worker.driver.calls import Call
+from rljob_worker.cluster.calls import Call
 from rljob_worker.driver.handover import Handover
 
 

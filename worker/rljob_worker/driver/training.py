@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from rljob_api import RLJobSpec, derived
 from rljob_worker.algorithms import get_algorithm
-from rljob_worker.driver.actors import BatchHandle
-from rljob_worker.driver.batch import train_batch, training_sampling
-from rljob_worker.driver.groups import TrainerGroup
-from rljob_worker.driver.phase_calls import PhaseCalls
-from rljob_worker.driver.step import Decision, Step
+from rljob_worker.cluster.actors import BatchHandle
+from rljob_worker.cluster.groups import TrainerGroup
+from rljob_worker.cluster.phase_calls import PhaseCalls
+from rljob_worker.rollouts.batch import train_batch, training_sampling
+from rljob_worker.rollouts.step import Decision, Step
 
 
 class Training:

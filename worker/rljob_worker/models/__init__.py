@@ -1,1 +1,1 @@
-"""Hugging Face checkpoints <-> Megatron GPT models."""
+"""Hugging Face checkpoints: configuration, tensors and folders, for any training backend."""

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import write_whole, writing
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.convert import Piece
 from rljob_worker.models.manifest import HEAD, embedding, hf_manifest
+from rljob_worker.tensor_slice import Piece
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"

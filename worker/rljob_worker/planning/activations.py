@@ -84,7 +84,7 @@ def layer_bytes(model: ModelConfig, layer: int, job: JobShape, precision: Precis
 
 
 def _linear_attention_bytes(model: ModelConfig, job: JobShape, size: int) -> int:
-    """What two norms and `models.gated_delta_net` keep for each token: the same operators on each kind of device.
+    """Bytes that two norms and `gated_delta_net` keep for each token: the same operators on each kind of device.
 
     Projections and the convolution in the parameters' dtype, all else in fp32; a head's state four times a chunk.
     """

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from rljob_api import derived
 from rljob_api.profiles import PROFILES
 from rljob_api.spec import RLJobSpec
+from rljob_worker.engine.arguments import max_model_length, max_sequences
+from rljob_worker.engine.platforms import CPU_KV_CACHE_BYTES
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.manifest import HEAD, embedding, hf_manifest
 from rljob_worker.planning.job_shape import JobShape, itemsize, prompt_tokens
-from rljob_worker.rollout.arguments import max_model_length, max_sequences
-from rljob_worker.rollout.platforms import CPU_KV_CACHE_BYTES
 
 _LOGITS_COPIES = 4
 """fp32 rows of the vocabulary a sequence: gathered logits, processed log-probabilities, and the sampler's sort."""

@@ -33,7 +33,7 @@ class RankParameters:
 
 @lru_cache(maxsize=256)
 def rank_parameters(model: ModelConfig, job: JobShape, stage: int) -> RankParameters:
-    """Count what `models.build.build_gpt_model` makes on a rank of a pipeline stage.
+    """Count what `trainer.megatron.models.build.build_gpt_model` makes on a rank of a pipeline stage.
 
     Matrices are cut over tensor-parallel ranks, norms and routers are whole on each, experts are dealt out over expert
     parallel ranks; a last stage that is not the first has a copy of a tied embedding. Megatron's padding of its

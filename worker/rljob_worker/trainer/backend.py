@@ -1,4 +1,4 @@
-"""What the trainer asks of a training backend, and which one a job gets.
+"""What the trainer asks of a training backend.
 
 `trainer.Trainer` keeps what all of them share: the plan of a step, its loss, going back when a step fails, the learning
 rate and what is reported. A backend has the model, its gradients and its optimizer.
@@ -6,26 +6,21 @@ rate and what is reported. A backend has the model, its gradients and its optimi
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
-from rljob_api.spec import RLJobSpec
-from rljob_worker.devices import Device
 from rljob_worker.memory.sleeping import SleepingMemory
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.convert import Piece
 from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.tensor_slice import Piece
 from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.objective import PolicyLoss
 from rljob_worker.trainer.process_groups import ProcessGroups
-from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.sleeping import MemoryMove
 
 Compute = Callable[[int, MicroBatch, Tensor], tuple[Tensor, Tensor]]
@@ -133,34 +128,3 @@ class TrainerBackend(Protocol):
     def close(self) -> None:
         """Leave the other ranks."""
         ...
-
-
-def build_backend(
-    spec: RLJobSpec,
-    device: Device,
-    *,
-    rank: int,
-    world_size: int,
-    store: str,
-    model_folder: Path,
-    stop: threading.Event,
-    notices: Notices,
-) -> TrainerBackend:
-    """Build this rank of the job's backend with the checkpoint's weights, awake; collective.
-
-    Args:
-        spec: the job.
-        device: this rank's.
-        rank: number of this rank.
-        world_size: number of ranks.
-        store: where the ranks meet.
-        model_folder: Hugging Face folder with the starting weights.
-        stop: set when a running pass is to end early.
-        notices: what the ranks agree on over the store.
-    """
-    # One is built: `spec.training.backend` has no other value.
-    from rljob_worker.trainer.megatron.backend import MegatronBackend
-    from rljob_worker.trainer.megatron.rank_state import build_rank_state
-
-    state = build_rank_state(spec, device, rank=rank, world_size=world_size, store=store, model_folder=model_folder)
-    return MegatronBackend(state, spec, device, stop, notices)

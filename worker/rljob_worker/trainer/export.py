@@ -9,9 +9,10 @@ from pathlib import Path
 from rljob_api.spec import RolloutSpec
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, read_hf_config
-from rljob_worker.models.convert import Piece, assemble, local_pieces
 from rljob_worker.models.generation_config import write_generation_config
 from rljob_worker.models.hf_io import copy_picture_files, save_hf_folder, untrained_tensors
+from rljob_worker.tensor_slice import Piece
+from rljob_worker.trainer.megatron.models.convert import assemble, local_pieces
 from rljob_worker.trainer.megatron.resharding import MODEL_PREFIX, layout_of
 from rljob_worker.trainer.state_file import StateReader, path_of
 

@@ -21,8 +21,9 @@ from rljob_worker.devices import get_device
 from rljob_worker.errors import StopRequested
 from rljob_worker.memory.ledger import LedgerEntry, MemoryLedger
 from rljob_worker.parallel_layout import ParallelLayout
-from rljob_worker.trainer.backend import TrainerBackend, UpdateResult, build_backend
+from rljob_worker.trainer.backend import TrainerBackend, UpdateResult
 from rljob_worker.trainer.batches import PackedBatch, Update, group_by_tokens, plan_step, split_evenly
+from rljob_worker.trainer.build import build_backend
 from rljob_worker.trainer.checked_file import CheckedFile, damage
 from rljob_worker.trainer.learning_rate import learning_rate
 from rljob_worker.trainer.objective import LogProbs, PolicyLoss, mean_over_updates

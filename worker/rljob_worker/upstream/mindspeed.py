@@ -4,7 +4,7 @@ It replaces names in torch and Megatron for the whole process: nothing of Megatr
 the engine needs a process of its own.
 
 vime (PR 285) patches Megatron's attention before it activates MindSpeed, so that MindSpeed finds the patched one. Here
-the layer specification names `models.megatron_npu.FusionAttention`, and neither patch is in its way.
+the layer specification names `trainer.megatron.models.megatron_npu.FusionAttention`, and neither patch is in its way.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ PATCHES = (
         ("torch", "megatron", "apex", "sys.argv"),
         {"megatron-core": MEGATRON, "torch": TORCH},
         "Megatron on NPUs; it replaces what it likes in torch and Megatron, and reads its settings from sys.argv",
-        "tests/worker/models/test_platforms.py::test_mindspeed_is_activated_once_and_sees_our_command_line_alone",
+        "tests/worker/trainer/megatron/test_platforms.py::test_mindspeed_is_activated_once_and_sees_our_command_line_alone",
         _activate,
         (Process.TRAINER,),
         ("npu",),

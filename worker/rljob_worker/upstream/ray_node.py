@@ -190,7 +190,7 @@ PATCHES = (
         "an embedded Ray's nodes are as many as they are, nobody asks for its dashboard, and logs are read from files: "
         "four processes less make a job start in half the time, and leave fewer ports open; and a raylet dies if its "
         "agent takes 15 seconds to start",
-        "tests/worker/driver/test_ray_session.py::test_an_embedded_ray_has_no_process_that_nobody_asks",
+        "tests/worker/cluster/test_ray_session.py::test_an_embedded_ray_has_no_process_that_nobody_asks",
         without_helpers,
         (Process.DRIVER,),
         scoped=True,

@@ -144,7 +144,7 @@ PATCHES = (
         {"vllm": VLLM},
         "vLLM accepts a draft, and samples in the place of a refused one, with random numbers of its own: a response "
         "would depend on what was drafted, and could not be gone on with elsewhere",
-        "tests/worker/rollout/test_speculation.py::test_drafts_change_no_token",
+        "tests/worker/engine/test_speculation.py::test_drafts_change_no_token",
         verify_by_drawing,
         (Process.ENGINE_WORKER,),
         ("cpu", "cuda"),
@@ -156,7 +156,7 @@ PATCHES = (
         {"vllm": VLLM},
         "the trial run of an engine that makes drafts ends with a TypeError on CPU: the stand-in of a Triton kernel "
         "does not know the argument USE_FP64_GUMBEL",
-        "tests/worker/rollout/test_speculation.py::test_drafts_change_no_token",
+        "tests/worker/engine/test_speculation.py::test_drafts_change_no_token",
         _accept_precision,
         (Process.ENGINE_WORKER,),
         ("cpu",),

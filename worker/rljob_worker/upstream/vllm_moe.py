@@ -67,7 +67,7 @@ PATCHES = (
         {"vllm": VLLM},
         "experts are chosen inside the CPU's product, past the router that tells them: enable_return_routed_experts "
         "returns zeros without a word",
-        "tests/worker/rollout/test_returned_experts.py::test_experts_are_those_of_transformers_router",
+        "tests/worker/engine/test_returned_experts.py::test_experts_are_those_of_transformers_router",
         _tell_experts,
         (Process.ENGINE_WORKER,),
         ("cpu",),

@@ -146,7 +146,7 @@ PATCHES = (
         "a generator of vLLM's starts anew where a response is continued elsewhere, so that its tokens are others; and "
         "it is asked row by row: up to 1,024 launches a token on npu, 14 ms of an 85 ms decoding step of 64 requests "
         "and 4096 tokens on CPU",
-        "tests/worker/rollout/test_rollout_engine.py::test_a_response_is_continued_to_the_same_bits",
+        "tests/worker/engine/test_rollout_engine.py::test_a_response_is_continued_to_the_same_bits",
         key_noise,
         (Process.ENGINE_WORKER,),
         scoped=True,

@@ -29,7 +29,7 @@ from rljob_worker.weightsync.transport import SLOT_COUNT, Checksum, Transport
 
 
 class Piece(Protocol):
-    """A slice of a tensor with its data, as `models.convert.Piece`."""
+    """A slice of a tensor with its data, as `tensor_slice.Piece`."""
 
     @property
     def place(self) -> TensorSlice:

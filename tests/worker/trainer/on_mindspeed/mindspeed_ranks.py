@@ -2,7 +2,7 @@
 
 Called as `python mindspeed_ranks.py mindspeed|plain RANK FOLDER PORT CASE...`, otherwise as
 `tests/worker/trainer/cases.py`, whose cases these are. With MindSpeed the layers are those of NPUs
-(`models/megatron_npu.py`), over the torch_npu of this folder.
+(`trainer/megatron/models/megatron_npu.py`), over the torch_npu of this folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def use_mindspeed() -> None:
     sys.path.insert(0, str(HERE))
     import torch_npu  # noqa: F401
 
-    from rljob_worker.models import platforms
+    from rljob_worker.trainer.megatron.models import platforms
     from rljob_worker.upstream import install, mindspeed, torch_cpu
 
     # torch first: MindSpeed wraps what it finds, which on an NPU is what torch_npu made of it.
@@ -32,7 +32,7 @@ def use_mindspeed() -> None:
 
     def seed(number: int) -> None:
         """The check of the optimizer is that of NPUs, the generators are the CPU's."""
-        from rljob_worker.models import seeding
+        from rljob_worker.trainer.megatron.models import seeding
 
         seed_device, seeding.seed_device = seeding.seed_device, seeding.seed_cpu
         try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rljob_worker.driver.overlapped_job import OverlappedJob
-from rljob_worker.driver.step import Step
 from rljob_worker.errors import NonFiniteError, StopRequested
+from rljob_worker.rollouts.step import Step
 
 
 def train(job: OverlappedJob) -> None:

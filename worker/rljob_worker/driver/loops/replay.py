@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_worker.driver.journal import JournalStep
+from rljob_worker.checkpoints.journal import JournalStep
 from rljob_worker.driver.replay import ReplayJob
 from rljob_worker.errors import NonFiniteError, StopRequested
 

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from rljob_api.spec import Recompute, RLJobSpec
 from rljob_worker.devices import Device
-from rljob_worker.models.convert import Piece, local_pieces
 from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.tensor_slice import Piece
 from rljob_worker.trainer.backend import Compute, Loaded, UpdateResult
 from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.megatron.checkpoint import load_rank, save_rank
 from rljob_worker.trainer.megatron.expert_replay import ExpertReplay
+from rljob_worker.trainer.megatron.models.convert import local_pieces
 from rljob_worker.trainer.megatron.parallel_state import lockstep_leader
 from rljob_worker.trainer.megatron.pipeline import PipelineRunner
 from rljob_worker.trainer.megatron.rank_state import RankState

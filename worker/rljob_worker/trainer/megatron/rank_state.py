@@ -15,9 +15,9 @@ from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.devices import Device
 from rljob_worker.memory.sleeping import SleepingMemory, sleeping_memory
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.platforms import megatron_platform
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.megatron.flat_buffers import Region, move_buffers
+from rljob_worker.trainer.megatron.models.platforms import megatron_platform
 from rljob_worker.trainer.megatron.optimizer_state import OptimizerState
 from rljob_worker.trainer.megatron.parallel_state import initialize
 from rljob_worker.trainer.process_groups import ProcessGroups
@@ -83,9 +83,9 @@ def build_rank_state(
 
     from megatron.core import parallel_state
 
-    from rljob_worker.models.build import build_gpt_model
-    from rljob_worker.models.convert import local_pieces
     from rljob_worker.models.hf_io import load_hf_weights
+    from rljob_worker.trainer.megatron.models.build import build_gpt_model
+    from rljob_worker.trainer.megatron.models.convert import local_pieces
     from rljob_worker.trainer.megatron.optimizer import build_optimizer, wrap_model
 
     config = ModelConfig.from_hf(model_folder)

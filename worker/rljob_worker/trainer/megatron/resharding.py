@@ -17,9 +17,9 @@ from torch import Tensor
 
 from rljob_api.wire.values import block
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.convert import Piece, is_expert, local_pieces
 from rljob_worker.parallel_layout import ParallelLayout
-from rljob_worker.tensor_slice import TensorSlice
+from rljob_worker.tensor_slice import Piece, TensorSlice
+from rljob_worker.trainer.megatron.models.convert import is_expert, local_pieces
 from rljob_worker.trainer.state_file import StateReader, path_of
 
 MODEL_PREFIX = "model."

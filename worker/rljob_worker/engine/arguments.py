@@ -1,0 +1,83 @@
+"""From a job's spec to vLLM's engine arguments."""
+
+from __future__ import annotations
+
+from rljob_api import derived
+from rljob_api.spec import Precision, RLJobSpec
+from rljob_worker.devices.kinds import device_kind
+from rljob_worker.engine.platforms import MERGED, engine_platform
+from rljob_worker.errors import UserError
+from rljob_worker.models.config import ModelConfig
+
+_MOST_SEQUENCES = 1024
+
+
+def max_model_length(spec: RLJobSpec, model: ModelConfig) -> int:
+    """Longest prompt plus response in tokens that the engine has to hold: the model's length, or less where known."""
+    data, rollout = spec.data, spec.rollout
+    given = rollout.engine_args.get("max_model_len")
+    if isinstance(given, int) and given > 0:
+        return given
+    if data.max_prompt_tokens is None or spec.evaluation is not None:
+        return model.max_position_embeddings
+    return min(model.max_position_embeddings, data.max_prompt_tokens + rollout.max_response_tokens)
+
+
+def max_sequences(spec: RLJobSpec) -> int:
+    """Sequences an engine runs at once: too few of them double the rollout time."""
+    if spec.rollout.max_num_seqs is not None:
+        return spec.rollout.max_num_seqs
+    prompts = -(-derived.prompts_at_once(spec) // derived.fewest_engines(spec))
+    return min(_MOST_SEQUENCES, prompts * spec.rollout.samples_per_prompt)
+
+
+def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, object]:
+    """Keyword arguments of vLLM's EngineArgs on the job's kind of device.
+
+    Raises:
+        UserError: `spec.rollout.engineArgs` names something that RLJob sets itself.
+    """
+    rollout = spec.rollout
+    model = ModelConfig.from_hf(model_folder)
+    own: dict[str, object] = {
+        "model": model_folder,
+        # Prompts come as tokens and log-probabilities leave as numbers; stop strings bring their own tokenizer.
+        "skip_tokenizer_init": True,
+        "tensor_parallel_size": rollout.tensor_parallel,
+        "dtype": "bfloat16" if spec.training.precision is Precision.BF16 else "float32",
+        "seed": spec.seed & 0xFFFFFFFF,
+        # vLLM's default is the distribution before temperature, top-k, top-p and min-p: not the one sampled from.
+        "logprobs_mode": "processed_logprobs",
+        "enforce_eager": not rollout.graph_mode,
+        "enable_prefix_caching": rollout.prefix_caching,
+        "max_num_seqs": max_sequences(spec),
+        "disable_log_stats": True,
+        # Inside a Ray actor vLLM would choose its Ray executor; an engine runs its own processes.
+        "distributed_executor_backend": "mp" if rollout.tensor_parallel > 1 else None,
+    }
+    if model.language_half:
+        # Without it the engine would load a vision tower that no weight sync fills.
+        own["language_model_only"] = True
+    if model.linear_attention is not None:
+        # What published checkpoints ask for; vLLM's kernels on CPU take no other state.
+        own["mamba_ssm_cache_dtype"] = "float32"
+    if rollout.max_batched_tokens is not None:
+        own["max_num_batched_tokens"] = rollout.max_batched_tokens
+    if rollout.speculative is not None:
+        own["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": rollout.speculative.draft_tokens,
+            "prompt_lookup_min": rollout.speculative.min_match,
+            "prompt_lookup_max": rollout.speculative.max_match,
+        }
+    if rollout.router_replay:
+        own["enable_return_routed_experts"] = True
+    own |= engine_platform(device_kind(spec.resources).name).arguments(spec)
+    clashes = sorted((own.keys() - MERGED) & rollout.engine_args.keys())
+    if clashes:
+        raise UserError(
+            f"spec.rollout.engineArgs: {', '.join(clashes)}: set by RLJob from other fields; remove from engineArgs"
+        )
+    # A default of RLJob's that the spec has no field for may be narrowed.
+    given = {name: value for name, value in rollout.engine_args.items() if name not in own}
+    return own | {"max_model_len": max_model_length(spec, model)} | given

@@ -1,0 +1,404 @@
+"""One vLLM engine of a job: generation, taking turns on its devices, and the weights it is at."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import numpy as np
+
+from rljob_api import derived
+from rljob_api.json_types import JsonObject
+from rljob_api.spec import RLJobSpec
+from rljob_worker.devices import check_profile
+from rljob_worker.devices.kinds import device_kind
+from rljob_worker.engine.arguments import engine_arguments, max_sequences
+from rljob_worker.engine.generation import StepLoop
+from rljob_worker.engine.platforms import engine_platform
+from rljob_worker.engine.reports import DraftCounts, EngineSlept, EngineStarted, EngineWoke, MemoryReading
+from rljob_worker.engine.sampling import check_requests, scoring_params, vllm_sampling
+from rljob_worker.engine.service import OnFinished, RequestService
+from rljob_worker.engine.states import EngineState, next_state
+from rljob_worker.engine.worker_extension import WorkerExtension
+from rljob_worker.errors import JobError, UserError
+from rljob_worker.host.reaper import Reaper, sweep_dead_engines
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.types import Cut, EngineReport, FloatArray, Generation, GenerationRequest, IntArray, SamplingParams
+from rljob_worker.upstream.install import check, install
+from rljob_worker.upstream.patch import Process
+from rljob_worker.upstream.vllm_meeting import meet_in
+from rljob_worker.weightsync.engine import WeightSyncEngine
+from rljob_worker.weightsync.meeting import HostMeeting, NetworkMeeting
+from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
+
+if TYPE_CHECKING:
+    from vllm.tokenizers import TokenizerLike
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+M = TypeVar("M")
+A = TypeVar("A")
+_BUSY_SECONDS = 5.0
+_SHUTDOWN_SECONDS = 30.0
+
+
+class Engine:
+    """A vLLM engine whose core runs in this process; with tensor parallelism its workers are child processes.
+
+    The process needs the environment of `environment.engine_environment`. Calls are serialised; `abort`, `memory`,
+    `busy_seconds` and `weight_version` may come from any thread at any time.
+
+    Args:
+        spec: the job's spec as JSON, by alias.
+        index: number of the engine in the job.
+        model_folder: Hugging Face folder to start from; these weights are version 0.
+        devices: identities of the devices the engine spans, one for each tensor-parallel rank; None where the workers
+            find them out.
+        sync_folder: folder of this host's trainers and engines, where the weight sync of its trainers can be found.
+        network: where trainers on other nodes are met.
+
+    Raises:
+        UserError: the spec asks for a device or engine argument that cannot be had.
+    """
+
+    def __init__(
+        self,
+        spec: JsonObject,
+        *,
+        index: int,
+        model_folder: str,
+        devices: list[str] | None,
+        sync_folder: str | None = None,
+        network: NetworkMeeting | None = None,
+    ) -> None:
+        self.spec = RLJobSpec.model_validate(spec)
+        try:
+            check_profile(self.spec.resources.profile.value)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        if devices is not None and len(devices) != self.spec.rollout.tensor_parallel:
+            raise UserError(
+                f"engine-{index}: got {len(devices)} devices for spec.rollout.tensorParallel "
+                f"{self.spec.rollout.tensor_parallel}"
+            )
+        self.index = index
+        self.devices = devices
+        self.model_folder = model_folder
+        self.sync_folder = sync_folder
+        self._network = network
+        self._number = index if network is not None else index % derived.engines_per_node(self.spec)
+        """Of this engine among those that take the weights together."""
+        self.weight_version: int | None = None
+        """Version of the weights it holds; None while they are unusable."""
+        self.state = EngineState.NEW
+        self._lock = threading.Lock()
+        self._service: RequestService | None = None
+        self._busy = 0.0
+        self._drafts = DraftCounts()
+        self._weight_sync: WeightSyncEngine | None = None
+
+    # --- life ---------------------------------------------------------------------------------
+
+    def start(self) -> EngineStarted:
+        """Load the model and answer a warm-up request.
+
+        Raises:
+            UserError: vLLM refuses the engine arguments.
+        """
+        with self._operation("start"):
+            kind = device_kind(self.spec.resources).name
+            platform = engine_platform(kind)
+            platform.prepare()
+            # The workers install their own; here an error is told as one of the user's.
+            check(Process.ENGINE_WORKER, kind)
+            arguments = engine_arguments(self.spec, self.model_folder)
+            sweep_dead_engines()
+            # It would override the KV cache size of the spec, in whole GiB.
+            os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+            self._reaper = Reaper()
+            begin = time.perf_counter()
+            import vllm  # noqa: F401
+
+            # vLLM checks that the kernels of its arguments are registered.
+            install(Process.ENGINE, kind)
+            imported = time.perf_counter()
+            if self.sync_folder is None:
+                self._meeting_place = tempfile.TemporaryDirectory(prefix="rljob-engine-")
+            meet_in(Path(self.sync_folder or self._meeting_place.name))
+            self._engine = _build(arguments)
+            self._tokenizer = _load_tokenizer(Path(self.model_folder))
+            self._loop = StepLoop(self._engine.engine_core, self._tokenizer, self._returned_layers())
+            self._service = RequestService(self._loop)
+            self._sleep_controller = platform.sleep_controller()(self._engine, self._loop.drain)
+            if self.devices is None:
+                self.devices = self._sleep_controller.devices()
+            loaded = time.perf_counter()
+            kv_cache_bytes = arguments.get("kv_cache_memory_bytes")
+            self._warm_up()
+            self._reaper.settled()
+            self.weight_version = 0
+            return EngineStarted(
+                import_seconds=imported - begin,
+                load_seconds=loaded - imported,
+                warmup_seconds=time.perf_counter() - loaded,
+                devices=tuple(self.devices),
+                threads=int(os.environ.get("OMP_NUM_THREADS", 0)),
+                max_model_length=self._max_length,
+                max_sequences=max_sequences(self.spec),
+                kv_cache_bytes=(
+                    kv_cache_bytes if isinstance(kv_cache_bytes, int) else self._sleep_controller.kv_cache_bytes()
+                ),
+            )
+
+    def shutdown(self, *, process_ends: bool = False) -> None:
+        """End the workers and give everything back; idempotent. A running generation is aborted.
+
+        Args:
+            process_ends: this process ends next, and takes with it what is its own: vLLM would look through all objects
+                of the process for what nobody needs, twice.
+        """
+        self.abort()
+        if not self._lock.acquire(timeout=_SHUTDOWN_SECONDS):
+            raise RuntimeError(f"engine: a call is still running {_SHUTDOWN_SECONDS:g} s after shutdown was asked for")
+        try:
+            started = self.state not in (EngineState.NEW, EngineState.CLOSED)
+            self.state = EngineState.CLOSED
+            self.weight_version = None
+            if self._weight_sync is not None:
+                self._weight_sync.close()
+            if started:
+                if not process_ends or self.spec.rollout.tensor_parallel > 1:
+                    self._engine.engine_core.shutdown()
+                self._reaper.close()
+        finally:
+            self._lock.release()
+
+    # --- generation ---------------------------------------------------------------------------
+
+    def generate(
+        self,
+        requests: list[GenerationRequest],
+        sampling: SamplingParams,
+        version: int,
+        on_finished: OnFinished | None = None,
+        *,
+        cut: Cut | None = None,
+        more: bool = False,
+    ) -> list[Generation]:
+        """Generate one response for each request, or go on with it where tokens were sampled before.
+
+        Responses keep every generated token, those of a stop string included: they are what was sampled, and what
+        the trainer has log-probabilities for. The same request (prompt, seed, sampling) gives the same tokens
+        wherever it runs, as far as the kernels do: on CPU the log-probabilities of a request differ by rounding
+        (1e-6 in fp32) when its neighbours in the batch change, and are bit-equal when they do not.
+
+        Args:
+            requests: N requests; those of one prompt side by side.
+            sampling: for all of them.
+            version: weights they must be generated with.
+            on_finished: called with (index, response) as each one finishes, from this thread; at the end with those
+                that were cut.
+            cut: when to end although some still grow; None: when all are finished.
+            more: further requests may come by `requests.submit` until `requests.close`.
+
+        Returns:
+            Responses in the order of the requests; those that were cut have an empty finish reason.
+
+        Raises:
+            ValueError: a prompt is too long, empty or outside the vocabulary; sampling parameters are not possible.
+            JobError: the engine's weights are not at `version`, or vLLM gave up.
+            StopRequested: `abort` was called.
+        """
+        with self._operation("generate"):
+            if self.weight_version != version:
+                raise JobError(
+                    f"rollout: engine-{self.index} holds weights of version {self.weight_version}, not {version}"
+                )
+
+            def check_all(requests: Sequence[GenerationRequest]) -> None:
+                check_requests(requests, sampling.max_tokens, self._max_length, self._vocab_size)
+
+            check_all(requests)
+            params = vllm_sampling(sampling, self._generation_config, self._end_token)
+            generations = self.requests.run(
+                requests, params, on_finished, cut=cut, more=check_all if more else None, version=version
+            )
+            if self.spec.rollout.speculative is not None:
+                # All ranks guess and verify the same.
+                self._drafts += DraftCounts(
+                    *self._engine.collective_rpc(WorkerExtension.rljob_take_draft_counts.__name__)[0]
+                )
+            return generations
+
+    @property
+    def requests(self) -> RequestService:
+        """What may be asked of a running generation, from any thread; RuntimeError before `start`."""
+        if self._service is None:
+            raise RuntimeError(f"engine-{self.index}: was not started")
+        return self._service
+
+    def score(self, token_lists: Sequence[IntArray]) -> list[FloatArray]:
+        """Log-probability of each token but the first, given those before it, at temperature 1 without truncation.
+
+        Args:
+            token_lists: N sequences of at least 2 tokens, each shorter than the engine's length.
+
+        Returns:
+            N arrays [length - 1] float32.
+        """
+        with self._operation("score"):
+            requests = [GenerationRequest(tuple(int(token) for token in tokens), 0) for tokens in token_lists]
+            check_requests(requests, 1, self._max_length, self._vocab_size)
+            return self._loop.score([request.prompt_token_ids for request in requests], scoring_params())
+
+    def take_draft_counts(self) -> DraftCounts:
+        """Guesses of speculative decoding since the last time."""
+        taken, self._drafts = self._drafts, DraftCounts()
+        return taken
+
+    def harvest(self, version: int) -> None:
+        """End generations with these weights or earlier ones at their next step, also those that begin yet; they return
+        what they have."""
+        if self._service is not None:
+            self._service.harvest_version(version)
+
+    def abort(self) -> None:
+        """End the running generation at its next step with StopRequested, or the next one when none runs."""
+        if self._service is not None:
+            self._service.abort()
+
+    def busy_seconds(self) -> float:
+        """Seconds spent in generation, scoring and weight hand-over since `start`."""
+        return self._busy
+
+    # --- turns --------------------------------------------------------------------------------
+
+    def sleep(self) -> EngineSlept:
+        """Forget all cached prefixes and give back the KV cache, and the weights where the device can sleep."""
+        with self._operation("sleep"):
+            return self._sleep_controller.sleep()
+
+    def wake_weights(self) -> EngineWoke:
+        """Take the memory for the weights back, without content where they had left."""
+        with self._operation("wake_weights"):
+            return self._sleep_controller.wake_weights()
+
+    def receive_weights(self, version: int, seconds: float) -> EngineReport:
+        """Take a version of the weights from the trainers, verified; awake or with memory for them.
+
+        Args:
+            version: the version they send.
+            seconds: deadline for all of it.
+
+        Returns:
+            The report of `weightsync.engine.WeightSyncEngine.update_weights`.
+
+        Raises:
+            WeightSyncError: it failed; the engine holds no usable weights until a later one succeeds.
+        """
+        with self._operation("receive_weights"):
+            if self._weight_sync is None:
+                if self.sync_folder is None:
+                    raise RuntimeError(f"engine-{self.index}: was given no folder to find the weight sync in")
+                meeting = self._network or HostMeeting(self.sync_folder)
+                number = self._number
+                self._weight_sync = WeightSyncEngine(self._land, meeting=meeting, engine=number)
+            self.weight_version = None
+            if self.state is EngineState.ACTIVE:
+                # It did not sleep: what it remembers of prompts was computed with the weights before.
+                self._sleep_controller.forget_prefixes()
+            report = self._weight_sync.update_weights(version, seconds)
+            self.weight_version = version
+            return report
+
+    def meet(self, network: NetworkMeeting, number: int) -> None:
+        """Find the trainers there from the next hand-over on, as this number among the engines."""
+        if self._weight_sync is not None:
+            self._weight_sync.close()
+        self._weight_sync, self._network, self._number = None, network, number
+
+    def wake_kv(self) -> EngineWoke:
+        """Take the KV cache back, empty."""
+        with self._operation("wake_kv"):
+            return self._sleep_controller.wake_kv()
+
+    def memory(self) -> MemoryReading:
+        """Resident pages of this process and its tensor-parallel workers, and what the devices have free."""
+        return self._sleep_controller.memory()
+
+    # --- inside -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _operation(self, name: str) -> Iterator[None]:
+        """Serialise, check and change the state, count busy time."""
+        if not self._lock.acquire(timeout=_BUSY_SECONDS):
+            raise RuntimeError(f"engine: {name} while another call is running")
+        try:
+            after = next_state(name, self.state)
+            begin = time.perf_counter()
+            try:
+                yield
+            finally:
+                self._busy += time.perf_counter() - begin
+            self.state = after
+        finally:
+            self._lock.release()
+
+    def _land(self, method: Callable[[WeightLandingExtension, M], A], message: M, seconds: float, /) -> Sequence[A]:
+        answers: list[A] = self._engine.collective_rpc(method.__name__, timeout=seconds, args=(message,))
+        return answers
+
+    def _returned_layers(self) -> IntArray | None:
+        if not self.spec.rollout.router_replay:
+            return None
+        return np.flatnonzero(ModelConfig.from_hf(self.model_folder).moe_layers)
+
+    def _warm_up(self) -> None:
+        config = self._engine.model_config
+        self._max_length: int = config.max_model_len
+        self._vocab_size: int = config.get_vocab_size()
+        self._generation_config: Mapping[str, object] = config.try_get_generation_config()
+        self._end_token: int | None = getattr(self._tokenizer, "eos_token_id", None)
+        sampling = SamplingParams(max_tokens=2, ignore_eos=True)
+        params = vllm_sampling(sampling, self._generation_config, self._end_token)
+        self.requests.run([GenerationRequest((0,), 0)] * 2, params)
+        self._sleep_controller.after_warm_up()
+
+
+def _build(arguments: Mapping[str, object]) -> LLMEngine:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    try:
+        make: Callable[..., EngineArgs] = EngineArgs
+        parsed = make(**arguments)
+    except TypeError as error:
+        raise UserError(f"spec.rollout.engineArgs: {error}") from error
+    try:
+        return LLMEngine.from_engine_args(parsed, usage_context=UsageContext.LLM_CLASS)
+    except ValueError as error:
+        raise UserError(
+            f"spec.rollout: vLLM refuses these settings (here {_kv_cache_size(arguments)}, and data.maxPromptTokens "
+            f"with maxResponseTokens gives sequences of {arguments['max_model_len']} tokens): {error}"
+        ) from error
+
+
+def _kv_cache_size(arguments: Mapping[str, object]) -> str:
+    size = arguments.get("kv_cache_memory_bytes")
+    return f"memoryFraction is {arguments['gpu_memory_utilization']}" if size is None else f"kvCacheBytes is {size}"
+
+
+def _load_tokenizer(folder: Path) -> TokenizerLike | None:
+    """The folder's tokenizer; None where it has no tokenizer files."""
+    if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
+        return None
+    from transformers import AutoTokenizer
+
+    # vLLM's protocol asks for more than transformers' types declare.
+    return cast("TokenizerLike", AutoTokenizer.from_pretrained(folder))

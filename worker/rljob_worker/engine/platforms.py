@@ -1,0 +1,167 @@
+"""What differs in vLLM between kinds of devices; code elsewhere never asks which kind it is."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rljob_api.spec import Precision, RLJobSpec
+from rljob_worker.engine.cpu_libraries import check_cpu_libraries
+from rljob_worker.errors import UserError
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.upstream.switches import CPU_KERNELS, TORCH_LINEAR
+
+if TYPE_CHECKING:
+    from rljob_worker.engine.sleep_controller import SleepController
+
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes that vLLM 0.23's CPU attention has kernels for; repeated here because importing vLLM takes seconds."""
+MERGED = {"additional_config"}
+"""Arguments that a platform makes of its own values and the user's."""
+CPU_KV_CACHE_BYTES = 2**30
+_NZ_OFF = {"weight_nz_mode": 0}
+_NZ_FORCED = "enable_fused_mc2"
+_OWN_SAMPLING = ("enable_reduce_sample", "enable_async_exponential")
+_MOVING_EXPERTS = {"eplb_config", "dynamic_eplb", "expert_map_path"}
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlatform:
+    """vLLM on one kind of device."""
+
+    arguments: Callable[[RLJobSpec], dict[str, object]]
+    """Engine arguments beside those that all kinds have."""
+    environment: Callable[[RLJobSpec], dict[str, str]]
+    """Variables beside those that all kinds have."""
+    sleep_controller: Callable[[], type[SleepController]]
+    """How it sleeps; called after `prepare`."""
+    check_model: Callable[[RLJobSpec, ModelConfig], None]
+    """Refuses a model that trains here but that the engine cannot generate with; UserError."""
+    prepare: Callable[[], None]
+    """Called in the engine's process before vLLM is imported."""
+
+
+def engine_platform(kind: str) -> EnginePlatform:
+    """vLLM on devices of `kind` (`DeviceKind.name`)."""
+    return _PLATFORMS[kind]
+
+
+def _cpu_arguments(spec: RLJobSpec) -> dict[str, object]:
+    return {
+        "kv_cache_memory_bytes": spec.rollout.kv_cache_bytes or CPU_KV_CACHE_BYTES,
+        "worker_extension_cls": "rljob_worker.engine.worker_extension.CpuWorkerExtension",
+        "ir_op_priority": {op: [CPU_KERNELS, "native"] for op in ("rms_norm", "fused_add_rms_norm")},
+    }
+
+
+def _cpu_sleep_controller() -> type[SleepController]:
+    from rljob_worker.engine.sleep_controller import CpuSleepController
+
+    return CpuSleepController
+
+
+def _cpu_environment(spec: RLJobSpec) -> dict[str, str]:
+    environment = {
+        # vLLM would pin its threads to cores of its own choice: engines side by side would all take the same ones.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Eager mode compiles helpers all the same: 11 to 22 s at start-up for bit-equal results.
+        "TORCHDYNAMO_DISABLE": "0" if spec.rollout.graph_mode else "1",
+    }
+    if platform.machine() == "x86_64" and not spec.rollout.graph_mode:
+        # For a decoding step of 64 rows of fp32, torch's packed products take two thirds of the time of vLLM's own, and
+        # as long for a few; in bf16 they take as long. New weights can be written into their memory, where vLLM's own
+        # are packed into new memory, which takes five times as long. The compiler cannot read the packed weights.
+        environment[TORCH_LINEAR] = "1"
+    return environment
+
+
+def _check_cpu_model(spec: RLJobSpec, model: ModelConfig) -> None:
+    if model.head_dim not in CPU_HEAD_SIZES:
+        allowed = ", ".join(map(str, CPU_HEAD_SIZES))
+        raise UserError(
+            f"spec.model: head_dim {model.head_dim} is not supported by vLLM's attention on CPU; allowed: {allowed}"
+        )
+    linear = model.linear_attention
+    if linear is None:
+        return
+    if spec.training.precision is not Precision.BF16:
+        raise UserError("spec.training.precision: vLLM's linear attention on CPU computes in bf16 alone; use 'bf16'")
+    heads = {"linear_key_head_dim": linear.key_head_dim, "linear_value_head_dim": linear.value_head_dim}
+    for name, size in heads.items():
+        if size % 32:
+            raise UserError(
+                f"spec.model: {name} {size} is not supported by vLLM's linear attention on CPU; use a multiple of 32"
+            )
+
+
+def _device_arguments(spec: RLJobSpec) -> dict[str, object]:
+    arguments: dict[str, object] = {
+        "enable_sleep_mode": True,
+        # vLLM's default is on off the CPU: one batch may then be in flight across a sleep (rljob_api.rules.devices).
+        "async_scheduling": False,
+        # Also with a size for the KV cache: vLLM does not start unless this share of the device is free.
+        "gpu_memory_utilization": spec.rollout.memory_fraction,
+        "worker_extension_cls": "rljob_worker.engine.device_extension.DeviceWorkerExtension",
+    }
+    if spec.rollout.kv_cache_bytes is not None:
+        arguments["kv_cache_memory_bytes"] = spec.rollout.kv_cache_bytes
+    return arguments
+
+
+def _device_sleep_controller() -> type[SleepController]:
+    from rljob_worker.engine.sleep_controller import DeviceSleepController
+
+    return DeviceSleepController
+
+
+def _npu_arguments(spec: RLJobSpec) -> dict[str, object]:
+    """Weights in the NZ layout cannot be updated in place: vllm-ascend refuses to wake with it."""
+    given = spec.rollout.engine_args.get("additional_config", {})
+    if not isinstance(given, dict):
+        raise UserError(f"spec.rollout.engineArgs: additional_config is {given!r}, not a mapping")
+    if given.get("weight_nz_mode", 0) != 0 or given.get(_NZ_FORCED):
+        raise UserError(
+            "spec.rollout.engineArgs: additional_config: weight_nz_mode must be 0 and enable_fused_mc2 off: the engine "
+            "could not take new weights"
+        )
+    if drawing := [name for name in _OWN_SAMPLING if given.get(name)]:
+        raise UserError(
+            f"spec.rollout.engineArgs: additional_config: {', '.join(drawing)}: vllm-ascend's own ways to draw tokens; "
+            "leave it out: RLJob draws them itself, so that a response does not depend on where it is made"
+        )
+    if moving := sorted(_MOVING_EXPERTS & given.keys()):
+        raise UserError(
+            f"spec.rollout.engineArgs: additional_config: {', '.join(moving)}: vllm-ascend 0.23 loses the experts' "
+            "places when the engine sleeps; leave it out"
+        )
+    return _device_arguments(spec) | {"additional_config": given | _NZ_OFF}
+
+
+def _no_variables(_spec: RLJobSpec) -> dict[str, str]:
+    return {}
+
+
+def _cuda_environment(_spec: RLJobSpec) -> dict[str, str]:
+    """FlashInfer would draw tokens, whose place RLJob's own drawing takes (`upstream.vllm_sampler`)."""
+    return {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+
+
+def _any_model(_spec: RLJobSpec, _model: ModelConfig) -> None: ...
+
+
+def _nothing() -> None: ...
+
+
+_PLATFORMS = {
+    "cpu": EnginePlatform(
+        _cpu_arguments,
+        _cpu_environment,
+        _cpu_sleep_controller,
+        _check_cpu_model,
+        check_cpu_libraries,
+    ),
+    "cuda": EnginePlatform(_device_arguments, _cuda_environment, _device_sleep_controller, _any_model, _nothing),
+    "npu": EnginePlatform(_npu_arguments, _no_variables, _device_sleep_controller, _any_model, _nothing),
+}

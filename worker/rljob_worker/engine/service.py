@@ -1,0 +1,220 @@
+"""A running generation: requests come in, responses leave, and between two steps it can be held or ended."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rljob_worker.errors import StopRequested
+from rljob_worker.types import Cut, Generation, GenerationRequest
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams as VllmSamplingParams
+
+    from rljob_worker.engine.generation import StepLoop
+
+OnFinished = Callable[[int, Generation], None]
+"""Takes the index of a request and its response."""
+Check = Callable[[Sequence[GenerationRequest]], None]
+_WAIT_SLICE_SECONDS = 0.2
+
+
+class RequestService:
+    """Generates with one engine. `run` belongs to one thread; everything else may come from any other.
+
+    Requests are numbered in the order in which they are submitted, from 0 in each run.
+
+    Args:
+        loop: of the engine.
+    """
+
+    def __init__(self, loop: StepLoop) -> None:
+        self._loop = loop
+        self._changed = threading.Condition()
+        self._arrived: list[GenerationRequest] = []
+        self._check: Check | None = None
+        """Of the running generation; None where none runs that takes more requests."""
+        self._active = self._aborted = self._harvesting = self._paused = self._parked = False
+        self._version = self._harvested = -1
+        """Weights of the running generation, and the last ones whose generations were to end early."""
+
+    def run(
+        self,
+        requests: Sequence[GenerationRequest],
+        params: VllmSamplingParams,
+        on_finished: OnFinished | None = None,
+        *,
+        cut: Cut | None = None,
+        more: Check | None = None,
+        version: int = 0,
+    ) -> list[Generation]:
+        """Generate until all responses are finished, the generation is cut, or somebody harvests it.
+
+        Args:
+            requests: to begin with.
+            params: for all of them, but for the seed.
+            on_finished: called with (index, response) in this thread as each one finishes; at the end with what was
+                cut.
+            cut: when to end before all are finished; it is looked at after each step, so that where it falls depends
+                on the requests alone. Their `group` says what belongs together.
+            more: further requests may be submitted until `close`; called with them, raises ValueError for a wrong one.
+            version: of the engine's weights.
+
+        Returns:
+            The responses by index; those that were cut have an empty finish reason.
+
+        Raises:
+            StopRequested: `abort` was called; the engine is idle again.
+            JobError: vLLM gave a request up, or a log-probability is not finite.
+        """
+        done: dict[int, Generation] = {}
+
+        def give(index: int, generation: Generation) -> None:
+            done[index] = generation
+            if on_finished is not None:
+                on_finished(index, generation)
+
+        groups: list[int] = []
+        with self._running(more, version):
+            self._add(requests, groups, params)
+            while self._heed(groups, params):
+                finished = self._loop.step()
+                for index, generation in finished:
+                    give(index, generation)
+                if finished and cut is not None and _is_cut(cut, groups, done):
+                    break
+            if len(self._loop):
+                for index, generation in self._loop.take_back():
+                    give(index, generation)
+        return [done[index] for index in range(len(groups))]
+
+    # --- from other threads -------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Add requests to the running generation.
+
+        Raises:
+            ValueError: one of them cannot be generated.
+            RuntimeError: no generation runs that takes more.
+        """
+        with self._changed:
+            if self._check is None:
+                raise RuntimeError("engine: no generation runs that takes more requests")
+            self._check(requests)
+            self._arrived += requests
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """No more requests will come: the generation ends with those that it has."""
+        with self._changed:
+            self._check = None
+            self._changed.notify_all()
+
+    def pause(self, seconds: float) -> None:
+        """Hold the generation between two steps, its KV cache dropped; what was sampled stays.
+
+        It is held until `resume`, `harvest` or `abort`.
+
+        Raises:
+            TimeoutError: the engine's step did not end within so many seconds; the generation is not held.
+            RuntimeError: no generation runs, or it ended meanwhile.
+        """
+        with self._changed:
+            self._must_run()
+            self._paused = True
+            if not self._changed.wait_for(lambda: self._parked or not self._active, seconds):
+                self._paused = False
+                raise TimeoutError(f"engine: its step did not end within {seconds:g} s")
+            self._must_run()
+
+    def resume(self) -> None:
+        """Go on after `pause`, to the bits that would have come without it."""
+        with self._changed:
+            self._paused = False
+            self._changed.notify_all()
+
+    def harvest(self) -> None:
+        """End the running generation at its next step; what it has of each response is returned.
+
+        Raises:
+            RuntimeError: no generation runs.
+        """
+        with self._changed:
+            self._must_run()
+            self._harvesting = True
+            self._changed.notify_all()
+
+    def harvest_version(self, version: int) -> None:
+        """As `harvest`, of generations with these weights or earlier ones: one that runs, and any that begins yet."""
+        with self._changed:
+            self._harvested = version
+            self._changed.notify_all()
+
+    def abort(self) -> None:
+        """End the running generation at its next step with StopRequested, or the next one when none runs."""
+        with self._changed:
+            self._aborted = True
+            self._changed.notify_all()
+
+    # --- inside -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _running(self, more: Check | None, version: int) -> Iterator[None]:
+        with self._changed:
+            self._active, self._check, self._arrived, self._harvesting = True, more, [], False
+            self._version = version
+        try:
+            yield
+        except BaseException:
+            self._loop.give_up()
+            raise
+        finally:
+            with self._changed:
+                self._check = None
+                self._active = self._aborted = self._paused = self._parked = False
+                self._changed.notify_all()
+
+    def _must_run(self) -> None:
+        if not self._active:
+            raise RuntimeError("engine: no generation runs")
+
+    def _heed(self, groups: list[int], params: VllmSamplingParams) -> bool:
+        """Do what was asked since the step before; whether there is another one to make."""
+        with self._changed:
+            if self._paused:
+                self._loop.interrupt()
+                self._parked = True
+                self._changed.notify_all()
+            while (self._paused or self._is_idle()) and not self._aborted and not self._is_harvested():
+                self._changed.wait(_WAIT_SLICE_SECONDS)
+            self._parked = False
+            if self._aborted:
+                raise StopRequested("generation was ended before all responses were finished")
+            arrived, self._arrived = self._arrived, []
+            harvesting = self._is_harvested()
+            if harvesting:
+                # What is submitted from here on would never be looked at.
+                self._check = None
+        self._add(arrived, groups, params)
+        return bool(len(self._loop)) and not harvesting
+
+    def _is_harvested(self) -> bool:
+        return self._harvesting or self._version <= self._harvested
+
+    def _is_idle(self) -> bool:
+        """Whether there is nothing to do but to wait for requests."""
+        return not len(self._loop) and not self._arrived and self._check is not None
+
+    def _add(self, requests: Sequence[GenerationRequest], groups: list[int], params: VllmSamplingParams) -> None:
+        self._loop.add(len(groups), requests, params)
+        groups += [request.group for request in requests]
+
+
+def _is_cut(cut: Cut, groups: list[int], done: dict[int, Generation]) -> bool:
+    missing = Counter(groups)
+    missing.subtract(groups[index] for index in done)
+    complete = {group for group, count in missing.items() if not count}
+    return all(len(quota.among & complete) >= quota.least for quota in cut.quotas)

@@ -1,0 +1,78 @@
+"""What RLJob adds to vLLM's workers; vLLM mixes the class of the device's kind into the worker's bases."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterator
+from typing import Protocol
+
+from rljob_worker.engine.kv_caches import KvCaches, kv_cache_storages
+from rljob_worker.upstream import vllm_types
+from rljob_worker.upstream.vllm_drafts import KeyedVerification, verify_by_drawing
+from rljob_worker.upstream.vllm_sampler import key_noise
+from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
+
+_MADV_DONTNEED = 4
+
+
+class ModelRunner(vllm_types.ModelRunner, Protocol):
+    """With the caches that are given back."""
+
+    kv_caches: KvCaches
+
+
+class WorkerExtension(WeightLandingExtension):
+    """What all kinds of devices have; landing weights comes with the base."""
+
+    model_runner: ModelRunner
+    _rljob_verification: KeyedVerification | None = None
+
+    def rljob_prepare(self) -> None:
+        """Have the sampler draw by request and position, drafts or not."""
+        self._rljob_verification = verify_by_drawing(self.model_runner, key_noise(self.model_runner))
+
+    def rljob_take_draft_counts(self) -> tuple[int, int]:
+        """Drafts that were proposed and accepted since the last time."""
+        return (0, 0) if self._rljob_verification is None else self._rljob_verification.take_counts()
+
+    def rljob_device_identity(self) -> str:
+        """Identity of this worker's device, as its trainer's."""
+        return self.rljob_device().identity()
+
+    def rljob_kv_cache_bytes(self) -> int:
+        """Size of the KV cache."""
+        return sum(kv_cache_storages(self.model_runner.kv_caches).values())
+
+
+class CpuWorkerExtension(WorkerExtension):
+    """Memory hand-over on CPU."""
+
+    def rljob_release_kv_cache(self) -> int:
+        """Give the KV cache's pages back to the system; bytes that were resident. They read as zero afterwards."""
+        released = 0
+        for start, length in _kv_cache_ranges(self.model_runner.kv_caches):
+            released += _resident_bytes(start, length)
+            if _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_DONTNEED) != 0:
+                raise OSError(ctypes.get_errno(), "madvise on the KV cache failed")
+        return released
+
+
+def _kv_cache_ranges(kv_caches: KvCaches) -> Iterator[tuple[int, int]]:
+    """Whole pages inside each distinct storage: (address, length)."""
+    for address, size in kv_cache_storages(kv_caches).items():
+        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start:
+            yield start, end - start
+
+
+def _resident_bytes(start: int, length: int) -> int:
+    pages = (ctypes.c_ubyte * (length // mmap.PAGESIZE))()
+    if _libc().mincore(ctypes.c_void_p(start), ctypes.c_size_t(length), pages) != 0:
+        raise OSError(ctypes.get_errno(), "mincore on the KV cache failed")
+    return bytes(pages).count(1) * mmap.PAGESIZE
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

@@ -1,1 +1,0 @@
-"""Generation with vLLM: engines, seeds, and the environment that their processes need."""

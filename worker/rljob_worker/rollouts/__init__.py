@@ -1,0 +1,1 @@
+"""Rollouts: prompts become groups of scored samples, and these a batch."""

@@ -1,0 +1,241 @@
+"""From scored responses to a training batch and the rollout metrics of a step. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rljob_api import RLJobSpec
+from rljob_api.spec import RolloutSpec
+from rljob_worker.engine.reports import DraftCounts
+from rljob_worker.engine.seeds import request_seed
+from rljob_worker.flow import Episode, Finish, Group, TokenStream
+from rljob_worker.flow.filters import has_variance
+from rljob_worker.flow.streams import NO_VERSION
+from rljob_worker.rollouts.step import AnsweredGroup, Decision, ScoredGroup, Step
+from rljob_worker.types import (
+    FloatArray,
+    Generation,
+    GenerationRequest,
+    Prompt,
+    SamplingParams,
+    TrainBatch,
+)
+
+
+def training_sampling(spec: RLJobSpec) -> SamplingParams:
+    """How training samples are drawn; the trainer applies the same transform to its logits."""
+    rollout = spec.rollout
+    return SamplingParams(
+        max_tokens=rollout.max_response_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        stop=tuple(rollout.stop),
+        stop_token_ids=tuple(rollout.stop_token_ids),
+        ignore_eos=rollout.ignore_eos,
+    )
+
+
+def evaluation_sampling(spec: RLJobSpec) -> SamplingParams:
+    """How evaluation samples are drawn: the job's way of stopping, the evaluation's own temperature and nucleus."""
+    assert spec.evaluation is not None
+    return replace(
+        training_sampling(spec),
+        max_tokens=spec.evaluation.max_response_tokens or spec.rollout.max_response_tokens,
+        temperature=spec.evaluation.temperature,
+        top_p=spec.evaluation.top_p,
+        top_k=0,
+        min_p=0.0,
+    )
+
+
+def requests(
+    prompts: Sequence[Prompt], samples: int, job_seed: int, step: int, first: int = 0
+) -> list[GenerationRequest]:
+    """`samples` requests for each prompt, in prompt-major order; `first` is the number of the first within the step."""
+    return [
+        GenerationRequest(prompt.token_ids, request_seed(job_seed, step, first + index, sample))
+        for index, prompt in enumerate(prompts)
+        for sample in range(samples)
+    ]
+
+
+def train_batch(groups: Sequence[Group], advantages: FloatArray, oldest: int = 0) -> TrainBatch:
+    """The streams of a step, one after the other.
+
+    Args:
+        groups: what is trained on; N samples together.
+        advantages: [N], the same for all of a sample's tokens.
+        oldest: tokens of weights before these count as not sampled: nothing is learned from them.
+    """
+    episodes = [episode for group in groups for episode in group.episodes]
+    streams = [episode.stream for episode in episodes]
+    experts = [episode.experts for episode in episodes if episode.experts is not None]
+    lengths = np.array([len(stream) for stream in streams], dtype=np.int64)
+    spans = [span for stream in streams for span in stream.spans]
+    # Of all tokens at once: an array for each stream would take twice the time.
+    of_spans = np.array([NO_VERSION if span.version is None else span.version for span in spans], dtype=np.int64)
+    versions = np.repeat(of_spans, [len(span) for span in spans])
+    # What was not sampled has a version below all.
+    is_sampled = versions >= oldest
+    counts = np.add.reduceat(is_sampled, np.cumsum(lengths) - lengths, dtype=np.int64)
+    return TrainBatch(
+        tokens=np.concatenate([stream.ids for stream in streams]),
+        lengths=lengths,
+        sampled=is_sampled,
+        rollout_log_probs=np.concatenate([stream.log_probs for stream in streams])[is_sampled],
+        advantages=np.repeat(advantages.astype(np.float32), counts),
+        versions=versions[is_sampled],
+        experts=np.concatenate(experts) if experts else None,
+    )
+
+
+def answered_group(
+    ordinal: int, version: int, prompt: Prompt, generations: Sequence[Generation], texts: Sequence[str], seed: int
+) -> AnsweredGroup:
+    """A prompt's responses, all sampled by weights of `version`, as streams; `seed` is that of the first."""
+    head = np.array(prompt.token_ids, dtype=np.int64)
+    episodes = tuple(
+        Episode(
+            ordinal,
+            sample,
+            TokenStream.of_response(head, generation.token_ids, generation.log_probs, version=version),
+            Finish(generation.finish_reason),
+            generation.stop_text,
+            generation.experts,
+        )
+        for sample, generation in enumerate(generations)
+    )
+    return AnsweredGroup(prompt, Group(ordinal, version, episodes), tuple(texts), seed)
+
+
+def decide(groups: Sequence[ScoredGroup], wanted: int) -> None:
+    """Decide on each group, by ordinal: the first `wanted` whose rewards differ are trained on.
+
+    Neither the length of a response nor the time at which it was finished has a part in it.
+    """
+    kept = 0
+    for group in sorted(groups, key=lambda group: group.ordinal):
+        if not has_variance(group.rewards):
+            group.decision = Decision.FILTERED
+            continue
+        group.decision = Decision.TRAINED if kept < wanted else Decision.SURPLUS
+        kept += 1
+
+
+def partial_metrics(step: Step) -> dict[str, float]:
+    """What partial rollout did to a step: what it sampled, and what it carries over."""
+    left = list(step.open.values())
+    streams = [e.stream for one in left for e in one.group.episodes]
+    streams += [e.stream for scored in step.groups for e in scored.answered.group.episodes]
+    return {
+        "rollout/carried_groups": float(len(left)),
+        "rollout/carried_tokens": float(sum(one.num_sampled for one in left)),
+        "rollout/generated_tokens": float(sum(s.tokens_by_version()[step.weight_version] for s in streams)),
+    }
+
+
+def staleness_metrics(step: Step) -> dict[str, float]:
+    """How old what a step trains on is: updates between the weights that sampled a token and those that are trained."""
+    versions: Counter[int] = Counter()
+    for stream in step.trained_streams():
+        versions.update(stream.tokens_by_version())
+    lags = {step.weight_version - v: count for v, count in versions.items() if v >= step.oldest_trained}
+    oldest, tokens = max(lags, default=0), sum(lags.values())
+    metrics = {
+        "rollout/staleness/mean": sum(lag * count for lag, count in lags.items()) / tokens if tokens else 0.0,
+        "rollout/staleness/max": float(oldest),
+    }
+    shown = range(oldest + 1) if lags else ()
+    return metrics | {f"rollout/staleness/tokens_{lag}": float(lags.get(lag, 0)) for lag in shown}
+
+
+def limit_metrics(step: Step) -> dict[str, float]:
+    """What was too old for a step: tokens that were left out of its loss, and groups that are sampled again."""
+    spans = [span for stream in step.trained_streams() for span in stream.spans]
+    return {
+        "rollout/masked_tokens": float(sum(len(span) for span in spans if step.masks(span))),
+        "rollout/discarded_groups": float(len(step.discarded)),
+        "rollout/discarded_tokens": float(sum(one.num_sampled for one in step.discarded)),
+    }
+
+
+def tail_metrics(step: Step) -> dict[str, float]:
+    """What tail batching did to a step: which kind it was, what waits, and tokens that will be sampled again."""
+    deferred, surplus = step.deferred, step.of(Decision.SURPLUS)
+    return {
+        "rollout/long_step": float(step.long),
+        "rollout/waiting_groups": float(sum(one.deferred_at is not None for one in step.open.values())),
+        "rollout/deferred_groups": float(len(deferred)),
+        "rollout/deferred_tokens": float(sum(one.num_sampled for one in deferred)),
+        "rollout/surplus_groups": float(len(surplus)),
+        "rollout/surplus_tokens": float(sum(sum(group.lengths) for group in surplus)),
+    }
+
+
+def too_few_groups(step: Step, rollout: RolloutSpec) -> str:
+    """What to tell of a step whose filter took too many groups."""
+    assert rollout.oversampling is not None
+    rewards = Counter(float(group.rewards[0]) for group in step.of(Decision.FILTERED))
+    most = ", ".join(f"{count} x {reward:g}" for reward, count in rewards.most_common(3))
+    return (
+        f"spec.rollout.oversampling: step {step.number} drew {step.drawn} prompts in {step.rounds} rounds (limit "
+        f"{rollout.oversampling.limit} times promptsPerStep), and {step.passed} of the "
+        f"{rollout.prompts_per_step} groups that it needs passed {rollout.oversampling.filter.value}; the others' "
+        f"rewards are all equal ({most}): the task is too hard or too easy for the policy, or the reward cannot tell "
+        "responses apart; other data, a higher limit, or earlyStop where all is solved"
+    )
+
+
+def oversampling_metrics(step: Step) -> dict[str, float]:
+    """What over-sampling cost a step: rounds, and the groups and tokens that were not trained on."""
+    metrics = {"rollout/rounds": float(step.rounds)}
+    for decision in (Decision.FILTERED, Decision.SURPLUS):
+        groups = step.of(decision)
+        metrics[f"rollout/{decision.value}_groups"] = float(len(groups))
+        metrics[f"rollout/{decision.value}_tokens"] = float(sum(sum(group.lengths) for group in groups))
+    return metrics
+
+
+def draft_metrics(drafts: DraftCounts) -> dict[str, float]:
+    """How often the guesses of speculative decoding were right."""
+    return {
+        "rollout/drafts/proposed": float(drafts.proposed),
+        "rollout/drafts/accepted": float(drafts.accepted),
+        "rollout/drafts/acceptance": drafts.accepted / drafts.proposed,
+    }
+
+
+def rollout_metrics(groups: Sequence[ScoredGroup], advantages: FloatArray) -> dict[str, float]:
+    """slime's `rollout/*` metrics, over everything that was generated, filtered groups included.
+
+    Args:
+        groups: of the step.
+        advantages: [N], of the samples that are trained on.
+    """
+    lengths = np.array([length for group in groups for length in group.lengths])
+    by_group = [group.rewards for group in groups]
+    rewards = np.concatenate(by_group)
+    finishes = [episode.finish for group in groups for episode in group.answered.group.episodes]
+    # Compared, not subtracted: the deviation of equal float32 numbers need not come out as 0.
+    same = np.array([of_group.max() == of_group.min() for of_group in by_group])
+    return {
+        "rollout/raw_reward": float(rewards.mean()),
+        "rollout/raw_reward_std": float(rewards.std()),
+        "rollout/raw_reward_min": float(rewards.min()),
+        "rollout/raw_reward_max": float(rewards.max()),
+        "rollout/rewards": float(advantages.mean()),
+        "rollout/response_len/mean": float(lengths.mean()),
+        "rollout/response_len/median": float(np.median(lengths)),
+        "rollout/response_len/max": float(lengths.max()),
+        "rollout/response_len/min": float(lengths.min()),
+        "rollout/truncated_ratio": float(np.mean([finish is Finish.LENGTH for finish in finishes])),
+        "rollout/zero_std/count": float(same.sum()),
+        "rollout/zero_std/ratio": float(same.mean()),
+        "rollout/response_tokens": float(lengths.sum()),
+    }

@@ -1,0 +1,25 @@
+"""Everything that a job reads before its first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from rljob_worker.data.dataset import PromptSource
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.rewards.runner import RewardRunner
+from rljob_worker.types import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Everything that is read and checked before a process is started."""
+
+    tokenizer: PreTrainedTokenizerBase
+    model_folder: Path
+    model: ModelConfig
+    prompts: PromptSource
+    rewards: RewardRunner
+    evaluation_prompts: list[Prompt]

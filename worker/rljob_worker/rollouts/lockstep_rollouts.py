@@ -1,0 +1,74 @@
+"""Generation one step ahead at most: a step's batch is whole, and was made by the weights of the step before."""
+
+from __future__ import annotations
+
+from rljob_api import derived
+from rljob_worker.engine.seeds import request_seed
+from rljob_worker.errors import JobError
+from rljob_worker.rollouts.open_groups import OpenGroup, prompt_tokens
+from rljob_worker.rollouts.rollouts import Rollouts
+from rljob_worker.rollouts.step import Step
+
+
+class LockstepRollouts(Rollouts):
+    """Generates and scores whole batches, for the running step or for the one after it.
+
+    A batch made ahead is carried over (`Progress.carried`) and taken up from there in every run, so that a checkpoint
+    has it and a resumed run trains on the same bits.
+    """
+
+    _ahead: Step | None = None
+    """The last step whose batch was made ahead; a checkpoint has the batch, and not how it was made."""
+
+    def next_step(self) -> Step:
+        """Begin the next step: with its batch, where that was made ahead.
+
+        Raises:
+            JobError: what was carried over is no batch for this step; the checkpoint is another job's or damaged.
+        """
+        step, carried = super().next_step(), self._progress.carried
+        if not carried:
+            return step
+        self._check(step, carried)
+        if self._ahead is not None and self._ahead.number == step.number:
+            step.occupancy, step.drafts = self._ahead.occupancy, self._ahead.drafts
+        drawn = self._prompts.draw(len(carried))
+        for (ordinal, prompt), one in zip(drawn, carried, strict=True):
+            if (ordinal, tuple(prompt.token_ids)) != (one.group.ordinal, prompt_tokens(one.group)):
+                raise JobError(f"checkpoint: prompt {ordinal} ({prompt.uid}) is not that of a group carried over")
+            step.groups.append(self._scored(one, prompt))
+        step.drawn, step.rounds, step.passed = len(carried), 1, len(carried)
+        self._set_advantages(step)
+        return step
+
+    def step_after(self, step: Step) -> Step | None:
+        """The step whose batch is to be made while `step` trains; None where none is: there is no later step, or
+        `staleness.max` is 0."""
+        if derived.max_staleness(self._spec) == 0 or step.number >= self._spec.steps:
+            return None
+        self._ahead = Step(step.number + 1, step.weight_version + 1, occupancy=self._occupancy())
+        return self._ahead
+
+    def carry(self, ahead: Step) -> dict[int, OpenGroup]:
+        """A batch made ahead, to be carried over: by ordinal."""
+        return {
+            scored.ordinal: OpenGroup(
+                scored.answered.group,
+                request_seed(self._spec.seed, ahead.number, place, 0),
+                tuple(scored.results),
+            )
+            for place, scored in enumerate(ahead.groups)
+        }
+
+    def _check(self, step: Step, carried: tuple[OpenGroup, ...]) -> None:
+        """The batch is whole, and within the bound."""
+        wanted, most = self._spec.rollout.prompts_per_step, derived.max_staleness(self._spec)
+        if len(carried) != wanted or not all(one.group.complete for one in carried):
+            raise JobError(f"checkpoint: {len(carried)} groups were carried over, not {wanted} complete ones")
+        for one in carried:
+            if (lag := one.group.lag(step.weight_version)) > most:
+                raise JobError(
+                    f"rollout: the group of prompt {one.group.ordinal} has tokens of weights "
+                    f"{one.group.oldest_version}, {lag} updates before the {step.weight_version} of step "
+                    f"{step.number}; spec.rollout.staleness.max is {most}"
+                )

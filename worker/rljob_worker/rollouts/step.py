@@ -1,0 +1,186 @@
+"""What one step of a job is made of, from its prompts to what training said, and how far the job is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from rljob_worker.engine.reports import DraftCounts
+from rljob_worker.flow import Group, Span, SpanKind, TokenStream
+from rljob_worker.flow.occupancy import Occupancy
+from rljob_worker.rewards.weighted_parts import RewardResult
+from rljob_worker.rollouts.open_groups import OpenGroup
+from rljob_worker.types import FloatArray, Prompt, StepMetrics
+
+
+@dataclass(slots=True)
+class Progress:
+    """The last completed step: what a checkpoint continues from."""
+
+    data_cursor: dict[str, Any]
+    """Where the data is after that step's prompts."""
+    step: int = 0
+    weight_version: int = 0
+    carried: tuple[OpenGroup, ...] = ()
+    """Groups of the next step: those that were left open with partial rollout and tail batching, or all of it,
+    complete, where engines generate a step ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredGroup:
+    """A prompt with its samples, as streams and as texts."""
+
+    prompt: Prompt
+    group: Group
+    texts: tuple[str, ...]
+    seed: int
+    """Of its first sample; the others follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """What some prompts were answered, in their order; each prompt's group is with its reward."""
+
+    groups: list[AnsweredGroup]
+    scored: list[int]
+    """The prompts' places in `groups`, in the order in which they went to the reward."""
+
+
+class Decision(StrEnum):
+    """What a step did with a group."""
+
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    """A filter took it: its prompt does not come again."""
+    SURPLUS = "surplus"
+    """The step had enough before it: its prompt is sampled again, in the next step or a later one."""
+
+
+@dataclass(slots=True)
+class ScoredGroup:
+    """A prompt's samples with their rewards and what became of them."""
+
+    answered: AnsweredGroup
+    results: Sequence[RewardResult]
+    decision: Decision = Decision.TRAINED
+
+    @property
+    def ordinal(self) -> int:
+        """Number of its prompt."""
+        return self.answered.group.ordinal
+
+    @property
+    def rewards(self) -> FloatArray:
+        """[G] float32."""
+        return np.array([result.score for result in self.results], dtype=np.float32)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each response."""
+        return [episode.response_length for episode in self.answered.group.episodes]
+
+
+@dataclass(slots=True)
+class Step:
+    """What one step generated, and what became of it."""
+
+    number: int
+    weight_version: int
+    """Of the weights that it begins to train with; its tokens are of these or, with a staleness, of earlier ones."""
+    drawn: int = 0
+    """New prompts so far, over all rounds."""
+    rounds: int = 0
+    responses: Responses = field(default_factory=lambda: Responses([], []))
+    """Of the last round."""
+    groups: list[ScoredGroup] = field(default_factory=list)
+    """All that was scored, by ordinal; with partial rollout without what is carried over."""
+    open: dict[int, OpenGroup] = field(default_factory=dict)
+    """By ordinal: groups that may outlast the step; what is left at its end is the next one's."""
+    drafts: DraftCounts = field(default_factory=DraftCounts)
+    """Of speculative decoding, over all rounds."""
+    long: bool = False
+    """Whether it is for groups that tail batching deferred."""
+    deferred: list[OpenGroup] = field(default_factory=list)
+    """Groups that this step deferred, as they were then."""
+    discarded: list[OpenGroup] = field(default_factory=list)
+    """Groups that were too old when it began, as they were then; their prompts are sampled again."""
+    oldest_trained: int = 0
+    """Tokens of weights before these are left out of the loss."""
+    passed: int = 0
+    """Groups so far that may be trained on."""
+    advantages: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
+    """[N], of the samples of the groups that are trained on."""
+    occupancy: Occupancy = field(default_factory=lambda: Occupancy(1, 1))
+    """Of the engines, while they generated for it."""
+    rows: list[list[dict[str, Any]]] = field(default_factory=list)
+    """One a response, by group: what its trajectories hold."""
+    trained: list[StepMetrics] = field(default_factory=list)
+    """What each trainer reports."""
+
+    def of(self, decision: Decision) -> list[ScoredGroup]:
+        """The groups with this decision, by ordinal."""
+        return [group for group in self.groups if group.decision is decision]
+
+    @property
+    def applied(self) -> bool:
+        """Whether the weights changed: False when a value that was not finite kept them as they were."""
+        return all(result.applied for result in self.trained)
+
+    def non_finite_reason(self) -> str:
+        """Where the value that stopped the update came from."""
+        reasons = [str(result.detail.get("reason", "")) for result in self.trained if not result.applied]
+        return reasons[0] or "a loss or gradient was not finite"
+
+    def masks(self, span: Span) -> bool:
+        """Whether its tokens are left out of the loss, for they are too old."""
+        return span.version is not None and span.version < self.oldest_trained
+
+    def trained_streams(self) -> list[TokenStream]:
+        """Those of the samples that are trained on, in the order of the groups."""
+        return [one.stream for scored in self.of(Decision.TRAINED) for one in scored.answered.group.episodes]
+
+    def learned_lengths(self) -> list[int]:
+        """Tokens of each sample that is trained on which something is learned from."""
+        return [
+            sum(len(span) for span in stream.spans if span.kind is SpanKind.SAMPLED and not self.masks(span))
+            for stream in self.trained_streams()
+        ]
+
+    def samples(self) -> list[list[dict[str, Any]]]:
+        """One row a response, for the trajectories, by group."""
+        advantages = iter(self.advantages.tolist())
+        return [
+            [self._sample(scored, i, next(advantages) if trained else None) for i in range(len(scored.results))]
+            for scored in self.groups
+            for trained in [scored.decision is Decision.TRAINED]
+        ]
+
+    def _sample(self, scored: ScoredGroup, index: int, advantage: float | None) -> dict[str, Any]:
+        prompt, result = scored.answered.prompt, scored.results[index]
+        episode = scored.answered.group.episodes[index]
+        assert episode.finish is not None
+        return {
+            "ordinal": scored.ordinal,
+            "prompt_uid": prompt.uid,
+            "prompt": prompt.text,
+            "label": prompt.label,
+            "sample": episode.sample,
+            "response": scored.answered.texts[index],
+            "response_tokens": episode.response_length,
+            "finish_reason": episode.finish.value,
+            "reward": float(result.score),
+            "reward_parts": result.parts,
+            "reward_error": result.error,
+            "decision": scored.decision.value,
+            "advantage": advantage,
+            "weight_version": self.weight_version,
+            "spans": [
+                {"version": span.version, "tokens": len(span)} | ({"masked": True} if self.masks(span) else {})
+                for span in episode.stream.spans
+                if span.kind is SpanKind.SAMPLED
+            ],
+        }

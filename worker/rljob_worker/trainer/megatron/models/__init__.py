@@ -1,0 +1,1 @@
+"""Megatron's GPT models, and the mapping of their parameters to Hugging Face tensors."""

@@ -1,0 +1,54 @@
+"""The modules with which Megatron's layers compute on Ascend NPUs."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from rljob_worker.trainer.megatron.models.kernels import CausalAttention
+
+_CAUSAL = 2
+"""sparse_mode `leftUpCausal`: the mask is given once, as the upper triangle of 2048 x 2048, whatever the length is."""
+_MASK_SIZE = 2048
+
+
+class FusionAttention(CausalAttention):
+    """On CANN's fused kernel; the size of a head is a multiple of 16."""
+
+    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        import torch_npu
+
+        heads, width = query.shape[2:]
+        context: torch.Tensor = torch_npu.npu_fusion_attention(
+            query.flatten(2),
+            key.flatten(2),
+            value.flatten(2),
+            heads,
+            "SBH",
+            atten_mask=_upper_triangle(query.device),
+            scale=width**-0.5 if self.softmax_scale is None else self.softmax_scale,
+            keep_prob=1.0,
+            sparse_mode=_CAUSAL,
+        )[0]
+        return context
+
+
+@cache
+def _upper_triangle(device: torch.device) -> torch.Tensor:
+    """Bool [2048, 2048], True where a query must not look: what `sparse_mode` 2 takes at any sequence length."""
+    return torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool, device=device).triu_(1)
+
+
+class FusedSwiGLU(torch.nn.Module):
+    """Megatron's gated activation, silu(gate) * up of [..., 2 F] = gate beside up, on CANN's fused kernel."""
+
+    def __init__(self, config: object = None) -> None:
+        super().__init__()
+
+    def forward(self, gate_and_up: torch.Tensor) -> torch.Tensor:
+        """[..., F] of [..., 2 F]."""
+        import torch_npu
+
+        out: torch.Tensor = torch_npu.npu_swiglu(gate_and_up, dim=-1)
+        return out
