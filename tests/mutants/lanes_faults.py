@@ -293,25 +293,25 @@ LANES_FAULTS = (
     ),
     Fault(
         "an engine that died is awaited in the next hand-over",
-        f"{WORKER}/cluster/engine_pool.py",
+        f"{WORKER}/cluster/elastic.py",
         "            raise error\n        self._changed = True\n",
         "            raise error\n",
-        "tests/worker/cluster/test_engine_pool.py::"
+        "tests/worker/cluster/test_elastic.py::"
         "test_the_others_go_on_and_a_new_one_takes_part_from_the_next_hand_over_on",
     ),
     Fault(
         "a job without engines goes on",
-        f"{WORKER}/cluster/engine_pool.py",
+        f"{WORKER}/cluster/elastic.py",
         "if len(self._engines) == 1 or self._engines",
         "if self._engines",
-        "tests/worker/cluster/test_engine_pool.py::test_the_last_engine_and_whoever_is_none_are_not_done_without",
+        "tests/worker/cluster/test_elastic.py::test_the_last_engine_and_whoever_is_none_are_not_done_without",
     ),
     Fault(
         "engines that take part are let go before those that are still being made",
-        "worker/rljob_worker/flow/engine_seats.py",
+        "worker/rljob_worker/cluster/elastic.py",
         "gone += list(made)[missing:]",
         "gone += kept[0][:1] if list(made)[missing:] else []",
-        "tests/worker/flow/test_engine_seats.py::test_an_engine_that_is_being_made_goes_before_one_that_takes_part",
+        "tests/worker/cluster/test_engine_seats.py::test_an_engine_that_is_being_made_goes_before_one_that_takes_part",
     ),
     Fault(
         "a pod of engines goes before the driver has left it",

@@ -93,7 +93,7 @@ class Generation:
     """Of all tokens but the last, those of the prompt included; None where the engine does not tell them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class TrainBatch:
     """The streams of a step, one after the other: N streams of T tokens, n of which the policy sampled.
 

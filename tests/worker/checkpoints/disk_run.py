@@ -59,6 +59,11 @@ class Trainers:
     def __len__(self) -> int:
         return RANKS
 
+    def call(self, method: Callable[..., Any], *args: Any) -> list[Callable[[], Any]]:
+        """Each rank's call, as `cluster.groups.Group` starts it."""
+        answers: list[Callable[[], Any]] = getattr(self, method.__name__)(*args)
+        return answers
+
     def save(self, folder: str) -> list[Callable[[], Any]]:
         return [lambda rank=rank: self._save(folder, rank) for rank in range(RANKS)]
 

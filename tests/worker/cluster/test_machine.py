@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from rljob_api import RLJobSpec, roles
 from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
@@ -17,7 +16,6 @@ from rljob_operator.render.hardware import resolve
 from rljob_operator.render.variables import COMPILE_CACHE, pod_environment
 from rljob_worker.cluster import cluster as cluster_module
 from rljob_worker.cluster import machine
-from rljob_worker.cluster.actors import _Actor
 from rljob_worker.cluster.calls import Calls
 from rljob_worker.cluster.cluster import Cluster
 from rljob_worker.cluster.machine import check_machine, machine_variables
@@ -103,21 +101,6 @@ def test_nothing_is_asked_of_a_machine_that_computes_on_the_cpu(monkeypatch: pyt
     assert machine_variables(spec(), trainer=True) == {}
 
 
-class Process(_Actor):
-    """Says what it was given, and loads nothing."""
-
-    def __init__(self, log_file: str, stacks_file: str, **arguments: Any) -> None:
-        super().__init__(log_file, stacks_file)
-
-
-class Trainer(Process):
-    pass
-
-
-class Engine(Process):
-    pass
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("npu_machine")
@@ -130,10 +113,9 @@ def test_each_trainer_sees_one_device_and_its_engine_all_of_them(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "4,6")
-    monkeypatch.setattr(cluster_module, "TrainerActor", Trainer)
-    monkeypatch.setattr(cluster_module, "EngineActor", Engine)
-    # Ray's processes do not import this file.
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    # They say what they were given, and load nothing.
+    monkeypatch.setattr(cluster_module, "TRAINER", replace(cluster_module.TRAINER, api=None))
+    monkeypatch.setattr(cluster_module, "ENGINE", replace(cluster_module.ENGINE, api=None))
     job, stop = spec(), threading.Event()
     with embedded(job) as session:
         cluster = Cluster(job, tmp_path / "run", tmp_path, tmp_path / "run" / "checkpoints")
@@ -142,12 +124,12 @@ def test_each_trainer_sees_one_device_and_its_engine_all_of_them(
         variable = device_kind(job.resources).visible_variable
         assert variable is not None
         trainers = calls.gather("start", cluster.trainers.variable(variable), 120)
-        engines = ray.get([process.handle.variable.remote(variable) for process in cluster.engines], timeout=120)
+        engines = calls.gather("start", cluster.engines.variable(variable), 120)
         preloads = calls.gather("start", cluster.trainers.variable("TMS_INIT_ENABLE"), 120)
         queues = calls.gather("start", cluster.trainers.variable("TASK_QUEUE_ENABLE"), 120)
         cluster.kill()
         assert (sorted(trainers), preloads, queues) == (["4", "6"], ["1", "1"], ["2", "2"])
-        assert [sorted(reply.value.split(",")) for reply in engines] == [["4", "6"]]
+        assert [sorted(shown.split(",")) for shown in engines] == [["4", "6"]]
 
         # No node can join a Ray of the job's own: it is told at once, not after startSeconds.
         with pytest.raises(UserError, match=r"devicesPerNode: the job needs .* 4 free NPU; this machine is .* 2 NPU"):

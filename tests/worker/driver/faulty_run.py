@@ -110,7 +110,7 @@ def flip_one_bit(actor: Any) -> None:
         weight = worker.model_runner.model.model.embed_tokens.weight
         weight.data.view(torch.int32)[5, 0] ^= 1 << 26
 
-    actor._engine._engine.collective_rpc(flip)
+    actor._object._engine.collective_rpc(flip)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from test_run_folder import job
 
 from rljob_api.spec import RewardSpec
 from rljob_worker.cluster import calls as driver_calls
-from rljob_worker.cluster.actors import BatchHandle, Reply
+from rljob_worker.cluster.actor import Reply
 from rljob_worker.cluster.calls import Call, Calls
 from rljob_worker.cluster.groups import TrainerGroup
 from rljob_worker.cluster.phase_calls import PhaseCalls
@@ -44,7 +44,8 @@ from rljob_worker.rollouts.batch import (
 )
 from rljob_worker.rollouts.dispatch import Dispatch
 from rljob_worker.rollouts.step import ScoredGroup, Step
-from rljob_worker.types import FloatArray, Generation, Prompt, StepMetrics
+from rljob_worker.trainer.trainer import Trainer
+from rljob_worker.types import FloatArray, Generation, Prompt, StepMetrics, TrainBatch
 
 
 @given(st.integers(1, 40), st.integers(1, 12))
@@ -423,7 +424,8 @@ def test_what_is_done_beside_training_is_done_while_the_trainers_are_at_work() -
     order: list[str] = []
     trained = [StepMetrics(applied=True, metrics={}, detail={})]
 
-    def train(*_: object) -> list[Call[StepMetrics]]:
+    def call(method: object, *_: object) -> list[Call[StepMetrics]]:
+        assert method is Trainer.train
         order.append("train")
         return []
 
@@ -431,9 +433,9 @@ def test_what_is_done_beside_training_is_done_while_the_trainers_are_at_work() -
         order.append("gather")
         return trained
 
-    trainers = cast(TrainerGroup, SimpleNamespace(train=train))
+    trainers = cast(TrainerGroup, SimpleNamespace(call=call))
     training = Training(job().spec, trainers, cast(PhaseCalls, SimpleNamespace(gather=gather)))
     step = Step(1, 0)
-    training.actor_train(step, cast(BatchHandle, None), beside=lambda step: order.append(f"step {step.number}"))
+    training.actor_train(step, cast(TrainBatch, None), beside=lambda step: order.append(f"step {step.number}"))
     assert order == ["train", "step 1", "gather"]
     assert step.trained is trained

@@ -21,6 +21,7 @@ from rljob_worker.rollouts.open_groups import OpenGroup
 from rljob_worker.rollouts.prompt_ledger import PromptLedger
 from rljob_worker.rollouts.step import Progress
 from rljob_worker.trainer.checked_file import CheckedFile
+from rljob_worker.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class Recovery:
         """Write the state of the last completed step."""
         folder = self._checkpoints.begin(self._progress.step)
         try:
-            saving = self._trainers.save(str(folder))
+            saving = self._trainers.call(Trainer.save, str(folder))
             files = self._calls.calls.gather("checkpoint", saving, self._calls.deadline("checkpoint"))
             return self._commit(folder, files)
         except (FencedError, PhaseDeadlineError):
@@ -134,7 +135,7 @@ class Recovery:
         self._restore(state, folder)
 
     def _restore(self, state: DriverState, folder: Path) -> StepRecord | None:
-        loading = self._trainers.load(str(folder))
+        loading = self._trainers.call(Trainer.load, str(folder))
         loaded = self._calls.calls.gather("load", loading, self._spec.timeouts.start_seconds, until_stop=True)
         if loaded[0]:
             self._resharded(state.step, loaded[0])
@@ -172,7 +173,7 @@ class Recovery:
         """What is wrong with the ranks' files of a checkpoint; the trainers share them among themselves."""
         if state.files is None:
             return ""
-        asked = self._trainers.damage(str(folder), state.files)
+        asked = self._trainers.call(Trainer.damage, str(folder), state.files)
         found = self._calls.calls.gather("load", asked, self._spec.timeouts.start_seconds, until_stop=True)
         return "; ".join(filter(None, found))
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import ray
 import ray.exceptions
 
-from rljob_worker.cluster.actors import Reply
+from rljob_worker.cluster.actor import Reply
 from rljob_worker.cluster.out_of_memory import in_short
 from rljob_worker.errors import JobError, PhaseDeadlineError, ProcessDiedError, StopRequested, UserError
 
@@ -49,7 +49,7 @@ class Calls:
     def __init__(
         self,
         stop: threading.Event,
-        interrupt: Callable[[], None],
+        interrupt: Callable[[], object],
         death_of: Callable[[str], str],
         on_deadline: Callable[[str], None],
         *,
@@ -65,7 +65,7 @@ class Calls:
         self.busy: dict[str, float] = {}
 
     def beside(
-        self, stop: threading.Event, interrupt: Callable[[], None], watch: Callable[[], None] = lambda: None
+        self, stop: threading.Event, interrupt: Callable[[], object], watch: Callable[[], None] = lambda: None
     ) -> Calls:
         """Waits of another thread for some of the same processes, with a stop and an interrupt of their own.
 

@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import shutil
 import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.util.placement_group import remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rljob_api import RLJobSpec, derived, roles
+from rljob_api import RLJobSpec, derived
 from rljob_api.spec import WeightTransport
 from rljob_api.wire.driver_status import EngineNodes
-from rljob_api.wire.names import ATTEMPT_VARIABLE, MANIFEST_VARIABLE
-from rljob_worker.cluster.actors import EngineActor, Location, Onlooker, TrainerActor
+from rljob_worker.cluster.actor import Location
 from rljob_worker.cluster.calls import Calls
-from rljob_worker.cluster.engines_apart import EnginesApart, Place, meeting_at
-from rljob_worker.cluster.groups import EngineGroup, OnlookerGroup, Process, TrainerGroup
-from rljob_worker.cluster.machine import machine_variables
+from rljob_worker.cluster.elastic import Elastic, meeting_at
+from rljob_worker.cluster.groups import Group, Process
 from rljob_worker.cluster.nodes import Nodes
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.cluster.placement import Placement, reserve_devices
+from rljob_worker.cluster.processes import ON_A_CLUSTER, Place, Processes
+from rljob_worker.cluster.roles import ENGINE, ONLOOKER, TRAINER
 from rljob_worker.devices.kinds import device_kind
-from rljob_worker.engine.environment import engine_environment
+from rljob_worker.engine.engine import Engine
 from rljob_worker.errors import JobError, ProcessDiedError, UserError
 from rljob_worker.host.files import log_tail
-from rljob_worker.host.sockets import LOOPBACK
-from rljob_worker.trainer.environment import trainer_environment
-from rljob_worker.upstream.ray_node import FULL_PRIORITY
-from rljob_worker.upstream.ray_types import remote_actor
+from rljob_worker.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 _LOG_TAIL_LINES = 20
@@ -47,12 +43,6 @@ _VISIBLE_SECONDS = 10.0
 _SIGNAL_SECONDS = 5.0
 LEAVE_SECONDS = 2.0
 """What trainers and engines may take to leave once Ray told them to; they take a fraction of a second."""
-_SHARE = 0.4
-_ON_A_CLUSTER = {
-    **FULL_PRIORITY,
-    # The variables of a Ray job reach its actors; nobody there reads the manifest from them.
-    MANIFEST_VARIABLE: "",
-}
 
 
 class Cluster:
@@ -78,26 +68,18 @@ class Cluster:
         on_change: Callable[..., None] = lambda event, **about: None,
     ) -> None:
         self.spec = spec
-        self._logs = run_folder / "logs"
         self._model_folder = model_folder
         self._checkpoints = checkpoints
-        # A pod's own folders go with it: each engine would first spend seconds on looking at its model's class.
-        self._cache = str(run_folder.parent / f".cache-{os.getuid()}") if ATTEMPT_VARIABLE in os.environ else None
-        self._embedded = True
+        self._made = Processes(spec, run_folder)
+        self.trainers, self.engines = self._made.trainers, self._made.engines
         self._placement: Placement | None = None
         self._nodes: Nodes | None = None
         self._kind = device_kind(spec.resources)
         self._shares_devices = not derived.divides_devices(spec)
         self.engines_sleep_first = self._shares_devices and self._kind.ray_resource is not None
         """Whether engines are asleep after `start`."""
-        self.trainers = TrainerGroup()
-        self.engines = EngineGroup()
         self._on_change = on_change
-        self._apart: EnginesApart | None = None
-        self.buckets = run_folder / "buckets"
-        """Folder of weights on their way, where they go through one."""
-        self.places: dict[str, Place] = {}
-        """Where each process is, or was last."""
+        self._elastic: Elastic | None = None
 
     def create(self, calls: Calls, total_updates: int, stop: threading.Event, scratch: Path | None) -> None:
         """Place all actors; they build themselves when `start` calls them.
@@ -114,25 +96,26 @@ class Cluster:
             UserError: a node does not see the job's folders; this machine alone has too few devices.
             StopRequested: the job was asked to stop meanwhile.
         """
-        self._embedded = scratch is not None
-        self._logs.mkdir(parents=True, exist_ok=True)
+        embedded = scratch is not None
+        self._made.logs.mkdir(parents=True, exist_ok=True)
         seconds = self.spec.timeouts.start_seconds
-        placement = self._placement = reserve_devices(self.spec, stop, more_may_join=not self._embedded)
-        nodes = self._nodes = Nodes(placement, scratch, _ON_A_CLUSTER)
+        placement = self._placement = reserve_devices(self.spec, stop, more_may_join=not embedded)
+        nodes = self._nodes = Nodes(placement, scratch, ON_A_CLUSTER)
+        self._made.use(nodes, embedded)
         folders = nodes.folders(seconds)
         self._check_folders(nodes)
         store, secret = _meeting_place(self.spec, nodes, folders, seconds), secrets.token_hex(32)
         network = None
         if self._hands_over_network():
             # An attempt that was killed left its own.
-            shutil.rmtree(self.buckets, ignore_errors=True)
-            engines = len(placement.engines(self.spec.rollout.tensor_parallel))
-            network = meeting_at(self.spec, nodes, engines, self.buckets)
+            shutil.rmtree(self._made.buckets, ignore_errors=True)
+            engines = len(ENGINE.devices(placement, self.spec))
+            network = meeting_at(self.spec, nodes, engines, self._made.buckets)
         common: dict[str, object] = dict(
             spec=self.spec.model_dump(mode="json", by_alias=True), model_folder=str(self._model_folder)
         )
-        devices = placement.trainers(self.spec.training)
-        for rank, device in enumerate(devices):
+        devices = TRAINER.devices(placement, self.spec)
+        for rank, (device, *_) in enumerate(devices):
             arguments: dict[str, object] = common | dict(
                 rank=rank,
                 world_size=len(devices),
@@ -141,9 +124,9 @@ class Cluster:
                 total_updates=total_updates,
                 sync=network or folders[placement.node_of(device)],
             )
-            self.trainers.add(self.actor(TrainerActor, f"trainer-{rank}", self._place(device), arguments))
+            self.trainers.add(self._made.make(TRAINER, f"trainer-{rank}", self._place(device), arguments))
         visible = self._visible_devices(calls, placement)
-        for index, spanned in enumerate(placement.engines(self.spec.rollout.tensor_parallel)):
+        for index, spanned in enumerate(ENGINE.devices(placement, self.spec)):
             place = self._place(spanned.start)
             arguments = common | dict(
                 index=index,
@@ -152,18 +135,18 @@ class Cluster:
                 network=network and replace(network, address=nodes[place.node].address),
             )
             shown = [visible[device] for device in spanned if visible]
-            self.engines.add(self.actor(EngineActor, f"engine-{index}", place, arguments, shown))
+            self.engines.add(self._made.make(ENGINE, f"engine-{index}", place, arguments, shown))
         if network is not None and derived.may_lose_engines(self.spec):
-            self._apart = EnginesApart(self, nodes, network, common, calls, self._on_change)
+            self._elastic = Elastic(self._made, nodes, network, common, calls, self._on_change)
 
     def settle_engines(self, calls: PhaseCalls) -> None:
         """Before weights are handed over: take in engines that came anew, let go those that are gone."""
-        if self._apart is not None:
-            self._apart.settle(calls)
+        if self._elastic is not None:
+            self._elastic.settle(calls)
 
     def goes_on_without(self, error: ProcessDiedError, version: int, calls: PhaseCalls) -> bool:
         """End a hand-over in which a process died, where others go on without it; whether they do."""
-        return self._apart is not None and self._apart.goes_on_without(error, version, calls)
+        return self._elastic is not None and self._elastic.goes_on_without(error, version, calls)
 
     def want_engine_nodes(self, nodes: int) -> None:
         """Have another number of nodes with engines; thread-safe.
@@ -171,15 +154,15 @@ class Cluster:
         Raises:
             UserError: the job does not allow it.
         """
-        if self._apart is None or not derived.is_elastic(self.spec):
+        if self._elastic is None or not derived.is_elastic(self.spec):
             raise UserError(
                 "the number of nodes with engines stays as it is: the job has no spec.resources.rollout.maxNodes"
             )
-        self._apart.want(nodes)
+        self._elastic.want(nodes)
 
     def engine_nodes(self) -> EngineNodes | None:
         """Nodes with engines, where their number may change; thread-safe."""
-        return self._apart.in_use() if self._apart is not None and derived.is_elastic(self.spec) else None
+        return self._elastic.in_use() if self._elastic is not None and derived.is_elastic(self.spec) else None
 
     def _place(self, device: int) -> Place:
         assert self._placement is not None
@@ -196,17 +179,17 @@ class Cluster:
     def _visible_devices(self, calls: Calls, placement: Placement) -> dict[int, str]:
         """What Ray shows a process on each of the job's devices; empty where CPUs stand for devices.
 
-        Ray shows an actor the devices of its own bundle. An engine that spans bundles is told those of their trainers,
-        or, where no trainer shares them, of actors that look and leave.
+        Ray exposes to an actor only the devices of its own bundle. An engine that spans bundles gets those of their
+        trainers, or, where no trainer shares them, of short-lived onlookers.
         """
         variable = self._kind.visible_variable
         if variable is None:
             return {}
-        trained = placement.trainers(self.spec.training)
-        others = [engine.start for engine in placement.engines(1) if engine.start not in trained]
-        onlookers = OnlookerGroup()
+        trained = [device for device, *_ in TRAINER.devices(placement, self.spec)]
+        others = [device for device, *_ in ONLOOKER.devices(placement, self.spec)]
+        onlookers = Group[object]()
         for device in others:
-            onlookers.add(self.actor(Onlooker, f"onlooker-{device}", self._place(device), {}))
+            onlookers.add(self._made.make(ONLOOKER, f"onlooker-{device}", self._place(device), {}))
         asked = [*self.trainers.variable(variable), *onlookers.variable(variable)]
         shown = calls.gather("start", asked, self.spec.timeouts.start_seconds, until_stop=True)
         for process in onlookers:
@@ -221,11 +204,11 @@ class Cluster:
 
     def _check_folders(self, nodes: Nodes) -> None:
         """Every node must see what the driver writes, and the model."""
-        if self._embedded:
+        if self._made.embedded:
             return
         with ExitStack() as stack:
             expected = {str(self._model_folder): "the model"}
-            for folder, what in ((self._logs, "the run folder"), (self._checkpoints, "the checkpoints")):
+            for folder, what in ((self._made.logs, "the run folder"), (self._checkpoints, "the checkpoints")):
                 folder.mkdir(parents=True, exist_ok=True)
                 marker = folder / f".seen-{uuid.uuid4().hex}"
                 marker.touch()
@@ -240,54 +223,6 @@ class Cluster:
                         "volume that all pods mount at the same path (spec.storage.volumes)"
                     )
 
-    def actor(
-        self, kind: type, name: str, place: Place, arguments: Mapping[str, object], visible: Sequence[str] = ()
-    ) -> Process:
-        """Make a process, with the devices of its place, or of others that it is to see."""
-        actor = remote_actor(kind, num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 2})
-        variables = self._variables(kind, place)
-        if len(visible) > 1:
-            assert self._kind.visible_variable is not None
-            variables[self._kind.visible_variable] = ",".join(visible)
-        self.places[name] = place
-        handle = actor.options(
-            **self._share_of_device(),
-            runtime_env={"env_vars": variables},
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                place.spot.group, placement_group_bundle_index=place.spot.bundle
-            ),
-        ).remote(str(self._log_file(name)), str(self._stacks_file(name)), **arguments)
-        return Process(name, handle, place.node)
-
-    def _share_of_device(self) -> dict[str, object]:
-        """Trainer and engine take less than half of their bundle's device each, so that both get that one."""
-        resource = self._kind.ray_resource
-        if resource is None:
-            return {}
-        return {"num_gpus": _SHARE} if resource == "GPU" else {"resources": {resource: _SHARE}}
-
-    def _variables(self, kind: type, place: Place) -> dict[str, str]:
-        given = self.spec.environment
-        if kind is Onlooker:
-            # What only an engine needs would keep Ray from showing it a device.
-            return {} if self._embedded else dict(_ON_A_CLUSTER)
-        if kind is TrainerActor:
-            own, users = trainer_environment(self.spec) | roles.trainer_variables(self.spec), given.trainer
-        else:
-            engine = engine_environment(self.spec, cache_folder=self._cache)
-            own, users = engine | roles.engine_variables(self.spec), given.rollout
-        if self._embedded:
-            own |= machine_variables(self.spec, trainer=kind is TrainerActor)
-        if derived.trainer_nodes(self.spec) == 1:
-            own = {"GLOO_SOCKET_IFNAME": LOOPBACK} | own
-        if not self._embedded:
-            own |= _ON_A_CLUSTER
-            if self.spec.resources.threads_per_device is None:
-                # The driver's machine says nothing about the cores of this one.
-                assert self._nodes is not None
-                own["OMP_NUM_THREADS"] = str(max(1, int(self._nodes[place.node].cpus) // place.devices))
-        return own | given.variables | users
-
     def start(self, calls: Calls) -> None:
         """Build all processes, and check that each sits on the devices that are meant for it.
 
@@ -299,12 +234,12 @@ class Cluster:
         # First of all: what hangs or is to be ended can be signalled by its pid alone.
         self._locate(calls.gather("start", [*self.trainers.locate(), *self.engines.locate()], seconds, until_stop=True))
         if self.engines_sleep_first:
-            engines = calls.gather("start", self.engines.start(), seconds, until_stop=True)
-            calls.gather("start", self.engines.sleep(), seconds, until_stop=True)
-            trainers = calls.gather("start", self.trainers.setup(), seconds, until_stop=True)
+            engines = calls.gather("start", self.engines.call(Engine.start), seconds, until_stop=True)
+            calls.gather("start", self.engines.call(Engine.sleep), seconds, until_stop=True)
+            trainers = calls.gather("start", self.trainers.call(Trainer.setup), seconds, until_stop=True)
         else:
             trainers, engines = calls.gather_both(
-                "start", self.trainers.setup(), self.engines.start(), seconds, until_stop=True
+                "start", self.trainers.call(Trainer.setup), self.engines.call(Engine.start), seconds, until_stop=True
             )
         nodes = self._placement.nodes
         check = check_pairing if self._shares_devices else check_apart
@@ -327,15 +262,15 @@ class Cluster:
 
     def interrupt(self) -> None:
         """Tell running training and generation that they may end early."""
-        self.trainers.request_stop()
-        self.engines.abort()
+        self.trainers.beside(Trainer.request_stop)
+        self.engines.beside(Engine.abort)
 
     def death_of(self, name: str) -> str:
         """Where a process died, and the last lines of its log."""
         return f"{name} died{self._where(name)}\n{self._last_words(name)}"
 
     def _where(self, name: str) -> str:
-        if self._embedded or self._nodes is None:
+        if self._made.embedded or self._nodes is None:
             return ""
         node = next((process.node for process in self._processes() if process.name == name), None)
         if node is None:
@@ -344,7 +279,7 @@ class Cluster:
         return f" on node {self._nodes[node]}{silent}"
 
     def _last_words(self, name: str) -> str:
-        path = self._log_file(name)
+        path = self._made.log_file(name)
         try:
             return log_tail(path, name, _LOG_TAIL_LINES) or f"(its log {path} is empty)"
         except FileNotFoundError:
@@ -357,10 +292,10 @@ class Cluster:
                 if gone:
                     logger.warning("processes %s on node %s are gone", ", ".join(map(str, gone)), node)
         time.sleep(0.5)
-        return [self._stacks_file(p.name) for p in (*self.trainers, *self.engines)]
+        return [self._made.stacks_file(p.name) for p in (*self.trainers, *self.engines)]
 
-    def _processes(self) -> list[Process]:
-        return [*self.trainers, *self.engines, *(self._apart.arrived if self._apart is not None else ())]
+    def _processes(self) -> list[Process[Any]]:
+        return [*self.trainers, *self.engines, *(self._elastic.arrived if self._elastic is not None else ())]
 
     def _pids(self) -> dict[int, list[int]]:
         """Pids of all processes that have started, by node."""
@@ -373,7 +308,8 @@ class Cluster:
     def shutdown(self, calls: Calls, seconds: float = 20.0) -> None:
         """Close everything that still answers, then end the processes."""
         try:
-            calls.gather("shutdown", [*self.engines.shutdown(), *self.trainers.close()], seconds)
+            engines = self.engines.call(Engine.shutdown, process_ends=True)
+            calls.gather("shutdown", [*engines, *self.trainers.call(Trainer.close)], seconds)
         except JobError as error:
             logger.warning("unclean shutdown: %s", error)
         self.kill(LEAVE_SECONDS)
@@ -385,8 +321,8 @@ class Cluster:
             patience: seconds that they have to leave when Ray tells them to. Of those that are killed before, Ray
                 tells the user that a worker died by an unexpected error.
         """
-        if self._apart is not None:
-            self._apart.close()
+        if self._elastic is not None:
+            self._elastic.close()
         for process in self._processes():
             ray.kill(process.handle)
         if self._nodes is not None:
@@ -395,14 +331,8 @@ class Cluster:
             self._nodes.close(_SIGNAL_SECONDS)
         if self._placement is not None:
             remove_placement_group(self._placement.group)
-        if self._apart is not None:
-            self._apart.give_back()
-
-    def _log_file(self, name: str) -> Path:
-        return self._logs / f"{name}.log"
-
-    def _stacks_file(self, name: str) -> Path:
-        return self._logs / f"{name}.stacks"
+        if self._elastic is not None:
+            self._elastic.give_back()
 
 
 def _meeting_place(spec: RLJobSpec, nodes: Nodes, folders: Sequence[str], seconds: float) -> str:

@@ -1,44 +1,32 @@
-"""The job's trainers and engines as two groups, with a method for each thing that the driver asks of all their members.
+"""Processes of a role as a group, and the typed calls of their objects' methods.
 
-A method starts the calls; `calls.Calls` waits for their results.
+A call is started here and waited for by `calls.Calls`: `trainers.call(Trainer.train, batch, sampling, version)` starts
+`train` on each trainer and gives a `Call[StepMetrics]` of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-import ray
 from ray.actor import ActorHandle
 
-from rljob_worker.cluster.actors import BatchHandle, Chunk, EngineActor, Location, Onlooker, Reply, TrainerActor
+from rljob_worker.cluster.actor import Actor, Location
 from rljob_worker.cluster.calls import Call
-from rljob_worker.engine.reports import DraftCounts, EngineSlept, EngineStarted, EngineWoke
+from rljob_worker.engine.engine import Chunk, Engine
 from rljob_worker.errors import ProcessDiedError
-from rljob_worker.trainer.checked_file import CheckedFile
-from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
-from rljob_worker.types import (
-    Cut,
-    EngineReport,
-    FloatArray,
-    GenerationRequest,
-    IntArray,
-    SamplingParams,
-    StepMetrics,
-    TrainBatch,
-    TrainerReport,
-)
+from rljob_worker.trainer.trainer import Trainer
+from rljob_worker.types import Cut, GenerationRequest, SamplingParams
 from rljob_worker.upstream.ray_types import method_of
-from rljob_worker.weightsync.meeting import NetworkMeeting
 
 P = ParamSpec("P")
 T = TypeVar("T")
-A = TypeVar("A")
+Api = TypeVar("Api")
 
 
 @dataclass(slots=True)
-class Process:
+class Process(Generic[Api]):
     """An actor with a name, its node's position among the job's nodes and, once started, a pid there."""
 
     name: str
@@ -46,140 +34,96 @@ class Process:
     node: int
     pid: int | None = None
 
+    def call(self, method: Callable[Concatenate[Api, P], T], *args: P.args, **kwargs: P.kwargs) -> Call[T]:
+        """Start a method after those that were started before."""
+        return self._start(Actor.call, method, args, kwargs)
 
-class _Group:
+    def stream(self, method: Callable[Concatenate[Api, P], Iterator[T]], *args: P.args, **kwargs: P.kwargs) -> Call[T]:
+        """Start a generator, for `Calls.stream`."""
+        return self._start(Actor.stream, method, args, kwargs, num_returns="streaming")
+
+    def beside(self, method: Callable[Concatenate[Api, P], T], *args: P.args, **kwargs: P.kwargs) -> Call[T]:
+        """Start a thread-safe method beside whatever is running."""
+        return self._start(Actor.beside, method, args, kwargs, concurrency_group="control")
+
+    def location(self) -> Call[Location]:
+        """Ask where it runs."""
+        return Call(self.name, method_of(self.handle, Actor.location).remote())
+
+    def variable(self, name: str) -> Call[str]:
+        """Ask for a variable of its environment."""
+        return Call(self.name, method_of(self.handle, Actor.variable).remote(name))
+
+    def _start(
+        self,
+        way: Callable[..., object],
+        method: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        **options: object,
+    ) -> Call[Any]:
+        # Ray shows the name as the process's title while it runs.
+        named = method_of(self.handle, way).options(name=f"{self.name}.{method.__name__}", **options)
+        return Call(self.name, named.remote(method.__name__, *args, **kwargs))
+
+
+class Group(Generic[Api]):
+    """The processes of a role, in the order of their numbers."""
+
     def __init__(self) -> None:
-        self.processes: list[Process] = []
+        self.processes: list[Process[Api]] = []
 
-    def __iter__(self) -> Iterator[Process]:
+    def __iter__(self) -> Iterator[Process[Api]]:
         return iter(self.processes)
 
     def __len__(self) -> int:
         return len(self.processes)
 
-    def __getitem__(self, number: int) -> Process:
+    def __getitem__(self, number: int) -> Process[Api]:
         return self.processes[number]
 
-    def add(self, process: Process) -> None:
+    def add(self, process: Process[Api]) -> None:
         """Take a member in; they are numbered in this order."""
         self.processes = [*self.processes, process]
 
-    def remove(self, name: str) -> Process | None:
-        """Let a member go; None where there is none of that name. Another thread may go through them meanwhile."""
+    def remove(self, name: str) -> Process[Api] | None:
+        """Remove a member; None where there is none of that name. Another thread may iterate over them meanwhile."""
         gone = next((process for process in self.processes if process.name == name), None)
         self.processes = [process for process in self.processes if process is not gone]
         return gone
 
-    def _all(self, method: Callable[Concatenate[A, P], Reply[T]], *args: P.args, **kwargs: P.kwargs) -> list[Call[T]]:
-        return [
-            Call(process.name, method_of(process.handle, method).remote(*args, **kwargs)) for process in self.processes
-        ]
+    def call(self, method: Callable[Concatenate[Api, P], T], *args: P.args, **kwargs: P.kwargs) -> list[Call[T]]:
+        """Start a method on every member."""
+        return [process.call(method, *args, **kwargs) for process in self.processes]
 
-    def _beside(self, method: Callable[Concatenate[A, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Have every member run a thread-safe method beside whatever is running; nobody waits for it."""
-        for process in self.processes:
-            method_of(process.handle, method).options(concurrency_group="control").remote(*args, **kwargs)
+    def beside(self, method: Callable[Concatenate[Api, P], T], *args: P.args, **kwargs: P.kwargs) -> list[Call[T]]:
+        """Start a thread-safe method on every member beside whatever is running."""
+        return [process.beside(method, *args, **kwargs) for process in self.processes]
+
+    def locate(self) -> list[Call[Location]]:
+        """Ask where they run."""
+        return [process.location() for process in self.processes]
+
+    def variable(self, name: str) -> list[Call[str]]:
+        """Ask for a variable of their environments."""
+        return [process.variable(name) for process in self.processes]
+
+
+TrainerGroup = Group[Trainer]
+"""All trainers, by rank."""
 
 
 def _nobody_goes_on(error: ProcessDiedError) -> None:
     raise error
 
 
-class OnlookerGroup(_Group):
-    """Processes that look at a device each."""
-
-    def variable(self, name: str) -> list[Call[str]]:
-        """Ask for a variable of their environments."""
-        return self._all(Onlooker.variable, name)
-
-
-class TrainerGroup(_Group):
-    """All trainers, by rank."""
-
-    def locate(self) -> list[Call[Location]]:
-        """Ask where they run."""
-        return self._all(TrainerActor.location)
-
-    def variable(self, name: str) -> list[Call[str]]:
-        """Ask for a variable of their environments."""
-        return self._all(TrainerActor.variable, name)
-
-    def setup(self) -> list[Call[TrainerStarted]]:
-        """Build them."""
-        return self._all(TrainerActor.setup)
-
-    def put(self, step: int, batch: TrainBatch) -> BatchHandle:
-        """Lay a step's batch into Ray's object store, for all that it is used for."""
-        return BatchHandle(step, ray.put(batch))
-
-    def sleep(self) -> list[Call[TrainerMemory]]:
-        """Give the devices' memory away."""
-        return self._all(TrainerActor.sleep)
-
-    def wake_up(self) -> list[Call[TrainerMemory]]:
-        """Take it back."""
-        return self._all(TrainerActor.wake_up)
-
-    def ref_log_probs(self, batch: BatchHandle, sampling: SamplingParams) -> list[Call[None]]:
-        """Compute log-probabilities under the starting weights, for the coming `train`."""
-        return self._all(TrainerActor.ref_log_probs, batch, sampling)
-
-    def log_probs(self, batch: BatchHandle, sampling: SamplingParams) -> list[Call[None]]:
-        """Compute log-probabilities before the updates, for the coming `train`."""
-        return self._all(TrainerActor.log_probs, batch, sampling)
-
-    def train(self, batch: BatchHandle, sampling: SamplingParams, version: int) -> list[Call[StepMetrics]]:
-        """Do all optimizer updates of a step, which lead to weight `version`."""
-        return self._all(TrainerActor.train, batch, sampling, version)
-
-    def score(self, token_lists: Sequence[IntArray]) -> list[Call[list[FloatArray]]]:
-        """Compute the log-probability of each token but the first."""
-        return self._all(TrainerActor.score, token_lists)
-
-    def meet(self, network: NetworkMeeting) -> list[Call[None]]:
-        """Have them find the engines there."""
-        return self._all(TrainerActor.meet, network)
-
-    def send_weights(self, version: int, seconds: float) -> list[Call[TrainerReport]]:
-        """Hand the weights to the engines within so many seconds."""
-        return self._all(TrainerActor.send_weights, version, seconds)
-
-    def save(self, folder: str) -> list[Call[CheckedFile]]:
-        """Write every rank's state."""
-        return self._all(TrainerActor.save, folder)
-
-    def damage(self, folder: str, files: Sequence[CheckedFile]) -> list[Call[str]]:
-        """Say what is wrong with a checkpoint's files, each read by one rank; empty where nothing is."""
-        return self._all(TrainerActor.damage, folder, files)
-
-    def load(self, folder: str) -> list[Call[str]]:
-        """Continue from a saved state; say how it was resharded."""
-        return self._all(TrainerActor.load, folder)
-
-    def close(self) -> list[Call[None]]:
-        """Leave one another in order."""
-        return self._all(TrainerActor.close)
-
-    def request_stop(self) -> None:
-        """A running step may end early."""
-        self._beside(TrainerActor.request_stop)
-
-
-class EngineGroup(_Group):
+class EngineGroup(Group[Engine]):
     """All engines, in the order of the devices that they span."""
 
     def __init__(self) -> None:
         super().__init__()
         self.on_loss: Callable[[ProcessDiedError], None] = _nobody_goes_on
-        """Told of a process that died; raises it again unless it was an engine without which the others go on."""
-
-    def locate(self) -> list[Call[Location]]:
-        """Ask where they run."""
-        return self._all(EngineActor.location)
-
-    def start(self) -> list[Call[EngineStarted]]:
-        """Load the model."""
-        return self._all(EngineActor.start)
+        """Called for a process that died; raises it again unless it was an engine without which the others go on."""
 
     def generate(
         self,
@@ -196,67 +140,14 @@ class EngineGroup(_Group):
         """
         of_engines = [None] * len(shares) if cuts is None else cuts
         return [
-            Call(
-                process.name,
-                method_of(process.handle, EngineActor.generate)
-                .options(num_returns="streaming")
-                .remote(share, sampling, version, more=more, cut=cut),
-            )
+            process.stream(Engine.stream, share, sampling, version, cut=cut, more=more)
             for process, share, cut in zip(self.processes, shares, of_engines)
         ]
 
     def submit(self, engine: int, requests: list[GenerationRequest], *, last: bool) -> list[Call[None]]:
         """Give a generating engine more requests; the last ones are the last for all engines."""
         return [
-            Call(
-                process.name,
-                method_of(process.handle, EngineActor.submit)
-                .options(concurrency_group="control")
-                .remote(requests if number == engine else [], last=last),
-            )
+            process.beside(Engine.submit, requests if number == engine else [], last=last)
             for number, process in enumerate(self.processes)
             if last or number == engine
         ]
-
-    def score(self, token_lists: Sequence[IntArray]) -> list[Call[list[FloatArray]]]:
-        """Compute the log-probability of each token but the first."""
-        return self._all(EngineActor.score, token_lists)
-
-    def take_draft_counts(self) -> list[Call[DraftCounts]]:
-        """Ask for the guesses of speculative decoding since the last time."""
-        return self._all(EngineActor.take_draft_counts)
-
-    def sleep(self) -> list[Call[EngineSlept]]:
-        """Give weights and KV cache back."""
-        return self._all(EngineActor.sleep)
-
-    def wake_weights(self) -> list[Call[EngineWoke]]:
-        """Take the memory for the weights back."""
-        return self._all(EngineActor.wake_weights)
-
-    def receive_weights(self, version: int, seconds: float) -> list[Call[EngineReport]]:
-        """Take a version of the weights from the trainers within so many seconds."""
-        return self._all(EngineActor.receive_weights, version, seconds)
-
-    def wake_kv(self) -> list[Call[EngineWoke]]:
-        """Take the KV cache back."""
-        return self._all(EngineActor.wake_kv)
-
-    def meet(self, networks: Sequence[NetworkMeeting]) -> list[Call[None]]:
-        """Have each find the trainers where its own meeting says, by its number here."""
-        return [
-            Call(process.name, method_of(process.handle, EngineActor.meet).remote(network, number))
-            for number, (process, network) in enumerate(zip(self.processes, networks, strict=True))
-        ]
-
-    def shutdown(self) -> list[Call[None]]:
-        """Give everything back."""
-        return self._all(EngineActor.shutdown)
-
-    def harvest(self, version: int) -> None:
-        """Generation with these weights ends; its streams return what they have of each response."""
-        self._beside(EngineActor.harvest, version)
-
-    def abort(self) -> None:
-        """Running generation may end early."""
-        self._beside(EngineActor.abort)

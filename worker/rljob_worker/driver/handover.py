@@ -7,9 +7,11 @@ from rljob_worker.cluster.cluster import Cluster
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.driver.sync_report import sync_report
+from rljob_worker.engine.engine import Engine
 from rljob_worker.errors import ProcessDiedError
 from rljob_worker.records.writer import RecordWriter
 from rljob_worker.rollouts.step import Progress
+from rljob_worker.trainer.trainer import Trainer
 
 
 class Handover:
@@ -45,8 +47,8 @@ class Handover:
         version, seconds = self._progress.weight_version, self._calls.deadline("update_weights")
         self._cluster.settle_engines(self._calls)
         while True:
-            senders = self._cluster.trainers.send_weights(version, seconds)
-            receivers = self._cluster.engines.receive_weights(version, seconds)
+            senders = self._cluster.trainers.call(Trainer.send_weights, version, seconds)
+            receivers = self._cluster.engines.call(Engine.receive_weights, version, seconds)
             try:
                 # Both sides keep the deadline themselves and say what they waited for; the driver only backs them up.
                 sent, received = self._calls.calls.gather_both("update_weights", senders, receivers, seconds + 5.0)
@@ -57,7 +59,7 @@ class Handover:
                     raise
         self._records.weights(sync_report(version, sent, received, self._spec.resources.nodes))
         if self.due_probe():
-            scores = self._calls.gather("score", self._cluster.trainers.score(self._probe.tokens))
+            scores = self._calls.gather("score", self._cluster.trainers.call(Trainer.score, self._probe.tokens))
             self._probe.score_trainers(scores)
 
     def due_probe(self) -> bool:
@@ -70,7 +72,7 @@ class Handover:
         engines = self._cluster.engines
         while True:
             try:
-                scores = self._calls.gather("score", engines.score(self._probe.tokens))
+                scores = self._calls.gather("score", engines.call(Engine.score, self._probe.tokens))
                 break
             except ProcessDiedError as error:
                 engines.on_loss(error)

@@ -12,7 +12,9 @@ from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.driver.engine_lane import EngineLane
 from rljob_worker.driver.handover import Handover
 from rljob_worker.driver.job import Generation, Job, Surroundings
+from rljob_worker.engine.engine import Engine
 from rljob_worker.rollouts.rollouts import Rollouts
+from rljob_worker.trainer.trainer import Trainer
 
 _SHARE_OF_GRACE = 0.5
 """Of `checkpoint.graceSeconds`: how long the engines' lane is waited for after a stop request. The rest is for the
@@ -27,8 +29,10 @@ class LanesJob(Job[R, Handover]):
         spec, cluster, given_up = given.spec, given.cluster, threading.Event()
         clock = given.clock.lane(ENGINE_LANE, lambda name, gap: given.events.phase(name, gap, lane=ENGINE_LANE))
         self.lane = EngineLane(clock, given.stop, given_up)
-        engines = given.calls.beside(given_up, cluster.engines.abort)
-        trainers = given.calls.beside(given.stop, cluster.trainers.request_stop, self.lane.check)
+        engines = given.calls.beside(given_up, lambda: cluster.engines.beside(Engine.abort))
+        trainers = given.calls.beside(
+            given.stop, lambda: cluster.trainers.beside(Trainer.request_stop), self.lane.check
+        )
         generation = Generation(rollouts, PhaseCalls(engines, clock, spec.timeouts), given_up)
         super().__init__(replace(given, calls=trainers), generation, Handover)
 

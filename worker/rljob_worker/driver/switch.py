@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from rljob_worker.cluster.calls import Call
 from rljob_worker.driver.handover import Handover
+from rljob_worker.engine.engine import Engine
+from rljob_worker.trainer.trainer import Trainer
 
 
 class MemoryReport(Protocol):
@@ -22,23 +24,23 @@ class Switch(Handover):
 
     def sleep_engines(self) -> None:
         """The engines give weights and KV cache back."""
-        self._turn("sleep", self._cluster.engines.sleep())
+        self._turn("sleep", self._cluster.engines.call(Engine.sleep))
 
     def wake_trainers(self) -> None:
         """The trainers take their memory back."""
-        self._turn("wake_up", self._cluster.trainers.wake_up())
+        self._turn("wake_up", self._cluster.trainers.call(Trainer.wake_up))
 
     def wake_engine_weights(self) -> None:
         """The engines take the memory for weights back."""
-        self._turn("wake_weights", self._cluster.engines.wake_weights())
+        self._turn("wake_weights", self._cluster.engines.call(Engine.wake_weights))
 
     def sleep_trainers(self) -> None:
         """The trainers give their memory away."""
-        self._turn("sleep", self._cluster.trainers.sleep())
+        self._turn("sleep", self._cluster.trainers.call(Trainer.sleep))
 
     def wake_engine_kv(self) -> None:
         """The engines take the KV cache back."""
-        self._turn("wake_kv", self._cluster.engines.wake_kv())
+        self._turn("wake_kv", self._cluster.engines.call(Engine.wake_kv))
 
     def first(self) -> None:
         """As `Handover.first`; trainers are asleep afterwards."""

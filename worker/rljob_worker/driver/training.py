@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 from rljob_api import RLJobSpec, derived
 from rljob_worker.algorithms import get_algorithm
-from rljob_worker.cluster.actors import BatchHandle
+from rljob_worker.cluster.actor import share
 from rljob_worker.cluster.groups import TrainerGroup
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.rollouts.batch import train_batch, training_sampling
 from rljob_worker.rollouts.step import Decision, Step
+from rljob_worker.trainer.trainer import Trainer
+from rljob_worker.types import TrainBatch
 
 
 class Training:
@@ -39,23 +41,24 @@ class Training:
         """Whether a step needs log-probabilities from before its updates."""
         return self._algorithm.needs_old_log_probs(derived.updates_per_step(self._spec))
 
-    def batch(self, step: Step) -> BatchHandle:
-        """What the trainers learn from, where all of them can read it."""
+    def batch(self, step: Step) -> TrainBatch:
+        """What the trainers learn from, for their calls alone (`cluster.actor.share`)."""
         groups = [scored.answered.group for scored in step.of(Decision.TRAINED)]
-        batch = train_batch(groups, step.advantages, step.oldest_trained)
-        return self._trainers.put(step.number, batch)
+        return share(train_batch(groups, step.advantages, step.oldest_trained))
 
-    def ref_log_probs(self, batch: BatchHandle) -> None:
+    def ref_log_probs(self, batch: TrainBatch) -> None:
         """Log-probabilities under the starting weights; they stay with the trainers."""
-        self._calls.gather("ref_log_probs", self._trainers.ref_log_probs(batch, self._sampling), stoppable=True)
+        calls = self._trainers.call(Trainer.ref_log_probs, batch, self._sampling)
+        self._calls.gather("ref_log_probs", calls, stoppable=True)
 
-    def log_probs(self, batch: BatchHandle) -> None:
+    def log_probs(self, batch: TrainBatch) -> None:
         """Log-probabilities before the updates; they stay with the trainers."""
-        self._calls.gather("log_probs", self._trainers.log_probs(batch, self._sampling), stoppable=True)
+        calls = self._trainers.call(Trainer.log_probs, batch, self._sampling)
+        self._calls.gather("log_probs", calls, stoppable=True)
 
-    def actor_train(self, step: Step, batch: BatchHandle, beside: Callable[[Step], None] | None = None) -> None:
+    def actor_train(self, step: Step, batch: TrainBatch, beside: Callable[[Step], None] | None = None) -> None:
         """All optimizer updates of the step; `beside` is done with it while the trainers are at work."""
-        calls = self._trainers.train(batch, self._sampling, step.weight_version + 1)
+        calls = self._trainers.call(Trainer.train, batch, self._sampling, step.weight_version + 1)
         if beside is not None:
             beside(step)
         step.trained = self._calls.gather("actor_train", calls, stoppable=True)

@@ -16,9 +16,10 @@ import numpy as np
 from rljob_api import derived
 from rljob_api.json_types import JsonObject
 from rljob_api.spec import RLJobSpec
-from rljob_worker.devices import check_profile
+from rljob_worker.devices import check_profile, get_device
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.engine.arguments import engine_arguments, max_sequences
+from rljob_worker.engine.chunks import Chunk, in_chunks
 from rljob_worker.engine.generation import StepLoop
 from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.engine.reports import DraftCounts, EngineSlept, EngineStarted, EngineWoke, MemoryReading
@@ -57,8 +58,8 @@ class Engine:
         spec: the job's spec as JSON, by alias.
         index: number of the engine in the job.
         model_folder: Hugging Face folder to start from; these weights are version 0.
-        devices: identities of the devices the engine spans, one for each tensor-parallel rank; None where the workers
-            find them out.
+        devices: the devices the engine spans, one for each tensor-parallel rank: their identities, or their numbers on
+            this node; None where the workers find them out.
         sync_folder: folder of this host's trainers and engines, where the weight sync of its trainers can be found.
         network: where trainers on other nodes are met.
 
@@ -72,7 +73,7 @@ class Engine:
         *,
         index: int,
         model_folder: str,
-        devices: list[str] | None,
+        devices: Sequence[str | int] | None,
         sync_folder: str | None = None,
         network: NetworkMeeting | None = None,
     ) -> None:
@@ -87,7 +88,7 @@ class Engine:
                 f"{self.spec.rollout.tensor_parallel}"
             )
         self.index = index
-        self.devices = devices
+        self.devices = None if devices is None else [_identity(self.spec, device) for device in devices]
         self.model_folder = model_folder
         self.sync_folder = sync_folder
         self._network = network
@@ -235,6 +236,24 @@ class Engine:
                 )
             return generations
 
+    def stream(
+        self,
+        requests: list[GenerationRequest],
+        sampling: SamplingParams,
+        version: int,
+        *,
+        cut: Cut | None = None,
+        more: bool = False,
+    ) -> Iterator[Chunk]:
+        """Yield the responses of `generate` as they finish, so that they are scored while others still grow."""
+        return in_chunks(lambda finished: self.generate(requests, sampling, version, finished, cut=cut, more=more))
+
+    def submit(self, requests: list[GenerationRequest], *, last: bool) -> None:
+        """Give the running generation more requests, of which nothing comes after the last; thread-safe."""
+        self.requests.submit(requests)
+        if last:
+            self.requests.close()
+
     @property
     def requests(self) -> RequestService:
         """What may be asked of a running generation, from any thread; RuntimeError before `start`."""
@@ -368,6 +387,10 @@ class Engine:
         params = vllm_sampling(sampling, self._generation_config, self._end_token)
         self.requests.run([GenerationRequest((0,), 0)] * 2, params)
         self._sleep_controller.after_warm_up()
+
+
+def _identity(spec: RLJobSpec, device: str | int) -> str:
+    return device if isinstance(device, str) else get_device(spec.resources.profile.value, device).identity()
 
 
 def _build(arguments: Mapping[str, object]) -> LLMEngine:

@@ -10,6 +10,7 @@ from rljob_api import RLJobSpec, derived
 from rljob_api.spec.rollout import StalenessLimit, StalenessSpec
 from rljob_worker.cluster.groups import EngineGroup
 from rljob_worker.cluster.phase_calls import PhaseCalls
+from rljob_worker.engine.engine import Engine
 from rljob_worker.engine.seeds import request_seed
 from rljob_worker.errors import JobError, ProcessDiedError, StopRequested
 from rljob_worker.flow import Group
@@ -153,7 +154,7 @@ class OverlappedRollouts(CarryingRollouts):
     def pause(self, step: Step) -> None:
         """Have the engines end what they generate for the step; `generate` returns with what there is."""
         self._paused.set()
-        self._engines.harvest(step.weight_version)
+        self._engines.beside(Engine.harvest, step.weight_version)
 
     def forget_errors(self, step: Step) -> None:
         """Have groups scored again, by whoever continues, whose rewards a stop signal may have ended."""

@@ -17,6 +17,7 @@ from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.data.evaluate import EvaluatedPrompt, aggregate, held_out_settings
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.engine.arguments import max_sequences
+from rljob_worker.engine.engine import Engine
 from rljob_worker.engine.reports import DraftCounts
 from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.flow import Finish
@@ -227,7 +228,7 @@ class Rollouts:
         """The guesses of all engines since the last time."""
         if self._spec.rollout.speculative is None:
             return DraftCounts()
-        return sum(self._calls.gather("eval", self._engines.take_draft_counts()), DraftCounts())
+        return sum(self._calls.gather("eval", self._engines.call(Engine.take_draft_counts)), DraftCounts())
 
     def _dispatch(self, prompts: list[NumberedPrompt], group: int) -> Dispatch:
         """Who generates what. Prompts whose responses were long the last time go first."""

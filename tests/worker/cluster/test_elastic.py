@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from test_run_folder import job as described
 
-from rljob_worker.cluster import engine_pool
+from rljob_worker.cluster import elastic
 from rljob_worker.cluster.calls import Call
-from rljob_worker.cluster.engine_pool import EnginePool
+from rljob_worker.cluster.elastic import Elastic
 from rljob_worker.cluster.groups import EngineGroup, Process
 from rljob_worker.errors import JobError, ProcessDiedError, StopRequested
 
@@ -38,8 +40,21 @@ def died(name: str) -> ProcessDiedError:
     return ProcessDiedError(f"rollout: {name} died", name)
 
 
+class Engineless(Elastic):
+    """Makes and ends engines that are names alone."""
+
+    def __init__(self, processes: Any, make: Any, on_change: Any) -> None:
+        nothing: Any = None
+        super().__init__(processes, nothing, nothing, {}, nothing, on_change)
+        self._make = make  # type: ignore[method-assign]
+        self.ended: list[str] = []
+
+    def _end(self, process: Process[Any]) -> None:
+        self.ended.append(process.name)
+
+
 class Job:
-    """An engine pool, what it made and what it said."""
+    """Engines that come and go, what was made and what was said."""
 
     def __init__(self, engines: int, make: Any = None) -> None:
         self.engines, self.answers = Engines(), Answers()
@@ -47,15 +62,10 @@ class Job:
             self.engines.add(process(f"engine-{number}"))
         self.said: list[tuple[str, Any]] = []
         self.may_come = threading.Event()
-        self.ended: list[str] = []
-        self.pool = EnginePool(
-            self.engines,
-            make or self._make,
-            lambda process: self.ended.append(process.name),
-            lambda event, **about: self.said.append((event, about)),
-        )
+        processes = SimpleNamespace(spec=described().spec, engines=self.engines)
+        self.pool = Engineless(processes, make or self._make, lambda event, **about: self.said.append((event, about)))
 
-    def _make(self, name: str, over: threading.Event) -> Process | None:
+    def _make(self, name: str, over: threading.Event) -> Process[Any] | None:
         while not self.may_come.wait(0.01):
             if over.is_set():
                 return None
@@ -67,11 +77,11 @@ class Job:
     def settle(self) -> bool:
         """Whether they are others than before."""
         calls: Any = self.answers
-        self.pool.settle(calls)
+        self.pool.admit(calls)
         return self.pool.take_changed()
 
 
-def process(name: str) -> Process:
+def process(name: str) -> Process[Any]:
     handle: Any = None
     return Process(name, handle, node=0)
 
@@ -115,10 +125,10 @@ def test_the_last_engine_and_whoever_is_none_are_not_done_without(name: str) -> 
 
 
 def test_one_that_does_not_start_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_pool, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(elastic, "_AGAIN_SECONDS", 0.01)
     tries: list[str] = []
 
-    def make(name: str, over: threading.Event) -> Process:
+    def make(name: str, over: threading.Event) -> Process[Any]:
         tries.append(name)
         if len(tries) < 3:
             raise JobError("no memory")
@@ -134,7 +144,7 @@ def test_one_that_does_not_start_is_made_again(monkeypatch: pytest.MonkeyPatch) 
 def test_no_more_are_made_once_the_job_ends(ends: str) -> None:
     ended = threading.Event()
 
-    def make(name: str, over: threading.Event) -> Process | None:
+    def make(name: str, over: threading.Event) -> Process[Any] | None:
         over.wait(10)
         ended.set()
         if ends == "raises":
@@ -151,9 +161,9 @@ def test_no_more_are_made_once_the_job_ends(ends: str) -> None:
 
 def test_one_that_is_not_needed_leaves_and_one_more_joins() -> None:
     job = Job(2)
-    job.pool.let_go("engine-0")
+    job.pool.release("engine-0")
     assert job.names() == ["engine-1"]
-    assert job.ended == ["engine-0"]
+    assert job.pool.ended == ["engine-0"]
     assert job.settle()
     job.pool.add("engine-2")
     assert job.pool.made == ["engine-2"]
@@ -170,9 +180,9 @@ def test_one_that_is_not_needed_any_more_when_it_has_started_is_ended() -> None:
     job.pool.add("engine-1")
     job.may_come.set()
     wait_until(lambda: job.pool.arrived)
-    job.pool.let_go("engine-1")
+    job.pool.release("engine-1")
     assert job.pool.arrived == []
-    assert job.ended == ["engine-1"]
+    assert job.pool.ended == ["engine-1"]
     assert not job.settle()
     assert job.said == []
 
@@ -180,7 +190,7 @@ def test_one_that_is_not_needed_any_more_when_it_has_started_is_ended() -> None:
 def test_one_that_starts_while_it_is_given_up_is_ended() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def make(name: str, over: threading.Event) -> Process:
+    def make(name: str, over: threading.Event) -> Process[Any]:
         begun.set()
         go_on.wait(10)
         return process(name)
@@ -188,8 +198,8 @@ def test_one_that_starts_while_it_is_given_up_is_ended() -> None:
     job = Job(1, make)
     job.pool.add("engine-1")
     assert begun.wait(10)
-    job.pool.let_go("engine-1")
+    job.pool.release("engine-1")
     assert job.pool.made == []
     go_on.set()
-    wait_until(lambda: job.ended == ["engine-1"])
+    wait_until(lambda: job.pool.ended == ["engine-1"])
     assert job.pool.arrived == []
