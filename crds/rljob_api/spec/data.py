@@ -48,7 +48,7 @@ class RewardFunction(ApiModel):
 
     name: Literal["match", "exact", "regex", "math", "gsm8k", "format", "length", "overlong"] | None = None
     """Built in: `match` (share of the label's tokens that are right, position by position), `exact`, `regex`, `math`
-    (math-verify), `gsm8k` (the number after `####`), `format` (tags such as `<think>`), `length` and `overlong`
+    (the final answer), `gsm8k` (the number after `####`), `format` (tags such as `<think>`), `length` and `overlong`
     (penalties: 0 down to -1)."""
     python: Annotated[str, Field(pattern=_FUNCTION, max_length=1024)] | None = None
     """`package.module:function`, or a file and its function, `./rewards.py:function`, relative to the manifest's folder

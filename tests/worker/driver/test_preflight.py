@@ -16,11 +16,11 @@ import yaml
 from jobs import REPOSITORY
 from safetensors.torch import load_file, save_file
 
-from rljob_api import RLJobSpec
+from rljob_api import RLJob, RLJobSpec
 from rljob_api.spec import RandomModel
 from rljob_worker.cli.main import main
 from rljob_worker.data.tokenizer import prepare_tokenizer
-from rljob_worker.driver import preflight
+from rljob_worker.driver import preflight, run
 from rljob_worker.driver.inputs import read_inputs
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.models.random_model import make_random_model
@@ -201,3 +201,21 @@ def test_validate_reads_the_config_of_a_local_model(tmp_path: Path, capsys: pyte
     assert main(["validate", str(tmp_path / "job.yaml")]) == 2
     message = capsys.readouterr().err
     assert "spec.training.tensorParallel: does not divide the model's moe_intermediate_size (33)" in message
+
+
+@pytest.mark.parametrize("where", ["data", "evaluation"])
+def test_a_label_that_cannot_be_read_ends_nothing_that_was_started(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(run, "embedded", lambda spec: pytest.fail("Ray was started"))
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
+    good.write_text('{"prompt": "a b", "label": "7"}\n' * 8)
+    bad.write_text('{"prompt": "a b", "label": "7"}\n' * 3 + '{"prompt": "a b", "label": "{7"}\n')
+    blocks = {"data": {"path": str(good)}} | ({} if where == "data" else {"evaluation": {"data": {"path": str(bad)}}})
+    spec = spec_of(reward={"name": "math"}, **(blocks | ({"data": {"path": str(bad)}} if where == "data" else {})))
+    manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "labels"}, "spec": spec}
+    job = RLJob.model_validate(manifest)
+    with pytest.raises(UserError, match=rf"{bad}, row 3: the braces of the label do not match"):
+        run.run_job(job, tmp_path / "run", resume=False, on_record=print, on_event=print)
+    assert not (tmp_path / "run").exists()

@@ -15,7 +15,6 @@ from rljob_worker.rewards.builtin import (
     gsm8k,
     length_penalty,
     make_format,
-    make_math,
     make_regex,
     overlong_penalty,
 )
@@ -103,14 +102,20 @@ RAW = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nAltogether 48+24 = <<48+
         ("####72.00 dollars", RAW, 1, 1), ("#### $1,000", "1000", 1, 1), ("#### 1000", "x #### 1,000", 1, 1),
         ("#### -$5", "-5", 1, 1), ("#### \u2212", "-5", 0, 0), ("#### --5", "-5", 0, 0), ("#### 5", "-5", 0, 0),
         ("72 ####", RAW, 0, 0), ("", RAW, 0, 0), ("#### " + "7" * 100_000, RAW, 0, 0), ("#### .5", "0.5", 1, 1),
-        ("\u0667\u0662", RAW, 0, 1),
+        ("\u0667\u0662", RAW, 0, 1), ("#### **72**", RAW, 0, 1), ("#### \\boxed{72}", RAW, 0, 1),
+        ("#### +72", RAW, 1, 1),
+        ("#### The answer is 72", RAW, 0, 1), ("####\n**$72** for 3 days", RAW, 0, 1), ("#### **71**", "72", 0, 0),
+        ("72 #### none", RAW, 0, 0), ("#### 1", "1/2", 0, 0), ("#### 1/2", "1/2", 1, 1), ("#### 0.5", "1/2", 1, 1),
+        ("#### 1/2", "1", 0, 0), ("#### 1/0", "1", 0, 0), ("#### -+72", RAW, 0, 1), ("#### `72`.", RAW, 0, 1),
     ],
 )  # fmt: skip
 def test_gsm8k(response: str, label: str, strict: float, flexible: float) -> None:
     assert (gsm8k(response, label), gsm8k(response, label, flexible=True)) == (strict, flexible)
 
 
-@pytest.mark.parametrize("label", ["", "seventy-two", "72 #### none", "#### " + "7" * 65])
+@pytest.mark.parametrize(
+    "label", ["", "seventy-two", "72 #### none", "#### " + "7" * 65, "3:30", "1-2", "x = 7", "7^2"]
+)
 def test_gsm8k_needs_a_number_in_the_label(label: str) -> None:
     with pytest.raises(ValueError, match="the label has no number"):
         gsm8k("#### 72", label)
@@ -161,21 +166,3 @@ def test_length_and_overlong_penalties() -> None:
             expected = -1.0
         assert overlong_penalty(n, limit, cache) == expected
     assert [overlong_penalty(n, 8, 8) for n in (0, 4, 8)] == [0, -0.5, -1]
-
-
-def test_math() -> None:
-    score = make_math(30)
-    for response, label in [
-        ("the answer is $42$", "42"), ("so \\boxed{\\frac{84}{2}}", "42"), ("$x = 0.5$", "\\frac{1}{2}"),
-        ("\\boxed{0.75}", "$\\frac{3}{4}$"), ("answer: 1,000", "1000"), ("\\boxed{2x+1}", "1 + 2x"),
-        ("\\boxed{3}", "\\boxed{3}"),
-    ]:  # fmt: skip
-        assert score(response, label) == 1.0, (response, label)
-    for response, label in [("$41$", "42"), ("", "42"), ("no idea", "42"), ("\\boxed{42", "43")]:
-        assert score(response, label) == 0.0, (response, label)
-    with pytest.raises(ValueError, match="no answer in the label ''"):
-        score("1", "")
-
-
-def test_math_counts_an_answer_that_takes_forever_as_wrong() -> None:
-    assert make_math(6)("\\boxed{9^{9^{9^{9}}}}", "42") == 0.0

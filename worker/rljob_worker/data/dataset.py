@@ -120,6 +120,10 @@ class PromptSource:
         """By a source's place in the manifest: the columns that a reward is given beside prompt, response and label."""
         return {stream.loaded.field: stream.loaded.reward_columns() for stream in self._streams}
 
+    def scored(self) -> list[tuple[LoadedSource, RewardSpec, int]]:
+        """Each source with its reward and how many of its rows are used."""
+        return [(stream.loaded, stream.reward, len(stream.loaded.rows)) for stream in self._streams]
+
     def restore(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken. UserError names the source whose data, weight or name is another one."""
         self.check(state)
@@ -146,18 +150,27 @@ class PromptSource:
 
 
 def load_evaluation_prompts(
-    spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase, *, max_prompt_tokens: int | None = None
+    spec: RLJobSpec,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_prompt_tokens: int | None = None,
+    scored: list[tuple[LoadedSource, RewardSpec, int]] | None = None,
 ) -> list[Prompt]:
     """The prompts of `spec.evaluation`, set by set and in file order.
 
-    Those longer than `max_prompt_tokens` are reported, not used. Empty without `spec.evaluation`. Raises UserError for
+    Those longer than `max_prompt_tokens` are reported, not used. `scored` is filled with what `PromptSource.scored`
+    gives. Empty without `spec.evaluation`. Raises UserError for
     data that cannot be used.
     """
     prompts = []
     for field, source in evaluation_sources(spec):
         renderer = _Renderer(load_source(source, field), tokenizer, spec.reward)
         assert spec.evaluation is not None
-        prompts += _held_out(renderer, held_out_settings(spec.evaluation, source.name).max_prompts, max_prompt_tokens)
+        most = held_out_settings(spec.evaluation, source.name).max_prompts
+        prompts += _held_out(renderer, most, max_prompt_tokens)
+        if scored is not None:
+            rows = len(renderer.loaded.rows)
+            scored.append((renderer.loaded, renderer.reward, min(rows, most or rows)))
     return prompts
 
 
@@ -181,7 +194,7 @@ class _Renderer:
     def __init__(self, loaded: LoadedSource, tokenizer: PreTrainedTokenizerBase, default_reward: RewardSpec | None):
         self.loaded = loaded
         self._tokenizer = tokenizer
-        self._reward = _reward_of(loaded, default_reward)
+        self.reward = _reward_of(loaded, default_reward)
         self._chat: ChatTemplate | None = None
         if loaded.source.apply_chat_template:
             self._chat = ChatTemplate(loaded.source, loaded.field, tokenizer, loaded.template)
@@ -214,7 +227,7 @@ class _Renderer:
             text=text,
             token_ids=ids,
             label=None if source.label_key is None else label_text(content[source.label_key]),
-            reward=self._reward,
+            reward=self.reward,
             metadata={k: v for k, v in content.items() if k not in (source.prompt_key, source.label_key)},
         )
 
@@ -230,6 +243,7 @@ class _Stream:
     def __init__(self, renderer: _Renderer, seed: int, shuffle: bool, limit: int | None):
         self.loaded = renderer.loaded
         self.name = renderer.loaded.name
+        self.reward = renderer.reward
         self.drawn = 0
         self.skipped = SkippedPrompts(0, limit or 0, ())
         self._renderer, self._seed, self._shuffle, self._limit = renderer, seed, shuffle, limit

@@ -17,6 +17,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, check_parallel
 from rljob_worker.models.hf_check import check_hf_weights, checkpoint_bytes
 from rljob_worker.models.random_model import make_random_model
+from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rollouts.inputs import Inputs
 
@@ -58,13 +59,16 @@ def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
         field, tokens = "spec.evaluation.maxResponseTokens", spec.evaluation.max_response_tokens
         evaluation_limit = _room_for_prompts(model, field, tokens)
     prompts = PromptSource(spec, tokenizer, max_prompt_tokens=limit)
+    scored = prompts.scored()
+    evaluation_prompts = load_evaluation_prompts(spec, tokenizer, max_prompt_tokens=evaluation_limit, scored=scored)
     return Inputs(
         tokenizer=tokenizer,
         model_folder=model_folder,
         model=model,
         prompts=prompts,
         rewards=RewardRunner(spec, tokenizer, columns=prompts.columns()),
-        evaluation_prompts=load_evaluation_prompts(spec, tokenizer, max_prompt_tokens=evaluation_limit),
+        labels=LabelCheck(scored),
+        evaluation_prompts=evaluation_prompts,
     )
 
 

@@ -37,7 +37,7 @@ from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.parallel_layout import check_nodes
 from rljob_worker.phases import PhaseClock
-from rljob_worker.records.event_names import REWARD_PARTS_LEFT_OUT, WRITE_FAILED
+from rljob_worker.records.event_names import LABEL_UNREADABLE, REWARD_PARTS_LEFT_OUT, WRITE_FAILED
 from rljob_worker.records.events import EVENTS, EventLog
 from rljob_worker.records.http import DriverServer
 from rljob_worker.records.metric_history import EarlyStop, best_step, name_unknown_metric, values_of
@@ -98,6 +98,9 @@ def run_job(
         try:
             inputs = read_inputs(job.spec, folder.path)
             _check_same_data(folder, inputs)
+            inputs.labels.run()
+            if folder.attempt == 1:
+                inputs.labels.refuse()
         except Exception:
             folder.discard_if_new()
             raise
@@ -179,6 +182,8 @@ def _run(
         stop.install()
         try:
             inputs.rewards.start()
+            stack.callback(inputs.labels.close)
+            inputs.labels.start(lambda what: _unreadable(events, what))
             on_event(f"starting {derived.trainers(spec)} trainer(s) and {derived.engines(spec)} engine(s)")
             outcome = with_all_records(
                 _train(job, schedule, cluster, session, calls, stop, events, on_event), log, failures
@@ -311,6 +316,11 @@ def _parts_left_out(events: EventLog, names: list[str]) -> None:
         MOST_PARTS,
         NAME_RULE,
     )
+
+
+def _unreadable(events: EventLog, what: str) -> None:
+    events.write(LABEL_UNREADABLE, message=what)
+    logger.warning("a label cannot be read, and drawing its prompt is an error of the reward: %s", what)
 
 
 def _dump(cluster: Cluster, events: EventLog, what: str, status: DriverStatus) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Sequence
-from decimal import Decimal
-from functools import lru_cache
+from fractions import Fraction
 from typing import Any
 
 from rljob_api.rewards import BUILTIN_REWARDS, argument_faults, missing_arguments
@@ -41,70 +39,59 @@ def make_regex(pattern: str, compare: bool | None = None) -> Callable[[str, str 
     return score
 
 
-def make_math(timeout_seconds: float) -> Callable[[str, str], float]:
-    """1 when math-verify finds the response's final answer equal to the label (LaTeX or a number), else 0.
-
-    An answer that math-verify cannot check in its own time limits (a sixth of `timeout_seconds` for each parse and
-    comparison, 1 to 5 s) is wrong, as in math-verify itself: the policy must not be able to end the job by writing a
-    huge power. Those limits are signals: call it in a process's main thread.
-    """
-    from math_verify import parse, verify
-
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    limit = max(1, min(5, int(timeout_seconds // 6)))
-    # The first use builds parsers for seconds, which must not count against the first answers.
-    verify(parse("$\\frac{1}{2}$", parsing_timeout=None), parse("0.5", parsing_timeout=None), timeout_seconds=None)
-
-    @lru_cache(maxsize=1024)
-    def parse_label(label: str) -> list[Any]:
-        text = label if "$" in label or "\\boxed" in label else f"\\boxed{{{label}}}"
-        parsed: list[Any] = parse(text, parsing_timeout=None)
-        if not parsed:
-            raise ValueError(f"math-verify finds no answer in the label {label!r}")
-        return parsed
-
-    def score(response: str, label: str) -> float:
-        answer = parse(response, parsing_timeout=limit)
-        return float(verify(parse_label(label), answer, timeout_seconds=limit))
-
-    return score
-
-
 def gsm8k(response: str, label: str, flexible: bool = False) -> float:
     """1 when the number after the response's last `####` is that of the label, else 0.
 
     The label is a raw answer of GSM8K (`... #### 72`) or the number alone. Numbers are compared as numbers: `1,000`,
-    `$1000` and `1000.0` are one. `flexible` takes the response's last number where it has no `####`.
-    (GSM8K, arXiv 2110.14168, and verl's `gsm8k` score, strict and flexible.)
+    `$1000` and `1000.0` are one. `flexible` takes the number out of markup and words behind `####`, and the response's
+    last number where it has no `####`. (GSM8K, arXiv 2110.14168, and verl's `gsm8k` score, strict and flexible.)
 
     Raises:
         ValueError: the label has no number.
     """
-    wanted = _number_at(label.rpartition("####")[2])
-    if wanted is None:
-        raise ValueError(f"the label has no number, after #### or alone: {label[-80:]!r}")
+    wanted = gsm8k_number(label)
     _, mark, rest = response.rpartition("####")
-    if mark:
-        found = _number_at(rest)
-    else:
-        numbers = _NUMBER.findall(response[-_ANSWER_CHARACTERS:]) if flexible else []
-        found = _number_at(numbers[-1]) if numbers else None
+    found = _number_at(rest) if mark else None
+    if found is None and flexible:
+        line = rest[:_ANSWER_CHARACTERS].strip().partition("\n")[0] if mark else response[-_ANSWER_CHARACTERS:]
+        numbers = _NUMBER.findall(line)
+        found = _number_at(_MARKUP.sub("", line)) if mark else None
+        found = _number_at(numbers[-1]) if found is None and numbers else found
     return float(found is not None and found == wanted)
+
+
+def gsm8k_number(label: str) -> Fraction:
+    """The number of a label of `gsm8k`. Raises ValueError where it has none, or is more than a number with its unit."""
+    text = label.rpartition("####")[2]
+    number = _number_at(text)
+    if number is None or not _AFTER_NUMBER.fullmatch(text.strip()[_length_of_number(text) :]):
+        raise ValueError(f"the label has no number, after #### or alone: {label[-80:]!r}")
+    return number
 
 
 _ANSWER_CHARACTERS = 1000
 _MAX_DIGITS = 64
 # Linear, whatever the text is: each character is looked at once.
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-_NUMBER_FIRST = re.compile(r"(-?) ?[$€£]? ?(-?\d[\d,]*(?:\.\d+)?|-?\.\d+)")
+_NUMBER = re.compile(r"(?<!-)-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+_NUMBER_FIRST = re.compile(r"([-+]?) ?[$€£]? ?(-?\d[\d,]*(?:\.\d+)?|-?\.\d+)(?:/(\d+))?")
+_MARKUP = re.compile(r"\\(?:boxed|text|mathbf|textbf)\s*\{|[*_`{}()\\]")
+_AFTER_NUMBER = re.compile(r"[.%]?(?:[^\S\n]*[A-Za-z.]+)*")
 
 
-def _number_at(text: str) -> Decimal | None:
+def _number_at(text: str) -> Fraction | None:
     """The number that a text begins with; None without one, or with one that is too long to be an answer."""
     found = _NUMBER_FIRST.match(text[:_ANSWER_CHARACTERS].lstrip())
-    if found is None or len(found[2]) > _MAX_DIGITS:
+    if found is None or len(found[2]) > _MAX_DIGITS or (found[1] and found[2][0] == "-"):
         return None
-    return Decimal(found[1] + found[2].replace(",", "")) if not (found[1] and found[2][0] == "-") else None
+    below = found[3] or "1"
+    if len(below) > _MAX_DIGITS or not int(below):
+        return None
+    return Fraction(found[1] + found[2].replace(",", "")) / int(below)
+
+
+def _length_of_number(text: str) -> int:
+    found = _NUMBER_FIRST.match(text[:_ANSWER_CHARACTERS].lstrip())
+    return 0 if found is None else found.end()
 
 
 def make_format(

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rljob_worker.errors import UserError
-from rljob_worker.rewards.builtin import make_math, make_regex
+from rljob_worker.rewards.builtin import make_regex
 from rljob_worker.rewards.functions import (
     Sample,
     Score,
@@ -32,6 +32,7 @@ from rljob_worker.rewards.functions import (
     load_function,
     make_caller,
 )
+from rljob_worker.rewards.math_reward import math
 
 Message = tuple[int, list[Sample]]
 
@@ -81,7 +82,7 @@ def _scorer(setup: Setup) -> tuple[Callable[[list[Sample]], Any], bool]:
         function = load_function(setup.python)
         check_call(function, setup.python, setup.args, setup.batch, setup.columns)
     else:
-        function = make_math(setup.timeout_seconds) if setup.name == "math" else make_regex(**setup.args)
+        function = math if setup.name == "math" else make_regex(**setup.args)
     asynchronous = is_async(function)
     if setup.batch:
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rljob_worker.data.dataset import PromptSource
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.types import Prompt
 
@@ -22,4 +23,5 @@ class Inputs:
     model: ModelConfig
     prompts: PromptSource
     rewards: RewardRunner
+    labels: LabelCheck
     evaluation_prompts: list[Prompt]

@@ -1,0 +1,328 @@
+"""Values of expressions, exact where rational and of 60 digits elsewhere, and whether two of them are equal."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from functools import reduce
+from math import comb, factorial
+from typing import Any
+
+import mpmath
+from mpmath.libmp import NoConvergence
+
+from rljob_worker.rewards.answers.expression import Node, number
+
+_CONTEXT = mpmath.mp.clone()
+_CONTEXT.dps = 60
+_TOLERANCE = _CONTEXT.mpf(10) ** -40
+INFINITY = _CONTEXT.inf
+_POINTS = 7
+_ENOUGH_POINTS = 3
+_MAX_BITS = 1 << 17
+"""Of a number that is kept exactly."""
+_MAX_MAGNITUDE = 1 << 20
+"""Of a power's binary exponent."""
+_MAX_ARGUMENT = 1 << 10
+"""Binary exponent of what functions take."""
+_MAX_FACTORIAL = 2000
+_DIGITS_OF_AN_APPROXIMATION = 6
+
+
+class NoValueError(ArithmeticError):
+    """An expression without a value here, or with one that is too large to be worked out."""
+
+
+class Budget:
+    """Operations that may still be done for one score."""
+
+    def __init__(self, operations: int = 20_000):
+        self.left = operations
+
+    def spend(self) -> None:
+        """Count one operation. Raises NoValueError when too many were done."""
+        self.left -= 1
+        if self.left < 0:
+            raise NoValueError("too many operations")
+
+
+def value(node: Node, budget: Budget, point: Mapping[str, Any] | None = None) -> Any:
+    """The value as a Fraction, or as mpmath's number. Raises NoValueError."""
+    budget.spend()
+    if node.kind == "number":
+        return node.number
+    if node.kind == "symbol":
+        if point is None:
+            raise NoValueError(node.name)
+        return point[node.name]
+    if node.kind in _CONSTANTS:
+        return _CONSTANTS[node.kind]
+    parts = [value(part, budget, point) for part in node.parts]
+    try:
+        return _checked(_OPERATIONS[node.kind](*parts))
+    except (ZeroDivisionError, ValueError, OverflowError, NoConvergence) as error:
+        raise NoValueError(str(error)) from None
+
+
+def _checked(result: Any) -> Any:
+    if isinstance(result, Fraction):
+        if max(result.numerator.bit_length(), result.denominator.bit_length()) > _MAX_BITS:
+            return _float(result)
+        return result
+    if _CONTEXT.isnan(result):
+        raise NoValueError("not a number")
+    return result
+
+
+def _float(of: Any) -> Any:
+    if isinstance(of, Fraction):
+        return _CONTEXT.mpf(of.numerator) / of.denominator
+    return of
+
+
+def _magnitude(number: Any) -> int:
+    """Binary exponent of what is finite and not 0."""
+    if not number:
+        return 0
+    size = _CONTEXT.mag(_float(number))
+    if not isinstance(size, int):
+        raise NoValueError("infinite")
+    return size
+
+
+def _exact(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def both(left: Any, right: Any) -> Any:
+        if isinstance(left, Fraction) and isinstance(right, Fraction):
+            return _checked(operation(left, right))
+        return operation(_float(left), _float(right))
+
+    return lambda *parts: reduce(both, parts)
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if isinstance(exponent, Fraction) and exponent.denominator == 1 and isinstance(base, Fraction):
+        times = abs(exponent.numerator)
+        bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+        if times * bits <= _MAX_BITS:
+            return base**exponent.numerator
+    if not _CONTEXT.isinf(_float(base)) and not _CONTEXT.isinf(_float(exponent)):
+        size = max(1, abs(_magnitude(base)))
+        if _magnitude(exponent) > 40 or abs(_float(exponent)) * size > _MAX_MAGNITUDE:
+            raise NoValueError("a power that is too large")
+    return _simplified_root(base, exponent)
+
+
+def _simplified_root(base: Any, exponent: Any) -> Any:
+    """The power; of a negative number and an odd root the real one, as in school."""
+    if isinstance(exponent, Fraction) and exponent.denominator % 2 and _is_negative(base):
+        sign = -1 if exponent.numerator % 2 else 1
+        return sign * _CONTEXT.power(-_float(base), _float(exponent))
+    return _CONTEXT.power(_float(base), _float(exponent))
+
+
+def _is_negative(number: Any) -> bool:
+    return isinstance(number, (Fraction, _CONTEXT.mpf)) and number < 0
+
+
+def _root(under: Any, degree: Any) -> Any:
+    if not isinstance(degree, Fraction) or degree == 0:
+        return _power(under, 1 / _float(degree))
+    if isinstance(under, Fraction) and under >= 0 and degree.denominator == 1 and 2 <= degree <= 10:
+        roots = [_integer_root(part, int(degree)) for part in (under.numerator, under.denominator)]
+        if roots[0] is not None and roots[1] is not None:
+            return Fraction(roots[0], roots[1])
+    return _power(under, 1 / degree)
+
+
+def _integer_root(number: int, degree: int) -> int | None:
+    if number.bit_length() > 1000:
+        return None
+    guess = round(_CONTEXT.root(number, degree)) if number else 0
+    return guess if guess**degree == number else None
+
+
+def _factorial(of: Any) -> Any:
+    if not isinstance(of, Fraction) or of.denominator != 1 or not 0 <= of <= _MAX_FACTORIAL:
+        raise NoValueError("a factorial of what is no small whole number")
+    return Fraction(factorial(of.numerator))
+
+
+def _binomial(top: Any, bottom: Any) -> Any:
+    whole = [of.numerator for of in (top, bottom) if isinstance(of, Fraction) and of.denominator == 1]
+    if len(whole) != 2 or not 0 <= whole[1] <= whole[0] <= _MAX_FACTORIAL:
+        raise NoValueError("a binomial of what are no small whole numbers")
+    return Fraction(comb(*whole))
+
+
+def _function(name: str) -> Callable[[Any], Any]:
+    function = getattr(_CONTEXT, name)
+
+    def apply(argument: Any) -> Any:
+        if _magnitude(argument) > (20 if name in ("exp", "sinh", "cosh") else _MAX_ARGUMENT):
+            raise NoValueError("an argument that is too large")
+        return function(_float(argument))
+
+    return apply
+
+
+def _logarithm(argument: Any) -> Any:
+    if not argument:
+        raise NoValueError("a logarithm of 0")
+    return _CONTEXT.ln(_float(argument))
+
+
+def _whole(rounding: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def apply(number: Any) -> Any:
+        if _magnitude(number) > _MAX_ARGUMENT or isinstance(number, _CONTEXT.mpc):
+            raise NoValueError("too large")
+        return Fraction(int(rounding(_float(number))))
+
+    return apply
+
+
+_CONSTANTS: dict[str, Any] = {
+    "pi": +_CONTEXT.pi, "e": +_CONTEXT.e, "i": _CONTEXT.mpc(0, 1), "infty": _CONTEXT.inf,
+}  # fmt: skip
+_FUNCTIONS = ("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp")
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "add": _exact(lambda left, right: left + right),
+    "multiply": _exact(lambda left, right: left * right),
+    "divide": _exact(lambda left, right: left / right),
+    "negate": lambda of: -of,
+    "abs": lambda of: abs(of),
+    "power": _power,
+    "root": _root,
+    "factorial": _factorial,
+    "binomial": _binomial,
+    "floor": _whole(_CONTEXT.floor),
+    "ceil": _whole(_CONTEXT.ceil),
+    "ln": _logarithm,
+    "log": _logarithm,
+}
+_OPERATIONS |= {name: _function(name) for name in _FUNCTIONS}
+
+
+def equal(left: Node, right: Node, budget: Budget) -> bool:
+    """Whether two expressions have the same value, at every point where both have one.
+
+    A decimal of six or more significant digits equals an exact value that rounds, or is cut off, to it. What has no
+    value that can be worked out equals what is written alike.
+    """
+    if left == right or _equal_everywhere(left, right, budget):
+        return True
+    # A logarithm without a base is the natural one, or that of ten.
+    decimal = _decimal(left), _decimal(right)
+    return decimal != (left, right) and _equal_everywhere(*decimal, budget)
+
+
+def _decimal(node: Node) -> Node:
+    parts = tuple(map(_decimal, node.parts))
+    if node.kind == "log":
+        return Node("divide", (Node("ln", parts), Node("ln", (number(10),))))
+    return replace(node, parts=parts) if parts != node.parts else node
+
+
+def _equal_everywhere(left: Node, right: Node, budget: Budget) -> bool:
+    names = left.symbols() | right.symbols()
+    try:
+        if not names:
+            return _same(value(left, budget), value(right, budget)) or _approximates(left, right, budget)
+        pairs = _at_points(left, right, names, budget)
+    except NoValueError:
+        return False
+    return len(pairs) >= _ENOUGH_POINTS and all(_same(a, b) for a, b in pairs)
+
+
+def _at_points(left: Node, right: Node, names: set[str], budget: Budget) -> list[tuple[Any, Any]]:
+    """Both values at points where both have one that is finite and, unless i is in them, real."""
+    pairs = []
+    is_complex = _has_i(left) or _has_i(right)
+    for index in range(_POINTS):
+        point = {name: _coordinate(name, index) for name in names}
+        found = []
+        for node in (left, right):
+            try:
+                found.append(value(node, budget, point))
+            except NoValueError:
+                if budget.left < 0:
+                    raise
+                found.append(None)
+        if all(one is None for one in found):
+            continue
+        usable = [one is not None and (is_complex or not isinstance(one, _CONTEXT.mpc)) for one in found]
+        if all(usable):
+            pairs.append((found[0], found[1]))
+    return pairs
+
+
+def _coordinate(name: str, index: int) -> Any:
+    """A number between 1/2 and 5/2 that belongs to the name, negative at the last points."""
+    digest = hashlib.sha256(f"{name} {index}".encode()).digest()
+    size = Fraction(1, 2) + Fraction(int.from_bytes(digest[:4], "big"), 1 << 31)
+    return _float(-size if index >= _POINTS - 3 and digest[5] % 4 else size)
+
+
+def _has_i(node: Node) -> bool:
+    return node.kind == "i" or any(map(_has_i, node.parts))
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, Fraction) and isinstance(right, Fraction):
+        return left == right
+    left, right = _float(left), _float(right)
+    if _CONTEXT.isinf(left) or _CONTEXT.isinf(right):
+        return bool(left == right)
+    scale = max(abs(left), abs(right))
+    return bool(abs(left - right) <= _TOLERANCE * (scale if scale and min(abs(left), abs(right)) else 1))
+
+
+def _approximates(left: Node, right: Node, budget: Budget) -> bool:
+    for rounded, exact in ((left, right), (right, left)):
+        sign = -1 if rounded.kind == "negate" else 1
+        inner = rounded.parts[0] if sign < 0 else rounded
+        if inner.kind != "number" or inner.decimals is None or _has_decimals(exact):
+            continue
+        unit = Fraction(10) ** -inner.decimals
+        if abs(inner.number) / unit < 10 ** (_DIGITS_OF_AN_APPROXIMATION - 1):
+            continue
+        found = value(exact, budget)
+        if isinstance(found, _CONTEXT.mpc) or _CONTEXT.isinf(_float(found)):
+            continue
+        excess = _float(found) * sign - _float(inner.number)
+        if -_float(unit) / 2 <= excess < _float(unit):
+            return True
+    return False
+
+
+def _has_decimals(node: Node) -> bool:
+    return node.decimals is not None or any(map(_has_decimals, node.parts))
+
+
+def real(node: Node, budget: Budget) -> Any:
+    """The value as a real number of mpmath, infinity included. Raises NoValueError."""
+    found = _float(value(node, budget))
+    if isinstance(found, _CONTEXT.mpc):
+        raise NoValueError("not real")
+    return found
+
+
+def same_reals(left: Any, right: Any) -> bool:
+    """Whether two results of `real` are equal."""
+    return _same(left, right)
+
+
+def ratio(left: Node, right: Node, budget: Budget) -> int | None:
+    """The sign of the constant by which one expression is the other, 0 for none; None where that is unknown."""
+    names = left.symbols() | right.symbols()
+    try:
+        pairs = _at_points(left, right, names, budget)
+        ratios = [_float(a) / _float(b) for a, b in pairs if a and b]
+    except (NoValueError, ZeroDivisionError):
+        return None
+    if len(ratios) < _ENOUGH_POINTS:
+        return None
+    if not all(_same(one, ratios[0]) for one in ratios):
+        return 0
+    return -1 if _is_negative(ratios[0]) else 1
