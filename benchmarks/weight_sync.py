@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,8 @@ from figures import Figure
 from figures import report as report_rows
 
 from rljob_worker.types import EngineReport, TrainerReport
-from rljob_worker.weightsync.meeting import HostMeeting, NetworkMeeting
+from rljob_worker.weightsync.meeting import NetworkMeeting
+from rljob_worker.weightsync.routes import BroadcastRoute, DiskRoute, HostRoute
 
 HIDDEN, LAYERS, HEADS, GROUPS, HEAD_DIM, FFN, VOCAB = 768, 15, 12, 4, 64, 2304, 32768
 CONFIG = {
@@ -85,13 +85,13 @@ def megatron_weights() -> dict[str, torch.Tensor]:
 class TrainerSide:
     """Holds the weights and sends them."""
 
-    def __init__(self, model_folder: str, meeting: str, bucket_bytes: int) -> None:
+    def __init__(self, model_folder: str, route: str, bucket_bytes: int) -> None:
         from rljob_worker.models.config import ModelConfig
         from rljob_worker.models.manifest import hf_manifest
         from rljob_worker.parallel_layout import ParallelLayout
         from rljob_worker.trainer.megatron.models.convert import local_pieces
-        from rljob_worker.weightsync.meeting import meeting_from
         from rljob_worker.weightsync.plan import HOST_SLICE_BYTES, build_plan
+        from rljob_worker.weightsync.routes import route_from
         from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
         config = ModelConfig.from_hf(model_folder)
@@ -105,7 +105,7 @@ class TrainerSide:
             slice_bytes=HOST_SLICE_BYTES,
         )
         self._plan = plan
-        self._sender = WeightSyncTrainer(self._pieces, plan, trainer=0, meeting=meeting_from(meeting))
+        self._sender = WeightSyncTrainer(self._pieces, plan, trainer=0, route=route_from(route))
 
     def describe(self) -> dict[str, int]:
         return {"bytes": self._plan.nbytes, "tensors": len(self._plan.names), "buckets": len(self._plan.buckets)}
@@ -129,12 +129,12 @@ class TrainerSide:
 class EngineSide:
     """A real vLLM engine."""
 
-    def __init__(self, model_folder: str, meeting: str, kind: str) -> None:
+    def __init__(self, model_folder: str, route: str, kind: str) -> None:
         import vllm._custom_ops as ops
         from vllm import LLM
 
         from rljob_worker.weightsync.engine import WeightSyncEngine
-        from rljob_worker.weightsync.meeting import meeting_from
+        from rljob_worker.weightsync.routes import route_from
 
         if kind != PACKED:
             # As on CPUs that these products have no instructions for.
@@ -149,7 +149,7 @@ class EngineSide:
             worker_extension_cls="rljob_worker.engine.worker_extension.CpuWorkerExtension",
             disable_log_stats=True,
         )
-        self._receiver = WeightSyncEngine(self._land, meeting=meeting_from(meeting), engine=0)
+        self._receiver = WeightSyncEngine(self._land, route=route_from(route), engine=0)
 
     def _land(self, method: Callable[..., Any], message: Any, seconds: float) -> list[Any]:
         return self._engine.collective_rpc(method.__name__, timeout=seconds, args=(message,))
@@ -249,14 +249,13 @@ def compare(kind: str, model_folder: str, bucket_bytes: int, repeats: int) -> li
 
     with tempfile.TemporaryDirectory(prefix="rljob-") as folder:
         host = "127.0.0.2"
-        over_network = NetworkMeeting(
+        meeting = NetworkMeeting(
             host, free_port(host), host, secrets.token_hex(32), engines=1, workers=1, seconds=DEADLINE
         )
-        if kind == DISK:
-            over_network = replace(over_network, disk=f"{folder}/buckets")
+        over_network = DiskRoute(meeting, f"{folder}/buckets") if kind == DISK else BroadcastRoute(meeting)
         apart = kind in (NETWORK, DISK)
-        here = over_network if apart else HostMeeting(folder)
-        there = replace(over_network, address="127.0.0.3") if apart else here
+        here = over_network if apart else HostRoute(folder)
+        there = over_network.at("127.0.0.3") if apart else here
         trainer: Any = ray.remote(num_cpus=0)(TrainerSide).remote(model_folder, here.to_json(), bucket_bytes)
         engine: Any = ray.remote(num_cpus=0)(EngineSide).remote(model_folder, there.to_json(), kind)
         try:

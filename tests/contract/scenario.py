@@ -21,7 +21,7 @@ from rljob_worker.memory.states import MemorySaver, MemorySaverState, MemoryShor
 from rljob_worker.memory.torch_saver import TorchMemorySaver
 from rljob_worker.weightsync.device_ipc import Exchange
 from rljob_worker.weightsync.engine import WeightSyncEngine
-from rljob_worker.weightsync.meeting import HostMeeting
+from rljob_worker.weightsync.routes import HostRoute
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
 MIB = 1024**2
@@ -199,9 +199,7 @@ def send() -> None:
 
     plan = plan_for(weights, bucket_bytes=BUCKET)
     exchange = Exchange(device, [0], allocate)
-    sender = WeightSyncTrainer(
-        pieces_for(weights, 1)[0], plan, trainer=0, meeting=HostMeeting(FOLDER), exchange=exchange
-    )
+    sender = WeightSyncTrainer(pieces_for(weights, 1)[0], plan, trainer=0, route=HostRoute(FOLDER), exchange=exchange)
     for version in VERSIONS:
         for tensor in weights.values():
             tensor.fill_(version)
@@ -219,8 +217,8 @@ def send() -> None:
 def land() -> None:
     device = get_device("npu")
     assert isinstance(device, NpuDevice)
-    engine = KeepingEngineOnDevice(device, SYNC_SECONDS)
-    receiver = WeightSyncEngine(engine, meeting=HostMeeting(FOLDER), engine=0)
+    engine = KeepingEngineOnDevice(device)
+    receiver = WeightSyncEngine(engine, route=HostRoute(FOLDER), engine=0)
     for version in VERSIONS:
         report = receiver.update_weights(version, SYNC_SECONDS)
         assert report["version"] == engine.finished_version == version

@@ -22,8 +22,8 @@ from rljob_worker.engine.reports import EngineSlept
 from rljob_worker.errors import JobError, StopRequested, WeightSyncError
 from rljob_worker.tensor_slice import Piece
 from rljob_worker.types import Cut, Generation, GenerationRequest, Quota, SamplingParams
-from rljob_worker.weightsync.meeting import HostMeeting
 from rljob_worker.weightsync.plan import build_plan
+from rljob_worker.weightsync.routes import HostRoute
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
 pytestmark = pytest.mark.slow
@@ -328,7 +328,7 @@ class _Trainer:
         ]
         manifest = [(name, tuple(weight.shape)) for name, weight in self._weights.items()]
         plan = build_plan(manifest, {0: [piece.place for piece in pieces]}, dtype=torch.float32, engines=2)
-        self._sender = WeightSyncTrainer(pieces, plan, trainer=0, meeting=HostMeeting(folder))
+        self._sender = WeightSyncTrainer(pieces, plan, trainer=0, route=HostRoute(folder))
 
     def send(self, version: int) -> threading.Thread:
         thread = threading.Thread(target=self._sender.update_weights, args=(version, 60.0))

@@ -9,7 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,8 +18,10 @@ from support.ports import free_port
 from sync_cases import KeepingEngine, Weights, model_weights, own_mappings, pieces_for, plan_for
 
 from rljob_worker.weightsync.engine import WeightSyncEngine
-from rljob_worker.weightsync.meeting import HostMeeting, Meeting, NetworkMeeting
+from rljob_worker.weightsync.meeting import NetworkMeeting
 from rljob_worker.weightsync.plan import Bucket
+from rljob_worker.weightsync.route import Route
+from rljob_worker.weightsync.routes import BroadcastRoute, DiskRoute, HostRoute
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
 
@@ -98,15 +100,15 @@ def threaded_peers(
     pieces = pieces_for(weights, trainers) if pieces is None else pieces
     plan = plan_for(weights, engines=len(engines), bucket_bytes=6000, slice_bytes=slice_bytes, pieces=pieces)
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
-        meeting: HostMeeting | NetworkMeeting = HostMeeting(folder)
-        meetings: list[HostMeeting | NetworkMeeting] = [meeting] * len(engines)
+        route: Route = HostRoute(folder)
+        routes = [route] * len(engines)
         if network or disk:
-            meeting = replace(network_meeting(), disk=f"{folder}/buckets" if disk else None)
-            meetings = [replace(meeting, address=f"127.0.0.{3 + number}") for number in range(len(engines))]
-        senders = [WeightSyncTrainer(pieces[rank], plan, trainer=rank, meeting=meeting) for rank in range(trainers)]
+            route = over = DiskRoute(network_meeting(), f"{folder}/buckets") if disk else broadcast_route()
+            routes = [over.at(f"127.0.0.{3 + number}") for number in range(len(engines))]
+        senders = [WeightSyncTrainer(pieces[rank], plan, trainer=rank, route=route) for rank in range(trainers)]
         receivers = [
-            WeightSyncEngine(engine, meeting=own, engine=number)
-            for number, (engine, own) in enumerate(zip(engines, meetings, strict=True))
+            WeightSyncEngine(engine, route=own, engine=number)
+            for number, (engine, own) in enumerate(zip(engines, routes, strict=True))
         ]
         try:
             yield Peers(folder, weights, senders, engines, receivers)
@@ -120,6 +122,11 @@ def network_meeting(workers: int = 1, seconds: float = 20.0) -> NetworkMeeting:
     host = "127.0.0.2"
     # How many engines there are, the plan says here.
     return NetworkMeeting(host, free_port(host), host, "the job's secret", engines=1, workers=workers, seconds=seconds)
+
+
+def broadcast_route(workers: int = 1, seconds: float = 20.0) -> BroadcastRoute:
+    """From trainers at an address of the loopback network."""
+    return BroadcastRoute(network_meeting(workers, seconds))
 
 
 class ProcessPeer:
@@ -166,10 +173,10 @@ def _serve(pipe: Connection, peer: Any, method: Any, describe: Any) -> None:
     peer.close()
 
 
-def sender_process(pipe: Connection, meeting: Meeting, rank: int, trainers: int, engines: int) -> None:
+def sender_process(pipe: Connection, route: Route, rank: int, trainers: int, engines: int) -> None:
     weights = model_weights(0)
     plan = plan_for(weights, trainers=trainers, engines=engines, bucket_bytes=6000)
-    sender = WeightSyncTrainer(pieces_for(weights, trainers)[rank], plan, trainer=rank, meeting=meeting)
+    sender = WeightSyncTrainer(pieces_for(weights, trainers)[rank], plan, trainer=rank, route=route)
 
     def send(version: int, deadline: float) -> None:
         for tensor in weights.values():
@@ -179,13 +186,13 @@ def sender_process(pipe: Connection, meeting: Meeting, rank: int, trainers: int,
     _serve(pipe, sender, send, lambda: None)
 
 
-def receiver_process(pipe: Connection, meeting: Meeting, index: int, die_in_bucket: int | None = None) -> None:
+def receiver_process(pipe: Connection, route: Route, index: int, die_in_bucket: int | None = None) -> None:
     def before_landing(bucket: Bucket, slots: Any) -> None:
         if bucket.index == die_in_bucket:
             os.kill(os.getpid(), signal.SIGKILL)
 
     engine = KeepingEngine(before_landing)
-    receiver = WeightSyncEngine(engine, meeting=meeting, engine=index)
+    receiver = WeightSyncEngine(engine, route=route, engine=index)
     _serve(
         pipe,
         receiver,

@@ -13,12 +13,10 @@ import torch
 from rljob_worker.devices import Device
 from rljob_worker.devices.cpu import CpuDevice
 from rljob_worker.tensor_slice import TensorSlice
-from rljob_worker.weightsync.carriers import Carrier, join_carrier
-from rljob_worker.weightsync.device_ipc import DeviceIpc
-from rljob_worker.weightsync.meeting import HostParties, NetworkParties, Parties, meeting_from
 from rljob_worker.weightsync.plan import Bucket, SyncPlan, build_plan
-from rljob_worker.weightsync.shared_memory import HostMemory, SharedMemory
-from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
+from rljob_worker.weightsync.route import Receiver
+from rljob_worker.weightsync.routes import route_from
+from rljob_worker.weightsync.slots import SLOT_COUNT
 
 Weights = dict[str, torch.Tensor]
 
@@ -93,59 +91,46 @@ class KeepingEngine:
     def __init__(self, before_landing: Callable[[Bucket, Any], None] | None = None) -> None:
         self.weights: Weights = {}
         self.finished_version: int | None = None
-        self._slots: Transport | None = None
+        self._receiver: Receiver | None = None
         self._before_landing = before_landing or (lambda bucket, slots: None)
         self.number = 0
         """Of this worker in its engine."""
-        self._parties: Parties | None = None
-        self._carrier: Carrier | None = None
 
     def __call__(self, method: Callable[..., Any], message: Any, seconds: float) -> list[Any]:
         assert seconds > 0
         return [getattr(self, method.__name__)(message)]
 
-    def _attached(self, message: dict[str, Any], parties: Parties) -> Transport:
-        if isinstance(parties, NetworkParties):
-            return HostMemory.private(message["slot_bytes"])
-        return SharedMemory.attach(message["slots"], message["slot_bytes"])
+    def deadline(self, message: dict[str, Any]) -> float:
+        """Latest end of a call."""
+        return time.monotonic() + float(message["seconds"])
 
     def rljob_begin_sync(self, message: dict[str, Any]) -> dict[str, Any]:
-        if self._parties is None:
-            self._parties = meeting_from(message["meeting"]).parties()
-        if self._slots is None:
-            self._slots = self._attached(message, self._parties)
-        self._plan, _ = self._parties.find(time.monotonic() + message["seconds"])
+        route = route_from(message["route"])
+        if self._receiver is None:
+            self._receiver = route.make_receiver(
+                self.device, message["slots"], message["slot_bytes"], self.deadline(message)
+            )
+        self._plan, _ = route.parties().find(self.deadline(message))
         self._landing: Weights = {}
         return {"seconds": {"begin": 0.0}}
 
-    def rljob_join_carrier(self, message: dict[str, Any]) -> dict[str, Any]:
-        assert isinstance(self._parties, NetworkParties)
-        assert self._slots is not None
-        if self._carrier is not None and (message["anew"] or not self._carrier.serves(message["version"])):
-            self._carrier.close()
-            self._carrier = None
-        if self._carrier is None:
-            deadline = time.monotonic() + message["seconds"]
-            engines, member = self._plan.engines, message["first_member"] + self.number
-            self._carrier = join_carrier(
-                self.device, self._parties, engines, member, self._slots, message["version"], deadline
-            )
-        assert self._carrier is not None
-        self._carrier.expect(self._plan.buckets[0])
+    def rljob_join_route(self, message: dict[str, Any]) -> dict[str, Any]:
+        assert self._receiver is not None
+        engine, version, anew = message["engine"], message["version"], message["anew"]
+        self._receiver.join(self._plan, engine, self.number, version, anew, self.deadline(message))
         return {"seconds": {"begin": 0.0}}
 
     def rljob_land_bucket(self, message: dict[str, Any]) -> dict[str, Any]:
-        assert self._slots is not None
-        bucket = self._plan.buckets[message["bucket"]]
-        if self._carrier is not None:
-            self._carrier.receive(bucket)
-            if bucket is not self._plan.buckets[-1]:
-                self._carrier.expect(self._plan.buckets[bucket.index + 1])
-        self._before_landing(bucket, self._slots)
+        assert self._receiver is not None
+        bucket, slots = self._plan.buckets[message["bucket"]], self._receiver.slots
+        self._receiver.receive(bucket)
+        if bucket is not self._plan.buckets[-1]:
+            self._receiver.expect(self._plan.buckets[bucket.index + 1])
+        self._before_landing(bucket, slots)
         sums = []
         for tensor in bucket.tensors:
-            weight = self._slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
-            sums.append(self._slots.checksums([self._slots.checksum(piece.part.of(weight)) for piece in tensor.pieces]))
+            weight = slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
+            sums.append(slots.checksums([slots.checksum(piece.part.of(weight)) for piece in tensor.pieces]))
             landed = self._landing.get(tensor.name, weight[:0])
             assert tensor.first == len(landed)
             self._landing[tensor.name] = torch.cat([landed, weight])
@@ -157,29 +142,16 @@ class KeepingEngine:
         return {"version": message["version"], "tensors": len(self._landing), "seconds": {"finish": 0.0}}
 
     def close(self) -> None:
-        if self._slots is not None:
-            self._slots.close()
+        if self._receiver is not None:
+            self._receiver.close()
 
 
 class KeepingEngineOnDevice(KeepingEngine):
     """One worker of an engine on a device that has slots of its own, which the trainer there shares."""
 
-    def __init__(
-        self, device: Device, seconds: float, before_landing: Callable[[Bucket, Any], None] | None = None
-    ) -> None:
+    def __init__(self, device: Device, before_landing: Callable[[Bucket, Any], None] | None = None) -> None:
         super().__init__(before_landing)
-        self.device, self._seconds = device, seconds
-
-    def own_slots(self, nbytes: int) -> list[torch.Tensor]:
-        """Memory of the device that this process makes."""
-        return [torch.empty(nbytes, dtype=torch.uint8, device=self.device.torch_device) for _ in range(SLOT_COUNT)]
-
-    def _attached(self, message: dict[str, Any], parties: Parties) -> Transport:
-        if isinstance(parties, NetworkParties):
-            return DeviceIpc(self.device, self.own_slots(message["slot_bytes"]))
-        assert isinstance(parties, HostParties)
-        handles = parties.find_device(self.device.identity(), self._seconds)
-        return DeviceIpc.open(self.device, handles, message["slot_bytes"])
+        self.device = device
 
 
 def own_mappings(fragment: str) -> list[str]:

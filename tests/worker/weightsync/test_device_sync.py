@@ -16,18 +16,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from peers import ProcessPeer, network_meeting
+from peers import ProcessPeer, broadcast_route
 from separate_devices import FILES, SeparateDevice
 from sync_cases import KeepingEngine, KeepingEngineOnDevice, TensorPiece, model_weights, pieces_for, plan_for
 
 from rljob_worker.devices.cpu import CpuDevice
 from rljob_worker.weightsync.device_ipc import DeviceIpc, Exchange
 from rljob_worker.weightsync.engine import WeightSyncEngine
-from rljob_worker.weightsync.meeting import HostMeeting, HostParties, Meeting
+from rljob_worker.weightsync.meeting import HostParties
 from rljob_worker.weightsync.plan import Bucket
+from rljob_worker.weightsync.route import Route
+from rljob_worker.weightsync.routes import HostRoute
 from rljob_worker.weightsync.shared_memory import SHARED_MEMORY
+from rljob_worker.weightsync.slots import SLOT_COUNT
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
-from rljob_worker.weightsync.transport import SLOT_COUNT
 
 SECONDS = 30.0
 BUCKET = 6000
@@ -37,7 +39,7 @@ class WorkerOnDevice(KeepingEngineOnDevice):
     """`damage` flips a bit of its own slot in a bucket, once."""
 
     def __init__(self, device: SeparateDevice, damage: int | None) -> None:
-        super().__init__(device, SECONDS, self._maybe_damage)
+        super().__init__(device, self._maybe_damage)
         self._damage = damage
 
     def _maybe_damage(self, bucket: Bucket, slots: DeviceIpc) -> None:
@@ -90,7 +92,7 @@ class BrokenPiece:
 def trainer(
     pipe: Connection,
     folder: str,
-    meeting: Meeting,
+    route: Route,
     rank: int,
     ranks: int,
     engines: int,
@@ -110,7 +112,7 @@ def trainer(
     if rank == ranks - 1:
         pieces[-1] = BrokenPiece(pieces[-1], counter, broken_in)
     exchange = Exchange(device, range(ranks), getattr(device, "staging", _none_of_its_own), node=node)
-    sender = WeightSyncTrainer(pieces, plan, trainer=rank, meeting=meeting, exchange=exchange)
+    sender = WeightSyncTrainer(pieces, plan, trainer=rank, route=route, exchange=exchange)
     pipe.send("up")
     while (command := pipe.recv()) is not None:
         counter[0] = version = command[0]
@@ -133,10 +135,10 @@ def _none_of_its_own(nbytes: int) -> torch.Tensor:
     raise AssertionError("its slots are in host memory")
 
 
-def engine(pipe: Connection, meeting: Meeting, index: int, make: Callable[[], Any]) -> None:
+def engine(pipe: Connection, route: Route, index: int, make: Callable[[], Any]) -> None:
     """One that is made in its process; `values` says what it holds."""
     land = make()
-    receiver = WeightSyncEngine(land, meeting=meeting, engine=index)
+    receiver = WeightSyncEngine(land, route=route, engine=index)
     pipe.send("up")
     while (command := pipe.recv()) is not None:
         try:
@@ -178,12 +180,10 @@ def peers(
 ) -> Iterator[Any]:
     """Trainers and engines; yields a function that runs one sync and returns the trainers' and engines' outcomes."""
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
-        meeting: Meeting = network_meeting(workers=len(engines[0])) if network else HostMeeting(folder)
-        trainers = [
-            ProcessPeer(trainer, folder, meeting, rank, ranks, len(engines), broken_in) for rank in range(ranks)
-        ]
+        route: Route = broadcast_route(workers=len(engines[0])) if network else HostRoute(folder)
+        trainers = [ProcessPeer(trainer, folder, route, rank, ranks, len(engines), broken_in) for rank in range(ranks)]
         others = [
-            ProcessPeer(engine, meeting, i, partial(EngineOverDevices, devices, damage))
+            ProcessPeer(engine, route, i, partial(EngineOverDevices, devices, damage))
             for i, devices in enumerate(engines)
         ]
         with together([*trainers, *others], ranks) as sync:

@@ -15,7 +15,7 @@ from test_sync import failed_everywhere
 
 from rljob_worker.weightsync.plan import Bucket
 from rljob_worker.weightsync.shared_disk import SharedDisk
-from rljob_worker.weightsync.transport import SLOT_COUNT
+from rljob_worker.weightsync.slots import SLOT_COUNT
 
 Look = Callable[[], None]
 

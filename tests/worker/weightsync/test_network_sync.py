@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import zmq
-from peers import Peers, ProcessPeer, network_meeting, receiver_process, sender_process, threaded_peers
+from peers import Peers, ProcessPeer, broadcast_route, receiver_process, sender_process, threaded_peers
 from sync_cases import KeepingEngine, TensorPiece, model_weights, pieces_for
 from test_sync import ForgetfulEngine, failed_everywhere
 
@@ -21,7 +21,7 @@ from rljob_worker.weightsync.mailbox import ABORT
 from rljob_worker.weightsync.meeting import end_sync
 from rljob_worker.weightsync.plan import Bucket
 from rljob_worker.weightsync.protocol import COMMIT
-from rljob_worker.weightsync.transport import SLOT_COUNT
+from rljob_worker.weightsync.slots import SLOT_COUNT
 
 SECONDS = 8.0
 Look = Callable[[], None]
@@ -221,7 +221,7 @@ def test_also_while_they_wait_for_one_another_to_make_the_group() -> None:
 
 def _ended_without_the_second_engine(peers: Peers, version: int) -> dict[str, Any]:
     """What those that are left say of a sync that is ended from outside, long before its deadline."""
-    meeting = peers.senders[0]._parties.meeting  # type: ignore[union-attr]
+    meeting = peers.senders[0].end._network.meeting  # type: ignore[attr-defined]
     timer = threading.Timer(0.3, end_sync, (replace(meeting, engines=2), len(peers.senders), version, "engine-1 died"))
     timer.start()
     started = time.monotonic()
@@ -279,7 +279,7 @@ def test_messages_of_strangers_are_as_if_they_never_came() -> None:
 
 
 def inbox(peers: Peers, name: str) -> str:
-    address = peers.senders[0]._parties.mailbox("watcher", [])._endpoints.address(name)
+    address = peers.senders[0].end._parties.mailbox("watcher", [])._endpoints.address(name)
     assert address is not None
     return address
 
@@ -287,11 +287,9 @@ def inbox(peers: Peers, name: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["engine", "trainer"])
 def test_a_killed_peer_ends_the_sync_of_the_others_within_the_deadline(victim: str) -> None:
-    meeting = network_meeting(seconds=4.0)
-    trainers = [ProcessPeer(sender_process, meeting, rank, 2, 2) for rank in range(2)]
-    engines = [
-        ProcessPeer(receiver_process, meeting, i, 4 if victim == "engine" and i == 1 else None) for i in range(2)
-    ]
+    route = broadcast_route(seconds=4.0)
+    trainers = [ProcessPeer(sender_process, route, rank, 2, 2) for rank in range(2)]
+    engines = [ProcessPeer(receiver_process, route, i, 4 if victim == "engine" and i == 1 else None) for i in range(2)]
     everybody = [*trainers, *engines]
     try:
         for peer in everybody:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
-from peers import ProcessPeer, network_meeting
+from peers import ProcessPeer, broadcast_route
 from separate_devices import SeparateDevice
 from sync_cases import KeepingEngine, model_weights
 from test_device_sync import EngineOverDevices, engine, held, together, trainer
 
 from rljob_worker.devices.cpu import CpuDevice
-from rljob_worker.weightsync.meeting import HostMeeting, Meeting
 from rljob_worker.weightsync.plan import Bucket
+from rljob_worker.weightsync.route import Route
+from rljob_worker.weightsync.routes import HostRoute
 
 Outcomes = tuple[list[Any], list[Any]]
 NODES = [[0, 1], [2, 3]]
@@ -47,23 +47,23 @@ def peers(
 ) -> Iterator[Callable[[int], Outcomes]]:
     """Trainers of two nodes, and an engine on each; with `network` they are on nodes of their own."""
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as one, tempfile.TemporaryDirectory() as other:
-        meetings: list[Meeting] = [HostMeeting(one), HostMeeting(other)]
+        routes: list[Route] = [HostRoute(one), HostRoute(other)]
         if network:
-            met = network_meeting()
-            meetings = [met, replace(met, address="127.0.0.3")]
+            first = broadcast_route()
+            routes = [first, first.at("127.0.0.3")]
         everyone = []
         for number, node in enumerate(NODES):
-            met_at, reach = (meetings[0], NODES[0]) if network else (meetings[number], node)
+            route, reach = (routes[0], NODES[0]) if network else (routes[number], node)
             for rank in node:
                 device = SeparateDevice(rank) if devices else CpuDevice(rank)
                 engines = 2 if network else 1
-                peer = ProcessPeer(trainer, one, met_at, rank, RANKS, engines, broken_in, reach, device)
+                peer = ProcessPeer(trainer, one, route, rank, RANKS, engines, broken_in, reach, device)
                 everyone.append(peer)
-        for number, meeting in enumerate(meetings):
+        for number, route in enumerate(routes):
             own = [RANKS + number] if network else NODES[number][:1]
             last = damage if number == 1 else None
             make = partial(EngineOverDevices, own, last) if devices else partial(HostEngine, last)
-            everyone.append(ProcessPeer(engine, meeting, number if network else 0, make))
+            everyone.append(ProcessPeer(engine, route, number if network else 0, make))
         with together(everyone, RANKS) as sync:
             yield sync
 

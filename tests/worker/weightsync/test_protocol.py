@@ -23,7 +23,7 @@ from rljob_worker.weightsync.protocol import (
     EngineState,
     TrainerState,
 )
-from rljob_worker.weightsync.transport import SLOT_COUNT
+from rljob_worker.weightsync.slots import SLOT_COUNT
 
 VERSION = 7
 WEIGHTS = model_weights(0)

@@ -18,13 +18,13 @@ from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
 from rljob_worker.trainer.megatron.models import convert
 from rljob_worker.weightsync.engine import WeightSyncEngine
-from rljob_worker.weightsync.meeting import HostMeeting
 from rljob_worker.weightsync.messages import Failure
 from rljob_worker.weightsync.plan import Bucket
 from rljob_worker.weightsync.protocol import FILLED
+from rljob_worker.weightsync.routes import HostRoute
 from rljob_worker.weightsync.shared_memory import SHARED_MEMORY, SharedMemory
+from rljob_worker.weightsync.slots import SLOT_COUNT
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
-from rljob_worker.weightsync.transport import SLOT_COUNT
 
 
 def failed_everywhere(peers: Peers, outcomes: dict[str, Any], *messages: str) -> None:
@@ -169,9 +169,9 @@ def test_a_trainer_whose_parameters_are_wrong_fails_the_sync(fault: str) -> None
     plan = plan_for(weights)
     pieces = [*pieces_for(weights, 1)[0][:-1], WrongPiece("lm_head.weight", (48, 32), None, 0, 48, torch.empty(0))]
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
-        sender = WeightSyncTrainer(pieces, plan, trainer=0, meeting=HostMeeting(folder))
+        sender = WeightSyncTrainer(pieces, plan, trainer=0, route=HostRoute(folder))
         engine = KeepingEngine()
-        receiver = WeightSyncEngine(engine, meeting=HostMeeting(folder), engine=0)
+        receiver = WeightSyncEngine(engine, route=HostRoute(folder), engine=0)
         peers = Peers(folder, weights, [sender], [engine], [receiver])
         last = plan.buckets[-1].index
         expected = "parameter has moved" if fault == "read" else "lm_head.weight: the trainer holds"
@@ -194,7 +194,7 @@ def test_peers_that_do_not_come_are_named_at_the_deadline() -> None:
 
 def test_trainers_that_never_start_are_named() -> None:
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
-        receiver = WeightSyncEngine(KeepingEngine(), meeting=HostMeeting(folder), engine=0)
+        receiver = WeightSyncEngine(KeepingEngine(), route=HostRoute(folder), engine=0)
         with pytest.raises(WeightSyncError, match="first sending trainer did not start"):
             receiver.update_weights(1, 0.2)
 
@@ -223,7 +223,7 @@ def test_what_an_aborted_sync_left_behind_is_ignored() -> None:
         outcomes = peers.sync(1, deadline=0.3, without=("engine-0",))
         assert "engine-0" in str(outcomes["trainer-0"])
         # A bucket of that sync arrives late, with other contents.
-        sender._mailbox.send(["engine-0"], FILLED, 1, version=1, plan=sender.plan.fingerprint, bucket=0, pieces=[])
+        sender.end.mailbox.send(["engine-0"], FILLED, 1, version=1, plan=sender.plan.fingerprint, bucket=0, pieces=[])
         peers.sync(2)
         assert peers.receivers[0].version == 2
         assert peers.landed_right()
@@ -232,20 +232,20 @@ def test_what_an_aborted_sync_left_behind_is_ignored() -> None:
 def test_an_impostor_that_fills_twice_fails_the_sync() -> None:
     with threaded_peers(1, [KeepingEngine()]) as peers:
         sender = peers.senders[0]
-        original = sender._mailbox.send
+        original = sender.end.mailbox.send
 
         def twice(to: Any, kind: str, sync: int, **body: Any) -> None:
             original(to, kind, sync, **body)
             if kind == FILLED and body["bucket"] == 1:
                 original(to, kind, sync, **body)
 
-        sender._mailbox.send = twice  # type: ignore[method-assign]
+        sender.end.mailbox.send = twice  # type: ignore[method-assign]
         failed_everywhere(peers, peers.sync(1), "filled bucket 1, expected bucket 2")
 
 
 def test_an_engine_number_outside_the_plan_is_refused() -> None:
     with threaded_peers(1, [KeepingEngine()]) as peers:
-        stranger = WeightSyncEngine(KeepingEngine(), meeting=HostMeeting(peers.folder), engine=1)
+        stranger = WeightSyncEngine(KeepingEngine(), route=HostRoute(peers.folder), engine=1)
         with pytest.raises(WeightSyncError, match="engine 1 is not among the plan's 1"):
             stranger.update_weights(1, 1.0)
 
@@ -253,13 +253,11 @@ def test_an_engine_number_outside_the_plan_is_refused() -> None:
 def test_a_sender_without_its_pieces_is_refused(tmp_path: Path) -> None:
     weights = model_weights(0)
     with pytest.raises(ValueError, match=r"has to send lm_head\.weight"):
-        WeightSyncTrainer(
-            pieces_for(weights, 1)[0][:-1], plan_for(weights), trainer=0, meeting=HostMeeting(str(tmp_path))
-        )
+        WeightSyncTrainer(pieces_for(weights, 1)[0][:-1], plan_for(weights), trainer=0, route=HostRoute(str(tmp_path)))
 
 
 def test_a_rank_with_nothing_to_send_returns_at_once(tmp_path: Path) -> None:
-    sender = WeightSyncTrainer([], plan_for(model_weights(0)), trainer=9, meeting=HostMeeting(str(tmp_path)))
+    sender = WeightSyncTrainer([], plan_for(model_weights(0)), trainer=9, route=HostRoute(str(tmp_path)))
     assert sender.update_weights(1, 1.0)["bytes"] == 0
     sender.close()
     assert not list(tmp_path.iterdir())
@@ -273,9 +271,9 @@ def test_pieces_cut_by_columns_are_among_the_cases() -> None:
 @pytest.mark.parametrize("victim", ["engine", "trainer"])
 def test_a_killed_peer_ends_the_sync_of_the_others_within_the_deadline(victim: str) -> None:
     with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
-        trainers = [ProcessPeer(sender_process, HostMeeting(folder), rank, 2, 2) for rank in range(2)]
+        trainers = [ProcessPeer(sender_process, HostRoute(folder), rank, 2, 2) for rank in range(2)]
         engines = [
-            ProcessPeer(receiver_process, HostMeeting(folder), i, 4 if victim == "engine" and i == 1 else None)
+            ProcessPeer(receiver_process, HostRoute(folder), i, 4 if victim == "engine" and i == 1 else None)
             for i in range(2)
         ]
         everybody = [*trainers, *engines]

@@ -13,6 +13,7 @@ from vllm.model_executor.model_loader.reload.layerwise import record_metadata_fo
 
 from rljob_worker.devices import packed_linear
 from rljob_worker.errors import WeightSyncError
+from rljob_worker.weightsync.receivers import HostReceiver
 from rljob_worker.weightsync.shared_memory import SharedMemory
 from rljob_worker.weightsync.trainer import _Rank
 from rljob_worker.weightsync.vllm_extension import _Landing
@@ -104,7 +105,7 @@ class Sync:
         self.buckets = range(len(self.plan.buckets))
 
     def update(self, weights: Weights, *, damage: str = "") -> None:
-        landing = _Landing(self.layout, self.plan, self.slots, 1)
+        landing = _Landing(self.layout, self.plan, HostReceiver(self.slots), 1)
         ranks = {rank: _Rank(rank, held, self.plan) for rank, held in pieces_for(weights, self.trainers).items()}
         for bucket in [self.plan.buckets[index] for index in self.buckets]:
             sums = []

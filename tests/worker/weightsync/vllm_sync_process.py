@@ -35,10 +35,10 @@ from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.manifest import final_norm, hf_manifest, layer_prefix
 from rljob_worker.weightsync.device_ipc import Exchange
 from rljob_worker.weightsync.engine import WeightSyncEngine
-from rljob_worker.weightsync.meeting import HostMeeting
+from rljob_worker.weightsync.routes import HostRoute
 from rljob_worker.weightsync.shared_memory import SHARED_MEMORY
+from rljob_worker.weightsync.slots import SLOT_COUNT
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
-from rljob_worker.weightsync.transport import SLOT_COUNT
 
 EXTENSION = "rljob_worker.weightsync.vllm_extension.WeightLandingExtension"
 EXTENSION_ON_DEVICES = "separate_extension.SeparateDeviceExtension"
@@ -129,10 +129,10 @@ def run(models: Path, model: str, tensor_parallel: int) -> dict[str, Any]:
         pieces = pieces_for(weights, trainers)
         exchange = None if device is None else Exchange(device, [0], device.staging)
         senders = [
-            WeightSyncTrainer(pieces[rank], plan, trainer=rank, meeting=HostMeeting(folder), exchange=exchange)
+            WeightSyncTrainer(pieces[rank], plan, trainer=rank, route=HostRoute(folder), exchange=exchange)
             for rank in range(trainers)
         ]
-        receiver = WeightSyncEngine(land, meeting=HostMeeting(folder), engine=0)
+        receiver = WeightSyncEngine(land, route=HostRoute(folder), engine=0)
         failure, _ = sync(senders, receiver, 1)
         version_after_failure = receiver.version
         unexpected, report = sync(senders, receiver, 2)
@@ -176,12 +176,12 @@ def wrong_plans(engine: Any, weights: dict[str, torch.Tensor], cfg: ModelConfig)
     for case, tensors in cases.items():
         with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
             plan = plan_for(tensors, bucket_bytes=96 * 1024, slice_bytes=30 * 1024)
-            sender = WeightSyncTrainer(pieces_for(tensors, 1)[0], plan, trainer=0, meeting=HostMeeting(folder))
+            sender = WeightSyncTrainer(pieces_for(tensors, 1)[0], plan, trainer=0, route=HostRoute(folder))
             receiver = WeightSyncEngine(
                 lambda method, message, seconds: engine.collective_rpc(
                     method.__name__, timeout=seconds, args=(message,)
                 ),
-                meeting=HostMeeting(folder),
+                route=HostRoute(folder),
                 engine=0,
             )
             failures[case], _ = sync([sender], receiver, 1)

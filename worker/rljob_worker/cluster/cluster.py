@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from rljob_api.spec import WeightTransport
 from rljob_api.wire.driver_status import EngineNodes
 from rljob_worker.cluster.actor import Location
 from rljob_worker.cluster.calls import Calls
-from rljob_worker.cluster.elastic import Elastic, meeting_at
+from rljob_worker.cluster.elastic import Elastic, network_route
 from rljob_worker.cluster.groups import Group, Process
 from rljob_worker.cluster.nodes import Nodes
 from rljob_worker.cluster.phase_calls import PhaseCalls
@@ -35,6 +34,7 @@ from rljob_worker.engine.engine import Engine
 from rljob_worker.errors import JobError, ProcessDiedError, UserError
 from rljob_worker.host.files import log_tail
 from rljob_worker.trainer.trainer import Trainer
+from rljob_worker.weightsync.routes import HostRoute
 
 logger = logging.getLogger(__name__)
 _LOG_TAIL_LINES = 20
@@ -110,7 +110,7 @@ class Cluster:
             # An attempt that was killed left its own.
             shutil.rmtree(self._made.buckets, ignore_errors=True)
             engines = len(ENGINE.devices(placement, self.spec))
-            network = meeting_at(self.spec, nodes, engines, self._made.buckets)
+            network = network_route(self.spec, nodes, engines, self._made.buckets)
         common: dict[str, object] = dict(
             spec=self.spec.model_dump(mode="json", by_alias=True), model_folder=str(self._model_folder)
         )
@@ -122,7 +122,7 @@ class Cluster:
                 store=store,
                 secret=secret,
                 total_updates=total_updates,
-                sync=network or folders[placement.node_of(device)],
+                route=network or HostRoute(folders[placement.node_of(device)]),
             )
             self.trainers.add(self._made.make(TRAINER, f"trainer-{rank}", self._place(device), arguments))
         visible = self._visible_devices(calls, placement)
@@ -131,8 +131,8 @@ class Cluster:
             arguments = common | dict(
                 index=index,
                 devices=None if visible else list(map(placement.number_on_node, spanned)),
-                sync_folder=folders[place.node],
-                network=network and replace(network, address=nodes[place.node].address),
+                folder=folders[place.node],
+                route=network.at(nodes[place.node].address) if network else HostRoute(folders[place.node]),
             )
             shown = [visible[device] for device in spanned if visible]
             self.engines.add(self._made.make(ENGINE, f"engine-{index}", place, arguments, shown))

@@ -1,4 +1,4 @@
-"""Engines that only the network connects with the trainers: where they meet, and which of them come and go.
+"""Engines that only the network connects with the trainers: their route, and which of them come and go.
 
 The others go on when an engine is lost, and new ones are made in threads of their own.
 """
@@ -9,7 +9,6 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import ray
@@ -31,6 +30,7 @@ from rljob_worker.errors import JobError, ProcessDiedError, StopRequested, UserE
 from rljob_worker.records.event_names import ENGINE_JOINED, ENGINE_LEFT, ENGINE_LOST
 from rljob_worker.trainer.trainer import Trainer
 from rljob_worker.weightsync.meeting import NetworkMeeting, end_sync
+from rljob_worker.weightsync.routes import BroadcastRoute, DiskRoute, NetworkRoute
 
 logger = logging.getLogger(__name__)
 _AGAIN_SECONDS = 5.0
@@ -69,8 +69,8 @@ def change_of_seats(
     return gone, new
 
 
-def meeting_at(spec: RLJobSpec, nodes: Nodes, engines: int, disk: Path) -> NetworkMeeting:
-    """A new place at the first node's trainers where so many engines meet them; JobError: the node does not answer.
+def network_route(spec: RLJobSpec, nodes: Nodes, engines: int, disk: Path) -> NetworkRoute:
+    """A new route from the first node's trainers to so many engines; JobError: the node does not answer.
 
     Args:
         spec: the job.
@@ -79,7 +79,7 @@ def meeting_at(spec: RLJobSpec, nodes: Nodes, engines: int, disk: Path) -> Netwo
         disk: folder in which the buckets have one of their own, where they go through one.
     """
     address, seconds = nodes[0].address, spec.timeouts.start_seconds
-    return NetworkMeeting(
+    meeting = NetworkMeeting(
         host=address,
         port=nodes.free_port(0, seconds),
         address=address,
@@ -87,8 +87,10 @@ def meeting_at(spec: RLJobSpec, nodes: Nodes, engines: int, disk: Path) -> Netwo
         engines=engines,
         workers=spec.rollout.tensor_parallel,
         seconds=seconds,
-        disk=str(disk / secrets.token_hex(8)) if spec.weight_sync.transport is WeightTransport.DISK else None,
     )
+    if spec.weight_sync.transport is WeightTransport.DISK:
+        return DiskRoute(meeting, str(disk / secrets.token_hex(8)))
+    return BroadcastRoute(meeting)
 
 
 class Elastic:
@@ -100,7 +102,7 @@ class Elastic:
     Args:
         processes: of the job; its group of engines changes.
         nodes: where they are; grows.
-        network: where they meet at first.
+        route: the first one.
         common: arguments of every engine.
         calls: waits for processes, of the thread that starts them.
         on_change: called for each change with the event's name and the engine's.
@@ -110,13 +112,13 @@ class Elastic:
         self,
         processes: Processes,
         nodes: Nodes,
-        network: NetworkMeeting,
+        route: NetworkRoute,
         common: dict[str, object],
         calls: Calls,
         on_change: Callable[..., None],
     ) -> None:
         self._processes, self._engines = processes, processes.engines
-        self._nodes, self._network = nodes, network
+        self._nodes, self._route = nodes, route
         self._common, self._calls, self._on_change = common, calls, on_change
         self._wanted = derived.engine_nodes(processes.spec)
         self._groups: list[PlacementGroup] = []
@@ -168,17 +170,17 @@ class Elastic:
         """Admit engines that came, release those that are gone or too many.
 
         Returns:
-            Whether they are others than at the hand-over before, and meet the trainers in a new place.
+            Whether they are others than at the hand-over before, and have a new route.
         """
         self.admit(calls)
         self._resize()
         if not self.take_changed():
             return False
         processes = self._processes
-        self._network = meeting_at(processes.spec, self._nodes, len(self._engines), processes.buckets)
-        calls.gather("update_weights", processes.trainers.call(Trainer.meet, self._network))
+        self._route = network_route(processes.spec, self._nodes, len(self._engines), processes.buckets)
+        calls.gather("update_weights", processes.trainers.call(Trainer.take_route, self._route))
         met = [
-            process.call(Engine.meet, self._seen_from(process.node), number)
+            process.call(Engine.take_route, self._seen_from(process.node), number)
             for number, process in enumerate(self._engines)
         ]
         calls.gather("update_weights", met)
@@ -188,7 +190,7 @@ class Elastic:
         """End a hand-over in which a process died, where it was an engine and others go on; whether they do."""
         if error.process not in [process.name for process in self._engines]:
             return False
-        end_sync(self._network, len(self._processes.trainers), version, str(error).partition("\n")[0])
+        end_sync(self._route.meeting, len(self._processes.trainers), version, str(error).partition("\n")[0])
         return self.settle(calls)
 
     def lose(self, error: ProcessDiedError) -> None:
@@ -277,8 +279,8 @@ class Elastic:
         for name in new:
             self.add(name)
 
-    def _seen_from(self, node: int) -> NetworkMeeting:
-        return replace(self._network, address=self._nodes[node].address)
+    def _seen_from(self, node: int) -> NetworkRoute:
+        return self._route.at(self._nodes[node].address)
 
     def _make_one(self, name: str, over: threading.Event) -> None:
         while not over.is_set():
@@ -322,8 +324,8 @@ class Elastic:
         arguments = self._common | dict(
             index=int(name.rpartition("-")[2]),
             devices=list(range(spec.rollout.tensor_parallel)) if told else None,
-            sync_folder=self._nodes.folder(place.node, seconds),
-            network=self._seen_from(place.node),
+            folder=self._nodes.folder(place.node, seconds),
+            route=self._seen_from(place.node),
         )
         calls, process = self._calls.beside(over, lambda: None), self._processes.make(ENGINE, name, place, arguments)
         try:

@@ -35,7 +35,7 @@ from rljob_worker.upstream.install import check, install
 from rljob_worker.upstream.patch import Process
 from rljob_worker.upstream.vllm_meeting import meet_in
 from rljob_worker.weightsync.engine import WeightSyncEngine
-from rljob_worker.weightsync.meeting import HostMeeting, NetworkMeeting
+from rljob_worker.weightsync.route import Route
 from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class Engine:
         model_folder: Hugging Face folder to start from; these weights are version 0.
         devices: the devices the engine spans, one for each tensor-parallel rank: their identities, or their numbers on
             this node; None where the workers find them out.
-        sync_folder: folder of this host's trainers and engines, where the weight sync of its trainers can be found.
-        network: where trainers on other nodes are met.
+        folder: of this host's trainers and engines, for sockets; None: a temporary one.
+        route: of the weights from the trainers; None: nobody sends any.
 
     Raises:
         UserError: the spec asks for a device or engine argument that cannot be had.
@@ -74,8 +74,8 @@ class Engine:
         index: int,
         model_folder: str,
         devices: Sequence[str | int] | None,
-        sync_folder: str | None = None,
-        network: NetworkMeeting | None = None,
+        folder: str | None = None,
+        route: Route | None = None,
     ) -> None:
         self.spec = RLJobSpec.model_validate(spec)
         try:
@@ -90,10 +90,10 @@ class Engine:
         self.index = index
         self.devices = None if devices is None else [_identity(self.spec, device) for device in devices]
         self.model_folder = model_folder
-        self.sync_folder = sync_folder
-        self._network = network
-        self._number = index if network is not None else index % derived.engines_per_node(self.spec)
-        """Of this engine among those that take the weights together."""
+        self._folder, self._route = folder, route
+        per_node = derived.engines_per_node(self.spec)
+        self._number = index if route is not None and route.delivers else index % per_node
+        """Of this engine among those that the route serves."""
         self.weight_version: int | None = None
         """Version of the weights it holds; None while they are unusable."""
         self.state = EngineState.NEW
@@ -128,9 +128,9 @@ class Engine:
             # vLLM checks that the kernels of its arguments are registered.
             install(Process.ENGINE, kind)
             imported = time.perf_counter()
-            if self.sync_folder is None:
+            if self._folder is None:
                 self._meeting_place = tempfile.TemporaryDirectory(prefix="rljob-engine-")
-            meet_in(Path(self.sync_folder or self._meeting_place.name))
+            meet_in(Path(self._folder or self._meeting_place.name))
             self._engine = _build(arguments)
             self._tokenizer = _load_tokenizer(Path(self.model_folder))
             self._loop = StepLoop(self._engine.engine_core, self._tokenizer, self._returned_layers())
@@ -322,11 +322,9 @@ class Engine:
         """
         with self._operation("receive_weights"):
             if self._weight_sync is None:
-                if self.sync_folder is None:
-                    raise RuntimeError(f"engine-{self.index}: was given no folder to find the weight sync in")
-                meeting = self._network or HostMeeting(self.sync_folder)
-                number = self._number
-                self._weight_sync = WeightSyncEngine(self._land, meeting=meeting, engine=number)
+                if self._route is None:
+                    raise RuntimeError(f"engine-{self.index}: was made without a route from trainers")
+                self._weight_sync = WeightSyncEngine(self._land, route=self._route, engine=self._number)
             self.weight_version = None
             if self.state is EngineState.ACTIVE:
                 # It did not sleep: what it remembers of prompts was computed with the weights before.
@@ -335,11 +333,11 @@ class Engine:
             self.weight_version = version
             return report
 
-    def meet(self, network: NetworkMeeting, number: int) -> None:
-        """Find the trainers there from the next hand-over on, as this number among the engines."""
+    def take_route(self, route: Route, number: int) -> None:
+        """Take weights by another route from the next hand-over on, as this number among its engines."""
         if self._weight_sync is not None:
             self._weight_sync.close()
-        self._weight_sync, self._network, self._number = None, network, number
+        self._weight_sync, self._route, self._number = None, route, number
 
     def wake_kv(self) -> EngineWoke:
         """Take the KV cache back, empty."""

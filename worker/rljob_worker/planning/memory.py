@@ -23,7 +23,7 @@ from rljob_worker.planning.job_shape import JobShape, MicroBatch
 from rljob_worker.planning.parameters import TrainingState, rank_parameters, training_state
 from rljob_worker.planning.tables import GIB, KEPT_FREE, Bytes, MemoryTable, PhaseMemory, used
 from rljob_worker.weightsync.plan import HOST_SLICE_BYTES, largest_module, slot_bytes
-from rljob_worker.weightsync.transport import SLOT_COUNT
+from rljob_worker.weightsync.slots import SLOT_COUNT
 
 RUNTIME_BYTES = {"npu": GIB, "cuda": GIB // 2, "cpu": 0}
 """Of each process on a device: context, streams, operator binaries. Assumed; CANN's reference says 100 to 200 MB for

@@ -32,8 +32,9 @@ from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
 from rljob_worker.trainer.sleeping import MemoryMove
 from rljob_worker.trainer.snapshots import Reference, Snapshot
-from rljob_worker.trainer.weight_sender import SyncPlace, WeightSender
+from rljob_worker.trainer.weight_sender import WeightSender
 from rljob_worker.types import FloatArray, IntArray, SamplingParams, StepMetrics, TrainBatch, TrainerReport
+from rljob_worker.weightsync.route import Route
 
 
 class Trainer:
@@ -52,7 +53,7 @@ class Trainer:
         secret: str,
         model_folder: str,
         total_updates: int,
-        sync: SyncPlace = None,
+        route: Route | None = None,
     ) -> None:
         """Remember what to build; `setup` builds it.
 
@@ -64,7 +65,7 @@ class Trainer:
             secret: what only the trainers of this job know, the same for all.
             model_folder: Hugging Face folder with the starting weights.
             total_updates: optimizer updates of the whole job, for the learning rate.
-            sync: where those who take weights are met.
+            route: of the weights to the engines; None: nobody takes them.
         """
         self.spec = RLJobSpec.model_validate(spec)
         self._rank = rank
@@ -72,7 +73,7 @@ class Trainer:
         self._store = store
         self._notices = Notices(secret)
         self._model_folder = Path(model_folder)
-        self._sync = sync
+        self._route = route
         self._total_updates = total_updates
         layout = ParallelLayout.of_training(self.spec.training, world_size, rank)
         place = layout.place_in_node(derived.trainers_per_node(self.spec))
@@ -104,7 +105,7 @@ class Trainer:
             notices=self._notices,
         )
         self._backend: TrainerBackend = backend
-        self._weight_sender = WeightSender(backend, self.spec, self._device, self._sync)
+        self._weight_sender = WeightSender(backend, self.spec, self._device, self._route)
         needs_reference = self._algorithm.needs_reference(self.spec.algorithm)
         self._reference = Reference(backend.parameters) if needs_reference else None
         self._ledger = MemoryLedger(backend.layout.rank, self._device, backend.memory)
@@ -237,9 +238,9 @@ class Trainer:
 
     # --- weight hand-over -------------------------------------------------------------------
 
-    def meet(self, sync: SyncPlace) -> None:
-        """Find those who take weights there from the next hand-over on."""
-        self._weight_sender.meet(sync)
+    def take_route(self, route: Route) -> None:
+        """Send weights by another route, to other engines, from the next hand-over on."""
+        self._weight_sender.take_route(route)
 
     def send_weights(self, version: int, seconds: float) -> TrainerReport:
         """Hand the weights to the engines of this host; returns when every engine has verified them. Collective.

@@ -17,13 +17,9 @@ from rljob_worker.tensor_slice import TensorSlice
 from rljob_worker.trainer.backend import TrainerBackend
 from rljob_worker.types import TrainerReport
 from rljob_worker.weightsync.device_ipc import Exchange
-from rljob_worker.weightsync.meeting import HostMeeting, Meeting, NetworkMeeting
 from rljob_worker.weightsync.plan import HOST_SLICE_BYTES, build_plan
+from rljob_worker.weightsync.route import Route
 from rljob_worker.weightsync.trainer import WeightSyncTrainer
-
-SyncPlace = str | NetworkMeeting | None
-"""A folder that the host's trainers and engines share, or where engines that only the network reaches are met; None:
-nobody takes weights."""
 
 
 class WeightSender:
@@ -33,11 +29,11 @@ class WeightSender:
         backend: has the weights.
         spec: the job.
         device: this rank's.
-        place: where this rank finds those who take weights.
+        route: to the engines; None: nobody takes weights.
     """
 
-    def __init__(self, backend: TrainerBackend, spec: RLJobSpec, device: Device, place: SyncPlace) -> None:
-        self._backend, self._spec, self._device, self._place = backend, spec, device, place
+    def __init__(self, backend: TrainerBackend, spec: RLJobSpec, device: Device, route: Route | None) -> None:
+        self._backend, self._spec, self._device, self._route = backend, spec, device, route
         self._sync: WeightSyncTrainer | None = None
 
     def send(self, version: int, seconds: float) -> TrainerReport:
@@ -47,16 +43,15 @@ class WeightSender:
             WeightSyncError: it failed on some side; names who, the version and the bucket.
         """
         if self._sync is None:
-            if self._place is None:
-                raise RuntimeError("send_weights: this trainer was made without a place to meet engines")
-            meeting = HostMeeting(self._place) if isinstance(self._place, str) else self._place
-            self._sync = _weight_sync(self._backend, self._spec, self._device, meeting)
+            if self._route is None:
+                raise RuntimeError("send_weights: this trainer was made without a route to engines")
+            self._sync = _weight_sync(self._backend, self._spec, self._device, self._route)
         return self._sync.update_weights(version, seconds)
 
-    def meet(self, place: SyncPlace) -> None:
-        """Find those who take weights elsewhere from now on: they are others."""
+    def take_route(self, route: Route) -> None:
+        """Send by another route from now on, to other engines."""
         self.close()
-        self._sync, self._place = None, place
+        self._sync, self._route = None, route
 
     def close(self) -> None:
         """Drop the slots; idempotent."""
@@ -64,7 +59,7 @@ class WeightSender:
             self._sync.close()
 
 
-def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, meeting: Meeting) -> WeightSyncTrainer:
+def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, route: Route) -> WeightSyncTrainer:
     """Agree with the ranks that hold whole models together who sends what, and make this rank's side of the sync.
 
     Collective over all ranks, awake. Nodes hold whole copies of the model, each for itself or several between them, and
@@ -81,16 +76,12 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, meeti
         dist.all_gather_object(everyone, mine)
     nodes, count = layout.nodes(per_node), layout.nodes_of_replica(per_node)
     groups = layout.nodes(per_node * count)
-    if isinstance(meeting, NetworkMeeting):
-        neighbours, node, engines = groups[0], nodes[0], meeting.engines
-    else:
-        neighbours = next(group for group in groups if layout.rank in group)
-        node, engines = next(node for node in nodes if layout.rank in node), derived.engines_per_node(spec)
+    neighbours, node = route.senders(layout.rank, nodes, groups)
     plan = build_plan(
         hf_manifest(backend.config),
         {trainer: everyone[trainer] for trainer in neighbours},
         dtype=backend.parameters[0].dtype,
-        engines=engines,
+        engines=route.engines(derived.engines_per_node(spec)),
         bucket_bytes=spec.weight_sync.bucket_bytes,
         slice_bytes=None if device.own_memory else HOST_SLICE_BYTES,
     )
@@ -99,7 +90,7 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, meeti
         group = _process_group(backend, groups)
         if layout.rank in neighbours:
             exchange = Exchange(device, neighbours, partial(_staging, backend, device), group, node)
-    return WeightSyncTrainer(pieces, plan, trainer=layout.rank, meeting=meeting, exchange=exchange)
+    return WeightSyncTrainer(pieces, plan, trainer=layout.rank, route=route, exchange=exchange)
 
 
 def _staging(backend: TrainerBackend, device: Device, nbytes: int) -> torch.Tensor:

@@ -16,12 +16,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from rljob_worker.devices import Device
 from rljob_worker.devices.base import Group
 from rljob_worker.errors import WeightSyncError
-from rljob_worker.weightsync.meeting import NetworkParties, reason_of_end
+from rljob_worker.weightsync.meeting import reason_of_end
 from rljob_worker.weightsync.plan import Bucket
-from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
+from rljob_worker.weightsync.route import Place
+from rljob_worker.weightsync.slots import SLOT_COUNT, Slots
 
 ROOT = 0
 _LOOK_SECONDS = 0.0002
@@ -39,7 +39,7 @@ class Broadcast:
         seconds: time-out of a broadcast.
     """
 
-    def __init__(self, group: Group, slots: Transport, seconds: float) -> None:
+    def __init__(self, group: Group, slots: Slots, seconds: float) -> None:
         self._group: Group | None = group
         self._slots = slots
         self._options = dist.BroadcastOptions()
@@ -48,33 +48,20 @@ class Broadcast:
         self._awaited: dist.Work | None = None
 
     @classmethod
-    def join(
-        cls,
-        device: Device,
-        parties: NetworkParties,
-        engines: int,
-        member: int,
-        slots: Transport,
-        version: int,
-        deadline: float,
-    ) -> Broadcast:
+    def join(cls, place: Place, version: int, deadline: float) -> Broadcast:
         """Make the group, in all its members at once.
 
         Args:
-            device: where the slots are.
-            parties: where they meet.
-            engines: engines of the plan.
-            member: rank of this one in the group.
-            slots: of this one.
+            place: of this member.
             version: the sync that it is made in, which tells it from one that a failed sync left behind.
             deadline: latest return (`time.monotonic()`).
 
         Raises:
             WeightSyncError: not all members came in time, or the sync was ended from outside meanwhile.
         """
-        meeting = parties.meeting
-        store = parties.store(deadline)
-        size = 1 + engines * meeting.workers
+        device, meeting = place.device, place.parties.meeting
+        store = place.parties.store(deadline)
+        size = 1 + place.engines * meeting.workers
         seconds = max(0.001, deadline - time.monotonic())
 
         def make() -> Broadcast:
@@ -82,8 +69,8 @@ class Broadcast:
             # A connection of its own: one is taken for as long as somebody waits on it.
             connected = store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
             own = dist.PrefixStore(f"broadcast/{version}", connected)
-            group = device.join_group(own, member, size, meeting.address, timedelta(seconds=seconds))
-            made = cls(group, slots, meeting.seconds)
+            group = device.join_group(own, place.member, size, meeting.address, timedelta(seconds=seconds))
+            made = cls(group, place.slots, meeting.seconds)
             # HCCL and NCCL connect in the first broadcast.
             group.broadcast([torch.zeros(1, device=device.torch_device)], made._options).wait()
             return made

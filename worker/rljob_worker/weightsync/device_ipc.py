@@ -15,7 +15,7 @@ from rljob_worker.errors import WeightSyncError
 from rljob_worker.tensor_slice import Part
 from rljob_worker.weightsync.plan import Bucket, SyncPlan
 from rljob_worker.weightsync.shared_memory import HostMemory
-from rljob_worker.weightsync.transport import SLOT_COUNT, Checksum, Transport, view_of
+from rljob_worker.weightsync.slots import SLOT_COUNT, Checksum, Slots, view_of
 
 Reports = dict[tuple[str, int, Part], dict[str, object]]
 """(tensor, its first row there, part) -> what the trainer that wrote that piece says of it."""
@@ -127,7 +127,7 @@ class Exchange:
         """The part of all ranks' plan that the engines see."""
         return plan.seen_from(self._node) if self._over_nodes else plan
 
-    def make_slots(self, trainer: int, slot_bytes: int) -> Transport | None:
+    def make_slots(self, trainer: int, slot_bytes: int) -> Slots | None:
         """This rank's slots, for the engine on the same device to open; None: it writes into those of its host."""
         if self.device.own_memory:
             return DeviceIpc(self.device, [self._allocate(slot_bytes) for _ in range(SLOT_COUNT)])
@@ -147,7 +147,7 @@ class Exchange:
         if others and not problem:
             raise WeightSyncError("; ".join(others))
 
-    def broadcast(self, bucket: Bucket, slots: Transport, dtype: torch.dtype) -> None:
+    def broadcast(self, bucket: Bucket, slots: Slots, dtype: torch.dtype) -> None:
         """Bring each piece of a bucket, of all ranks' plan, from the slot of who wrote it into those it is not in."""
         if self._alone:
             return

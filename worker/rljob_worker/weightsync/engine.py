@@ -11,17 +11,17 @@ from rljob_worker.errors import WeightSyncError
 from rljob_worker.types import EngineReport
 from rljob_worker.weightsync import mailbox
 from rljob_worker.weightsync.mailbox import Mailbox, engine_name, trainer_name
-from rljob_worker.weightsync.meeting import Meeting, NetworkMeeting
 from rljob_worker.weightsync.messages import (
     BeginSync,
     Failure,
     FinishSync,
-    JoinCarrier,
+    JoinRoute,
     LandBucket,
     WorkerReport,
 )
 from rljob_worker.weightsync.plan import Bucket, SyncPlan
 from rljob_worker.weightsync.protocol import ACKNOWLEDGED, DONE, READY, Coverage, EngineState, later_version
+from rljob_worker.weightsync.route import Route
 from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
 
 M = TypeVar("M")
@@ -46,7 +46,7 @@ class WeightSyncEngine:
         def land(method, message, seconds):
             return llm.collective_rpc(method.__name__, timeout=seconds, args=(message,))
 
-        sync = WeightSyncEngine(land, meeting=HostMeeting(sync_folder), engine=engine_index)
+        sync = WeightSyncEngine(land, route=HostRoute(sync_folder), engine=engine_index)
         report = sync.update_weights(version, deadline=60.0)
         llm.reset_prefix_cache()       # cached keys and values are those of the old weights
         assert sync.version == version
@@ -55,15 +55,15 @@ class WeightSyncEngine:
     generate until a later sync succeeds.
     """
 
-    def __init__(self, land: Land, *, meeting: Meeting, engine: int) -> None:
+    def __init__(self, land: Land, *, route: Route, engine: int) -> None:
         """Plan and peers become known with the first sync.
 
         Args:
             land: runs a method of the worker extension in all workers of the engine.
-            meeting: that of the trainers' `WeightSyncTrainer`s.
-            engine: number of this engine among all that meet there, from 0.
+            route: that of the trainers' `WeightSyncTrainer`s.
+            engine: number of this engine among all that it serves, from 0.
         """
-        self._land, self._meeting, self._engine = land, meeting, engine
+        self._land, self._route, self._engine = land, route, engine
         self._version: int | None = None
         self._last_version: int | None = None
         self._host: _Host | None = None
@@ -89,7 +89,7 @@ class WeightSyncEngine:
         """
         anew, self._version = self._version is None, None
         self._last_version = later_version(version, self._last_version)
-        run = _Update(self._land, version, time.monotonic() + deadline, anew)
+        run = _Update(self._land, self._engine, version, time.monotonic() + deadline, anew)
         what = f"receiving version {version}"
         with mailbox.end_for_all(what, lambda: run.doing, lambda reason: self._abort(version, reason)):
             report = run(self._join(time.monotonic() + deadline))
@@ -108,36 +108,31 @@ class WeightSyncEngine:
 
     def _join(self, deadline: float) -> _Host:
         if self._host is None:
-            parties = self._meeting.parties()
+            parties = self._route.parties()
             plan, slots = parties.find(deadline)
             if self._engine not in range(plan.engines):
                 raise WeightSyncError(f"engine {self._engine} is not among the plan's {plan.engines}")
             peers = [*map(trainer_name, plan.trainers), *map(engine_name, range(plan.engines))]
-            first_member = None
-            if isinstance(self._meeting, NetworkMeeting):
-                first_member = 1 + self._engine * self._meeting.workers
             box = parties.mailbox(engine_name(self._engine), peers)
-            self._host = _Host(plan, self._meeting.to_json(), slots, box, first_member)
+            self._host = _Host(plan, self._route, slots, box)
         return self._host
 
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """What an engine finds where the parties meet."""
+    """An engine's end of a route, and the trainers' plan and slots."""
 
     plan: SyncPlan
-    meeting: str
+    route: Route
     slots: tuple[str, ...]
     mailbox: Mailbox
-    first_member: int | None
-    """Rank of its first worker among those that the network brings the buckets to; None on the trainers' host."""
 
 
 class _Update:
     """One sync, from the engine's side."""
 
-    def __init__(self, land: Land, version: int, deadline: float, anew: bool) -> None:
-        self._land, self._version, self._deadline, self._anew = land, version, deadline, anew
+    def __init__(self, land: Land, engine: int, version: int, deadline: float, anew: bool) -> None:
+        self._land, self._engine, self._version, self._deadline, self._anew = land, engine, version, deadline, anew
         self._seconds = dict.fromkeys(("begin", "wait", "land", "repack", "finish", "rpc"), 0.0)
         self.doing = "before the first bucket"
 
@@ -146,7 +141,7 @@ class _Update:
         plan, self._mailbox = host.plan, host.mailbox
         self._state, self._coverage = EngineState(plan, self._version), Coverage(plan, self._version)
         self._trainers = [trainer_name(trainer) for trainer in plan.trainers]
-        if host.first_member is None:
+        if not host.route.delivers:
             # It begins while the trainers fill the first bucket.
             self._tell(READY, version=self._version, plan=plan.fingerprint)
             self._begin(host)
@@ -154,7 +149,7 @@ class _Update:
             # The trainers' side of the group waits for its workers, and would not hear of what is wrong with one.
             self._begin(host)
             self._tell(READY, version=self._version, plan=plan.fingerprint)
-            self._join(host.first_member)
+            self._join()
         while (bucket := self._state.bucket()) is not None:
             self.doing = f"bucket {bucket.index}"
             self._wait(self._state.missing, f"bucket {bucket.index}")
@@ -184,21 +179,21 @@ class _Update:
         message: BeginSync = {
             "version": self._version,
             "plan": host.plan.fingerprint,
-            "meeting": host.meeting,
+            "route": host.route.to_json(),
             "slots": list(host.slots),
             "slot_bytes": host.plan.slot_bytes,
             "seconds": self._seconds_left(),
         }
         self._call(WeightLandingExtension.rljob_begin_sync, message)
 
-    def _join(self, first_member: int) -> None:
-        message: JoinCarrier = {
+    def _join(self) -> None:
+        message: JoinRoute = {
             "version": self._version,
-            "first_member": first_member,
+            "engine": self._engine,
             "anew": self._anew,
             "seconds": self._seconds_left(),
         }
-        self._call(WeightLandingExtension.rljob_join_carrier, message)
+        self._call(WeightLandingExtension.rljob_join_route, message)
 
     def _land_bucket(self, bucket: Bucket) -> None:
         checksums = self._state.checksums()

@@ -7,14 +7,13 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol, TypedDict
 
 import zmq
-from pydantic import TypeAdapter
 from torch.distributed import DistError, Store
 
 from rljob_worker.devices.stores import connect_store, serve_store
@@ -27,18 +26,6 @@ from rljob_worker.weightsync.plan import SyncPlan
 _LONGEST_SOCKET_PATH = 107
 _POLL_SECONDS = 0.005
 _LATE = "the first sending trainer did not start"
-
-
-class Meeting(Protocol):
-    """Where all parties of a sync meet; small, and the same in every process of a host."""
-
-    def parties(self) -> Parties:
-        """A process's own way in."""
-        ...
-
-    def to_json(self) -> str:
-        """Text that `meeting_from` reads."""
-        ...
 
 
 class Parties(Protocol):
@@ -74,21 +61,6 @@ class _PlanFile(TypedDict):
 class _DeviceFile(TypedDict):
     device: str
     handles: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class HostMeeting:
-    """A short path, the same for all trainers and engines of the host and for them alone."""
-
-    folder: str
-
-    def parties(self) -> HostParties:
-        """Those of this host."""
-        return HostParties(self.folder)
-
-    def to_json(self) -> str:
-        """Text that `meeting_from` reads."""
-        return json.dumps(asdict(self))
 
 
 class HostParties:
@@ -182,16 +154,6 @@ class NetworkMeeting:
     """Of each engine: processes that take weights."""
     seconds: float
     """Time-out of each wait for the store, and of each broadcast."""
-    disk: str | None = None
-    """Folder that buckets go through, on a volume that all nodes see; None: they are broadcast."""
-
-    def parties(self) -> NetworkParties:
-        """Those of all hosts."""
-        return NetworkParties(self)
-
-    def to_json(self) -> str:
-        """Text that `meeting_from` reads."""
-        return json.dumps(asdict(self))
 
 
 class NetworkParties:
@@ -290,7 +252,7 @@ def end_sync(meeting: NetworkMeeting, trainers: int, version: int, reason: str) 
     """
     peers = [*map(trainer_name, range(trainers)), *map(engine_name, range(meeting.engines))]
     # Nobody answers it: the inbox of its mailbox may be where no other node reaches it.
-    parties = replace(meeting, address="127.0.0.1").parties()
+    parties = NetworkParties(replace(meeting, address="127.0.0.1"))
     box = parties.mailbox("driver", peers)
     try:
         # For those who do not look into their mailboxes just then.
@@ -310,10 +272,3 @@ def reason_of_end(store: Store, version: int) -> str | None:
 
 def _end(version: int) -> str:
     return f"ended/{version}"
-
-
-def meeting_from(text: str) -> Meeting:
-    """The meeting that `to_json` wrote."""
-    values: Mapping[str, object] = json.loads(text)
-    kind: type[HostMeeting | NetworkMeeting] = NetworkMeeting if "secret" in values else HostMeeting
-    return TypeAdapter(kind).validate_python(values)

@@ -15,8 +15,8 @@ class BeginSync(TypedDict):
     version: int
     plan: str
     """Its fingerprint."""
-    meeting: str
-    """Where the parties meet, as `meeting_from` reads it."""
+    route: str
+    """As `route_from` reads it."""
     slots: list[str]
     """Names of those in host memory."""
     slot_bytes: int
@@ -24,12 +24,12 @@ class BeginSync(TypedDict):
     """Until the deadline."""
 
 
-class JoinCarrier(TypedDict):
-    """Has a worker join those who get the buckets over the network."""
+class JoinRoute(TypedDict):
+    """Has a worker join those that get the buckets over the network."""
 
     version: int
-    first_member: int
-    """Rank in the group of the engine's first worker."""
+    engine: int
+    """Its number among all that the route serves."""
     anew: bool
     """The sync before did not end well, and neither did its group."""
     seconds: float

@@ -21,7 +21,7 @@ from rljob_worker.errors import WeightSyncError
 from rljob_worker.weightsync.mailbox import Message, engine_name, trainer_name
 from rljob_worker.weightsync.messages import BucketReport, Checksums
 from rljob_worker.weightsync.plan import Bucket, PlacedPiece, SyncPlan
-from rljob_worker.weightsync.transport import SLOT_COUNT
+from rljob_worker.weightsync.slots import SLOT_COUNT
 
 READY, FILLED, ACKNOWLEDGED, DONE, COMMIT = "ready", "filled", "acknowledged", "done", "commit"
 

@@ -14,7 +14,7 @@ import torch
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.host.files import replacing
 from rljob_worker.weightsync.plan import Bucket
-from rljob_worker.weightsync.transport import SLOT_COUNT, Transport
+from rljob_worker.weightsync.slots import SLOT_COUNT, Slots
 
 _LOOK_SECONDS = 0.01
 _WRITTEN_SECONDS = 60.0
@@ -35,7 +35,7 @@ class SharedDisk:
         WeightSyncError: the folder cannot be made.
     """
 
-    def __init__(self, folder: Path, version: int, slots: Transport, deadline: float, *, first: bool) -> None:
+    def __init__(self, folder: Path, version: int, slots: Slots, deadline: float, *, first: bool) -> None:
         self._folder, self._version, self._slots = folder, version, slots
         self._deadline, self._first = deadline, first
         if first:

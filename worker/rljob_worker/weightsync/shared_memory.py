@@ -19,7 +19,7 @@ import xxhash
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.host import staging_slots
 from rljob_worker.host.staging_slots import SHARED_MEMORY
-from rljob_worker.weightsync.transport import SLOT_COUNT, Checksum, view_of
+from rljob_worker.weightsync.slots import SLOT_COUNT, Checksum, view_of
 
 
 class HostMemory:

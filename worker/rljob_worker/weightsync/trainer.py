@@ -10,22 +10,17 @@ from typing import Protocol
 
 import torch
 
-from rljob_worker.devices import Device
-from rljob_worker.devices.cpu import CpuDevice
 from rljob_worker.devices.threads import half_the_threads
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.tensor_slice import Part, TensorSlice
 from rljob_worker.types import TrainerReport
 from rljob_worker.weightsync import mailbox
-from rljob_worker.weightsync.broadcast import ROOT
-from rljob_worker.weightsync.carriers import Carrier, join_carrier
-from rljob_worker.weightsync.device_ipc import DeviceIpc, Exchange, Reports
-from rljob_worker.weightsync.mailbox import Mailbox, engine_name, trainer_name
-from rljob_worker.weightsync.meeting import HostParties, Meeting, NetworkParties
+from rljob_worker.weightsync.device_ipc import Exchange, Reports
+from rljob_worker.weightsync.mailbox import engine_name, trainer_name
 from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
 from rljob_worker.weightsync.protocol import COMMIT, FILLED, TrainerState, later_version
-from rljob_worker.weightsync.shared_memory import SharedMemory
-from rljob_worker.weightsync.transport import SLOT_COUNT, Checksum, Transport
+from rljob_worker.weightsync.route import Route
+from rljob_worker.weightsync.slots import SLOT_COUNT, Checksum, Slots
 
 
 class Piece(Protocol):
@@ -50,7 +45,7 @@ class WeightSyncTrainer:
 
     All ranks build the same plan (gather `piece.place` of the primary pieces over the ranks) and then:
 
-        sync = WeightSyncTrainer(pieces, plan, trainer=rank, meeting=HostMeeting(sync_folder))
+        sync = WeightSyncTrainer(pieces, plan, trainer=rank, route=HostRoute(sync_folder))
         report = sync.update_weights(version, deadline=60.0)
 
     In host memory all ranks write into the same slots, and one that the plan gives nothing to send has nothing to do:
@@ -58,8 +53,8 @@ class WeightSyncTrainer:
     pieces too, and `update_weights` is collective. So it is where a model's pieces lie on several hosts: each host's
     slots get those of the others too, and its first trainer reports them to the engines there.
 
-    With a `NetworkMeeting` the engines are on other hosts than the trainers: the first sending trainer brings each
-    bucket to them once it is filled.
+    Where the route delivers, the engines have slots of their own: the first sending trainer brings each bucket to them
+    once it is filled.
     """
 
     def __init__(
@@ -68,7 +63,7 @@ class WeightSyncTrainer:
         plan: SyncPlan,
         *,
         trainer: int,
-        meeting: Meeting,
+        route: Route,
         exchange: Exchange | None = None,
     ) -> None:
         """Bind the socket; the lowest sending rank also tells the others the plan, and makes the slots in host memory.
@@ -77,44 +72,21 @@ class WeightSyncTrainer:
             pieces: what this rank holds; of tensors that others send too, the plan says who.
             plan: the same on all ranks.
             trainer: this rank's number in the plan.
-            meeting: where trainers and engines find one another.
+            route: the job's.
             exchange: the trainers that fill each other's slots; None: all write into those of the host.
 
         Raises:
             ValueError: a piece that the plan gives to this rank is not in `pieces`, or the folder's path is too long.
             WeightSyncError: no room for the slots.
-            OSError: the meeting's port is taken.
+            OSError: the route's port is taken.
         """
-        self._whole_plan = plan
-        self.plan = plan = plan if exchange is None else exchange.plan_here(plan)
-        self._exchange = exchange
-        self._parties = meeting.parties()
-        self._over_network = isinstance(self._parties, NetworkParties)
+        self.whole_plan = plan
+        self.plan = plan if exchange is None else exchange.plan_here(plan)
+        self.exchange = exchange
+        self.rank = _Rank(trainer, pieces, self.whole_plan)
+        self.delivers = route.delivers
+        self.end = route.make_sender(trainer, self.plan, exchange)
         self._last_version: int | None = None
-        self._mailbox: Mailbox | None = None
-        self._slots: Transport | None = None
-        self._distant: _Distant | None = None
-        if exchange is not None:
-            self._slots = slots = exchange.make_slots(trainer, plan.slot_bytes)
-            if isinstance(self._parties, HostParties) and isinstance(slots, DeviceIpc):
-                self._parties.publish_device(exchange.device.identity(), slots.handles())
-        self._rank = _Rank(trainer, pieces, self._whole_plan)
-        if trainer not in plan.trainers:
-            return
-        first = trainer == plan.trainers[0]
-        if first:
-            self._parties.open()
-        peers = [*map(trainer_name, plan.trainers), *map(engine_name, range(plan.engines))]
-        self._mailbox = self._parties.mailbox(trainer_name(trainer), peers)
-        if first:
-            names: tuple[str, ...] = ()
-            if self._slots is None:
-                self._slots = shared = SharedMemory.create(self._parties.run_name, plan.slot_bytes)
-                names = shared.names
-            self._parties.publish(plan, names)
-            if isinstance(self._parties, NetworkParties):
-                device = CpuDevice() if exchange is None else exchange.device
-                self._distant = _Distant(device, self._parties, plan, self._slots)
 
     def update_weights(self, version: int, deadline: float) -> TrainerReport:
         """Hand the weights over to all engines; returns when every engine has verified them.
@@ -131,55 +103,31 @@ class WeightSyncTrainer:
             WeightSyncError: what went wrong on this or another side, naming who, the version and the bucket.
         """
         self._last_version = later_version(version, self._last_version)
-        if self._mailbox is None and self._exchange is None:
+        if self.end.mailbox is None and self.exchange is None:
             return {"version": version, "bytes": 0, "staging_bytes": 0, "tensors": 0, "pieces": 0, "seconds": 0.0}
         until = time.monotonic() + deadline
-        run = _Update(
-            self.plan,
-            self._whole_plan,
-            self._rank,
-            self._exchange,
-            self._mailbox,
-            version,
-            until,
-            self._over_network,
-            self._distant,
-        )
+        run = _Update(self, version, until)
         what = f"sending version {version}"
         with (
             mailbox.end_for_all(what, lambda: run.doing, lambda reason: self._abort(version, reason)),
             half_the_threads(),
         ):
             try:
-                return run(self._attached_slots(until))
+                return run(self.end.slots(until))
             except BaseException:
-                if self._distant is not None:
-                    self._distant.part()
+                self.end.abandon()
                 raise
             finally:
-                self._rank.forget()
+                self.rank.forget()
 
     def close(self) -> None:
         """Close the sockets and drop the slots; the rank that made them removes them."""
-        if self._mailbox is not None:
-            self._mailbox.close()
-        self._rank.targets.clear()
-        if self._distant is not None:
-            self._distant.part()
-        if self._slots is not None:
-            self._slots.close()
+        self.rank.targets.clear()
+        self.end.close()
 
     def _abort(self, version: int, reason: str) -> None:
-        if self._mailbox is not None:
-            self._mailbox.abort(version, reason)
-
-    def _attached_slots(self, deadline: float) -> Transport:
-        if self._slots is None:
-            plan, names = self._parties.find(deadline)
-            if plan.fingerprint != self.plan.fingerprint:
-                raise WeightSyncError(f"{trainer_name(plan.trainers[0])} works by another plan")
-            self._slots = SharedMemory.attach(names, plan.slot_bytes)
-        return self._slots
+        if self.end.mailbox is not None:
+            self.end.mailbox.abort(version, reason)
 
 
 class _Rank:
@@ -227,66 +175,32 @@ class _Rank:
         )
 
 
-class _Distant:
-    """The engines of other hosts, from the first sending trainer's side."""
-
-    def __init__(self, device: Device, parties: NetworkParties, plan: SyncPlan, slots: Transport | None) -> None:
-        assert slots is not None, "who sends has them"
-        self._device, self._parties, self._plan, self._slots = device, parties, plan, slots
-        self._carrier: Carrier | None = None
-
-    def send(self, bucket: Bucket, version: int, deadline: float, look: Callable[[], None]) -> None:
-        """Bring a slot to all engines, whose workers join the carrier when they are ready for the first bucket."""
-        if self._carrier is None or not self._carrier.serves(version):
-            self.part()
-            engines = self._plan.engines
-            self._carrier = join_carrier(self._device, self._parties, engines, ROOT, self._slots, version, deadline)
-        self._carrier.send(bucket, deadline, look)
-
-    def part(self) -> None:
-        """Leave the carrier: what a sync that failed left in it is of no use."""
-        if self._carrier is not None:
-            self._carrier.close()
-        self._carrier = None
-
-
 class _Update:
     """One sync, from the trainer's side."""
 
-    def __init__(
-        self,
-        plan: SyncPlan,
-        whole_plan: SyncPlan,
-        rank: _Rank,
-        exchange: Exchange | None,
-        mailbox: Mailbox | None,
-        version: int,
-        deadline: float,
-        over_network: bool,
-        distant: _Distant | None,
-    ) -> None:
-        self._plan, self._whole_plan = plan, whole_plan
-        self._rank, self._exchange, self._mailbox = rank, exchange, mailbox
-        self._over_network, self._distant = over_network, distant
+    def __init__(self, sync: WeightSyncTrainer, version: int, deadline: float) -> None:
+        self._plan, self._whole_plan = sync.plan, sync.whole_plan
+        self._rank, self._exchange, self._end = sync.rank, sync.exchange, sync.end
+        self._over_network = sync.delivers
         self._version, self._deadline = version, deadline
-        self._state = TrainerState(plan, version)
+        self._state = TrainerState(sync.plan, version)
         self._seconds = dict.fromkeys(("read", "fill", "spread", "wait", "network"), 0.0)
         self._bytes = self._pieces = 0
         self._tensors: set[str] = set()
         self.doing = "before the first bucket"
 
-    def __call__(self, slots: Transport) -> TrainerReport:
+    def __call__(self, slots: Slots) -> TrainerReport:
         started = time.perf_counter()
         self._slots = slots
         for bucket, whole in zip(self._plan.buckets, self._whole_plan.buckets, strict=True):
             tells = self._rank.number in bucket.trainers()
-            if tells or self._exchange is not None or self._distant is not None:
+            if tells or self._exchange is not None or self._end.delivers:
                 self._send_bucket(bucket, whole, tells)
         self.doing = "after the last bucket"
         with self._agreeing():
-            if self._mailbox is not None:
+            if self._end.mailbox is not None:
                 self._wait(self._state.not_done, "done")
-        if self._mailbox is not None:
+        if self._end.mailbox is not None:
             self._tell(COMMIT)
         return {
             "version": self._version,
@@ -307,7 +221,7 @@ class _Update:
         self.doing = f"bucket {bucket.index}"
         with torch.no_grad():
             with self._agreeing():
-                if tells or self._distant is not None:
+                if tells or self._end.delivers:
                     self._wait(lambda: self._state.blocking(bucket.index), f"room for bucket {bucket.index}")
                 reports = self._fill(whole)
             with self._agreeing():
@@ -316,26 +230,27 @@ class _Update:
                     reports = self._exchange.reports(reports)
         if self._over_network:
             with self._agreeing():
-                if self._distant is not None:
-                    self._send_over(bucket, self._distant)
+                if self._end.delivers:
+                    self._deliver(bucket)
         if tells:
             own = bucket.pieces_of(self._rank.number)
             pieces = [reports[tensor.name, tensor.first, piece.part] for tensor, piece in own]
             self._tell(FILLED, plan=self._plan.fingerprint, bucket=bucket.index, pieces=pieces)
 
-    def _send_over(self, bucket: Bucket, distant: _Distant) -> None:
+    def _deliver(self, bucket: Bucket) -> None:
         if self._exchange is None:
             # Others write into the same slot; those of an exchange have agreed that it is full.
             others = f"bucket {bucket.index} to be filled"
             self._wait(lambda: self._state.unfilled(bucket, self._rank.number), others)
         started = time.perf_counter()
-        distant.send(bucket, self._version, self._deadline, self._look)
+        self._end.deliver(bucket, self._version, self._deadline, self._look)
         self._seconds["network"] += time.perf_counter() - started
 
     def _look(self) -> None:
         """Take what has come; raise what another party ended the sync with."""
-        assert self._mailbox is not None
-        while (message := self._mailbox.look(self._version, lambda: f"the engines to take {self.doing}")) is not None:
+        mailbox = self._end.mailbox
+        assert mailbox is not None
+        while (message := mailbox.look(self._version, lambda: f"the engines to take {self.doing}")) is not None:
             self._state.take(message)
 
     def _broadcast(self, bucket: Bucket, exchange: Exchange) -> None:
@@ -359,13 +274,13 @@ class _Update:
             self._seconds["wait"] += time.perf_counter() - started
 
     def _tell(self, kind: str, **body: object) -> None:
-        assert self._mailbox is not None
+        assert self._end.mailbox is not None
         engines = [engine_name(engine) for engine in range(self._plan.engines)]
-        self._mailbox.send(engines, kind, self._version, version=self._version, **body)
+        self._end.mailbox.send(engines, kind, self._version, version=self._version, **body)
         first = self._plan.trainers[0]
         if kind == FILLED and self._over_network and self._exchange is None and self._rank.number != first:
             about = {name: value for name, value in body.items() if name != "pieces"}
-            self._mailbox.send([trainer_name(first)], kind, self._version, version=self._version, **about)
+            self._end.mailbox.send([trainer_name(first)], kind, self._version, version=self._version, **about)
 
     def _fill(self, bucket: Bucket) -> Reports:
         started = time.perf_counter()
@@ -409,9 +324,9 @@ class _Update:
 
     def _wait(self, blocking: Callable[[], list[str]], what: str) -> None:
         started = time.perf_counter()
-        assert self._mailbox is not None
+        assert self._end.mailbox is not None
         while blocking():
             self._state.take(
-                self._mailbox.receive(self._version, self._deadline, lambda: f"{what}: {', '.join(blocking())}")
+                self._end.mailbox.receive(self._version, self._deadline, lambda: f"{what}: {', '.join(blocking())}")
             )
         self._seconds["wait"] += time.perf_counter() - started

@@ -18,22 +18,20 @@ from rljob_worker.tensor_slice import Part
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.patch import Process
 from rljob_worker.upstream.vllm_types import ModelConfig, ModelRunner
-from rljob_worker.weightsync.carriers import Carrier, join_carrier
-from rljob_worker.weightsync.device_ipc import DeviceIpc
-from rljob_worker.weightsync.meeting import HostParties, NetworkParties, Parties, meeting_from
 from rljob_worker.weightsync.messages import (
     BeginSync,
     BucketReport,
     Failure,
     FinishReport,
     FinishSync,
-    JoinCarrier,
+    JoinRoute,
     LandBucket,
     WorkerReport,
 )
 from rljob_worker.weightsync.plan import PlacedTensor, SyncPlan
-from rljob_worker.weightsync.shared_memory import HostMemory, SharedMemory
-from rljob_worker.weightsync.transport import SLOT_COUNT, Checksum, Transport
+from rljob_worker.weightsync.route import Receiver, Route
+from rljob_worker.weightsync.routes import route_from
+from rljob_worker.weightsync.slots import SLOT_COUNT, Checksum
 from rljob_worker.weightsync.vllm_layout import ModelLayout, Module, Pairs
 
 if TYPE_CHECKING:
@@ -81,9 +79,7 @@ class WeightLandingExtension:
     _rljob_sync: _Landing | None = None
     rank: int
     """Of this worker in its engine."""
-    _rljob_slots: tuple[tuple[str, list[str], str], Transport, SyncPlan] | None = None
-    _rljob_parties: Parties | None = None
-    _rljob_carrier: Carrier | None = None
+    _rljob_end: tuple[tuple[str, list[str], str], Receiver, SyncPlan] | None = None
     _rljob_layout: ModelLayout | None = None
 
     def __new__(cls, *_args: object, **_kwargs: object) -> Self:
@@ -102,54 +98,43 @@ class WeightLandingExtension:
         """Open a sync; an unfinished one is given up.
 
         Raises:
-            WeightSyncError: the slots are not there, the meeting has another plan, or the plan's tensors are not those
-                of the engine's model.
+            WeightSyncError: the slots are not there, the trainers have another plan, or the plan's tensors are not
+                those of the engine's model.
         """
         started = time.perf_counter()
-        place = (message["meeting"], message["slots"], message["plan"])
-        if self._rljob_slots is None or self._rljob_slots[0] != place:
-            if self._rljob_slots is not None:
-                self._rljob_slots[1].close()
-                self._rljob_slots = None
+        known = (message["route"], message["slots"], message["plan"])
+        if self._rljob_end is None or self._rljob_end[0] != known:
+            if self._rljob_end is not None:
+                self._rljob_end[1].close()
+                self._rljob_end = None
             self._rljob_layout = None  # it knows where things lie in the slots
-            self._rljob_parties = parties = meeting_from(message["meeting"]).parties()
-            plan = _plan(message, parties)
-            self._rljob_slots = (place, _attached(self.rljob_device(), message, parties), plan)
-        _, slots, plan = self._rljob_slots
+            route, deadline = route_from(message["route"]), time.monotonic() + message["seconds"]
+            plan = _plan(message, route)
+            receiver = route.make_receiver(self.rljob_device(), message["slots"], message["slot_bytes"], deadline)
+            self._rljob_end = (known, receiver, plan)
+        _, receiver, plan = self._rljob_end
         if self._rljob_sync is not None:
             self._rljob_sync.give_up()
             self._rljob_sync = None
         model = self.model_runner.model
         if self._rljob_layout is None or not self._rljob_layout.holds(model):
             self._rljob_layout = _layout(model, plan, message["version"])
-        self._rljob_sync = _Landing(self._rljob_layout, plan, slots, message["version"])
+        self._rljob_sync = _Landing(self._rljob_layout, plan, receiver, message["version"])
         return {"seconds": {"begin": time.perf_counter() - started}}
 
     @_reporting
-    def rljob_join_carrier(self, message: JoinCarrier) -> WorkerReport:
+    def rljob_join_route(self, message: JoinRoute) -> WorkerReport:
         """Take part in what brings the buckets here, from now on; collective over the workers of all engines.
 
         Raises:
             WeightSyncError: not all others came in time.
         """
         started = time.perf_counter()
-        landing = self._open_sync(message["version"])
-        assert self._rljob_slots is not None
-        assert isinstance(self._rljob_parties, NetworkParties)
-        _, slots, plan = self._rljob_slots
-        version, carrier = message["version"], self._rljob_carrier
-        self._rljob_carrier = None
-        if carrier is not None and (message["anew"] or not carrier.serves(version)):
-            carrier.close()
-            carrier = None
-        if carrier is None:
-            member = message["first_member"] + self.rank
-            deadline = time.monotonic() + message["seconds"]
-            carrier = join_carrier(
-                self.rljob_device(), self._rljob_parties, plan.engines, member, slots, version, deadline
-            )
-        self._rljob_carrier = carrier
-        landing.expect_from(carrier)
+        self._open_sync(message["version"])
+        assert self._rljob_end is not None
+        _, receiver, plan = self._rljob_end
+        deadline = time.monotonic() + message["seconds"]
+        receiver.join(plan, message["engine"], self.rank, message["version"], message["anew"], deadline)
         return {"seconds": {"begin": time.perf_counter() - started}}
 
     @_reporting
@@ -181,8 +166,8 @@ class WeightLandingExtension:
         return sync
 
 
-def _plan(message: BeginSync, parties: Parties) -> SyncPlan:
-    plan, _ = parties.find(time.monotonic() + message["seconds"])
+def _plan(message: BeginSync, route: Route) -> SyncPlan:
+    plan, _ = route.parties().find(time.monotonic() + message["seconds"])
     if plan.fingerprint != message["plan"]:
         raise WeightSyncError(f"the trainers have plan {plan.fingerprint}, expected {message['plan']}")
     return plan
@@ -195,25 +180,13 @@ def _layout(model: Model, plan: SyncPlan, version: int) -> ModelLayout:
         raise WeightSyncError(f"version {version}: {error}") from error
 
 
-def _attached(device: Device, message: BeginSync, parties: Parties) -> Transport:
-    if not isinstance(parties, HostParties):
-        if not device.own_memory:
-            return HostMemory.private(message["slot_bytes"])
-        size, place = message["slot_bytes"], device.torch_device
-        return DeviceIpc(device, [torch.empty(size, dtype=torch.uint8, device=place) for _ in range(SLOT_COUNT)])
-    if not device.own_memory:
-        return SharedMemory.attach(message["slots"], message["slot_bytes"])
-    deadline = time.monotonic() + message["seconds"]
-    handles = parties.find_device(device.identity(), deadline)
-    return DeviceIpc.open(device, handles, message["slot_bytes"])
-
-
 class _Landing:
     """One sync in one worker."""
 
-    def __init__(self, layout: ModelLayout, plan: SyncPlan, slots: Transport, version: int) -> None:
+    def __init__(self, layout: ModelLayout, plan: SyncPlan, receiver: Receiver, version: int) -> None:
         self.version = version
-        self._layout, self._plan, self._slots = layout, plan, slots
+        self._layout, self._plan, self._receiver = layout, plan, receiver
+        self._slots = receiver.slots
         self._rows: dict[str, int] = {}
         """Tensors -> rows of them that have landed."""
         self._absent = {module.name: set(module.tensors) for module in layout.modules.values()}
@@ -221,12 +194,6 @@ class _Landing:
         self._begun: set[str] = set()
         self._staged: dict[str, torch.Tensor] = {}
         """Tensors of which only some rows are here, and that do not go to one place as they are."""
-        self._carrier: Carrier | None = None
-
-    def expect_from(self, carrier: Carrier) -> None:
-        """Buckets come from another node: each is awaited while the one before it lands."""
-        self._carrier = carrier
-        carrier.expect(self._plan.buckets[0])
 
     def give_up(self) -> None:
         """Leave modules that were begun as they can be begun again."""
@@ -237,10 +204,9 @@ class _Landing:
         started = time.perf_counter()
         bucket = self._plan.buckets[message["bucket"]]
         where = f"version {self.version}, bucket {bucket.index}"
-        if self._carrier is not None:
-            self._carrier.receive(bucket)
-            if bucket.index + 1 < len(self._plan.buckets):
-                self._carrier.expect(self._plan.buckets[bucket.index + 1])
+        self._receiver.receive(bucket)
+        if bucket.index + 1 < len(self._plan.buckets):
+            self._receiver.expect(self._plan.buckets[bucket.index + 1])
         begun: list[list[Checksum | None]] = []
         repacking = 0.0
         for tensor in bucket.tensors:

@@ -1,4 +1,4 @@
-"""What the weight sync knows of the way from trainers to engines; each transport is one file."""
+"""The interface of the two staging slots that trainers write and engines read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SLOT_COUNT = 2
 Checksum = int | BegunChecksum
 
 
-class Transport(Protocol):
+class Slots(Protocol):
     """Two slots that trainers write and engines read.
 
     On CPU they are in shared memory, one pair for all processes of the host (`shared_memory.SharedMemory`). On an
