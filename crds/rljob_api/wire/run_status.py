@@ -1,4 +1,5 @@
-"""What a run folder says of its run: `run.json`, `summary.json` and, while the driver listens, `http.json`."""
+"""What a run folder says of its run: `run.json`, `summary.json` and, while the driver listens, `http.json`
+and `http.token`."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from rljob_api.wire.values import WireError, block, text, whole
 RUN_FILE = "run.json"
 SUMMARY_FILE = "summary.json"
 ADDRESS_FILE = "http.json"
+TOKEN_FILE = "http.token"
 """Names in the run folder."""
 OWNER_FILE = "owner.json"
 """Name in a checkpoint folder that is given by `spec.checkpoint.path`: which run writes there."""

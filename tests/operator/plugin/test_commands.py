@@ -153,6 +153,7 @@ def driver(tmp_path: Path, world: FakeApi) -> Iterator[DriverServer]:
         port=0,
         token=DRIVER_TOKEN,
         address_file=tmp_path / "http.json",
+        token_file=tmp_path / "http.token",
     )
     for step in range(1, 13):
         phases = {"rollout": 30.0 + step, "update_weights": 1.9, "actor_train": 12.0}

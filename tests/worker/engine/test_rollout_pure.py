@@ -146,7 +146,8 @@ def _marked_child(owner: str) -> subprocess.Popen[bytes]:
 def test_sweep_removes_what_a_dead_engine_left_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reaper, "_records", lambda: tmp_path)
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(reaper, "private_folders", lambda prefix: [tmp_path])
     dead = subprocess.Popen([sys.executable, "-S", "-c", "pass"])
     started = processes.start_time(dead.pid) or "1"
     dead.wait(20)

@@ -3,10 +3,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import pytest
+
 from rljob_worker.host.processes import ProcessIdentity, living
-from rljob_worker.host.sweeps import left_behind, own_folder
+from rljob_worker.host.sweeps import is_private, left_behind, own_folder, private_folder, private_folders
 
 
 def _ended() -> ProcessIdentity:
@@ -42,8 +45,60 @@ def test_only_what_dead_processes_left_is_found(tmp_path: Path) -> None:
 def test_a_folder_of_this_process_replaces_those_of_dead_ones(tmp_path: Path) -> None:
     stale, other = tmp_path / f"x-{_ended()}", tmp_path / f"y-{_ended()}"
     for folder in (stale, other):
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
         (folder / "file").touch()
     mine = own_folder("x-", tmp_path)
     assert mine.stat().st_mode & 0o777 == 0o700
     assert sorted(tmp_path.iterdir()) == [mine, other]
+
+
+def _strangers(folder: Path, kind: str) -> None:
+    """A folder that another user made, a link to one of ours, or one that others may write to."""
+    if kind == "link":
+        (elsewhere := folder.parent / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(elsewhere)
+        return
+    folder.mkdir()
+    folder.chmod(0o700 if kind == "owner" else 0o777)
+    if kind == "owner":
+        os.chown(folder, 12345, 12345)
+
+
+KINDS = [
+    pytest.param("owner", marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")),
+    "link",
+    "mode",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shared_folder_that_others_made_is_passed_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    theirs = tmp_path / "rljob-x-7"
+    _strangers(theirs, kind)
+    assert not is_private(theirs)
+    ours = private_folder("rljob-x-7")
+    assert ours != theirs
+    assert is_private(ours)
+    assert private_folder("rljob-x-7") == ours, "made once"
+    assert private_folders("rljob-x-7") == [ours]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_of_this_process_that_others_made_first_is_passed_by(tmp_path: Path, kind: str) -> None:
+    dead = tmp_path / f"x-{_ended()}"
+    for folder in (tmp_path / f"x-{ProcessIdentity.own()}", dead):
+        _strangers(folder, kind) if not (tmp_path / "elsewhere").exists() else folder.symlink_to(tmp_path / "elsewhere")
+    mine = own_folder("x-", tmp_path)
+    assert is_private(mine)
+    assert dead.exists(), "theirs to remove"
+    assert [*left_behind(tmp_path, "x-")] == [dead]
+
+
+def test_an_own_folder_with_another_name_is_found_when_its_process_is_gone(tmp_path: Path) -> None:
+    stale = tmp_path / f"x-{_ended()}.ab12"
+    stale.mkdir(mode=0o700)
+    own_folder("x-", tmp_path)
+    assert not stale.exists()

@@ -21,6 +21,7 @@ from rljob_worker.records import http as driver_http
 from rljob_worker.records.http import DriverServer
 from rljob_worker.records.steps import StepLog
 
+TOKEN = "token-of-the-tests"
 Serve = Callable[..., DriverServer]
 
 
@@ -54,7 +55,7 @@ def job() -> Job:
 def serve(tmp_path: Path, job: Job) -> Iterator[Serve]:
     servers = []
 
-    def start(token: str | None = None, host: str = "127.0.0.1", port: int = 0) -> DriverServer:
+    def start(token: str | None = TOKEN, host: str = "127.0.0.1", port: int = 0) -> DriverServer:
         server = DriverServer(
             StepLog(tmp_path),
             status=job.status,
@@ -65,6 +66,7 @@ def serve(tmp_path: Path, job: Job) -> Iterator[Serve]:
             port=port,
             token=token,
             address_file=tmp_path / "http.json",
+            token_file=tmp_path / "http.token",
         )
         server.start()
         servers.append(server)
@@ -77,7 +79,7 @@ def serve(tmp_path: Path, job: Job) -> Iterator[Serve]:
 
 def ask(server: DriverServer, path: str, method: str = "GET", body: bytes | None = None, **headers: str) -> Any:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
-    connection.request(method, path, body=body, headers=headers)
+    connection.request(method, path, body=body, headers={"Authorization": f"Bearer {TOKEN}"} | headers)
     answer = connection.getresponse()
     content = answer.read()
     connection.close()
@@ -191,7 +193,7 @@ def test_a_token_guards_everything_but_the_probes(serve: Serve, job: Job) -> Non
         ("/nothing", "GET"),
     ):
         for wrong in (
-            {},
+            {"Authorization": ""},
             {"Authorization": "Bearer s3cre"},
             {"Authorization": "s3cret"},
             {"Authorization": "Basic s3cret"},
@@ -206,11 +208,66 @@ def test_a_token_guards_everything_but_the_probes(serve: Serve, job: Job) -> Non
 
 def test_the_token_may_come_in_a_header_that_a_proxy_leaves_alone(serve: Serve) -> None:
     server = serve(token="s3cret")
-    assert ask(server, "/v1/status", **{"X-RLJob-Authorization": "Bearer s3cret"})[0] == 200
+    assert ask(server, "/v1/status", Authorization="", **{"X-RLJob-Authorization": "Bearer s3cret"})[0] == 200
     assert ask(server, "/v1/status", **{"X-RLJob-Authorization": "Bearer s3cre"})[0] == 401
     assert (
         ask(server, "/v1/status", Authorization="Bearer proxys", **{"X-RLJob-Authorization": "Bearer s3cret"})[0] == 200
     )
+
+
+def test_without_a_token_of_the_environment_one_is_made_that_its_owner_alone_reads(
+    serve: Serve, job: Job, tmp_path: Path
+) -> None:
+    server = serve(token=None)
+    file = tmp_path / "http.token"
+    token = file.read_text()
+    assert (file.stat().st_mode & 0o777, len(token)) == (0o600, 64)
+    for path, method in (("/v1/status", "GET"), ("/v1/steps", "GET"), ("/metrics", "GET"), ("/v1/checkpoint", "POST")):
+        assert ask(server, path, method, Authorization="")[0] == 401
+        assert ask(server, path, method, Authorization=f"Bearer {token}")[0] in (200, 202)
+    assert job.checkpoints == 1
+    assert ask(server, "/healthz", Authorization="")[0] == 200
+    later = serve(token=None)
+    assert file.read_text() == later.token != token
+    server.close()
+    assert file.exists(), "the token of the driver that came after"
+    later.close()
+    assert not file.exists()
+
+
+def test_a_token_of_the_environment_is_written_nowhere(serve: Serve, tmp_path: Path) -> None:
+    serve()
+    assert not (tmp_path / "http.token").exists()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200), ("localhost:9", 200), ("[::1]:9", 200), ("127.9.9.9", 200), ("evil.example", 421),
+        ("localhost.evil.example", 421), ("10.0.0.1", 421), ("", 421), ("[", 421), ("127.0.0.1@evil.example", 421),
+    ],
+)  # fmt: skip
+def test_on_loopback_a_strangers_host_is_not_served(serve: Serve, job: Job, host: str, status: int) -> None:
+    """A web page whose name leads to 127.0.0.1 would read the run from its owner's browser."""
+    server = serve()
+    assert ask(server, "/v1/status", Host=host)[0] == status
+    assert ask(server, "/v1/checkpoint", "POST", Host=host)[0] == (202 if status == 200 else 421)
+    assert job.checkpoints == (status == 200)
+
+
+def test_a_page_of_another_origin_is_not_answered(serve: Serve, job: Job) -> None:
+    server = serve()
+    host = f"127.0.0.1:{server.port}"
+    for origin in ("http://evil.example", "null", "", f"https://{host}", f"http://{host}.evil.example"):
+        assert ask(server, "/v1/checkpoint", "POST", Origin=origin)[0] == 403
+    assert job.checkpoints == 0
+    assert ask(server, "/v1/checkpoint", "POST", Origin=f"http://{host}")[0] == 202
+
+
+def test_beyond_loopback_names_are_the_networks_matter(serve: Serve) -> None:
+    server = serve(host="0.0.0.0")
+    assert not server.local
+    assert ask(server, "/v1/status", Host="name-head-svc.team.svc")[0] == 200
 
 
 def test_an_empty_token_is_refused(serve: Serve) -> None:
@@ -253,7 +310,7 @@ def test_garbage_is_answered_and_does_not_reach_the_job(
 def test_a_body_is_not_taken_for_the_next_request(serve: Serve) -> None:
     hidden = b"POST /v1/checkpoint HTTP/1.1\r\n\r\n"
     request = b"GET /healthz HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(hidden), hidden)
-    last = b"GET /v1/status HTTP/1.1\r\nConnection: close\r\n\r\n"
+    last = b"GET /v1/status HTTP/1.1\r\nAuthorization: Bearer %s\r\nConnection: close\r\n\r\n" % TOKEN.encode()
     answer = raw(serve(), request + last)
     assert answer.count(b"HTTP/1.1 200") == 2
     assert b"accepted" not in answer
@@ -327,4 +384,5 @@ def test_a_server_that_never_started_can_be_closed(tmp_path: Path, job: Job) -> 
         port=0,
         token=None,
         address_file=tmp_path / "http.json",
+        token_file=tmp_path / "http.token",
     ).close()

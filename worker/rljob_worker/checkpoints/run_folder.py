@@ -58,7 +58,7 @@ class RunFolder:
         self._own_root = self.path in (root, root.parent)
         """Whether the checkpoints lie in the run folder, which then is the only one to be locked and claimed."""
         with ExitStack() as stack, _not_taken(self.path):
-            self._make(self.path, "a run folder")
+            self._make(self.path, "a run folder", 0o700)
             if not (self.path / LOCK_FILE).exists():
                 self._refuse_strangers()
             seconds = _LOCK_SECONDS if resume == "auto" else 0.0
@@ -90,11 +90,16 @@ class RunFolder:
             return True
         return False
 
-    def _make(self, path: Path, what: str) -> None:
+    def open_to_others(self) -> list[Path]:
+        """Those of its folders that other users of the machine can enter or list: their modes are the user's matter."""
+        folders = [self.path] if self._own_root else [self.path, self._root]
+        return [folder for folder in folders if folder.stat().st_mode & 0o005]
+
+    def _make(self, path: Path, what: str, mode: int = 0o777) -> None:
         try:
             if not path.exists():
                 self._parents += [parent for parent in path.parents if not parent.exists()]
-                path.mkdir(parents=True)
+                path.mkdir(mode, parents=True)
                 self._made.append(path)
                 _sync_names([path, *(parent for parent in self._parents if parent in path.parents)])
             elif not path.is_dir():
@@ -131,7 +136,7 @@ class RunFolder:
 
     def _take(self, manifest: dict[str, Any], previous: RunDescription | None) -> None:
         """From here on, drivers that had the folder before are fenced off."""
-        self._new = previous is None
+        self.is_new = previous is None
         attempt = 1 if previous is None else previous.attempt + 1
         if self._own_root:
             claim = claim_folder(self.path, attempt, (self.path / RUN_FILE,))
@@ -141,7 +146,7 @@ class RunFolder:
             owner = {"run": str(self.path), "pid": os.getpid(), "nonce": claim.nonce, "epoch": claim.epoch}
             write_whole(self._root / OWNER_FILE, json.dumps(owner, indent=1), writer=claim.nonce)
         description = RunDescription(manifest, attempt, os.getpid(), claim.nonce, claim.epoch)
-        write_whole(self.path / RUN_FILE, json.dumps(description.to_json(), indent=1), writer=claim.nonce)
+        write_whole(self.path / RUN_FILE, json.dumps(description.to_json(), indent=1), writer=claim.nonce, private=True)
         for folder in {self.path, claim.folder}:
             sync_folder(folder)
         self.attempt, self._claim = attempt, claim
@@ -156,7 +161,7 @@ class RunFolder:
 
     def discard_if_new(self) -> None:
         """Remove a first attempt that never started, so that the corrected job can use the same folder."""
-        if not self._new:
+        if not self.is_new:
             return
         try:
             self._claim.withdraw()

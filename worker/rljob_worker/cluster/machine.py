@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from rljob_api import RLJobSpec
@@ -13,10 +15,13 @@ from rljob_api.spec import MemorySaverMode
 from rljob_api.tuning import resolved_tuning, shared_cores, tuning_variables
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.errors import UserError
+from rljob_worker.host.sweeps import is_private
 from rljob_worker.memory.saver_library import package_library
 
+logger = logging.getLogger(__name__)
 _CANN_VARIABLE = "ASCEND_TOOLKIT_HOME"
 """What CANN's set_env.sh sets; torch_npu finds its libraries by it."""
+_COMPILER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def check_machine(spec: RLJobSpec) -> None:
@@ -41,18 +46,19 @@ def check_machine(spec: RLJobSpec) -> None:
 
 def machine_variables(spec: RLJobSpec, *, trainer: bool) -> dict[str, str]:
     """Variables of trainers or engines that are not in pods, over those of their role: tuning, overrides, and where
-    the memory saver is; empty where the CPU stands for devices.
+    the memory saver is; where the CPU stands for devices, that of the compiler's folder alone.
 
     Raises:
         UserError: the memory saver is not installed.
     """
     if device_kind(spec.resources).ray_resource is None:
-        return {}
+        return _compiler_variables()
     # This process has it off (`rljob run`), and those that it starts take after it.
     variables = tuning_variables(resolved_tuning(spec), str(_compile_cache())) | {BACKEND_AUTOLOAD_VARIABLE: "1"}
     if spec.resources.threads_per_device is not None:
         variables.pop("OMP_NUM_THREADS", None)
-    return variables | (_saver_variables(spec) if trainer else {}) | spec.resources.overrides.environment
+    variables |= _compiler_variables() | (_saver_variables(spec) if trainer else {})
+    return variables | spec.resources.overrides.environment
 
 
 def _saver_variables(spec: RLJobSpec) -> dict[str, str]:
@@ -63,5 +69,28 @@ def _saver_variables(spec: RLJobSpec) -> dict[str, str]:
 
 
 def _compile_cache() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "rljob" / "operators"
+    return _cache() / "operators"
+
+
+def _compiler_variables() -> dict[str, str]:
+    # By default torch loads compiled code from a folder of the temporary one, which whoever is first there can own.
+    given = os.environ.get(_COMPILER_VARIABLE)
+    return {} if given else {_COMPILER_VARIABLE: str(_cache() / "inductor")}
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")) / "rljob"
+
+
+def shared_cache(folder: Path) -> str | None:
+    """A folder beside run folders on which pods keep what they compiled; None where this user has none to itself.
+
+    Whoever can write to it could have engines run code of theirs.
+    """
+    cache = folder / f".cache-{os.getuid()}"
+    with suppress(OSError):
+        cache.mkdir(mode=0o700, parents=True)
+    if not is_private(cache, others_may=0o055):
+        logger.warning("%s: not this user's own folder: what engines compile is not kept there", cache)
+        return None
+    return str(cache)

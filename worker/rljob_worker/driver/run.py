@@ -18,8 +18,8 @@ from rljob_api.safe_text import visible
 from rljob_api.spec import CheckpointSpec
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.exit_codes import ExitCode
-from rljob_api.wire.names import DRIVER_TOKEN_VARIABLE
-from rljob_api.wire.run_status import ADDRESS_FILE, RunOutcome
+from rljob_api.wire.names import ATTEMPT_VARIABLE, DRIVER_TOKEN_VARIABLE
+from rljob_api.wire.run_status import ADDRESS_FILE, TOKEN_FILE, RunOutcome
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.checkpoints.run_folder import Resume, RunFolder
 from rljob_worker.cluster.calls import Calls
@@ -94,6 +94,8 @@ def run_job(
     with ExitStack() as stack:
         folder = RunFolder(output, job, resume)
         stack.callback(folder.close)
+        if folder.is_new and (seen := folder.open_to_others()):
+            on_event(f"other users of this machine can read {' and '.join(map(str, seen))} (chmod 700 shuts them out)")
         on_event("reading model, tokenizer and data")
         try:
             inputs = read_inputs(job.spec, folder.path)
@@ -173,7 +175,7 @@ def _run(
             failures=failures,
         )
         job = schedule.job(given)
-        server = _serve(spec, folder.path, log, job, metrics, failures)
+        server = _serve(spec, folder.path, log, job, metrics, failures, on_event)
         if server is not None:
             stack.callback(server.close)
         on_event("starting Ray" if address is None else f"connecting to the Ray cluster at {address}")
@@ -263,7 +265,13 @@ def _warn_of_unknown_metrics(spec: RLJobSpec) -> Sink:
 
 
 def _serve(
-    spec: RLJobSpec, folder: Path, log: StepLog, job: Job[Any, Any], metrics: JobMetrics, failures: WriteFailures
+    spec: RLJobSpec,
+    folder: Path,
+    log: StepLog,
+    job: Job[Any, Any],
+    metrics: JobMetrics,
+    failures: WriteFailures,
+    on_event: Callable[[str], None],
 ) -> DriverServer | None:
     if spec.records.http_port is None:
         return None
@@ -277,7 +285,13 @@ def _serve(
         port=spec.records.http_port,
         token=os.environ.get(DRIVER_TOKEN_VARIABLE),
         address_file=folder / ADDRESS_FILE,
+        token_file=folder / TOKEN_FILE,
     )
+    if not server.local and ATTEMPT_VARIABLE not in os.environ:
+        on_event(
+            f"spec.records.httpHost: {spec.records.http_host}: whoever reaches this machine reaches the driver's port "
+            f"{server.port}; it asks for the token of {TOKEN_FILE}, and is not encrypted"
+        )
     with failures.tolerated("the driver's address", folder / ADDRESS_FILE):
         server.start()
     return server

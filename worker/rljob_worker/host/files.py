@@ -86,7 +86,9 @@ def patiently(read: Callable[[], T]) -> T:
 
 
 @contextmanager
-def replacing(path: Path, *, durable: bool = True, writer: str = "", wanted: int | None = None) -> Iterator[IO[bytes]]:
+def replacing(
+    path: Path, *, durable: bool = True, writer: str = "", wanted: int | None = None, private: bool = False
+) -> Iterator[IO[bytes]]:
     """Write a file beside `path` that takes its place when the block ends well.
 
     Args:
@@ -94,14 +96,19 @@ def replacing(path: Path, *, durable: bool = True, writer: str = "", wanted: int
         durable: whether that also holds after a crash of the machine, which costs the time of the disk.
         writer: name of this writer, where there may be several at a time.
         wanted: bytes that it will have, for the message.
+        private: whether its owner alone may read it, whatever the umask is.
 
     Raises:
         OSError: as of `explained`; what had been written is deleted, it takes room that may be needed.
     """
     temporary = path.with_name(f"{path.name}.{writer}{TEMPORARY}" if writer else path.name + TEMPORARY)
+    mode = 0o600 if private else 0o666
     try:
         with writing(path, wanted):
-            with open(temporary, "wb") as file:
+            if private:
+                # One that a crash left keeps its mode.
+                temporary.unlink(missing_ok=True)
+            with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 yield file
                 if durable:
                     sync_file(file)
@@ -112,10 +119,10 @@ def replacing(path: Path, *, durable: bool = True, writer: str = "", wanted: int
         raise
 
 
-def write_whole(path: Path, text: str, *, durable: bool = True, writer: str = "") -> None:
+def write_whole(path: Path, text: str, *, durable: bool = True, writer: str = "", private: bool = False) -> None:
     """Write a text file by `replacing`; what UTF-8 cannot hold is escaped with backslashes."""
     content = text.encode("utf-8", "backslashreplace")
-    with replacing(path, durable=durable, writer=writer, wanted=len(content)) as file:
+    with replacing(path, durable=durable, writer=writer, wanted=len(content), private=private) as file:
         file.write(content)
 
 

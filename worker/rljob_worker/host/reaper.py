@@ -7,12 +7,11 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from rljob_worker.host import reaper_process
 from rljob_worker.host.processes import ProcessIdentity
-from rljob_worker.host.sweeps import left_behind
+from rljob_worker.host.sweeps import left_behind, private_folder, private_folders
 
 _STOP_SECONDS = 15.0
 _ROOT = str(Path(__file__).parents[2])
@@ -29,7 +28,7 @@ class Reaper:
         # The reaper must not carry the mark of what it ends.
         environment = {name: value for name, value in os.environ.items() if name != reaper_process.OWNER_VARIABLE}
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT, owner, str(_records() / owner)],
+            [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT, owner, str(private_folder(_records()) / owner)],
             stdin=subprocess.PIPE,
             start_new_session=True,
             env=environment,
@@ -52,22 +51,24 @@ class Reaper:
 
 def sweep_dead_engines() -> None:
     """Remove what engines of this user left that were killed together with their reapers."""
-    for record in left_behind(_records()):
-        owner = ProcessIdentity.parse(record.name)
-        assert owner is not None
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                saved = json.loads(record.read_text(encoding="utf-8"))
-            except json.JSONDecodeError:
-                saved = {"processes": {}, "names": []}  # killed while writing it; marked processes are still found
-            processes = {int(pid): start for pid, start in saved["processes"].items()}
-            reaper_process.Remains(owner, processes, set(saved["names"])).remove()
-            record.unlink()
+    for folder in private_folders(_records()):
+        for record in left_behind(folder):
+            _remove(record)
 
 
-def _records() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"rljob-engines-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder}: belongs to another user")
-    return folder
+def _remove(record: Path) -> None:
+    owner = ProcessIdentity.parse(record.name.partition(".")[0])
+    assert owner is not None
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            saved = json.loads(record.read_text(encoding="utf-8"))
+        except json.JSONDecodeError:
+            saved = {"processes": {}, "names": []}  # killed while writing it; marked processes are still found
+        processes = {int(pid): start for pid, start in saved["processes"].items()}
+        reaper_process.Remains(owner, processes, set(saved["names"])).remove()
+        record.unlink()
+
+
+def _records() -> str:
+    """Beginning of the names of the folders with records."""
+    return f"rljob-engines-{os.getuid()}"

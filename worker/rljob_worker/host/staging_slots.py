@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +16,12 @@ _NAME = re.compile(r"rljob-(?P<run>[A-Za-z0-9_.]+)-(?P<namespace>\d+)-(?P<pid>\d
 
 
 def names(run: str, count: int) -> list[str]:
-    """What this process calls its slots of a run; ValueError when `run` holds more than letters, digits, `_`, `.`."""
-    made = [f"rljob-{run}-{_pid_namespace()}-{ProcessIdentity.own()}-{i}" for i in range(count)]
+    """What this process calls its slots of a run; ValueError when `run` holds more than letters, digits, `_`, `.`.
+
+    No other user can make them first: they end with a random number.
+    """
+    process = f"rljob-{run}-{_pid_namespace()}-{ProcessIdentity.own()}"
+    made = [f"{process}-{i}{secrets.randbelow(10**12):012}" for i in range(count)]
     if not all(_NAME.fullmatch(name) for name in made):
         raise ValueError(f"slots of run {run!r}: run may hold letters, digits, '_' and '.'")
     return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rljob_api import derived
 from rljob_api.spec import MemorySaverMode, RLJobSpec
+from rljob_worker.host.sockets import is_local_name
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.planning.job_shape import ASSUMED_PROMPT_TOKENS
 from rljob_worker.planning.memory import PROCESS_BYTES, RAY_BYTES, RUNTIME_BYTES
@@ -25,6 +26,11 @@ def assumptions(spec: RLJobSpec, model: ModelConfig, plan: MemoryPlan) -> list[s
         lines.append(f"a vocabulary of {model.vocab_size}, the tokenizer's upper bound: it is trained at start-up")
     if model.num_experts:
         lines.append("tokens spread evenly over the experts")
+    if spec.records.http_port is not None and not is_local_name(spec.records.http_host):
+        lines.append(
+            f"the driver's HTTP endpoint on {spec.records.http_host} (records.httpHost) may be reached from other "
+            "machines; it asks for a token, and is not encrypted"
+        )
     if kind == "cpu":
         lines += [
             "the KV cache is counted whole, though its pages are taken as they are used",

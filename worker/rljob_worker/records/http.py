@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+import secrets
 import socket
 import socketserver
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -24,6 +26,7 @@ from rljob_api.wire.run_status import DriverAddress
 from rljob_api.wire.steps_page import PAGE, PAGE_BYTES, page_text
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import write_whole
+from rljob_worker.host.sockets import is_local_name
 from rljob_worker.records.steps import StepLog
 
 logger = logging.getLogger(__name__)
@@ -51,7 +54,9 @@ class DriverServer:
     "total": N}`; an answer ends with the record that takes it past 2 MiB, and has at most 1000), `GET /healthz`,
     `GET /readyz`, `GET /metrics`, `POST /v1/checkpoint` (one at the next step boundary),
     `POST /v1/engine-nodes?wanted=N` (so many nodes with engines; 409 where the job does not allow it).
-    With a token, all but the two probes ask for `Authorization: Bearer TOKEN`, or the same in `X-RLJob-Authorization`.
+    All but the two probes ask for `Authorization: Bearer TOKEN`, or the same in `X-RLJob-Authorization`. A request in
+    whose `Host` is a name that is not this machine's, or that a page of another origin sent, is refused: a browser
+    must not carry strangers' requests to the loopback address.
     `linger` does not count what was read with the header `X-RLJob-Peek`.
 
     Args:
@@ -62,8 +67,9 @@ class DriverServer:
         want_engine_nodes: called by `POST /v1/engine-nodes`; may raise UserError.
         host: address to listen on.
         port: 0 picks a free one.
-        token: bearer token, or None for none.
+        token: bearer token; None: one is made, and lies in `token_file` while the server runs.
         address_file: where the chosen address is written, as `{"host": ..., "port": ...}`.
+        token_file: for a token that is made here; its owner alone can read it.
 
     Raises:
         UserError: the address cannot be listened on, or the token is empty.
@@ -81,6 +87,7 @@ class DriverServer:
         port: int,
         token: str | None,
         address_file: Path,
+        token_file: Path,
     ) -> None:
         if token is not None and not token.strip():
             raise UserError("the bearer token of the HTTP endpoint is set but empty; set it to a value or unset it")
@@ -89,7 +96,7 @@ class DriverServer:
         self.metrics = metrics
         self.request_checkpoint = request_checkpoint
         self.want_engine_nodes = want_engine_nodes
-        self.token = None if token is None else token.strip()
+        self.token = secrets.token_hex(32) if token is None else token.strip()
         self.last_read = -1
         try:
             self._server = _Server((host, port), _handler(self))
@@ -98,7 +105,10 @@ class DriverServer:
                 f"spec.records.httpHost {host}, spec.records.httpPort {port}: cannot listen there: {error}; "
                 "port 0 picks a free one"
             ) from None
+        self.local = ip_address(self._server.server_address[0]).is_loopback
+        """Whether only processes of this machine can reach it."""
         self._address_file = address_file
+        self._token_file = token_file if token is None else None
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_SECONDS,), name="http", daemon=True
         )
@@ -109,8 +119,10 @@ class DriverServer:
         return int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Begin to serve and write the address file; OSError where only the file could not be written."""
+        """Begin to serve and write token and address; OSError where only these files could not be written."""
         self._thread.start()
+        if self._token_file is not None:
+            write_whole(self._token_file, self.token, private=True)
         write_whole(self._address_file, self._address())
 
     def _address(self) -> str:
@@ -124,14 +136,20 @@ class DriverServer:
         return self.last_read >= len(self.log) - 1
 
     def close(self) -> None:
-        """Stop serving, and take the address away unless it is that of a driver that came after this one."""
+        """Stop serving, and take the files away unless they are those of a driver that came after this one."""
         if self._thread.is_alive():
             self._server.shutdown()
         address = self._address()
         self._server.server_close()
-        with suppress(OSError):
-            if self._address_file.read_text(encoding="utf-8") == address:
-                self._address_file.unlink()
+        _remove_if(self._address_file, address)
+        if self._token_file is not None:
+            _remove_if(self._token_file, self.token)
+
+
+def _remove_if(file: Path, content: str) -> None:
+    with suppress(OSError):
+        if file.read_text(encoding="utf-8") == content:
+            file.unlink()
 
 
 class _Server(ThreadingHTTPServer):
@@ -181,7 +199,7 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
             except ValueError as error:
                 self._refuse(HTTPStatus.BAD_REQUEST, f"not an address: {error}")
                 return
-            if not self._body_skipped() or not self._allowed(url.path):
+            if not self._body_skipped() or not self._meant_for_us() or not self._allowed(url.path):
                 return
             if url.path not in _ROUTES:
                 self._refuse(HTTPStatus.NOT_FOUND, f"no such path: {url.path}; there are {', '.join(_ROUTES)}")
@@ -255,8 +273,18 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
             self.rfile.read(int(given))
             return True
 
+        def _meant_for_us(self) -> bool:
+            host, origin = self.headers.get("Host"), self.headers.get("Origin")
+            if host is not None and server.local and not is_local_name(host):
+                self._refuse(HTTPStatus.MISDIRECTED_REQUEST, f"Host: {host[:80]!r} is not localhost or 127.0.0.1")
+                return False
+            if origin is not None and origin != f"http://{host}":
+                self._refuse(HTTPStatus.FORBIDDEN, f"Origin: {origin[:80]!r}: pages of others are not answered")
+                return False
+            return True
+
         def _allowed(self, path: str) -> bool:
-            if server.token is None or path in _PROBES:
+            if path in _PROBES:
                 return True
             for header in _TOKEN_HEADERS:
                 scheme, _, given = self.headers.get(header, "").partition(" ")

@@ -57,7 +57,8 @@ def build_report(run_folder: Path, steps: range | None = None) -> tuple[Path, Pa
     png = plot_run(drawn, f"{name}: {kept[-1].step} of {wanted} steps", run_folder / "report.png")
     page = run_folder / "report.html"
     lanes = _lanes(run_folder, kept, steps)
-    write_whole(page, _page(name, run, records, kept, png, lanes, run_folder))
+    # The manifest in it may name keys among its variables.
+    write_whole(page, _page(name, run, records, kept, png, lanes, run_folder), private=True)
     return page, png
 
 

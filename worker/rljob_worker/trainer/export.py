@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,14 +54,15 @@ def export_checkpoint(
     except ValueError as error:
         raise UserError(str(error)) from error
     write_generation_config(target, rollout, hf_config)
-    _let_others_read(target)
+    _as_umask_says(target)
 
 
-def _let_others_read(folder: Path) -> None:
+def _as_umask_says(folder: Path) -> None:
     """Whatever the files were made by: safetensors' are its owner's alone."""
-    folder.chmod(0o755)
+    mask = os.umask(0)
+    os.umask(mask)
     for entry in folder.rglob("*"):
-        entry.chmod(0o755 if entry.is_dir() else 0o644)
+        entry.chmod((0o777 if entry.is_dir() else 0o666) & ~mask)
 
 
 def _pieces(checkpoint: Path, config: ModelConfig, world_size: int) -> Iterator[Piece]:
