@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
@@ -14,4 +15,28 @@ def visible(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if c in "\n\t" or unicodedata.category(c) not in _HIDDEN else ascii(c)[1:-1] for c in text)
+    return "".join(c if c in "\n\t" or not _hidden(c) else ascii(c)[1:-1] for c in text)
+
+
+def visible_line(text: str) -> str:
+    """The same in one line, its line breaks escaped too: for a name or value that stands within a line of ours."""
+    return visible(text).replace("\n", "\\n")
+
+
+def visible_block(text: str, indent: str) -> str:
+    """The same with `indent` before all lines but the first, so that none of them passes for a line of ours."""
+    return visible(text).replace("\n", f"\n{indent}")
+
+
+def visible_json(content: object) -> str:
+    """Indented JSON in which such characters are JSON's own escapes, and all others are as they are."""
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    return text if visible(text) == text else "".join(json.dumps(c)[1:-1] if _obeyed(c) else c for c in text)
+
+
+def _hidden(character: str) -> bool:
+    return unicodedata.category(character) in _HIDDEN
+
+
+def _obeyed(character: str) -> bool:
+    return character != "\n" and _hidden(character)

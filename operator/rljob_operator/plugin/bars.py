@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob_api.phases import PHASES, SWITCH_PHASES
+from rljob_api.safe_text import visible_line
 from rljob_api.wire.step_record import StepRecord
 from rljob_operator.plugin.terminal import Style, seconds
 
@@ -35,7 +36,8 @@ class Step:
     @classmethod
     def from_record(cls, record: StepRecord) -> Step:
         """What is drawn of one of the driver's records."""
-        return cls(record.step, record.step_seconds, record.phases, record.rerun)
+        phases = {visible_line(name): seconds for name, seconds in record.phases.items()}
+        return cls(record.step, record.step_seconds, phases, record.rerun)
 
     @property
     def parts(self) -> dict[str, float]:

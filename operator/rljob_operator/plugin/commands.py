@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -14,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rljob_api.json_types import JsonObject
-from rljob_api.safe_text import visible
+from rljob_api.safe_text import visible, visible_json, visible_line
 from rljob_api.validation import ManifestError, load_manifest
 from rljob_api.wire.step_record import StepRecord
 from rljob_api.wire.values import WireError
@@ -100,7 +99,7 @@ async def why(cluster: Cluster, options: argparse.Namespace) -> None:
     style = Style.of(sys.stdout)
     lines = wrapped(f"{explanation.reason}: {explanation.message}", style)
     if explanation.lines:
-        lines += ["", "The driver's last lines:", *(f"  {visible(line)}" for line in explanation.lines)]
+        lines += ["", "The driver's last lines:", *(f"  {visible_line(line)}" for line in explanation.lines)]
     for sentence in found.unseen:
         lines += ["", *wrapped(f"Not looked at, so the cause may lie there: {sentence}", style)]
     _print(lines)
@@ -242,7 +241,7 @@ def _print_rendered(job: JobView, options: argparse.Namespace, attempt: int) -> 
 
 
 def _print_document(content: object, form: str) -> None:
-    sys.stdout.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n" if form == "json" else to_yaml(content))
+    sys.stdout.write(visible_json(content) + "\n" if form == "json" else to_yaml(content))
 
 
 def _print(lines: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from rljob_api.safe_text import visible
 from rljob_operator.plugin import commands
 from rljob_operator.plugin.cluster import open_cluster
 from rljob_operator.plugin.problems import CommandError
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except CommandError as error:
         sys.stdout.flush()
-        print(f"kubectl rljob: {error}", file=sys.stderr)
+        print(f"kubectl rljob: {visible(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

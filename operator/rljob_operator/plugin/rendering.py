@@ -6,6 +6,7 @@ import yaml
 
 from rljob_api.job import RLJob
 from rljob_api.json_types import Json, JsonObject
+from rljob_api.safe_text import visible
 from rljob_operator.plugin.problems import CommandError
 from rljob_operator.render import (
     RenderError,
@@ -80,4 +81,10 @@ class _Dumper(yaml.SafeDumper):
 
 def to_yaml(content: object) -> str:
     """YAML in the order in which it was made."""
-    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    text = _dumped(content, allow_unicode=True)
+    # YAML takes characters for printable that a terminal obeys, and can escape all beyond ASCII or none.
+    return text if visible(text) == text else _dumped(content, allow_unicode=False)
+
+
+def _dumped(content: object, *, allow_unicode: bool) -> str:
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=allow_unicode, width=120)

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from rljob_api import derived
 from rljob_api.derived import ENGINE_GROUP, TRAINER_GROUP
-from rljob_api.safe_text import visible
+from rljob_api.safe_text import visible_line
 from rljob_api.status import AttemptStatus, Goodput, JobPhase, Progress, RLJobStatus
 from rljob_operator.kubernetes_objects import RLJobObject
 from rljob_operator.plugin.bars import Step, draw_phases, draw_steps, progress_bar
@@ -60,7 +60,7 @@ def show_list(items: Sequence[RLJobObject], with_namespace: bool, now: float) ->
             status.restarts,
             duration_text(max(now - datetime.fromisoformat(meta["creationTimestamp"]).timestamp(), 0.0)),
         ]
-        cells = ["-" if cell is None else visible(str(cell)) for cell in row]
+        cells = ["-" if cell is None else visible_line(str(cell)) for cell in row]
         rows.append([meta["namespace"], *cells] if with_namespace else cells)
     return rows
 

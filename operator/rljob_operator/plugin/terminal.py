@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from rljob_api.safe_text import visible
+from rljob_api.safe_text import visible, visible_line
 
 _NARROWEST = 40
 
@@ -57,6 +57,7 @@ def columns(rows: Sequence[Sequence[str]], style: Style, indent: str = "  ") -> 
     """Rows with aligned columns; the last column is wrapped into the rest of the line."""
     if not rows:
         return []
+    rows = [[*map(visible_line, row[:-1]), row[-1]] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = []
     for row in rows:

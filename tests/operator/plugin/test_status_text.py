@@ -8,13 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from plugin_worlds import NOW, job
 
 from rljob_api.phases import PHASES
 from rljob_api.safe_text import visible
+from rljob_api.wire.step_record import StepRecord
 from rljob_operator.plugin.bars import OTHER, Step, draw_phases, draw_steps, progress_bar
+from rljob_operator.plugin.rendering import to_yaml
 from rljob_operator.plugin.status import show_list, show_status
 from rljob_operator.plugin.terminal import Style, columns, number, seconds, wrapped
 
@@ -195,6 +198,21 @@ def test_number() -> None:
 def test_what_a_terminal_would_obey_is_shown() -> None:
     assert visible("a\x1b[2Jb\tc\nd‮é中") == "a\\x1b[2Jb\tc\nd\\u202eé中"
     assert wrapped("a\x07 b", PLAIN, "  ") == ["  a\\x07 b"]
+
+
+def test_phases_of_a_driver_and_rows_of_a_status_are_shown_and_not_obeyed() -> None:
+    hostile = "x\x1b[2J\u202e\nRLJob: Succeeded"
+    record = StepRecord(1, 1, 0.0, 9.0, {hostile: 8.0}, 1.0, 1.9, metrics={})
+    lines = [*draw_phases([Step.from_record(record)], PLAIN), *columns([[hostile, hostile]], PLAIN)]
+    assert not [line for line in lines if visible(line) != line or line.startswith("RLJob") or "\n" in line]
+
+
+@pytest.mark.parametrize("value", ["a\u202e\x9b\x1b", "plain 日本"])
+def test_yaml_says_the_same_and_holds_nothing_that_is_obeyed(value: str) -> None:
+    text = to_yaml({"a": [value]})
+    assert yaml.safe_load(text) == {"a": [value]}
+    assert visible(text) == text
+    assert ("日本" in text) == ("日本" in value)
 
 
 def test_the_style_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rljob_api.safe_text import visible
 from rljob_worker.cli.samples import sample_text, step_text
 
 
@@ -24,6 +25,24 @@ def test_a_sample_names_the_weights_that_wrote_it(spans: dict[str, Any], shown: 
         "reward_parts": {}, "reward_error": None,
     }  # fmt: skip
     assert sample_text(sample | spans).splitlines()[0].endswith(shown)
+
+
+def test_no_text_of_a_sample_passes_for_a_line_of_another() -> None:
+    header = "--- s/9 sample 0  reward 1.0000  advantage 2.000"
+    hostile = f"x\n{header}\nresponse  right\u202e\x1b[2J\r{header}"
+    sample: dict[str, Any] = {
+        "prompt_uid": hostile, "sample": 0, "reward": 0.5, "advantage": 1.0, "response_tokens": 9,
+        "finish_reason": hostile, "weight_version": 7, "prompt": hostile, "response": hostile, "label": hostile,
+        "reward_parts": {hostile: 1.0}, "reward_error": hostile, "decision": hostile,
+    }  # fmt: skip
+    shown = sample_text(sample)
+    assert visible(shown) == shown
+    lines = shown.splitlines()
+    assert [line for line in lines if not line.startswith("        | ")] == [
+        lines[0], "prompt    x", "response  x", "label     x", lines[-4], "reward failed: x",
+    ]  # fmt: skip
+    assert sum(line.startswith("---") for line in lines) == 1
+    assert len(step_text([sample]).splitlines()) == 1
 
 
 def test_a_step_says_what_became_of_its_samples_and_how_old_its_tokens_were() -> None:

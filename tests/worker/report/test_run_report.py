@@ -16,6 +16,7 @@ from rljob_api import metrics as m
 from rljob_api.reward_parts import PREFIX
 from rljob_api.safe_text import visible
 from rljob_api.wire.step_record import StepRecord
+from rljob_worker.cli.main import main
 from rljob_worker.errors import UserError
 from rljob_worker.phases import StepTiming
 from rljob_worker.records.steps import StepLog, read_steps
@@ -282,6 +283,24 @@ def test_the_table_adds_up(tmp_path: Path) -> None:
     switch = shares.pop("of which switch")
     assert sum(shares.values()) == pytest.approx(100, abs=0.6)
     assert 5 < switch < 20
+
+
+HOSTILE_PHASE = "x\x1b[2J\u202e$\\frac{\nstep    0.0 ms"
+
+
+def test_phase_names_of_a_foreign_run_are_shown_and_not_obeyed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder(tmp_path)
+    log = StepLog(tmp_path)
+    for step in (1, 2):
+        log.append(bare(step, phases={HOSTILE_PHASE: 0.5, "rollout": 0.2}, other=0.3))
+    log.close()
+    assert main(["report", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert visible(shown) == shown
+    (line,) = [line for line in shown.splitlines() if line.startswith("x")]
+    assert line.startswith(r"x\x1b[2J\u202e$\frac{\nstep    0.0 ms")
 
 
 def test_visible_escapes_what_a_terminal_would_obey() -> None:

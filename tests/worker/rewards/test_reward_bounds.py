@@ -50,6 +50,10 @@ def floods(response):
     print("y" * 2**22)
     sys.stdout.flush()
     return 1.0
+def prints(response):
+    print("a\\x1b[2J\\u202e 日本\\rrljob: Succeeded", flush=True)
+    os.write(1, b"\\xff\\n")
+    return 1.0
 def leaves(response):
     program = "import os, time; os.setsid(); open('left.pid', 'w').write(str(os.getpid())); time.sleep(1000)"
     middle = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', %r], env={})"
@@ -135,6 +139,15 @@ def test_what_it_prints_is_bounded(make_runner: Make, capfd: pytest.CaptureFixtu
     said = capfd.readouterr().err
     assert said.count("y") < 2 * 2**20 + 1000
     assert "reward: no more of what it prints is shown" in said
+
+
+def test_what_it_prints_is_shown_and_not_obeyed(make_runner: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    runner, spec = hostile(make_runner, "prints")
+    assert scores(runner, spec, ["a"]) == [1.0]
+    runner.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert r"reward | a\x1b[2J\u202e 日本\rrljob: Succeeded" in lines
+    assert r"reward | \xff" in lines
 
 
 @pytest.mark.parametrize("response", ["a", "b"])

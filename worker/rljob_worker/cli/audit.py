@@ -27,7 +27,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace) -> int:
     """Audit the run."""
-    from rljob_api.safe_text import visible
+    from rljob_api.safe_text import visible_line
     from rljob_api.wire.exit_codes import ExitCode
     from rljob_worker.checkpoints.store import Checkpoints, checkpoint_root
     from rljob_worker.errors import UserError
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     checked = _checkpoints(store, audit, unreadable), _samples(folder, audit, unreadable)
     findings = audit.findings + unreadable
     for finding in findings:
-        print(visible(finding))
+        print(visible_line(finding))
     print(_conclusion(audit, *checked, len(findings)))
     return ExitCode.FAILED if findings else ExitCode.OK
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 
 from rich.console import Console
 
 from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
+from rljob_api.safe_text import visible_json
 from rljob_api.spec import RLJobSpec
 from rljob_api.wanted import Wanted
 from rljob_worker.cli.addresses import check_ray_address
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         report = of_node(wanted, arguments.head, deep=arguments.deep)
     if arguments.json:
-        print(json.dumps(report.document(), indent=2, ensure_ascii=False))
+        print(visible_json(report.document()))
     else:
         show(report, Console())
     if arguments.termination_message is not None:
@@ -102,7 +102,7 @@ def _patches(arguments: argparse.Namespace) -> int:
 
     report = PatchReport(kind_of(None))
     if arguments.json:
-        print(json.dumps(report.document(), indent=2, ensure_ascii=False))
+        print(visible_json(report.document()))
     else:
         report.show(Console())
     return report.exit_code()

@@ -76,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.public:
         raise UserError("--public: only with --push-to")
     # Only now what takes seconds to import.
+    from rljob_api.safe_text import visible_line
     from rljob_api.spec import ModelSpec, RolloutSpec
     from rljob_worker.driver.inputs import MODEL_FOLDER, checkpoint_folder
     from rljob_worker.models.config import ModelConfig
@@ -91,5 +92,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.push_to is not None:
         message = f"{run_of.name}: step {state.step}"
         url = push_folder(arguments.to, arguments.push_to, message, private=not arguments.public)
-        print(f"pushed to {url}")
+        print(f"pushed to {visible_line(url)}")
     return 0

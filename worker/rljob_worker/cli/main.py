@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from rljob_api.safe_text import visible
+from rljob_api.safe_text import visible, visible_block
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli import audit, doctor, export, plan, replay, report, run, samples, validate
 from rljob_worker.errors import JobError, UserError
@@ -51,7 +51,8 @@ class _Visible(logging.Formatter):
     """Messages quote what strangers wrote: responses, the last lines of logs, exceptions of rewards."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
+        # A line of a message must not pass for a message of its own.
+        return visible_block(super().format(record), "  ")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from rljob_api.safe_text import visible
+from rljob_api.safe_text import visible_block, visible_line
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.report.text import number
 
@@ -76,12 +76,12 @@ class RunProgress:
 
     def _detail(self, record: StepRecord) -> str:
         largest = sorted(record.phases.items(), key=lambda item: -item[1])[: self._shown]
-        phases = "  ".join(f"{name} {_seconds(value)}" for name, value in largest)
+        phases = "  ".join(f"{visible_line(name)} {_seconds(value)}" for name, value in largest)
         reward = number(record.reward)
         return f"reward {reward}  step {_seconds(record.step_seconds)}  {phases}"
 
     def _print(self, line: str) -> None:
-        self._console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
+        self._console.print(visible_block(line, "  "), highlight=False, markup=False, soft_wrap=True)
 
 
 def _seconds(value: float) -> str:

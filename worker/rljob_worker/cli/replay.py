@@ -116,6 +116,8 @@ def _alone(job: RLJob) -> RLJob:
 
 
 def _told(plan: Plan, found: Comparison) -> str:
+    from rljob_api.safe_text import visible_line
+
     step, versions = plan.step, plan.step.versions
     samples = sum(len(one.group.group.episodes) for one in step.groups)
     weights = f"weights {versions[0]}" if len(versions) == 1 else f"weights {versions[0]} to {versions[-1]}"
@@ -124,9 +126,9 @@ def _told(plan: Plan, found: Comparison) -> str:
     if plan.trained:
         total = found.metrics + len(found.other_metrics)
         lines.append(f"trained again: {len(plan.trained)} steps; {found.metrics} of {total} metrics as in the records")
-        lines += [f"  {one}" for one in found.other_metrics[:5]]
+        lines += [f"  {visible_line(one)}" for one in found.other_metrics[:5]]
     lines.append(f"sampled again: {found.equal} of {found.tokens} tokens are the same")
-    lines += [f"  first other one: {found.first}"] if found.first else []
+    lines += [f"  first other one: {visible_line(found.first)}"] if found.first else []
     lines.append(
         f"log-probabilities: {found.same_log_probs} of {found.equal} to the bit, largest difference {found.largest:.1e}"
     )

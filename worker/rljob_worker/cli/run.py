@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
-from rljob_api.safe_text import visible
+from rljob_api.safe_text import visible, visible_block
 from rljob_api.validation import ManifestError, check_runnable_locally
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli.addresses import check_ray_address
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     # The steps of a run that could not be continued are those of the attempts before, and were shown then.
     shown = progress.executed or outcome.exit_code == ExitCode.OK
     said = [*(_report(output, not arguments.no_report) if shown else []), f"run     {output}"]
-    result = f"{outcome.outcome}: {outcome.message}"
+    result = visible_block(f"{outcome.outcome}: {outcome.message}", "  ")
     # Of a job that failed on a cluster, people see the log's last line first.
     said = [result, *said] if outcome.exit_code == ExitCode.OK else [*said, result]
     console.print(visible("\n".join(said)), highlight=False, markup=False, soft_wrap=True)

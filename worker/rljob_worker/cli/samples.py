@@ -8,10 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rljob_api.safe_text import visible
+from rljob_api.safe_text import visible_block, visible_line
 from rljob_worker.cli.manifest import folder_name
 from rljob_worker.errors import UserError
 from rljob_worker.report.text import number
+
+_MARGIN = f"{'|':>9} "
+"""Before the second line of a text and those after it."""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -76,24 +79,28 @@ def step_text(samples: Sequence[Mapping[str, Any]]) -> str:
         parts.append([(f"tokens {age} updates old", count) for age, count in sorted(ages.items())])
     if masked:
         parts.append([("tokens too old, left out of the loss", masked)])
-    return visible("; ".join(", ".join(f"{count} {name}" for name, count in part) for part in parts))
+    return visible_line("; ".join(", ".join(f"{count} {name}" for name, count in part) for part in parts))
 
 
 def sample_text(sample: dict[str, Any]) -> str:
-    """One sample as readable lines; control characters are shown, not obeyed."""
+    """One sample as readable lines; control characters are shown, not obeyed, and no line passes for another's."""
     lines = [
         f"--- {sample['prompt_uid']} sample {sample['sample']}  reward {number(sample['reward'], 4)}"
         f"  advantage {number(sample['advantage'])}  {sample['response_tokens']} tokens ({sample['finish_reason']})"
         f"  weights {_weights(sample)}{_untrained(sample)}",
-        f"prompt    {sample['prompt']}",
-        f"response  {sample['response']}",
+        _texts("prompt", sample["prompt"]),
+        _texts("response", sample["response"]),
     ]
     if sample["label"] is not None:
-        lines.append(f"label     {sample['label']}")
-    lines += [f"  {name} {number(value, 4)}" for name, value in sample["reward_parts"].items()]
+        lines.append(_texts("label", str(sample["label"])))
+    lines += [f"  {visible_line(name)} {number(value, 4)}" for name, value in sample["reward_parts"].items()]
     if sample["reward_error"]:
-        lines.append(f"reward failed: {sample['reward_error']}")
-    return visible("\n".join(lines))
+        lines.append(f"reward failed: {visible_block(sample['reward_error'], _MARGIN)}")
+    return "\n".join([visible_line(lines[0]), *lines[1:]])
+
+
+def _texts(name: str, text: str) -> str:
+    return f"{name:<10}{visible_block(text, _MARGIN)}"
 
 
 def _weights(sample: dict[str, Any]) -> str:

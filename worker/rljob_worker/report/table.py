@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
+from rljob_api.safe_text import visible_line
 from rljob_worker.records.steps import effective_steps, read_steps
 from rljob_worker.records.summary import percentile, phase_table
 
@@ -33,4 +34,4 @@ def _sum(name: str, seconds: list[float], total: float) -> str:
 
 
 def _line(name: str, median: float, p95: float, share: float, steps: int) -> str:
-    return f"{name:<24}{median * 1000:>8.1f} ms{p95 * 1000:>8.1f} ms{share * 100:>8.1f}%{steps:>8d}"
+    return f"{visible_line(name):<24}{median * 1000:>8.1f} ms{p95 * 1000:>8.1f} ms{share * 100:>8.1f}%{steps:>8d}"

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
+from rljob_api import safe_text
 from rljob_api.wire.names import PRIVATE_VARIABLES
 from rljob_worker.host.reaper_process import OWNER_VARIABLE
 from rljob_worker.rewards import keeper
@@ -43,7 +44,7 @@ class Bounds:
 
     def command(self, command: Iterable[str], descriptors: Iterable[int]) -> list[str]:
         """The command that runs another within these bounds; it alone gets the descriptors."""
-        bounds = json.dumps(asdict(self) | {"descriptors": list(descriptors)})
+        bounds = json.dumps(asdict(self) | {"descriptors": list(descriptors), "safe_text": safe_text.__file__})
         return [sys.executable, "-I", "-S", keeper.__file__, bounds, *command]
 
 

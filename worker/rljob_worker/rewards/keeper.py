@@ -10,11 +10,13 @@ Its exit code is that of the scoring process (128 + signal where one ended it), 
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import ctypes
 import json
 import os
 import resource
+import runpy
 import select
 import signal
 import sys
@@ -25,6 +27,8 @@ OVER_MEMORY, OVER_PROCESSES, NO_NETWORK_NAMESPACE, NOT_STARTED = 120, 121, 122, 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _LOOK_SECONDS = 0.25
+_MARK = "reward | "
+"""Before each line that a scoring process prints."""
 _KILL_SECONDS = 5.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -104,7 +108,7 @@ def leave_network() -> bool:
 
 
 def _watch(child: int, bounds: dict[str, Any], output: int, woken: int) -> int:
-    room = bounds["output_bytes"]
+    room, shown = bounds["output_bytes"], _Shown(bounds["safe_text"])
     look = 0.0
     sources = [0, output, woken]
     while True:
@@ -112,14 +116,14 @@ def _watch(child: int, bounds: dict[str, Any], output: int, woken: int) -> int:
         if 0 in ready and not os.read(0, 1):
             return 0
         if output in ready:
-            room = _pass_on(output, room, sources)
+            room = _pass_on(output, room, sources, shown)
         if woken in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 4096)
         status = _reap(child)
         if status is not None:
             while output in sources and select.select([output], [], [], 0)[0]:
-                room = _pass_on(output, room, sources)
+                room = _pass_on(output, room, sources, shown)
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
         if time.monotonic() >= look:
@@ -132,14 +136,37 @@ def _watch(child: int, bounds: dict[str, Any], output: int, woken: int) -> int:
                 return OVER_MEMORY
 
 
-def _pass_on(output: int, room: int, sources: list[int]) -> int:
+class _Shown:
+    """What is printed, written to the driver's own output with what a terminal would obey escaped.
+
+    Args:
+        module: file of `rljob_api.safe_text`: a script without site-packages cannot import it.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._visible = runpy.run_path(module)["visible"]
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._within_line = False
+
+    def write(self, printed: bytes) -> None:
+        """Write some of it; a character or line may go on in what comes next."""
+        text = self._visible(self._decoder.decode(printed))
+        if not text:
+            return
+        whole, end = (text[:-1], "\n") if text.endswith("\n") else (text, "")
+        marked = ("" if self._within_line else _MARK) + whole.replace("\n", f"\n{_MARK}") + end
+        self._within_line = not end
+        os.write(2, marked.encode("utf-8", "backslashreplace"))
+
+
+def _pass_on(output: int, room: int, sources: list[int], shown: _Shown) -> int:
     """Give what was printed to the driver's own output, up to a bound; returns what room is left."""
     text = os.read(output, 65536)
     if not text:
         sources.remove(output)
     elif room > 0:
         with contextlib.suppress(OSError):
-            os.write(2, text[:room])
+            shown.write(text[:room])
             if len(text) >= room:
                 os.write(2, b"\nreward: no more of what it prints is shown\n")
     return room - len(text)
