@@ -357,3 +357,18 @@ def test_a_resume_that_fails_does_not_show_the_steps_of_the_attempt_before(
     said = capsys.readouterr().out
     assert f"{outcome}: said at the end" in said
     assert ("actor_train  " in said, "report.png" in said) == (shown, shown)
+
+
+@pytest.mark.parametrize("argv", [["report", "x"], ["validate", "-"]])
+def test_no_library_can_ask_the_person_at_the_terminal(argv: list[str]) -> None:
+    program = (
+        "import builtins, os, sys; from rljob_worker.cli import main as m;"
+        f"m.main({argv!r});"
+        "print('rest', repr(sys.stdin.read()), os.read(0, 9));"
+        "builtins.input()"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program], input="spec:\ny\n", capture_output=True, text=True, timeout=60
+    )
+    assert "rest '' b''" in said.stdout
+    assert "EOFError" in said.stderr

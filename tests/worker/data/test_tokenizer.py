@@ -110,6 +110,27 @@ def test_a_checkpoints_tokenizer_files_are_taken_as_they_are(make_spec: MakeSpec
     assert load_tokenizer(out).get_vocab() == load_tokenizer(checkpoint).get_vocab()
 
 
+def test_code_of_a_model_folder_is_not_run_and_nobody_is_asked(
+    make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers asks whether to run it, and takes `y` from whatever is typed next."""
+    monkeypatch.setattr("builtins.input", lambda *prompt: "y")
+    folder = prepare_tokenizer(make_spec(SYNTHETIC), tmp_path / "evil")
+    ran = tmp_path / "ran"
+    (folder / "tokenizer_evil.py").write_text(
+        f"from transformers import PreTrainedTokenizerFast\nopen({str(ran)!r}, 'w')\n"
+        "class Evil(PreTrainedTokenizerFast): pass\n"
+    )
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": [None, "tokenizer_evil.Evil"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    spec = make_spec(SYNTHETIC, model={"path": str(folder)})
+    with pytest.raises(UserError, match=r"tokenizer_config\.json: auto_map asks for code .*tokenizer_evil\.Evil"):
+        prepare_tokenizer(spec, tmp_path / "out")
+    assert not ran.exists()
+    assert not (tmp_path / "out" / "tokenizer_evil.py").exists()
+
+
 def test_wrong_model_paths_are_named(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(path: object, match: str, **fields: Any) -> None:
         with pytest.raises(UserError, match=match):

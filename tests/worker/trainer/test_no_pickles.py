@@ -46,8 +46,9 @@ def unsafe(path: Path) -> set[str]:
                 found |= {name} if words.get("allow_pickle", "False") != "False" or "pickle" in name else set()
             elif name in ("yaml.load", "yaml.unsafe_load", "yaml.full_load"):
                 found.add(name)
-            if words.get("trust_remote_code") == "True":
-                found.add(f"{name}(trust_remote_code=True)")
+            asks = name.endswith((".from_pretrained", "MsDataset.load"))
+            if words.get("trust_remote_code", "None" if asks else "False") != "False":
+                found.add(f"{name}(trust_remote_code)")
     return found
 
 
@@ -62,10 +63,13 @@ def test_the_code_unpickles_nothing() -> None:
 
 def test_what_is_unsafe_is_found(tmp_path: Path) -> None:
     for text in ("import dill", "from pickle import loads", "torch.load(x)", "a.torch.load(x, weights_only=False)",
-                 "np.load(x, allow_pickle=True)", "yaml.load(x)", "f(trust_remote_code=True)"):  # fmt: skip
+                 "np.load(x, allow_pickle=True)", "yaml.load(x)", "f(trust_remote_code=True)", "f(trust_remote_code=None)",
+                 "AutoTokenizer.from_pretrained(x)"):  # fmt: skip
         (tmp_path / "file.py").write_text(text)
         assert unsafe(tmp_path / "file.py"), text
-    (tmp_path / "file.py").write_text("torch.load(x, weights_only=True); np.load(x); f(trust_remote_code=False)")
+    (tmp_path / "file.py").write_text(
+        "torch.load(x, weights_only=True); np.load(x); f.from_pretrained(trust_remote_code=False)"
+    )
     assert not unsafe(tmp_path / "file.py")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from rljob_api.safe_text import visible, visible_block
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli import audit, doctor, export, plan, replay, report, run, samples, validate
+from rljob_worker.cli.manifest import close_standard_input
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import explained
 
@@ -65,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Samples may hold characters that the terminal's encoding does not have.
             stream.reconfigure(errors="backslashreplace")
     arguments = parser().parse_args(argv)
+    if getattr(arguments, "manifest", None) != "-":
+        close_standard_input()
     try:
         code = int(arguments.run(arguments))
         sys.stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -49,12 +50,21 @@ def read_manifest(arguments: argparse.Namespace) -> RLJob:
         raise UserError(str(error)) from None
 
 
+def close_standard_input() -> None:
+    """Leave nothing to read there: no library may ask, behind the progress, for leave to do what RLJob does not do."""
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    sys.stdin = os.fdopen(0, closefd=False)
+
+
 def _standard_input() -> str:
     """Text, with a line break that tells it from the name of a file."""
     try:
         text = sys.stdin.read(MAX_BYTES + 1)
     except UnicodeDecodeError as error:
         raise UserError(f"standard input is not UTF-8: {error.reason} at byte {error.start}") from None
+    finally:
+        close_standard_input()
     if not text.strip():
         raise UserError("standard input holds no manifest")
     return text + "\n"

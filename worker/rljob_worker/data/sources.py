@@ -265,7 +265,7 @@ def _load_from_hub(name: str, source: DataSource, field: str) -> Dataset:
             modelscope(field)
             from modelscope.msdatasets import MsDataset
 
-            dataset = MsDataset.load(name, subset_name=source.subset, split=source.split)
+            dataset = MsDataset.load(name, subset_name=source.subset, split=source.split, trust_remote_code=False)
             return dataset.to_hf_dataset() if isinstance(dataset, MsDataset) else dataset
         from datasets import load_dataset
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections import Counter
@@ -14,7 +15,7 @@ from rljob_worker.data.chat import ChatTemplate
 from rljob_worker.data.hub import is_hub_id, snapshot
 from rljob_worker.data.sources import data_sources, evaluation_sources, label_text, load_source
 from rljob_worker.errors import UserError
-from rljob_worker.host.files import writing
+from rljob_worker.host.files import read_file, writing
 from rljob_worker.types import Generation
 
 if TYPE_CHECKING:
@@ -66,14 +67,29 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:
+        _refuse_own_code(folder, error)
         raise UserError(
             f"spec.model: the tokenizer in {folder} does not load: {type(error).__name__}: {error}"
         ) from error
     if tokenizer.eos_token_id is None:
         raise UserError(f"spec.model: the tokenizer in {folder} has no end token (eos_token)")
     return tokenizer
+
+
+def _refuse_own_code(folder: Path, error: Exception) -> None:
+    """Name the file where a tokenizer does not load because it is one of the model's own code."""
+    path = folder / "tokenizer_config.json"
+    try:
+        code = json.loads(read_file(path))["auto_map"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return
+    raise UserError(
+        f"spec.model: {path.name}: auto_map asks for code of the model's own ({json.dumps(code)[:200]}), which RLJob "
+        "does not run; use a model whose tokenizer transformers has a class for, or save this one as tokenizer.json "
+        "(PreTrainedTokenizerFast) and take auto_map out"
+    ) from error
 
 
 def decode_responses(tokenizer: PreTrainedTokenizerBase, generations: Sequence[Generation]) -> list[str]:
@@ -120,6 +136,9 @@ def _copy_files(folder: Path, out: Path, name: str) -> None:
             f"spec.model.path: {name} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is in {folder}"
         )
     for file in files:
+        if file.suffix == ".py":
+            # Code of the model's own, which nothing here runs.
+            continue
         if file.is_dir():
             shutil.copytree(file, out / file.name, dirs_exist_ok=True)
         elif file.resolve() != (out / file.name).resolve():

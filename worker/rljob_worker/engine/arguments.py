@@ -43,6 +43,7 @@ def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, object]:
         "model": model_folder,
         # Prompts come as tokens and log-probabilities leave as numbers; stop strings bring their own tokenizer.
         "skip_tokenizer_init": True,
+        "trust_remote_code": False,
         "tensor_parallel_size": rollout.tensor_parallel,
         "dtype": "bfloat16" if spec.training.precision is Precision.BF16 else "float32",
         "seed": spec.seed & 0xFFFFFFFF,

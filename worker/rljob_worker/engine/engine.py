@@ -422,4 +422,4 @@ def _load_tokenizer(folder: Path) -> TokenizerLike | None:
     from transformers import AutoTokenizer
 
     # vLLM's protocol asks for more than transformers' types declare.
-    return cast("TokenizerLike", AutoTokenizer.from_pretrained(folder))
+    return cast("TokenizerLike", AutoTokenizer.from_pretrained(folder, trust_remote_code=False))

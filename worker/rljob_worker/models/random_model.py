@@ -45,7 +45,7 @@ def make_random_model(spec: RandomModel, tokenizer_folder: str | Path, out: Path
 def _complete_config(given: Mapping[str, object], tokenizer_folder: str | Path) -> dict[str, object]:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_folder))
+    tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_folder), trust_remote_code=False)
     config: dict[str, object] = {"vocab_size": len(tokenizer), **given}
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         config.setdefault(key, getattr(tokenizer, key))
