@@ -13,9 +13,11 @@ import yaml
 from jobs import lone_store
 from record_cases import MANIFEST, bare, run_folder, write_run, write_samples
 
+from rljob_api.wire.exit_codes import ExitCode
 from rljob_api.wire.run_status import RunOutcome
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.checkpoints.store import DriverState
+from rljob_worker.cli import addresses
 from rljob_worker.cli.main import main
 from rljob_worker.driver.outcome import Outcome
 
@@ -372,3 +374,15 @@ def test_no_library_can_ask_the_person_at_the_terminal(argv: list[str]) -> None:
     )
     assert "rest '' b''" in said.stdout
     assert "EOFError" in said.stderr
+
+
+def test_a_ray_that_is_gone_is_named_within_seconds(
+    capsys: pytest.CaptureFixture[str], manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "_REFUSED_SECONDS", 0.1)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert main(["run", manifest, "--output", str(tmp_path / "run")]) == ExitCode.FAILED
+    said = capsys.readouterr().err
+    assert "RAY_ADDRESS: no Ray cluster answers at 127.0.0.1:1: Connection refused" in said
+    assert "unset RAY_ADDRESS to have a Ray started for this job alone" in said
+    assert not (tmp_path / "run").exists()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from support.ports import free_port
 
 from rljob_api import RLJobSpec
+from rljob_worker.cluster import ray_session
 from rljob_worker.cluster.ray_session import connected, embedded
 from rljob_worker.errors import JobError
 
@@ -36,6 +39,11 @@ SPEC = RLJobSpec.model_validate(
 )
 
 
+def answering(port: int) -> bool:
+    with socket.socket() as client:
+        return not client.connect_ex(("127.0.0.1", port)) or bool(time.sleep(0.1))
+
+
 @pytest.fixture
 def address() -> Iterator[str]:
     """A Ray cluster that asks for TOKEN."""
@@ -47,6 +55,8 @@ def address() -> Iterator[str]:
     command += [f"--temp-dir={folder}", f"--dashboard-agent-listen-port={free_port()}", "--block"]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        while not answering(port):
+            assert process.poll() is None, (folder / "log").read_text()
         yield f"127.0.0.1:{port}"
         process.terminate()
         process.wait(30)
@@ -69,6 +79,15 @@ def test_a_ray_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> 
     assert first == "start: Ray does not start on this machine: The current node timed out during startup."
     assert len(lines) == 10
     assert lines[-1] == "  raylet.out | cannot bind to port 7"
+
+
+def test_what_takes_connections_and_is_no_ray_is_named_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ray.init` would try it for a quarter of an hour."""
+    monkeypatch.setattr(ray_session, "_ANSWER_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(JobError, match=rf"RAY_ADDRESS\): no Ray cluster answers at {place}: .* 0\.5 s"):
+            connected(place).__enter__()
 
 
 def ray_settings() -> dict[str, str]:

@@ -63,8 +63,8 @@ def test_the_code_unpickles_nothing() -> None:
 
 def test_what_is_unsafe_is_found(tmp_path: Path) -> None:
     for text in ("import dill", "from pickle import loads", "torch.load(x)", "a.torch.load(x, weights_only=False)",
-                 "np.load(x, allow_pickle=True)", "yaml.load(x)", "f(trust_remote_code=True)", "f(trust_remote_code=None)",
-                 "AutoTokenizer.from_pretrained(x)"):  # fmt: skip
+                 "np.load(x, allow_pickle=True)", "yaml.load(x)", "f(trust_remote_code=True)",
+                 "f(trust_remote_code=None)", "AutoTokenizer.from_pretrained(x)"):  # fmt: skip
         (tmp_path / "file.py").write_text(text)
         assert unsafe(tmp_path / "file.py"), text
     (tmp_path / "file.py").write_text(

@@ -22,6 +22,7 @@ from typing import IO
 from rljob_api.wire.values import block, text, whole
 from rljob_worker.errors import FencedError, JobError, UserError
 from rljob_worker.host.files import explained, read_file, sync_file, sync_folder, writing
+from rljob_worker.host.waiting import waiting_for
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ def lock_folder(folder: Path, seconds: float) -> IO[str]:
         found = explained(error, folder / LOCK_FILE)
         raise JobError(f"{found.filename}: cannot be opened for writing: {found.strerror}") from None
     try:
-        _lock_or_refuse(file, folder, seconds)
+        with waiting_for(f"the driver that has {folder}", seconds):
+            _lock_or_refuse(file, folder, seconds)
     except BaseException:
         file.close()
         raise

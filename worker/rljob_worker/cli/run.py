@@ -19,6 +19,7 @@ from rljob_worker.cli.first_look import look_first
 from rljob_worker.cli.manifest import add_manifest_arguments, folder_name, read_manifest
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import keep_output_from_raising
+from rljob_worker.host.waiting import waiting_for
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +78,13 @@ def run(arguments: argparse.Namespace) -> int:
     output = arguments.output or Path("runs") / f"{job.metadata.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     # The driver uses no device: what one lacks is to be said in words, not by torch_npu's traceback.
     os.environ[BACKEND_AUTOLOAD_VARIABLE] = "0"
+    look_first(job, output, arguments.resume)
     if address is not None:
         check_ray_address("--address" if arguments.address else "RAY_ADDRESS", address)
-    look_first(job, output, arguments.resume)
     # Importing the worker takes seconds: a wrong manifest should not have to wait for it.
-    from rljob_worker.cli.progress import RunProgress
-    from rljob_worker.driver.run import run_job
+    with waiting_for("torch, transformers, Ray and vLLM to be imported"):
+        from rljob_worker.cli.progress import RunProgress
+        from rljob_worker.driver.run import run_job
 
     with RunProgress(console, job.spec.steps) as progress:
         outcome = run_job(

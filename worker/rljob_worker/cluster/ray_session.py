@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
+import grpc
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
+from ray._private.grpc_utils import init_grpc_channel
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from rljob_api import RLJobSpec, derived
@@ -24,6 +26,7 @@ from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import log_tail
 from rljob_worker.host.reaper import Reaper
 from rljob_worker.host.sweeps import own_folder
+from rljob_worker.host.waiting import waiting_for
 from rljob_worker.upstream import ray_node
 from rljob_worker.upstream.install import check
 from rljob_worker.upstream.patch import Process
@@ -34,6 +37,7 @@ _RAY_OWN = "r"
 
 _RAY_LOGS = ("gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err")
 _LOG_TAIL_LINES = 10
+_ANSWER_SECONDS = 25.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ def embedded(spec: RLJobSpec) -> Iterator[RaySession]:
             ray_node.session_of_its_own(),
         ):
             try:
-                _start(spec, folder / _RAY_OWN)
+                with waiting_for("Ray's processes on this machine to start"):
+                    _start(spec, folder / _RAY_OWN)
                 _children_are_waited_for()
                 address = ray.nodes()[0]["NodeManagerAddress"]
                 if not ip_address(address).is_loopback:
@@ -156,6 +161,27 @@ def _on_loopback() -> Iterator[None]:
         yield
 
 
+def answers(address: str) -> bool:
+    """Whether something takes a Ray client's calls at an address: `ray.init` would try it for a quarter of an hour.
+
+    Raises:
+        ConnectionError: no Ray is known on this machine, where the address is `auto`.
+        ValueError: it is no address.
+    """
+    place = services.canonicalize_bootstrap_address(address)
+    if place is None:
+        raise ConnectionError("no Ray runs on this machine")
+    channel = init_grpc_channel(place)
+    try:
+        with waiting_for(f"the Ray cluster at {place} (--address or RAY_ADDRESS)", _ANSWER_SECONDS):
+            grpc.channel_ready_future(channel).result(_ANSWER_SECONDS)
+    except grpc.FutureTimeoutError:
+        return False
+    finally:
+        channel.close()
+    return True
+
+
 @contextmanager
 def connected(address: str) -> Iterator[RaySession]:
     """A Ray cluster of somebody else: left as it was found.
@@ -170,12 +196,14 @@ def connected(address: str) -> Iterator[RaySession]:
             "command on a node of the cluster, for example as a Ray job"
         )
     try:
+        if not answers(address):
+            raise TimeoutError(f"nothing that answers as Ray does within {_ANSWER_SECONDS:g} s")
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except (ray.exceptions.AuthenticationError, ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         # A wrong token and a cluster that is not there look the same here.
         raise JobError(
-            f"no Ray cluster answers at {address}: {error} (one that asks for a token needs RAY_AUTH_MODE=token, and "
-            "its token in RAY_AUTH_TOKEN or the file that RAY_AUTH_TOKEN_PATH names)"
+            f"--address (or RAY_ADDRESS): no Ray cluster answers at {address}: {error} (one that asks for a token "
+            "needs RAY_AUTH_MODE=token, and its token in RAY_AUTH_TOKEN or the file that RAY_AUTH_TOKEN_PATH names)"
         ) from error
     _children_are_waited_for()
     try:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rljob_api.spec import Hub
+from rljob_worker.data import hub_answers
 from rljob_worker.errors import JobError, UserError
+from rljob_worker.host.waiting import waiting_for
+
+logger = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -48,9 +54,23 @@ def snapshot(
     else:
         from huggingface_hub import snapshot_download as download
     try:
-        return Path(download(name, **arguments))
+        check_hub(name, hub, "models", field)
+    except JobError as error:
+        with suppress(Exception):
+            folder = Path(download(name, local_files_only=True, **arguments))
+            logger.warning("%s; what was fetched before is used: %s", error, folder)
+            return folder
+        raise
+    try:
+        with hub_answers.with_deadlines(), waiting_for(f"files of {field}.path {name} from {hub.value}"):
+            return Path(download(name, **arguments))
     except Exception as error:
         raise hub_failure(name, hub, field, error) from error
+
+
+def check_hub(name: str, hub: Hub, kind: hub_answers.Kind, field: str) -> None:
+    """Refuse a hub that does not answer: JobError, naming the manifest's `field`."""
+    hub_answers.check_answers(hub, name, kind, f"{field}.path: {name!r} is not a local path, and fetching it failed")
 
 
 def check_push(repository: str) -> None:
@@ -82,6 +102,8 @@ def push_folder(folder: Path, repository: str, message: str, *, private: bool) -
     """
     from huggingface_hub import HfApi
 
+    wrong = f"--push-to: {folder} is exported, but pushing it failed"
+    hub_answers.check_answers(Hub.HUGGING_FACE, repository, "models", wrong)
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
         made = api.create_repo(repository, private=private, exist_ok=True)
@@ -109,7 +131,7 @@ def modelscope(field: str) -> Any:
 def hub_failure(name: str, hub: Hub, field: str, error: Exception) -> JobError | UserError:
     """One error for whatever a hub's client raised: a JobError where the hub may answer another time."""
     wrong = f"{field}.path: {name!r} is not a local path, and fetching it from {hub.value} failed: {_reason(error)}"
-    return JobError(wrong) if _passes(error) else UserError(wrong)
+    return JobError(f"{wrong}; the hub is {hub_answers.place_of(hub)}") if _passes(error) else UserError(wrong)
 
 
 def _reason(error: Exception) -> str:

@@ -12,10 +12,12 @@ import xxhash
 
 from rljob_api.spec import DataSource, Hub, RLJobSpec
 from rljob_worker.data.chat import read_template
-from rljob_worker.data.hub import hub_failure, is_hub_id, modelscope
+from rljob_worker.data.hub import check_hub, hub_failure, is_hub_id, modelscope
+from rljob_worker.data.hub_answers import with_deadlines
 from rljob_worker.data.synthetic import generate_rows
-from rljob_worker.errors import UserError
+from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.paths import home_expanded, what_is_at
+from rljob_worker.host.waiting import waiting_for
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -263,14 +265,17 @@ def _load_from_hub(name: str, source: DataSource, field: str) -> Dataset:
     try:
         if source.hub is Hub.MODEL_SCOPE:
             modelscope(field)
+            check_hub(name, source.hub, "datasets", field)
             from modelscope.msdatasets import MsDataset
 
             dataset = MsDataset.load(name, subset_name=source.subset, split=source.split, trust_remote_code=False)
             return dataset.to_hf_dataset() if isinstance(dataset, MsDataset) else dataset
+        check_hub(name, source.hub, "datasets", field)
         from datasets import load_dataset
 
-        return load_dataset(name, source.subset, split=source.split)
-    except UserError:
+        with with_deadlines(), waiting_for(f"files of {field}.path {name} from {source.hub.value}"):
+            return load_dataset(name, source.subset, split=source.split)
+    except (JobError, UserError):
         raise
     except Exception as error:
         raise hub_failure(name, source.hub, field, error) from error

@@ -14,6 +14,7 @@ from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.preflight import check_engine_arguments, check_room
 from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.errors import UserError
+from rljob_worker.host.waiting import waiting_for
 from rljob_worker.models.config import ModelConfig, check_parallel
 from rljob_worker.models.hf_check import check_hf_weights, checkpoint_bytes
 from rljob_worker.models.random_model import make_random_model
@@ -29,7 +30,8 @@ _MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
     """Model, tokenizer, data and rewards, each checked; a random model and its tokenizer are made in the run folder."""
     own = folder / MODEL_FOLDER
-    prepare_tokenizer(spec, own)
+    with waiting_for("the tokenizer of spec.model"):
+        prepare_tokenizer(spec, own)
     if spec.model.random is None:
         model_folder = checkpoint_folder(spec.model)
         shutil.copyfile(model_folder / "config.json", own / "config.json")
@@ -46,7 +48,8 @@ def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
     tokenizer = load_tokenizer(own)
     check_engine_arguments(list(spec.rollout.engine_args))
     if spec.model.random is None:
-        check_hf_weights(model_folder, model)
+        with waiting_for(f"the weights in {model_folder} to be looked at"):
+            check_hf_weights(model_folder, model)
         if len(tokenizer) > model.vocab_size:
             raise UserError(
                 f"spec.model.path: the tokenizer has {len(tokenizer)} tokens, the model's embedding {model.vocab_size} "
@@ -58,15 +61,18 @@ def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
     if spec.evaluation is not None and spec.evaluation.max_response_tokens is not None:
         field, tokens = "spec.evaluation.maxResponseTokens", spec.evaluation.max_response_tokens
         evaluation_limit = _room_for_prompts(model, field, tokens)
-    prompts = PromptSource(spec, tokenizer, max_prompt_tokens=limit)
-    scored = prompts.scored()
-    evaluation_prompts = load_evaluation_prompts(spec, tokenizer, max_prompt_tokens=evaluation_limit, scored=scored)
+    with waiting_for("the rows of spec.data and spec.evaluation to be read"):
+        prompts = PromptSource(spec, tokenizer, max_prompt_tokens=limit)
+        scored = prompts.scored()
+        evaluation_prompts = load_evaluation_prompts(spec, tokenizer, max_prompt_tokens=evaluation_limit, scored=scored)
+    with waiting_for("spec.reward to be imported and tried"):
+        rewards = RewardRunner(spec, tokenizer, columns=prompts.columns())
     return Inputs(
         tokenizer=tokenizer,
         model_folder=model_folder,
         model=model,
         prompts=prompts,
-        rewards=RewardRunner(spec, tokenizer, columns=prompts.columns()),
+        rewards=rewards,
         labels=LabelCheck(scored),
         evaluation_prompts=evaluation_prompts,
     )

@@ -35,6 +35,7 @@ from rljob_worker.driver.preflight import check_port, check_trackers
 from rljob_worker.driver.stop import StopSignal
 from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.host.files import WriteFailures
+from rljob_worker.host.waiting import waiting_for
 from rljob_worker.parallel_layout import check_nodes
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.event_names import LABEL_UNREADABLE, REWARD_PARTS_LEFT_OUT, WRITE_FAILED
@@ -183,7 +184,8 @@ def _run(
         session = stack.enter_context(embedded(spec) if address is None else connected(address))
         stop.install()
         try:
-            inputs.rewards.start()
+            with waiting_for("scoring processes to import their reward"):
+                inputs.rewards.start()
             stack.callback(inputs.labels.close)
             inputs.labels.start(lambda what: _unreadable(events, what))
             on_event(f"starting {derived.trainers(spec)} trainer(s) and {derived.engines(spec)} engine(s)")
@@ -227,10 +229,14 @@ def _train(
     try:
         started = time.monotonic()
         total_updates = job.spec.steps * derived.updates_per_step(job.spec)
-        cluster.create(calls, total_updates, stop.requested, session.scratch)
-        cluster.start(calls)
+        limit = job.spec.timeouts.start_seconds
+        with waiting_for("devices for all trainers and engines (timeouts.startSeconds)", limit):
+            cluster.create(calls, total_updates, stop.requested, session.scratch)
+        with waiting_for("trainers and engines to load the model; the run folder's logs/ say how far they are", limit):
+            cluster.start(calls)
         session.settled()
-        restored = job.start()
+        with waiting_for("the checkpoint, and the engines to have the trainers' weights"):
+            restored = job.start()
         ready = job.ready = True
         where = f"continuing after step {restored}" if restored else "training"
         on_event(f"ready after {time.monotonic() - started:.0f} s; {where}")
