@@ -28,6 +28,10 @@ _OTHERS = (
 )
 _MOE_OTHERS = ("mlp_only_layers", "norm_topk_prob", "output_router_logits", "router_aux_loss_coef")
 _LARGEST = 2**31 - 1
+_MOST = {"num_hidden_layers": 1000, "num_experts": 4096}
+"""Sizes that are counted through, tensor by tensor: the largest models have 126 layers and 512 experts."""
+_MOST_EXPERTS = 200_000
+"""Of all layers together."""
 _FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False,),
@@ -71,12 +75,21 @@ def _sizes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     return (*_SIZES, *_MOE_SIZES) if config.get("model_type") == "qwen3_moe" else _SIZES
 
 
+def size_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Sizes that are none, or so large that a library that makes a config of them would not end."""
+    for key in _sizes_of(config):
+        most = _MOST.get(key, _LARGEST)
+        if key in config and not (type(config[key]) is int and 1 <= config[key] <= most):
+            yield Finding((key,), "is no size", f"whole number, at least 1 and at most {most}")
+    layers, experts = size_of(config, "num_hidden_layers"), size_of(config, "num_experts")
+    if layers and experts and layers * experts > _MOST_EXPERTS:
+        yield Finding(("num_experts",), f"is too many for {layers} layers", f"at most {_MOST_EXPERTS // layers}")
+
+
 def _of_values(config: Mapping[str, Any]) -> Iterator[Finding]:
-    sizes = _sizes_of(config)
+    yield from size_findings(config)
     for key, value in config.items():
-        if key in sizes and not (type(value) is int and 1 <= value <= _LARGEST):
-            yield Finding((key,), "is no size", f"whole number, at least 1 and at most {_LARGEST}")
-        elif key in _NUMBERS and not (type(value) in (int, float) and 0 < value <= 1e12):
+        if key in _NUMBERS and not (type(value) in (int, float) and 0 < value <= 1e12):
             yield Finding((key,), "is no such number", "number, above 0 and at most 1e12")
         elif key in _FIXED and value not in _FIXED[key]:
             yield Finding((key,), "is not built", str(_FIXED[key][0]).lower())

@@ -18,6 +18,7 @@ from rljob_worker.checkpoints.run_folder import RunFolder
 from rljob_worker.checkpoints.store import DriverState
 from rljob_worker.driver.outcome import failed
 from rljob_worker.errors import JobError, UserError
+from rljob_worker.host.files import write_whole
 from rljob_worker.records.run_files import require_run_folder
 
 SPEC: dict[str, Any] = {
@@ -46,6 +47,36 @@ def test_attempts_are_counted(tmp_path: Path) -> None:
         assert folder.attempt == attempt
         folder.close()
     assert require_run_folder(tmp_path / "run").attempt == 3
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_a_folder_that_is_made_is_its_owners_alone_and_others_keep_their_modes(tmp_path: Path) -> None:
+    """run.json holds the variables of the manifest."""
+    before = os.umask(0o002)
+    try:
+        folder = RunFolder(tmp_path / "runs" / "made", job(), resume=False)
+        assert (mode(folder.path), mode(folder.path.parent)) == (0o700, 0o775)
+        assert mode(folder.path / "run.json") == 0o600
+        assert folder.open_to_others() == []
+        folder.close()
+        (tmp_path / "there").mkdir()
+        (tmp_path / "there").chmod(0o755)
+        kept = tmp_path / "checkpoints"
+        folder = RunFolder(tmp_path / "there", job(checkpoint={"path": str(kept)}), resume=False)
+        assert (mode(folder.path), mode(kept), mode(folder.path / "run.json")) == (0o755, 0o775, 0o600)
+        assert folder.open_to_others() == [tmp_path / "there", kept]
+        folder.close()
+    finally:
+        os.umask(before)
+
+
+def test_a_temporary_file_of_a_crash_does_not_open_a_private_one(tmp_path: Path) -> None:
+    (tmp_path / "secret.tmp").touch(mode=0o666)
+    write_whole(tmp_path / "secret", "x", private=True)
+    assert mode(tmp_path / "secret") == 0o600
 
 
 def test_a_run_must_be_resumed_on_purpose(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from rljob_api.spec import RLJobSpec
+from rljob_worker.data import chat
 from rljob_worker.data.dataset import PromptSource, load_evaluation_prompts
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.errors import UserError
@@ -48,6 +49,15 @@ def source(make_spec: MakeSpec, write_jsonl: Write, tmp_path: Path) -> Callable[
         return found, tokenizer
 
     return make
+
+
+def test_loops_without_end_are_named_with_their_template(
+    source: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "_RENDER_SECONDS", 0.2)
+    loops = "{% for a in range(99999) %}" * 9 + "{{ messages }}" + "{% endfor %}" * 9
+    with pytest.raises(UserError, match=r"chat\.templateFile: .*own\.jinja: renders .* row 0.* than 0\.2 s"):
+        source("hi", template=loops)
 
 
 def test_it_is_what_transformers_renders(source: Callable[..., Any]) -> None:

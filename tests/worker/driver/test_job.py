@@ -93,8 +93,8 @@ def test_export_loads_in_transformers_and_is_what_was_trained(finished: Path, tm
     assert len(AutoTokenizer.from_pretrained(tmp_path / "hf")) == model.config.vocab_size
     # Whoever serves the model is seldom who trained it.
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "hf").iterdir()}
-    assert set(modes.values()) == {"0o644"}
-    assert (tmp_path / "hf").stat().st_mode & 0o777 == 0o755
+    assert set(modes.values()) == {"0o644"}, "as the umask says"
+    assert (finished / "report.html").stat().st_mode & 0o777 == 0o600, "it shows the manifest's variables"
     assert (model.generation_config.do_sample, model.generation_config.max_new_tokens) == (True, 4)
     code, output = run("export", finished, "--step", "5", "--to", tmp_path / "other")
     assert code == 2

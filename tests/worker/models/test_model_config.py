@@ -41,12 +41,27 @@ def test_rope_theta_old_and_new_spelling(rope: dict[str, object]) -> None:
         ({"attention_bias": True}, "attention_bias true is not supported"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is not supported"),
         ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) is not divisible by num_key_value_heads \(3\)"),
-        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"hidden_size": "wide"}, "hidden_size 'wide' is no size"),
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers 1000000000 is no size; .* at most 1000"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers -1 is no size"),
     ],
 )
 def test_unsupported_settings_are_named(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ModelConfig.from_hf(CONFIGS["qwen3"] | change)
+
+
+def test_sizes_without_end_are_named_at_once() -> None:
+    """transformers makes a list with an entry a layer."""
+    moe = CONFIGS["qwen3_moe"]
+    for change, message in (
+        ({"num_experts": 10**9}, "num_experts 1000000000 is no size"),
+        ({"num_experts": 4000, "num_hidden_layers": 1000}, "num_experts 4000 is too many for 1000 layers; at most 200"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ModelConfig.from_hf(moe | change)
+    with pytest.raises(UserError, match="num_hidden_layers 1000000000 is no size"):
+        ModelConfig.from_hf(qwen3_5.config(num_hidden_layers=10**9))
 
 
 def test_qwen3_5_by_default_is_the_9b_model() -> None:

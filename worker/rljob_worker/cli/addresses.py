@@ -41,7 +41,7 @@ def check_ray_address(option: str, address: str) -> None:
     except OSError as error:
         hint = "; unset RAY_ADDRESS to have a Ray started for this job alone" if option == "RAY_ADDRESS" else ""
         why = error.strerror or str(error)
-        raise JobError(f"{option}: no Ray cluster answers at {address}: {why}; is it still running?{hint}") from None
+        raise JobError(f"{option}: no Ray cluster answers at {address}: {why} (is it still running?){hint}") from None
 
 
 def _connect(host: str, port: int) -> None:

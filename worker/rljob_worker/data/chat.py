@@ -5,17 +5,21 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.spec import ChatSpec, DataSource
 from rljob_worker.errors import UserError
+from rljob_worker.host.interrupting import interrupted_after
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Messages = list[dict[str, Any]]
 _MAX_TEMPLATE_BYTES = 2**20
+_RENDER_SECONDS = 10.0
+"""A prompt takes milliseconds; loops within loops take as long as whoever wrote them wants."""
 _WORD = re.compile(r"\w+")
 
 
@@ -82,14 +86,20 @@ class ChatTemplate:
 
     def render(self, prompt: str | Messages, place: str) -> str:
         """The text that the policy continues; `place` names the row in a message."""
+        render = partial(
+            self._tokenizer.apply_chat_template,
+            self.messages(prompt),
+            chat_template=self._template,
+            add_generation_prompt=True,
+            tokenize=False,
+            **self._chat.template_args,
+        )
         try:
-            text = self._tokenizer.apply_chat_template(
-                self.messages(prompt),
-                chat_template=self._template,
-                add_generation_prompt=True,
-                tokenize=False,
-                **self._chat.template_args,
-            )
+            text = interrupted_after(_RENDER_SECONDS, render)
+        except TimeoutError:
+            raise UserError(
+                f"{self._template_name()}: renders {place} for more than {_RENDER_SECONDS:g} s: a loop without end?"
+            ) from None
         except Exception as error:
             raise UserError(
                 f"{place}: the chat template refuses the prompt: {type(error).__name__}: {error}"

@@ -13,7 +13,7 @@ from rljob_api.spec import Hub
 from rljob_worker.errors import JobError
 from rljob_worker.host.waiting import waiting_for, within
 
-ANSWER_SECONDS = 25.0
+ANSWER_SECONDS = 15.0
 """A hub that is there answers within a second or two."""
 STALL_SECONDS = 30.0
 """How long a hub may say nothing while it is fetched from."""

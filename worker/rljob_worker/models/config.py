@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
+from rljob_api.rules.model_config import size_findings
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file
 
@@ -208,14 +209,18 @@ def _from_dict(raw: Mapping[str, object], where: str) -> ModelConfig:
         why = f": {_MISSING[model_type]}" if isinstance(model_type, str) and model_type in _MISSING else ""
         allowed = ", ".join(SUPPORTED_MODEL_TYPES)
         raise UserError(f"{where}: model_type {model_type!r} is not supported{why}; use {allowed}")
+    text = raw.get("text_config") if model_type == "qwen3_5" else raw
+    if not isinstance(text, Mapping):
+        raise UserError(f"{where}: text_config must be an object, the language half's config; got {text!r}")
+    sizes = {key: value for key, value in text.items() if value is not None}
+    for finding in size_findings(sizes):
+        key = str(finding.path[0])
+        raise UserError(f"{where}: {key} {sizes[key]!r} {finding.wrong}; {finding.allowed}")
     try:
         make: Callable[..., _HfConfig | _HfWholeConfig] = AutoConfig.for_model
         whole = make(**raw)
     except Exception as error:  # transformers' own validation raises many types
         raise UserError(f"{where}: {error}") from error
-    text = raw.get("text_config") if model_type == "qwen3_5" else raw
-    if not isinstance(text, Mapping):
-        raise UserError(f"{where}: text_config must be an object, the language half's config; got {text!r}")
     hf = cast("_HfWholeConfig", whole).text_config if model_type == "qwen3_5" else cast("_HfConfig", whole)
     problems = _unsupported(text, hf) + (_unsupported_of_whole(raw, text, hf) if model_type == "qwen3_5" else [])
     if problems:
