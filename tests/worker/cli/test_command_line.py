@@ -13,6 +13,7 @@ import yaml
 from jobs import lone_store
 from record_cases import MANIFEST, bare, run_folder, write_run, write_samples
 
+from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_api.wire.run_status import RunOutcome
 from rljob_api.wire.step_record import StepRecord
@@ -20,9 +21,11 @@ from rljob_worker.checkpoints.store import DriverState
 from rljob_worker.cli import addresses
 from rljob_worker.cli.main import main
 from rljob_worker.driver.outcome import Outcome
+from rljob_worker.records.http import DriverServer
+from rljob_worker.records.steps import StepLog
 
 REPOSITORY = Path(__file__).parents[3]
-COMMANDS = ("run", "validate", "plan", "doctor", "report", "samples", "export")
+COMMANDS = ("run", "validate", "plan", "doctor", "checkpoint", "report", "samples", "export")
 
 
 @pytest.fixture
@@ -386,3 +389,39 @@ def test_a_ray_that_is_gone_is_named_within_seconds(
     assert "RAY_ADDRESS: no Ray cluster answers at 127.0.0.1:1: Connection refused" in said
     assert "unset RAY_ADDRESS to have a Ray started for this job alone" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_is_asked_for_with_the_folders_own_token(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RLJOB_DRIVER_TOKEN", raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    folder = run_folder(tmp_path / "run")
+    assert "no driver of it runs on this machine: there is no http.json" in refused(capsys, "checkpoint", str(folder))
+    asked: list[int] = []
+    server = DriverServer(
+        StepLog(folder),
+        status=lambda: DriverStatus(True, 3, 10, "rollout", 1, 3, None, False),
+        metrics=bytes,
+        request_checkpoint=lambda: asked.append(1),
+        want_engine_nodes=lambda nodes: None,
+        host="0.0.0.0",
+        port=0,
+        token=None,
+        address_file=folder / "http.json",
+        token_file=folder / "http.token",
+    )
+    server.start()
+    try:
+        assert main(["checkpoint", str(folder)]) == 0
+        assert asked == [1]
+        (folder / "http.token").write_text("another")
+        assert main(["checkpoint", str(folder)]) == ExitCode.FAILED
+        assert "answers 401" in capsys.readouterr().err
+        address = (folder / "http.json").read_text()
+    finally:
+        server.close()
+    (folder / "http.json").write_text(address)
+    assert main(["checkpoint", str(folder)]) == ExitCode.FAILED
+    assert "no driver answers at 127.0.0.1" in capsys.readouterr().err
+    assert asked == [1]

@@ -18,7 +18,7 @@ from rljob_worker.cluster import cluster as cluster_module
 from rljob_worker.cluster import machine
 from rljob_worker.cluster.calls import Calls
 from rljob_worker.cluster.cluster import Cluster
-from rljob_worker.cluster.machine import check_machine, machine_variables
+from rljob_worker.cluster.machine import check_machine, compiler_variables, machine_variables, shared_cache
 from rljob_worker.cluster.placement import reserve_devices
 from rljob_worker.cluster.ray_session import embedded
 from rljob_worker.devices.kinds import device_kind
@@ -57,6 +57,23 @@ def spec(**resources: Any) -> RLJobSpec:
 def npu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_TOOLKIT_HOME", "/usr/local/Ascend/ascend-toolkit/latest")
     monkeypatch.setattr(machine, "package_library", lambda mode: LIBRARY)
+
+
+def test_compiled_code_is_loaded_from_no_folder_that_others_could_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    assert compiler_variables() == {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "rljob" / "inductor")}
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    assert compiler_variables() == {}
+    own = tmp_path / f".cache-{os.getuid()}"
+    assert shared_cache(tmp_path) == str(own)
+    own.chmod(0o755)
+    assert shared_cache(tmp_path) == str(own), "as it was made before"
+    own.chmod(0o775)
+    assert shared_cache(tmp_path) is None
+    assert "not this user's own folder" in caplog.text
 
 
 @pytest.mark.parametrize("profile", ["ascend-a2", "ascend-a3", "cuda"])

@@ -46,19 +46,18 @@ def check_machine(spec: RLJobSpec) -> None:
 
 def machine_variables(spec: RLJobSpec, *, trainer: bool) -> dict[str, str]:
     """Variables of trainers or engines that are not in pods, over those of their role: tuning, overrides, and where
-    the memory saver is; where the CPU stands for devices, that of the compiler's folder alone.
+    the memory saver is; empty where the CPU stands for devices.
 
     Raises:
         UserError: the memory saver is not installed.
     """
     if device_kind(spec.resources).ray_resource is None:
-        return _compiler_variables()
+        return {}
     # This process has it off (`rljob run`), and those that it starts take after it.
     variables = tuning_variables(resolved_tuning(spec), str(_compile_cache())) | {BACKEND_AUTOLOAD_VARIABLE: "1"}
     if spec.resources.threads_per_device is not None:
         variables.pop("OMP_NUM_THREADS", None)
-    variables |= _compiler_variables() | (_saver_variables(spec) if trainer else {})
-    return variables | spec.resources.overrides.environment
+    return variables | (_saver_variables(spec) if trainer else {}) | spec.resources.overrides.environment
 
 
 def _saver_variables(spec: RLJobSpec) -> dict[str, str]:
@@ -72,7 +71,8 @@ def _compile_cache() -> Path:
     return _cache() / "operators"
 
 
-def _compiler_variables() -> dict[str, str]:
+def compiler_variables() -> dict[str, str]:
+    """Variables of all processes on this machine: the folder of what torch compiles."""
     # By default torch loads compiled code from a folder of the temporary one, which whoever is first there can own.
     given = os.environ.get(_COMPILER_VARIABLE)
     return {} if given else {_COMPILER_VARIABLE: str(_cache() / "inductor")}
