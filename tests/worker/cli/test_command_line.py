@@ -25,7 +25,7 @@ from rljob_worker.records.http import DriverServer
 from rljob_worker.records.steps import StepLog
 
 REPOSITORY = Path(__file__).parents[3]
-COMMANDS = ("run", "validate", "plan", "doctor", "checkpoint", "report", "samples", "export")
+COMMANDS = ("run", "validate", "plan", "doctor", "save", "report", "samples", "export")
 
 
 @pytest.fixture
@@ -397,7 +397,7 @@ def test_a_checkpoint_is_asked_for_with_the_folders_own_token(
     monkeypatch.delenv("RLJOB_DRIVER_TOKEN", raising=False)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     folder = run_folder(tmp_path / "run")
-    assert "no driver of it runs on this machine: there is no http.json" in refused(capsys, "checkpoint", str(folder))
+    assert "no driver of it runs on this machine: there is no http.json" in refused(capsys, "save", str(folder))
     asked: list[int] = []
     server = DriverServer(
         StepLog(folder),
@@ -413,15 +413,15 @@ def test_a_checkpoint_is_asked_for_with_the_folders_own_token(
     )
     server.start()
     try:
-        assert main(["checkpoint", str(folder)]) == 0
+        assert main(["save", str(folder)]) == 0
         assert asked == [1]
         (folder / "http.token").write_text("another")
-        assert main(["checkpoint", str(folder)]) == ExitCode.FAILED
+        assert main(["save", str(folder)]) == ExitCode.FAILED
         assert "answers 401" in capsys.readouterr().err
         address = (folder / "http.json").read_text()
     finally:
         server.close()
     (folder / "http.json").write_text(address)
-    assert main(["checkpoint", str(folder)]) == ExitCode.FAILED
+    assert main(["save", str(folder)]) == ExitCode.FAILED
     assert "no driver answers at 127.0.0.1" in capsys.readouterr().err
     assert asked == [1]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rljob_api.safe_text import visible, visible_block
 from rljob_api.wire.exit_codes import ExitCode
-from rljob_worker.cli import audit, checkpoint, doctor, export, plan, replay, report, run, samples, validate
+from rljob_worker.cli import audit, doctor, export, plan, replay, report, run, samples, save, validate
 from rljob_worker.cli.manifest import close_standard_input
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import explained
@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=f"rljob {version('rljob')}")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (run, validate, plan, doctor, checkpoint, report, samples, audit, replay, export):
+    for module in (run, validate, plan, doctor, save, report, samples, audit, replay, export):
         module.add_command(commands)
     return root
 

@@ -1,4 +1,4 @@
-"""`rljob checkpoint`."""
+"""`rljob save`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command."""
     command = commands.add_parser(
-        "checkpoint",
+        "save",
         help="have a running job save a checkpoint",
         description="Ask the driver that runs in a run folder for a checkpoint after the running step. Its address and "
         "token are read from the folder (RLJOB_DRIVER_TOKEN, where the driver was given one).",
