@@ -285,7 +285,7 @@ SAFETY_FAULTS = (
     Fault(
         "arguments of the chat template are left out",
         "worker/rljob_worker/data/chat.py",
-        "                **self._chat.template_args,\n",
+        "            **self._chat.template_args,\n",
         "",
         "tests/worker/data/test_chat.py",
     ),

@@ -425,3 +425,13 @@ def test_a_checkpoint_is_asked_for_with_the_folders_own_token(
     assert main(["save", str(folder)]) == ExitCode.FAILED
     assert "no driver answers at 127.0.0.1" in capsys.readouterr().err
     assert asked == [1]
+
+
+@pytest.mark.parametrize(("host", "named"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
+def test_an_endpoint_beyond_this_machine_is_named_by_the_plan(
+    capsys: pytest.CaptureFixture[str], host: str, named: bool
+) -> None:
+    quickstart = str(REPOSITORY / "examples" / "quickstart.yaml")
+    main(["plan", quickstart, "--json", "--set", f"spec.records.httpHost={host}"])
+    assumed = json.loads(capsys.readouterr().out)["assumptions"]
+    assert any("records.httpHost" in line for line in assumed) is named

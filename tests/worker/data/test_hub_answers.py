@@ -39,11 +39,13 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @contextmanager
 def answering(
-    monkeypatch: pytest.MonkeyPatch, status: int, kind: str, body: bytes, location: str = ""
+    monkeypatch: pytest.MonkeyPatch, status: int, kind: str, body: bytes, location: str = "", token: str = ""
 ) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             moved = location and self.path != location
+            if token and self.headers.get("Authorization") != f"Bearer {token}":
+                return self.send_error(401, "log in")
             self.send_response(302 if moved else status)
             if moved:
                 self.send_header("Location", location)
@@ -157,6 +159,12 @@ def test_what_was_fetched_before_is_used_with_a_word(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert snapshot("someone/small", Hub.HUGGING_FACE, "spec.model") == kept
     assert "what was fetched before is used" in caplog.text
+
+
+def test_a_private_hub_is_asked_with_the_token_of_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "the-token")
+    with answering(monkeypatch, 200, "text/plain", b' {"id": "a/b"}', token="the-token"):
+        hub_answers.check_answers(Hub.HUGGING_FACE, "a/b", "models", "it")
 
 
 def test_a_client_that_is_told_to_ask_no_hub_asks_none(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +17,7 @@ ANSWER_SECONDS = 15.0
 """A hub that is there answers within a second or two."""
 STALL_SECONDS = 30.0
 """How long a hub may say nothing while it is fetched from."""
+_BEGINNING = 1024
 _NOT_FOUND = 404
 """The hub's client says of which repository; some mirrors answer with a page."""
 Kind = Literal["models", "datasets"]
@@ -27,6 +28,7 @@ class _Answer:
     status: int
     content: str
     """Its type."""
+    is_json: bool
     url: str
     """After redirections."""
 
@@ -45,19 +47,22 @@ def check_answers(hub: Hub, name: str, kind: Kind, wrong: str) -> None:
     """
     import httpx
     from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers
 
     if hub is Hub.HUGGING_FACE and constants.HF_HUB_OFFLINE:
         return
     address, place = _address(hub)[0], place_of(hub)
+    # As the client would: a private hub shows its login page to those without a token.
+    headers = build_hf_headers() if hub is Hub.HUGGING_FACE else {}
     try:
         with waiting_for(f"{hub.value}'s hub {place}", ANSWER_SECONDS):
-            answer = within(ANSWER_SECONDS, lambda: _ask(f"{address}/{kind}/{name}"))
+            answer = within(ANSWER_SECONDS, lambda: _ask(f"{address}/{kind}/{name}", headers))
     except TimeoutError:
         raise JobError(f"{wrong}: the hub {place} did not answer within {ANSWER_SECONDS:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
         raise JobError(f"{wrong}: the hub {place} cannot be reached: {error}") from error
     page = answer.content == "text/html" and answer.status != _NOT_FOUND
-    if page or (answer.status == httpx.codes.OK and "json" not in answer.content):
+    if page or (answer.status == httpx.codes.OK and not answer.is_json):
         raise JobError(
             f"{wrong}: what answers in the place of the hub {place} is {answer.content or 'something'} from "
             f"{urlsplit(answer.url).netloc} (HTTP {answer.status}), not the hub: a login page, or a proxy's?"
@@ -95,13 +100,17 @@ def with_deadlines() -> Iterator[None]:
         set_client_factory(default_client_factory)
 
 
-def _ask(url: str) -> _Answer:
+def _ask(url: str, headers: Mapping[str, str]) -> _Answer:
     import httpx
 
     # Deadlines of each read too, so that what is left behind ends.
-    with httpx.Client(follow_redirects=True, timeout=ANSWER_SECONDS) as client, client.stream("GET", url) as answer:
+    with (
+        httpx.Client(follow_redirects=True, timeout=ANSWER_SECONDS, headers=headers) as client,
+        client.stream("GET", url) as answer,
+    ):
         kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        return _Answer(answer.status_code, kind, str(answer.url))
+        begins = next(answer.iter_bytes(_BEGINNING), b"").lstrip()[:1]
+        return _Answer(answer.status_code, kind, begins in (b"{", b"["), str(answer.url))
 
 
 def _address(hub: Hub) -> tuple[str, str]:
