@@ -22,7 +22,7 @@ from typing import IO
 from rljob_api.wire.values import block, text, whole
 from rljob_worker.errors import FencedError, JobError, UserError
 from rljob_worker.host.files import explained, read_file, sync_file, sync_folder, writing
-from rljob_worker.host.waiting import waiting_for
+from rljob_worker.waiting import waiting_for
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import socket
 import time
 
 from rljob_worker.errors import JobError, UserError
-from rljob_worker.host.waiting import waiting_for
+from rljob_worker.waiting import waiting_for
 
 _FORM = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 _MAX_PORT = 65535

@@ -19,7 +19,7 @@ from rljob_worker.cli.first_look import look_first
 from rljob_worker.cli.manifest import add_manifest_arguments, folder_name, read_manifest
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import keep_output_from_raising
-from rljob_worker.host.waiting import waiting_for
+from rljob_worker.waiting import waiting_for
 
 logger = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import log_tail
 from rljob_worker.host.reaper import Reaper
 from rljob_worker.host.sweeps import own_folder
-from rljob_worker.host.waiting import waiting_for
 from rljob_worker.upstream import ray_node
 from rljob_worker.upstream.install import check
 from rljob_worker.upstream.patch import Process
+from rljob_worker.waiting import waiting_for
 
 _RAY_FOLDER = "rljob-ray-"
 _RAY_OWN = "r"

@@ -13,7 +13,7 @@ from typing import Any
 from rljob_api.spec import Hub
 from rljob_worker.data import hub_answers
 from rljob_worker.errors import JobError, UserError
-from rljob_worker.host.waiting import waiting_for
+from rljob_worker.waiting import waiting_for
 
 logger = logging.getLogger(__name__)
 

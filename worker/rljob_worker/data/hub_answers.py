@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from rljob_api.spec import Hub
 from rljob_worker.errors import JobError
-from rljob_worker.host.waiting import waiting_for, within
+from rljob_worker.waiting import waiting_for, within
 
 ANSWER_SECONDS = 15.0
 """A hub that is there answers within a second or two."""

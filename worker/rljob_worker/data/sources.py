@@ -17,7 +17,7 @@ from rljob_worker.data.hub_answers import with_deadlines
 from rljob_worker.data.synthetic import generate_rows
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.paths import home_expanded, what_is_at
-from rljob_worker.host.waiting import waiting_for
+from rljob_worker.waiting import waiting_for
 
 if TYPE_CHECKING:
     from datasets import Dataset

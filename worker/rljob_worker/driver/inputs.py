@@ -14,13 +14,13 @@ from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.preflight import check_engine_arguments, check_room
 from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.errors import UserError
-from rljob_worker.host.waiting import waiting_for
 from rljob_worker.models.config import ModelConfig, check_parallel
 from rljob_worker.models.hf_check import check_hf_weights, checkpoint_bytes
 from rljob_worker.models.random_model import make_random_model
 from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rollouts.inputs import Inputs
+from rljob_worker.waiting import waiting_for
 
 MODEL_FOLDER = "model"
 """In the run folder: config and tokenizer of the model, and a random model's weights."""

@@ -35,7 +35,6 @@ from rljob_worker.driver.preflight import check_port, check_trackers
 from rljob_worker.driver.stop import StopSignal
 from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.host.files import WriteFailures
-from rljob_worker.host.waiting import waiting_for
 from rljob_worker.parallel_layout import check_nodes
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.event_names import LABEL_UNREADABLE, REWARD_PARTS_LEFT_OUT, WRITE_FAILED
@@ -49,6 +48,7 @@ from rljob_worker.records.trackers.trackers import Trackers
 from rljob_worker.records.writer import RecordWriter, Sink
 from rljob_worker.rewards.parts import PartMeans
 from rljob_worker.rollouts.inputs import Inputs
+from rljob_worker.waiting import waiting_for
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from rljob_worker.host import waiting
-from rljob_worker.host.waiting import waiting_for, within
+from rljob_worker import waiting
+from rljob_worker.waiting import waiting_for, within
 
 
 def test_a_long_wait_says_what_for_and_a_short_one_nothing(
