@@ -6,8 +6,6 @@ import argparse
 import json
 import os
 from pathlib import Path
-from urllib import error as url_error
-from urllib import request as url_request
 
 from rljob_api.wire.names import CHECKPOINT_PATH, DRIVER_TOKEN_VARIABLE
 from rljob_api.wire.run_status import ADDRESS_FILE, TOKEN_FILE
@@ -43,6 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ask(folder: Path, path: str, method: str) -> None:
+    # Slow to import, and every command imports this module.
+    from urllib import error as url_error
+    from urllib import request as url_request
+
     try:
         address = json.loads(read_file(folder / ADDRESS_FILE))
         host, port = str(address["host"]), int(address["port"])
