@@ -15,7 +15,12 @@ def test_a_long_wait_says_what_for_and_a_short_one_nothing(
 ) -> None:
     said = threading.Event()
     shown = waiting._say
-    monkeypatch.setattr(waiting, "_say", lambda sentence: (shown(sentence), said.set()))
+
+    def say(sentence: str) -> None:
+        shown(sentence)
+        said.set()
+
+    monkeypatch.setattr(waiting, "_say", say)
     with waiting_for("nothing"):
         pass
     monkeypatch.setattr(waiting, "QUIET_SECONDS", 0.0)

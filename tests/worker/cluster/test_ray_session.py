@@ -40,8 +40,9 @@ SPEC = RLJobSpec.model_validate(
 
 
 def answering(port: int) -> bool:
+    time.sleep(0.1)
     with socket.socket() as client:
-        return not client.connect_ex(("127.0.0.1", port)) or bool(time.sleep(0.1))
+        return not client.connect_ex(("127.0.0.1", port))
 
 
 @pytest.fixture
