@@ -36,4 +36,4 @@ def test_work_without_a_deadline_of_its_own_gets_one() -> None:
     never.set()
     assert within(20.0, lambda: 7) == 7
     with pytest.raises(KeyError):
-        within(20.0, lambda: {}["x"])
+        within(20.0, lambda: dict[str, int]()["x"])

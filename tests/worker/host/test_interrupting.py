@@ -40,7 +40,7 @@ def test_what_does_not_end_is_interrupted() -> None:
 def test_what_ends_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert interrupted_after(20.0, lambda: 7) == 7
     with pytest.raises(KeyError):
-        interrupted_after(20.0, lambda: {}["x"])
+        interrupted_after(20.0, lambda: dict[str, int]()["x"])
     assert not interrupting._WATCH.ends
 
 

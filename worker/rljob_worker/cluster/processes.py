@@ -14,7 +14,7 @@ from rljob_api import RLJobSpec, derived
 from rljob_api.wire.names import ATTEMPT_VARIABLE, MANIFEST_VARIABLE
 from rljob_worker.cluster.actor import Actor
 from rljob_worker.cluster.groups import EngineGroup, Process, TrainerGroup
-from rljob_worker.cluster.machine import machine_variables
+from rljob_worker.cluster.machine import compiler_variables, machine_variables, shared_cache
 from rljob_worker.cluster.nodes import Nodes
 from rljob_worker.cluster.placement import Spot
 from rljob_worker.cluster.roles import Role
@@ -62,7 +62,7 @@ class Processes:
         """Folder of weights on their way, where they go through one."""
         self.logs = run_folder / "logs"
         # A pod's own folders go with it: each engine would first spend seconds on looking at its model's class.
-        self._cache = str(run_folder.parent / f".cache-{os.getuid()}") if ATTEMPT_VARIABLE in os.environ else None
+        self._cache = shared_cache(run_folder.parent) if ATTEMPT_VARIABLE in os.environ else None
         self._kind = device_kind(spec.resources)
         self._nodes: Nodes | None = None
         self.embedded = True
@@ -121,7 +121,7 @@ class Processes:
             return {} if self.embedded else dict(ON_A_CLUSTER)
         own = dict(role.environment(self.spec, self._cache))
         if self.embedded:
-            own |= machine_variables(self.spec, trainer=role.memory_saver)
+            own |= compiler_variables() | machine_variables(self.spec, trainer=role.memory_saver)
         if derived.trainer_nodes(self.spec) == 1:
             own = {"GLOO_SOCKET_IFNAME": LOOPBACK} | own
         if not self.embedded:

@@ -105,7 +105,7 @@ class DriverServer:
                 f"spec.records.httpHost {host}, spec.records.httpPort {port}: cannot listen there: {error}; "
                 "port 0 picks a free one"
             ) from None
-        self.local = ip_address(self._server.server_address[0]).is_loopback
+        self.local = ip_address(str(self._server.server_address[0])).is_loopback
         """Whether only processes of this machine can reach it."""
         self._address_file = address_file
         self._token_file = token_file if token is None else None
