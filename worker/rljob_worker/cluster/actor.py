@@ -7,7 +7,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -39,7 +39,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    ref: Any
+    ref: ray.ObjectRef[object]
 
 
 def share(value: T) -> T:
@@ -82,14 +82,14 @@ class Actor:
         arguments: of the object.
     """
 
-    def __init__(self, log_file: str, stacks_file: str, api: str, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, log_file: str, stacks_file: str, api: str, arguments: Mapping[str, object]) -> None:
         self._pid = prepare_process(log_file, stacks_file)
         module, _, name = api.partition(":")
         # Imported beside whatever else starts; made by the first call, which can say what is wrong with the arguments.
         self._kind = getattr(importlib.import_module(module), name) if api else None
         self._arguments = arguments
         self._object: Any = None
-        self._shared: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        self._shared: WeakValueDictionary[str, object] = WeakValueDictionary()
 
     def location(self) -> Reply[Location]:
         """This process's pid and node."""
@@ -99,29 +99,29 @@ class Actor:
         """A variable of this process's environment; empty where it is not set."""
         return Reply(os.environ.get(name, ""), 0.0)
 
-    def call(self, method: str, /, *args: Any, **kwargs: Any) -> Reply[Any]:
+    def call(self, method: str, /, *args: object, **kwargs: object) -> Reply[object]:
         """Run a method."""
         return self._reply(self._run(method, args, kwargs))
 
-    def stream(self, method: str, /, *args: Any, **kwargs: Any) -> Iterator[Reply[Any]]:
+    def stream(self, method: str, /, *args: object, **kwargs: object) -> Iterator[Reply[object]]:
         """Run a method that is a generator."""
         # No delegation: Ray sends values into the generator.
         for item in self._run(method, args, kwargs):
             yield self._reply(item)
 
-    def beside(self, method: str, /, *args: Any, **kwargs: Any) -> Reply[Any]:
+    def beside(self, method: str, /, *args: object, **kwargs: object) -> Reply[object]:
         """Run a thread-safe method beside whatever is running; nothing before the first call."""
         if self._object is None:
             return Reply(None, 0.0)
         return self._reply(getattr(self._object, method)(*args, **kwargs))
 
-    def _run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, method: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         if self._object is None:
             assert self._kind is not None, "a process without an object"
             self._object = self._kind(**self._arguments)
         return getattr(self._object, method)(*map(self._read, args), **kwargs)
 
-    def _read(self, value: Any) -> Any:
+    def _read(self, value: object) -> object:
         if not isinstance(value, _Shared):
             return value
         key = value.ref.hex()

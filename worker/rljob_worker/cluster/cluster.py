@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.util.placement_group import remove_placement_group
@@ -294,7 +293,7 @@ class Cluster:
         time.sleep(0.5)
         return [self._made.stacks_file(p.name) for p in (*self.trainers, *self.engines)]
 
-    def _processes(self) -> list[Process[Any]]:
+    def _processes(self) -> list[Process[Trainer] | Process[Engine]]:
         return [*self.trainers, *self.engines, *(self._elastic.arrived if self._elastic is not None else ())]
 
     def _pids(self) -> dict[int, list[int]]:
