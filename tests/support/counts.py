@@ -191,6 +191,35 @@ def weight_path(files: list[File]) -> list[str]:
     return on_path
 
 
+def forwarders(files: list[File]) -> list[str]:
+    """Methods whose only statement is a call of a method of their own name, of another object."""
+    found = []
+    for file in files:
+        for holder in (node for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef)):
+            for method in (node for node in holder.body if isinstance(node, ast.FunctionDef)):
+                body = [node for node in method.body if not _is_docstring(node)]
+                if len(body) == 1 and isinstance(body[0], ast.Return | ast.Expr) and _calls(body[0], method.name):
+                    found.append(file.at(method, f"{holder.name}.{method.name}"))
+    return found
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _calls(node: ast.AST, name: str) -> bool:
+    called = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
+    return any(
+        isinstance(func, ast.Attribute) and func.attr == name and ast.unparse(func.value) != "super()"
+        for func in called
+    )
+
+
+def files_in_driver(files: list[File]) -> list[str]:
+    """Modules of the worker's `driver/`, without those of its loops."""
+    return [file.at(file.tree) for file in files if file.path.parent.name == "driver"]
+
+
 def count_all() -> list[Count]:
     api, operator, worker = (files_of(package) for package in PACKAGES)
     everything = [*api, *operator, *worker]
@@ -200,6 +229,8 @@ def count_all() -> list[Count]:
         ("record fields by string key", lambda: fields_by_key([*operator, *worker]), *LIMITS["fields"]),
         ("patches outside upstream/", lambda: patches_elsewhere(worker), *LIMITS["patches"]),
         ("files of a weight's way to an engine", lambda: weight_path(worker), *LIMITS["path"]),
+        ("files in driver/", lambda: files_in_driver(worker), *LIMITS["driver"]),
+        ("methods of the worker that only forward", lambda: forwarders(worker), *LIMITS["forward"]),
     ]
     counts = []
     for what, find, limit, goal in listed:
@@ -217,6 +248,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "fields": (0, 0),
     "patches": (0, 0),
     "path": (8, 8),
+    "driver": (19, 22),
+    "forward": (33, 15),
     "worker": (6, 8),
     "operator": (2, 8),
 }
