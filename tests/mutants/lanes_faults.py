@@ -101,7 +101,7 @@ LANES_FAULTS = (
         "worker/rljob_worker/rollouts/batch.py",
         "versions >= oldest\n",
         "versions >= 0\n",
-        "tests/worker/rollouts/test_open_groups.py::test_tokens_that_are_too_old_stay_in_the_stream_and_out_of_the_loss",
+        "tests/worker/rollouts/test_groups.py::test_tokens_that_are_too_old_stay_in_the_stream_and_out_of_the_loss",
     ),
     Fault(
         "a group that was sampled again stands in line behind older ones",

@@ -10,10 +10,10 @@ TRAINER = "tests/worker/trainer/test_trainer.py"
 REPLAY_FAULTS = (
     Fault(
         "a checkpoint forgets the experts of what it carries",
-        "worker/rljob_worker/rollouts/open_groups.py",
+        "worker/rljob_worker/flow/group.py",
         "**({} if episode.experts is None else",
         "**({} if True else",
-        "tests/worker/rollouts/test_open_groups.py::test_a_checkpoint_keeps_the_experts_of_what_is_finished",
+        "tests/worker/rollouts/test_groups.py::test_a_checkpoint_keeps_the_experts_of_what_is_finished",
     ),
     Fault(
         "padding counts among the tokens that routers would have sent elsewhere",

@@ -28,17 +28,17 @@ TAIL_FAULTS = (
     ),
     Fault(
         "a group that begins anew keeps its tokens",
-        "worker/rljob_worker/rollouts/open_groups.py",
+        "worker/rljob_worker/flow/group.py",
         "TokenStream.of_prompt(one.stream.ids[: one.stream.prompt_length])",
         "one.stream",
-        "tests/worker/rollouts/test_open_groups.py::test_a_group_begins_anew_with_its_own_noise",
+        "tests/worker/rollouts/test_groups.py::test_a_group_begins_anew_with_its_own_noise",
     ),
     Fault(
         "a checkpoint forgets which groups were deferred",
-        "worker/rljob_worker/rollouts/open_groups.py",
+        "worker/rljob_worker/flow/group.py",
         "**({} if self.deferred_at is None else",
         "**({} if True else",
-        "tests/worker/rollouts/test_open_groups.py::test_a_group_begins_anew_with_its_own_noise",
+        "tests/worker/rollouts/test_groups.py::test_a_group_begins_anew_with_its_own_noise",
     ),
     Fault(
         "a long step defers those that wait for the next one",

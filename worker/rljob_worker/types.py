@@ -93,6 +93,17 @@ class Generation:
     """Of all tokens but the last, those of the prompt included; None where the engine does not tell them."""
 
 
+@dataclass(frozen=True, slots=True)
+class RewardResult:
+    """The score of one response."""
+
+    score: float
+    parts: dict[str, float] = field(default_factory=dict)
+    """What a reward function reported beside the score, or each part's own score by its name."""
+    error: str | None = None
+    """Why the reward failed, with `onError: Score`; the score is then `errorScore`."""
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class TrainBatch:
     """The streams of a step, one after the other: N streams of T tokens, n of which the policy sampled.

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -28,12 +29,12 @@ from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.driver.sync_report import sync_report
 from rljob_worker.driver.training import Training
 from rljob_worker.errors import JobError, PhaseDeadlineError, ProcessDiedError, StopRequested, WeightSyncError
+from rljob_worker.flow import Group
 from rljob_worker.records.event_lines import read_events
 from rljob_worker.records.events import EventLog
-from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.rollouts.batch import (
     answered_group,
-    decide,
+    decided,
     evaluation_sampling,
     oversampling_metrics,
     requests,
@@ -43,9 +44,9 @@ from rljob_worker.rollouts.batch import (
     training_sampling,
 )
 from rljob_worker.rollouts.dispatch import Dispatch
-from rljob_worker.rollouts.step import ScoredGroup, Step
+from rljob_worker.rollouts.step import Step
 from rljob_worker.trainer.trainer import Trainer
-from rljob_worker.types import FloatArray, Generation, Prompt, StepMetrics, TrainBatch
+from rljob_worker.types import FloatArray, Generation, Prompt, RewardResult, StepMetrics, TrainBatch
 
 
 @given(st.integers(1, 40), st.integers(1, 12))
@@ -90,9 +91,9 @@ def generation(*tokens: int, reason: str = "stop") -> Generation:
     return Generation(np.array(tokens, np.int64), np.full(len(tokens), -0.5, np.float32), reason)
 
 
-def scored(ordinal: int, of: Prompt, generations: list[Generation], rewards: list[float]) -> ScoredGroup:
-    answered = answered_group(ordinal, 3, of, generations, [""] * len(generations), 0)
-    return ScoredGroup(answered, [RewardResult(reward) for reward in rewards])
+def scored(ordinal: int, of: Prompt, generations: list[Generation], rewards: list[float]) -> Group:
+    answered = answered_group(ordinal, 3, of, generations, 0)
+    return replace(answered, results=tuple(RewardResult(reward) for reward in rewards))
 
 
 def test_a_batch_is_prompt_major_and_groups_may_differ_in_size() -> None:
@@ -100,7 +101,7 @@ def test_a_batch_is_prompt_major_and_groups_may_differ_in_size() -> None:
         scored(0, prompt("a", 1, 2), [generation(10), generation(11, 12), generation(13)], [0, 0, 0]),
         scored(1, prompt("b", 3), [generation(14), generation()], [0, 0]),
     ]
-    batch = train_batch([group.answered.group for group in groups], np.array([1, -1, 5, 2, -2], np.float32))
+    batch = train_batch(groups, np.array([1, -1, 5, 2, -2], np.float32))
     assert batch.tokens.tolist() == [1, 2, 10, 1, 2, 11, 12, 1, 2, 13, 3, 14, 3]
     assert batch.lengths.tolist() == [3, 4, 3, 2, 1]
     assert batch.tokens[batch.sampled].tolist() == [10, 11, 12, 13, 14]
@@ -145,8 +146,8 @@ def test_the_first_groups_by_number_whose_rewards_differ_are_trained_on() -> Non
         scored(o, prompt("a", 1), [generation(*range(lengths.get(o, 2))), generation(1)], of)
         for o, of in rewards.items()
     ]
-    decide(groups, 3)
-    decisions = {group.ordinal: group.decision.value for group in groups}
+    groups = decided(groups, 3)
+    decisions = {group.ordinal: group.decision for group in groups}
     assert decisions == {
         3: "filtered", 4: "trained", 7: "trained", 8: "trained", 9: "filtered", 11: "surplus", 12: "filtered"
     }  # fmt: skip
@@ -164,7 +165,7 @@ def test_a_step_whose_filter_took_too_many_groups_says_what_they_scored() -> Non
     rollout = job(rollout={"promptsPerStep": 4, "oversampling": {"filter": "ZeroVariance", "limit": 2}}).spec.rollout
     rewards = [[0, 0], [0, 1], [1, 1], [0, 0]]
     groups = [scored(o, prompt("a", 1), [generation(1)] * 2, of) for o, of in enumerate(rewards)]
-    decide(groups, 4)
+    groups = decided(groups, 4)
     message = too_few_groups(Step(5, 4, drawn=8, rounds=3, groups=groups, passed=1), rollout)
     assert message.startswith(
         "spec.rollout.oversampling: step 5 drew 8 prompts in 3 rounds (limit 2 times promptsPerStep), and 1 of the 4 "

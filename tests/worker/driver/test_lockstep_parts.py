@@ -28,14 +28,13 @@ from rljob_worker.data.dataset import PromptSource
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.driver.engine_lane import EngineLane
 from rljob_worker.errors import JobError, StopRequested
+from rljob_worker.flow import Decision, Group
 from rljob_worker.phases import PhaseClock
-from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.rollouts.batch import answered_group
 from rljob_worker.rollouts.lockstep_rollouts import LockstepRollouts
-from rljob_worker.rollouts.open_groups import OpenGroup
 from rljob_worker.rollouts.prompt_ledger import PromptLedger
-from rljob_worker.rollouts.step import Progress, ScoredGroup, Step
-from rljob_worker.types import Generation
+from rljob_worker.rollouts.step import Progress, Step
+from rljob_worker.types import Generation, RewardResult
 
 # --- the engines' lane -------------------------------------------------------------------------
 
@@ -184,9 +183,9 @@ class Made:
                 )
                 for length in (chance.randint(1, 4), chance.randint(1, 4))
             ]
-            answered = answered_group(ordinal, version, prompt, parts, ("", ""), 0)
+            answered = answered_group(ordinal, version, prompt, parts, 0)
             results = tuple(RewardResult(chance.random(), {"a": chance.random()}) for _ in parts)
-            step.groups.append(ScoredGroup(answered, results))
+            step.take(replace(answered, results=results), Decision.TRAINED, prompt, ("", ""))
 
     def close(self, step: Step, ahead: Step | None) -> None:
         """As `Job.advance`."""
@@ -218,7 +217,7 @@ def test_a_batch_made_ahead_is_trained_on_once_with_the_same_bits_over_any_resta
     make: Callable[..., Made], seed: int
 ) -> None:
     chance, seen, made = random.Random(seed), list[int](), make()
-    expected: list[tuple[Any, ...]] | None = None
+    expected: list[Group] | None = None
     while made.progress.step < 12:
         if chance.random() < 0.4:
             again = make()
@@ -226,7 +225,7 @@ def test_a_batch_made_ahead_is_trained_on_once_with_the_same_bits_over_any_resta
             again.progress.step, again.progress.weight_version = made.progress.step, made.progress.weight_version
             stored = json.loads(json.dumps([one.as_json() for one in made.progress.carried]))
             again.progress.data_cursor = made.progress.data_cursor
-            again.progress.carried = tuple(map(OpenGroup.from_json, stored))
+            again.progress.carried = tuple(map(Group.from_json, stored))
             made = again
         step = made.rollouts.next_step()
         assert (step.number, step.weight_version) == (made.progress.step + 1, made.progress.weight_version)
@@ -234,7 +233,7 @@ def test_a_batch_made_ahead_is_trained_on_once_with_the_same_bits_over_any_resta
             assert not step.groups
             made.batch(step, made.progress.weight_version, chance)
         else:
-            assert [(g.answered.group, tuple(g.results)) for g in step.groups] == expected
+            assert [replace(group, seed=0) for group in step.groups] == expected
             assert len(step.advantages) == 6
         seen += [group.ordinal for group in step.groups]
         ahead = made.rollouts.step_after(step)
@@ -243,7 +242,7 @@ def test_a_batch_made_ahead_is_trained_on_once_with_the_same_bits_over_any_resta
         made.batch(ahead, made.progress.weight_version, chance)
         dropped = chance.random() < 0.2
         made.close(step, None if dropped else ahead)
-        expected = None if dropped else [(g.answered.group, tuple(g.results)) for g in ahead.groups]
+        expected = None if dropped else list(ahead.groups)
     assert seen == sorted(set(seen)), "each prompt once, in order, those of a batch that was dropped too"
     assert seen == list(range(len(seen)))
 
@@ -254,7 +253,7 @@ def test_nothing_is_made_ahead_of_the_last_step_or_at_staleness_0(make: Callable
     assert make(staleness=0).rollouts.step_after(Step(1, 0)) is None
 
 
-def _carried(made: Made) -> tuple[OpenGroup, ...]:
+def _carried(made: Made) -> tuple[Group, ...]:
     ahead, chance = Step(1, 1), random.Random(0)
     made.batch(ahead, 0, chance)
     made.ledger.settle([], [])
@@ -285,9 +284,9 @@ def test_a_batch_that_is_older_than_the_bound_is_not_trained_on(make: Callable[.
         made.rollouts.next_step()
 
 
-def _unfinished(one: OpenGroup) -> OpenGroup:
-    first, *others = one.group.episodes
-    return replace(one, group=replace(one.group, episodes=(replace(first, finish=None), *others)), results=())
+def _unfinished(one: Group) -> Group:
+    first, *others = one.episodes
+    return replace(one, episodes=(replace(first, finish=None), *others), results=())
 
 
 # --- devices -----------------------------------------------------------------------------------

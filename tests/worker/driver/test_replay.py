@@ -18,26 +18,26 @@ from rljob_worker.checkpoints.journal import journal_files, read_journal, write_
 from rljob_worker.checkpoints.store import DriverState
 from rljob_worker.driver.replay import Comparison, asked_spans, plan_replay
 from rljob_worker.errors import UserError
+from rljob_worker.flow import Decision, Group
 from rljob_worker.host.files import WriteFailures
-from rljob_worker.rewards.weighted_parts import RewardResult
-from rljob_worker.rollouts.open_groups import OpenGroup
-from rljob_worker.rollouts.step import AnsweredGroup, Decision, ScoredGroup, Step
-from rljob_worker.types import Generation, Prompt
+from rljob_worker.rollouts.step import Step
+from rljob_worker.types import Generation, Prompt, RewardResult
 
 PROMPT = Prompt("s/0", "s", "text", (5, 6), None, RewardSpec(name="match"))
 
 
 def step_of(number: int, *versions: int) -> Step:
     """A step of one group of two samples, with a token of each of these weights."""
-    one = OpenGroup.begun(7, PROMPT, samples=2, seed=2**61 + 1, version=versions[0])
+    one = Group.begun(7, PROMPT, samples=2, seed=2**61 + 1, version=versions[0])
     for version in versions:
         for sample in range(2):
             end = "length" if version == versions[-1] else ""
             part = Generation(np.array([version + sample]), np.array([-0.1], np.float32), end)
             one = one.extended(sample, part, version)
-    results = [RewardResult(0.5), RewardResult(1.0)]
-    scored = ScoredGroup(AnsweredGroup(PROMPT, one.group, ("a", "b"), one.seed), results, Decision.FILTERED)
-    return Step(number, number - 1, groups=[scored])
+    step = Step(number, number - 1)
+    one = replace(one, results=(RewardResult(0.5), RewardResult(1.0)))
+    step.take(one, Decision.FILTERED, PROMPT, ("a", "b"))
+    return step
 
 
 def written(folder: Path, steps: dict[int, tuple[int, ...]], attempts: dict[int, int] | None = None) -> None:
@@ -64,10 +64,9 @@ def test_the_journal_has_every_bit_of_a_step(tmp_path: Path) -> None:
     assert journal_files(tmp_path).keys() == {9}
     found = read_journal(journal_files(tmp_path)[9])
     assert (found.number, found.weight_version, found.attempt, found.versions) == (9, 8, 3, [7, 8])
-    (one,), (scored,) = found.groups, step.groups
-    assert (one.prompt_uid, one.decision, one.group.seed) == ("s/0", Decision.FILTERED, 2**61 + 1)
-    assert one.group.group == scored.answered.group
-    assert list(one.group.results) == scored.results
+    (one,) = found.groups
+    assert (one.prompt_uid, one.decision, one.seed) == ("s/0", Decision.FILTERED, 2**61 + 1)
+    assert [one] == step.groups
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-9], lambda b: b"", lambda b: b[:20] + b"x" + b[21:]])

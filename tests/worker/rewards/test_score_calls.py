@@ -14,8 +14,9 @@ from rljob_worker.rewards.bounds import Bounds, environment
 from rljob_worker.rewards.pool import WorkerPool
 from rljob_worker.rewards.process import Place
 from rljob_worker.rewards.score_calls import ScoreCall, ScoreCalls
-from rljob_worker.rewards.weighted_parts import RewardResult, parts_of
+from rljob_worker.rewards.weighted_parts import parts_of
 from rljob_worker.rewards.worker import Setup
+from rljob_worker.types import RewardResult
 
 TASKS = 3000
 

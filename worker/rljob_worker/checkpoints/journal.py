@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rljob_worker.errors import UserError
+from rljob_worker.flow import Decision, Group
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.records.step_files import read_step_file, step_files, write_step_file
-from rljob_worker.rollouts.open_groups import OpenGroup
-from rljob_worker.rollouts.step import Decision, ScoredGroup, Step
+from rljob_worker.rollouts.step import Step
 
 FOLDER = "journal"
-
-
-@dataclass(frozen=True, slots=True)
-class JournalGroup:
-    """A group as the step scored it."""
-
-    prompt_uid: str
-    group: OpenGroup
-    decision: Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +31,13 @@ class JournalStep:
     number: int
     weight_version: int
     attempt: int
-    groups: tuple[JournalGroup, ...]
+    groups: tuple[Group, ...]
     oldest_trained: int = 0
 
     @property
     def versions(self) -> list[int]:
         """Weights that sampled its tokens, oldest first."""
-        episodes = [episode for one in self.groups for episode in one.group.group.episodes]
+        episodes = [episode for one in self.groups for episode in one.episodes]
         spans = [span for episode in episodes for span in episode.stream.spans]
         return sorted({span.version for span in spans if span.version is not None})
 
@@ -66,10 +57,10 @@ def write_journal(run_folder: Path, step: Step, attempt: int, failures: WriteFai
     write_step_file(run_folder / FOLDER, step.number, (head, *map(_line, step.groups)), "journal", failures)
 
 
-def _line(scored: ScoredGroup) -> dict[str, Any]:
-    answered = scored.answered
-    whole = OpenGroup(answered.group, answered.seed, tuple(scored.results))
-    return {"prompt_uid": answered.prompt.uid, "decision": scored.decision.value} | whole.as_json()
+def _line(group: Group) -> dict[str, Any]:
+    assert group.decision is not None
+    whole = replace(group, deferred_at=None)
+    return {"prompt_uid": group.prompt_uid, "decision": group.decision.value} | whole.as_json()
 
 
 def journal_files(run_folder: Path) -> dict[int, Path]:
@@ -93,5 +84,5 @@ def read_journal(path: Path) -> JournalStep:
         raise UserError(f"{path}: damaged: {error}") from None
 
 
-def _group(line: Mapping[str, Any]) -> JournalGroup:
-    return JournalGroup(str(line["prompt_uid"]), OpenGroup.from_json(dict(line)), Decision(line["decision"]))
+def _group(line: Mapping[str, Any]) -> Group:
+    return replace(Group.from_json(dict(line)), prompt_uid=str(line["prompt_uid"]), decision=Decision(line["decision"]))

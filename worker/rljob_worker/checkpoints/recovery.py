@@ -13,11 +13,11 @@ from rljob_worker.checkpoints.store import Checkpoints, CheckpointStore, DriverS
 from rljob_worker.cluster.groups import TrainerGroup
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.errors import FencedError, JobError, PhaseDeadlineError, UserError
+from rljob_worker.flow import Group
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.event_names import CHECKPOINT_SET_ASIDE, RESHARDED
 from rljob_worker.records.events import EventLog
 from rljob_worker.records.writer import RecordWriter
-from rljob_worker.rollouts.open_groups import OpenGroup
 from rljob_worker.rollouts.prompt_ledger import PromptLedger
 from rljob_worker.rollouts.step import Progress
 from rljob_worker.trainer.checked_file import CheckedFile
@@ -160,9 +160,9 @@ class Recovery:
                 "folder away to continue from the checkpoint before it"
             ) from error
 
-    def _carried(self, state: DriverState, folder: Path) -> tuple[OpenGroup, ...]:
+    def _carried(self, state: DriverState, folder: Path) -> tuple[Group, ...]:
         try:
-            return tuple(map(OpenGroup.from_json, state.carried))
+            return tuple(map(Group.from_json, state.carried))
         except ValueError as error:
             raise JobError(
                 f"{folder}: a group that goes on is not one that a driver saved ({error}); move the folder away to "

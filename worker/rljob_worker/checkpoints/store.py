@@ -48,7 +48,7 @@ class DriverState:
     earlier_records: tuple[dict[str, Any], ...] = ()
     """Records of steps before this one that were not surely on disk; whoever continues writes those that are lost."""
     carried: tuple[dict[str, Any], ...] = ()
-    """Groups that were left open, as `OpenGroup.as_json`; only with partial rollout and tail batching."""
+    """Groups that were left open, as `flow.Group.as_json`; only with partial rollout and tail batching."""
 
     @classmethod
     def parse(cls, content: Any) -> DriverState:

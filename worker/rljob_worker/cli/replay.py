@@ -119,7 +119,7 @@ def _told(plan: Plan, found: Comparison) -> str:
     from rljob_api.safe_text import visible_line
 
     step, versions = plan.step, plan.step.versions
-    samples = sum(len(one.group.group.episodes) for one in step.groups)
+    samples = sum(len(one.episodes) for one in step.groups)
     weights = f"weights {versions[0]}" if len(versions) == 1 else f"weights {versions[0]} to {versions[-1]}"
     begun = f"the checkpoint of step {plan.start}" if plan.start else "the starting weights"
     lines = [f"step {step.number}: {len(step.groups)} prompts, {samples} samples, of {weights}; from {begun}"]

@@ -22,6 +22,7 @@ from rljob_worker.driver.handover import Handover
 from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.driver.training import Training
 from rljob_worker.engine.arguments import max_model_length
+from rljob_worker.flow import Decision
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.events import EventLog
@@ -41,7 +42,7 @@ from rljob_worker.rollouts.batch import (
 from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.rollouts.prompt_ledger import PromptLedger
 from rljob_worker.rollouts.rollouts import Rollouts
-from rljob_worker.rollouts.step import Decision, Progress, Step
+from rljob_worker.rollouts.step import Progress, Step
 
 R = TypeVar("R", bound=Rollouts)
 H = TypeVar("H", bound=Handover)

@@ -38,7 +38,7 @@ class LockstepJob(LanesJob[LockstepRollouts]):
             self.lane.finish(self._patience)
         except StopRequested:
             return False
-        results = [result for scored in ahead.groups for result in scored.results] if ahead is not None else []
+        results = [result for group in ahead.groups for result in group.results] if ahead is not None else []
         return not (self._stop.is_set() and any(result.error for result in results))
 
     def advance_to(self, ahead: Step | None, step: Step) -> None:

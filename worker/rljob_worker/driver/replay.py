@@ -14,19 +14,18 @@ import numpy as np
 
 from rljob_api import derived
 from rljob_api.wire.step_record import StepRecord
-from rljob_worker.checkpoints.journal import JournalGroup, JournalStep, journal_files, read_journal
+from rljob_worker.checkpoints.journal import JournalStep, journal_files, read_journal
 from rljob_worker.checkpoints.store import Checkpoints
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.driver.handover import Handover
 from rljob_worker.driver.job import Generation, Job, Surroundings
 from rljob_worker.driver.switch import Switch
 from rljob_worker.errors import UserError
-from rljob_worker.flow import Span
+from rljob_worker.flow import Group, Span
 from rljob_worker.records.steps import effective_steps, read_steps
 from rljob_worker.rollouts.dispatch import Dispatch
-from rljob_worker.rollouts.open_groups import prompt_tokens
 from rljob_worker.rollouts.rollouts import Rollouts
-from rljob_worker.rollouts.step import AnsweredGroup, ScoredGroup, Step
+from rljob_worker.rollouts.step import Step
 from rljob_worker.types import FloatArray, GenerationRequest, IntArray, Prompt
 
 _COMPARED = "train/"
@@ -154,10 +153,9 @@ class ReplayRollouts(Rollouts):
         """A step as it was before its training."""
         step = Step(recorded.number, recorded.weight_version, oldest_trained=recorded.oldest_trained)
         uids = [one.prompt_uid for one in recorded.groups]
-        step.groups = [
-            ScoredGroup(AnsweredGroup(prompt, one.group.group, (), one.group.seed), one.group.results, one.decision)
-            for one, prompt in zip(recorded.groups, self._prompts_of(uids))
-        ]
+        # The data must be the run's.
+        self._prompts_of(uids)
+        step.groups = list(recorded.groups)
         self._set_advantages(step)
         return step
 
@@ -197,9 +195,9 @@ class AskedSpan:
     recorded: tuple[IntArray, FloatArray]
 
 
-def asked_spans(one: JournalGroup, prompt: Prompt, version: int) -> list[AskedSpan]:
+def asked_spans(one: Group, prompt: Prompt, version: int) -> list[AskedSpan]:
     """What `version` sampled of a group; UserError where its prompt has other tokens now."""
-    if prompt_tokens(one.group.group) != prompt.token_ids:
+    if one.prompt_tokens != prompt.token_ids:
         raise UserError(
             f"spec.data: prompt {prompt.uid} has other tokens than in the journal: data, template or tokenizer"
         )
@@ -208,14 +206,14 @@ def asked_spans(one: JournalGroup, prompt: Prompt, version: int) -> list[AskedSp
             f"{prompt.uid} sample {episode.sample}, weights {version}",
             GenerationRequest(
                 prompt.token_ids,
-                one.group.seed + episode.sample,
+                one.seed + episode.sample,
                 tuple(episode.stream.ids[episode.stream.prompt_length : span.start].tolist()),
-                one.group.group.ordinal,
+                one.ordinal,
                 _limit(span, episode.stream.prompt_length, len(episode.stream)),
             ),
             (episode.stream.ids[span.start : span.stop], episode.stream.log_probs[span.start : span.stop]),
         )
-        for episode in one.group.group.episodes
+        for episode in one.episodes
         for span in episode.stream.spans
         if span.version == version
     ]

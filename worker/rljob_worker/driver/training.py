@@ -9,8 +9,9 @@ from rljob_worker.algorithms import get_algorithm
 from rljob_worker.cluster.actor import share
 from rljob_worker.cluster.groups import TrainerGroup
 from rljob_worker.cluster.phase_calls import PhaseCalls
+from rljob_worker.flow import Decision
 from rljob_worker.rollouts.batch import train_batch, training_sampling
-from rljob_worker.rollouts.step import Decision, Step
+from rljob_worker.rollouts.step import Step
 from rljob_worker.trainer.trainer import Trainer
 from rljob_worker.types import TrainBatch
 
@@ -43,7 +44,7 @@ class Training:
 
     def batch(self, step: Step) -> TrainBatch:
         """What the trainers learn from, for their calls alone (`cluster.actor.share`)."""
-        groups = [scored.answered.group for scored in step.of(Decision.TRAINED)]
+        groups = step.of(Decision.TRAINED)
         return share(train_batch(groups, step.advantages, step.oldest_trained))
 
     def ref_log_probs(self, batch: TrainBatch) -> None:

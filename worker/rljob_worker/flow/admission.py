@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from itertools import accumulate
 
 from rljob_api.spec.rollout import StalenessLimit, StalenessOrder
-from rljob_worker.flow.groups import Group
+from rljob_worker.flow.group import Group
 from rljob_worker.flow.limits import is_waited_for
 from rljob_worker.flow.partial import chosen, overdue
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rljob_api.spec.rollout import StalenessLimit
-from rljob_worker.flow.groups import Group
+from rljob_worker.flow.group import Group
 
 
 def is_waited_for(group: Group, limit: StalenessLimit) -> bool:

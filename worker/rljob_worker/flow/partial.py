@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 
-from rljob_worker.flow.groups import Group
+from rljob_worker.flow.group import Group
 from rljob_worker.types import Quota
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from rljob_api.reward_parts import LEFT_OUT_KEY, PREFIX, PartNames
-from rljob_worker.rewards.weighted_parts import RewardResult
+from rljob_worker.types import RewardResult
 
 _NAMED = 32
 """Names without a metric that are told of; a reward that makes a new one for each sample is told of no further."""

@@ -31,8 +31,9 @@ from rljob_worker.rewards.match import Match
 from rljob_worker.rewards.pool import ASYNC_GRACE_SECONDS, WorkerPool
 from rljob_worker.rewards.process import Place, check_function
 from rljob_worker.rewards.score_calls import RewardSample, ScoreCall, ScoreCalls
-from rljob_worker.rewards.weighted_parts import Part, RewardResult, parts_of
+from rljob_worker.rewards.weighted_parts import Part, parts_of
 from rljob_worker.rewards.worker import Setup
+from rljob_worker.types import RewardResult
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rljob_worker.errors import JobError
-from rljob_worker.rewards.weighted_parts import Part, RewardResult, join
-from rljob_worker.types import Generation, Prompt
+from rljob_worker.rewards.weighted_parts import Part, join
+from rljob_worker.types import Generation, Prompt, RewardResult
 
 
 class RewardError(JobError):

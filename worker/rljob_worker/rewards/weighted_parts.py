@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rljob_api.rewards import part_name
 from rljob_api.spec import RewardSpec
-
-
-@dataclass(frozen=True, slots=True)
-class RewardResult:
-    """The score of one response."""
-
-    score: float
-    parts: dict[str, float] = field(default_factory=dict)
-    """What a reward function reported beside the score, or each part's own score by its name."""
-    error: str | None = None
-    """Why the reward failed, with `onError: Score`; the score is then `errorScore`."""
+from rljob_worker.types import RewardResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from rljob_api import RLJobSpec
 from rljob_api.spec import RolloutSpec
 from rljob_worker.engine.reports import DraftCounts
 from rljob_worker.engine.seeds import request_seed
-from rljob_worker.flow import Episode, Finish, Group, TokenStream
+from rljob_worker.flow import Decision, Episode, Finish, Group, TokenStream
 from rljob_worker.flow.filters import has_variance
 from rljob_worker.flow.streams import NO_VERSION
-from rljob_worker.rollouts.step import AnsweredGroup, Decision, ScoredGroup, Step
+from rljob_worker.rollouts.step import Step
 from rljob_worker.types import (
     FloatArray,
     Generation,
@@ -95,9 +95,7 @@ def train_batch(groups: Sequence[Group], advantages: FloatArray, oldest: int = 0
     )
 
 
-def answered_group(
-    ordinal: int, version: int, prompt: Prompt, generations: Sequence[Generation], texts: Sequence[str], seed: int
-) -> AnsweredGroup:
+def answered_group(ordinal: int, version: int, prompt: Prompt, generations: Sequence[Generation], seed: int) -> Group:
     """A prompt's responses, all sampled by weights of `version`, as streams; `seed` is that of the first."""
     head = np.array(prompt.token_ids, dtype=np.int64)
     episodes = tuple(
@@ -111,28 +109,33 @@ def answered_group(
         )
         for sample, generation in enumerate(generations)
     )
-    return AnsweredGroup(prompt, Group(ordinal, version, episodes), tuple(texts), seed)
+    return Group(ordinal, version, episodes, seed=seed, prompt_uid=prompt.uid)
 
 
-def decide(groups: Sequence[ScoredGroup], wanted: int) -> None:
+def decided(groups: Sequence[Group], wanted: int) -> list[Group]:
     """Decide on each group, by ordinal: the first `wanted` whose rewards differ are trained on.
 
     Neither the length of a response nor the time at which it was finished has a part in it.
+
+    Returns:
+        The groups with their decisions, in the order in which they were given.
     """
     kept = 0
+    decisions: dict[int, Decision] = {}
     for group in sorted(groups, key=lambda group: group.ordinal):
         if not has_variance(group.rewards):
-            group.decision = Decision.FILTERED
+            decisions[group.ordinal] = Decision.FILTERED
             continue
-        group.decision = Decision.TRAINED if kept < wanted else Decision.SURPLUS
+        decisions[group.ordinal] = Decision.TRAINED if kept < wanted else Decision.SURPLUS
         kept += 1
+    return [replace(group, decision=decisions[group.ordinal]) for group in groups]
 
 
 def partial_metrics(step: Step) -> dict[str, float]:
     """What partial rollout did to a step: what it sampled, and what it carries over."""
     left = list(step.open.values())
-    streams = [e.stream for one in left for e in one.group.episodes]
-    streams += [e.stream for scored in step.groups for e in scored.answered.group.episodes]
+    streams = [e.stream for one in left for e in one.episodes]
+    streams += [e.stream for group in step.groups for e in group.episodes]
     return {
         "rollout/carried_groups": float(len(left)),
         "rollout/carried_tokens": float(sum(one.num_sampled for one in left)),
@@ -211,7 +214,7 @@ def draft_metrics(drafts: DraftCounts) -> dict[str, float]:
     }
 
 
-def rollout_metrics(groups: Sequence[ScoredGroup], advantages: FloatArray) -> dict[str, float]:
+def rollout_metrics(groups: Sequence[Group], advantages: FloatArray) -> dict[str, float]:
     """slime's `rollout/*` metrics, over everything that was generated, filtered groups included.
 
     Args:
@@ -221,7 +224,7 @@ def rollout_metrics(groups: Sequence[ScoredGroup], advantages: FloatArray) -> di
     lengths = np.array([length for group in groups for length in group.lengths])
     by_group = [group.rewards for group in groups]
     rewards = np.concatenate(by_group)
-    finishes = [episode.finish for group in groups for episode in group.answered.group.episodes]
+    finishes = [episode.finish for group in groups for episode in group.episodes]
     # Compared, not subtracted: the deviation of equal float32 numbers need not come out as 0.
     same = np.array([of_group.max() == of_group.min() for of_group in by_group])
     return {

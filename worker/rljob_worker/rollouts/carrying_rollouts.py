@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.engine.seeds import request_seed
 from rljob_worker.errors import JobError, ProcessDiedError
+from rljob_worker.flow import Decision, Group
 from rljob_worker.rewards.score_calls import RewardSample
-from rljob_worker.rollouts.open_groups import OpenGroup, prompt_tokens
 from rljob_worker.rollouts.rollouts import Rollouts
-from rljob_worker.rollouts.step import ScoredGroup, Step
+from rljob_worker.rollouts.step import Step
 from rljob_worker.types import Cut, Prompt
 
 
@@ -28,14 +29,14 @@ class CarryingRollouts(Rollouts, ABC):
     def next_step(self) -> Step:
         """Begin the next step, with what the one before left open."""
         step = self._running = super().next_step()
-        step.open = {one.group.ordinal: one.at(step.weight_version) for one in self._progress.carried}
+        step.open = {one.ordinal: one.at(step.weight_version) for one in self._progress.carried}
         self._named = {}
         return step
 
     def open_groups(self) -> dict[str, int]:
         """How many grow, wait for their rewards, and can be trained on."""
         groups = list(self._running.open.values()) if self._running is not None else []
-        growing = sum(not one.group.complete for one in groups)
+        growing = sum(not one.complete for one in groups)
         ready = sum(bool(one.results) for one in groups)
         return {"growing": growing, "scoring": len(groups) - growing - ready, "ready": ready}
 
@@ -48,9 +49,9 @@ class CarryingRollouts(Rollouts, ABC):
         del ordinal
         return request_seed(self._spec.seed, step.number, step.drawn, 0)
 
-    def _take(self, step: Step, scored: ScoredGroup) -> None:
-        step.groups.append(scored)
-        del step.open[scored.ordinal]
+    def _take(self, step: Step, group: Group, decision: Decision = Decision.TRAINED) -> None:
+        step.take(group, decision, self._named[group.ordinal], self._texts(group))
+        del step.open[group.ordinal]
 
     def _draw(self, step: Step) -> None:
         """The prompts of what was left open, and new ones for the places that are free."""
@@ -60,10 +61,13 @@ class CarryingRollouts(Rollouts, ABC):
             one = carried.pop(ordinal, None)
             if one is None:
                 samples, version = self._spec.rollout.samples_per_prompt, step.weight_version
-                step.open[ordinal] = OpenGroup.begun(ordinal, prompt, samples, self._seed(step, ordinal), version)
+                step.open[ordinal] = Group.begun(ordinal, prompt, samples, self._seed(step, ordinal), version)
                 step.drawn += 1
-            elif prompt_tokens(one.group) != prompt.token_ids:
+            elif one.prompt_tokens != prompt.token_ids:
                 raise JobError(f"checkpoint: the group of prompt {ordinal} ({prompt.uid}) begins with other tokens")
+            elif not one.prompt_uid:
+                # A checkpoint holds it without.
+                step.open[ordinal] = replace(one, prompt_uid=prompt.uid)
         if carried:
             raise JobError(f"checkpoint: groups of prompts {sorted(carried)} were carried over, which are not open")
 
@@ -104,18 +108,18 @@ class CarryingRollouts(Rollouts, ABC):
                 grown = step.open[ordinal].extended(sample, generation, step.weight_version)
                 step.open[ordinal] = grown
                 missing -= 1
-                if grown.group.complete:
+                if grown.complete:
                     self._submit(grown)
                     step.responses.scored.append(ordinal)
         if missing and not lost:
             raise JobError(f"rollout: the engines did not return {missing} of {sum(map(len, parts))} responses")
         return bool(lost)
 
-    def _submit(self, one: OpenGroup) -> None:
+    def _submit(self, one: Group) -> None:
         """Begin to score a group that is complete."""
-        ordinal, generations = one.group.ordinal, one.generations()
+        ordinal, generations = one.ordinal, one.generations()
         prompt, texts = self._named[ordinal], decode_responses(self._inputs.tokenizer, generations)
         samples = enumerate(zip(generations, texts))
         self._inputs.rewards.submit(
-            [RewardSample(prompt, i, generation, text, ordinal, one.group.renewed) for i, (generation, text) in samples]
+            [RewardSample(prompt, i, generation, text, ordinal, one.renewed) for i, (generation, text) in samples]
         )

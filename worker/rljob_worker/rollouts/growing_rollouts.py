@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rljob_api import derived
+from rljob_worker.flow import Decision, Group
 from rljob_worker.flow.filters import has_variance
 from rljob_worker.flow.partial import chosen
 from rljob_worker.rollouts.carrying_rollouts import CarryingRollouts
-from rljob_worker.rollouts.open_groups import OpenGroup
-from rljob_worker.rollouts.step import Decision, ScoredGroup, Step
+from rljob_worker.rollouts.step import Step
 from rljob_worker.types import Cut
 
 
@@ -40,33 +40,31 @@ class GrowingRollouts(CarryingRollouts, ABC):
         results = self._scores()
         for ordinal in step.responses.scored:
             one = step.open[ordinal]
-            scores = tuple(next(results) for _ in one.group.episodes)
+            scores = tuple(next(results) for _ in one.episodes)
             step.open[ordinal] = replace(one, results=scores)
-        complete = {
-            ordinal: self._scored(one, self._named[ordinal]) for ordinal, one in step.open.items() if one.results
-        }
+        complete = {ordinal: one for ordinal, one in step.open.items() if one.results}
         if self._spec.rollout.oversampling is not None:
-            for scored in [scored for scored in complete.values() if not has_variance(scored.rewards)]:
-                self._take(step, replace(complete.pop(scored.ordinal), decision=Decision.FILTERED))
+            for group in [group for group in complete.values() if not has_variance(group.rewards)]:
+                self._take(step, complete.pop(group.ordinal), Decision.FILTERED)
         step.passed = len(complete)
         wanted = self._spec.rollout.prompts_per_step
         if len(complete) >= wanted:
-            for group in chosen([scored.answered.group for scored in complete.values()], wanted):
+            for group in chosen(list(complete.values()), wanted):
                 self._take(step, complete.pop(group.ordinal))
             self._leave(step, list(complete.values()))
-            step.groups.sort(key=lambda scored: scored.ordinal)
+            step.groups.sort(key=lambda group: group.ordinal)
             self._set_advantages(step)
 
     @abstractmethod
     def _division(self, step: Step) -> tuple[Sequence[Sequence[int]], Sequence[Cut]]:
         """For each engine: the groups that go on there, by ordinal, and where it stops."""
 
-    def _leave(self, step: Step, surplus: Sequence[ScoredGroup]) -> None:
+    def _leave(self, step: Step, surplus: Sequence[Group]) -> None:
         """The step has what it trains on: what is left open, of it `surplus` complete, is the next step's."""
 
-    def _growing(self, step: Step) -> list[OpenGroup]:
+    def _growing(self, step: Step) -> list[Group]:
         """Groups that this step may wait for."""
-        return [one for one in step.open.values() if not one.group.complete]
+        return [one for one in step.open.values() if not one.complete]
 
     def _exhausted(self, step: Step) -> bool:
         """Whether nothing grows, and nothing more may be drawn."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rljob_api import derived
 from rljob_worker.engine.seeds import request_seed
 from rljob_worker.errors import JobError
-from rljob_worker.rollouts.open_groups import OpenGroup, prompt_tokens
+from rljob_worker.flow import Decision, Group
 from rljob_worker.rollouts.rollouts import Rollouts
 from rljob_worker.rollouts.step import Step
 
@@ -34,9 +36,10 @@ class LockstepRollouts(Rollouts):
             step.occupancy, step.drafts = self._ahead.occupancy, self._ahead.drafts
         drawn = self._prompts.draw(len(carried))
         for (ordinal, prompt), one in zip(drawn, carried, strict=True):
-            if (ordinal, tuple(prompt.token_ids)) != (one.group.ordinal, prompt_tokens(one.group)):
+            if (ordinal, tuple(prompt.token_ids)) != (one.ordinal, one.prompt_tokens):
                 raise JobError(f"checkpoint: prompt {ordinal} ({prompt.uid}) is not that of a group carried over")
-            step.groups.append(self._scored(one, prompt))
+            named = replace(one, prompt_uid=prompt.uid)
+            step.take(named, Decision.TRAINED, prompt, self._texts(one))
         step.drawn, step.rounds, step.passed = len(carried), 1, len(carried)
         self._set_advantages(step)
         return step
@@ -49,26 +52,22 @@ class LockstepRollouts(Rollouts):
         self._ahead = Step(step.number + 1, step.weight_version + 1, occupancy=self._occupancy())
         return self._ahead
 
-    def carry(self, ahead: Step) -> dict[int, OpenGroup]:
+    def carry(self, ahead: Step) -> dict[int, Group]:
         """A batch made ahead, to be carried over: by ordinal."""
         return {
-            scored.ordinal: OpenGroup(
-                scored.answered.group,
-                request_seed(self._spec.seed, ahead.number, place, 0),
-                tuple(scored.results),
-            )
-            for place, scored in enumerate(ahead.groups)
+            group.ordinal: replace(group, seed=request_seed(self._spec.seed, ahead.number, place, 0), decision=None)
+            for place, group in enumerate(ahead.groups)
         }
 
-    def _check(self, step: Step, carried: tuple[OpenGroup, ...]) -> None:
+    def _check(self, step: Step, carried: tuple[Group, ...]) -> None:
         """The batch is whole, and within the bound."""
         wanted, most = self._spec.rollout.prompts_per_step, derived.max_staleness(self._spec)
-        if len(carried) != wanted or not all(one.group.complete for one in carried):
+        if len(carried) != wanted or not all(one.complete for one in carried):
             raise JobError(f"checkpoint: {len(carried)} groups were carried over, not {wanted} complete ones")
         for one in carried:
-            if (lag := one.group.lag(step.weight_version)) > most:
+            if (lag := one.lag(step.weight_version)) > most:
                 raise JobError(
-                    f"rollout: the group of prompt {one.group.ordinal} has tokens of weights "
-                    f"{one.group.oldest_version}, {lag} updates before the {step.weight_version} of step "
+                    f"rollout: the group of prompt {one.ordinal} has tokens of weights "
+                    f"{one.oldest_version}, {lag} updates before the {step.weight_version} of step "
                     f"{step.number}; spec.rollout.staleness.max is {most}"
                 )

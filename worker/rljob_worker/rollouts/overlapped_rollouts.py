@@ -17,12 +17,11 @@ from rljob_worker.flow import Group
 from rljob_worker.flow.admission import next_batch, ranges, room
 from rljob_worker.flow.limits import expired, is_waited_for, oldest_trained
 from rljob_worker.flow.partial import overdue
-from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.rollouts.carrying_rollouts import CarryingRollouts
 from rljob_worker.rollouts.inputs import Inputs
-from rljob_worker.rollouts.open_groups import OpenGroup
 from rljob_worker.rollouts.prompt_ledger import PromptLedger
 from rljob_worker.rollouts.step import Progress, Step
+from rljob_worker.types import RewardResult
 
 _SLICE_SECONDS = 0.05
 
@@ -64,10 +63,10 @@ class OverlappedRollouts(CarryingRollouts):
         step = super().next_step()
         version = step.weight_version
         step.oldest_trained = oldest_trained(version, self._lag, self._limit)
-        groups = [one.group for one in step.open.values()]
+        groups = list(step.open.values())
         for ordinal in (group.ordinal for group in expired(groups, version, self._lag, self._limit)):
             step.discarded.append(step.open[ordinal])
-            step.open[ordinal] = step.open[ordinal].renewed(version)
+            step.open[ordinal] = step.open[ordinal].sampled_again(version)
             self._scoring.discard(ordinal)
             self._results.pop(ordinal, None)
         return step
@@ -83,11 +82,11 @@ class OverlappedRollouts(CarryingRollouts):
         """
         self._draw(step)
         for one in list(step.open.values()):
-            if one.group.complete and not one.results and one.group.ordinal not in self._scoring:
+            if one.complete and not one.results and one.ordinal not in self._scoring:
                 # It was carried over by a run that ended before its rewards came.
                 self._submit(one)
         self._drawn.set()
-        waited_for = [one.group for one in list(step.open.values()) if is_waited_for(one.group, self._limit)]
+        waited_for = [one for one in list(step.open.values()) if is_waited_for(one, self._limit)]
         late = overdue(waited_for, self._wanted, step.weight_version, self._lag)
         if late is not None:
             raise JobError(
@@ -95,7 +94,7 @@ class OverlappedRollouts(CarryingRollouts):
                 f"be trained on within spec.rollout.staleness.max {self._lag} of weights {step.weight_version}"
             )
         # The trainers' lane takes groups away meanwhile: what is gone through is a copy.
-        while growing := sorted(ordinal for ordinal, one in list(step.open.items()) if not one.group.complete):
+        while growing := sorted(ordinal for ordinal, one in list(step.open.items()) if not one.complete):
             sizes = [len(step.open[ordinal].requests()) for ordinal in growing]
             held = [[growing[place] for place in places] for places in ranges(sizes, len(self._engines))]
             if not self._grow(step, held, each=True) or self._paused.is_set():
@@ -136,7 +135,7 @@ class OverlappedRollouts(CarryingRollouts):
                     f"updates before the {step.weight_version} of step {step.number}; spec.rollout.staleness.max is "
                     f"{self._lag}"
                 )
-            self._take(step, self._scored(step.open[ordinal], self._named[ordinal]))
+            self._take(step, step.open[ordinal])
         step.rounds, step.passed = 1, len(batch)
         self._set_advantages(step)
 
@@ -145,7 +144,7 @@ class OverlappedRollouts(CarryingRollouts):
         came = self._receive(patience)
         for ordinal, results in list(self._results.items()):
             one = step.open[ordinal]
-            if len(results) == len(one.group.episodes):
+            if len(results) == len(one.episodes):
                 step.open[ordinal] = replace(one, results=tuple(results[sample] for sample in sorted(results)))
                 del self._results[ordinal]
                 self._scoring.discard(ordinal)
@@ -190,13 +189,12 @@ class OverlappedRollouts(CarryingRollouts):
 
     def _batch(self, step: Step) -> list[Group] | None:
         open_groups = list(step.open.values())
-        ready = {one.group.ordinal for one in open_groups if one.results}
-        groups = [one.group for one in open_groups]
+        ready = {one.ordinal for one in open_groups if one.results}
         order, limit = self._staleness.order, self._limit
-        return next_batch(groups, ready, self._wanted, step.weight_version, self._lag, order, limit)
+        return next_batch(open_groups, ready, self._wanted, step.weight_version, self._lag, order, limit)
 
-    def _submit(self, one: OpenGroup) -> None:
-        self._scoring.add(one.group.ordinal)
+    def _submit(self, one: Group) -> None:
+        self._scoring.add(one.ordinal)
         super()._submit(one)
 
     def _receive(self, patience: float) -> bool:
@@ -206,6 +204,6 @@ class OverlappedRollouts(CarryingRollouts):
             assert sample.ordinal is not None
             one = open_groups.get(sample.ordinal)
             # A reward may come after its response was dropped.
-            if one is not None and one.group.renewed == sample.renewed:
+            if one is not None and one.renewed == sample.renewed:
                 self._results.setdefault(sample.ordinal, {})[sample.index] = result
         return bool(scored)

@@ -19,7 +19,7 @@ class PartialRollouts(GrowingRollouts):
         return self._at_once - len(step.open)
 
     def _division(self, step: Step) -> tuple[Sequence[Sequence[int]], Sequence[Cut]]:
-        groups = [one.group for one in step.open.values()]
+        groups = list(step.open.values())
         wanted, lag = self._spec.rollout.prompts_per_step, derived.max_staleness(self._spec)
         late = overdue(groups, wanted, step.weight_version, lag)
         if late is not None:
@@ -28,5 +28,5 @@ class PartialRollouts(GrowingRollouts):
                 f"be trained on within spec.rollout.staleness.max {lag} of weights {step.weight_version}"
             )
         needed = quotas(groups, wanted, step.weight_version, lag)
-        held = spread([one.group.ordinal for one in self._growing(step)], len(self._engines))
+        held = spread([one.ordinal for one in self._growing(step)], len(self._engines))
         return held, [Cut(share(needed, frozenset(ordinals))) for ordinals in held]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,13 +21,12 @@ from rljob_worker.engine.arguments import max_sequences
 from rljob_worker.engine.engine import Engine
 from rljob_worker.engine.reports import DraftCounts
 from rljob_worker.errors import JobError, StopRequested, UserError
-from rljob_worker.flow import Finish
+from rljob_worker.flow import Decision, Finish, Group
 from rljob_worker.flow.occupancy import Occupancy
 from rljob_worker.rewards.score_calls import RewardSample
-from rljob_worker.rewards.weighted_parts import RewardResult
 from rljob_worker.rollouts.batch import (
     answered_group,
-    decide,
+    decided,
     evaluation_sampling,
     requests,
     too_few_groups,
@@ -34,10 +34,9 @@ from rljob_worker.rollouts.batch import (
 )
 from rljob_worker.rollouts.dispatch import Dispatch
 from rljob_worker.rollouts.inputs import Inputs
-from rljob_worker.rollouts.open_groups import OpenGroup
 from rljob_worker.rollouts.prompt_ledger import NumberedPrompt, PromptLedger
-from rljob_worker.rollouts.step import AnsweredGroup, Decision, Progress, Responses, ScoredGroup, Step
-from rljob_worker.types import Generation, GenerationRequest, Prompt, SamplingParams
+from rljob_worker.rollouts.step import Progress, Responses, Step
+from rljob_worker.types import Generation, GenerationRequest, Prompt, RewardResult, SamplingParams
 
 
 class Rollouts:
@@ -114,19 +113,19 @@ class Rollouts:
 
     def collect_rewards(self, step: Step) -> None:
         """Wait for the rewards that generation did not hide, decide on each group, and make advantages of them."""
-        results = self._collect(step.responses)
-        step.groups += [ScoredGroup(group, scores) for group, scores in zip(step.responses.groups, results)]
+        new = step.responses
+        for group, prompt, texts, results in zip(new.groups, new.prompts, new.texts, self._collect(new)):
+            step.take(replace(group, results=tuple(results)), Decision.TRAINED, prompt, texts)
         if self._spec.rollout.oversampling is not None:
-            decide(step.groups, self._spec.rollout.prompts_per_step)
+            step.groups = decided(step.groups, self._spec.rollout.prompts_per_step)
         trained = step.of(Decision.TRAINED)
         step.passed = len(trained)
         if len(trained) == self._spec.rollout.prompts_per_step:
             self._set_advantages(step)
 
-    def _scored(self, one: OpenGroup, prompt: Prompt) -> ScoredGroup:
-        """A group that is complete, as it was carried over."""
-        texts = tuple(decode_responses(self._inputs.tokenizer, one.generations()))
-        return ScoredGroup(AnsweredGroup(prompt, one.group, texts, one.seed), one.results)
+    def _texts(self, group: Group) -> list[str]:
+        """What its samples are in words."""
+        return decode_responses(self._inputs.tokenizer, group.generations())
 
     def _exhausted(self, step: Step) -> bool:
         """Whether the step may draw no more prompts."""
@@ -166,11 +165,11 @@ class Rollouts:
         responses = self._generate(work, numbered, evaluation_sampling(self._spec), self._occupancy())
         return [
             EvaluatedPrompt(
-                answered.prompt.source,
+                prompt.source,
                 [result.score for result in results],
-                sum(episode.finish is Finish.LENGTH for episode in answered.group.episodes),
+                sum(episode.finish is Finish.LENGTH for episode in answered.episodes),
             )
-            for answered, results in zip(responses.groups, self._collect(responses))
+            for prompt, answered, results in zip(prompts, responses.groups, self._collect(responses))
         ]
 
     def _occupancy(self) -> Occupancy:
@@ -192,7 +191,7 @@ class Rollouts:
         streams = self._engines.generate(parts, sampling, version, more=bool(dispatch))
         done: dict[int, tuple[Generation, str]] = {}
         missing = dict.fromkeys(range(len(prompts)), group)
-        answered: dict[int, AnsweredGroup] = {}
+        answered: dict[int, tuple[Group, tuple[str, ...]]] = {}
         names = [process.name for process in self._engines]
         for name, of_engine in zip(names, parts):
             occupancy.given(name, len(of_engine), time.monotonic())
@@ -211,7 +210,7 @@ class Rollouts:
                 self._inputs.rewards.submit([RewardSample(prompt, i, g, text) for i, (g, text) in enumerate(samples)])
                 generations, written = zip(*samples)
                 seed = work[place * group].seed
-                answered[place] = answered_group(ordinal, version, prompt, generations, written, seed)
+                answered[place] = answered_group(ordinal, version, prompt, generations, seed), written
                 self._longest[prompt.uid] = max(len(generation.token_ids) for generation, _ in samples)
             if dispatch:
                 fresh = [place * group + i for place in dispatch.take(len(complete)) for i in range(group)]
@@ -222,7 +221,13 @@ class Rollouts:
         if len(done) != len(work):
             phase = self._calls.phase("eval")
             raise JobError(f"{phase}: the engines returned {len(done)} of {len(work)} responses")
-        return Responses([answered[place] for place in range(len(prompts))], list(answered))
+        in_order = [answered[place] for place in range(len(prompts))]
+        return Responses(
+            [group for group, _ in in_order],
+            [prompt for _, prompt in prompts],
+            [texts for _, texts in in_order],
+            list(answered),
+        )
 
     def _take_draft_counts(self) -> DraftCounts:
         """The guesses of all engines since the last time."""
@@ -241,7 +246,7 @@ class Rollouts:
     def _collect(self, responses: Responses) -> list[list[RewardResult]]:
         """The rewards of each group, in their order; StopRequested when the job was asked to stop."""
         results = self._scores()
-        sizes = {place: len(responses.groups[place].texts) for place in responses.scored}
+        sizes = {place: len(responses.texts[place]) for place in responses.scored}
         by_place = {place: [next(results) for _ in range(size)] for place, size in sizes.items()}
         return [by_place[place] for place in range(len(responses.groups))]
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from rljob_worker.engine.reports import DraftCounts
-from rljob_worker.flow import Group, Span, SpanKind, TokenStream
+from rljob_worker.flow import Decision, Group, Span, SpanKind, TokenStream
 from rljob_worker.flow.occupancy import Occupancy
-from rljob_worker.rewards.weighted_parts import RewardResult
-from rljob_worker.rollouts.open_groups import OpenGroup
 from rljob_worker.types import FloatArray, Prompt, StepMetrics
 
 
@@ -25,63 +22,21 @@ class Progress:
     """Where the data is after that step's prompts."""
     step: int = 0
     weight_version: int = 0
-    carried: tuple[OpenGroup, ...] = ()
+    carried: tuple[Group, ...] = ()
     """Groups of the next step: those that were left open with partial rollout and tail batching, or all of it,
     complete, where engines generate a step ahead."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnsweredGroup:
-    """A prompt with its samples, as streams and as texts."""
-
-    prompt: Prompt
-    group: Group
-    texts: tuple[str, ...]
-    seed: int
-    """Of its first sample; the others follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Responses:
     """What some prompts were answered, in their order; each prompt's group is with its reward."""
 
-    groups: list[AnsweredGroup]
+    groups: list[Group]
+    prompts: list[Prompt]
+    texts: list[tuple[str, ...]]
+    """Of each group's samples."""
     scored: list[int]
     """The prompts' places in `groups`, in the order in which they went to the reward."""
-
-
-class Decision(StrEnum):
-    """What a step did with a group."""
-
-    TRAINED = "trained"
-    FILTERED = "filtered"
-    """A filter took it: its prompt does not come again."""
-    SURPLUS = "surplus"
-    """The step had enough before it: its prompt is sampled again, in the next step or a later one."""
-
-
-@dataclass(slots=True)
-class ScoredGroup:
-    """A prompt's samples with their rewards and what became of them."""
-
-    answered: AnsweredGroup
-    results: Sequence[RewardResult]
-    decision: Decision = Decision.TRAINED
-
-    @property
-    def ordinal(self) -> int:
-        """Number of its prompt."""
-        return self.answered.group.ordinal
-
-    @property
-    def rewards(self) -> FloatArray:
-        """[G] float32."""
-        return np.array([result.score for result in self.results], dtype=np.float32)
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each response."""
-        return [episode.response_length for episode in self.answered.group.episodes]
 
 
 @dataclass(slots=True)
@@ -94,19 +49,23 @@ class Step:
     drawn: int = 0
     """New prompts so far, over all rounds."""
     rounds: int = 0
-    responses: Responses = field(default_factory=lambda: Responses([], []))
+    responses: Responses = field(default_factory=lambda: Responses([], [], [], []))
     """Of the last round."""
-    groups: list[ScoredGroup] = field(default_factory=list)
-    """All that was scored, by ordinal; with partial rollout without what is carried over."""
-    open: dict[int, OpenGroup] = field(default_factory=dict)
+    groups: list[Group] = field(default_factory=list)
+    """All that was scored and decided on, by ordinal; with partial rollout without what is carried over."""
+    prompts: dict[int, Prompt] = field(default_factory=dict)
+    """Of these groups, by ordinal."""
+    texts: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Of these groups' samples, by ordinal."""
+    open: dict[int, Group] = field(default_factory=dict)
     """By ordinal: groups that may outlast the step; what is left at its end is the next one's."""
     drafts: DraftCounts = field(default_factory=DraftCounts)
     """Of speculative decoding, over all rounds."""
     long: bool = False
     """Whether it is for groups that tail batching deferred."""
-    deferred: list[OpenGroup] = field(default_factory=list)
+    deferred: list[Group] = field(default_factory=list)
     """Groups that this step deferred, as they were then."""
-    discarded: list[OpenGroup] = field(default_factory=list)
+    discarded: list[Group] = field(default_factory=list)
     """Groups that were too old when it began, as they were then; their prompts are sampled again."""
     oldest_trained: int = 0
     """Tokens of weights before these are left out of the loss."""
@@ -121,7 +80,12 @@ class Step:
     trained: list[StepMetrics] = field(default_factory=list)
     """What each trainer reports."""
 
-    def of(self, decision: Decision) -> list[ScoredGroup]:
+    def take(self, group: Group, decision: Decision, prompt: Prompt, texts: Sequence[str]) -> None:
+        """Take in a scored group, with what becomes of it."""
+        self.groups.append(replace(group, decision=decision))
+        self.prompts[group.ordinal], self.texts[group.ordinal] = prompt, tuple(texts)
+
+    def of(self, decision: Decision) -> list[Group]:
         """The groups with this decision, by ordinal."""
         return [group for group in self.groups if group.decision is decision]
 
@@ -141,7 +105,7 @@ class Step:
 
     def trained_streams(self) -> list[TokenStream]:
         """Those of the samples that are trained on, in the order of the groups."""
-        return [one.stream for scored in self.of(Decision.TRAINED) for one in scored.answered.group.episodes]
+        return [one.stream for group in self.of(Decision.TRAINED) for one in group.episodes]
 
     def learned_lengths(self) -> list[int]:
         """Tokens of each sample that is trained on which something is learned from."""
@@ -154,28 +118,28 @@ class Step:
         """One row a response, for the trajectories, by group."""
         advantages = iter(self.advantages.tolist())
         return [
-            [self._sample(scored, i, next(advantages) if trained else None) for i in range(len(scored.results))]
-            for scored in self.groups
-            for trained in [scored.decision is Decision.TRAINED]
+            [self._sample(group, i, next(advantages) if trained else None) for i in range(len(group.results))]
+            for group in self.groups
+            for trained in [group.decision is Decision.TRAINED]
         ]
 
-    def _sample(self, scored: ScoredGroup, index: int, advantage: float | None) -> dict[str, Any]:
-        prompt, result = scored.answered.prompt, scored.results[index]
-        episode = scored.answered.group.episodes[index]
+    def _sample(self, group: Group, index: int, advantage: float | None) -> dict[str, Any]:
+        prompt, result, episode = self.prompts[group.ordinal], group.results[index], group.episodes[index]
         assert episode.finish is not None
+        assert group.decision is not None
         return {
-            "ordinal": scored.ordinal,
+            "ordinal": group.ordinal,
             "prompt_uid": prompt.uid,
             "prompt": prompt.text,
             "label": prompt.label,
             "sample": episode.sample,
-            "response": scored.answered.texts[index],
+            "response": self.texts[group.ordinal][index],
             "response_tokens": episode.response_length,
             "finish_reason": episode.finish.value,
             "reward": float(result.score),
             "reward_parts": result.parts,
             "reward_error": result.error,
-            "decision": scored.decision.value,
+            "decision": group.decision.value,
             "advantage": advantage,
             "weight_version": self.weight_version,
             "spans": [

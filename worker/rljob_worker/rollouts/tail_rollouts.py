@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rljob_worker.flow import tail
+from rljob_worker.flow import Decision, Group, tail
 from rljob_worker.flow.partial import spread
 from rljob_worker.rollouts.growing_rollouts import GrowingRollouts
-from rljob_worker.rollouts.open_groups import OpenGroup
-from rljob_worker.rollouts.step import Decision, ScoredGroup, Step
+from rljob_worker.rollouts.step import Step
 from rljob_worker.types import Cut
 
 
@@ -39,22 +38,23 @@ class TailRollouts(GrowingRollouts):
     def _places(self, step: Step) -> int:
         return (self._wanted if step.long else self._at_once) - len(self._members(step))
 
-    def _growing(self, step: Step) -> list[OpenGroup]:
+    def _growing(self, step: Step) -> list[Group]:
         members = [step.open[ordinal] for ordinal in self._members(step)]
-        return [one for one in members if not one.group.complete]
+        return [one for one in members if not one.complete]
 
     def _division(self, step: Step) -> tuple[Sequence[Sequence[int]], Sequence[Cut]]:
-        growing = [one.group.ordinal for one in self._growing(step)]
+        growing = [one.ordinal for one in self._growing(step)]
         held = spread(growing, len(self._engines))
         complete = len(self._members(step)) - len(growing)
         return held, tail.cuts(held, self._wanted - complete)
 
-    def _leave(self, step: Step, surplus: Sequence[ScoredGroup]) -> None:
-        step.groups += [replace(scored, decision=Decision.SURPLUS) for scored in surplus]
+    def _leave(self, step: Step, surplus: Sequence[Group]) -> None:
+        for group in surplus:
+            step.take(group, Decision.SURPLUS, self._named[group.ordinal], self._texts(group))
         # A long step waits for all of its groups; those that wait for the next one come after it.
         for one in [] if step.long else self._growing(step):
             step.deferred.append(one)
-            step.open[one.group.ordinal] = replace(one, deferred_at=step.number)
+            step.open[one.ordinal] = replace(one, deferred_at=step.number)
         step.open = {ordinal: one.anew() for ordinal, one in step.open.items()}
 
 

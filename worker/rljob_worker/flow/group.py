@@ -1,0 +1,281 @@
+"""A prompt's samples on their way through generation, reward and training, and as a checkpoint holds them."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from rljob_worker.flow.streams import TokenStream, packed, unpacked
+from rljob_worker.types import ExpertArray, FloatArray, Generation, GenerationRequest, Prompt, RewardResult
+
+
+class Finish(StrEnum):
+    """Why an episode's generation ended."""
+
+    STOP = "stop"
+    """An end token, a stop token or a stop string."""
+    LENGTH = "length"
+    """The longest response allowed."""
+
+
+class Decision(StrEnum):
+    """What a step did with a group."""
+
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    """A filter took it: its prompt does not come again."""
+    SURPLUS = "surplus"
+    """The step had enough before it: its prompt is sampled again, in the next step or a later one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One sample of a prompt.
+
+    Attributes:
+        ordinal: number of the prompt in the data.
+        sample: number of the sample within its group.
+        stream: its tokens so far.
+        finish: why it ended; None while it may go on.
+        stop_text: the stop string that ended it, if any.
+        experts: of a finished one, those that the engine sent each token but the last to, where the trainer is to do
+            the same: [tokens - 1, layers with experts, experts of a token]. What may go on has none: its next reading
+            tells those of all tokens.
+
+    Raises:
+        ValueError: there are experts of more or fewer tokens.
+    """
+
+    ordinal: int
+    sample: int
+    stream: TokenStream
+    finish: Finish | None = None
+    stop_text: str | None = None
+    experts: ExpertArray | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.experts is not None and len(self.experts) != len(self.stream) - 1:
+            raise ValueError(
+                f"sample {self.sample} of prompt {self.ordinal} has {len(self.stream)} tokens and experts of "
+                f"{len(self.experts)}; all but the last have some"
+            )
+
+    @property
+    def response_length(self) -> int:
+        """Tokens after the prompt."""
+        return len(self.stream) - self.stream.prompt_length
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All samples of one prompt: what an advantage is relative to, and what is trained on together.
+
+    Attributes:
+        ordinal: number of the prompt in the data.
+        admitted_version: the newest weights when its generation began.
+        episodes: its samples, by number.
+        renewed: whether what was first sampled of it was dropped for its age (`flow.limits`).
+        seed: of its first sample; the others follow. It stays the same in whichever step the group goes on.
+        prompt_uid: of its prompt; empty in one that a checkpoint holds, until its prompt is drawn.
+        results: its rewards, once it is complete; none while they are waited for.
+        deferred_at: number of the step that deferred it; None: none did. Only with tail batching.
+        decision: what a step did with it; None: no step has taken it.
+
+    Raises:
+        ValueError: an episode is another prompt's, or their numbers are not 0, 1, 2, ...
+    """
+
+    ordinal: int
+    admitted_version: int
+    episodes: tuple[Episode, ...]
+    renewed: bool = False
+    seed: int = 0
+    prompt_uid: str = ""
+    results: tuple[RewardResult, ...] = ()
+    deferred_at: int | None = None
+    decision: Decision | None = None
+
+    def __post_init__(self) -> None:
+        numbers = [(episode.ordinal, episode.sample) for episode in self.episodes]
+        if numbers != [(self.ordinal, sample) for sample in range(len(self.episodes))] or not numbers:
+            raise ValueError(f"group of prompt {self.ordinal}: its episodes are {numbers} (prompt, sample)")
+
+    @property
+    def complete(self) -> bool:
+        """Whether all samples have ended."""
+        return all(episode.finish is not None for episode in self.episodes)
+
+    @property
+    def oldest_version(self) -> int:
+        """The lowest version that sampled a token of it; the version it was admitted at where nothing was."""
+        versions = [episode.stream.oldest_version for episode in self.episodes]
+        return min((version for version in versions if version is not None), default=self.admitted_version)
+
+    @property
+    def newest_version(self) -> int:
+        """The highest version that sampled a token of it; the version it was admitted at where nothing was."""
+        versions = [episode.stream.newest_version for episode in self.episodes]
+        return max((version for version in versions if version is not None), default=self.admitted_version)
+
+    def lag(self, version: int) -> int:
+        """How many versions older than `version` its oldest token is: the staleness that is bounded."""
+        return version - self.oldest_version
+
+    @property
+    def prompt_tokens(self) -> tuple[int, ...]:
+        """The tokens that all its samples begin with."""
+        stream = self.episodes[0].stream
+        return tuple(stream.ids[: stream.prompt_length].tolist())
+
+    @property
+    def rewards(self) -> FloatArray:
+        """[G] float32, of its results."""
+        return np.array([result.score for result in self.results], dtype=np.float32)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each response."""
+        return [episode.response_length for episode in self.episodes]
+
+    @classmethod
+    def begun(cls, ordinal: int, prompt: Prompt, samples: int, seed: int, version: int) -> Group:
+        """A group that has nothing but its prompt, for weights of `version`."""
+        stream = TokenStream.of_prompt(prompt.token_ids)
+        episodes = tuple(Episode(ordinal, sample, stream) for sample in range(samples))
+        return cls(ordinal, version, episodes, seed=seed, prompt_uid=prompt.uid)
+
+    def at(self, version: int) -> Group:
+        """As the step of weights `version` finds it: where nothing was sampled yet, it begins there."""
+        if any(episode.stream.num_sampled for episode in self.episodes):
+            return self
+        return replace(self, admitted_version=version)
+
+    def anew(self) -> Group:
+        """Without what was sampled of it."""
+        episodes = tuple(
+            Episode(one.ordinal, one.sample, TokenStream.of_prompt(one.stream.ids[: one.stream.prompt_length]))
+            for one in self.episodes
+        )
+        return replace(self, episodes=episodes, results=())
+
+    def sampled_again(self, version: int) -> Group:
+        """Without what was sampled of it, which is too old, for weights of `version`."""
+        return replace(self.anew().at(version), renewed=True)
+
+    def requests(self) -> list[tuple[int, GenerationRequest]]:
+        """What is missing, with the number of the sample."""
+        return [
+            (
+                episode.sample,
+                GenerationRequest(
+                    prompt_token_ids=tuple(episode.stream.ids[: episode.stream.prompt_length].tolist()),
+                    seed=self.seed + episode.sample,
+                    sampled_token_ids=tuple(episode.stream.ids[episode.stream.prompt_length :].tolist()),
+                    group=self.ordinal,
+                ),
+            )
+            for episode in self.episodes
+            if episode.finish is None
+        ]
+
+    def extended(self, sample: int, generation: Generation, version: int) -> Group:
+        """With what weights of `version` added to a sample."""
+        before = self.episodes[sample]
+        after = replace(
+            before,
+            stream=before.stream.append_sampled(generation.token_ids, generation.log_probs, version=version),
+            finish=Finish(generation.finish_reason) if generation.finish_reason else None,
+            stop_text=generation.stop_text,
+            experts=generation.experts if generation.finish_reason else None,
+        )
+        episodes = (*self.episodes[:sample], after, *self.episodes[sample + 1 :])
+        return replace(self, episodes=episodes)
+
+    def generations(self) -> list[Generation]:
+        """Each sample's response, from whatever weights its parts are."""
+        return [_generation(episode) for episode in self.episodes]
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens so far."""
+        return sum(episode.stream.num_sampled for episode in self.episodes)
+
+    def as_json(self) -> dict[str, Any]:
+        """A JSON value that `from_json` takes back to the same bits, but for the prompt's uid and the decision."""
+        return {
+            "ordinal": self.ordinal,
+            "admitted_version": self.admitted_version,
+            "seed": self.seed,
+            "results": [asdict(result) for result in self.results],
+            **({} if self.deferred_at is None else {"deferred_at": self.deferred_at}),
+            **({"renewed": True} if self.renewed else {}),
+            "episodes": [
+                {
+                    "stream": episode.stream.as_json(),
+                    "finish": None if episode.finish is None else episode.finish.value,
+                    "stop_text": episode.stop_text,
+                    **({} if episode.experts is None else {"experts": _experts_as_json(episode.experts)}),
+                }
+                for episode in self.episodes
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Group:
+        """What `as_json` gave; ValueError when it is not such a value."""
+        try:
+            ordinal = int(value["ordinal"])
+            episodes = tuple(
+                Episode(
+                    ordinal,
+                    sample,
+                    TokenStream.from_json(episode["stream"]),
+                    None if episode["finish"] is None else Finish(episode["finish"]),
+                    episode["stop_text"],
+                    _experts_from_json(episode["experts"]) if "experts" in episode else None,
+                )
+                for sample, episode in enumerate(value["episodes"])
+            )
+            results = tuple(RewardResult(**result) for result in value["results"])
+            deferred = None if value.get("deferred_at") is None else int(value["deferred_at"])
+            made = cls(
+                ordinal,
+                int(value["admitted_version"]),
+                episodes,
+                value.get("renewed") is True,
+                seed=int(value["seed"]),
+                results=results,
+                deferred_at=deferred,
+            )
+        except (KeyError, TypeError, ValueError, zlib.error) as error:
+            raise ValueError(f"not a group that was carried over: {error}") from error
+        if results and len(results) != (len(episodes) if made.complete else 0):
+            raise ValueError(f"the group of prompt {ordinal} has {len(episodes)} samples and {len(results)} rewards")
+        return made
+
+
+def _generation(episode: Episode) -> Generation:
+    stream = episode.stream
+    return Generation(
+        np.array(stream.ids[stream.prompt_length :]),
+        np.array(stream.log_probs[stream.prompt_length :]),
+        "" if episode.finish is None else episode.finish.value,
+        episode.stop_text,
+    )
+
+
+def _experts_as_json(experts: ExpertArray) -> dict[str, Any]:
+    dtype = "<u1" if experts.dtype == np.uint8 else "<u2"
+    return {"shape": list(experts.shape), "dtype": dtype, "values": packed(experts, dtype)}
+
+
+def _experts_from_json(value: dict[str, Any]) -> ExpertArray:
+    dtype = value["dtype"]
+    if dtype not in ("<u1", "<u2"):
+        raise ValueError(f"experts of type {dtype!r}")
+    experts: ExpertArray = unpacked(value["values"], dtype).reshape(value["shape"])
+    return experts
