@@ -8,13 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import algorithm_reference as reference
+import numpy as np
 import pytest
 import torch
 from test_losses import CONSTANT_LENGTH, make_inputs, make_sequences, make_spec
 
-from rljob_api.spec import AlgorithmSpec, LossAggregation, SapoSpec
-from rljob_worker.algorithms import LossInputs, finish_metrics, get_algorithm, policy_gradient_loss
+from rljob_api.spec import AlgorithmSpec, KlEstimator, LossAggregation, SapoSpec
+from rljob_worker.algorithms import LossInputs, finish_metrics, get_algorithm, policy_gradient_loss, token_weights
 from rljob_worker.algorithms.kl import kl_estimate
+from rljob_worker.trainer.batches import PackedBatch
+from rljob_worker.types import TrainBatch
 
 Response = list[reference.Token]
 BARE = {"entropyCoefficient": 0.0, "kl": {"coefficient": 0.0}, "tis": {"enabled": False}}
@@ -219,6 +222,70 @@ def test_the_unbiased_kl_and_its_gradient_are_exact_in_expectation() -> None:
         torch.testing.assert_close(
             *(torch.autograd.grad(value, new, retain_graph=True)[0] for value in (estimate, exact))
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("estimator", [KlEstimator.K3, KlEstimator.LOW_VAR])
+@pytest.mark.parametrize("log_ratio", [0.0, 0.7, -3.0, -19.0, -25.0, 25.0])
+@pytest.mark.parametrize("d", [-38.0, -20.0, -18.0, -17.0, -8.0, -0.5, 0.0, 0.5, 17.0, 40.0])
+def test_the_gradient_of_the_unbiased_k3_holds_far_from_the_reference(
+    d: float, log_ratio: float, estimator: KlEstimator, dtype: torch.dtype
+) -> None:
+    """exp(-d) - 1 and its inverse cancel out of it: in fp32 nothing of the gradient was left beyond 17 nats."""
+    old = -1.5
+    log_probs = torch.tensor([old + log_ratio], dtype=dtype, requires_grad=True)
+    value = kl_estimate(log_probs, log_probs.detach() - d, estimator, log_probs - old)
+    (gradient,) = torch.autograd.grad(value.sum(), log_probs)
+    bounded = min(max(log_ratio, -20.0), 20.0)
+    exact = math.exp(bounded) * (math.expm1(-d) + d)
+    slope = math.exp(bounded) * (d if bounded == log_ratio else -math.expm1(-d))
+    if estimator is KlEstimator.LOW_VAR and exact > 10:
+        exact, slope = 10.0, 0.0
+    precision = 1e-5 if dtype is torch.float32 else 1e-12
+    scale = precision * math.exp(bounded)
+    assert value.item() == pytest.approx(exact, rel=4 * precision, abs=scale)
+    assert gradient.item() == pytest.approx(slope, rel=4 * precision, abs=scale)
+
+
+def test_the_gates_temperature_has_the_precision_of_the_tokens() -> None:
+    spec = make_spec(**BARE, sapo={"tauPositive": 0.1, "tauNegative": 1.05})
+    for advantage, seed in ((1.0, 1), (-1.0, 2)):
+        responses = [[replace(t, advantage=advantage) for t in response] for response in make_sequences(seed)]
+        loss = loss_of("sapo", make_inputs(responses, spec, torch.float64), spec).item()
+        assert loss == pytest.approx(expected_loss("sapo", responses, spec), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [("gspo", {}), ("grpo", {"offPolicyMask": {}}), ("grpo", {"tis": {"level": "Sequence", "outside": "Mask"}})],
+)
+def test_a_sample_without_trained_tokens_may_stand_anywhere(name: str, extra: dict[str, Any]) -> None:
+    """`onLimit: Mask` leaves whole samples out: the loss is the same wherever those stand."""
+    losses = []
+    for order in ([0, 1, 2], [1, 0, 2], [1, 2, 0], [2, 1, 0]):
+        counts, lengths = np.array([0, 1, 2])[order], np.array([7, 4, 5])[order]
+        sampled = np.concatenate([np.arange(size) >= size - count for size, count in zip(lengths, counts)])
+        values = np.concatenate([-np.arange(1, count + 1) / (count + 1) for count in counts]).astype(np.float32)
+        batch = TrainBatch(
+            tokens=np.arange(len(sampled)), lengths=lengths, sampled=sampled, rollout_log_probs=values,
+            advantages=np.sign(values + 0.55), versions=np.zeros(3, np.int64), experts=None,
+        )  # fmt: skip
+        rows = PackedBatch(batch).micro_batch(np.arange(3))
+        spec = make_spec(**{"entropyCoefficient": 0.0, "kl": {"coefficient": 0.0}}, **{"name": name, **extra})
+        inputs = LossInputs(
+            log_probs=(rows.rollout_log_probs - 0.1).requires_grad_(),
+            old_log_probs=rows.rollout_log_probs + 0.2,
+            advantages=rows.advantages,
+            mask=torch.ones(3, dtype=torch.bool),
+            weights=token_weights(rows.mask, spec.aggregation, num_tokens=3, num_sequences=3, constant_length=8)[
+                rows.mask
+            ],
+            rollout_log_probs=rows.rollout_log_probs,
+            sequences=rows.sequences,
+        )
+        losses.append(loss_of(name, inputs, spec).item())
+    assert losses == pytest.approx([losses[0]] * 4)
+    assert losses[0] != 0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

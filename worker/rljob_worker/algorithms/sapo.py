@@ -18,8 +18,9 @@ def soft_gate(tokens: PolicyTokens, spec: AlgorithmSpec) -> tuple[Tensor, Tensor
     At r = 1 the gradient is that of r A. Nothing is clipped.
     """
     gate_spec = spec.sapo or SapoSpec()
-    positive, negative = gate_spec.tau_positive, gate_spec.tau_negative
-    tau = torch.where(tokens.advantages > 0, positive, negative).to(tokens.log_ratio.dtype)
+    # Of two numbers torch.where makes fp32, whatever the tokens are.
+    tau = torch.full_like(tokens.log_ratio, gate_spec.tau_negative)
+    tau = tau.masked_fill(tokens.advantages > 0, gate_spec.tau_positive)
     gate = torch.sigmoid(tau * (bounded_ratio(tokens.log_ratio) - 1)) * (4 / tau)
     loss = propagate_non_finite(-gate * tokens.advantages, tokens.log_ratio)
     return loss, torch.zeros_like(loss, dtype=torch.bool)

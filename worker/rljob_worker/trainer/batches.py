@@ -94,7 +94,7 @@ class MicroBatch:
     labels: Tensor
     """[n] int64, the response tokens."""
     sequences: Tensor
-    """[n] int64, the row of each of them."""
+    """[n] int64, which response each of them belongs to, below n: rows without response tokens are not counted."""
     mask: Tensor
     """[b, R] bool, one row a response, False where padded; its true places, in row order, are the packed tokens."""
     rollout_log_probs: Tensor
@@ -180,7 +180,7 @@ class PackedBatch:
             position_ids=torch.from_numpy(columns).expand(b, -1),
             selected=torch.from_numpy((in_sample - 1) * b + row),
             labels=torch.from_numpy(self.tokens[self.starts[samples][row] + in_sample]),
-            sequences=torch.from_numpy(row),
+            sequences=torch.from_numpy(np.repeat(np.cumsum(counts > 0) - 1, counts)),
             mask=torch.from_numpy(np.arange(max(1, int(counts.max()))) < counts[:, None]),
             rollout_log_probs=torch.from_numpy(self.rollout[chosen]),
             advantages=torch.from_numpy(self.advantages[chosen]),
