@@ -19,7 +19,7 @@ from rljob_api.overrides import apply_overrides
 from rljob_api.problems import ABSENT, ManifestError, Problem
 from rljob_api.rules import checks_on, rules_on
 from rljob_api.schema import Node, describe, structural_schema, subschema
-from rljob_api.yaml_text import YamlError, parse_yaml, read_text
+from rljob_api.yaml_text import BareKey, YamlError, bare_key, parse_yaml, read_text
 
 
 def load_manifest(manifest: Path | str | dict[str, Any], overrides: list[str] | None = None) -> RLJob:
@@ -78,7 +78,24 @@ def _read(manifest: Path | str | dict[str, Any]) -> tuple[Any, str]:
         raise ManifestError([Problem("", str(error))], source) from None
 
 
+def _bare_keys(value: Any, at: FieldPath = ()) -> Iterator[Problem]:
+    """Keys that are no text: `NO`, `y` and `1` in YAML without quotation marks."""
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _bare_keys(item, (*at, i))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                key = bare_key(str(key), key)
+            if isinstance(key, BareKey):
+                wrong = f"YAML reads this key as {key.read_as}; write it in quotation marks"
+                yield Problem(path_text((*at, str(key))), wrong, f'"{key}": ...')
+            yield from _bare_keys(item, (*at, str(key)))
+
+
 def _check(document: dict[str, Any], source: str) -> RLJob:
+    if bare := list(_bare_keys(document)):
+        raise ManifestError(bare, source)
     document = without_nulls(RLJob, document)
     try:
         text = json.dumps(document)
@@ -116,7 +133,10 @@ def _broken_rules(document: dict[str, Any], bad: set[FieldPath]) -> Iterator[Pro
                     continue
                 raise
             path = (*at, *rule.field.split(".")) if rule.field else at
-            value = _lookup(view, rule.field) if rule.field else _at(document, at)
+            # As it was written; what was left out as it is by default.
+            value = _at(document, path)
+            if value is ABSENT and rule.field:
+                value = _lookup(view, rule.field)
             yield Problem(path_text(path), rule.wrong, rule.allowed, value)
         for check in checks_on(model):
             try:

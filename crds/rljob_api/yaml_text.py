@@ -28,6 +28,29 @@ class YamlError(ValueError):
     """Text that is no YAML, with the line."""
 
 
+class BareKey(str):
+    """A key that YAML reads as something else than text, as it is written."""
+
+    read_as: str
+    """In words."""
+
+    def __new__(cls, text: str, read_as: str) -> BareKey:
+        """Return the text, and what it was read as beside it."""
+        key = super().__new__(cls, text)
+        key.read_as = read_as
+        return key
+
+    def __getnewargs__(self) -> tuple[str, str]:
+        return str(self), self.read_as
+
+
+def bare_key(text: str, value: Any) -> BareKey:
+    """A key that was read as `value`."""
+    if value is None:
+        return BareKey(text or "null", "null")
+    return BareKey(text, str(value).lower() if isinstance(value, bool) else "a number")
+
+
 def read_text(path: Path) -> str:
     """The text of a manifest's file, or of a pipe that is being written; never waits for long.
 
@@ -107,13 +130,21 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
-            name = self.construct_object(key, deep=True)
-            if not isinstance(name, str | int | float | bool):
-                raise yaml.constructor.ConstructorError(None, None, "a key is not a scalar", key.start_mark)
+            name = self._key(key)
             if name in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {name!r} is there twice", key.start_mark)
             seen.add(name)
-        return super().construct_mapping(node, deep)
+        self.flatten_mapping(node)
+        return {self._key(key): self.construct_object(value, deep=deep) for key, value in node.value}
+
+    def _key(self, node: yaml.Node) -> str:
+        """The text of a key; one that is read as something else (`no`, `1`) is marked, for its place to be named."""
+        name = self.construct_object(node, deep=True)
+        if isinstance(name, str):
+            return name
+        if not isinstance(node, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, "a key is not a scalar", node.start_mark)
+        return bare_key(node.value, name)
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
