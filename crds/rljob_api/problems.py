@@ -18,6 +18,8 @@ class Problem:
     wrong: str
     allowed: str = ""
     value: Any = ABSENT
+    rule: tuple[str, str] | None = None
+    """Path and message with which an API server would say it, where that is less exact."""
 
     def __str__(self) -> str:
         parts = [part for part in (self.path, None if self.value is ABSENT else _short(self.value)) if part]

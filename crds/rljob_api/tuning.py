@@ -53,15 +53,10 @@ def tuning_variables(tuning: Tuning, compile_cache: str) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def shared_cores(spec: RLJobSpec) -> str | None:
-    """What is wrong with a core binding that all processes of a node would share; None: nothing."""
-    chosen, devices = spec.resources.tuning.cpu_affinity, derived.devices_per_node(spec)
-    if chosen in (None, "0") or devices == 1:
-        return None
-    return (
-        f"each of the {devices} processes of a node sees its device as npu0, and all would be bound to the same cores; "
-        "leave it out, or 0"
-    )
+def shares_cores(spec: RLJobSpec) -> bool:
+    """Whether several processes of a node would be bound to the same cores: each sees its device as npu0."""
+    bound = "cpu_affinity" in PROFILES[spec.resources.profile].tunable
+    return bound and spec.resources.tuning.cpu_affinity not in (None, "0") and derived.devices_per_node(spec) > 1
 
 
 def _number(value: int | None) -> str | None:

@@ -17,7 +17,7 @@ from rljob_api.blocks import Views, path_text, without_nulls
 from rljob_api.job import RLJob
 from rljob_api.overrides import apply_overrides
 from rljob_api.problems import ABSENT, ManifestError, Problem
-from rljob_api.rules import checks_on, rules_on
+from rljob_api.rules import Finding, checks_on, rules_on
 from rljob_api.schema import Node, describe, structural_schema, subschema
 from rljob_api.yaml_text import BareKey, YamlError, bare_key, parse_yaml, read_text
 
@@ -133,6 +133,11 @@ def _broken_rules(document: dict[str, Any], bad: set[FieldPath]) -> Iterator[Pro
                     continue
                 raise
             path = (*at, *rule.field.split(".")) if rule.field else at
+            if rule.exact is not None:
+                said = path_text(path), rule.message
+                for finding in rule.exact(view):
+                    yield _of_finding(finding, at, document, said)
+                continue
             # As it was written; what was left out as it is by default.
             value = _at(document, path)
             if value is ABSENT and rule.field:
@@ -146,8 +151,14 @@ def _broken_rules(document: dict[str, Any], bad: set[FieldPath]) -> Iterator[Pro
                     continue
                 raise
             for finding in findings:
-                path = (*at, *finding.path)
-                yield Problem(path_text(path), finding.wrong, finding.allowed, _at(document, path))
+                yield _of_finding(finding, at, document)
+
+
+def _of_finding(
+    finding: Finding, at: FieldPath, document: dict[str, Any], rule: tuple[str, str] | None = None
+) -> Problem:
+    path = (*at, *finding.path)
+    return Problem(path_text(path), finding.wrong, finding.allowed, _at(document, path), rule)
 
 
 def _lookup(view: Any, field: str) -> Any:

@@ -33,6 +33,7 @@ DIVIDED = ["mode=Disaggregated", "resources={profile: cpu}"]
 APART = ["mode=Async", "resources={profile: cpu}"]
 ELASTIC = [*APART, "resources.trainer={nodes: 1}", "resources.rollout={nodes: 2, minNodes: 1, maxNodes: 4}"]
 """Mode Async, with engines that may come and go."""
+NPU = ["resources.profile=ascend-a2"]
 REFUSED: list[tuple[list[str], list[str]]] = [
     (["mode=Disaggregated", "resources={profile: cpu, devicesPerNode: 4}"], ["spec.resources.devicesPerNode"]),
     (["mode=Disaggregated", "resources={profile: cpu, nodes: 2}"], ["spec.resources.nodes"]),
@@ -227,13 +228,42 @@ REFUSED: list[tuple[list[str], list[str]]] = [
         ["spec.hccl.rolloutPorts.host"],
     ),
     (
-        ["hccl.trainerPorts.device={first: 10, last: 20}", "hccl.rolloutPorts.device={first: 1, last: 30}"],
+        ["hccl.trainerPorts.device={first: 2010, last: 2020}", "hccl.rolloutPorts.device={first: 2001, last: 2030}"],
         ["spec.hccl.rolloutPorts.device"],
     ),
+    (["hccl.rolloutPorts.device={first: 1, last: 2}"], ["spec.hccl.rolloutPorts.device.first"]),
+    (["hccl.trainerPorts.host={first: 1, last: 2}"], ["spec.hccl.trainerPorts.host.first"]),
+    (["hccl.rolloutPorts.host={first: 9000, last: 10002}"], ["spec.hccl.rolloutPorts.host"]),
     (["hccl.useHostIp=true"], ["spec.hccl.useHostIp"]),
     (["network.hostNetwork=true", "hccl.useHostIp=true", "hccl.interface==eth0"], ["spec.hccl.useHostIp"]),
     (["hccl.opExpansionMode=AIV"], ["spec.hccl.opExpansionMode"]),
     (["environment.variables.LD_PRELOAD=/lib/x.so"], ["spec.environment.variables"]),
+    (["environment.trainer.HCCL_IF_BASE_PORT='1'"], ["spec.environment.trainer"]),
+    (["environment.rollout.ASCEND_RT_VISIBLE_DEVICES='0'"], ["spec.environment.rollout"]),
+    (["resources.overrides.environment.TASK_QUEUE_ENABLE='2'"], ["spec.resources.overrides.environment"]),
+    *(
+        ([*NPU, f"{place}.PYTORCH_NPU_ALLOC_CONF='expandable_segments:True'"], [f"spec.{place}"])
+        for place in (
+            "environment.variables",
+            "environment.trainer",
+            "environment.rollout",
+            "resources.overrides.environment",
+        )
+    ),
+    ([*NPU, "environment.rollout.PYTORCH_ALLOC_CONF='expandable_segments:False'"], ["spec.environment.rollout"]),
+    (
+        ["resources.profile=cuda", "environment.trainer.PYTORCH_CUDA_ALLOC_CONF='max_split_size_mb:1'"],
+        ["spec.environment.trainer"],
+    ),
+    ([*NPU, "resources.tuning.cpuAffinity='2'"], ["spec.resources.tuning.cpuAffinity"]),
+    (
+        [*NPU, "memorySaver.mode=torch", "resources.tuning.taskQueueEnable=2"],
+        ["spec.resources.tuning.taskQueueEnable"],
+    ),
+    (
+        [*NPU, "memorySaver.mode=torch", "environment.trainer.TASK_QUEUE_ENABLE='2'"],
+        ["spec.environment.trainer"],
+    ),
     (["environment.trainer.TMS_HOOK_MODE=torch"], ["spec.environment.trainer"]),
     (["resources.profile=ascend-a2", "rollout.graphMode=true"], ["spec.rollout.graphMode"]),
     (["resources.profile=ascend-a3", "rollout.speculative={}"], ["spec.rollout.speculative"]),
@@ -348,7 +378,15 @@ ACCEPTED: list[list[str]] = [
     ["network.hostNetwork=true", "hccl.useHostIp=true"],
     ["hccl={opExpansionMode: AIV, deterministic: false}"],
     ["environment.rollout.LD_PRELOAD=/usr/lib/libjemalloc.so.2"],
-    ["scheduling={system: MindCluster, queue: research, superPodBlock: 16}"],
+    [*NPU, "environment.trainer.PYTORCH_NPU_ALLOC_CONF='max_split_size_mb:256, Expandable_Segments : false'"],
+    ["environment.trainer.PYTORCH_NPU_ALLOC_CONF='expandable_segments:True'"],
+    [*NPU, "environment.rollout.HCCL_BUFFSIZE='512'", "environment.trainer.TASK_QUEUE_ENABLE='1'"],
+    ["resources.tuning.cpuAffinity='2'"],
+    [*NPU, "resources.tuning.taskQueueEnable=2"],
+    [
+        "resources={profile: ascend-a3, nodes: 2, devicesPerNode: 8}",
+        "scheduling={system: MindCluster, queue: research, superPodBlock: 16}",
+    ],
     ["scheduling.tolerations=[{operator: Exists}, {key: a, value: b, effect: NoExecute, tolerationSeconds: 3}]"],
     ["failurePolicy.rules=[{exitCodes: [3], action: Fail}, {reasons: [NodeLost, Evicted], action: Ignore}]"],
     ["storage.volumes=[{name: a, mountPath: /a, claim: x}, {name: b, mountPath: /b, hostPath: /data}]"],
@@ -367,7 +405,7 @@ def refused_locally(document: dict) -> set[tuple[str, str]]:
     try:
         load_manifest(document)
     except ManifestError as error:
-        return {(problem.path, f"{problem.wrong}; allowed: {problem.allowed}") for problem in error.problems}
+        return {p.rule or (p.path, f"{p.wrong}; allowed: {p.allowed}") for p in error.problems}
     return set()
 
 

@@ -19,10 +19,10 @@ ASCEND_FAULTS = (
     ),
     Fault(
         "all trainers of a node are pinned to the same cores",
-        "worker/rljob_worker/cluster/machine.py",
-        "    if wrong := shared_cores(spec):",
-        "    if wrong := None:",
-        "tests/worker/cluster/test_machine.py",
+        "crds/rljob_api/rules/variables.py",
+        "        check=lambda s: not shares_cores(s),\n",
+        "        check=lambda s: True,\n",
+        _REFUSED,
     ),
     Fault(
         "graphs are captured on NPUs, with weights of an earlier step",

@@ -14,7 +14,9 @@ from rljob_api.rules.learning import ENGINE_ARGS, LEARNING, MODEL_AND_DATA
 from rljob_api.rules.model_config import MODEL_CHECKS
 from rljob_api.rules.modes import DEVICE_GROUPS, STALENESS
 from rljob_api.rules.pod_templates import POD_CHECKS
+from rljob_api.rules.pods import CLUSTER_CHECKS
 from rljob_api.rules.texts import TEXT_CHECKS
+from rljob_api.rules.variables import VARIABLES
 from rljob_api.spec import DeviceGroupSpec, ResourcesSpec, RLJobSpec
 
 __all__ = [
@@ -39,6 +41,7 @@ RULES: tuple[Rule, ...] = (
     *ENGINE_ARGS,
     *DEVICES,
     *NETWORK,
+    *VARIABLES,
     *CLUSTER,
 )
 
@@ -82,7 +85,9 @@ def rules_on(block: type[ApiModel]) -> tuple[Rule, ...]:
 @functools.cache
 def checks_on(block: type[ApiModel]) -> tuple[Check, ...]:
     """Return the checks of one block that the API server cannot make."""
-    return tuple(check for table in (TEXT_CHECKS, MODEL_CHECKS, POD_CHECKS) for check in table.get(block, ()))
+    return tuple(
+        check for table in (TEXT_CHECKS, MODEL_CHECKS, POD_CHECKS, CLUSTER_CHECKS) for check in table.get(block, ())
+    )
 
 
 def transition_rules() -> list[tuple[str, str, str]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.base import ApiModel
+from rljob_api.rules.findings import Finding
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Rule:
     """The same condition over `self`; None where CEL cannot see the fields (free-form mappings)."""
     at_field: bool = False
     """`self` is the field, not the block: the API server evaluates the rule only where the field is given."""
+    exact: Callable[[Any], Iterator[Finding]] | None = None
+    """Where in the field it is broken, and what would be right there, for who reads the manifest with this package."""
 
     @property
     def message(self) -> str:

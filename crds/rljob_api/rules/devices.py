@@ -18,7 +18,7 @@ def _names(chosen: Callable[[HardwareProfile], object]) -> list[str]:
     return [name for name, profile in PROFILES.items() if chosen(profile)]
 
 
-def _on_one_of(names: list[str]) -> str:
+def on_one_of(names: list[str]) -> str:
     """CEL, in a job's spec: its profile is one of these."""
     listed = ", ".join(f"'{name}'" for name in names)
     if ResourcesSpec().profile.value in names:
@@ -35,7 +35,7 @@ def _unable_rule(able: str, used: Callable[[Any], bool], unused_cel: str, *, fie
         wrong=wrong,
         allowed=f"{off} on profiles {', '.join(refusing)}",
         check=lambda s: not used(s) or getattr(PROFILES[s.resources.profile], able),
-        cel=f"{unused_cel} || !({_on_one_of(refusing)})",
+        cel=f"{unused_cel} || !({on_one_of(refusing)})",
     )
 
 

@@ -10,8 +10,8 @@ from rljob_api.base import ApiModel
 from rljob_api.job import RLJob
 from rljob_api.rules.core import Rule, exactly_one
 from rljob_api.spec import (
-    EnvironmentSpec,
     FailurePolicy,
+    HcclPorts,
     HcclSpec,
     PortRange,
     QueueSystem,
@@ -165,21 +165,22 @@ def _ports_rule(kind: str) -> Rule:
     )
 
 
-_NAME = "[a-z]([-a-z0-9]*[a-z0-9])?"
-SAVER_VARIABLES = ("LD_PRELOAD", "TMS_HOOK_MODE", "TMS_INIT_ENABLE", "TMS_INIT_ENABLE_CPU_BACKUP")
+_RAY_WORKER_PORTS = (10002, 19999)
+"""Ray's default for `--min-worker-port` and `--max-worker-port`."""
 
 
-def _variables_rule(field: str) -> Rule:
+def _system_ports_rule(kind: str) -> Rule:
     return Rule(
-        on=EnvironmentSpec,
-        field=field,
-        wrong="the memory saver owns " + ", ".join(SAVER_VARIABLES) + " of the trainers",
-        allowed="spec.memorySaver instead; another LD_PRELOAD only in environment.rollout",
-        check=lambda e: not any(name in SAVER_VARIABLES for name in getattr(e, field)),
-        cel=f"!self.{field}.exists(name, name in [{', '.join(repr(name) for name in SAVER_VARIABLES)}])",
+        on=HcclPorts,
+        field=f"{kind}.first",
+        wrong="ports up to 1023 belong to the system",
+        allowed="at least 1024",
+        check=lambda p: getattr(p, kind) is None or getattr(p, kind).first > 1023,
+        cel=f"!has(self.{kind}) || self.{kind}.first > 1023",
     )
 
 
+_NAME = "[a-z]([-a-z0-9]*[a-z0-9])?"
 NETWORK = (
     Rule(
         on=PortRange,
@@ -188,6 +189,16 @@ NETWORK = (
         allowed="at least first",
         check=lambda p: p.first <= p.last,
         cel="self.first <= self.last",
+    ),
+    _system_ports_rule("host"),
+    _system_ports_rule("device"),
+    Rule(
+        on=HcclPorts,
+        field="host",
+        wrong="meets the ports of Ray's processes, {} to {}".format(*_RAY_WORKER_PORTS),
+        allowed="others, or none: the system then picks free ports",
+        check=lambda p: p.host is None or p.host.first > _RAY_WORKER_PORTS[1] or p.host.last < _RAY_WORKER_PORTS[0],
+        cel="!has(self.host) || self.host.first > {1} || self.host.last < {0}".format(*_RAY_WORKER_PORTS),
     ),
     _ports_rule("host"),
     _ports_rule("device"),
@@ -217,8 +228,6 @@ NETWORK = (
         check=lambda h: h.op_expansion_mode != "AIV" or not h.deterministic,
         cel="!has(self.opExpansionMode) || self.opExpansionMode != 'AIV' || !self.deterministic",
     ),
-    _variables_rule("variables"),
-    _variables_rule("trainer"),
 )
 
 

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
+from rljob_api.kubernetes_names import is_dns_label
 from rljob_api.rules.findings import Check, Finding, keys, labels, object_name
 from rljob_api.spec import PodsSpec
 
@@ -43,6 +44,9 @@ _WORDS = {
     int: "a whole number",
 }
 Path = tuple[str | int, ...]
+OWN_LABEL_PREFIXES = ("rljob.dev/", "ray.io/")
+MAX_ANNOTATIONS_BYTES = 128 * 1024
+"""Half of what Kubernetes allows: KubeRay, Volcano and device plugins add theirs."""
 
 
 def _fields(given: Any, known: dict[str, type], at: Path) -> Iterator[Finding]:
@@ -68,6 +72,8 @@ def _template(role: str) -> Check:
         for part, known in (("metadata", _METADATA), ("spec", _POD)):
             if isinstance(template.get(part), dict):
                 yield from _fields(template[part], known, (role, part))
+        yield from _own_metadata(template.get("metadata"), (role, "metadata"))
+        yield from _parts(template, (role, "spec"), f"ray-{role}")
         pod = template.get("spec")
         for part in ("containers", "initContainers") if isinstance(pod, dict) else ():
             containers = pod.get(part)
@@ -77,9 +83,47 @@ def _template(role: str) -> Check:
     return check
 
 
+def _own_metadata(metadata: Any, at: Path) -> Iterator[Finding]:
+    """Labels and annotations of a template."""
+    for part in ("labels", "annotations"):
+        values = metadata.get(part) if isinstance(metadata, dict) else None
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if value is not None and not isinstance(value, str):
+                yield Finding((*at, part, key), "is no string", "a string, in quotation marks")
+            elif value is not None and part == "labels":
+                yield from _labels((*at, part), {key: value})
+
+
+def _parts(template: dict[str, Any], at: Path, ray: str) -> Iterator[Finding]:
+    """Lists without which there is no pod of Ray, and names in them."""
+    pod = template.get("spec", {})
+    if pod is None or (isinstance(pod, dict) and pod.get("containers", []) is None):
+        yield Finding((*at, "containers"), "takes Ray's container away", "leave it out")
+        return
+    for part in ("containers", "initContainers", "volumes") if isinstance(pod, dict) else ():
+        items = pod.get(part)
+        for i, item in enumerate(items if isinstance(items, list) else ()):
+            name = item.get("name") if isinstance(item, dict) else None
+            if not isinstance(name, str) or not is_dns_label(name):
+                allowed = "lower-case letters, digits and '-', at most 63"
+                yield Finding((*at, part, i), "has no name, or none that is one", f"name: {allowed}")
+            elif name == ray and item.get("$patch") == "delete":
+                yield Finding((*at, part, i), "is Ray's container, and cannot be deleted", "leave it out")
+
+
+def _labels(at: Path, values: Any) -> Iterator[Finding]:
+    yield from labels(at, values)
+    for key in values:
+        if key.startswith(OWN_LABEL_PREFIXES):
+            yield Finding((*at, key), "belongs to the operator or KubeRay: pods are found by it", "another label")
+
+
 def _names(pods: Any) -> Iterator[Finding]:
-    yield from labels(("labels",), pods.labels)
+    yield from _labels(("labels",), pods.labels)
     yield from keys(("annotations",), pods.annotations)
+    size = sum(len(key) + len(value.encode()) for key, value in pods.annotations.items())
+    if size > MAX_ANNOTATIONS_BYTES:
+        yield Finding(("annotations",), f"has {size} bytes", f"at most {MAX_ANNOTATIONS_BYTES}")
     yield from object_name(("serviceAccount",), pods.service_account, "service account")
     for i, name in enumerate(pods.image_pull_secrets):
         yield from object_name(("imagePullSecrets", i), name, "secret")

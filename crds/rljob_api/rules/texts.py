@@ -27,7 +27,6 @@ from rljob_api.spec import (
     EnvironmentSpec,
     EvaluationSet,
     EvaluationSpec,
-    HcclPorts,
     Hub,
     ModelSpec,
     PodResources,
@@ -41,16 +40,11 @@ from rljob_api.spec import (
     StorageSpec,
     VolumeSpec,
 )
-from rljob_api.wire.names import ATTEMPT_VARIABLE, DRIVER_TOKEN_VARIABLE
+from rljob_api.wire.names import ATTEMPT_VARIABLE, PRIVATE_VARIABLES
 
 _RESERVED_ARGUMENTS = ("prompt", "response", "label", "finish_reason")
-_OWN_VARIABLES = {
-    "PYTHONHOME": "another standard library would be loaded; environment.pythonPath adds folders",
-    "RAY_AUTH_TOKEN": "Ray's token is the job's own",
-    "RAY_AUTH_TOKEN_PATH": "Ray's token is the job's own",
-    ATTEMPT_VARIABLE: "the operator counts the attempts",
-    DRIVER_TOKEN_VARIABLE: "the operator makes the token",
-}
+_NEVER_GIVEN = ("PYTHONHOME", *PRIVATE_VARIABLES, ATTEMPT_VARIABLE)
+_FOLDERS = ("PATH", "HOME", "TMPDIR", "TMP", "TEMP")
 _RAY_PORTS = {6379: "GCS", 8265: "dashboard", 10001: "client server", 52365: "agent"}
 _LEAST_MEMORY = 64 * 2**20
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
@@ -164,7 +158,7 @@ def _reward(reward: Any) -> Iterator[Finding]:
     if reward.error_score != 0 and reward.on_error != "Score":
         yield Finding(("errorScore",), "has no effect with onError: Fail", "only with onError: Score")
     for i, name in enumerate(reward.environment):
-        if name in _OWN_VARIABLES:
+        if name in _NEVER_GIVEN:
             yield Finding(("environment", i), f"{name} is never given to a reward", "another variable")
     if reward.parts is not None and reward.args:
         yield Finding(("args",), "has no effect beside parts", "in each of the parts")
@@ -230,8 +224,8 @@ def _variables(at: tuple[str, ...], values: dict[str, str]) -> Iterator[Finding]
     for name, value in values.items():
         if not names.is_variable(name):
             yield Finding((*at, name), "is no name of a variable", "letters, digits, '_', '-' and '.', no digit first")
-        elif name in _OWN_VARIABLES:
-            yield Finding((*at, name), f"cannot be set: {_OWN_VARIABLES[name]}", "leave it out")
+        elif name in _FOLDERS and not any(part.startswith("/") for part in value.split(":")):
+            yield Finding((*at, name), "names no folder, and processes need one", "an absolute path, or leave it out")
         elif "\0" in value:
             yield Finding((*at, name), "holds a NUL, which no variable can", "text without it")
 
@@ -284,11 +278,6 @@ def _records(records: Any) -> Iterator[Finding]:
         yield Finding(("httpHost",), "is no address or host name", "like 127.0.0.1, without scheme and port")
 
 
-def _ports(ports: Any) -> Iterator[Finding]:
-    if ports.host is not None and ports.host.first < 1024:
-        yield Finding(("host", "first"), "ports up to 1023 belong to the system", "at least 1024")
-
-
 def _engine_arguments(rollout: Any) -> Iterator[Finding]:
     for name in rollout.engine_args:
         if not _ENGINE_ARGUMENT.fullmatch(name):
@@ -336,7 +325,6 @@ TEXT_CHECKS: dict[type, tuple[Check, ...]] = {
     StorageSpec: (_zero("sharedMemory", "64Mi"),),
     VolumeSpec: (_volume,),
     RecordsSpec: (_records,),
-    HcclPorts: (_ports,),
     CheckpointSpec: (_checkpoint,),
     PodResources: (_cpu, _zero("memory", "256Mi")),
 }

@@ -79,13 +79,13 @@ class ProfileOverrides(ApiModel):
     """Pod annotation from which ASCEND_VISIBLE_DEVICES is read (Volcano with the Ascend plugin)."""
     runtime_class: Name | None = None
     """Runtime class of the worker pods."""
-    node_selector: StringMap | None = None
+    node_selector: Annotated[StringMap, Field(max_length=32)] | None = None
     """Replaces the profile's node selector; `scheduling.nodeSelector` adds to it."""
     driver_path: Text | None = None
     """Folder of the Ascend driver on the node, mounted read-only."""
     host_mounts: Annotated[list[Text], Field(max_length=32)] | None = None
     """Files and folders of the node that are mounted read-only at the same place; replaces the profile's list."""
-    environment: StringMap = {}
+    environment: Annotated[StringMap, Field(max_length=128)] = {}
     """Variables of the worker pods, over the profile's."""
 
 

@@ -12,16 +12,13 @@ from rljob_api.spec import RLJobSpec
 from rljob_operator.kubernetes_objects import Manifest, block_of
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.hardware import resolve
-from rljob_operator.render.hccl import check_hccl
 from rljob_operator.render.object_names import secret_name
 from rljob_operator.render.overrides import merge_template
-from rljob_operator.render.pods import check_pods, check_sizes, head_template, own_labels, worker_size, worker_template
+from rljob_operator.render.pods import check_sizes, head_template, own_labels, worker_size, worker_template
 from rljob_operator.render.policy import check_policy
 from rljob_operator.render.ray_cluster import check_ray, ray_cluster, valid_spec
-from rljob_operator.render.scheduling import check_scheduling
 from rljob_operator.render.settings import RenderSettings, short
 from rljob_operator.render.submission import check_manifest
-from rljob_operator.render.variables import check_environment, check_tuning
 from rljob_operator.render.volumes import check_run_folder, check_volumes
 from rljob_operator.state.observed import JobView
 
@@ -82,15 +79,8 @@ def check(job: JobView, spec: RLJobSpec, profile: HardwareProfile, settings: Ren
     _check_image(spec, settings)
     _check_files(spec)
     check_sizes(spec, profile)
-    check_environment(spec)
-    if "cpu_affinity" in profile.tunable:
-        check_tuning(spec)
-    if profile.uses_hccl:
-        check_hccl(spec)
     for group in derived.node_groups(spec):
         check_volumes(spec, profile, worker_size(spec, profile, group).shared_memory)
-    check_pods(spec, profile)
-    check_scheduling(spec, profile)
     check_manifest(job, settings)
 
 

@@ -6,9 +6,9 @@ tells the user which field was meant.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from rljob_api.kubernetes_names import is_label_key, is_label_value, is_subdomain, is_variable
+from rljob_api.kubernetes_names import is_label_key, is_label_value, is_subdomain
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.settings import short
 
@@ -52,13 +52,6 @@ def check_annotations(field: str, annotations: Mapping[str, str]) -> None:
     size = sum(len(key) + len(value.encode()) for key, value in annotations.items())
     if size > MAX_ANNOTATIONS_BYTES:
         raise RenderError(field, f"has {size} bytes; at most {MAX_ANNOTATIONS_BYTES} are possible")
-
-
-def check_variables(field: str, names: Iterable[str]) -> None:
-    """Refuse what are no environment variables."""
-    for name in names:
-        if not is_variable(name):
-            raise RenderError(field, f"{short(name)} is no variable name: letters, digits, '_', '-' and '.'")
 
 
 def check_path(field: str, path: str | None) -> None:

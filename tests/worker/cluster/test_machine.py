@@ -107,8 +107,6 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         check_machine(spec())
     monkeypatch.setattr(machine, "package_library", lambda mode: LIBRARY)
     check_machine(spec())
-    with pytest.raises(UserError, match=r"spec\.resources\.tuning\.cpuAffinity: 2: each of the 2 processes"):
-        check_machine(spec(tuning={"cpuAffinity": "2"}))
 
 
 def test_nothing_is_asked_of_a_machine_that_computes_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

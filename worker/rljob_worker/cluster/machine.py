@@ -12,7 +12,7 @@ from rljob_api.profiles import PROFILES
 from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
 from rljob_api.roles import MEMORY_SAVER_LIBRARY
 from rljob_api.spec import MemorySaverMode
-from rljob_api.tuning import resolved_tuning, shared_cores, tuning_variables
+from rljob_api.tuning import resolved_tuning, tuning_variables
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.errors import UserError
 from rljob_worker.host.sweeps import is_private
@@ -28,8 +28,7 @@ def check_machine(spec: RLJobSpec) -> None:
     """Refuse what the first process that uses a device would find out.
 
     Raises:
-        UserError: CANN is not set up in this shell, the memory saver is not installed, or all processes would share
-            their cores.
+        UserError: CANN is not set up in this shell, or the memory saver is not installed.
     """
     if device_kind(spec.resources).ray_resource is None:
         return
@@ -39,8 +38,6 @@ def check_machine(spec: RLJobSpec) -> None:
             f"spec.resources.profile: {profile.name} needs CANN, and {_CANN_VARIABLE} is not set in this shell; run "
             "`source /usr/local/Ascend/ascend-toolkit/set_env.sh` (or cann/set_env.sh there) first"
         )
-    if wrong := shared_cores(spec):
-        raise UserError(f"spec.resources.tuning.cpuAffinity: {spec.resources.tuning.cpu_affinity}: {wrong}")
     _saver_variables(spec)
 
 
