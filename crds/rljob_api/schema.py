@@ -202,7 +202,7 @@ def _bounds(node: Node, largest: bool) -> str:
     parts = []
     if "minimum" in node:
         parts.append(("above " if node.get("exclusiveMinimum") else "at least ") + _number(node["minimum"]))
-    if largest and node.get("format") == "int64":
+    if largest and node.get("format") == "int64" and "maximum" not in node:
         parts.append(f"at most {INT64_MAX}")
     elif "maximum" in node and (largest or node["maximum"] < 2**31 - 1):
         parts.append(("below " if node.get("exclusiveMaximum") else "at most ") + _number(node["maximum"]))

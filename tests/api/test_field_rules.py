@@ -34,6 +34,10 @@ APART = ["mode=Async", "resources={profile: cpu}"]
 ELASTIC = [*APART, "resources.trainer={nodes: 1}", "resources.rollout={nodes: 2, minNodes: 1, maxNodes: 4}"]
 """Mode Async, with engines that may come and go."""
 NPU = ["resources.profile=ascend-a2"]
+ALONE = [
+    "resources={profile: cpu, devicesPerNode: 1}", "training={tensorParallel: 1}", "rollout.tensorParallel=1",
+]  # fmt: skip
+"""One trainer and one engine."""
 REFUSED: list[tuple[list[str], list[str]]] = [
     (["mode=Disaggregated", "resources={profile: cpu, devicesPerNode: 4}"], ["spec.resources.devicesPerNode"]),
     (["mode=Disaggregated", "resources={profile: cpu, nodes: 2}"], ["spec.resources.nodes"]),
@@ -256,6 +260,32 @@ REFUSED: list[tuple[list[str], list[str]]] = [
         ["spec.environment.trainer"],
     ),
     ([*NPU, "resources.tuning.cpuAffinity='2'"], ["spec.resources.tuning.cpuAffinity"]),
+    *(
+        (
+            [*ALONE, "rollout.samplesPerPrompt=1", f"algorithm={{name: reinforce, rewards: {{{field}: Group}}}}"],
+            [f"spec.algorithm.rewards.{field}"],
+        )
+        for field in ("center", "scale")
+    ),
+    (
+        [
+            *ALONE,
+            "rollout={promptsPerStep: 1, samplesPerPrompt: 1, maxResponseTokens: 8}",
+            "algorithm={name: reinforce, rewards: {center: Batch}}",
+        ],
+        ["spec.algorithm.rewards.center"],
+    ),
+    (
+        [
+            *ALONE,
+            "rollout={promptsPerStep: 1, samplesPerPrompt: 1, maxResponseTokens: 8}",
+            "algorithm={name: reinforce_pp}",
+        ],
+        ["spec.algorithm.whitenAdvantages"],
+    ),
+    (["rollout.topK=1"], ["spec.rollout.topK"]),
+    (["rollout.minP=1"], ["spec.rollout.minP"]),
+    (["algorithm.tis={outside: Mask, low: 2, high: 3}"], ["spec.algorithm.tis.low"]),
     (
         [*NPU, "memorySaver.mode=torch", "resources.tuning.taskQueueEnable=2"],
         ["spec.resources.tuning.taskQueueEnable"],
@@ -382,6 +412,10 @@ ACCEPTED: list[list[str]] = [
     ["environment.trainer.PYTORCH_NPU_ALLOC_CONF='expandable_segments:True'"],
     [*NPU, "environment.rollout.HCCL_BUFFSIZE='512'", "environment.trainer.TASK_QUEUE_ENABLE='1'"],
     ["resources.tuning.cpuAffinity='2'"],
+    ["algorithm.tis={outside: Mask, low: 0.5, high: 1}"],
+    [*ALONE, "rollout.samplesPerPrompt=1", "algorithm={name: reinforce, rewards: {center: Batch}}"],
+    [*ALONE, "rollout.samplesPerPrompt=1", "algorithm={name: reinforce_pp}"],
+    ["rollout.topK=2", "rollout.minP=0.99"],
     [*NPU, "resources.tuning.taskQueueEnable=2"],
     [
         "resources={profile: ascend-a3, nodes: 2, devicesPerNode: 8}",

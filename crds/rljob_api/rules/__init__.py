@@ -7,7 +7,7 @@ import functools
 from rljob_api.base import ApiModel
 from rljob_api.blocks import BlockField, fields_of
 from rljob_api.rules.core import Rule
-from rljob_api.rules.devices import DEVICES
+from rljob_api.rules.devices import DEVICE_CHECKS, DEVICES
 from rljob_api.rules.findings import Check, Finding
 from rljob_api.rules.infrastructure import CLUSTER, NETWORK, NOT_BUILT, PARALLELISM
 from rljob_api.rules.learning import ENGINE_ARGS, LEARNING, MODEL_AND_DATA
@@ -86,7 +86,9 @@ def rules_on(block: type[ApiModel]) -> tuple[Rule, ...]:
 def checks_on(block: type[ApiModel]) -> tuple[Check, ...]:
     """Return the checks of one block that the API server cannot make."""
     return tuple(
-        check for table in (TEXT_CHECKS, MODEL_CHECKS, POD_CHECKS, CLUSTER_CHECKS) for check in table.get(block, ())
+        check
+        for table in (TEXT_CHECKS, MODEL_CHECKS, POD_CHECKS, CLUSTER_CHECKS, DEVICE_CHECKS)
+        for check in table.get(block, ())
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rljob_api.profiles import PROFILES, HardwareProfile
 from rljob_api.rules.core import Rule
+from rljob_api.rules.findings import Check, Finding
 from rljob_api.spec import EnvironmentSpec, ResourcesSpec, RLJobSpec
 
 V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
@@ -75,6 +76,34 @@ def _runner_rule(field: str) -> Rule:
         cel=f"!('{V2_RUNNER}' in self.{field}) || self.{field}['{V2_RUNNER}'] == '0'",
     )
 
+
+_ADDITIONAL = {
+    **dict.fromkeys(
+        ("weight_nz_mode", "enable_fused_mc2"), "must be 0, or left out: the engine could not take new weights"
+    ),
+    **dict.fromkeys(
+        ("enable_reduce_sample", "enable_async_exponential"),
+        "vllm-ascend's own way to draw tokens: RLJob draws them itself, so that a response does not depend on where it"
+        " is made",
+    ),
+}
+_MOVING = "vllm-ascend 0.23 loses the experts' places when the engine sleeps"
+
+
+def _additional(spec: Any) -> Iterator[Finding]:
+    """What vllm-ascend's own settings may not be."""
+    given = spec.rollout.engine_args.get("additional_config")
+    if PROFILES[spec.resources.profile].kind != "npu" or not isinstance(given, dict):
+        return
+    at = ("rollout", "engineArgs", "additional_config")
+    for name, value in given.items():
+        if name in _ADDITIONAL and value:
+            yield Finding((*at, name), _ADDITIONAL[name], "leave it out")
+        elif name in ("eplb_config", "dynamic_eplb", "expert_map_path"):
+            yield Finding((*at, name), _MOVING, "leave it out")
+
+
+DEVICE_CHECKS: dict[type, tuple[Check, ...]] = {RLJobSpec: (_additional,)}
 
 DEVICES = (
     _unable_rule(

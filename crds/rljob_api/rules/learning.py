@@ -24,11 +24,13 @@ from rljob_api.spec import (
     OptimizerSpec,
     RecordsSpec,
     RewardPart,
+    RewardScope,
     RewardSpec,
     RLJobSpec,
     RolloutSpec,
     SpeculativeSpec,
     TimeoutsSpec,
+    TisOutside,
     TisSpec,
     TrackerSpec,
 )
@@ -455,7 +457,80 @@ SPECULATIVE = (
 )
 
 
+def _scope_rule(field: str) -> Rule:
+    """A group or a step of one sample has its own reward as mean, and no deviation."""
+    of_group, of_batch = f"'{RewardScope.GROUP}'", f"'{RewardScope.BATCH}'"
+    given = f"has(self.algorithm) && has(self.algorithm.rewards) && has(self.algorithm.rewards.{field})"
+    scope = f"self.algorithm.rewards.{field}"
+
+    def check(spec: Any) -> bool:
+        chosen, samples = getattr(spec.algorithm.rewards, field), spec.rollout.samples_per_prompt
+        if chosen == RewardScope.BATCH:
+            samples *= spec.rollout.prompts_per_step
+        return chosen is None or samples > 1
+
+    return Rule(
+        on=RLJobSpec,
+        field=f"algorithm.rewards.{field}",
+        wrong="the mean and deviation of one sample say nothing: all rewards would be zero or alike",
+        allowed="Group with rollout.samplesPerPrompt of 2 or more, Batch with a step of 2 samples or more, or left out",
+        check=check,
+        cel=f"!({given}) || ({scope} != {of_group} || self.rollout.samplesPerPrompt > 1)"
+        f" && ({scope} != {of_batch} || self.rollout.samplesPerPrompt * self.rollout.promptsPerStep > 1)",
+    )
+
+
+_WHITENING = [name for name, algorithm in ALGORITHMS.items() if algorithm.whiten_advantages]
+_WHITENED = (
+    "self.rollout.promptsPerStep * self.rollout.samplesPerPrompt > 1 || !has(self.algorithm)"
+    " || !(has(self.algorithm.whitenAdvantages) ? self.algorithm.whitenAdvantages"
+    f" : self.algorithm.name in [{', '.join(repr(name) for name in _WHITENING)}])"
+)
+
+NOTHING_TO_LEARN = (
+    _scope_rule("center"),
+    _scope_rule("scale"),
+    Rule(
+        on=RLJobSpec,
+        field="algorithm.whitenAdvantages",
+        wrong="whitened, the advantages of a step of one sample are zero",
+        allowed="false, or a step of 2 samples or more",
+        check=lambda s: (
+            not s.algorithm.whiten_advantages or s.rollout.prompts_per_step * s.rollout.samples_per_prompt > 1
+        ),
+        cel=_WHITENED,
+    ),
+    Rule(
+        on=RolloutSpec,
+        field="topK",
+        wrong="leaves one token to choose from: its probability is 1 whatever is trained",
+        allowed="0 (all), or 2 and more",
+        check=lambda r: r.top_k != 1,
+        cel="self.topK != 1",
+    ),
+    Rule(
+        on=RolloutSpec,
+        field="minP",
+        wrong="leaves the most likely token alone: its probability is 1 whatever is trained",
+        allowed="below 1",
+        check=lambda r: r.min_p < 1,
+        cel="self.minP < 1.0",
+    ),
+    Rule(
+        on=TisSpec,
+        field="low",
+        wrong="tokens on which engine and trainer agree (ratio 1) would leave the loss",
+        allowed="with outside: Mask, low at most 1 and high at least 1",
+        check=lambda t: not t.enabled or t.outside != TisOutside.MASK or t.low <= 1 <= t.high or t.low >= t.high,
+        cel=f"!self.enabled || self.outside != '{TisOutside.MASK}' || (self.low <= 1.0 && self.high >= 1.0)"
+        " || self.low >= self.high",
+    ),
+)
+"""Settings with which a job runs to its end and has learned nothing."""
+
+
 LEARNING = (
+    *NOTHING_TO_LEARN,
     Rule(
         on=RLJobSpec,
         field="rollout.oversampling.filter",

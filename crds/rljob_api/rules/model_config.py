@@ -6,12 +6,15 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rljob_api.profiles import PROFILES
 from rljob_api.rules.findings import Check, Finding
-from rljob_api.spec import RandomModel, RLJobSpec
+from rljob_api.spec import Precision, RandomModel, RLJobSpec
 
 MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
 CHECKPOINT_TYPES = (*MODEL_TYPES, "qwen3_5")
 """The first ones are made with random weights too."""
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes that vLLM 0.23's CPU attention has kernels for; repeated here because importing vLLM takes seconds."""
 _SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "max_position_embeddings", "vocab_size"),
@@ -150,10 +153,75 @@ def parallel_findings(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]
         yield Finding(("training", "expertParallel"), "the model has no experts", "1")
     if spec.rollout.router_replay and config.get("model_type") in ("qwen2", "qwen3", "qwen3_5"):
         yield Finding(("rollout", "routerReplay"), "the model has no experts", "false")
+    yield from _on_cpu(config, spec)
+    yield from _tokens_of(config, spec)
+    yield from _cache_of(config, spec)
     positions = size_of(config, "max_position_embeddings")
     if positions and spec.rollout.max_response_tokens >= positions:
         wrong = f"leaves no room for a prompt: the model takes {positions} tokens"
         yield Finding(("rollout", "maxResponseTokens"), wrong, f"below max_position_embeddings ({positions})")
+
+
+def _language(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    language = config.get("text_config")
+    return language if isinstance(language, Mapping) else config
+
+
+def _on_cpu(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]:
+    """What vLLM computes on devices alone."""
+    if PROFILES[spec.resources.profile].has_devices:
+        return
+    language = _language(config)
+    width, heads = size_of(language, "hidden_size"), size_of(language, "num_attention_heads")
+    head = size_of(language, "head_dim") or (width // heads if width and heads else None)
+    if head and head not in CPU_HEAD_SIZES:
+        at = ("model", "path") if spec.model.random is None else ("model", "random", "config", "head_dim")
+        yield Finding(at, f"vLLM's attention on CPU has no kernel for a head_dim of {head}",
+                      ", ".join(map(str, CPU_HEAD_SIZES)))  # fmt: skip
+    if config.get("model_type") == "qwen3_5" and spec.training.precision != Precision.BF16:
+        yield Finding(("training", "precision"), "vLLM's linear attention on CPU computes in bf16 alone", "bf16")
+
+
+def _tokens_of(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]:
+    vocabulary = size_of(_language(config), "vocab_size")
+    for i, token in enumerate(spec.rollout.stop_token_ids):
+        if vocabulary and token >= vocabulary:
+            wrong = f"is no token of the model, whose vocab_size is {vocabulary}"
+            yield Finding(("rollout", "stopTokenIds", i), wrong, f"below {vocabulary}")
+
+
+def _cache_of(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]:
+    """An engine's KV cache, which vLLM refuses below what one sequence of the longest length takes."""
+    config = _language(config)
+    needed, cache = _sequence_bytes(config, spec), spec.rollout.kv_cache_bytes
+    if needed and cache is not None and cache < needed[1]:
+        wrong = f"is less than one sequence of {needed[0]} tokens takes ({needed[1]} bytes)"
+        yield Finding(("rollout", "kvCacheBytes"), wrong, f"at least {needed[1]}")
+    given, positions = spec.rollout.engine_args.get("max_model_len"), size_of(config, "max_position_embeddings")
+    if type(given) is int and positions and given > positions:
+        wrong = f"is more than the model takes (max_position_embeddings {positions})"
+        yield Finding(("rollout", "engineArgs", "max_model_len"), wrong, f"at most {positions}")
+
+
+def _sequence_bytes(config: Mapping[str, Any], spec: Any) -> tuple[int, int] | None:
+    """Tokens of the longest sequence and bytes of its keys and values on one device; None: the config does not say.
+
+    2 x layers x heads x width x bytes for each token (vllm/v1/kv_cache_interface.py).
+    """
+    layers, heads = size_of(config, "num_hidden_layers"), size_of(config, "num_attention_heads")
+    width, positions = size_of(config, "hidden_size"), size_of(config, "max_position_embeddings")
+    if not layers or not heads or not width or not positions or "layer_types" in config:
+        return None
+    groups = size_of(config, "num_key_value_heads") or heads
+    head = size_of(config, "head_dim") or width // heads
+    length, rollout = positions, spec.rollout
+    given = rollout.engine_args.get("max_model_len")
+    if type(given) is int and given > 0:
+        length = min(length, given)
+    elif spec.data.max_prompt_tokens is not None and spec.evaluation is None:
+        length = min(length, spec.data.max_prompt_tokens + rollout.max_response_tokens)
+    size = 2 if spec.training.precision == Precision.BF16 else 4
+    return length, 2 * layers * max(1, groups // rollout.tensor_parallel) * head * size * length
 
 
 def _of_random(model: Any) -> Iterator[Finding]:
@@ -163,7 +231,8 @@ def _of_random(model: Any) -> Iterator[Finding]:
 
 def _fits(spec: Any) -> Iterator[Finding]:
     if spec.model.random is not None:
-        yield from parallel_findings(spec.model.random.config, spec)
+        vocabulary = {"vocab_size": spec.model.random.tokenizer.vocab_size}
+        yield from parallel_findings(vocabulary | spec.model.random.config, spec)
 
 
 MODEL_CHECKS: dict[type, tuple[Check, ...]] = {RandomModel: (_of_random,), RLJobSpec: (_fits,)}

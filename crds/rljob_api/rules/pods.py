@@ -8,9 +8,10 @@ from typing import Any
 
 from rljob_api import derived
 from rljob_api import kubernetes_names as names
+from rljob_api.hardware import device_memory
 from rljob_api.profiles import PROFILES
 from rljob_api.profiles.base import MindCluster
-from rljob_api.quantities import to_number
+from rljob_api.quantities import to_cores, to_number
 from rljob_api.rules.findings import LABEL_KEY, LABEL_VALUE, NAME, Check, Finding, object_name
 from rljob_api.spec import ProfileOverrides, QueueSystem, RLJobSpec, SchedulingSpec, Toleration, TuningSpec, VolumeSpec
 
@@ -21,6 +22,22 @@ COMPILE_CACHE = "/var/cache/rljob/operators"
 _AFFINITIES = ("nodeAffinity", "podAffinity", "podAntiAffinity")
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _RAY_RESOURCE = "letters, digits, '_', '-' and '.', a letter first"
+
+
+PROCESSES_PER_CORE = 16
+"""Most that a node without devices may run on each core: with more of them nothing gets on."""
+PROCESS_BYTES = 2**28
+"""Of a trainer or an engine on the CPU, at least: Python with torch."""
+
+
+def too_many_processes(group: derived.NodeGroup, tensor_parallel: int, cores: int) -> tuple[str, str] | None:
+    """(what is wrong, what is allowed) of trainers and engines on a node without devices; None: nothing."""
+    processes, most = group.trainers + group.engine_devices, PROCESSES_PER_CORE * cores
+    if processes <= most:
+        return None
+    engines = group.engine_devices // tensor_parallel
+    wrong = f"{group.trainers} trainers and {engines} engines are {processes} processes, for {cores} cores"
+    return wrong, f"at most {PROCESSES_PER_CORE} on each core, {most}"
 
 
 def _path(at: tuple[str | int, ...], path: str | None) -> Iterator[Finding]:
@@ -124,6 +141,33 @@ def _devices(spec: Any) -> Iterator[Finding]:
         yield Finding(("scheduling", "superPodBlock"), "does not fit the job's devices", allowed)
 
 
+def _caches(spec: Any) -> Iterator[Finding]:
+    """KV caches that are larger than what they lie in."""
+    cache, at = spec.rollout.kv_cache_bytes, ("rollout", "kvCacheBytes")
+    if cache is None:
+        return
+    device = device_memory(spec)
+    if device is not None and cache >= device.nbytes:
+        yield Finding(at, f"a device has {device.nbytes} bytes ({device.source})", "less than that")
+    if PROFILES[spec.resources.profile].has_devices:
+        return
+    for group in derived.node_groups(spec):
+        caches, memory = cache * group.engine_devices, group.worker.memory
+        if memory is not None and caches >= to_number(memory):
+            wrong = f"{group.engine_devices} of them are {caches} bytes, the pod's memory {memory}"
+            yield Finding(at, wrong, f"less, or a larger {group.worker_field}.memory")
+
+
+def _processes(spec: Any) -> Iterator[Finding]:
+    """More processes than the pod's cores can run, where the CPU stands for devices."""
+    for group in derived.node_groups(spec):
+        if PROFILES[spec.resources.profile].has_devices or group.worker.cpu is None:
+            continue
+        wrong = too_many_processes(group, spec.rollout.tensor_parallel, to_cores(group.worker.cpu))
+        if wrong:
+            yield Finding((*group.worker_field.split("."), "cpu"), *wrong)
+
+
 def _shared_memory(spec: Any) -> Iterator[Finding]:
     if spec.storage.shared_memory is None:
         return
@@ -141,5 +185,5 @@ CLUSTER_CHECKS: dict[type, tuple[Check, ...]] = {
     ProfileOverrides: (_overrides,),
     TuningSpec: (_tuning,),
     VolumeSpec: (_volume,),
-    RLJobSpec: (_mounts, _devices, _shared_memory),
+    RLJobSpec: (_mounts, _devices, _shared_memory, _caches, _processes),
 }

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from rljob_api import kubernetes_names as names
+from rljob_api.engine_arguments import value_faults
 from rljob_api.job import ObjectMeta
 from rljob_api.quantities import to_number
 from rljob_api.rewards import BUILTIN_REWARDS, argument_faults, token_limit
@@ -282,6 +283,25 @@ def _engine_arguments(rollout: Any) -> Iterator[Finding]:
     for name in rollout.engine_args:
         if not _ENGINE_ARGUMENT.fullmatch(name):
             yield Finding(("engineArgs", name), "is no name of an engine argument", "like max_model_len, with '_'")
+    for name, wrong, allowed in value_faults(rollout.engine_args):
+        yield Finding(("engineArgs", name), wrong, allowed)
+
+
+def _length(spec: Any) -> Iterator[Finding]:
+    """An engine's own length, which prompts and responses have to fit into."""
+    length = spec.rollout.engine_args.get("max_model_len")
+    if type(length) is not int:
+        return
+    wanted = {"rollout.maxResponseTokens": spec.rollout.max_response_tokens}
+    if spec.evaluation is not None and spec.evaluation.max_response_tokens is not None:
+        wanted["evaluation.maxResponseTokens"] = spec.evaluation.max_response_tokens
+    field = max(wanted, key=lambda name: wanted[name])
+    at = ("rollout", "engineArgs", "max_model_len")
+    if length <= wanted[field]:
+        yield Finding(at, f"leaves no room for a prompt beside {field}", f"above {wanted[field]}")
+    elif spec.data.max_prompt_tokens is not None and length < spec.data.max_prompt_tokens + wanted[field]:
+        least = spec.data.max_prompt_tokens + wanted[field]
+        yield Finding(at, f"is less than data.maxPromptTokens and {field} together", f"at least {least}")
 
 
 def _image(spec: Any) -> Iterator[Finding]:
@@ -317,7 +337,7 @@ TEXT_CHECKS: dict[type, tuple[Check, ...]] = {
     EvaluationSpec: (_evaluation,),
     RewardPart: (_function,),
     RewardSpec: (_reward,),
-    RLJobSpec: (_rewards, _image),
+    RLJobSpec: (_rewards, _image, _length),
     RolloutSpec: (_engine_arguments,),
     EnvironmentSpec: (_environment,),
     ProfileOverrides: (_overrides,),

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from rljob_api.base import (
     ApiModel,
-    ByteCount,
     Fraction,
     FreeForm,
     GroupSize,
@@ -176,7 +175,7 @@ class RolloutSpec(ApiModel):
     """Devices of one engine; the job's devices divided by it are the engines."""
     memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Share of device memory the engine may use while awake (npu, cuda)."""
-    kv_cache_bytes: ByteCount | None = None
+    kv_cache_bytes: Annotated[int, Field(ge=2**20, le=2**44, json_schema_extra={"format": "int64"})] | None = None
     """KV cache on each device of an engine, in bytes; default: 1 GiB on `cpu`, else what `memoryFraction` leaves."""
     oversampling: OversamplingSpec | None = None
     """Sample further prompts in the place of groups that a filter leaves out; null: train on every group."""

@@ -80,25 +80,10 @@ def test_linear_attention_on_cpu_is_refused_where_vllm_has_none(tmp_path: Path) 
     check(RLJobSpec.model_validate(value), ModelConfig.from_hf(qwen3_5.config(**blocks)))
 
 
-def test_experts_stay_where_they_are(model: Path) -> None:
-    given = {"additional_config": {"eplb_config": {"dynamic_eplb": True}}}
-    with pytest.raises(UserError, match=r"additional_config: eplb_config: vllm-ascend 0\.23 loses the experts' places"):
-        engine_arguments(spec(model, "ascend-a2", engineArgs=given), str(model))
-
-
-def test_other_ways_to_draw_tokens_are_refused(model: Path) -> None:
-    given = {"additional_config": {"enable_reduce_sample": True}}
-    with pytest.raises(UserError, match=r"additional_config: enable_reduce_sample: vllm-ascend's own ways to draw"):
-        engine_arguments(spec(model, "ascend-a2", engineArgs=given), str(model))
-
-
 def test_nz_stays_off(model: Path) -> None:
     given = {"ascend_compilation_config": {}, "weight_nz_mode": 0}
     merged = engine_arguments(spec(model, "ascend-a2", engineArgs={"additional_config": given}), str(model))
     assert merged["additional_config"] == given
-    for wrong in ({"weight_nz_mode": 1}, {"enable_fused_mc2": 1}):
-        with pytest.raises(UserError, match="weight_nz_mode must be 0 and enable_fused_mc2 off"):
-            engine_arguments(spec(model, "ascend-a2", engineArgs={"additional_config": wrong}), str(model))
     assert roles.engine_variables(spec(model, "ascend-a2"))["VLLM_ASCEND_ENABLE_NZ"] == "0"
 
 

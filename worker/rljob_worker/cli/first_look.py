@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rljob_api import RLJob
@@ -10,15 +11,28 @@ from rljob_worker.checkpoints.store import Checkpoints
 from rljob_worker.cli.model_folder import check_model_folder, local_folder
 from rljob_worker.data.chat import read_template
 from rljob_worker.data.sources import check_head, check_path, data_sources, evaluation_sources
-from rljob_worker.driver.preflight import check_engine_arguments, check_port, check_trackers
+from rljob_worker.driver.preflight import (
+    check_engine_arguments,
+    check_layout,
+    check_port,
+    check_processes,
+    check_trackers,
+)
 from rljob_worker.errors import UserError
+from rljob_worker.host.memory import HostMemory
 from rljob_worker.host.paths import check_writable_folder
 from rljob_worker.records.run_files import read_run
 from rljob_worker.rewards.source_check import check_sources
 
 
-def look_first(job: RLJob, output: Path, resume: str | None) -> None:
+def look_first(job: RLJob, output: Path, resume: str | None, *, on_this_machine: bool) -> None:
     """Refuse paths of the manifest and the command line that lead nowhere, or to what they should not.
+
+    Args:
+        job: the job.
+        output: its run folder.
+        resume: as given on the command line.
+        on_this_machine: its processes run here, not on the nodes of a Ray cluster.
 
     Raises:
         UserError: naming field or option.
@@ -30,12 +44,15 @@ def look_first(job: RLJob, output: Path, resume: str | None) -> None:
         _check_folder(Path(spec.checkpoint.path), "spec.checkpoint.path")
     if resume == "always":
         _check_resumable(output, spec.checkpoint.path)
+    check_layout(spec)
+    if on_this_machine:
+        check_processes(spec, len(os.sched_getaffinity(0)), HostMemory().info().total)
     check_trackers(spec)
     check_port(spec.records.http_host, spec.records.http_port)
     check_engine_arguments(list(spec.rollout.engine_args))
     folder = local_folder(spec.model)
     if folder is not None:
-        check_model_folder(folder)
+        check_model_folder(folder, spec)
     for field, source in data_sources(spec) + evaluation_sources(spec):
         check_path(source, field)
         check_head(source, field)

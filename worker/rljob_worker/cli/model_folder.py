@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rljob_api.problems import Problem
-from rljob_api.rules.model_config import CHECKPOINT_TYPES, value_findings
-from rljob_api.spec import ModelSpec
+from rljob_api.blocks import path_text
+from rljob_api.problems import ManifestError, Problem
+from rljob_api.rules.model_config import CHECKPOINT_TYPES, parallel_findings, value_findings
+from rljob_api.spec import ModelSpec, RLJobSpec
 from rljob_worker.data.hub import is_hub_id
 from rljob_worker.data.tokenizer import TOKENIZER_FILES
 from rljob_worker.errors import UserError
@@ -44,14 +45,16 @@ def local_folder(model: ModelSpec, elsewhere: str = f"does not exist; {_WANTED} 
     return None
 
 
-def check_model_folder(folder: Path) -> None:
-    """Refuse a folder that trainers and engines cannot start from, by what is in it and its config.
+def check_model_folder(folder: Path, spec: RLJobSpec) -> None:
+    """Refuse a folder that trainers and engines cannot start from, by what is in it and its config, and a job that
+    does not fit it.
 
     Raises:
         UserError: with the file and what is wrong.
     """
     config = folder / "config.json"
-    for problem in config_problems(read_hf_config(folder)):
+    content = read_hf_config(folder)
+    for problem in config_problems(content):
         raise UserError(f"{FIELD}: {config}: {problem}")
     names = {path.name: path for path in folder.iterdir()}
     if not any(path.match(pattern) for path in names.values() for pattern in TOKENIZER_FILES):
@@ -61,6 +64,16 @@ def check_model_folder(folder: Path) -> None:
     for name, path in names.items():
         if name.endswith((".json", ".safetensors", ".txt", ".model", ".jinja")) and what_is_at(path) == "other":
             raise UserError(f"{FIELD}: {path} is a pipe or device, not a file")
+    if wrong := fit_problems(content, spec):
+        raise UserError(str(ManifestError(wrong, str(config))))
+
+
+def fit_problems(config: dict[str, object], spec: RLJobSpec) -> list[Problem]:
+    """What of a job's sizes, lengths and tokens does not fit its model."""
+    return [
+        Problem(path_text(("spec", *finding.path)), finding.wrong, finding.allowed)
+        for finding in parallel_findings(config, spec)
+    ]
 
 
 def config_problems(config: dict[str, object]) -> list[Problem]:

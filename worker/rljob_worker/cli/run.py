@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = arguments.output or Path("runs") / f"{job.metadata.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     # The driver uses no device: what one lacks is to be said in words, not by torch_npu's traceback.
     os.environ[BACKEND_AUTOLOAD_VARIABLE] = "0"
-    look_first(job, output, arguments.resume)
+    look_first(job, output, arguments.resume, on_this_machine=address is None)
     if address is not None:
         check_ray_address("--address" if arguments.address else "RAY_ADDRESS", address)
     # Importing the worker takes seconds: a wrong manifest should not have to wait for it.

@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 
 from rljob_api import RLJob
-from rljob_api.blocks import path_text
 from rljob_api.problems import ManifestError, Problem
-from rljob_api.rules.model_config import parallel_findings
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
+from rljob_worker.driver.preflight import check_engine_arguments, check_layout
 from rljob_worker.errors import UserError
 from rljob_worker.host.paths import home_expanded, what_is_at
 
@@ -29,6 +28,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(arguments: argparse.Namespace) -> int:
     """Say that the manifest is valid, or list what is wrong."""
     job = read_manifest(arguments)
+    check_layout(job.spec)
+    check_engine_arguments(list(job.spec.rollout.engine_args))
     problems = _of_local_model(job)
     if problems:
         raise UserError(str(ManifestError(problems, arguments.manifest)))
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _of_local_model(job: RLJob) -> list[Problem]:
     """What of the job does not fit the config of a model folder on this machine."""
-    from rljob_worker.cli.model_folder import config_problems
+    from rljob_worker.cli.model_folder import config_problems, fit_problems
     from rljob_worker.models.config import read_hf_config
 
     folder = _folder(job)
@@ -49,10 +50,7 @@ def _of_local_model(job: RLJob) -> list[Problem]:
     if wrong:
         where = folder / "config.json"
         return [Problem("spec.model.path", f"{where}: {problem}", "", job.spec.model.path) for problem in wrong]
-    return [
-        Problem(path_text(("spec", *finding.path)), finding.wrong, finding.allowed)
-        for finding in parallel_findings(config, job.spec)
-    ]
+    return fit_problems(config, job.spec)
 
 
 def _folder(job: RLJob) -> Path | None:

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 
 from rljob_api import RLJobSpec
+from rljob_api.blocks import path_text
+from rljob_api.rules.model_config import parallel_findings
 from rljob_api.spec import ModelSpec
 from rljob_worker.data.dataset import PromptSource, load_evaluation_prompts
 from rljob_worker.data.hub import snapshot
@@ -14,11 +16,12 @@ from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.preflight import check_engine_arguments, check_room
 from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import ModelConfig, check_parallel
+from rljob_worker.models.config import ModelConfig, check_parallel, read_hf_config
 from rljob_worker.models.hf_check import check_hf_weights, checkpoint_bytes
 from rljob_worker.models.random_model import make_random_model
 from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.runner import RewardRunner
+from rljob_worker.engine.arguments import max_model_length
 from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.waiting import waiting_for
 
@@ -39,6 +42,9 @@ def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
         model_folder = own
         if not (own / "config.json").is_file():
             make_random_model(spec.model.random, own, own)
+    # Of a local folder and of random weights the command line has looked at it already.
+    for finding in parallel_findings(read_hf_config(model_folder), spec):
+        raise UserError(f"{path_text(('spec', *finding.path))}: {finding.wrong}; allowed: {finding.allowed}")
     model = ModelConfig.from_hf(model_folder)
     training = spec.training
     check_parallel(model, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
@@ -56,11 +62,12 @@ def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
                 "(vocab_size of its config.json): they are not of one model"
             )
     check_room(spec, folder, checkpoint_bytes(model, spec.training.precision))
-    limit = _room_for_prompts(model, "spec.rollout.maxResponseTokens", spec.rollout.max_response_tokens)
+    length = max_model_length(spec, model)
+    limit = _room_for_prompts(length, "spec.rollout.maxResponseTokens", spec.rollout.max_response_tokens)
     evaluation_limit = limit
     if spec.evaluation is not None and spec.evaluation.max_response_tokens is not None:
         field, tokens = "spec.evaluation.maxResponseTokens", spec.evaluation.max_response_tokens
-        evaluation_limit = _room_for_prompts(model, field, tokens)
+        evaluation_limit = _room_for_prompts(length, field, tokens)
     with waiting_for("the rows of spec.data and spec.evaluation to be read"):
         prompts = PromptSource(spec, tokenizer, max_prompt_tokens=limit)
         scored = prompts.scored()
@@ -78,13 +85,10 @@ def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
     )
 
 
-def _room_for_prompts(model: ModelConfig, field: str, response_tokens: int) -> int:
-    room = model.max_position_embeddings - response_tokens
+def _room_for_prompts(length: int, field: str, response_tokens: int) -> int:
+    room = length - response_tokens
     if room < 1:
-        raise UserError(
-            f"{field}: {response_tokens} leaves no room for a prompt; the model takes "
-            f"{model.max_position_embeddings} tokens"
-        )
+        raise UserError(f"{field}: {response_tokens} leaves no room for a prompt; an engine takes {length} tokens")
     return room
 
 

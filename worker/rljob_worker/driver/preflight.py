@@ -12,8 +12,12 @@ import socket
 import tempfile
 from pathlib import Path
 
-from rljob_api import RLJobSpec
+from rljob_api import RLJobSpec, derived
+from rljob_api.profiles import PROFILES
+from rljob_api.roles import COMPUTE_VARIABLE
+from rljob_api.rules.pods import PROCESS_BYTES, too_many_processes
 from rljob_worker.errors import JobError, UserError
+from rljob_worker.parallel_layout import check_nodes
 from rljob_worker.records.trackers.packages import python_with
 
 _ROOM_FOR = 2
@@ -50,6 +54,41 @@ def check_engine_arguments(arguments: list[str]) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f", did you mean {near[0]}?" if near else ""
             raise UserError(f"spec.rollout.engineArgs.{name}: vLLM has no such engine argument{hint}")
+
+
+def check_layout(spec: RLJobSpec) -> None:
+    """Refuse parallel sizes that the nodes cannot be dealt; UserError names the field."""
+    try:
+        check_nodes(spec.training, derived.trainers_per_node(spec), derived.trainer_nodes(spec))
+    except ValueError as error:
+        raise UserError(f"spec.{error}") from None
+
+
+def check_processes(spec: RLJobSpec, cores: int, memory: int) -> None:
+    """Refuse more processes than this machine can run, where its CPU stands for devices.
+
+    Args:
+        spec: the job, of one node.
+        cores: of this machine, that this process may use.
+        memory: bytes of this machine.
+
+    Raises:
+        UserError: with both numbers.
+    """
+    if PROFILES[spec.resources.profile].has_devices and os.environ.get(COMPUTE_VARIABLE) != "cpu":
+        return
+    (group,) = derived.node_groups(spec)
+    field = "spec.resources." + ("rollout.devicesPerNode" if derived.divides_devices(spec) else "devicesPerNode")
+    if wrong := too_many_processes(group, spec.rollout.tensor_parallel, cores):
+        raise UserError(f"{field}: {wrong[0]}; allowed: {wrong[1]}")
+    cache = spec.rollout.kv_cache_bytes or 0
+    least = PROCESS_BYTES * (group.trainers + group.engine_devices) + cache * group.engine_devices
+    if least > memory:
+        field = "spec.rollout.kvCacheBytes" if cache * group.engine_devices > memory / 2 else field
+        raise UserError(
+            f"{field}: {group.trainers} trainers and {group.engine_devices // spec.rollout.tensor_parallel} engines "
+            f"take {least / 2**30:.1f} GiB at least, this machine has {memory / 2**30:.1f} GiB; `rljob plan` says more"
+        )
 
 
 def check_trackers(spec: RLJobSpec) -> None:

@@ -31,11 +31,10 @@ from rljob_worker.driver.inputs import read_inputs
 from rljob_worker.driver.job import Job, Surroundings
 from rljob_worker.driver.modes import SCHEDULES, Schedule
 from rljob_worker.driver.outcome import Outcome, conclude, failed, with_all_records
-from rljob_worker.driver.preflight import check_port, check_trackers
+from rljob_worker.driver.preflight import check_layout, check_port, check_trackers
 from rljob_worker.driver.stop import StopSignal
 from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.host.files import WriteFailures
-from rljob_worker.parallel_layout import check_nodes
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.event_names import LABEL_UNREADABLE, REWARD_PARTS_LEFT_OUT, WRITE_FAILED
 from rljob_worker.records.events import EVENTS, EventLog
@@ -82,10 +81,7 @@ def run_job(
         check_profile(job.spec.resources.profile.value)
     except ValueError as error:
         raise UserError(str(error)) from None
-    try:
-        check_nodes(job.spec.training, derived.trainers_per_node(job.spec), derived.trainer_nodes(job.spec))
-    except ValueError as error:
-        raise UserError(f"spec.{error}") from None
+    check_layout(job.spec)
     if os.environ.get(COMPUTE_VARIABLE):
         on_event(f"computing on the CPU, whatever the profile is: {COMPUTE_VARIABLE} is set")
     if address is None:

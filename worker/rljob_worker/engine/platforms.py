@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rljob_api.rules.model_config import CPU_HEAD_SIZES
 from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.engine.cpu_libraries import check_cpu_libraries
 from rljob_worker.errors import UserError
@@ -16,15 +17,10 @@ from rljob_worker.upstream.switches import CPU_KERNELS, TORCH_LINEAR
 if TYPE_CHECKING:
     from rljob_worker.engine.sleep_controller import SleepController
 
-CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Head sizes that vLLM 0.23's CPU attention has kernels for; repeated here because importing vLLM takes seconds."""
 MERGED = {"additional_config"}
 """Arguments that a platform makes of its own values and the user's."""
 CPU_KV_CACHE_BYTES = 2**30
 _NZ_OFF = {"weight_nz_mode": 0}
-_NZ_FORCED = "enable_fused_mc2"
-_OWN_SAMPLING = ("enable_reduce_sample", "enable_async_exponential")
-_MOVING_EXPERTS = {"eplb_config", "dynamic_eplb", "expert_map_path"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,23 +115,7 @@ def _device_sleep_controller() -> type[SleepController]:
 def _npu_arguments(spec: RLJobSpec) -> dict[str, object]:
     """Weights in the NZ layout cannot be updated in place: vllm-ascend refuses to wake with it."""
     given = spec.rollout.engine_args.get("additional_config", {})
-    if not isinstance(given, dict):
-        raise UserError(f"spec.rollout.engineArgs: additional_config is {given!r}, not a mapping")
-    if given.get("weight_nz_mode", 0) != 0 or given.get(_NZ_FORCED):
-        raise UserError(
-            "spec.rollout.engineArgs: additional_config: weight_nz_mode must be 0 and enable_fused_mc2 off: the engine "
-            "could not take new weights"
-        )
-    if drawing := [name for name in _OWN_SAMPLING if given.get(name)]:
-        raise UserError(
-            f"spec.rollout.engineArgs: additional_config: {', '.join(drawing)}: vllm-ascend's own ways to draw tokens; "
-            "leave it out: RLJob draws them itself, so that a response does not depend on where it is made"
-        )
-    if moving := sorted(_MOVING_EXPERTS & given.keys()):
-        raise UserError(
-            f"spec.rollout.engineArgs: additional_config: {', '.join(moving)}: vllm-ascend 0.23 loses the experts' "
-            "places when the engine sleeps; leave it out"
-        )
+    assert isinstance(given, dict)  # rljob_api.rules.devices has looked at it
     return _device_arguments(spec) | {"additional_config": given | _NZ_OFF}
 
 
