@@ -104,6 +104,9 @@ class Views:
                 continue
             if alias in raw:
                 self._set(view, field, raw[alias], path)
+            elif field.info.default_factory is None and not field.info.is_required():
+                # The default itself, no copy: blocks are frozen, and no check writes into a mapping.
+                setattr(view, field.name, field.info.default)
             elif not field.info.is_required():
                 setattr(view, field.name, field.info.get_default(call_default_factory=True, validated_data=vars(view)))
         self.found.append((model, at, view))

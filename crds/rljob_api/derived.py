@@ -10,6 +10,8 @@ from rljob_api.spec import DeviceGroupSpec, Mode, PodResources, RLJobSpec
 from rljob_api.spec.algorithm import RatioAnchor
 from rljob_api.spec.rollout import StalenessLimit, StalenessSpec
 
+_MOST_SEQUENCES = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
@@ -213,6 +215,14 @@ def max_staleness(spec: RLJobSpec) -> int:
 def on_limit(spec: RLJobSpec) -> StalenessLimit:
     """What becomes of groups that reach the bound before they are complete."""
     return (spec.rollout.staleness or StalenessSpec()).on_limit
+
+
+def max_sequences(spec: RLJobSpec) -> int:
+    """Sequences an engine runs at once: too few of them double the rollout time."""
+    if spec.rollout.max_num_seqs is not None:
+        return spec.rollout.max_num_seqs
+    prompts = -(-prompts_at_once(spec) // fewest_engines(spec))
+    return min(_MOST_SEQUENCES, prompts * spec.rollout.samples_per_prompt)
 
 
 def prompts_of_round(missing: int, factor: float) -> int:

@@ -14,7 +14,7 @@ _WHOLE = "a whole number"
 _KINDS: dict[str, tuple[str, ...]] = {
     _WHOLE: (
         *("block_size", "max_model_len", "max_num_partial_prefills", "max_long_partial_prefills", "mamba_block_size"),
-        *("long_prefill_token_threshold", "num_gpu_blocks_override", "max_logprobs", "distributed_timeout_seconds"),
+        *("long_prefill_token_threshold", "max_logprobs", "distributed_timeout_seconds"),
         *("cpu_distributed_timeout_seconds", "max_cudagraph_capture_size", "max_parallel_loading_workers"),
         *("ubatch_size", "dbo_decode_token_threshold", "dbo_prefill_token_threshold", "stream_interval"),
         *("safetensors_prefetch_num_threads", "safetensors_prefetch_block_size", "renderer_num_workers"),
@@ -32,12 +32,19 @@ _KINDS: dict[str, tuple[str, ...]] = {
         *("kv_cache_dtype", "attention_backend", "moe_backend", "linear_backend", "all2all_backend", "download_dir"),
         *("scheduling_policy", "performance_mode", "mamba_cache_dtype", "mamba_ssm_cache_dtype", "mamba_cache_mode"),
         *("prefix_caching_hash_algo", "expert_placement_strategy", "safetensors_load_strategy", "config_format"),
-        *("generation_config", "offload_backend", "dcp_comm_backend", "override_attention_dtype", "model_impl"),
+        *("generation_config", "offload_backend", "dcp_comm_backend", "override_attention_dtype"),
     ),
     "a list": ("cudagraph_capture_sizes", "numa_bind_nodes", "numa_bind_cpus", "kv_cache_dtype_skip_layers"),
     "a mapping": (
         *("additional_config", "model_loader_extra_config", "override_generation_config"),
-        *("attention_config", "kernel_config", "mamba_config", "eplb_config", "structured_outputs_config"),
+        *(
+            "compilation_config",
+            "attention_config",
+            "kernel_config",
+            "mamba_config",
+            "eplb_config",
+            "structured_outputs_config",
+        ),
     ),
 }
 KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
@@ -49,6 +56,19 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "a list": (list,),
     "a mapping": (dict,),
 }
+_CACHES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
+_STATES = ("auto", "float32", "float16", "bfloat16")
+WORDS = {
+    # Those of vLLM's that keep a cache which the model's own attention reads.
+    "kv_cache_dtype": _CACHES,
+    "mamba_cache_dtype": _STATES,
+    "mamba_ssm_cache_dtype": _STATES,
+    "mamba_cache_mode": ("all", "align", "none"),
+    "scheduling_policy": ("fcfs", "priority"),
+    "performance_mode": ("balanced", "interactivity", "throughput"),
+    "prefix_caching_hash_algo": ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),
+}
+"""Arguments with a few values."""
 _MODEL = "leave it out: the model is what its folder's config.json says"
 _ROLE = "leave it out: engines generate tokens"
 _ALONE = "leave it out: an engine is one tensor-parallel group on one node"
@@ -57,10 +77,11 @@ REFUSED = {
     **dict.fromkeys(("quantization", "quantization_config", "allow_deprecated_quantization"),
                     "leave it out: weights come from the trainer as they are"),
     **dict.fromkeys(("model_weights", "hf_config_path", "hf_overrides", "code_revision", "tokenizer_revision"), _MODEL),
+    "num_gpu_blocks_override": "spec.rollout.kvCacheBytes instead",
     "served_model_name": "leave it out: nothing is served",
     "hf_token": "leave it out: the model is a local folder by then; HF_TOKEN in a Secret of environment.secrets",
     **dict.fromkeys(("runner", "convert", "pooler_config", "enable_prompt_embeds", "tokens_only"), _ROLE),
-    **dict.fromkeys(("worker_cls", "scheduler_cls", "logits_processors", "io_processor_plugin"), _OWN),
+    **dict.fromkeys(("model_impl", "worker_cls", "scheduler_cls", "logits_processors", "io_processor_plugin"), _OWN),
     **dict.fromkeys(("enable_lora", "max_loras", "max_lora_rank", "default_mm_loras"),
                     "leave it out: all parameters are trained"),
     **dict.fromkeys(
@@ -89,6 +110,8 @@ def value_faults(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]
             continue
         elif not isinstance(value, _TYPES[kind]) or (kind != "true or false" and isinstance(value, bool)):
             yield name, f"is not {kind}", f"{kind}, as vLLM has it"
+        elif name in WORDS and value not in WORDS[name]:
+            yield name, "is not one of its values", ", ".join(WORDS[name])
         elif kind == _WHOLE and value < 1 and name not in ("long_prefill_token_threshold", "max_logprobs"):
             yield name, "is too small", "at least 1"
         elif kind in (_WHOLE, "a number") and not 0 <= value <= 2**31 - 1:

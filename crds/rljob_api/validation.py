@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,15 @@ def _bare_keys(value: Any, at: FieldPath = ()) -> Iterator[Problem]:
             yield from _bare_keys(item, (*at, str(key)))
 
 
+def _not_finite(value: Any, bad: set[FieldPath], at: FieldPath = ()) -> Iterator[Problem]:
+    """Numbers in free-form mappings that no JSON can hold; those of fields are reported with their bounds."""
+    if isinstance(value, float) and not math.isfinite(value) and at not in bad:
+        yield Problem(path_text(at), "is not finite", "a number that JSON can hold", value)
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in parts:
+        yield from _not_finite(item, bad, (*at, key))
+
+
 def _check(document: dict[str, Any], source: str) -> RLJob:
     if bare := list(_bare_keys(document)):
         raise ManifestError(bare, source)
@@ -101,7 +111,7 @@ def _check(document: dict[str, Any], source: str) -> RLJob:
         text = json.dumps(document)
     except TypeError as error:
         raise ManifestError([Problem("", f"holds a value that is no JSON: {error}")], source) from None
-    job, problems, bad = None, [], set()
+    job, problems, bad = None, [], set[FieldPath]()
     try:
         job = RLJob.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -112,6 +122,8 @@ def _check(document: dict[str, Any], source: str) -> RLJob:
                 continue
             bad.add(tuple(detail["loc"]))
             problems.append(_explain(detail, schema, document))
+    if "NaN" in text or "Infinity" in text:
+        problems += _not_finite(document, bad)
     problems += _broken_rules(document, bad)
     if problems or job is None:
         raise ManifestError(problems, source)

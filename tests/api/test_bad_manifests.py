@@ -20,7 +20,7 @@ CASES = [
 
 
 def test_there_are_many() -> None:
-    assert len(CASES) > 600
+    assert len(CASES) > 950
 
 
 @pytest.mark.parametrize(("path", "settings"), CASES)

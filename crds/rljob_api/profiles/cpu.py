@@ -11,7 +11,8 @@ PROFILE = HardwareProfile(
     chip=None,
     resource_name=None,
     ray_resource=None,
-    devices_per_node=None,
+    # chosen: two processes for each, and servers have a few hundred cores.
+    devices_per_node=512,
     # chosen: two processes a device.
     cpu_per_device=2,
     # chosen for small models: two Python processes with torch a device, and vLLM's KV cache of 1 GiB.

@@ -103,7 +103,17 @@ def _additional(spec: Any) -> Iterator[Finding]:
             yield Finding((*at, name), _MOVING, "leave it out")
 
 
-DEVICE_CHECKS: dict[type, tuple[Check, ...]] = {RLJobSpec: (_additional,)}
+def _visible(spec: Any) -> Iterator[Finding]:
+    """GPUs that processes see; where the CPU computes, hiding them does no harm."""
+    if PROFILES[spec.resources.profile].kind != "cuda":
+        return
+    for place in ("variables", "trainer", "rollout"):
+        for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+            if name in getattr(spec.environment, place):
+                yield Finding(("environment", place, name), "Ray gives each process its devices", "leave it out")
+
+
+DEVICE_CHECKS: dict[type, tuple[Check, ...]] = {RLJobSpec: (_additional, _visible)}
 
 DEVICES = (
     _unable_rule(

@@ -510,6 +510,14 @@ NOTHING_TO_LEARN = (
     ),
     Rule(
         on=RolloutSpec,
+        field="topP",
+        wrong="leaves the most likely token alone: its probability is 1 whatever is trained",
+        allowed="at least 0.01",
+        check=lambda r: r.top_p >= 0.01,
+        cel="self.topP >= 0.01",
+    ),
+    Rule(
+        on=RolloutSpec,
         field="minP",
         wrong="leaves the most likely token alone: its probability is 1 whatever is trained",
         allowed="below 1",

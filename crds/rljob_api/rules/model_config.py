@@ -35,6 +35,8 @@ _MOST = {"num_hidden_layers": 1000, "num_experts": 4096}
 """Sizes that are counted through, tensor by tensor: the largest models have 126 layers and 512 experts."""
 _MOST_EXPERTS = 200_000
 """Of all layers together."""
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_DTYPES = ("float32", "bfloat16", "float16", "auto")
 _FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "attention_bias": (False,),
@@ -98,14 +100,39 @@ def _of_values(config: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding((key,), "is not built", str(_FIXED[key][0]).lower())
         elif key == "tie_word_embeddings" and not isinstance(value, bool):
             yield Finding((key,), "must be true or false", "true or false")
+        elif key in _TOKENS and not _token_ids(value, size_of(config, "vocab_size")):
+            yield Finding((key,), "is no token of the model", "a token id below vocab_size, or for eos_token_id a list")
+        elif key == "layer_types" and not _plain_layers(config):
+            yield Finding((key,), "is no list of the layers that are built", "full_attention for each layer")
+        elif key in ("dtype", "torch_dtype") and not _is_dtype(value):
+            yield Finding((key,), "is no type of weights that is read", ", ".join(_DTYPES))
         elif key in ("rope_scaling", "rope_parameters") and not _plain_rope(value):
             yield Finding((key,), "this rope is not built", "rope_type: default")
+
+
+def _token_ids(value: Any, vocabulary: int | None) -> bool:
+    ids = value if isinstance(value, list) else [value]
+    return value is None or all(type(i) is int and 0 <= i < (vocabulary or _LARGEST) for i in ids)
+
+
+def _plain_layers(config: Mapping[str, Any]) -> bool:
+    layers, kinds = size_of(config, "num_hidden_layers"), config.get("layer_types")
+    if "linear_num_key_heads" in config or kinds is None:
+        return True
+    return isinstance(kinds, list) and len(kinds) == layers and set(kinds) <= {"full_attention"}
+
+
+def _is_dtype(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value.removeprefix("torch.") in _DTYPES)
 
 
 def _plain_rope(value: Any) -> bool:
     if value is None:
         return True
-    return isinstance(value, dict) and value.get("rope_type", value.get("type", "default")) == "default"
+    if not isinstance(value, dict) or value.get("rope_type", value.get("type", "default")) != "default":
+        return False
+    theta = value.get("rope_theta", 1.0)
+    return type(theta) in (int, float) and 0 < theta <= 1e12
 
 
 def size_of(config: Mapping[str, Any], name: str) -> int | None:
@@ -167,13 +194,18 @@ def _language(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return language if isinstance(language, Mapping) else config
 
 
+def _head_size(config: Mapping[str, Any]) -> int | None:
+    """Width of a head, where the config says it: transformers' default is another one for each kind of model."""
+    width, heads = size_of(config, "hidden_size"), size_of(config, "num_attention_heads")
+    of_width = width // heads if width and heads and config.get("model_type") == "qwen2" else None
+    return size_of(config, "head_dim") or of_width
+
+
 def _on_cpu(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]:
     """What vLLM computes on devices alone."""
     if PROFILES[spec.resources.profile].has_devices:
         return
-    language = _language(config)
-    width, heads = size_of(language, "hidden_size"), size_of(language, "num_attention_heads")
-    head = size_of(language, "head_dim") or (width // heads if width and heads else None)
+    head = _head_size(_language(config))
     if head and head not in CPU_HEAD_SIZES:
         at = ("model", "path") if spec.model.random is None else ("model", "random", "config", "head_dim")
         yield Finding(at, f"vLLM's attention on CPU has no kernel for a head_dim of {head}",
@@ -209,11 +241,10 @@ def _sequence_bytes(config: Mapping[str, Any], spec: Any) -> tuple[int, int] | N
     2 x layers x heads x width x bytes for each token (vllm/v1/kv_cache_interface.py).
     """
     layers, heads = size_of(config, "num_hidden_layers"), size_of(config, "num_attention_heads")
-    width, positions = size_of(config, "hidden_size"), size_of(config, "max_position_embeddings")
-    if not layers or not heads or not width or not positions or "layer_types" in config:
+    head, positions = _head_size(config), size_of(config, "max_position_embeddings")
+    if not layers or not heads or not head or not positions or "linear_num_key_heads" in config:
         return None
     groups = size_of(config, "num_key_value_heads") or heads
-    head = size_of(config, "head_dim") or width // heads
     length, rollout = positions, spec.rollout
     given = rollout.engine_args.get("max_model_len")
     if type(given) is int and given > 0:
@@ -231,7 +262,13 @@ def _of_random(model: Any) -> Iterator[Finding]:
 
 def _fits(spec: Any) -> Iterator[Finding]:
     if spec.model.random is not None:
-        vocabulary = {"vocab_size": spec.model.random.tokenizer.vocab_size}
+        tokenizer = spec.model.random.tokenizer
+        sources = spec.data.sources or [spec.data]
+        special = 6 if any(source.apply_chat_template for source in sources) else 3
+        if tokenizer.vocab_size <= special:
+            wrong = f"leaves no room for words beside {special} special tokens"
+            yield Finding(("model", "random", "tokenizer", "vocabSize"), wrong, f"above {special}")
+        vocabulary = {"vocab_size": tokenizer.vocab_size}
         yield from parallel_findings(vocabulary | spec.model.random.config, spec)
 
 

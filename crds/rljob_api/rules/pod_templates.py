@@ -100,10 +100,16 @@ def _parts(template: dict[str, Any], at: Path, ray: str) -> Iterator[Finding]:
     if pod is None or (isinstance(pod, dict) and pod.get("containers", []) is None):
         yield Finding((*at, "containers"), "takes Ray's container away", "leave it out")
         return
+    for part, items in pod.items() if isinstance(pod, dict) else ():
+        for i, item in enumerate(items if _POD.get(part) is list and isinstance(items, list) else ()):
+            if not isinstance(item, dict):
+                yield Finding((*at, part, i), "is no mapping", "a mapping, as in a pod")
     for part in ("containers", "initContainers", "volumes") if isinstance(pod, dict) else ():
         items = pod.get(part)
         for i, item in enumerate(items if isinstance(items, list) else ()):
-            name = item.get("name") if isinstance(item, dict) else None
+            if not isinstance(item, dict):
+                continue
+            name = item.get("name")
             if not isinstance(name, str) or not is_dns_label(name):
                 allowed = "lower-case letters, digits and '-', at most 63"
                 yield Finding((*at, part, i), "has no name, or none that is one", f"name: {allowed}")

@@ -146,9 +146,6 @@ def _caches(spec: Any) -> Iterator[Finding]:
     cache, at = spec.rollout.kv_cache_bytes, ("rollout", "kvCacheBytes")
     if cache is None:
         return
-    device = device_memory(spec)
-    if device is not None and cache >= device.nbytes:
-        yield Finding(at, f"a device has {device.nbytes} bytes ({device.source})", "less than that")
     if PROFILES[spec.resources.profile].has_devices:
         return
     for group in derived.node_groups(spec):
@@ -158,10 +155,27 @@ def _caches(spec: Any) -> Iterator[Finding]:
             yield Finding(at, wrong, f"less, or a larger {group.worker_field}.memory")
 
 
+def _device_bytes(spec: Any) -> Iterator[Finding]:
+    """Amounts that are more than a whole device has."""
+    device = device_memory(spec)
+    amounts = {
+        ("rollout", "kvCacheBytes"): spec.rollout.kv_cache_bytes or 0,
+        ("memorySaver", "trainMemoryMargin"): to_number(spec.memory_saver.train_memory_margin),
+        ("weightSync", "bucketBytes"): 2 * spec.weight_sync.bucket_bytes,
+        ("hccl", "bufferSizeMb"): 2 * 2**20 * (spec.hccl.buffer_size_mb or 0),
+    }
+    for at, nbytes in amounts.items():
+        if device is not None and nbytes >= device.nbytes:
+            wrong = f"takes {nbytes} bytes of a device, which has {device.nbytes} ({device.source})"
+            yield Finding(at, wrong, "less than that")
+
+
 def _processes(spec: Any) -> Iterator[Finding]:
     """More processes than the pod's cores can run, where the CPU stands for devices."""
+    if PROFILES[spec.resources.profile].has_devices:
+        return
     for group in derived.node_groups(spec):
-        if PROFILES[spec.resources.profile].has_devices or group.worker.cpu is None:
+        if group.worker.cpu is None:
             continue
         wrong = too_many_processes(group, spec.rollout.tensor_parallel, to_cores(group.worker.cpu))
         if wrong:
@@ -185,5 +199,5 @@ CLUSTER_CHECKS: dict[type, tuple[Check, ...]] = {
     ProfileOverrides: (_overrides,),
     TuningSpec: (_tuning,),
     VolumeSpec: (_volume,),
-    RLJobSpec: (_mounts, _devices, _shared_memory, _caches, _processes),
+    RLJobSpec: (_mounts, _devices, _shared_memory, _caches, _device_bytes, _processes),
 }

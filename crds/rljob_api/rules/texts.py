@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import keyword
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
 from rljob_api import kubernetes_names as names
+from rljob_api.derived import max_sequences
 from rljob_api.engine_arguments import value_faults
 from rljob_api.job import ObjectMeta
 from rljob_api.quantities import to_number
@@ -45,7 +48,14 @@ from rljob_api.wire.names import ATTEMPT_VARIABLE, PRIVATE_VARIABLES
 
 _RESERVED_ARGUMENTS = ("prompt", "response", "label", "finish_reason")
 _NEVER_GIVEN = ("PYTHONHOME", *PRIVATE_VARIABLES, ATTEMPT_VARIABLE)
-_FOLDERS = ("PATH", "HOME", "TMPDIR", "TMP", "TEMP")
+_FOLDERS = ("PATH", "HOME", "TMPDIR", "TMP", "TEMP", "RAY_TMPDIR")
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+_VOLUME_SOURCES = (
+    *("awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "configMap", "csi", "downwardAPI"),
+    *("emptyDir", "ephemeral", "fc", "flexVolume", "flocker", "gcePersistentDisk", "gitRepo", "glusterfs", "hostPath"),
+    *("image", "iscsi", "nfs", "persistentVolumeClaim", "photonPersistentDisk", "portworxVolume", "projected"),
+    *("quobyte", "rbd", "scaleIO", "secret", "storageos", "vsphereVolume"),
+)
 _RAY_PORTS = {6379: "GCS", 8265: "dashboard", 10001: "client server", 52365: "agent"}
 _LEAST_MEMORY = 64 * 2**20
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
@@ -175,8 +185,8 @@ def _function(reward: Any) -> Iterator[Finding]:
     for name in reward.args if reward.python is not None else ():
         if name in _RESERVED_ARGUMENTS:
             yield Finding(("args", name), "is given to every reward function already", "another name")
-        elif not name.isidentifier():
-            yield Finding(("args", name), "is no name of an argument", "letters, digits and '_'")
+        elif not name.isidentifier() or keyword.iskeyword(name):
+            yield Finding(("args", name), "is no name of an argument", "letters, digits and '_', no word of Python's")
 
 
 def _functions(spec: Any) -> Iterator[tuple[_Function, _Function]]:
@@ -225,6 +235,8 @@ def _variables(at: tuple[str, ...], values: dict[str, str]) -> Iterator[Finding]
     for name, value in values.items():
         if not names.is_variable(name):
             yield Finding((*at, name), "is no name of a variable", "letters, digits, '_', '-' and '.', no digit first")
+        elif name in _THREADS and not re.fullmatch("[1-9][0-9]{0,3}", value):
+            yield Finding((*at, name), "is no number of threads", "1 to 9999, in quotation marks")
         elif name in _FOLDERS and not any(part.startswith("/") for part in value.split(":")):
             yield Finding((*at, name), "names no folder, and processes need one", "an absolute path, or leave it out")
         elif "\0" in value:
@@ -265,8 +277,16 @@ def _volume(volume: Any) -> Iterator[Finding]:
     if sub_path is not None and (sub_path.startswith("/") or ".." in sub_path.split("/") or unprintable(sub_path)):
         yield Finding(("subPath",), "is no folder inside a volume", "relative, without '..'")
     yield from object_name(("claim",), volume.claim, "persistent volume claim")
-    if volume.source is not None and len(volume.source) != 1:
+    source = volume.source
+    if source is not None and len(source) != 1:
         yield Finding(("source",), "is no source of a volume", "exactly one, like {nfs: {server: ..., path: ...}}")
+    for kind, value in source.items() if source is not None and len(source) == 1 else ():
+        if kind not in _VOLUME_SOURCES:
+            near = difflib.get_close_matches(kind, _VOLUME_SOURCES, n=1)
+            hint = f", did you mean {near[0]}?" if near else ""
+            yield Finding(("source", kind), f"is no source of a volume{hint}", ", ".join(_VOLUME_SOURCES))
+        elif not isinstance(value, dict):
+            yield Finding(("source", kind), "is no mapping", "a mapping, as in a pod")
 
 
 def _records(records: Any) -> Iterator[Finding]:
@@ -287,6 +307,26 @@ def _engine_arguments(rollout: Any) -> Iterator[Finding]:
         yield Finding(("engineArgs", name), wrong, allowed)
 
 
+def _batch(spec: Any) -> Iterator[Finding]:
+    """vLLM's scheduler takes a token of each sequence in a step."""
+    tokens = spec.rollout.max_batched_tokens
+    if tokens is not None and tokens < (sequences := max_sequences(spec)):
+        wrong = f"is less than the {sequences} sequences that an engine runs at once (rollout.maxNumSeqs)"
+        yield Finding(("rollout", "maxBatchedTokens"), wrong, f"at least {sequences}")
+
+
+def _generated(spec: Any) -> Iterator[Finding]:
+    """Generated prompts, whose words are tokens of a random model's tokenizer, and the bound on prompts."""
+    random, most = spec.model.random, spec.data.max_prompt_tokens
+    if random is None or random.tokenizer.kind != "Word" or most is None:
+        return
+    sources = [(("data", "sources", i), source) for i, source in enumerate(spec.data.sources)]
+    for at, source in sources or [(("data",), spec.data)]:
+        if source.synthetic is not None and source.synthetic.prompt_symbols > most:
+            wrong = f"every prompt would be skipped: data.maxPromptTokens is {most}"
+            yield Finding((*at, "synthetic", "promptSymbols"), wrong, f"at most {most}")
+
+
 def _length(spec: Any) -> Iterator[Finding]:
     """An engine's own length, which prompts and responses have to fit into."""
     length = spec.rollout.engine_args.get("max_model_len")
@@ -296,9 +336,14 @@ def _length(spec: Any) -> Iterator[Finding]:
     if spec.evaluation is not None and spec.evaluation.max_response_tokens is not None:
         wanted["evaluation.maxResponseTokens"] = spec.evaluation.max_response_tokens
     field = max(wanted, key=lambda name: wanted[name])
+    generated = [s.synthetic.prompt_symbols for s in spec.data.sources or [spec.data] if s.synthetic is not None]
+    random = spec.model.random
+    # A word is a token there; elsewhere prompts are known once they are tokenised.
+    prompt = max(generated, default=1) if random is not None and random.tokenizer.kind == "Word" else 1
     at = ("rollout", "engineArgs", "max_model_len")
-    if length <= wanted[field]:
-        yield Finding(at, f"leaves no room for a prompt beside {field}", f"above {wanted[field]}")
+    if length < wanted[field] + prompt:
+        least = wanted[field] + prompt
+        yield Finding(at, f"leaves no room for prompts beside {field} ({wanted[field]})", f"at least {least}")
     elif spec.data.max_prompt_tokens is not None and length < spec.data.max_prompt_tokens + wanted[field]:
         least = spec.data.max_prompt_tokens + wanted[field]
         yield Finding(at, f"is less than data.maxPromptTokens and {field} together", f"at least {least}")
@@ -337,7 +382,7 @@ TEXT_CHECKS: dict[type, tuple[Check, ...]] = {
     EvaluationSpec: (_evaluation,),
     RewardPart: (_function,),
     RewardSpec: (_reward,),
-    RLJobSpec: (_rewards, _image, _length),
+    RLJobSpec: (_rewards, _image, _length, _batch, _generated),
     RolloutSpec: (_engine_arguments,),
     EnvironmentSpec: (_environment,),
     ProfileOverrides: (_overrides,),

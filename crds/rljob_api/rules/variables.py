@@ -36,13 +36,19 @@ OWNED = {
     ATTEMPT_VARIABLE: "the operator counts the attempts",
     MANIFEST_VARIABLE: "the operator hands over the manifest in it",
     "PYTHONHOME": "another standard library would be loaded; spec.environment.pythonPath adds folders",
+    "PYTHONPATH": "spec.environment.pythonPath adds folders, and the image has its own",
+    **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+                    "the driver numbers the trainers, and they meet where it says"),
+    "VLLM_CPU_KVCACHE_SPACE": "take spec.rollout.kvCacheBytes",
+    "VLLM_CPU_OMP_THREADS_BIND": "take spec.resources.threadsPerDevice",
+    "VLLM_WORKER_MULTIPROC_METHOD": "a forked process has no device",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "the engine's core runs in its actor",
     "HCCL_IF_BASE_PORT": _PORTS,
     "HCCL_HOST_SOCKET_PORT_RANGE": "take spec.hccl.trainerPorts.host and rolloutPorts.host",
     "HCCL_NPU_SOCKET_PORT_RANGE": "take spec.hccl.trainerPorts.device and rolloutPorts.device",
     "HCCL_IF_IP": "take spec.hccl.useHostIp",
     "HCCL_SOCKET_IFNAME": "take spec.hccl.interface",
-}
+}  # fmt: skip
 """Variables that no user sets -> why, or what to set instead."""
 _OF_ALL_PROCESSES = {
     "HCCL_CONNECT_TIMEOUT": "take spec.hccl.connectTimeoutSeconds",

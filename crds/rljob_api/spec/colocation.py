@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.base import INT64_MAX, ApiModel, NonNegativeInt, Port, PositiveFloat, PositiveInt, Quantity
+from rljob_api.base import ApiModel, NonNegativeInt, Port, PositiveFloat, PositiveInt, Quantity
 
 
 class WeightTransport(StrEnum):
@@ -23,7 +23,7 @@ class WeightSyncSpec(ApiModel):
     transport: WeightTransport = WeightTransport.AUTO
     """`Auto`: memory that both share where they are on one device or host, else a broadcast (HCCL, NCCL, gloo). `Disk`,
     with devices of their own: files in the run folder, which is slower and needs no common network of devices."""
-    bucket_bytes: Annotated[int, Field(ge=4096, le=INT64_MAX, json_schema_extra={"format": "int64"})] = 268435456
+    bucket_bytes: Annotated[int, Field(ge=4096, le=2**38, json_schema_extra={"format": "int64"})] = 268435456
     """Size of one of the two staging slots in bytes; on devices at least the largest indivisible group of tensors.
 
     In host memory slots have at most 8 MiB, which stay in the cache, and tensors are cut between rows.

@@ -26,6 +26,7 @@ FILES = {
     "empty.jsonl": b"",
     "binary.jsonl": b"\xff\xfe{}",
     "question.jsonl": b'\n{"question": "a", "label": "b"}\n',
+    "half.jsonl": b'{"prompt": "a \\ud83d b", "label": "b"}\n',
     "late.jsonl": b"[]\n" + b'{"prompt": "a", "label": "b"}\n',
     "text.parquet": b"no",
     "text.txt": b"no",
@@ -70,6 +71,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(folder / "no weights", folder / f"{file} {kind}")
             (folder / f"{file} {kind}" / "model.safetensors").write_bytes(b"x")
             put(folder / f"{file} {kind}" / file, kind)
+    shutil.copytree(folder / "no weights", folder / "whole")
+    (folder / "whole" / "model.safetensors").write_bytes(b"x")
     (folder / "no tokenizer").mkdir()
     (folder / "no tokenizer" / "config.json").write_text(json.dumps(CONFIG))
     for name in ("pipe", "pipe.jsonl", "pipe.py", "pipe.jinja", "pipe.yaml"):
@@ -133,10 +136,23 @@ OF_RUN: list[tuple[list[str], str]] = [
     (model("%/tokenizer.json device"), "%/tokenizer.json device/tokenizer.json is a pipe or device"),
     (model("%/model.safetensors pipe"), "%/model.safetensors pipe/model.safetensors is a pipe or device"),
     (model("%/model.safetensors device"), "%/model.safetensors device/model.safetensors is a pipe or device"),
+    (
+        [*model("%/whole"), "--set", "spec.rollout.stopTokenIds=[63, 64]"],
+        "spec.rollout.stopTokenIds[1]: is no token of",
+    ),
+    (
+        [*model("%/whole"), "--set", "spec.rollout.engineArgs={max_model_len: 513}"],
+        "max_model_len: is more than the model",
+    ),
+    (
+        [*model("%/whole"), "--set", "spec.rollout.maxResponseTokens=512"],
+        "spec.rollout.maxResponseTokens: leaves no room",
+    ),
     # --- data ----------------------------------------------------------------------------------------
     (data("%/empty.jsonl"), "spec.data.path: %/empty.jsonl is empty: it has no rows"),
     (data("%/binary.jsonl"), "%/binary.jsonl, line 1: not valid"),
     (data("%/question.jsonl"), "%/question.jsonl, line 2 (row 0): key 'prompt' (spec.data.promptKey) is absent"),
+    (data("%/half.jsonl"), "%/half.jsonl, line 1: holds half a character (a lone surrogate like \\ud800)"),
     (data("%/late.jsonl"), "%/late.jsonl, line 1: a JSON object is needed, not list"),
     (data("%/text.parquet"), "spec.data.path: %/text.parquet is not a readable Parquet file: it does not begin"),
     (data("%/nothing"), "spec.data.path: %/nothing is not a dataset folder written by save_to_disk"),
@@ -169,6 +185,11 @@ OF_RUN: list[tuple[list[str], str]] = [
     (["--output", "%/loop"], "%/loop: cannot be a run folder: Too many levels of symbolic links"),
     (["--output", "/proc/x"], "/proc/x: cannot be a run folder: No such file or directory"),
     (["--output", ""], "argument --output: is empty; name a folder"),
+    # --- devices -------------------------------------------------------------------------------------
+    (
+        ["--set", "spec.resources={profile: ascend-a2}"],
+        "spec.resources.profile: 'ascend-a2' cannot be used here: torch_",
+    ),
     # --- options -------------------------------------------------------------------------------------
     (["--resume"], "--resume: %/run holds no run to continue; leave --resume out to begin one there"),
     (["--address", "127.0.0.1"], "--address: '127.0.0.1' is no address of a Ray cluster; HOST:PORT is"),

@@ -74,7 +74,7 @@ def test_heads_not_divisible(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_head_size_that_the_engine_has_no_kernel_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = manifest(tmp_path)
     message = refused(capsys, "run", job, "--output", tmp_path / "run", "--set", "spec.model.random.config.head_dim=16")
-    assert "head_dim 16" in message
+    assert "head_dim of 16" in message
     assert "32, 64" in message
 
 

@@ -29,7 +29,7 @@ MANIFEST: dict[str, Any] = {
                     "num_hidden_layers": 2,
                     "num_attention_heads": 4,
                     "num_key_value_heads": 2,
-                    "head_dim": 16,
+                    "head_dim": 32,
                 }
             }
         },

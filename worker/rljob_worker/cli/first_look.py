@@ -14,6 +14,7 @@ from rljob_worker.data.sources import check_head, check_path, data_sources, eval
 from rljob_worker.driver.preflight import (
     check_engine_arguments,
     check_layout,
+    check_library,
     check_port,
     check_processes,
     check_trackers,
@@ -46,6 +47,7 @@ def look_first(job: RLJob, output: Path, resume: str | None, *, on_this_machine:
         _check_resumable(output, spec.checkpoint.path)
     check_layout(spec)
     if on_this_machine:
+        check_library(spec)
         check_processes(spec, len(os.sched_getaffinity(0)), HostMemory().info().total)
     check_trackers(spec)
     check_port(spec.records.http_host, spec.records.http_port)

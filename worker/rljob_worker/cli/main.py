@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import logging
 import os
@@ -13,7 +14,6 @@ from pathlib import Path
 
 from rljob_api.safe_text import visible, visible_block
 from rljob_api.wire.exit_codes import ExitCode
-from rljob_worker.cli import audit, doctor, export, plan, replay, report, run, samples, save, validate
 from rljob_worker.cli.manifest import close_standard_input
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import explained
@@ -33,18 +33,30 @@ _EXIT_CODES = """exit codes:
   130 interrupted (Ctrl-C) before anything was started"""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line's grammar."""
+COMMANDS = ("run", "validate", "plan", "doctor", "save", "report", "samples", "audit", "replay", "export")
+"""Modules beside this one, in the order in which they are listed."""
+
+
+class _Version(argparse.Action):
+    """Prints the installed version, which is looked up when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"rljob {version('rljob')}")
+        parser.exit()
+
+
+def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The command line's grammar; of the command alone that `argv` begins with, since each takes time to import."""
     root = argparse.ArgumentParser(
         prog="rljob",
         description=_DESCRIPTION,
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    root.add_argument("--version", action="version", version=f"rljob {version('rljob')}")
+    root.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (run, validate, plan, doctor, save, report, samples, audit, replay, export):
-        module.add_command(commands)
+    for name in argv[:1] if argv and argv[0] in COMMANDS else COMMANDS:
+        importlib.import_module(f"rljob_worker.cli.{name}").add_command(commands)
     return root
 
 
@@ -65,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # Samples may hold characters that the terminal's encoding does not have.
             stream.reconfigure(errors="backslashreplace")
-    arguments = parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser(given).parse_args(given)
     if getattr(arguments, "manifest", None) != "-":
         close_standard_input()
     try:

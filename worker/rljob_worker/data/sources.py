@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ Row = dict[str, Any]
 _LOOKED_AT = 100
 _FILES = (".jsonl", ".parquet")
 _HEAD_BYTES = 2**20
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +197,21 @@ def _read_jsonl(content: bytes, path: Path, source: DataSource, field: str) -> l
             raise UserError(f"{place}: not valid JSON: {error}") from error
         if not isinstance(row, dict):
             raise UserError(f"{place}: a JSON object is needed, not {type(row).__name__}")
+        if _SURROGATE.search(line) and not _is_text(row):
+            raise UserError(f"{place}: holds half a character (a lone surrogate like \\ud800), which is no text")
         _check_keys(row, source, field, f"{place} (row {len(rows)})")
         check_prompt(row[source.prompt_key], f"{place} (row {len(rows)})", field, source)
         rows.append(row)
     return rows
+
+
+def _is_text(row: Row) -> bool:
+    """Whether all text of a row can be written: JSON's escapes can say halves of characters."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_keys(row: Row, source: DataSource, field: str, place: str) -> None:

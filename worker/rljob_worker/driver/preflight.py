@@ -64,6 +64,18 @@ def check_layout(spec: RLJobSpec) -> None:
         raise UserError(f"spec.{error}") from None
 
 
+def check_library(spec: RLJobSpec) -> None:
+    """Refuse NPUs where torch_npu is not installed, without importing torch, which takes seconds: UserError."""
+    profile = spec.resources.profile
+    if PROFILES[profile].kind != "npu" or os.environ.get(COMPUTE_VARIABLE) or importlib.util.find_spec("torch_npu"):
+        return
+    raise UserError(
+        f"spec.resources.profile: {profile.value!r} cannot be used here: torch_npu is not installed; use the worker "
+        f"image for Ascend, or install the torch_npu that fits torch; with {COMPUTE_VARIABLE}=cpu in the shell the job "
+        "computes on the CPU"
+    )
+
+
 def check_processes(spec: RLJobSpec, cores: int, memory: int) -> None:
     """Refuse more processes than this machine can run, where its CPU stands for devices.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from rljob_api import derived
+from rljob_api.derived import max_sequences
 from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.engine.platforms import MERGED, engine_platform
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig
-
-_MOST_SEQUENCES = 1024
 
 
 def max_model_length(spec: RLJobSpec, model: ModelConfig) -> int:
@@ -21,14 +19,6 @@ def max_model_length(spec: RLJobSpec, model: ModelConfig) -> int:
     if data.max_prompt_tokens is None or spec.evaluation is not None:
         return model.max_position_embeddings
     return min(model.max_position_embeddings, data.max_prompt_tokens + rollout.max_response_tokens)
-
-
-def max_sequences(spec: RLJobSpec) -> int:
-    """Sequences an engine runs at once: too few of them double the rollout time."""
-    if spec.rollout.max_num_seqs is not None:
-        return spec.rollout.max_num_seqs
-    prompts = -(-derived.prompts_at_once(spec) // derived.fewest_engines(spec))
-    return min(_MOST_SEQUENCES, prompts * spec.rollout.samples_per_prompt)
 
 
 def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, object]:

@@ -1,0 +1,57 @@
+"""More processes than a machine can run, where its CPU stands for devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from rljob_api import RLJob
+from rljob_api.validation import load_manifest
+from rljob_worker.driver.preflight import check_processes
+from rljob_worker.errors import UserError
+
+GIB = 2**30
+MANIFEST = """
+apiVersion: rljob.dev/v1alpha1
+kind: RLJob
+metadata: {name: many}
+spec:
+  steps: 1
+  mode: Disaggregated
+  model: {path: /m}
+  data: {path: /a.jsonl}
+  reward: {name: math}
+  rollout: {promptsPerStep: 2, samplesPerPrompt: 2, maxResponseTokens: 8}
+  resources: {profile: cpu, rollout: {devicesPerNode: 32}}
+"""
+
+
+def job(*settings: str) -> RLJob:
+    return load_manifest(MANIFEST, list(settings))
+
+
+def test_both_numbers_are_named() -> None:
+    spec = job().spec
+    check_processes(spec, cores=3, memory=64 * GIB)
+    with pytest.raises(UserError) as error:
+        check_processes(spec, cores=2, memory=64 * GIB)
+    said = "spec.resources.rollout.devicesPerNode: 1 trainers and 32 engines are 33 processes, for 2 cores; allowed: "
+    assert str(error.value) == f"{said}at most 16 on each core, 32"
+
+
+def test_memory_holds_at_least_the_processes_and_their_caches() -> None:
+    spec = job().spec
+    with pytest.raises(UserError, match=r"devicesPerNode: 1 trainers and 32 engines take 8\.2 GiB .* has 8\.0 GiB"):
+        check_processes(spec, cores=64, memory=8 * GIB)
+    spec = job(f"spec.rollout.kvCacheBytes={GIB}").spec
+    with pytest.raises(UserError, match=r"spec\.rollout\.kvCacheBytes: .* take 40\.2 GiB at least, .* has 32\.0 GiB"):
+        check_processes(spec, cores=64, memory=32 * GIB)
+    check_processes(spec, cores=64, memory=48 * GIB)
+
+
+def test_devices_are_counted_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLJOB_COMPUTE_DEVICE", raising=False)
+    spec = job("spec.resources={profile: ascend-a2, rollout: {devicesPerNode: 8}}").spec
+    check_processes(spec, cores=0, memory=0)
+    monkeypatch.setenv("RLJOB_COMPUTE_DEVICE", "cpu")
+    with pytest.raises(UserError, match="9 processes, for 0 cores"):
+        check_processes(spec, cores=0, memory=0)
