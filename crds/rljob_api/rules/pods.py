@@ -119,9 +119,13 @@ def _devices(spec: Any) -> Iterator[Finding]:
     profile = PROFILES[spec.resources.profile]
     mind_cluster = profile.mind_cluster or MindCluster()
     for group in derived.node_groups(spec):
-        at = ("resources", *group.worker_field.split(".")[1:-1], "devicesPerNode")
+        own = group.worker_field.split(".")[1:-1] or (["rollout"] if derived.divides_devices(spec) else [])
+        at = ("resources", *own, "devicesPerNode")
         if profile.devices_per_node is not None and group.devices > profile.devices_per_node:
             wrong = f"{group.devices} devices on a node: servers of profile {profile.name} have fewer"
+            if not profile.has_devices:
+                engines = group.engine_devices // spec.rollout.tensor_parallel
+                wrong = f"{group.trainers} trainers and {engines} engines on a node: no server runs as many"
             yield Finding(at, wrong, f"at most {profile.devices_per_node}, on more nodes")
         multiple = mind_cluster.multiple
         if spec.scheduling.system == QueueSystem.MIND_CLUSTER and group.devices % multiple:

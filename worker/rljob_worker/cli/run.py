@@ -8,14 +8,11 @@ import os
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
 from rljob_api.safe_text import visible, visible_block
 from rljob_api.validation import ManifestError, check_runnable_locally
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli.addresses import check_ray_address
-from rljob_worker.cli.first_look import look_first
 from rljob_worker.cli.manifest import add_manifest_arguments, folder_name, read_manifest
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import keep_output_from_raising
@@ -73,6 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
             check_runnable_locally(job)
         except ManifestError as error:
             raise UserError(str(error)) from None
+    # Not before the manifest was read: numpy and rich take a third of the time.
+    from rich.console import Console
+
+    from rljob_worker.cli.first_look import look_first
+
     keep_output_from_raising()
     console = Console(stderr=False)
     output = arguments.output or Path("runs") / f"{job.metadata.name}-{time.strftime('%Y%m%d-%H%M%S')}"

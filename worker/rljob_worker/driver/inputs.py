@@ -14,6 +14,7 @@ from rljob_worker.data.hub import snapshot
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.preflight import check_engine_arguments, check_room
+from rljob_worker.engine.arguments import max_model_length
 from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, check_parallel, read_hf_config
@@ -21,7 +22,6 @@ from rljob_worker.models.hf_check import check_hf_weights, checkpoint_bytes
 from rljob_worker.models.random_model import make_random_model
 from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.runner import RewardRunner
-from rljob_worker.engine.arguments import max_model_length
 from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.waiting import waiting_for
 
