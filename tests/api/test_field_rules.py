@@ -284,6 +284,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
         ["spec.algorithm.whitenAdvantages"],
     ),
     (["rollout.topK=1"], ["spec.rollout.topK"]),
+    (["rollout.topP=0.001"], ["spec.rollout.topP"]),
     (["rollout.minP=1"], ["spec.rollout.minP"]),
     (["algorithm.tis={outside: Mask, low: 2, high: 3}"], ["spec.algorithm.tis.low"]),
     (
