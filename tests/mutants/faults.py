@@ -73,8 +73,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "KL the wrong way round",
         f"{ALGORITHMS}/kl.py",
-        "estimate = torch.exp(-difference) - 1 + difference",
-        "estimate = torch.exp(difference) - 1 - difference",
+        "estimate = torch.exp(exponent) - 1 + difference",
+        "estimate = torch.exp(-exponent) - 1 - difference",
+        LOSSES,
+    ),
+    Fault(
+        "responses are numbered with those that have no token to train on",
+        "worker/rljob_worker/trainer/batches.py",
+        "np.repeat(np.cumsum(counts > 0) - 1, counts)",
+        "row",
         LOSSES,
     ),
     Fault(
