@@ -82,7 +82,7 @@ FAULTS: tuple[Fault, ...] = (
         "worker/rljob_worker/trainer/batches.py",
         "np.repeat(np.cumsum(counts > 0) - 1, counts)",
         "row",
-        LOSSES,
+        "tests/worker/algorithms/test_policy_losses.py",
     ),
     Fault(
         "low-variance KL without bound",
