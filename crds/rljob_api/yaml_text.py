@@ -34,14 +34,11 @@ class BareKey(str):
     read_as: str
     """In words."""
 
-    def __new__(cls, text: str, read_as: str) -> BareKey:
+    def __new__(cls, text: str, read_as: str = "") -> BareKey:
         """Return the text, and what it was read as beside it."""
         key = super().__new__(cls, text)
         key.read_as = read_as
         return key
-
-    def __getnewargs__(self) -> tuple[str, str]:
-        return str(self), self.read_as
 
 
 def bare_key(text: str, value: Any) -> BareKey:

@@ -262,22 +262,22 @@ def test_the_gates_temperature_has_the_precision_of_the_tokens() -> None:
 def test_a_sample_without_trained_tokens_may_stand_anywhere(name: str, extra: dict[str, Any]) -> None:
     """`onLimit: Mask` leaves whole samples out: the loss is the same wherever those stand."""
     losses = []
-    for order in ([0, 1, 2], [1, 0, 2], [1, 2, 0], [2, 1, 0]):
-        counts, lengths = np.array([0, 1, 2])[order], np.array([7, 4, 5])[order]
+    for order in ([3, 4, 0, 1, 2], [0, 1, 2, 3, 4], [0, 4, 1, 2, 3], [0, 1, 2, 4, 3]):
+        counts, lengths = np.array([0, 0, 0, 1, 2])[order], np.array([7, 6, 3, 4, 5])[order]
         sampled = np.concatenate([np.arange(size) >= size - count for size, count in zip(lengths, counts)])
         values = np.concatenate([-np.arange(1, count + 1) / (count + 1) for count in counts]).astype(np.float32)
         batch = TrainBatch(
             tokens=np.arange(len(sampled)), lengths=lengths, sampled=sampled, rollout_log_probs=values,
             advantages=np.sign(values + 0.55), versions=np.zeros(3, np.int64), experts=None,
         )  # fmt: skip
-        rows = PackedBatch(batch).micro_batch(np.arange(3))
+        rows = PackedBatch(batch).micro_batch(np.arange(5))
         spec = make_spec(**{"entropyCoefficient": 0.0, "kl": {"coefficient": 0.0}}, **{"name": name, **extra})
         inputs = LossInputs(
             log_probs=(rows.rollout_log_probs - 0.1).requires_grad_(),
             old_log_probs=rows.rollout_log_probs + 0.2,
             advantages=rows.advantages,
             mask=torch.ones(3, dtype=torch.bool),
-            weights=token_weights(rows.mask, spec.aggregation, num_tokens=3, num_sequences=3, constant_length=8)[
+            weights=token_weights(rows.mask, spec.aggregation, num_tokens=3, num_sequences=5, constant_length=8)[
                 rows.mask
             ],
             rollout_log_probs=rows.rollout_log_probs,
