@@ -69,6 +69,7 @@ WORDS = {
     "prefix_caching_hash_algo": ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),
 }
 """Arguments with a few values."""
+_FROM_0 = ("long_prefill_token_threshold", "max_logprobs")
 _MODEL = "leave it out: the model is what its folder's config.json says"
 _ROLE = "leave it out: engines generate tokens"
 _ALONE = "leave it out: an engine is one tensor-parallel group on one node"
@@ -112,7 +113,7 @@ def value_faults(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]
             yield name, f"is not {kind}", f"{kind}, as vLLM has it"
         elif name in WORDS and value not in WORDS[name]:
             yield name, "is not one of its values", ", ".join(WORDS[name])
-        elif kind == _WHOLE and value < 1 and name not in ("long_prefill_token_threshold", "max_logprobs"):
-            yield name, "is too small", "at least 1"
-        elif kind in (_WHOLE, "a number") and not 0 <= value <= 2**31 - 1:
-            yield name, "is no such number", f"at least 0 and at most {2**31 - 1}"
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            least = 1 if kind == _WHOLE and name not in _FROM_0 else 0
+            if not least <= value <= 2**31 - 1:
+                yield name, "is too small" if value < least else "is too large", f"{least} to {2**31 - 1}"

@@ -320,7 +320,7 @@ def _generated(spec: Any) -> Iterator[Finding]:
     random, most = spec.model.random, spec.data.max_prompt_tokens
     if random is None or random.tokenizer.kind != "Word" or most is None:
         return
-    sources = [(("data", "sources", i), source) for i, source in enumerate(spec.data.sources)]
+    sources: list[_Function] = [(("data", "sources", i), source) for i, source in enumerate(spec.data.sources)]
     for at, source in sources or [(("data",), spec.data)]:
         if source.synthetic is not None and source.synthetic.prompt_symbols > most:
             wrong = f"every prompt would be skipped: data.maxPromptTokens is {most}"
