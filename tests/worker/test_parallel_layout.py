@@ -118,3 +118,18 @@ def test_one_replica_in_each_node_sends(nodes: int, devices: int, tp: int, pp: i
 def test_a_checkpoint_gives_the_layout_back(layout: ParallelLayout, data: st.DataObject) -> None:
     at = replace(layout, rank=data.draw(st.integers(0, layout.world_size - 1)))
     assert ParallelLayout.of_coordinates(at.coordinates()) == at
+    sharded = replace(at, shards=2)
+    assert ParallelLayout.of_coordinates(sharded.coordinates()) == sharded
+    before_shards = {name: value for name, value in at.coordinates().items() if name != "shards"}
+    assert ParallelLayout.of_coordinates(before_shards) == at, "as older checkpoints have them"
+
+
+@pytest.mark.parametrize(
+    ("shards", "per_node", "together"), [(1, 2, 1), (2, 2, 1), (2, 4, 1), (4, 2, 2), (3, 2, 3), (8, 2, 4), (12, 12, 1)]
+)
+def test_ranks_that_divide_a_copy_hold_it_together(shards: int, per_node: int, together: int) -> None:
+    layout = ParallelLayout(24, rank=23, shards=shards)
+    assert layout.nodes_of_replica(per_node) == together
+    among = layout.among_replicas(per_node)
+    assert among == ParallelLayout(per_node * together, rank=per_node * together - 1, shards=shards)
+    assert not among.world_size % shards

@@ -26,6 +26,8 @@ class ParallelLayout:
     ep: int = 1
     """Expert parallel."""
     rank: int = 0
+    shards: int = 1
+    """Ranks that divide one copy of the parameters row by row, and gather them where they compute: neighbours."""
 
     @property
     def stage_size(self) -> int:
@@ -84,7 +86,7 @@ class ParallelLayout:
 
     def nodes_of_replica(self, ranks_per_node: int) -> int:
         """How many nodes hold whole replicas of the model between them: one, where a node has room for all stages."""
-        group = math.lcm(self.tp, self.expert_tp * self.ep) * self.pp
+        group = math.lcm(self.tp, self.expert_tp * self.ep, self.shards) * self.pp
         return 1 if ranks_per_node >= self.world_size else group // math.gcd(ranks_per_node, group)
 
     def among_replicas(self, ranks_per_node: int) -> ParallelLayout:
@@ -94,7 +96,7 @@ class ParallelLayout:
             return self
         share = size // self.pp
         rank = self.pp_rank * share + self.rank % self.stage_size % share
-        return ParallelLayout(size, self.tp, self.pp, self.ep, rank)
+        return replace(self, world_size=size, rank=rank)
 
     def place_in_node(self, ranks_per_node: int) -> int:
         """Its position among the ranks of its node, in the order of the node's devices."""
@@ -137,7 +139,7 @@ class ParallelLayout:
 
     def coordinates(self) -> dict[str, int]:
         """Plain values for a checkpoint: which rank saved a file."""
-        names = ("rank", "world_size", "tp", "tp_rank", "pp", "pp_rank", "ep", "ep_rank", "dp", "dp_rank")
+        names = ("rank", "world_size", "tp", "tp_rank", "pp", "pp_rank", "ep", "ep_rank", "dp", "dp_rank", "shards")
         return {name: getattr(self, name) for name in names}
 
     @classmethod
@@ -147,8 +149,9 @@ class ParallelLayout:
 
     @classmethod
     def of_coordinates(cls, saved: Mapping[str, int]) -> ParallelLayout:
-        """The layout of a rank that saved these `coordinates`."""
-        return cls(saved["world_size"], saved["tp"], saved["pp"], saved["ep"], saved["rank"])
+        """The layout of a rank that saved these `coordinates`; older ones have no shards."""
+        shards = saved.get("shards", 1)
+        return cls(saved["world_size"], saved["tp"], saved["pp"], saved["ep"], saved["rank"], shards)
 
 
 def check_sizes(training: TrainingSpec, world_size: int) -> None:
