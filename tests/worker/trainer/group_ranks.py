@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 from cases import SAMPLING, Process, make_batch, same, state, step
 
-from rljob_worker.trainer.process_groups import HOLDERS, ProcessGroups
+from rljob_worker.trainer.megatron.parallel_state import GROUP_HOLDERS
+from rljob_worker.trainer.process_groups import ProcessGroups
 
 CYCLES = 20
 SETTLED = 5
@@ -86,7 +87,7 @@ def bare(process: Process, timeout_seconds: float = DEADLINE, *, known: bool = T
         world_size=process.world_size,
         backend="gloo",
         timeout_seconds=timeout_seconds,
-        holders=(*HOLDERS, __name__) if known else HOLDERS,
+        holders=(*GROUP_HOLDERS, __name__) if known else GROUP_HOLDERS,
     )
     holder = type("Holder", (), {})()
     with groups.recording():

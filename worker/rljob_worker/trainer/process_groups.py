@@ -31,8 +31,7 @@ from rljob_worker.upstream.process_groups import MakeGroup, recorded_groups
 from rljob_worker.upstream.references import Pair, References
 
 _ASLEEP_BACKEND = "gloo"
-HOLDERS = ("megatron", "mindspeed", "rljob_worker")
-"""Packages that keep groups and may be given others in their place. Whatever else keeps one was not looked at."""
+_OWN = __name__.partition(".")[0]
 
 
 class ReleasedGroup:
@@ -70,7 +69,8 @@ class ProcessGroups:
         world_size: number of processes.
         backend: of the live world.
         timeout_seconds: deadline of each wait for other ranks.
-        holders: packages whose objects may keep groups.
+        holders: packages of the training backend whose objects may keep groups and be given others in their place,
+            as this one's may. Whatever else keeps one was not looked at.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class ProcessGroups:
         world_size: int,
         backend: str,
         timeout_seconds: float,
-        holders: Sequence[str] = HOLDERS,
+        holders: Sequence[str],
     ) -> None:
         self.state = GroupsState.LIVE
         self._rank, self._world_size = rank, world_size
         self._backend = backend
-        self._references = References(holders)
+        self._references = References((*holders, _OWN))
         self._timeout = timedelta(seconds=timeout_seconds)
         self._rendezvous = rendezvous(init_method, rank, self._timeout)
         self._store = self._rendezvous.store

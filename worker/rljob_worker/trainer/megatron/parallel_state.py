@@ -10,6 +10,9 @@ from rljob_api.spec import TrainingSpec
 from rljob_worker.parallel_layout import ParallelLayout, check_sizes
 from rljob_worker.trainer.process_groups import ProcessGroups
 
+GROUP_HOLDERS = ("megatron", "mindspeed")
+"""Packages that keep process groups."""
+
 
 def initialize(
     training: TrainingSpec, *, rank: int, world_size: int, store: str, backend: str, timeout_seconds: float
@@ -21,7 +24,14 @@ def initialize(
     from megatron.core import parallel_state
 
     check_sizes(training, world_size)
-    groups = ProcessGroups(store, rank=rank, world_size=world_size, backend=backend, timeout_seconds=timeout_seconds)
+    groups = ProcessGroups(
+        store,
+        rank=rank,
+        world_size=world_size,
+        backend=backend,
+        timeout_seconds=timeout_seconds,
+        holders=GROUP_HOLDERS,
+    )
     with groups.recording():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=training.tensor_parallel,
