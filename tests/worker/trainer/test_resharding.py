@@ -165,7 +165,9 @@ def test_export_keeps_what_is_not_trained(tmp_path: Path) -> None:
     own.mkdir()
     (own / "tokenizer.json").write_text("{}")
     (own / "config.json").write_text(json.dumps(config))
-    (model / "preprocessor_config.json").write_text('{"patch_size": 8}')
+    pictures = ("preprocessor_config.json", "processor_config.json")
+    for name in pictures:
+        (model / name).write_text('{"patch_size": 8}')
     cfg, before = ModelConfig.from_hf(model), load_file(model / "model.safetensors")
     trained = {name: before[name] + 1 for name, _ in hf_manifest(cfg)}
     (tmp_path / "step-3").mkdir()
@@ -179,7 +181,7 @@ def test_export_keeps_what_is_not_trained(tmp_path: Path) -> None:
     assert len(left) == 3
     assert after.keys() == trained.keys() | left
     assert all(torch.equal(after[name], trained.get(name, before[name])) for name in after)
-    assert (tmp_path / "out" / "preprocessor_config.json").read_text() == '{"patch_size": 8}'
+    assert [(tmp_path / "out" / name).read_text() for name in pictures] == ['{"patch_size": 8}'] * 2
     loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     state = {qwen3_5.published_name(name): tensor for name, tensor in loaded.state_dict().items()}

@@ -33,7 +33,7 @@ TOKENIZER_FILES = (
     "chat_template.json",
     "generation_config.json",
 )
-PICTURE_FILES = ("preprocessor_config.json", "video_preprocessor_config.json")
+PICTURE_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 """How pictures become a model's input, where it takes any."""
 _ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
