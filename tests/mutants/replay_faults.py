@@ -18,7 +18,7 @@ REPLAY_FAULTS = (
     Fault(
         "padding counts among the tokens that routers would have sent elsewhere",
         "worker/rljob_worker/trainer/megatron/expert_replay.py",
-        "counted[micro_batch.selected] = True",
+        "counted[selected] = True",
         "counted[:] = True",
         f"{TRAINER}::test_each_token_goes_to_the_experts_that_the_batch_names",
     ),

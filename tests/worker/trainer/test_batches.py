@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rljob_worker.flow import Episode, Group, TokenStream
 from rljob_worker.rollouts.batch import train_batch
 from rljob_worker.trainer.batches import PackedBatch, plan_step, plan_update, split_evenly
+from rljob_worker.trainer.megatron.pipeline import rows_by_position
 from rljob_worker.types import TrainBatch
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=80)
@@ -87,8 +88,11 @@ def test_micro_batches_hold_the_right_tokens(sizes: list[tuple[int, int]], parts
                 expected_log_probs += [-(i + t / 100) for t in range(responses[i])]
                 expected_advantages += [float(i)] * responses[i]
             assert mb.labels.tolist() == expected_labels
-            # The selected rows of the [S, b] layout are the tokens just before the labels.
-            assert mb.input_ids.T.flatten()[mb.selected].tolist() == expected_inputs
+            # The rows are those of the tokens just before the labels.
+            assert mb.input_ids.flatten()[mb.rows].tolist() == expected_inputs
+            padded = mb.padded(4)
+            assert padded.input_ids.flatten()[padded.rows].tolist() == expected_inputs
+            assert padded.input_ids.T.flatten()[rows_by_position(padded)].tolist() == expected_inputs
             np.testing.assert_allclose(mb.rollout_log_probs.numpy(), expected_log_probs, rtol=1e-6)
             assert mb.advantages.tolist() == expected_advantages
             assert mb.mask.sum(1).tolist() == [responses[i] for i in mb.samples]
@@ -152,5 +156,5 @@ def test_only_sampled_spans_are_trained_on_wherever_they_are(turns: list[list[tu
         assert mb.rollout_log_probs.tolist() == [-float(token) for token in mb.labels.tolist()]
         assert mb.advantages.tolist() == [float(token // 1000) for token in mb.labels.tolist()]
         assert mb.mask.sum(1).tolist() == list(map(len, labels))
-        # The selected rows of the [S, b] layout are the tokens just before the labels.
-        assert (mb.input_ids.T.flatten()[mb.selected] == mb.labels - 1).all()
+        # The rows are those of the tokens just before the labels.
+        assert (mb.input_ids.flatten()[mb.rows] == mb.labels - 1).all()

@@ -89,8 +89,8 @@ class MicroBatch:
     """[b, S] int64: all tokens but the last one."""
     position_ids: Tensor
     """[b, S] int64."""
-    selected: Tensor
-    """[n] int64, rows of the [S * b] hidden states that predict a response token."""
+    rows: Tensor
+    """[n] int64, rows of the [b * S] hidden states that predict a response token."""
     labels: Tensor
     """[n] int64, the response tokens."""
     sequences: Tensor
@@ -119,12 +119,15 @@ class MicroBatch:
         missing = -self.input_ids.shape[1] % multiple
         if not missing:
             return self
+        length = self.input_ids.shape[1]
         positions = F.pad(self.position_ids, (0, missing))
+        rows = self.rows + self.rows // length * missing
         experts = self.experts
         if experts is not None:
             # Any experts will do where nobody looks at the result, but no expert twice.
             experts = torch.cat([experts, experts[-1:].expand(missing, *experts.shape[1:])])
-        return replace(self, input_ids=F.pad(self.input_ids, (0, missing)), position_ids=positions, experts=experts)
+        ids = F.pad(self.input_ids, (0, missing))
+        return replace(self, input_ids=ids, position_ids=positions, rows=rows, experts=experts)
 
     def with_own_routing(self) -> MicroBatch:
         """The same, routed by the trainer's own choice of experts."""
@@ -178,7 +181,7 @@ class PackedBatch:
             samples=samples,
             input_ids=torch.from_numpy(input_ids),
             position_ids=torch.from_numpy(columns).expand(b, -1),
-            selected=torch.from_numpy((in_sample - 1) * b + row),
+            rows=torch.from_numpy(row * len(columns) + in_sample - 1),
             labels=torch.from_numpy(self.tokens[self.starts[samples][row] + in_sample]),
             sequences=torch.from_numpy(np.repeat(np.cumsum(counts > 0) - 1, counts)),
             mask=torch.from_numpy(np.arange(max(1, int(counts.max()))) < counts[:, None]),
@@ -229,7 +232,7 @@ def _filler() -> MicroBatch:
         samples=np.empty(0, dtype=np.int64),
         input_ids=integers,
         position_ids=integers,
-        selected=none,
+        rows=none,
         labels=none,
         sequences=none,
         mask=torch.zeros(0, 1, dtype=torch.bool),

@@ -57,11 +57,15 @@ class ExpertReplay:
         for waiting in self._again.values():
             waiting.clear()
 
-    def use(self, micro_batch: MicroBatch) -> None:
+    def use(self, micro_batch: MicroBatch, selected: Tensor) -> None:
         """What is computed next; without experts, the routers choose.
 
         With sequence parallelism each tensor-parallel rank has its share of the positions, whose number is a multiple
         of the ranks'.
+
+        Args:
+            micro_batch: on this rank's device.
+            selected: [n] int64, rows of its [S * b] positions that predict a response token.
 
         Raises:
             ValueError: the experts are not those of this model.
@@ -74,7 +78,7 @@ class ExpertReplay:
                     f"{self._shape[0]} layers with experts, {self._shape[1]} of each token"
                 )
             counted = torch.zeros(experts.shape[:2].numel(), dtype=torch.bool, device=experts.device)
-            counted[micro_batch.selected] = True
+            counted[selected] = True
             if self._shares > 1:
                 experts = experts.chunk(self._shares)[self._rank]
                 counted = counted.chunk(self._shares)[self._rank]

@@ -19,6 +19,12 @@ Loss = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 """Logits -> share of the loss, tokens (not used), result."""
 
 
+def rows_by_position(micro_batch: MicroBatch) -> Tensor:
+    """The rows that predict a response token in Megatron's order of hidden states, [S * b]."""
+    samples, length = micro_batch.input_ids.shape
+    return micro_batch.rows % length * samples + micro_batch.rows // length
+
+
 class PipelineRunner:
     """Forward and forward-backward passes of this rank's model over micro-batches.
 
@@ -91,11 +97,11 @@ class PipelineRunner:
         if self._stop.skip():
             return self._nothing(), self._no_loss
         micro_batch = micro_batch.to(self._device)
-        self._selected = micro_batch.selected
         if self._sequence_parallel:
             micro_batch = micro_batch.padded(self._layout.tp)
+        self._selected = rows_by_position(micro_batch)
         if self._replay is not None:
-            self._replay.use(micro_batch)
+            self._replay.use(micro_batch, self._selected)
         output = model(micro_batch.input_ids, micro_batch.position_ids, None)
 
         def loss_func(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
