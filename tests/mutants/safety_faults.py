@@ -298,14 +298,14 @@ SAFETY_FAULTS = (
     ),
     Fault(
         "the optimizer's moments of another rank",
-        "worker/rljob_worker/trainer/megatron/resharding.py",
+        "worker/rljob_worker/trainer/saved_state.py",
         "return torch.cat(parts).view(shape)",
         "return torch.cat(parts[::-1]).view(shape)",
         "tests/worker/trainer/test_resharding.py",
     ),
     Fault(
         "a part that was not saved is not missed",
-        "worker/rljob_worker/trainer/megatron/resharding.py",
+        "worker/rljob_worker/trainer/saved_state.py",
         "if whole is None or covered != length:",
         "if whole is None:",
         "tests/worker/trainer/test_resharding.py",

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from support import qwen3_5
 from torch import Tensor
 
+from rljob_api.json_types import Json
 from rljob_api.spec import RolloutSpec
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.manifest import hf_manifest
@@ -21,8 +22,9 @@ from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.export import export_checkpoint
 from rljob_worker.trainer.megatron.models import convert
 from rljob_worker.trainer.megatron.models.convert import is_expert, local_pieces
-from rljob_worker.trainer.megatron.resharding import MODEL_PREFIX, SavedState
-from rljob_worker.trainer.state_file import path_of, write_state
+from rljob_worker.trainer.megatron.saved_format import MegatronFormat
+from rljob_worker.trainer.saved_state import MODEL_PREFIX, SavedState, saved_format
+from rljob_worker.trainer.state_file import StateReader, path_of, write_state
 
 SHAPE = {
     "vocab_size": 13,
@@ -99,6 +101,10 @@ def save(folder: Path, cfg: ModelConfig, layout: ParallelLayout, whole: dict[str
         write_state(path_of(folder, at.rank), tensors, {"coordinates": at.coordinates()})
 
 
+def opened(folder: Path, cfg: ModelConfig) -> SavedState:
+    return SavedState(folder, lambda _reader: MegatronFormat(cfg))
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[ModelConfig, tuple[int, ...]], Path]:
     folders = {}
@@ -118,14 +124,15 @@ def whole_tensors(cfg: ModelConfig) -> dict[str, dict[str, Tensor]]:
 def test_each_rank_gets_what_was_saved_of_its_parameters(
     cfg: ModelConfig, there: tuple[int, ...], here: tuple[int, ...], saved: dict[object, Path]
 ) -> None:
-    state, whole = SavedState(saved[cfg, there], cfg), whole_tensors(cfg)
+    state, whole = opened(saved[cfg, there], cfg), whole_tensors(cfg)
     for at in ParallelLayout(*here).every_rank():
         for name, shape in shapes(cfg, at):
             for kind in KINDS:
                 target = torch.full(shape, -1.0)
-                state.fill(kind, name, target, at)
+                pieces = local_pieces({name: target}, cfg, at)
+                state.fill(kind, pieces)
                 assert torch.equal(target, filled(name, shape, whole[kind], cfg, at)), (at, kind, name)
-            assert state.updates_of(name, torch.empty(shape), at) == (0 if (target == -1).all() else 7)
+            assert state.updates_of(name, pieces) == (0 if (target == -1).all() else 7)
 
 
 def test_what_is_not_whole_is_named(tmp_path: Path) -> None:
@@ -136,24 +143,41 @@ def test_what_is_not_whole_is_named(tmp_path: Path) -> None:
     save(tmp_path, DENSE, layout, whole)
     path_of(tmp_path, 1).unlink()
     with pytest.raises(ValueError, match=r"rank-00001.safetensors: no such file"):
-        SavedState(tmp_path, DENSE)
+        opened(tmp_path, DENSE)
 
     saved = {MODEL_PREFIX + name: torch.zeros(16, 16), "exp_avg." + name: torch.zeros(16 * 16 - 3)}
     saved |= {"step." + name: torch.tensor(2.0)}
     write_state(path_of(tmp_path, 1), saved, {"coordinates": ParallelLayout(2, 1, 2, 1, 1).coordinates()})
     with pytest.raises(ValueError, match=r"rank-00001.safetensors: was saved by .*pp=2.*rank 0 beside it by .*tp=2"):
-        SavedState(tmp_path, DENSE)
+        opened(tmp_path, DENSE)
 
     write_state(path_of(tmp_path, 1), saved, {"coordinates": ParallelLayout(2, 2, rank=1).coordinates()})
-    state = SavedState(tmp_path, DENSE)
+    state = opened(tmp_path, DENSE)
+    pieces = local_pieces({name: torch.zeros(shape)}, DENSE, at)
     with pytest.raises(
         ValueError, match=f"exp_avg.{name} of rank 1 and its replicas has 253 elements, its parameter 256"
     ):
-        state.fill("exp_avg.", name, torch.zeros(shape), at)
+        state.fill("exp_avg.", pieces)
     with pytest.raises(ValueError, match=rf"parts of {name} were updated \[2.0, 7.0\] times"):
-        state.updates_of(name, torch.zeros(shape), at)
+        state.updates_of(name, pieces)
+    down = local_pieces({"decoder.layers.0.mlp.linear_fc2.weight": torch.zeros(16, 32)}, DENSE, at)
     with pytest.raises(ValueError, match=r"mlp.down_proj.weight: 16 of 32 rows or columns were saved"):
-        state.fill(MODEL_PREFIX, "decoder.layers.0.mlp.linear_fc2.weight", torch.zeros(16, 32), at)
+        state.fill(MODEL_PREFIX, down)
+
+
+@pytest.mark.parametrize("backend", ["Megatron", None])
+def test_a_file_without_its_backends_name_is_megatrons(backend: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    write_state(path, {}, {} if backend is None else {"backend": backend})
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | {"model_type": "qwen3"}))
+    assert isinstance(saved_format(StateReader(path), tmp_path), MegatronFormat)
+
+
+@pytest.mark.parametrize("backend", ["Fairscale", 3, ["Megatron"]])
+def test_a_file_of_an_unknown_backend_is_named(backend: Json, tmp_path: Path) -> None:
+    write_state(tmp_path / "state", {}, {"backend": backend})
+    with pytest.raises(ValueError, match=r"state: was saved by the training backend .*; this version reads Megatron"):
+        saved_format(StateReader(tmp_path / "state"), tmp_path)
 
 
 def test_export_keeps_what_is_not_trained(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from rljob_worker.models.config import ModelConfig, read_hf_config
 from rljob_worker.models.generation_config import write_generation_config
 from rljob_worker.models.hf_io import copy_picture_files, save_hf_folder, untrained_tensors
 from rljob_worker.tensor_slice import Piece
-from rljob_worker.trainer.megatron.models.convert import assemble, local_pieces
-from rljob_worker.trainer.megatron.resharding import MODEL_PREFIX, layout_of
+from rljob_worker.trainer.megatron.models.convert import assemble
+from rljob_worker.trainer.saved_state import MODEL_PREFIX, layout_of, saved_format
 from rljob_worker.trainer.state_file import StateReader, path_of
 
 
@@ -45,7 +45,7 @@ def export_checkpoint(
     if config.untrained and beginning is None:
         raise ValueError(f"a {config.model_type} checkpoint is exported with what is not trained: give its beginning")
     try:
-        trained = assemble(_pieces(checkpoint, config, world_size), config)
+        trained = assemble(_pieces(checkpoint, model_folder, world_size), config)
         tensors = trained if beginning is None else itertools.chain(trained, untrained_tensors(beginning))
         hf_config = read_hf_config(model_folder)
         save_hf_folder(target, tensors, hf_config, model_folder)
@@ -65,9 +65,10 @@ def _as_umask_says(folder: Path) -> None:
         entry.chmod((0o777 if entry.is_dir() else 0o666) & ~mask)
 
 
-def _pieces(checkpoint: Path, config: ModelConfig, world_size: int) -> Iterator[Piece]:
+def _pieces(checkpoint: Path, model_folder: Path, world_size: int) -> Iterator[Piece]:
+    saved = saved_format(StateReader(path_of(checkpoint, 0)), model_folder)
     for rank in range(world_size):
         reader = StateReader(path_of(checkpoint, rank))
         names = [name for name in reader.names if name.startswith(MODEL_PREFIX)]
         shard = {name.removeprefix(MODEL_PREFIX): reader.read(name) for name in names}
-        yield from local_pieces(shard, config, layout_of(reader))
+        yield from saved.pieces_of(shard, layout_of(reader))

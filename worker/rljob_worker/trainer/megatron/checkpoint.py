@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from rljob_api.spec import TrainingBackend
 from rljob_api.wire.values import whole
 from rljob_worker.trainer.backend import Loaded
 from rljob_worker.trainer.checked_file import CheckedFile
+from rljob_worker.trainer.megatron.models.convert import local_pieces
 from rljob_worker.trainer.megatron.rank_state import RankState
-from rljob_worker.trainer.megatron.resharding import MODEL_PREFIX, SavedState, layout_of
+from rljob_worker.trainer.saved_state import MODEL_PREFIX, SavedState, backend_of, layout_of, saved_format
 from rljob_worker.trainer.state_file import StateReader, path_of, write_state
 
 FORMAT = 1
@@ -30,6 +34,7 @@ def save_rank(rank: RankState, folder: str, *, updates: int, precision: str) -> 
         tensors,
         {
             "format": FORMAT,
+            "backend": TrainingBackend.MEGATRON.value,
             "updates": updates,
             "precision": precision,
             "coordinates": rank.layout.coordinates(),
@@ -49,8 +54,8 @@ def load_rank(rank: RankState, folder: str, *, precision: str) -> Loaded:
     _check(reader, precision)
     updates = whole(reader.metadata["updates"], f"{reader.path}: updates")
     there = layout_of(reader)
-    if not there.same_cut(rank.layout):
-        _load_resharded(rank, SavedState(folder, rank.config))
+    if backend_of(reader) is not TrainingBackend.MEGATRON or not there.same_cut(rank.layout):
+        _load_resharded(rank, SavedState(folder, partial(saved_format, model_folder=rank.model_folder)))
         return Loaded(updates, resharded=f"{there.sizes()}, to {rank.layout.sizes()}")
     if there != rank.layout:
         raise ValueError(f"{own}: was saved by rank {there.rank}, or is missing")
@@ -65,20 +70,20 @@ def load_rank(rank: RankState, folder: str, *, precision: str) -> Loaded:
 @torch.no_grad()
 def _load_resharded(rank: RankState, saved: SavedState) -> None:
     parameters = rank.named_parameters()
-    for name, tensor in parameters.items():
-        saved.fill(MODEL_PREFIX, name, tensor, rank.layout)
+    saved.fill(MODEL_PREFIX, local_pieces(parameters, rank.config, rank.layout))
     for shard in rank.state.shards:
         parameter = parameters[shard.name]
-        shard.step.fill_(saved.updates_of(shard.name, parameter, rank.layout))
         part = slice(shard.start, shard.start + shard.exp_avg.numel())
         state = torch.zeros(parameter.shape, dtype=torch.float32)
+        pieces = local_pieces({shard.name: state}, rank.config, rank.layout)
+        shard.step.fill_(saved.updates_of(shard.name, pieces))
         for prefix, target in (("exp_avg.", shard.exp_avg), ("exp_avg_sq.", shard.exp_avg_sq)):
-            saved.fill(prefix, shard.name, state, rank.layout)
+            saved.fill(prefix, pieces)
             target.copy_(state.flatten()[part])
         if rank.state.owns_masters:
             # Rows that only fill up the vocabulary are in no checkpoint.
             state.copy_(parameter)
-            saved.fill("master.", shard.name, state, rank.layout)
+            saved.fill("master.", pieces)
             shard.master.copy_(state.flatten()[part])
 
 

@@ -32,6 +32,7 @@ class RankState:
 
     Attributes:
         groups: all that the rank is in.
+        model_folder: Hugging Face folder with the starting weights.
         ddp: Megatron's DistributedDataParallel around the bare GPTModel.
         optimizer: Megatron's chained distributed optimizers.
         parameters: flat buffers that hold all parameters.
@@ -43,6 +44,7 @@ class RankState:
     layout: ParallelLayout
     groups: ProcessGroups
     config: ModelConfig
+    model_folder: Path
     ddp: DistributedDataParallel
     optimizer: ChainedOptimizer
     parameters: list[Tensor]
@@ -111,6 +113,7 @@ def build_rank_state(
         layout=layout,
         groups=groups,
         config=config,
+        model_folder=model_folder,
         ddp=ddp,
         optimizer=optimizer,
         parameters=parameters,

@@ -1,4 +1,4 @@
-"""A checkpoint's parameters and optimizer state for a rank of another parallel layout than the one that saved it.
+"""A checkpoint's parameters and optimizer state for a rank of another backend or layout than the one that saved it.
 
 What lies where follows from the mapping to Hugging Face tensors, by which weights are exported and handed to engines:
 Adam's moments are cut as the parameters that they belong to. Megatron's own way, `dist_checkpointing`, reads states of
@@ -7,22 +7,61 @@ its own format alone, whose metadata are pickled.
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
+from rljob_api.spec import TrainingBackend
 from rljob_api.wire.values import block
-from rljob_worker.models.config import ModelConfig
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece, TensorSlice
-from rljob_worker.trainer.megatron.models.convert import is_expert, local_pieces
 from rljob_worker.trainer.state_file import StateReader, path_of
 
 MODEL_PREFIX = "model."
+_FORMATS = {TrainingBackend.MEGATRON: "rljob_worker.trainer.megatron.saved_format"}
+"""Modules whose `saved_format(model_folder)` says where a backend's states have what; none of them is imported here,
+for backends import this module."""
+
+
+class SavedFormat(Protocol):
+    """Where the states that a backend saved have the parts of Hugging Face tensors."""
+
+    def pieces_of(self, shard: Mapping[str, Tensor], layout: ParallelLayout) -> list[Piece]:
+        """The Hugging Face tensors' parts in what a rank of that layout saved, by parameter.
+
+        Raises:
+            ValueError: a parameter that this model does not have, or one of another shape.
+        """
+        ...
+
+    def may_be_primary(self, at: ParallelLayout) -> bool:
+        """Whether pieces of this rank can be primary; the files of others have no weights that are looked for."""
+        ...
+
+    def sharers(self, parameter: str, at: ParallelLayout) -> list[int]:
+        """Ranks that saved the optimizer's state of a parameter of this rank, from its first part to its last."""
+        ...
+
+
+def backend_of(reader: StateReader) -> TrainingBackend:
+    """The backend that saved a file, Megatron where it has no name; ValueError when this version reads none of its."""
+    name = reader.metadata.get("backend", TrainingBackend.MEGATRON.value)
+    if name not in [backend.value for backend in _FORMATS]:
+        known = ", ".join(backend.value for backend in _FORMATS)
+        raise ValueError(f"{reader.path}: was saved by the training backend {name!r}; this version reads {known}")
+    return TrainingBackend(name)
+
+
+def saved_format(reader: StateReader, model_folder: Path) -> SavedFormat:
+    """The format of a file, for the model of a folder; ValueError when this version does not have it."""
+    module = importlib.import_module(_FORMATS[backend_of(reader)])
+    return cast("SavedFormat", module.saved_format(model_folder))
 
 
 def layout_of(reader: StateReader) -> ParallelLayout:
@@ -40,45 +79,43 @@ class _Source:
 
 
 class SavedState:
-    """What all ranks saved, by the parameters of a rank of any layout; reads what it is asked for.
+    """What all ranks saved, for a rank of any backend and layout; reads what it is asked for.
 
     Args:
         folder: a checkpoint.
-        config: the model's.
+        format_of: the format of its files, see `saved_format`.
 
     Raises:
         ValueError: files are missing, damaged, or of another model; names the file or the tensor.
     """
 
-    def __init__(self, folder: str | Path, config: ModelConfig) -> None:
+    def __init__(self, folder: str | Path, format_of: Callable[[StateReader], SavedFormat]) -> None:
         self._folder = Path(folder)
-        self._config = config
         self._readers: dict[int, StateReader] = {}
+        self._format = format_of(self._reader(0))
         self.layout = layout_of(self._reader(0))
         self._ranks = self.layout.every_rank()
         self._sources: dict[str, list[_Source]] = {}
         for at in self._ranks:
-            if at.dp_rank == 0 or at.expert_dp_rank == 0:
+            if self._format.may_be_primary(at):
                 self._index(at)
         self._last: tuple[tuple[str, int, str], list[Piece]] | None = None
 
-    def fill(self, kind: str, parameter: str, target: Tensor, layout: ParallelLayout) -> None:
-        """Write what was saved of a parameter into a tensor of its shape in `layout`; padding stays as it is.
+    def fill(self, kind: str, pieces: Sequence[Piece]) -> None:
+        """Write what was saved into pieces of the rank that asks; what they do not cover stays as it is.
 
         Args:
             kind: `model.`, or the prefix of a tensor of the optimizer.
-            parameter: Megatron's name of it on that rank.
-            target: to be written.
-            layout: of the rank that asks.
+            pieces: bound to what is to be written.
         """
-        for piece in local_pieces({parameter: target}, self._config, layout):
+        for piece in pieces:
             piece.write(self._part(kind, piece))
 
-    def updates_of(self, parameter: str, target: Tensor, layout: ParallelLayout) -> float:
-        """How often the optimizer updated a parameter."""
+    def updates_of(self, parameter: str, pieces: Sequence[TensorSlice]) -> float:
+        """How often the optimizer updated a parameter of the rank that asks, given its pieces."""
         counts = {
             float(reader.read(name))
-            for piece in local_pieces({parameter: target}, self._config, layout)
+            for piece in pieces
             for source, _ in self._overlapping(piece)
             for reader, name in self._shards("step.", source)
         }
@@ -102,7 +139,7 @@ class SavedState:
             if name.startswith(MODEL_PREFIX):
                 parameter = name.removeprefix(MODEL_PREFIX)
                 shape = torch.empty(reader.shape(name), device="meta")
-                for piece in local_pieces({parameter: shape}, self._config, at):
+                for piece in self._format.pieces_of({parameter: shape}, at):
                     if piece.primary:
                         source = _Source(piece.place, at.rank, parameter)
                         self._sources.setdefault(piece.hf_name, []).append(source)
@@ -137,7 +174,7 @@ class SavedState:
         key = (kind, source.rank, source.parameter)
         if self._last is None or self._last[0] != key:
             tensor = self._whole(kind, source)
-            pieces = local_pieces({source.parameter: tensor}, self._config, self._ranks[source.rank])
+            pieces = self._format.pieces_of({source.parameter: tensor}, self._ranks[source.rank])
             self._last = key, pieces
         return self._last[1]
 
@@ -158,7 +195,7 @@ class SavedState:
     def _shards(self, kind: str, source: _Source) -> Iterator[tuple[StateReader, str]]:
         """The files that have the optimizer's parts of a parameter, from its first element to its last."""
         name = kind + source.parameter
-        for rank in self._ranks[source.rank].replicas(experts=is_expert(source.parameter)):
+        for rank in self._format.sharers(source.parameter, self._ranks[source.rank]):
             reader = self._reader(rank)
             if name in reader.names:
                 yield reader, name
