@@ -14,7 +14,7 @@ import sys
 from contextlib import contextmanager
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.patch import Process
-install(Process.TRAINER, "cpu")
+install(Process.TRAINER, "cpu", "Megatron")
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef

@@ -14,7 +14,7 @@ from pathlib import Path
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.patch import Process
 
-install(Process.TRAINER, "cpu")
+install(Process.TRAINER, "cpu", "Megatron")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402

@@ -92,7 +92,7 @@ from rljob_worker.upstream.patch import Process
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.trainer.megatron.models.seeding import seed_cpu
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=0, world_size=1)
-install(Process.TRAINER, "cpu")
+install(Process.TRAINER, "cpu", "Megatron")
 from megatron.core import parallel_state
 parallel_state.initialize_model_parallel()
 seed_cpu(1)

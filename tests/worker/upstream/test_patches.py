@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from rljob_api.spec import RLJobSpec, TrainingBackend
 from rljob_worker.cli.main import main
 from rljob_worker.errors import UserError
+from rljob_worker.trainer.environment import trainer_environment
 from rljob_worker.upstream import install as installing
-from rljob_worker.upstream.install import PATCHES, check
+from rljob_worker.upstream.install import PATCHES, check, patches_of
 from rljob_worker.upstream.patch import Patch, Process
 from rljob_worker.upstream.switches import TORCH_LINEAR
 
@@ -55,6 +58,37 @@ def test_a_patch_is_in_its_folder_and_names_its_test(patch: Patch) -> None:
     file, _, function = patch.test.partition("::")
     tree = ast.parse((ROOT / file).read_text())
     assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("device", ["cpu", "npu"])
+def test_what_is_for_megatron_is_in_its_trainers_alone(device: str) -> None:
+    def names(backend: str) -> set[str]:
+        return {patch.name for patch in patches_of(Process.TRAINER, device, backend)}
+
+    assert names("Megatron") > names("FSDP") > {"torch-gloo-loop"}
+    of_megatron = names("Megatron") - names("FSDP")
+    assert of_megatron == {name for name in names("Megatron") if not name.startswith(("torch-gloo", "torch-groups"))}
+    assert ("mindspeed" in of_megatron) == (device == "npu")
+    assert {patch.backend for patch in PATCHES} == {"", TrainingBackend.MEGATRON.value}
+
+
+def test_a_trainers_patches_go_by_its_backend() -> None:
+    with pytest.raises(ValueError, match="trainer with the training backend '': trainers have one"):
+        patches_of(Process.TRAINER, "cpu")
+    with pytest.raises(
+        ValueError, match="engine with the training backend 'Megatron': trainers have one, and nothing else has"
+    ):
+        patches_of(Process.ENGINE, "cpu", "Megatron")
+
+
+@pytest.mark.parametrize(("backend", "connections"), [("Megatron", "1"), ("FSDP", None)])
+def test_one_queue_is_asked_for_megatron_alone(backend: str, connections: str | None) -> None:
+    spec = RLJobSpec.model_validate(yaml.safe_load((ROOT / "examples/quickstart.yaml").read_text())["spec"])
+    training = spec.training.model_copy(update={"backend": TrainingBackend(backend)})
+    assert (
+        trainer_environment(spec.model_copy(update={"training": training})).get("CUDA_DEVICE_MAX_CONNECTIONS")
+        == connections
+    )
 
 
 def test_names_are_given_once() -> None:
@@ -116,7 +150,7 @@ import json
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.patch import Process
 for _ in range(2):
-    install(Process.TRAINER, "cpu")
+    install(Process.TRAINER, "cpu", "Megatron")
 import torch
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 with torch.cuda.stream(torch.cuda.Stream()):

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from rljob_api import derived
-from rljob_api.spec import RLJobSpec
+from rljob_api.spec import RLJobSpec, TrainingBackend
 from rljob_worker.host.threads import threads_per_process
+
+_OF_BACKEND = {
+    # Its tensor parallelism counts on the order of work that one queue gives; that would hinder a backend which gathers
+    # parameters while it computes.
+    TrainingBackend.MEGATRON: {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+}
 
 
 def trainer_environment(spec: RLJobSpec) -> dict[str, str]:
@@ -16,6 +22,5 @@ def trainer_environment(spec: RLJobSpec) -> dict[str, str]:
         ),
         # Megatron compiles small helpers at first use: seconds at start-up, and nothing gained on CPU.
         "TORCHDYNAMO_DISABLE": "1",
-        # Megatron's tensor parallelism counts on the order of work that one queue gives.
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        **_OF_BACKEND.get(spec.training.backend, {}),
     }

@@ -45,12 +45,22 @@ PATCHES: tuple[Patch, ...] = (
 _installed: set[str] = set()
 
 
-def patches_of(process: Process, device: str) -> list[Patch]:
-    """The patches of a kind of process on a kind of device (`Device.name`)."""
-    return [patch for patch in PATCHES if process in patch.processes and device in patch.devices]
+def patches_of(process: Process, device: str, backend: str = "") -> list[Patch]:
+    """The patches of a kind of process on a kind of device (`Device.name`); a trainer's by its training backend.
+
+    Raises:
+        ValueError: a trainer without a backend, or another process with one.
+    """
+    if (process is Process.TRAINER) != bool(backend):
+        raise ValueError(f"{process} with the training backend {backend!r}: trainers have one, and nothing else has")
+    return [
+        patch
+        for patch in PATCHES
+        if process in patch.processes and device in patch.devices and patch.backend in ("", backend)
+    ]
 
 
-def check(process: Process, device: str) -> None:
+def check(process: Process, device: str, backend: str = "") -> None:
     """Hold the installed versions against those that the patches of a process were made for.
 
     Raises:
@@ -59,7 +69,7 @@ def check(process: Process, device: str) -> None:
     problems = [
         f"{', '.join(wrong)}: patch {patch.name} ({patch.file}) is for "
         f"{', '.join(f'{package} {versions}' for package, versions in patch.versions.items())}; its test: {patch.test}"
-        for patch in patches_of(process, device)
+        for patch in patches_of(process, device, backend)
         if (wrong := patch.outside({package: _version(package) for package in patch.versions}))
     ]
     if problems:
@@ -69,18 +79,19 @@ def check(process: Process, device: str) -> None:
         )
 
 
-def install(process: Process, device: str) -> None:
+def install(process: Process, device: str, backend: str = "") -> None:
     """Check and apply the patches of this process; those that are there already stay as they are.
 
     Args:
         process: what this process is.
         device: kind of device that it computes on (`Device.name`).
+        backend: of a trainer (`TrainingBackend`).
 
     Raises:
         UserError: a version is outside of a patch's range, or a package that a patch starts does not load.
     """
-    check(process, device)
-    for patch in patches_of(process, device):
+    check(process, device, backend)
+    for patch in patches_of(process, device, backend):
         if patch.scoped or patch.name in _installed or (patch.variable and os.environ.get(patch.variable) != "1"):
             continue
         patch.apply()

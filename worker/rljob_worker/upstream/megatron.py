@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.distributed import ProcessGroup
 
-from rljob_worker.upstream.patch import EVERY_DEVICE, MEGATRON, Patch, Process, put
+from rljob_worker.upstream.patch import EVERY_DEVICE, MEGATRON, MEGATRON_BACKEND, Patch, Process, put
 
 
 class _CpuRngTracker:
@@ -116,7 +116,8 @@ def _patch(
     apply: Callable[[], None],
     devices: tuple[str, ...] = ("cpu",),
 ) -> Patch:
-    return Patch(name, targets, {"megatron-core": MEGATRON}, why, test, apply, (Process.TRAINER,), devices)
+    versions = {"megatron-core": MEGATRON}
+    return Patch(name, targets, versions, why, test, apply, (Process.TRAINER,), devices, backend=MEGATRON_BACKEND)
 
 
 _RANDOM = "megatron.core.tensor_parallel.random"
@@ -131,6 +132,7 @@ PATCHES = (
         _warnings,
         (Process.TRAINER,),
         ("cpu", "cuda"),
+        backend=MEGATRON_BACKEND,
     ),
     _patch(
         "megatron-rng-on-cpu",

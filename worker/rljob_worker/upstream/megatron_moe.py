@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from rljob_worker.upstream.patch import MEGATRON, Patch, Process, put
+from rljob_worker.upstream.patch import MEGATRON, MEGATRON_BACKEND, Patch, Process, put
 
 TopK = Callable[[Tensor, int, int | None, int | None], tuple[Tensor, Tensor]]
 """(scores [T, experts], how many, groups, groups of a token) -> (their scores, their numbers), [T, how many] each."""
@@ -69,6 +69,7 @@ PATCHES = (
         "tests/worker/trainer/test_trainer.py::test_each_token_goes_to_the_experts_that_the_batch_names",
         watch_choices,
         (Process.TRAINER,),
+        backend=MEGATRON_BACKEND,
         scoped=True,
     ),
 )

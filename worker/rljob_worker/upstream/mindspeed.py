@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 
 from rljob_worker.errors import UserError
-from rljob_worker.upstream.patch import MEGATRON, TORCH, Patch, Process
+from rljob_worker.upstream.patch import MEGATRON, MEGATRON_BACKEND, TORCH, Patch, Process
 
 ADAPTOR = "mindspeed.megatron_adaptor"
 ARGUMENTS = ("--optimizer-selection=fused_torch_adamw",)
@@ -77,5 +77,6 @@ PATCHES = (
         _activate,
         (Process.TRAINER,),
         ("npu",),
+        backend=MEGATRON_BACKEND,
     ),
 )

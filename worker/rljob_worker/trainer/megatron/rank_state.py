@@ -67,7 +67,7 @@ def build_rank_state(
 ) -> RankState:
     """Join the other ranks, build the model with the checkpoint's weights, and the optimizer; collective."""
     platform = megatron_platform(device.name)
-    install(Process.TRAINER, device.name)
+    install(Process.TRAINER, device.name, spec.training.backend)
     training = spec.training
     device.set_current()
     # First of all: its check lets the device's memory sleep once, and a preloaded library that is not in never will be.
