@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from rljob_worker.models.config import ModelConfig
 
 HEAD = "lm_head.weight"
+Manifest = list[tuple[str, tuple[int, ...]]]
+"""Name and shape of each tensor, in the order of the model."""
 
 
 def embedding(cfg: ModelConfig) -> str:
@@ -28,10 +30,10 @@ def _prefix(cfg: ModelConfig) -> str:
     return "model.language_model." if cfg.language_half else "model."
 
 
-def hf_manifest(cfg: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
+def hf_manifest(cfg: ModelConfig) -> Manifest:
     """Name and shape of every tensor of the HF checkpoint, each module's tensors side by side, in model order."""
     hidden, vocab = cfg.hidden_size, cfg.vocab_size
-    manifest: list[tuple[str, tuple[int, ...]]] = [(embedding(cfg), (vocab, hidden))]
+    manifest: Manifest = [(embedding(cfg), (vocab, hidden))]
     for layer in range(cfg.num_layers):
         prefix = layer_prefix(cfg, layer)
         manifest += [(prefix + name, shape) for name, shape in layer_manifest(cfg, layer)]

@@ -7,25 +7,26 @@ rate and what is reported. A backend has the model, its gradients and its optimi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch.distributed as dist
+import torch
 from torch import Tensor
 
 from rljob_worker.memory.sleeping import SleepingMemory
-from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.manifest import Manifest
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
 from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.trainer.checked_file import CheckedFile
-from rljob_worker.trainer.objective import PolicyLoss
+from rljob_worker.trainer.objective import Logits, PolicyLoss
 from rljob_worker.trainer.process_groups import ProcessGroups
 from rljob_worker.trainer.sleeping import MemoryMove
 
-Compute = Callable[[int, MicroBatch, Tensor], tuple[Tensor, Tensor]]
-"""(index of the micro-batch, itself, logits [n, V / ranks of the vocabulary] of its n response positions) -> (its share
-of the loss, a result to collect)."""
+Compute = Callable[[int, MicroBatch, Logits], tuple[Tensor, Tensor]]
+"""(index of the micro-batch, itself, logits of its response positions) -> (its share of the loss, a result to collect).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +55,18 @@ class TrainerBackend(Protocol):
     """One rank of the model that is trained. All ranks make the same calls in the same order."""
 
     layout: ParallelLayout
-    config: ModelConfig
+    vocab_size: int
+    """Columns of the logits that are tokens; a backend may have further ones."""
+    manifest: Manifest
+    """Tensors that engines get."""
+    sync_dtype: torch.dtype
+    """Number format in which they get them."""
     groups: ProcessGroups
     """All that the rank is in."""
     memory: SleepingMemory | None
     """Where the rank's tensors are and sleep; None where the memory saver is off."""
-    vocabulary_group: dist.ProcessGroup | None
-    """Ranks that share the columns of the logits; None where each has all of them."""
-    parameters: list[Tensor]
-    """Buffers that hold all of this rank's parameters, in the model's dtype."""
+    trained: list[Tensor]
+    """What an update changes of this rank's parameters, whole buffers where it has such."""
     optimizer_state: list[Tensor]
     """What the optimizer changes beside them."""
 
@@ -79,6 +83,14 @@ class TrainerBackend(Protocol):
 
         Raises:
             StopRequested: on all ranks.
+        """
+        ...
+
+    def reference(self) -> AbstractContextManager[None]:
+        """Inside, `forward` computes with the weights that training began with.
+
+        Raises:
+            RuntimeError: the job's algorithm needs none, so that they were not kept.
         """
         ...
 

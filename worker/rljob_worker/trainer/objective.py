@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,18 +24,27 @@ from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.types import SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """Logits of a micro-batch's n response positions, as one rank has them."""
+
+    values: Tensor
+    """[n, columns]."""
+    group: dist.ProcessGroup | None = None
+    """Ranks that share the columns in equal parts; None where this one has all."""
+
+
 class LogProbs:
     """Collects the log-probabilities of response tokens: [n] float32 of each micro-batch."""
 
-    def __init__(self, sampling: SamplingParams, vocab_size: int, tp_group: dist.ProcessGroup | None) -> None:
+    def __init__(self, sampling: SamplingParams, vocab_size: int) -> None:
         self._sampling = sampling
         self._vocab_size = vocab_size
-        self._tp_group = tp_group
 
-    def __call__(self, _index: int, micro_batch: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, _index: int, micro_batch: MicroBatch, logits: Logits) -> tuple[Tensor, Tensor]:
         """(a loss that nobody uses, the log-probabilities)."""
         log_probs, _ = response_log_probs(
-            logits, micro_batch.labels, self._sampling, self._tp_group, self._vocab_size, with_entropy=False
+            logits.values, micro_batch.labels, self._sampling, logits.group, self._vocab_size, with_entropy=False
         )
         return log_probs.sum(), log_probs
 
@@ -54,7 +65,6 @@ class PolicyLoss:
         update: Update,
         sampling: SamplingParams,
         vocab_size: int,
-        tp_group: dist.ProcessGroup | None,
         old_log_probs: list[Tensor] | None,
         reference_log_probs: list[Tensor] | None,
         version: int,
@@ -63,7 +73,6 @@ class PolicyLoss:
         self._token_loss = get_algorithm(spec.algorithm.name).token_loss
         self._sampling = sampling
         self._vocab_size = vocab_size
-        self._tp_group = tp_group
         self._old = old_log_probs
         self._reference = reference_log_probs
         self._denominators = {
@@ -75,13 +84,13 @@ class PolicyLoss:
         self._num_ages = derived.max_staleness(spec) + 1 if derived.mixes_versions(spec) else 0
         self.names: list[str] = []
 
-    def __call__(self, index: int, micro_batch: MicroBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, index: int, micro_batch: MicroBatch, logits: Logits) -> tuple[Tensor, Tensor]:
         """(this micro-batch's share of the loss, its metrics [M] float32 in the order of `names`)."""
         log_probs, entropy = response_log_probs(
-            logits,
+            logits.values,
             micro_batch.labels,
             self._sampling,
-            self._tp_group,
+            logits.group,
             self._vocab_size,
             entropy_grad=self._spec.entropy_coefficient > 0,
         )

@@ -31,7 +31,7 @@ from rljob_worker.trainer.objective import LogProbs, PolicyLoss, mean_over_updat
 from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
 from rljob_worker.trainer.sleeping import MemoryMove
-from rljob_worker.trainer.snapshots import Reference, Snapshot
+from rljob_worker.trainer.snapshots import Snapshot
 from rljob_worker.trainer.weight_sender import WeightSender
 from rljob_worker.types import FloatArray, IntArray, SamplingParams, StepMetrics, TrainBatch, TrainerReport
 from rljob_worker.weightsync.route import Route
@@ -79,6 +79,7 @@ class Trainer:
         place = layout.place_in_node(derived.trainers_per_node(self.spec))
         self._device = get_device(self.spec.resources.profile.value, place)
         self._algorithm = get_algorithm(self.spec.algorithm.name)
+        self._needs_reference = self._algorithm.needs_reference(self.spec.algorithm)
         self._stop_requested = threading.Event()
         self._updates = 0
         self._busy = 0.0
@@ -106,8 +107,6 @@ class Trainer:
         )
         self._backend: TrainerBackend = backend
         self._weight_sender = WeightSender(backend, self.spec, self._device, self._route)
-        needs_reference = self._algorithm.needs_reference(self.spec.algorithm)
-        self._reference = Reference(backend.parameters) if needs_reference else None
         self._ledger = MemoryLedger(backend.layout.rank, self._device, backend.memory)
         built = time.perf_counter()
         # What is there now stays. Each sleep looks for garbage, and would look at 450,000 objects of imports: 0.25 s.
@@ -158,11 +157,9 @@ class Trainer:
 
     def ref_log_probs(self, batch: TrainBatch, sampling: SamplingParams) -> None:
         """Log-probabilities of the coming `train` call's batch under the starting weights; kept here. Collective."""
-        if self._reference is None:
-            raise RuntimeError("ref_log_probs: this job has no reference policy (algorithm.kl)")
         with self._computing("ref_log_probs"):
             updates = self._plan(batch)
-            with torch.no_grad(), self._reference:
+            with torch.no_grad(), self._backend.reference():
                 # As the reference policy itself would: its routers are not those of the engine.
                 self._reference_log_probs = self._forward(updates, sampling, own_routing=True)
 
@@ -310,7 +307,7 @@ class Trainer:
         return updates
 
     def _log_probs_of(self, sampling: SamplingParams) -> LogProbs:
-        return LogProbs(sampling, self._backend.config.vocab_size, self._backend.vocabulary_group)
+        return LogProbs(sampling, self._backend.vocab_size)
 
     def _forward(
         self, updates: list[Update], sampling: SamplingParams, *, own_routing: bool = False
@@ -327,7 +324,7 @@ class Trainer:
         self._check_inputs(updates)
         several = len(updates) > 1
         if several:
-            self._snapshot = self._snapshot or Snapshot([*self._backend.parameters, *self._backend.optimizer_state])
+            self._snapshot = self._snapshot or Snapshot([*self._backend.trained, *self._backend.optimizer_state])
             self._snapshot.take()
         before = self._updates
         results: list[UpdateResult] = []
@@ -349,7 +346,7 @@ class Trainer:
     def _check_inputs(self, updates: list[Update]) -> None:
         if self._old is None and self._algorithm.needs_old_log_probs(len(updates)):
             raise RuntimeError(f"train: {len(updates)} updates a step need log_probs() of the same batch first")
-        if self._reference_log_probs is None and self._reference is not None:
+        if self._reference_log_probs is None and self._needs_reference:
             raise RuntimeError("train: algorithm.kl needs ref_log_probs() of the same batch first")
 
     def _loss(self, index: int, update: Update, sampling: SamplingParams, version: int) -> PolicyLoss:
@@ -357,8 +354,7 @@ class Trainer:
             self.spec,
             update,
             sampling,
-            self._backend.config.vocab_size,
-            self._backend.vocabulary_group,
+            self._backend.vocab_size,
             old_log_probs=None if self._old is None else self._old[index],
             reference_log_probs=None if self._reference_log_probs is None else self._reference_log_probs[index],
             version=version - 1,

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from rljob_api import derived
 from rljob_api.spec import RLJobSpec
 from rljob_worker.devices import Device
-from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.tensor_slice import TensorSlice
 from rljob_worker.trainer.backend import TrainerBackend
 from rljob_worker.types import TrainerReport
@@ -78,9 +77,9 @@ def _weight_sync(backend: TrainerBackend, spec: RLJobSpec, device: Device, route
     groups = layout.nodes(per_node * count)
     neighbours, node = route.senders(layout.rank, nodes, groups)
     plan = build_plan(
-        hf_manifest(backend.config),
+        backend.manifest,
         {trainer: everyone[trainer] for trainer in neighbours},
-        dtype=backend.parameters[0].dtype,
+        dtype=backend.sync_dtype,
         engines=route.engines(derived.engines_per_node(spec)),
         bucket_bytes=spec.weight_sync.bucket_bytes,
         slice_bytes=None if device.own_memory else HOST_SLICE_BYTES,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch.distributed as dist
 from torch import Tensor
 
 from rljob_api.spec import Recompute, RLJobSpec
+from rljob_worker.algorithms import get_algorithm
 from rljob_worker.devices import Device
+from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
 from rljob_worker.trainer.backend import Compute, Loaded, UpdateResult
@@ -25,6 +28,7 @@ from rljob_worker.trainer.megatron.updates import Updater
 from rljob_worker.trainer.objective import PolicyLoss
 from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.sleeping import MemoryMove, RankMemory
+from rljob_worker.trainer.snapshots import Reference
 from rljob_worker.trainer.stopping import StopAgreement
 
 
@@ -36,11 +40,12 @@ class MegatronBackend:
     ) -> None:
         self.rank = rank
         self.layout = rank.layout
-        self.config = rank.config
+        self.vocab_size = rank.config.vocab_size
+        self.manifest = hf_manifest(rank.config)
+        self.sync_dtype = rank.parameters[0].dtype
         self.groups = rank.groups
         self.memory = rank.memory
-        self.vocabulary_group = rank.tp_group
-        self.parameters = rank.parameters
+        self.trained = rank.parameters
         self.optimizer_state = [*rank.state.flats, *(shard.step for shard in rank.state.shards)]
         self._precision = spec.training.precision.value
         agreement = StopAgreement(stop, rank.layout.rank, rank.layout.world_size, lockstep_leader(), notices)
@@ -48,8 +53,10 @@ class MegatronBackend:
         if spec.rollout.router_replay:
             recomputes = spec.training.recompute is not Recompute.NONE
             replay = ExpertReplay(rank.ddp.module, rank.config, rank.layout, recomputes=recomputes)
-        self._pipeline = PipelineRunner(rank.ddp, rank.layout, agreement, replay)
+        self._pipeline = PipelineRunner(rank.ddp, rank.layout, agreement, rank.tp_group, replay)
         self._updater = Updater(rank, self._pipeline, replay)
+        needs_reference = get_algorithm(spec.algorithm.name).needs_reference(spec.algorithm)
+        self._reference = Reference(rank.parameters) if needs_reference else None
         self._rank_memory = RankMemory(spec, device, rank.memory, rank.groups)
 
     @property
@@ -60,6 +67,12 @@ class MegatronBackend:
     def forward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
         """Results of `compute` on the last pipeline stage, [] on the others."""
         return self._pipeline.forward(micro_batches, compute)
+
+    def reference(self) -> AbstractContextManager[None]:
+        """The starting weights in the place of the present ones."""
+        if self._reference is None:
+            raise RuntimeError("ref_log_probs: this job has no reference policy (algorithm.kl)")
+        return self._reference
 
     def from_output_rank(self, values: Tensor) -> None:
         """Broadcast from the last pipeline stage."""
@@ -75,7 +88,7 @@ class MegatronBackend:
 
     def pieces(self, layout: ParallelLayout) -> list[Piece]:
         """Views of the parameters where the layout allows one."""
-        return local_pieces(self.rank.ddp.module, self.config, layout)
+        return local_pieces(self.rank.ddp.module, self.rank.config, layout)
 
     def save(self, folder: str, *, updates: int) -> CheckedFile:
         """Write this rank's file."""

@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.backend import Compute
 from rljob_worker.trainer.batches import MicroBatch
 from rljob_worker.trainer.megatron.expert_replay import ExpertReplay
+from rljob_worker.trainer.objective import Logits
 from rljob_worker.trainer.stopping import StopAgreement
 from rljob_worker.upstream.megatron_types import DistributedDataParallel
 
 Loss = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
-"""Logits -> share of the loss, tokens (not used), result."""
+"""The output layer's result -> share of the loss, tokens (not used), result."""
 
 
 def rows_by_position(micro_batch: MicroBatch) -> Tensor:
@@ -37,6 +39,7 @@ class PipelineRunner:
         ddp: DistributedDataParallel,
         layout: ParallelLayout,
         stop: StopAgreement,
+        vocabulary_group: dist.ProcessGroup | None,
         replay: ExpertReplay | None = None,
     ) -> None:
         from megatron.core.distributed import finalize_model_grads
@@ -46,6 +49,7 @@ class PipelineRunner:
         self._ddp = ddp
         self._layout = layout
         self._stop = stop
+        self._vocabulary_group = vocabulary_group
         self._replay = replay
         self._selected: Tensor | None = None
         self._schedule = get_forward_backward_func()
@@ -105,7 +109,7 @@ class PipelineRunner:
         output = model(micro_batch.input_ids, micro_batch.position_ids, None)
 
         def loss_func(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            loss, result = compute(index, micro_batch, logits.squeeze(0))
+            loss, result = compute(index, micro_batch, Logits(logits.squeeze(0), self._vocabulary_group))
             return loss, self._no_tokens, result
 
         return output, loss_func
