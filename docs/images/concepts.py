@@ -169,7 +169,7 @@ def operator() -> Drawing:
         20,
         19,
         "observed",
-        "what the caches hold,\nwhat Ray says of the driver,\nstep records of the driver\n\nshell/observe.py",
+        "what the caches hold,\nwhat Ray says of the driver,\nstep records of the driver\n\nshell/jobs/observe.py",
         OPERATOR,
     )
     d.box(
@@ -187,7 +187,7 @@ def operator() -> Drawing:
         20,
         19,
         "plan",
-        "a status, actions, Events,\nwhen to look again\n\nshell/carry_out.py,\nrender/ for the objects",
+        "a status, actions, Events,\nwhen to look again\n\nshell/jobs/carry_out.py,\nrender/ for the objects",
         OPERATOR,
     )
     d.arrow((20, 39), (27, 39))

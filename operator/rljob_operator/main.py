@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from rljob_operator.settings import Settings, SettingsProblem, parse_settings
-from rljob_operator.shell.access import AccessProblem, find_access
-from rljob_operator.shell.controller import Controller
+from rljob_operator.shell.api.access import AccessProblem, find_access
+from rljob_operator.shell.jobs.controller import Controller
 from rljob_operator.state.reconcile import reconcile
 
 _NEW_OBJECTS = 10_000

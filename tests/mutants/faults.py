@@ -499,7 +499,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "Ray's token from any Secret of its name",
-        "operator/rljob_operator/shell/tokens.py",
+        "operator/rljob_operator/shell/api/tokens.py",
         "        if not is_controlled_by(item, owner_uid):\n            return None\n",
         "",
         "tests/operator/plugin/test_commands.py",

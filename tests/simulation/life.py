@@ -225,7 +225,7 @@ class Life:
         module = SimpleNamespace(monotonic=self.clock.monotonic)
         with (
             self.disk.open(),
-            patch("rljob_operator.shell.leader.time", module),
+            patch("rljob_operator.shell.api.leader.time", module),
             patch("rljob_worker.checkpoints.fencing.fcntl.flock", _no_locks),
             patch("time.time", lambda: self.world.now),
         ):

@@ -17,11 +17,11 @@ from rljob_operator.metrics import JobMetricsStore
 from rljob_operator.ray.driver import Driver
 from rljob_operator.ray.http import AnswerTooLarge, NoAnswer
 from rljob_operator.settings import Settings
-from rljob_operator.shell.client import ApiError
-from rljob_operator.shell.leader import LeaderElection, LeadershipLost
-from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.observe import Observer, running_attempt
-from rljob_operator.shell.resources import JobKey
+from rljob_operator.shell.api.client import ApiError
+from rljob_operator.shell.api.leader import LeaderElection, LeadershipLost
+from rljob_operator.shell.api.metrics import OperatorMetrics
+from rljob_operator.shell.api.resources import JobKey
+from rljob_operator.shell.jobs.observe import Observer, running_attempt
 from rljob_operator.state.observed import DriverView, JobView
 from rljob_operator.state.plan import DeleteJob, Plan
 from rljob_operator.state.reconcile import reconcile

@@ -38,7 +38,7 @@ def nothing(*_: object, **__: object) -> None:
     [
         ("rljob_worker.checkpoints.store.sync_folder", "the newest checkpoint is of step"),
         ("rljob_worker.checkpoints.fencing.Claim.check", "two drivers that can commit|was given up committed"),
-        ("rljob_operator.shell.leader.LeaderElection.check", "writes while"),
+        ("rljob_operator.shell.api.leader.LeaderElection.check", "writes while"),
         ("rljob_worker.records.writer.RecordWriter.recover", "effective_steps"),
     ],
     ids=["folders are not synced", "no fence", "no look at the Lease", "records of a checkpoint are left out"],

@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry
 
 from rljob_operator.kubernetes_objects import Item, Manifest, NodeObject, ObjectList, RLJobObject
 from rljob_operator.plugin.problems import CommandError, from_api
-from rljob_operator.shell.access import Access
-from rljob_operator.shell.client import MERGE_PATCH, ApiClient, ApiError
-from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.resources import RLJOBS, Resource
+from rljob_operator.shell.api.access import Access
+from rljob_operator.shell.api.client import MERGE_PATCH, ApiClient, ApiError
+from rljob_operator.shell.api.metrics import OperatorMetrics
+from rljob_operator.shell.api.resources import RLJOBS, Resource
 
 FIELD_MANAGER = "kubectl-rljob"
 NODES: Resource[NodeObject] = Resource("", "v1", "nodes")

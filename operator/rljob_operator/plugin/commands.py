@@ -32,8 +32,8 @@ from rljob_operator.plugin.terminal import Style, columns, wrapped
 from rljob_operator.ray.driver import Driver
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.render import RenderSettings
-from rljob_operator.shell.resources import RAY_CLUSTERS, RLJOBS, JobKey
-from rljob_operator.shell.views import cluster_state
+from rljob_operator.shell.api.resources import RAY_CLUSTERS, RLJOBS, JobKey
+from rljob_operator.shell.caches.views import cluster_state
 from rljob_operator.state.checkpoints import ANNOTATION
 from rljob_operator.state.explain import explain
 from rljob_operator.state.observed import JobView

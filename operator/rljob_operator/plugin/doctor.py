@@ -15,9 +15,9 @@ from rljob_operator.plugin.problems import CommandError
 from rljob_operator.plugin.ray_log import open_log
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.render.ray_cluster import valid_spec
-from rljob_operator.shell.client import ApiError
-from rljob_operator.shell.resources import PODS, RAY_CLUSTERS, JobKey
-from rljob_operator.shell.views import cluster_state
+from rljob_operator.shell.api.client import ApiError
+from rljob_operator.shell.api.resources import PODS, RAY_CLUSTERS, JobKey
+from rljob_operator.shell.caches.views import cluster_state
 from rljob_operator.state.observed import JobView, SubmissionState
 
 _LOOK_SECONDS = 2.0

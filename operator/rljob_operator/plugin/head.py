@@ -18,10 +18,11 @@ from rljob_operator.ray.driver import Driver
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.ray.jobs import RayJobs
 from rljob_operator.render import secret_name
-from rljob_operator.shell.client import ApiError
-from rljob_operator.shell.resources import PODS, JobKey
-from rljob_operator.shell.tokens import Tokens
-from rljob_operator.shell.views import ClusterState, is_controlled_by
+from rljob_operator.shell.api.client import ApiError
+from rljob_operator.shell.api.owners import is_controlled_by
+from rljob_operator.shell.api.resources import PODS, JobKey
+from rljob_operator.shell.api.tokens import Tokens
+from rljob_operator.shell.caches.views import ClusterState
 
 _PROBES = {names.DRIVER_PORT: names.HEALTH_PATH, names.DASHBOARD_PORT: "/api/version"}
 _PROXY_SECONDS = 4.0

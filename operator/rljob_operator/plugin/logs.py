@@ -16,8 +16,8 @@ from rljob_operator.plugin.problems import CommandError
 from rljob_operator.plugin.ray_log import open_log
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.ray.jobs import RayJobs
-from rljob_operator.shell.resources import RAY_CLUSTERS, JobKey
-from rljob_operator.shell.views import cluster_state
+from rljob_operator.shell.api.resources import RAY_CLUSTERS, JobKey
+from rljob_operator.shell.caches.views import cluster_state
 from rljob_operator.state.observed import JobView, SubmissionState
 
 _LOOK_SECONDS = 3.0

@@ -13,7 +13,7 @@ from rljob_operator.plugin import commands
 from rljob_operator.plugin.cluster import open_cluster
 from rljob_operator.plugin.problems import CommandError
 from rljob_operator.plugin.rendering import PARTS
-from rljob_operator.shell.access import AccessProblem, find_access
+from rljob_operator.shell.api.access import AccessProblem, find_access
 
 _DESCRIPTION = """Look at RLJobs and steer them."""
 _EPILOG = """examples:

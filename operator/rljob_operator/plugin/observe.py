@@ -13,10 +13,10 @@ from rljob_operator.plugin.cluster import NODES, Cluster
 from rljob_operator.plugin.head import NoWay, open_head
 from rljob_operator.plugin.problems import CommandError
 from rljob_operator.ray.http import NoAnswer
-from rljob_operator.shell.client import ApiError
-from rljob_operator.shell.resources import EVENTS, PODS, RAY_CLUSTERS, JobKey, Resource
-from rljob_operator.shell.stored_spec import read_spec
-from rljob_operator.shell.views import (
+from rljob_operator.shell.api.client import ApiError
+from rljob_operator.shell.api.resources import EVENTS, PODS, RAY_CLUSTERS, JobKey, Resource
+from rljob_operator.shell.caches.stored_spec import read_spec
+from rljob_operator.shell.caches.views import (
     ClusterState,
     QueueState,
     cluster_state,

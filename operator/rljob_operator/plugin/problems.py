@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rljob_operator.shell.client import ApiError
+from rljob_operator.shell.api.client import ApiError
 
 # kubernetes staging/src/k8s.io/apiserver/pkg/endpoints/handlers/responsewriters/errors.go
 _FORBIDDEN = re.compile(

@@ -17,7 +17,7 @@ from rljob_api import metrics as m
 from rljob_operator.metrics import JobMetricsStore
 from rljob_operator.metrics.lifecycle import REASONS
 from rljob_operator.metrics.memory import MOST_RANKS
-from rljob_operator.shell.metrics import OperatorMetrics
+from rljob_operator.shell.api.metrics import OperatorMetrics
 
 LABELS = 'namespace="team",rljob="qwen"'
 HOSTILE = ('a"} 1\nrljob_step{x="', "back\\slash", "%s%d{}", "日本\r\t", "\ud800", 'le="0.1",', "x" * 1_000, "")

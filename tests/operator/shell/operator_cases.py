@@ -17,9 +17,9 @@ from kubernetes.aio.client import Configuration
 
 from rljob_operator.render import RenderSettings
 from rljob_operator.settings import Settings
-from rljob_operator.shell.access import Access
-from rljob_operator.shell.controller import Controller, Reconcile
-from rljob_operator.shell.informer import WatchTimes
+from rljob_operator.shell.api.access import Access
+from rljob_operator.shell.caches.informer import WatchTimes
+from rljob_operator.shell.jobs.controller import Controller, Reconcile
 
 SPEC: dict[str, Any] = {
     "steps": 1000,

@@ -23,12 +23,12 @@ from fake_api import FakeApi, serving
 from kubernetes.aio.config import incluster_config
 from prometheus_client import CollectorRegistry
 
-from rljob_operator.shell import access
-from rljob_operator.shell.access import Access, AccessProblem, find_access
-from rljob_operator.shell.client import ApiClient, ApiError
-from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.resources import RLJOBS
-from rljob_operator.shell.transport import kopf_session
+from rljob_operator.shell.api import access
+from rljob_operator.shell.api.access import Access, AccessProblem, find_access
+from rljob_operator.shell.api.client import ApiClient, ApiError
+from rljob_operator.shell.api.metrics import OperatorMetrics
+from rljob_operator.shell.api.resources import RLJOBS
+from rljob_operator.shell.kopf.transport import kopf_session
 
 
 def kubeconfig(folder: Path, user: dict[str, Any], name: str = "config", **cluster: Any) -> str:

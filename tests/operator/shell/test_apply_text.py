@@ -7,7 +7,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rljob_operator.shell.client import _apply_text
+from rljob_operator.shell.api.client import _apply_text
 
 
 @pytest.mark.parametrize("reader", [yaml.SafeLoader, yaml.CSafeLoader])

@@ -12,7 +12,7 @@ from operator_cases import Case, a_case, fetched, make_ready, manifest, until
 
 from rljob_api.status import JobPhase, RLJobStatus
 from rljob_operator.render import RenderSettings
-from rljob_operator.shell.resources import JobKey
+from rljob_operator.shell.api.resources import JobKey
 from rljob_operator.state.observed import Observed
 from rljob_operator.state.plan import (
     AnnotateWorkload,

@@ -16,7 +16,7 @@ import yaml
 from dashboard_queries import dashboard_queries
 from operator_cases import Case, a_case, hurried, make_ready, manifest, until
 
-from rljob_operator.shell.controller import Controller
+from rljob_operator.shell.jobs.controller import Controller
 from rljob_operator.state.reconcile import reconcile
 
 HOURS = "rljob:phase_seconds:"

@@ -11,8 +11,8 @@ from operator_cases import a_case, manifest, until
 
 from rljob_api.spec import RLJobSpec
 from rljob_operator.kubernetes_objects import RLJobObject
-from rljob_operator.shell.kept_job import TooLarge, check_kept, job_text, kept_job
-from rljob_operator.shell.spec_cache import SpecCache
+from rljob_operator.shell.caches.kept_job import TooLarge, check_kept, job_text, kept_job
+from rljob_operator.shell.caches.spec_cache import SpecCache
 from rljob_operator.state.reconcile import reconcile
 
 META = {"name": "a", "namespace": "n", "uid": "u", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}

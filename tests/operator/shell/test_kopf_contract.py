@@ -12,17 +12,17 @@ from kopf._cogs.structs.references import Insights
 from prometheus_client import CollectorRegistry
 
 import rljob_operator
-from rljob_operator.shell.informer import Informer, WatchTimes
-from rljob_operator.shell.informers import Informers
-from rljob_operator.shell.kopf_settings import kopf_settings
-from rljob_operator.shell.metrics import OperatorMetrics
+from rljob_operator.shell.api.metrics import OperatorMetrics
+from rljob_operator.shell.caches.informer import Informer, WatchTimes
+from rljob_operator.shell.caches.informers import Informers
+from rljob_operator.shell.kopf.settings import kopf_settings
 
 
 def test_one_private_name_is_used_in_one_place() -> None:
     code = Path(rljob_operator.__file__).parent
-    found = {path.name: re.findall(r"kopf\._\S+", path.read_text()) for path in code.rglob("*.py")}
+    found = {str(path.relative_to(code)): re.findall(r"kopf\._\S+", path.read_text()) for path in code.rglob("*.py")}
     assert {name: names for name, names in found.items() if names} == {
-        "kopf_process.py": ["kopf._cogs.structs.references"]
+        "shell/kopf/process.py": ["kopf._cogs.structs.references"]
     }
 
 

@@ -14,9 +14,9 @@ from operator_cases import SETTINGS, a_case, access_to, fetched, manifest, until
 from prometheus_client import CollectorRegistry
 
 from rljob_api.status import RLJobStatus
-from rljob_operator.shell.client import ApiClient
-from rljob_operator.shell.leader import LeaderElection, LeadershipLost
-from rljob_operator.shell.metrics import OperatorMetrics
+from rljob_operator.shell.api.client import ApiClient
+from rljob_operator.shell.api.leader import LeaderElection, LeadershipLost
+from rljob_operator.shell.api.metrics import OperatorMetrics
 from rljob_operator.state.observed import Observed
 from rljob_operator.state.plan import Plan
 

@@ -10,11 +10,11 @@ from operator_cases import SETTINGS, manifest
 from rljob_api.validation import load_manifest
 from rljob_operator.kubernetes_objects import RLJobObject
 from rljob_operator.render import head_service_name
-from rljob_operator.shell.cache import Cache
-from rljob_operator.shell.kept_job import job_text
-from rljob_operator.shell.names_taken import names_taken
-from rljob_operator.shell.resources import JobKey
-from rljob_operator.shell.views import job_view, own_key
+from rljob_operator.shell.api.resources import JobKey
+from rljob_operator.shell.caches.cache import Cache
+from rljob_operator.shell.caches.kept_job import job_text
+from rljob_operator.shell.caches.names_taken import names_taken
+from rljob_operator.shell.caches.views import job_view, own_key
 from rljob_operator.state.observed import JobView
 
 LONG = "x" * 40

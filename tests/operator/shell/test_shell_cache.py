@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_operator.shell.cache import Cache
-from rljob_operator.shell.resources import JobKey
+from rljob_operator.shell.api.resources import JobKey
+from rljob_operator.shell.caches.cache import Cache
 
 A = JobKey("n", "a")
 

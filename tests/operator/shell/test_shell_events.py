@@ -11,9 +11,9 @@ from fake_api import FakeApi, serving
 from operator_cases import access_to, until
 from prometheus_client import CollectorRegistry
 
-from rljob_operator.shell.client import ApiClient
-from rljob_operator.shell.events import EventRecorder
-from rljob_operator.shell.metrics import OperatorMetrics
+from rljob_operator.shell.api.client import ApiClient
+from rljob_operator.shell.api.events import EventRecorder
+from rljob_operator.shell.api.metrics import OperatorMetrics
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.plan import Event
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rljob_operator.shell.views import (
+from rljob_operator.shell.caches.views import (
     cluster_state,
     explains_failure,
     pod_group_state,

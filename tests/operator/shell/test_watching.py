@@ -17,13 +17,13 @@ from kopf._cogs.structs.references import Insights
 from operator_cases import access_to, until
 from prometheus_client import CollectorRegistry
 
-from rljob_operator.shell.cache import Cache
-from rljob_operator.shell.informer import Informer, WatchTimes
-from rljob_operator.shell.kopf_settings import kopf_settings
-from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.resources import Resource
-from rljob_operator.shell.transport import kopf_session
-from rljob_operator.shell.views import own_key
+from rljob_operator.shell.api.metrics import OperatorMetrics
+from rljob_operator.shell.api.resources import Resource
+from rljob_operator.shell.caches.cache import Cache
+from rljob_operator.shell.caches.informer import Informer, WatchTimes
+from rljob_operator.shell.caches.views import own_key
+from rljob_operator.shell.kopf.settings import kopf_settings
+from rljob_operator.shell.kopf.transport import kopf_session
 
 THINGS = Resource("x.dev", "v1", "things", {"read": frozenset(), "items": frozenset({"name"})})
 

@@ -17,8 +17,8 @@ from fake_api import TIME, Fault
 from operator_cases import SETTINGS, SPEC, Case, a_case, fetched, hurried, make_ready, manifest, ray_pod, until
 
 from rljob_operator.ray.http import NoAnswer
-from rljob_operator.shell.controller import Controller
-from rljob_operator.shell.resources import JobKey
+from rljob_operator.shell.api.resources import JobKey
+from rljob_operator.shell.jobs.controller import Controller
 from rljob_operator.state.observed import Observed
 from rljob_operator.state.plan import Plan
 from rljob_operator.state.reconcile import reconcile

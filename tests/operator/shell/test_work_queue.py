@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from rljob_operator.shell.queue import Stopped, WorkQueue
-from rljob_operator.shell.resources import JobKey
+from rljob_operator.shell.api.resources import JobKey
+from rljob_operator.shell.jobs.queue import Stopped, WorkQueue
 
 A, B = JobKey("n", "a"), JobKey("n", "b")
 

@@ -15,7 +15,7 @@ from typing import Any
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
 from rljob_api.validation import load_manifest
-from rljob_operator.shell.views import cluster_state
+from rljob_operator.shell.caches.views import cluster_state
 from rljob_operator.state.observed import (
     ClusterView,
     DriverView,

@@ -18,9 +18,9 @@ from kubernetes.aio.config import ConfigException
 
 from rljob_api.json_types import Json
 from rljob_operator.kubernetes_objects import Item, Manifest
-from rljob_operator.shell.access import AccessProblem
-from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.resources import FIELD_MANAGER, Resource
+from rljob_operator.shell.api.access import AccessProblem
+from rljob_operator.shell.api.metrics import OperatorMetrics
+from rljob_operator.shell.api.resources import FIELD_MANAGER, Resource
 
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"

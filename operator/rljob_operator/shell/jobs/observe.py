@@ -29,16 +29,16 @@ from rljob_operator.render import (
     secret_name,
 )
 from rljob_operator.settings import Settings
-from rljob_operator.shell.client import ApiError
-from rljob_operator.shell.informers import Informers
-from rljob_operator.shell.kept_job import TooLarge, check_kept, kept_job
-from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.names_taken import names_taken
-from rljob_operator.shell.resources import JobKey
-from rljob_operator.shell.spec_cache import SpecCache
-from rljob_operator.shell.stored_spec import read_spec
-from rljob_operator.shell.tokens import Tokens
-from rljob_operator.shell.views import ClusterState, job_view
+from rljob_operator.shell.api.client import ApiError
+from rljob_operator.shell.api.metrics import OperatorMetrics
+from rljob_operator.shell.api.resources import JobKey
+from rljob_operator.shell.api.tokens import Tokens
+from rljob_operator.shell.caches.informers import Informers
+from rljob_operator.shell.caches.kept_job import TooLarge, check_kept, kept_job
+from rljob_operator.shell.caches.names_taken import names_taken
+from rljob_operator.shell.caches.spec_cache import SpecCache
+from rljob_operator.shell.caches.stored_spec import read_spec
+from rljob_operator.shell.caches.views import ClusterState, job_view
 from rljob_operator.state.observed import ClusterView, DriverView, GonePod, JobView, Observed, QueueView, SubmissionView
 from rljob_operator.state.status_text import clean
 

@@ -11,13 +11,13 @@ import kopf
 from kopf._cogs.structs.references import Insights  # the type of a parameter of kopf.spawn_tasks()
 
 from rljob_operator.settings import Settings
-from rljob_operator.shell import handlers as _handlers  # noqa: F401  (registers them)
-from rljob_operator.shell.access import Access
-from rljob_operator.shell.informer import Informer, WatchTimes
-from rljob_operator.shell.informers import Informers
-from rljob_operator.shell.kopf_settings import kopf_settings
-from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.transport import kopf_session
+from rljob_operator.shell.api.access import Access
+from rljob_operator.shell.api.metrics import OperatorMetrics
+from rljob_operator.shell.caches.informer import Informer, WatchTimes
+from rljob_operator.shell.caches.informers import Informers
+from rljob_operator.shell.kopf import handlers as _handlers  # noqa: F401  (registers them)
+from rljob_operator.shell.kopf.settings import kopf_settings
+from rljob_operator.shell.kopf.transport import kopf_session
 
 _LOGIN_PAUSE_SECONDS = 1.0
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rljob_operator.kubernetes_objects import Item, ObjectList
-from rljob_operator.shell.cache import Cache
-from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.resources import Resource
+from rljob_operator.shell.api.metrics import OperatorMetrics
+from rljob_operator.shell.api.resources import Resource
+from rljob_operator.shell.caches.cache import Cache
 
 logger = logging.getLogger(__name__)
 Value = TypeVar("Value")

@@ -20,12 +20,9 @@ from rljob_operator.kubernetes_objects import (
     WatchEvent,
 )
 from rljob_operator.render import policy_name
-from rljob_operator.shell.cache import Cache
-from rljob_operator.shell.client import ApiClient, ApiError
-from rljob_operator.shell.informer import Informer, WatchTimes
-from rljob_operator.shell.kept_job import job_text
-from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.resources import (
+from rljob_operator.shell.api.client import ApiClient, ApiError
+from rljob_operator.shell.api.metrics import OperatorMetrics
+from rljob_operator.shell.api.resources import (
     FIELD_MANAGER,
     JOB_LABEL,
     MANAGED_BY_LABEL,
@@ -36,7 +33,10 @@ from rljob_operator.shell.resources import (
     JobKey,
     Resource,
 )
-from rljob_operator.shell.views import (
+from rljob_operator.shell.caches.cache import Cache
+from rljob_operator.shell.caches.informer import Informer, WatchTimes
+from rljob_operator.shell.caches.kept_job import job_text
+from rljob_operator.shell.caches.views import (
     ClusterState,
     PolicyState,
     QueueState,

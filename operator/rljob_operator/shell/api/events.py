@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 
 from rljob_api.job import GROUP, KIND, VERSION
 from rljob_operator.kubernetes_objects import Manifest
-from rljob_operator.shell.client import MERGE_PATCH, ApiClient, ApiError
-from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.resources import EVENTS
+from rljob_operator.shell.api.client import MERGE_PATCH, ApiClient, ApiError
+from rljob_operator.shell.api.metrics import OperatorMetrics
+from rljob_operator.shell.api.resources import EVENTS
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.plan import Event
 

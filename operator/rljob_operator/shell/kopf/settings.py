@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import kopf
 
-from rljob_operator.shell.informer import LONGEST_SHARE, Informer, WatchTimes
+from rljob_operator.shell.caches.informer import LONGEST_SHARE, Informer, WatchTimes
 
 
 class Backoffs:

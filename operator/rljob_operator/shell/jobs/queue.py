@@ -8,7 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from rljob_operator.shell.resources import JobKey
+from rljob_operator.shell.api.resources import JobKey
 
 
 class Stopped(Exception):

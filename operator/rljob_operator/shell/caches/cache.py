@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from rljob_operator.kubernetes_objects import Item, ObjectMeta
-from rljob_operator.shell.resources import JobKey
+from rljob_operator.shell.api.resources import JobKey
 
 Value = TypeVar("Value")
 _REMEMBERED_DELETIONS = 2_000

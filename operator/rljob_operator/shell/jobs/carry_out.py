@@ -22,14 +22,14 @@ from rljob_operator.render import (
     submission,
 )
 from rljob_operator.settings import Settings
-from rljob_operator.shell.client import ApiClient, ApiError
-from rljob_operator.shell.events import EventRecorder
-from rljob_operator.shell.informers import Informers
-from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.observe import ObservedJob, Observer
-from rljob_operator.shell.resources import NETWORK_POLICIES, RAY_CLUSTERS, RLJOBS, SECRETS, JobKey, Resource
-from rljob_operator.shell.tokens import Tokens
-from rljob_operator.shell.views import controller_uid
+from rljob_operator.shell.api.client import ApiClient, ApiError
+from rljob_operator.shell.api.events import EventRecorder
+from rljob_operator.shell.api.metrics import OperatorMetrics
+from rljob_operator.shell.api.owners import controller_uid
+from rljob_operator.shell.api.resources import NETWORK_POLICIES, RAY_CLUSTERS, RLJOBS, SECRETS, JobKey, Resource
+from rljob_operator.shell.api.tokens import Tokens
+from rljob_operator.shell.caches.informers import Informers
+from rljob_operator.shell.jobs.observe import ObservedJob, Observer
 from rljob_operator.state.checkpoints import without_request
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.plan import (

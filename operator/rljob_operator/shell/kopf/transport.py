@@ -16,11 +16,11 @@ import aiohttp
 from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 from pydantic_core import from_json, to_json
 
-from rljob_operator.shell.access import Access
-from rljob_operator.shell.client import refusal
-from rljob_operator.shell.informer import Informer
-from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.resources import FIELD_MANAGER
+from rljob_operator.shell.api.access import Access
+from rljob_operator.shell.api.client import refusal
+from rljob_operator.shell.api.metrics import OperatorMetrics
+from rljob_operator.shell.api.resources import FIELD_MANAGER
+from rljob_operator.shell.caches.informer import Informer
 
 _LARGEST_EVENT = 2**24
 _KOPF_TRIES_AGAIN = (401, 403, 429)

@@ -10,8 +10,8 @@ from typing import cast
 
 from rljob_operator.kubernetes_objects import LeaseObject, LeaseSpec, Manifest
 from rljob_operator.settings import Settings
-from rljob_operator.shell.client import ApiClient, ApiError
-from rljob_operator.shell.resources import LEASES
+from rljob_operator.shell.api.client import ApiClient, ApiError
+from rljob_operator.shell.api.resources import LEASES
 
 logger = logging.getLogger(__name__)
 

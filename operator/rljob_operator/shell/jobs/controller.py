@@ -16,20 +16,20 @@ from prometheus_client import CollectorRegistry
 from rljob_api.status import JobPhase
 from rljob_operator.metrics import JobMetricsStore
 from rljob_operator.settings import Settings
-from rljob_operator.shell.access import Access
-from rljob_operator.shell.carry_out import ActionFailed, Conflict, Executor
-from rljob_operator.shell.client import ApiClient, ApiError
-from rljob_operator.shell.events import EventRecorder
-from rljob_operator.shell.health import serve
-from rljob_operator.shell.informer import WatchTimes
-from rljob_operator.shell.informers import Informers
-from rljob_operator.shell.kopf_process import KopfProcess
-from rljob_operator.shell.leader import LeaderElection, LeadershipLost
-from rljob_operator.shell.metrics import OperatorMetrics
-from rljob_operator.shell.observe import ObservedJob, Observer, is_idle
-from rljob_operator.shell.queue import Stopped, WorkQueue
-from rljob_operator.shell.resources import JobKey
-from rljob_operator.shell.tokens import Tokens
+from rljob_operator.shell.api.access import Access
+from rljob_operator.shell.api.client import ApiClient, ApiError
+from rljob_operator.shell.api.events import EventRecorder
+from rljob_operator.shell.api.leader import LeaderElection, LeadershipLost
+from rljob_operator.shell.api.metrics import OperatorMetrics
+from rljob_operator.shell.api.resources import JobKey
+from rljob_operator.shell.api.tokens import Tokens
+from rljob_operator.shell.caches.informer import WatchTimes
+from rljob_operator.shell.caches.informers import Informers
+from rljob_operator.shell.jobs.carry_out import ActionFailed, Conflict, Executor
+from rljob_operator.shell.jobs.health import serve
+from rljob_operator.shell.jobs.observe import ObservedJob, Observer, is_idle
+from rljob_operator.shell.jobs.queue import Stopped, WorkQueue
+from rljob_operator.shell.kopf.process import KopfProcess
 from rljob_operator.state.observed import Observed
 from rljob_operator.state.plan import Event, Plan
 from rljob_operator.state.plan_builder import FINAL

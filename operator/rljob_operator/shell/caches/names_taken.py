@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from rljob_operator.kubernetes_objects import RLJobObject
 from rljob_operator.render import RenderSettings, head_service_name, names_in_use, secret_name, uses_token
-from rljob_operator.shell.cache import Cache
-from rljob_operator.shell.kept_job import kept_job
-from rljob_operator.shell.resources import JobKey
+from rljob_operator.shell.api.resources import JobKey
+from rljob_operator.shell.caches.cache import Cache
+from rljob_operator.shell.caches.kept_job import kept_job
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.plan_builder import FINAL
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from rljob_api.derived import ENGINE_GROUP
-from rljob_api.job import KIND
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
 from rljob_operator.kubernetes_objects import (
@@ -15,7 +14,6 @@ from rljob_operator.kubernetes_objects import (
     ContainerStatus,
     KubeObject,
     ObjectMeta,
-    OwnerReference,
     PodObject,
     PodStatus,
     QueueObject,
@@ -27,7 +25,8 @@ from rljob_operator.kubernetes_objects import (
     Waiting,
 )
 from rljob_operator.render import DIGEST_ANNOTATION
-from rljob_operator.shell.resources import JOB_LABEL, JobKey
+from rljob_operator.shell.api.owners import controller_of, controller_uid
+from rljob_operator.shell.api.resources import JOB_LABEL, JobKey
 from rljob_operator.state.observed import (
     ClusterView,
     EngineGroupView,
@@ -100,7 +99,7 @@ def ray_pod_key(item: KubeObject) -> JobKey | None:
 
 def queue_key(item: KubeObject) -> JobKey | None:
     """Job whose RayCluster owns a Workload or PodGroup."""
-    owner = _controller(item)
+    owner = controller_of(item)
     if owner is None or owner["kind"] != "RayCluster":
         return None
     return JobKey(str(item["metadata"].get("namespace", "")), str(owner["name"]))
@@ -137,7 +136,7 @@ def cluster_state(item: RayClusterObject) -> ClusterState:
     """A RayCluster, as its metadata, a few fields of its spec and KubeRay's status tell."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     conditions = _by_type(status.get("conditions"))
-    head, auth, owner = status.get("head") or {}, spec.get("authOptions") or {}, _controller(item)
+    head, auth, owner = status.get("head") or {}, spec.get("authOptions") or {}, controller_of(item)
     desired, ready = int(status.get("desiredWorkerReplicas") or 0), int(status.get("readyWorkerReplicas") or 0)
     provisioned, suspended = _holds(conditions, "RayClusterProvisioned"), _suspended(spec, status, conditions)
     failure = conditions.get("ReplicaFailure", _NOT_SAID)
@@ -321,25 +320,8 @@ def unix_seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def controller_uid(item: KubeObject) -> str:
-    """UID of the object's controller if that is an RLJob, else nothing."""
-    owner = _controller(item)
-    return str(owner["uid"]) if owner is not None and owner["kind"] == KIND else ""
-
-
-def is_controlled_by(item: KubeObject, uid: str) -> bool:
-    """Whether the object's controller, of whatever kind, has this UID."""
-    owner = _controller(item)
-    return owner is not None and owner["uid"] == uid
-
-
-def _controller(item: KubeObject) -> OwnerReference | None:
-    owners = item["metadata"].get("ownerReferences") or ()
-    return next((owner for owner in owners if owner.get("controller")), None)
-
-
 def _owner_uid(item: KubeObject) -> str:
-    owner = _controller(item)
+    owner = controller_of(item)
     return "" if owner is None else owner["uid"]
 
 

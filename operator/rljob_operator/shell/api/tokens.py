@@ -7,9 +7,9 @@ import binascii
 from typing import NamedTuple
 
 from rljob_operator.kubernetes_objects import SecretObject
-from rljob_operator.shell.client import ApiClient, ApiError
-from rljob_operator.shell.resources import SECRETS, JobKey
-from rljob_operator.shell.views import is_controlled_by
+from rljob_operator.shell.api.client import ApiClient, ApiError
+from rljob_operator.shell.api.owners import is_controlled_by
+from rljob_operator.shell.api.resources import SECRETS, JobKey
 
 
 class _Slot(NamedTuple):

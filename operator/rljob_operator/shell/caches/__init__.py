@@ -1,0 +1,1 @@
+"""Copies of the watched objects, and what is read of each."""

@@ -1,0 +1,1 @@
+"""The jobs' queue, and what is done with one: observe, reconcile, carry out."""

@@ -1,0 +1,1 @@
+"""Kopf's process: handlers, settings, and the session that it watches with."""
