@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 import aiohttp
 from aiohttp import web
@@ -40,6 +41,19 @@ _REBUILT_AT_ONCE = 64
 _EVENT_SECONDS = 2.0
 _OLD_CRD = "the CRD in the cluster is older than this operator (upgrade it: crds/rljob.dev_rljobs.yaml): "
 _CONFLICT_SECONDS = 5.0
+
+
+class _Seen(NamedTuple):
+    """State of a job when it was looked at last."""
+
+    running: bool
+    idle: bool
+    """It has ended or is suspended."""
+    finished: bool
+    """Its end was stored before that look."""
+
+
+_UNSEEN = _Seen(running=False, idle=False, finished=False)
 
 
 class Controller:
@@ -97,9 +111,9 @@ class Controller:
         self._acting = False
         self._rebuilt = False
         self._port = 0
-        self._running: set[JobKey] = set()
-        self._idle: set[JobKey] = set()
-        self._finished: set[JobKey] = set()
+        self._seen: dict[JobKey, _Seen] = {}
+        self._running = 0
+        """Jobs of `_seen` that run."""
 
     @property
     def port(self) -> int:
@@ -299,26 +313,26 @@ class Controller:
         plan = self._reconcile(look.observed, self.client.now())
         retry_after = await self._executor.carry_out(look, plan)
         before, after = look.observed.job, replace(look.observed.job, status=plan.status)
-        if is_idle(after):
-            self._idle.add(key)
-        else:
-            self._idle.discard(key)
-        if before.status.phase in FINAL:
-            self._finished.add(key)
-        else:
-            self._finished.discard(key)
+        running, finished = after.status.phase is JobPhase.RUNNING, before.status.phase in FINAL
+        self._note_seen(key, _Seen(running, is_idle(after), finished))
         # What is stored, not what is held back: after a restart the metrics must follow from it again.
         self.store.observe_status(before if retry_after is not None else after)
         self.queue.add_after(key, self._next_look(key, plan, retry_after))
 
+    def _note_seen(self, key: JobKey, seen: _Seen | None) -> None:
+        self._running -= self._seen.pop(key, _UNSEEN).running
+        if seen is not None:
+            self._seen[key] = seen
+            self._running += seen.running
+
     def _pod_changed(self, key: JobKey) -> None:
         """Look at the job, unless it is known to have finished: its cluster goes, whatever becomes of the pods."""
-        if key not in self._finished:
+        if not self._seen.get(key, _UNSEEN).finished:
             self.queue.add(key)
 
     def _wants_cluster(self, key: JobKey) -> bool:
         """Such a job needs little of us, and everything else of it waits for that."""
-        return self.informers.clusters.get(*key) is None and key not in self._idle
+        return self.informers.clusters.get(*key) is None and not self._seen.get(key, _UNSEEN).idle
 
     def _next_look(self, key: JobKey, plan: Plan, retry_after: float | None) -> float | None:
         """Seconds until the job is looked at anyhow, or (`retry_after`) its held back status is written; None: neither.
@@ -326,20 +340,16 @@ class Controller:
         With many running jobs that is later than their plans say, so that all together stay within `looks_per_second`.
         """
         if plan.status.phase is not JobPhase.RUNNING:
-            self._running.discard(key)
             return min([seconds for seconds in (plan.requeue_after, retry_after) if seconds is not None], default=None)
-        self._running.add(key)
         seconds = plan.requeue_after if retry_after is None else min(retry_after, plan.requeue_after or retry_after)
-        return None if seconds is None else max(seconds, len(self._running) / self.settings.looks_per_second)
+        return None if seconds is None else max(seconds, self._running / self.settings.looks_per_second)
 
     def _failed(self, key: JobKey, message: str, retry_after: float | None = None) -> None:
         seconds = self.queue.failed(key, retry_after or 0.0)
         logger.warning("%s: %s; again in %.1f s", key, message[:2000], seconds)
 
     def _forget(self, key: JobKey) -> None:
-        self._running.discard(key)
-        self._idle.discard(key)
-        self._finished.discard(key)
+        self._note_seen(key, None)
         self.queue.forget(key)
         self._executor.forget(key)
         self._observer.forget(key)
