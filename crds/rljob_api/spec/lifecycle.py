@@ -58,17 +58,21 @@ class CheckpointSpec(ApiModel):
 
 
 class FailureReason(StrEnum):
-    """Causes of a failed attempt, as the operator tells them apart."""
+    """Causes of a failed attempt, as the operator tells them apart.
 
-    DRIVER_EXITED = "DriverExited"
-    HEAD_LOST = "HeadLost"
-    POD_LOST = "PodLost"
+    Of several that are seen at once the first one here is told: it explains those after it.
+    """
+
     NODE_LOST = "NodeLost"
+    PREEMPTED = "Preempted"
     EVICTED = "Evicted"
     OUT_OF_MEMORY = "OutOfMemory"
+    HEAD_LOST = "HeadLost"
+    POD_LOST = "PodLost"
     READY_TIMEOUT = "ReadyTimeout"
     START_TIMEOUT = "StartTimeout"
     PHASE_TIMEOUT = "PhaseTimeout"
+    DRIVER_EXITED = "DriverExited"
 
 
 class FailureAction(StrEnum):
@@ -89,7 +93,7 @@ class FailureRule(ApiModel):
     ] = []
     """Exit codes of the driver, 128 and the number for a signal; empty: any."""
     reasons: Annotated[list[FailureReason], Field(max_length=16)] = []
-    """Causes as the operator saw them; empty: any."""
+    """Causes as the operator saw them; empty: any. `Evicted` stands for `Preempted` too."""
     action: FailureAction
     """`Restart`: a new attempt that counts; `Fail`: the job fails now; `Ignore`: a new attempt that does not count
     against `maxRestarts`."""

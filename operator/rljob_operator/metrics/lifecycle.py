@@ -10,11 +10,11 @@ from rljob_api.spec import FailureReason
 from rljob_api.status import AttemptStatus, ConditionType, Goodput, JobPhase, Progress, RLJobStatus
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_operator.state.attempts import OTHER, failed_attempts
-from rljob_operator.state.failures import STOPPED, USER_ERROR
 from rljob_operator.state.observed import JobView
+from rljob_operator.state.reasons import EndReason
 from rljob_operator.state.timing import seconds_of, seconds_since
 
-REASONS = (*(reason.value for reason in FailureReason), USER_ERROR, STOPPED, OTHER)
+REASONS = (*(reason.value for reason in FailureReason), EndReason.USER_ERROR.value, EndReason.STOPPED.value, OTHER)
 """All values of the `reason` label of restarts."""
 
 

@@ -12,24 +12,13 @@ from enum import Enum, auto
 
 from rljob_api.spec import FailureAction, FailureReason
 from rljob_api.status import AttemptStatus, Progress, RLJobStatus
-from rljob_operator.state.failures import (
-    COMPLETED,
-    DEADLINE,
-    PREEMPTION,
-    STEPS_DONE,
-    STEPS_RAISED,
-    SUSPENDED,
-    FailureCause,
-    backoff_seconds,
-    decide,
-    exit_failure,
-    missing_pods,
-    pod_failure,
-)
+from rljob_operator.state.causes import Cause
+from rljob_operator.state.failures import backoff_seconds, decide, exit_failure, missing_pods, pod_failure
 from rljob_operator.state.observed import SubmissionState
 from rljob_operator.state.plan import Submit
 from rljob_operator.state.plan_builder import PlanBuilder
 from rljob_operator.state.progress import with_estimate
+from rljob_operator.state.reasons import EndReason, caused, said_of
 from rljob_operator.state.status_text import LINE_LIMIT, LINES_OF_EARLIER, LINES_OF_LAST, clean
 from rljob_operator.state.timing import NOTICE_SECONDS, seconds_since, time_text
 
@@ -88,7 +77,7 @@ def follow_attempt(plan: PlanBuilder) -> AttemptOutcome | None:
         return None
     _notice_failure(plan, attempt)
     if _cluster_is_gone(plan):
-        default = FailureCause(FailureReason.HEAD_LOST, "Its RayCluster was deleted while the driver ran.")
+        default = Cause(FailureReason.HEAD_LOST, "Its RayCluster was deleted while the driver ran.")
         return _end(plan, _known_cause(plan, default))
     if submission is None:
         return None
@@ -116,10 +105,10 @@ def give_up_unsubmitted(plan: PlanBuilder) -> AttemptOutcome | None:
         return None
     if submission is None or submission.state is not SubmissionState.MISSING:
         return None
-    return _end(plan, _known_cause(plan, FailureCause(SUSPENDED, "")))
+    return _end(plan, _known_cause(plan, caused(EndReason.SUSPENDED)))
 
 
-def close_unstarted(plan: PlanBuilder, began: str | None, cause: FailureCause) -> AttemptOutcome:
+def close_unstarted(plan: PlanBuilder, began: str | None, cause: Cause) -> AttemptOutcome:
     """Number and close an attempt whose driver could not even be submitted, so that the failure policy judges it."""
     last = plan.last_attempt
     number = 0 if last is None else last.number + 1
@@ -145,7 +134,7 @@ def failed_attempts(status: RLJobStatus) -> dict[str, int]:
 
 
 def _count(counts: dict[str, int], attempt: AttemptStatus) -> None:
-    if attempt.reason not in (SUSPENDED, STEPS_RAISED):
+    if attempt.reason not in (EndReason.SUSPENDED, EndReason.STEPS_RAISED):
         reason = attempt.reason or OTHER
         counts[reason] = counts.get(reason, 0) + 1
 
@@ -183,9 +172,13 @@ def _notice_failure(plan: PlanBuilder, attempt: AttemptStatus) -> None:
         plan.set_attempt(reason=None, message=None, notice_time=None)
 
 
-def _explains(cause: FailureCause, attempt: AttemptStatus) -> bool:
-    """Whether a preemption is why pods were lost: their watch may be ahead of that of the cluster."""
-    return cause.message == PREEMPTION and attempt.reason in (FailureReason.HEAD_LOST, FailureReason.POD_LOST)
+def _explains(cause: Cause, attempt: AttemptStatus) -> bool:
+    """Whether a preemption is why pods were lost: their watch may be ahead of that of the cluster.
+
+    `Evicted` is how operators before this reason called it.
+    """
+    lost = (FailureReason.HEAD_LOST, FailureReason.POD_LOST, FailureReason.EVICTED)
+    return cause.reason == FailureReason.PREEMPTED and attempt.reason in lost
 
 
 def _is_over(attempt: AttemptStatus, now: float) -> bool:
@@ -208,16 +201,14 @@ def _missing(plan: PlanBuilder, attempt: AttemptStatus) -> AttemptOutcome | None
         same = head is not None and head.uid == attempt.head_uid
     if not attempt.accepted and same:
         return None
-    default = FailureCause(
-        FailureReason.HEAD_LOST, "Ray's head was started anew, and the driver ended with the old one."
-    )
+    default = Cause(FailureReason.HEAD_LOST, "Ray's head was started anew, and the driver ended with the old one.")
     return _end(plan, _known_cause(plan, default))
 
 
-def _known_cause(plan: PlanBuilder, default: FailureCause) -> FailureCause:
+def _known_cause(plan: PlanBuilder, default: Cause) -> Cause:
     attempt = plan.attempt
     if attempt is not None and attempt.reason is not None:
-        return FailureCause(attempt.reason, attempt.message or "")
+        return Cause(attempt.reason, said_of(attempt.reason, attempt.message))
     return (pod_failure(plan.observed, attempt) if attempt is not None else None) or default
 
 
@@ -230,22 +221,22 @@ def _ended(plan: PlanBuilder) -> AttemptOutcome:
         return _end(plan, exit_failure(submission, attempt, seen))
     early = plan.status.progress.stopped_early if plan.status.progress else None
     if early:
-        return _end(plan, FailureCause(COMPLETED, f"Stopped early after step {plan.step}: {early}"))
+        return _end(plan, Cause(EndReason.COMPLETED, f"Stopped early after step {plan.step}: {early}"))
     given = attempt.steps if attempt.steps is not None else plan.spec.steps
     if given < plan.spec.steps:
         message = f"All {given} steps of the time are done; spec.steps is {plan.spec.steps} now."
-        return _end(plan, FailureCause(STEPS_RAISED, message))
-    return _end(plan, FailureCause(COMPLETED, f"All {given} steps are done."))
+        return _end(plan, Cause(EndReason.STEPS_RAISED, message))
+    return _end(plan, Cause(EndReason.COMPLETED, f"All {given} steps are done."))
 
 
-def _end(plan: PlanBuilder, cause: FailureCause) -> AttemptOutcome:
+def _end(plan: PlanBuilder, cause: Cause) -> AttemptOutcome:
     attempt, submission = plan.attempt, plan.submission
     assert attempt is not None
     ended = submission is not None and submission.state.ended
     code = submission.exit_code if ended and submission is not None else None
     lines = submission.last_log_lines if ended and submission is not None else ()
     early = plan.status.progress.stopped_early if plan.status.progress else None
-    if cause.reason == COMPLETED and attempt.steps is not None and not early:
+    if cause.reason == EndReason.COMPLETED and attempt.steps is not None and not early:
         # A quick job may end before its driver was ever reached, or before what it said could be written.
         known = plan.status.progress or Progress(steps=plan.spec.steps)
         plan.set(progress=with_estimate(known, max(plan.step, attempt.steps)))
@@ -263,15 +254,15 @@ def _end(plan: PlanBuilder, cause: FailureCause) -> AttemptOutcome:
     return _judge(plan, cause, code)
 
 
-def _judge(plan: PlanBuilder, cause: FailureCause, code: int | None) -> AttemptOutcome:
+def _judge(plan: PlanBuilder, cause: Cause, code: int | None) -> AttemptOutcome:
     attempt = plan.last_attempt
     assert attempt is not None
     plan.end = (cause.reason, cause.message)
-    if cause.reason in (COMPLETED, STEPS_DONE):
+    if cause.reason in (EndReason.COMPLETED, EndReason.STEPS_DONE):
         return AttemptOutcome.SUCCEED
-    if cause.reason == DEADLINE:
+    if cause.reason == EndReason.DEADLINE:
         return AttemptOutcome.FAIL
-    if cause.reason in (SUSPENDED, STEPS_RAISED):
+    if cause.reason in (EndReason.SUSPENDED, EndReason.STEPS_RAISED):
         return AttemptOutcome.GO_ON
     text = f"Attempt {attempt.number} ended ({cause.reason}): {cause.message}"
     if plan.spec.suspend:

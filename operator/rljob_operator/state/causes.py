@@ -1,4 +1,4 @@
-"""What all parts of `explain` share."""
+"""A cause, and how sentences about it are put together."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _LONGEST = 1000
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Something that keeps a job or a pod from running."""
+    """Something that keeps a job or a pod from running, or ends an attempt."""
 
     reason: str
     """One word."""
-    text: str
-    """What it means, or what would change it."""
+    message: str
+    """Its meaning, or what would change it."""
 
 
 def cut(text: str, longest: int = _LONGEST) -> str:

@@ -11,6 +11,7 @@ from rljob_operator.state.explain import explain
 from rljob_operator.state.lifecycle import problem_text
 from rljob_operator.state.plan import CreateCluster
 from rljob_operator.state.plan_builder import FINAL, PlanBuilder
+from rljob_operator.state.reasons import EndReason, said_of
 from rljob_operator.state.release import former_head_ends
 from rljob_operator.state.status_text import clean, reason_word
 from rljob_operator.state.timing import FRESHNESS_SECONDS, SILENCE_SECONDS, seconds_since
@@ -91,7 +92,8 @@ def _why(plan: PlanBuilder, phase: JobPhase) -> tuple[str, str]:
         pods = f"; {left} of its pods still end" if left else ""
         return "Suspended", f"spec.suspend is true; the devices are given back{pods}."
     if attempt is not None and attempt.stop_time is not None:
-        return "Stopping", f"The driver is asked to stop: {attempt.message or attempt.reason}"
+        text = said_of(attempt.reason or EndReason.STOPPED, attempt.message)
+        return "Stopping", f"The driver is asked to stop: {text}"
     if plan.spec.suspend:
         return "Suspending", "spec.suspend is true; the devices are being given back."
     if phase is JobPhase.RUNNING:
@@ -115,7 +117,7 @@ def _why_not_running(plan: PlanBuilder, phase: JobPhase) -> tuple[str, str]:
     if any(isinstance(action, CreateCluster) for action in plan.actions):
         return "Scheduling", _COMING_UP_TEXTS["Scheduling"]
     if attempt is not None and attempt.reason is not None:
-        return reason_word(attempt.reason, "Failing"), attempt.message or attempt.reason
+        return reason_word(attempt.reason, "Failing"), said_of(attempt.reason, attempt.message)
     if plan.job.problem and attempt is None:
         return "InvalidSpec", problem_text(plan)
     if plan.status.next_attempt_time is not None and plan.last_attempt is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from rljob_api.spec import FailureReason
 from rljob_api.status import AttemptStatus, ConditionType
-from rljob_operator.state.failures import DEADLINE, STEPS_DONE, SUSPENDED, FailureCause, pod_failure
+from rljob_operator.state.causes import Cause
+from rljob_operator.state.failures import pod_failure
 from rljob_operator.state.goodput import active_seconds
 from rljob_operator.state.observed import SubmissionState
 from rljob_operator.state.plan import Stop
 from rljob_operator.state.plan_builder import PlanBuilder
+from rljob_operator.state.reasons import EndReason, caused
 from rljob_operator.state.release import release_cluster
 from rljob_operator.state.status_text import clean
 from rljob_operator.state.timing import (
@@ -76,17 +78,17 @@ def _press(plan: PlanBuilder) -> None:
     release_cluster(plan)
 
 
-def _reason_to_stop(plan: PlanBuilder, attempt: AttemptStatus) -> FailureCause | None:
+def _reason_to_stop(plan: PlanBuilder, attempt: AttemptStatus) -> Cause | None:
     if active_deadline_is_over(plan):
-        return FailureCause(DEADLINE, deadline_text(plan))
+        return Cause(EndReason.DEADLINE, deadline_text(plan))
     if plan.spec.suspend:
-        return FailureCause(SUSPENDED, "spec.suspend is true.")
+        return caused(EndReason.SUSPENDED)
     if attempt.steps is not None and plan.spec.steps < attempt.steps and plan.step >= plan.spec.steps:
-        return FailureCause(STEPS_DONE, f"{plan.step} steps are done; spec.steps was lowered to {plan.spec.steps}.")
+        return Cause(EndReason.STEPS_DONE, f"{plan.step} steps are done; spec.steps was lowered to {plan.spec.steps}.")
     return _late_start(plan, attempt) or _lost_pod(plan, attempt) or _silent_driver(plan) or _stuck_driver(plan)
 
 
-def _late_start(plan: PlanBuilder, attempt: AttemptStatus) -> FailureCause | None:
+def _late_start(plan: PlanBuilder, attempt: AttemptStatus) -> Cause | None:
     """The time begins when Ray has the driver: the queue, the images and a head that answers late come before.
 
     A head that never has it is given the same time.
@@ -103,19 +105,19 @@ def _late_start(plan: PlanBuilder, attempt: AttemptStatus) -> FailureCause | Non
     )
     text = f"{what.format(f'{limit:g}')} (spec.timeouts.startSeconds)"
     silent = plan.observed.submission_error or plan.observed.driver_error
-    return FailureCause(FailureReason.START_TIMEOUT, f"{text}; {silent}" if silent else f"{text}.")
+    return Cause(FailureReason.START_TIMEOUT, f"{text}; {silent}" if silent else f"{text}.")
 
 
-def _lost_pod(plan: PlanBuilder, attempt: AttemptStatus) -> FailureCause | None:
+def _lost_pod(plan: PlanBuilder, attempt: AttemptStatus) -> Cause | None:
     cause = pod_failure(plan.observed, attempt, fatal=True)
     if cause is None or attempt.notice_time is None:
         return None
     if plan.now - seconds_of(attempt.notice_time) < LOST_POD_SECONDS:
         return None
-    return FailureCause(attempt.reason or cause.reason, attempt.message or cause.message)
+    return Cause(attempt.reason or cause.reason, attempt.message or cause.message)
 
 
-def _silent_driver(plan: PlanBuilder) -> FailureCause | None:
+def _silent_driver(plan: PlanBuilder) -> Cause | None:
     """The driver enforces its phases' deadlines; one that is silent for longer than any of them cannot any more."""
     since = plan.status_since(ConditionType.RUNNING, "Unknown")
     limit = longest_phase_seconds(plan.spec)
@@ -123,10 +125,10 @@ def _silent_driver(plan: PlanBuilder) -> FailureCause | None:
         return None
     error = plan.observed.driver_error or plan.observed.submission_error or "no answer"
     text = f"The driver has not answered for {duration_text(plan.now - since)}, longer than any phase may take"
-    return FailureCause(FailureReason.PHASE_TIMEOUT, f"{text} (spec.timeouts): {error}")
+    return Cause(FailureReason.PHASE_TIMEOUT, f"{text} (spec.timeouts): {error}")
 
 
-def _stuck_driver(plan: PlanBuilder) -> FailureCause | None:
+def _stuck_driver(plan: PlanBuilder) -> Cause | None:
     """One that answers and makes no progress holds its devices for ever: its own deadline did not end it."""
     driver, timeouts = plan.driver, plan.spec.timeouts
     if driver is None or not driver.ready or driver.phase_seconds is None:
@@ -140,4 +142,4 @@ def _stuck_driver(plan: PlanBuilder) -> FailureCause | None:
         return None
     what = f"Phase {clean(driver.phase, 100)} has run" if driver.phase is not None else "No phase has run"
     text = f"{what} for {duration_text(driver.phase_seconds)}, and the driver did not end for it (spec.timeouts)"
-    return FailureCause(FailureReason.PHASE_TIMEOUT, f"{text}.")
+    return Cause(FailureReason.PHASE_TIMEOUT, f"{text}.")

@@ -192,7 +192,7 @@ def _queue(observed: Observed, now: float | None) -> Explanation | None:
         who = "Kueue" if system is QueueSystem.KUEUE else "Volcano"
         name = queue.object or f"the gang of {observed.job.name}"
         says = f": {cut(queue.message)}" if queue.message else ""
-        return Explanation(cause.reason, sentence(f"{who} has not admitted {name}{says}", cause.text))
+        return Explanation(cause.reason, sentence(f"{who} has not admitted {name}{says}", cause.message))
     if queue is None and cluster is not None and cluster.suspended:
         help_text = (
             "Kueue made no Workload for it: see whether it runs, with ray.io/raycluster in its integrations.frameworks"
@@ -219,7 +219,7 @@ def _pods(observed: Observed, now: float | None) -> Explanation | None:
     problem = pod_problem(observed, _spec_of(observed))
     deadline = _ready_deadline(observed)
     if problem is not None:
-        return Explanation(problem.reason, sentence(problem.text, deadline))
+        return Explanation(problem.reason, sentence(problem.message, deadline))
     pods = [pod for pod in observed.pods if not pod.deleting]
     cluster = observed.cluster
     if cluster is None or cluster.ready:

@@ -9,31 +9,14 @@ from rljob_api import derived
 from rljob_api.spec import FailureAction, FailurePolicy, FailureReason
 from rljob_api.status import AttemptStatus
 from rljob_api.wire.exit_codes import ExitCode
-from rljob_operator.state.causes import cut, sentence
+from rljob_operator.state.causes import Cause, cut, sentence
 from rljob_operator.state.observed import Observed, PodRole, PodView, SubmissionState, SubmissionView
+from rljob_operator.state.pod_ends import pod_end
+from rljob_operator.state.reasons import FACTS, EndReason, caused, facts_of, said_of, severity
 from rljob_operator.state.scaling import spare_pods
 from rljob_operator.state.timing import seconds_of
 
-USER_ERROR = "UserError"
-STOPPED = "Stopped"
-"""Failures that are not the machinery's and so have no `FailureReason`: rules meet them by their exit codes."""
-COMPLETED = "Completed"
-SUSPENDED = "Suspended"
-STEPS_DONE = "StepsDone"
-STEPS_RAISED = "StepsRaised"
-DEADLINE = "DeadlineExceeded"
-"""Ends of an attempt that the failure policy has nothing to do with."""
-
-PREEMPTION = "The queue took the devices back (preemption)."
 _KILLED = 128
-
-
-@dataclass(frozen=True, slots=True)
-class FailureCause:
-    """Something that ends an attempt, or will."""
-
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +28,7 @@ class Decision:
     """The rule or the default that decided, in words."""
 
 
-def pod_failure(observed: Observed, attempt: AttemptStatus, *, fatal: bool = False) -> FailureCause | None:
+def pod_failure(observed: Observed, attempt: AttemptStatus, *, fatal: bool = False) -> Cause | None:
     """The worst thing that is seen on the attempt's pods and kills what ran in them; None when all look well.
 
     Pods that were replaced may still be on their way out (on a lost node for ever): they are none of it. A worker that
@@ -61,10 +44,10 @@ def pod_failure(observed: Observed, attempt: AttemptStatus, *, fatal: bool = Fal
         observed = _without_engines(observed)
     cluster = observed.cluster
     if cluster is not None and cluster.suspended:
-        return FailureCause(FailureReason.EVICTED, PREEMPTION)
+        return caused(FailureReason.PREEMPTED)
     heads = [pod for pod in observed.pods if pod.role is PodRole.HEAD]
     if all(pod.uid != attempt.head_uid for pod in heads):
-        return FailureCause(FailureReason.HEAD_LOST, "The head pod that the driver ran in is gone.")
+        return caused(FailureReason.HEAD_LOST)
     workers = [pod for pod in observed.pods if pod.role is PodRole.WORKER]
     well = [pod for pod in workers if pod.ready and not pod.deleting and not pod.node_lost]
     complete = cluster is not None and len(well) >= cluster.desired_workers - spare_pods(observed)
@@ -72,7 +55,7 @@ def pod_failure(observed: Observed, attempt: AttemptStatus, *, fatal: bool = Fal
     gone = [replace(gone.pod, deleting=True) for gone in observed.gone_pods if gone.time >= began]
     concerned = [pod for pod in heads if pod.uid == attempt.head_uid] + gone + ([] if complete else workers)
     found = [cause for pod in concerned if (cause := _failure_of(pod))]
-    return min(found, key=lambda cause: _SEVERITY.index(cause.reason), default=None)
+    return min(found, key=severity, default=None)
 
 
 def _without_engines(observed: Observed) -> Observed:
@@ -88,7 +71,7 @@ def _without_engines(observed: Observed) -> Observed:
     )
 
 
-def missing_pods(observed: Observed) -> FailureCause | None:
+def missing_pods(observed: Observed) -> Cause | None:
     """What a driver that has failed died of, where the evidence on the lost pod was deleted with it."""
     cluster = observed.cluster
     if cluster is None:
@@ -97,37 +80,16 @@ def missing_pods(observed: Observed) -> FailureCause | None:
     if len(workers) >= cluster.desired_workers - spare_pods(observed):
         return None
     text = f"Only {len(workers)} of {cluster.desired_workers} worker pods were ready when the driver ended."
-    return FailureCause(FailureReason.POD_LOST, text)
+    return Cause(FailureReason.POD_LOST, text)
 
 
-_SEVERITY: tuple[str, ...] = (
-    FailureReason.NODE_LOST,
-    FailureReason.EVICTED,
-    FailureReason.OUT_OF_MEMORY,
-    FailureReason.HEAD_LOST,
-    FailureReason.POD_LOST,
-)
-
-
-def _failure_of(pod: PodView) -> FailureCause | None:
+def _failure_of(pod: PodView) -> Cause | None:
+    end = pod_end(pod)
     name = f"{'Head' if pod.role is PodRole.HEAD else 'Worker'} pod {pod.name}"
-    says = f": {cut(pod.terminated_message, 300)}" if pod.terminated_message else ""
-    lost = FailureReason.HEAD_LOST if pod.role is PodRole.HEAD else FailureReason.POD_LOST
-    ended = pod.phase in ("Failed", "Succeeded") or (bool(pod.terminated_reason) and not pod.ready)
-    if pod.node_lost or pod.terminated_reason == "NodeLost":
-        return FailureCause(FailureReason.NODE_LOST, f"Node {pod.node} of {name.lower()} is not ready or gone.")
-    if pod.terminated_reason == "Evicted":
-        return FailureCause(FailureReason.EVICTED, sentence(f"{name} was evicted{says}"))
-    if pod.terminated_reason == "OOMKilled" and ended:
-        field = f"spec.resources.{pod.role}.memory"
-        return FailureCause(FailureReason.OUT_OF_MEMORY, f"{name} ran out of memory; raise {field}.")
-    if ended:
-        code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
-        return FailureCause(lost, sentence(f"{name} ended{code}{says}"))
-    return FailureCause(lost, f"{name} was deleted.") if pod.deleting else None
+    return None if end is None else Cause(end.reason, f"{name} {end.message}")
 
 
-def exit_failure(submission: SubmissionView, attempt: AttemptStatus, seen: FailureCause | None) -> FailureCause:
+def exit_failure(submission: SubmissionView, attempt: AttemptStatus, seen: Cause | None) -> Cause:
     """Why an attempt ended that Ray says has ended, and not with success.
 
     What was seen on the pods, now or while the driver still ran, explains a failure better than the exit code, which
@@ -137,22 +99,18 @@ def exit_failure(submission: SubmissionView, attempt: AttemptStatus, seen: Failu
     last = next((line.strip() for line in reversed(submission.last_log_lines) if line.strip()), "")
     echo = f"its last line: {cut(last, 300)}" if last else cut(submission.message, 300)
     if code == ExitCode.USER_ERROR:
-        return FailureCause(
-            USER_ERROR, sentence("The driver ended with exit code 2, an error of the manifest or data", echo)
-        )
+        return caused(EndReason.USER_ERROR, echo)
     obeyed = code in (None, ExitCode.STOPPED)
-    if attempt.reason is not None and (obeyed or attempt.reason != STEPS_DONE):
+    if attempt.reason is not None and (obeyed or attempt.reason != EndReason.STEPS_DONE):
         also = "" if obeyed else f"the driver {_ended_how(code)}"
-        return FailureCause(attempt.reason, sentence(attempt.message or "", also))
+        return Cause(attempt.reason, sentence(said_of(attempt.reason, attempt.message), also))
     if seen is not None:
         return seen
     if code == ExitCode.STOPPED or submission.state is SubmissionState.STOPPED:
-        return FailureCause(STOPPED, "The driver was stopped, and not by the operator; use spec.suspend to stop a job.")
+        return caused(EndReason.STOPPED)
     if code == ExitCode.DEADLINE:
-        return FailureCause(
-            FailureReason.PHASE_TIMEOUT, sentence("A phase was past its deadline (spec.timeouts)", echo)
-        )
-    return FailureCause(FailureReason.DRIVER_EXITED, sentence(f"The driver {_ended_how(code)}", echo))
+        return caused(FailureReason.PHASE_TIMEOUT, echo)
+    return Cause(FailureReason.DRIVER_EXITED, sentence(f"The driver {_ended_how(code)}", echo))
 
 
 def _ended_how(code: int | None) -> str:
@@ -164,7 +122,7 @@ def _ended_how(code: int | None) -> str:
     return f"was killed by {name}"
 
 
-def decide(policy: FailurePolicy, cause: FailureCause, exit_code: int | None, asked_to_stop: bool) -> Decision:
+def decide(policy: FailurePolicy, cause: Cause, exit_code: int | None, asked_to_stop: bool) -> Decision:
     """Apply the failure policy: the first rule that matches, else the default of the reason.
 
     The defaults: a user error fails the job, since the next attempt would meet it again. A driver that someone else
@@ -178,19 +136,16 @@ def decide(policy: FailurePolicy, cause: FailureCause, exit_code: int | None, as
         asked_to_stop: the operator stopped it because of `cause`.
     """
     code = exit_code if exit_code is None or exit_code >= 0 else _KILLED - exit_code
+    facts = facts_of(cause.reason)
     for i, rule in enumerate(policy.rules):
         if rule.exit_codes and code not in rule.exit_codes:
             continue
-        if rule.reasons and cause.reason not in rule.reasons:
+        if rule.reasons and cause.reason not in rule.reasons and facts.kind_of not in rule.reasons:
             continue
         return Decision(rule.action, f"rule {rule.name or i} of spec.failurePolicy.rules says {rule.action}")
-    if cause.reason == USER_ERROR:
-        return Decision(FailureAction.FAIL, "a restart cannot help")
-    if cause.reason == STOPPED or (exit_code == ExitCode.STOPPED and not asked_to_stop):
-        return Decision(FailureAction.IGNORE, "a stop that was obeyed is no failure")
-    if cause.message == PREEMPTION:
-        return Decision(FailureAction.IGNORE, "a preemption is no failure")
-    return Decision(FailureAction.RESTART, "the default")
+    if exit_code == ExitCode.STOPPED and not asked_to_stop:
+        facts = FACTS[EndReason.STOPPED]
+    return Decision(facts.action, facts.because)
 
 
 def backoff_seconds(policy: FailurePolicy, attempts: list[AttemptStatus]) -> float:

@@ -7,9 +7,10 @@ from rljob_api.spec import FailureReason
 from rljob_api.status import AttemptStatus, JobPhase
 from rljob_operator.state.attempts import begin_attempt, submit_again
 from rljob_operator.state.deadlines import active_deadline_is_over, deadline_text
-from rljob_operator.state.failures import DEADLINE, pod_failure
+from rljob_operator.state.failures import pod_failure
 from rljob_operator.state.plan import ApplyPolicy, ApplySecret, CreateCluster, DeleteJob
 from rljob_operator.state.plan_builder import PlanBuilder
+from rljob_operator.state.reasons import EndReason
 from rljob_operator.state.release import former_head_ends, release_cluster
 from rljob_operator.state.scaling import spare_pods
 from rljob_operator.state.status_text import clean
@@ -38,7 +39,7 @@ def advance(plan: PlanBuilder) -> JobPhase:
     if plan.spec.suspend:
         return _give_back(plan)
     if active_deadline_is_over(plan):
-        plan.end = (DEADLINE, deadline_text(plan))
+        plan.end = (EndReason.DEADLINE, deadline_text(plan))
         return JobPhase.FAILED
     if plan.name_taken:
         return JobPhase.PENDING

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from rljob_api.spec import QueueSystem, RLJobSpec
+from rljob_api.spec import FailureReason, QueueSystem, RLJobSpec
 from rljob_api.wanted import DOCTOR
 from rljob_operator.state.causes import Cause, cut, sentence
 from rljob_operator.state.observed import Observed, PodView
+from rljob_operator.state.pod_ends import CRASH_LOOP, pod_end
+from rljob_operator.state.reasons import severity
 from rljob_operator.state.scheduler_messages import no_node
 
 _IMAGE = (
@@ -18,13 +20,13 @@ _CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContaine
 def pod_problem(observed: Observed, spec: RLJobSpec) -> Cause | None:
     """The worst thing that happens to the job's pods, as a sentence that names the first pod it happens to."""
     pods = [pod for pod in observed.pods if not pod.deleting]
-    for problem in (_image, _container, _ended_container, _lost, _unschedulable, _gated, _warned):
+    for problem in (_image, _container, _ended, _unschedulable, _gated, _warned):
         found = [(pod, cause) for pod in pods if (cause := problem(pod, spec, observed))]
         if found:
-            pod, cause = found[0]
-            others = [other for other, same in found[1:] if same.reason == cause.reason]
+            pod, cause = min(found, key=lambda one: severity(one[1]))
+            others = [other for other, same in found if same.reason == cause.reason and other is not pod]
             also = f" (and {len(others)} more)" if others else ""
-            return Cause(cause.reason, f"Pod {pod.name}{also} {cause.text}")
+            return Cause(cause.reason, f"Pod {pod.name}{also} {cause.message}")
     return None
 
 
@@ -47,34 +49,23 @@ def _container(pod: PodView, spec: RLJobSpec, observed: Observed) -> Cause | Non
     return Cause("ContainerConfig", sentence(text, help_text))
 
 
-def _ended_container(pod: PodView, spec: RLJobSpec, observed: Observed) -> Cause | None:
-    crashed = pod.waiting_reason == "CrashLoopBackOff"
-    if not crashed and (not pod.terminated_reason or pod.ready or pod.terminated_reason in ("Completed", "NodeLost")):
+def _ended(pod: PodView, spec: RLJobSpec, observed: Observed) -> Cause | None:
+    if pod.terminated_reason == "Completed" and pod.waiting_reason != CRASH_LOOP:
         return None
-    code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
-    said = pod.terminated_message or (pod.waiting_message if crashed else "")
-    says = f": {cut(said)}" if said else ""
-    if pod.terminated_reason == "OOMKilled":
-        return Cause("OutOfMemory", f"ran out of memory{code}; raise spec.resources.{pod.role}.memory.")
-    if pod.terminated_reason == "Evicted":
-        return Cause("Evicted", sentence(f"was evicted{says}", "KubeRay makes another one"))
-    cause = f" ({pod.terminated_reason})" if pod.terminated_reason not in ("", "Error") else ""
+    end = pod_end(pod)
+    if end is None or end.reason == FailureReason.OUT_OF_MEMORY:
+        return end
+    if end.reason in (FailureReason.NODE_LOST, FailureReason.EVICTED):
+        return Cause(end.reason, sentence(end.message, "KubeRay makes another one"))
     if pod.ended_container == DOCTOR:
-        text = f"does not pass its examination{says}"
+        says = f": {cut(pod.terminated_message)}" if pod.terminated_message else ""
         help_text = (
             f"`kubectl rljob doctor -n {observed.job.namespace} {observed.job.name}` has every line, and "
             "spec.pods.doctor: Skip starts the pods without it"
         )
-        return Cause("DoctorFoundProblems", sentence(text, help_text))
-    text = f"ended{code}{cause}{says}"
+        return Cause("DoctorFoundProblems", sentence(f"does not pass its examination{says}", help_text))
     help_text = f"`kubectl logs -n {observed.job.namespace} {pod.name} --previous` has its last words"
-    return Cause("ContainerExited", sentence(text, help_text))
-
-
-def _lost(pod: PodView, spec: RLJobSpec, observed: Observed) -> Cause | None:
-    if not pod.node_lost and pod.terminated_reason != "NodeLost":
-        return None
-    return Cause("NodeLost", f"is on node {pod.node}, which is not ready or gone; KubeRay makes another one.")
+    return Cause("ContainerExited", sentence(end.message, help_text))
 
 
 def _unschedulable(pod: PodView, spec: RLJobSpec, observed: Observed) -> Cause | None:
@@ -84,7 +75,7 @@ def _unschedulable(pod: PodView, spec: RLJobSpec, observed: Observed) -> Cause |
     cause = no_node(pod.unschedulable, spec, pod.role, observed.node_devices)
     if cause is None:
         return Cause("Unschedulable", sentence(f"has no node: {said}"))
-    return Cause(cause.reason, sentence(f"has no node: {said}", cause.text))
+    return Cause(cause.reason, sentence(f"has no node: {said}", cause.message))
 
 
 def _gated(pod: PodView, spec: RLJobSpec, observed: Observed) -> Cause | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rljob_api.spec import FailureReason
 from rljob_api.status import AttemptStatus
 from rljob_operator.state.attempts import AttemptOutcome, close_unstarted
-from rljob_operator.state.causes import sentence
-from rljob_operator.state.failures import FailureCause
+from rljob_operator.state.causes import Cause, sentence
 from rljob_operator.state.lifecycle import all_scheduled, is_whole
 from rljob_operator.state.plan_builder import PlanBuilder
 from rljob_operator.state.pod_causes import pod_problem
@@ -23,8 +22,8 @@ def give_up_unready(plan: PlanBuilder) -> AttemptOutcome | None:
     problem = pod_problem(plan.observed, plan.spec)
     waiting = [pod.name for pod in plan.observed.pods if not pod.ready and not pod.deleting]
     text = f"Pods were not ready within {duration_text(limit)} of having their nodes (spec.timeouts.readySeconds)"
-    also = problem.text if problem is not None else f"not ready: {', '.join(sorted(waiting)[:3])}" if waiting else ""
-    return close_unstarted(plan, since, FailureCause(FailureReason.READY_TIMEOUT, sentence(text, also)))
+    also = problem.message if problem is not None else f"not ready: {', '.join(sorted(waiting)[:3])}" if waiting else ""
+    return close_unstarted(plan, since, Cause(FailureReason.READY_TIMEOUT, sentence(text, also)))
 
 
 def note_scheduled(plan: PlanBuilder) -> None:

@@ -127,4 +127,4 @@ def not_admitted(queue: QueueView, spec: RLJobSpec, node_devices: Mapping[str, i
         return Cause(reason or "QuotaPending", _KUEUE.get(reason, "it waits for Kueue"))
     deeper = no_node(queue.message, spec, PodRole.WORKER, node_devices)
     text = _VOLCANO.get(queue.reason, "it waits for Volcano")
-    return Cause(queue.reason or "GangPending", f"{text}; {deeper.text}" if deeper else text)
+    return Cause(queue.reason or "GangPending", f"{text}; {deeper.message}" if deeper else text)

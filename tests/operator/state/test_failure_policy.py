@@ -11,7 +11,8 @@ from simulation import UID, Cluster, World, make_spec
 
 from rljob_api.spec import FailurePolicy, FailureReason
 from rljob_api.status import AttemptStatus, JobPhase
-from rljob_operator.state.failures import FailureCause, backoff_seconds, decide, pod_failure
+from rljob_operator.state.causes import Cause
+from rljob_operator.state.failures import backoff_seconds, decide, pod_failure
 from rljob_operator.state.observed import GonePod, PodRole, SubmissionState
 from rljob_operator.state.plan import CreateCluster, DeleteCluster, Stop
 from rljob_operator.state.reconcile import reconcile
@@ -43,7 +44,7 @@ def first(world: World) -> AttemptStatus:
 
 # --- the policy itself -------------------------------------------------------------------------
 
-DRIVER, USER = FailureCause(FailureReason.DRIVER_EXITED, ""), FailureCause("UserError", "")
+DRIVER, USER = Cause(FailureReason.DRIVER_EXITED, ""), Cause("UserError", "")
 
 
 @pytest.mark.parametrize(
@@ -52,19 +53,22 @@ DRIVER, USER = FailureCause(FailureReason.DRIVER_EXITED, ""), FailureCause("User
         ([], DRIVER, 1, "Restart"),
         ([], DRIVER, None, "Restart"),
         ([], USER, 2, "Fail"),
-        ([], FailureCause("Stopped", ""), 75, "Ignore"),
-        ([], FailureCause("Stopped", ""), None, "Ignore"),
-        ([], FailureCause(FailureReason.NODE_LOST, ""), 75, "Ignore"),
-        ([], FailureCause(FailureReason.EVICTED, "Worker pod a was evicted."), None, "Restart"),
-        ([], FailureCause(FailureReason.EVICTED, "The queue took the devices back (preemption)."), None, "Ignore"),
+        ([], Cause("Stopped", ""), 75, "Ignore"),
+        ([], Cause("Stopped", ""), None, "Ignore"),
+        ([], Cause(FailureReason.NODE_LOST, ""), 75, "Ignore"),
+        ([], Cause(FailureReason.EVICTED, "Worker pod a was evicted."), None, "Restart"),
+        ([], Cause(FailureReason.PREEMPTED, "whatever it says"), 1, "Ignore"),
+        ([{"reasons": ["Evicted"], "action": "Fail"}], Cause(FailureReason.PREEMPTED, ""), None, "Fail"),
+        ([{"reasons": ["Preempted"], "action": "Fail"}], Cause(FailureReason.EVICTED, ""), None, "Restart"),
+        ([], Cause("OfANewerOperator", ""), 1, "Restart"),
         ([{"action": "Fail"}], DRIVER, 1, "Fail"),
         ([{"exitCodes": [1, 3], "action": "Fail"}], DRIVER, 3, "Fail"),
         ([{"exitCodes": [3], "action": "Fail"}], DRIVER, 1, "Restart"),
         ([{"exitCodes": [1], "action": "Fail"}], DRIVER, None, "Restart"),
         ([{"exitCodes": [137], "action": "Ignore"}], DRIVER, -9, "Ignore"),
         ([{"exitCodes": [2], "action": "Restart"}], USER, 2, "Restart"),
-        ([{"exitCodes": [75], "action": "Fail"}], FailureCause("Stopped", ""), 75, "Fail"),
-        ([{"reasons": ["NodeLost"], "action": "Ignore"}], FailureCause(FailureReason.NODE_LOST, ""), 1, "Ignore"),
+        ([{"exitCodes": [75], "action": "Fail"}], Cause("Stopped", ""), 75, "Fail"),
+        ([{"reasons": ["NodeLost"], "action": "Ignore"}], Cause(FailureReason.NODE_LOST, ""), 1, "Ignore"),
         ([{"reasons": ["NodeLost"], "action": "Ignore"}], DRIVER, 1, "Restart"),
         ([{"reasons": ["DriverExited"], "exitCodes": [3], "action": "Fail"}], DRIVER, 1, "Restart"),
         ([{"reasons": ["DriverExited"], "exitCodes": [3], "action": "Fail"}], DRIVER, 3, "Fail"),
@@ -72,12 +76,12 @@ DRIVER, USER = FailureCause(FailureReason.DRIVER_EXITED, ""), FailureCause("User
         ([{"exitCodes": [1], "action": "Ignore"}, {"action": "Fail"}], DRIVER, 4, "Fail"),
     ],
 )
-def test_first_rule_that_matches_decides(rules: list[Any], cause: FailureCause, code: int | None, action: str) -> None:
+def test_first_rule_that_matches_decides(rules: list[Any], cause: Cause, code: int | None, action: str) -> None:
     assert decide(policy(*rules), cause, code, asked_to_stop=False).action == action
 
 
 def test_stop_that_the_operator_asked_for_because_of_a_failure_counts() -> None:
-    late = FailureCause(FailureReason.START_TIMEOUT, "")
+    late = Cause(FailureReason.START_TIMEOUT, "")
     assert decide(policy(), late, 75, asked_to_stop=True).action == "Restart"
 
 
@@ -272,10 +276,38 @@ def test_preemption_waits_in_the_queue_and_is_not_counted(running: Running) -> N
     world.queue_takes_devices()
     world.run(60)
     assert world.status.phase is JobPhase.QUEUED
-    assert (first(world).reason, first(world).counted) == ("Evicted", False)
+    assert (first(world).reason, first(world).counted) == ("Preempted", False)
     world.queue_admits()
     settle(world)
     assert world.status.phase is JobPhase.RUNNING
+
+
+@pytest.mark.parametrize("code", [1, -9, 4, 70, None])
+def test_preemption_is_not_counted_whatever_the_driver_ends_with(running: Running, code: int | None) -> None:
+    """Its workers go first: it may lose them before it is asked to stop."""
+    world = running(failurePolicy={"maxRestarts": 0})
+    world.queue_takes_devices()
+    world.look()
+    assert first(world).reason == "Preempted"
+    world.driver_exits(code)
+    world.look()
+    assert (first(world).exit_code, first(world).reason) == (code, "Preempted")
+    world.run(60)
+    assert (world.status.phase, world.status.restarts) == (JobPhase.QUEUED, 0)
+    assert not first(world).counted
+    world.queue_admits()
+    settle(world)
+    assert world.status.phase is JobPhase.RUNNING
+
+
+def test_preemption_that_an_older_operator_noted_is_not_counted(running: Running) -> None:
+    world = running(failurePolicy={"maxRestarts": 0})
+    world.queue_takes_devices()
+    world.look()
+    noted = first(world).model_copy(update={"reason": "Evicted"})
+    world.status = world.status.model_copy(update={"attempts": [noted]})
+    world.run(60)
+    assert (world.status.phase, first(world).reason) == (JobPhase.QUEUED, "Preempted")
 
 
 @pytest.mark.parametrize("lost", [tuple(PodRole), (PodRole.WORKER,)], ids=["HeadLost", "PodLost"])
@@ -293,7 +325,7 @@ def test_preemption_that_is_seen_after_the_loss_of_its_pods(running: Running, lo
     world.status = plan.status
     world.run(60)
     assert (world.status.phase, world.status.restarts) == (JobPhase.QUEUED, 0)
-    assert (first(world).reason, first(world).counted) == ("Evicted", False)
+    assert (first(world).reason, first(world).counted) == ("Preempted", False)
     world.queue_admits()
     settle(world)
     assert world.status.phase is JobPhase.RUNNING
