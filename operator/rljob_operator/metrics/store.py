@@ -110,12 +110,8 @@ class JobMetricsStore:
         """Drop all jobs: another replica leads now and shows them."""
         self._jobs.clear()
 
-    def exposition(self) -> bytes:
-        """All metrics; content type `CONTENT_TYPE`."""
-        return b"".join(self.parts())
-
     def parts(self) -> Iterator[bytes]:
-        """The same in pieces of some megabytes at most, for an answer that need not be held as a whole.
+        """All metrics (content type `CONTENT_TYPE`), in pieces of some megabytes at most.
 
         Jobs may be fed, observed and forgotten between two pieces.
         """

@@ -104,8 +104,6 @@ class ClusterView:
     uid: str
     ready: bool
     """Head and all workers are ready, as KubeRay's status says for the present generation."""
-    provisioned: bool
-    """It was ready at least once."""
     suspended: bool = False
     """Somebody else (the queue) wants it to hold no pods, or it holds none for that reason. The operator itself never
     suspends a RayCluster: it deletes it."""

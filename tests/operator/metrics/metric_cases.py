@@ -8,7 +8,7 @@ from typing import Any
 from rljob_api.phases import PHASES
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
-from rljob_operator.metrics import JobKey
+from rljob_operator.metrics import JobKey, JobMetricsStore
 from rljob_operator.state.observed import JobView
 
 KEY: JobKey = ("team", "qwen", "uid-1")
@@ -92,3 +92,8 @@ def samples(text: bytes) -> dict[str, float]:
     """Value by series, as written."""
     lines = [line for line in text.decode().split("\n") if line and not line.startswith("#")]
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+
+def exposition(store: JobMetricsStore) -> bytes:
+    """All that /metrics would answer."""
+    return b"".join(store.parts())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from metric_cases import KEY, record, run_of, samples, view
+from metric_cases import KEY, exposition, record, run_of, samples, view
 
 from rljob_api import metrics as m
 from rljob_api.reward_parts import LEFT_OUT_KEY, MOST_PARTS, PREFIX
@@ -58,7 +58,7 @@ def test_the_operator_shows_what_the_driver_shows() -> None:
         for name, value in samples(driver.text()).items()
         if "_created" not in name and not name.startswith(of_the_driver_alone)
     }
-    ours = samples(made.exposition())
+    ours = samples(exposition(made))
     for name, value in theirs.items():
         family, _, rest = name.partition("{")
         # prometheus_client sorts labels by name; the order means nothing.
@@ -72,7 +72,7 @@ def test_the_operator_shows_what_the_driver_shows() -> None:
 
 def test_lanes_that_no_version_has_are_counted_together() -> None:
     lanes = {f"lane-{n}": {"rollout": 0.5, f"phase-{n}": 0.25} for n in range(50)}
-    found = samples(fed([record(0, lanes=lanes)]).exposition())
+    found = samples(exposition(fed([record(0, lanes=lanes)])))
     sums = {name: value for name, value in found.items() if name.startswith("rljob_lane_phase_seconds_sum")}
     assert len(sums) == 3, "rollout, other, and phases that are unknown"
     assert {value for name, value in sums.items() if 'phase="rollout"' in name} == {25.0}
@@ -112,10 +112,10 @@ def test_any_way_of_reading_ends_in_the_counts_of_one_reading(
         shown.update(now)
     read_on(made, records, page=7)
     made.observe_status(view(phase="Running"))
-    assert made.exposition() == once.exposition()
+    assert exposition(made) == exposition(once)
     assert made.driver_totals(KEY) == once.driver_totals(KEY)
     executed = [step for step in steps if step]
-    assert samples(made.exposition()).get(COUNT, 0) == len(executed)
+    assert samples(exposition(made)).get(COUNT, 0) == len(executed)
 
 
 def _play(
@@ -138,7 +138,7 @@ def _play(
 
 def _counters(made: JobMetricsStore) -> dict[str, float]:
     endings = ("_total{", "_count{", "_bucket{", "_sum{")
-    return {name: v for name, v in samples(made.exposition()).items() if any(ending in name for ending in endings)}
+    return {name: v for name, v in samples(exposition(made)).items() if any(ending in name for ending in endings)}
 
 
 def test_a_rebuild_is_not_shown_before_it_is_complete() -> None:
@@ -146,11 +146,11 @@ def test_a_rebuild_is_not_shown_before_it_is_complete() -> None:
     made = store()
     made.feed(KEY, records[:10], total=30)
     assert (made.behind(KEY), made.next_index(KEY)) == (20, 8)
-    assert COUNT not in samples(made.exposition())
+    assert COUNT not in samples(exposition(made))
     assert read_on(made, records, page=10) == 3
-    assert samples(made.exposition())[COUNT] == 30
+    assert samples(exposition(made))[COUNT] == 30
     made.feed(KEY, records[29:], total=31)
-    assert samples(made.exposition())[COUNT] == 30, "one record late is no rebuild"
+    assert samples(exposition(made))[COUNT] == 30, "one record late is no rebuild"
 
 
 def test_a_gap_is_not_counted_over() -> None:
@@ -159,7 +159,7 @@ def test_a_gap_is_not_counted_over() -> None:
     assert made.feed(KEY, records[:3]) == 3
     assert made.feed(KEY, records[5:]) == 0
     assert made.feed(KEY, records[2:6]) == 3
-    assert samples(made.exposition())[COUNT] == 6
+    assert samples(exposition(made))[COUNT] == 6
 
 
 @pytest.mark.parametrize("length", [1, 5, 10, 14])
@@ -170,14 +170,14 @@ def test_a_replaced_run_folder_starts_anew(length: int) -> None:
     made.feed(KEY, new[after + 1 :], total=length)
     assert made.next_index(KEY) == -1, "all of it is asked for"
     read_on(made, new)
-    assert made.exposition() == fed(new).exposition()
+    assert exposition(made) == exposition(fed(new))
 
 
 def test_a_replaced_run_folder_is_recognised_by_its_first_record() -> None:
     made = fed(run_of(range(1, 11)))
     new = run_of(range(1, 4), run=5)
     assert made.feed(KEY, new) == 3
-    assert made.exposition() == fed(new).exposition()
+    assert exposition(made) == exposition(fed(new))
 
 
 def test_steps_that_ran_again_are_lost_work() -> None:
@@ -199,14 +199,14 @@ def test_an_evaluation_at_the_start_is_read_and_counted_nowhere() -> None:
     made.observe_status(view(phase="Running"))
     assert made.next_index(KEY) == -1, "it is compared when it comes again"
     assert made.driver_totals(KEY) == DriverTotals()
-    values = samples(made.exposition())
+    values = samples(exposition(made))
     assert not [name for name in values if name.startswith(("rljob_phase_seconds", "rljob_step", "rljob_lost"))]
     rest = [record(1, 1), record(2, 2), {**at_start, "index": 3, "rerun": True}, record(4, 1, rerun=True)]
     steps = [
         {**each, "index": index} for index, each in enumerate((record(1, 1), record(2, 2), record(4, 1, rerun=True)))
     ]
     made, without = fed([at_start, *rest]), fed(steps)
-    assert made.exposition() == without.exposition()
+    assert exposition(made) == exposition(without)
     assert made.driver_totals(KEY) == without.driver_totals(KEY)
     assert made.driver_totals(KEY).lost_steps == 1
 
@@ -217,14 +217,14 @@ def test_the_median_is_over_the_recent_steps() -> None:
 
 
 def test_a_step_that_was_not_applied_is_executed_but_not_completed() -> None:
-    values = samples(fed([record(0), record(1, applied=False)]).exposition())
+    values = samples(exposition(fed([record(0), record(1, applied=False)])))
     assert values[COUNT] == 2
     assert values[f"rljob_step{{{LABELS}}}"] == 1
 
 
 def test_values_that_a_step_lacks_are_not_those_of_the_step_before() -> None:
     bare = record(1, metrics={}, weights={}, memory={})
-    text = fed([record(0), bare]).exposition()
+    text = exposition(fed([record(0), bare]))
     values = samples(text)
     for metric in (m.REWARD_MEAN, m.RESPONSE_LENGTH, m.LOGPROB_ABS_DIFF, m.SYNC_BYTES):
         name = metric.name
@@ -238,7 +238,7 @@ def test_parts_of_a_reward_have_a_bounded_number_of_series_whatever_the_driver_s
 
     many = [f"p{i:02}" for i in range(MOST_PARTS - 1)]
     values = samples(
-        fed([record(0, metrics=metrics("first")), record(1, metrics=metrics(*many, 'x"}', "late"))]).exposition()
+        exposition(fed([record(0, metrics=metrics("first")), record(1, metrics=metrics(*many, 'x"}', "late"))]))
     )
     shown = {name for name in values if name.startswith("rljob_reward_part{")}
     assert shown == {f'rljob_reward_part{{{LABELS},part="{name}"}}' for name in ("first", *many)}
@@ -249,14 +249,14 @@ def test_parts_of_a_reward_have_a_bounded_number_of_series_whatever_the_driver_s
 
 def test_phases_of_another_version_keep_the_sum_and_the_number_of_series() -> None:
     phases = {f"phase {i}": 0.5 for i in range(1000)} | {"rollout": 2.0}
-    values = samples(fed([record(0, phases=phases)]).exposition())
+    values = samples(exposition(fed([record(0, phases=phases)])))
     assert values[f'rljob_phase_seconds_sum{{{LABELS},phase="unknown"}}'] == 500
     assert len([name for name in values if name.startswith("rljob_phase_seconds_count")]) == 3
 
 
 def test_an_unverified_hand_over_is_counted() -> None:
     made = fed([record(0), record(1, weights={"version": 1, "bytes": 1, "verified": False})])
-    assert samples(made.exposition())[f'rljob_weights_verification_failures_total{{{LABELS},source="record"}}'] == 1
+    assert samples(exposition(made))[f'rljob_weights_verification_failures_total{{{LABELS},source="record"}}'] == 1
 
 
 BROKEN: list[tuple[Any, str]] = [
@@ -286,9 +286,9 @@ BROKEN: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("broken", "message"), BROKEN)
 def test_a_broken_record_is_named_and_counts_nothing(broken: Any, message: str) -> None:
     made = fed([record(0), record(1)])
-    before = made.exposition()
+    before = exposition(made)
     with pytest.raises(WireError) as caught:
         made.feed(KEY, [record(2), broken], total=4)
     assert message in str(caught.value)
-    assert made.exposition() == before
+    assert exposition(made) == before
     assert made.feed(KEY, [record(2), record(3)], total=4) == 2

@@ -9,7 +9,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from metric_cases import KEY, SPEC, START, condition, record, run_of, samples, view
+from metric_cases import KEY, SPEC, START, condition, exposition, record, run_of, samples, view
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -57,7 +57,7 @@ def attempt(number: int, ended: bool = True, **more: Any) -> dict[str, Any]:
 
 
 def test_it_is_valid_and_has_exactly_the_registered_families() -> None:
-    text = full_store().exposition().decode()
+    text = exposition(full_store()).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     expected = {metric.name: metric for metric in (*m.JOB_METRICS, *m.LIFECYCLE_METRICS)}
     assert families.keys() == expected.keys()
@@ -76,7 +76,7 @@ def test_it_is_valid_and_has_exactly_the_registered_families() -> None:
 def test_buckets_are_cumulative_and_end_with_the_count() -> None:
     made = store()
     made.feed(KEY, [record(0, phases={"rollout": 0.01}), record(1, phases={"rollout": 4000.0})])
-    values = samples(made.exposition())
+    values = samples(exposition(made))
     bounds = [*(f"{bound}" for bound in m.SECONDS_BUCKETS), "+Inf"]
     row = [values[f'rljob_phase_seconds_bucket{{{LABELS},phase="rollout",le="{bound}"}}'] for bound in bounds]
     assert row == [1.0] * 18 + [2.0], "a bound belongs to its bucket"
@@ -91,8 +91,8 @@ def test_hostile_names_stay_inside_their_labels(hostile: str) -> None:
         target.feed(name, [record(0, phases={"rollout": 1.0})])
         target.observe_status(view(name, phase="Running"))
         target.observe_status(view(("other", "job", "u2"), phase="Queued"))
-    found = [s for f in text_string_to_metric_families(made.exposition().decode()) for s in f.samples]
-    wanted = [s for f in text_string_to_metric_families(plain.exposition().decode()) for s in f.samples]
+    found = [s for f in text_string_to_metric_families(exposition(made).decode()) for s in f.samples]
+    wanted = [s for f in text_string_to_metric_families(exposition(plain).decode()) for s in f.samples]
     assert [(s.name, s.value) for s in found] == [(s.name, s.value) for s in wanted]
     names = {(s.labels["namespace"], s.labels["rljob"]) for s in found}
     shown = tuple(text.encode("utf-8", "replace").decode() for text in key[:2])
@@ -104,7 +104,7 @@ def test_the_operators_own_metrics_come_with_the_jobs_and_are_registered() -> No
     own.reconcile_seconds.labels("ok").observe(0.02)
     made = JobMetricsStore(own.registry)
     made.feed(KEY, run_of([1]))
-    text = made.exposition().decode()
+    text = exposition(made).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     exported = [metric for metric in m.ALL_METRICS if metric not in m.DRIVER_METRICS]
     assert families.keys() == {metric.name for metric in exported}
@@ -117,13 +117,13 @@ def test_the_operators_own_metrics_come_with_the_jobs_and_are_registered() -> No
 def test_series_go_with_the_job() -> None:
     made = full_store()
     made.forget(("team", "qwen", "another-uid"))
-    assert b'rljob="qwen"' in made.exposition()
+    assert b'rljob="qwen"' in exposition(made)
     made.forget(KEY)
-    assert samples(made.exposition()) == {}
+    assert samples(exposition(made)) == {}
     assert made.next_index(KEY) == -1
     other = full_store()
     other.clear()
-    assert other.exposition() == made.exposition()
+    assert exposition(other) == exposition(made)
 
 
 def test_a_job_made_anew_under_its_name_has_no_series_of_the_old_one() -> None:
@@ -134,7 +134,7 @@ def test_a_job_made_anew_under_its_name_has_no_series_of_the_old_one() -> None:
     made.observe_status(view(KEY, created=START, phase="Failed"))
     assert made.feed(KEY, run_of([1, 2, 3])) == 0
     assert made.feed(new, run_of([1], run=3)) == 1
-    values = samples(made.exposition())
+    values = samples(exposition(made))
     assert values[f"rljob_step_seconds_count{{{LABELS}}}"] == 1
     assert [name for name in values if name.startswith("rljob_status_phase")] == [
         f'rljob_status_phase{{{LABELS},phase="Queued"}}'
@@ -144,7 +144,7 @@ def test_a_job_made_anew_under_its_name_has_no_series_of_the_old_one() -> None:
 def memory_series(ranks: int) -> dict[str, float]:
     made = store()
     made.feed(KEY, [record(0, ranks=ranks)])
-    return {name: v for name, v in samples(made.exposition()).items() if "device_memory" in name}
+    return {name: v for name, v in samples(exposition(made)).items() if "device_memory" in name}
 
 
 def test_memory_has_a_series_for_each_of_few_ranks_and_aggregates_of_many() -> None:
@@ -159,13 +159,13 @@ def test_aggregates_are_over_ranks() -> None:
     made = store()
     memory = {f"trainer-{rank}": {"sleep": {"used": rank, "moved_bytes": 5}} for rank in range(101)}
     made.feed(KEY, [record(0, memory={**memory, "stranger": {"sleep": {"used": 1}}})])
-    values = samples(made.exposition())
+    values = samples(exposition(made))
     for rank, value in (("min", 0), ("mean", 50), ("max", 100)):
         assert values[f'rljob_device_memory_bytes{{{LABELS},process="trainer",rank="{rank}",state="used"}}'] == value
 
 
 def restarts(made: JobMetricsStore) -> dict[str, float]:
-    values = samples(made.exposition())
+    values = samples(exposition(made))
     found = {reason: values[f'rljob_restarts_total{{{LABELS},reason="{reason}"}}'] for reason in REASONS}
     return {reason: value for reason, value in found.items() if value}
 
@@ -199,10 +199,10 @@ def test_attempts_that_ended_for_a_wrong_hand_over_are_counted() -> None:
     name = f'rljob_weights_verification_failures_total{{{LABELS},source="attempt"}}'
     made = store()
     made.observe_status(view(attempt=0, attempts=[attempt(0, ended=False)]))
-    assert samples(made.exposition())[name] == 0
+    assert samples(exposition(made))[name] == 0
     for _ in range(2):
         made.observe_status(view(attempt=1, attempts=[attempt(0, exitCode=5), attempt(1, exitCode=1)]))
-    assert samples(made.exposition())[name] == 1
+    assert samples(exposition(made))[name] == 1
 
 
 def test_goodput_is_in_device_seconds_and_the_present_phase_counts() -> None:
@@ -219,7 +219,7 @@ def test_goodput_is_in_device_seconds_and_the_present_phase_counts() -> None:
     name = "rljob_goodput_device_seconds{" + LABELS + ',state="%s"}'
 
     def seconds() -> list[float]:
-        values = samples(made.exposition())
+        values = samples(exposition(made))
         return [values[name % state] / 8 for state in ("queued", "starting", "overhead", "useful", "lost")]
 
     made.observe_status(view(phase="Queued", goodput=goodput))
@@ -234,7 +234,7 @@ def test_without_records_the_status_is_shown() -> None:
     made = store()
     progress = {"step": 30, "steps": 150, "rewardMean": 0.5, "lastStep": {"step": 30, "logProbAbsDiff": 0.01}}
     made.observe_status(view(phase="Succeeded", progress=progress))
-    values = samples(made.exposition())
+    values = samples(exposition(made))
     names = ("rljob_step", "rljob_reward_mean", "rljob_logprob_abs_diff", "rljob_target_steps", "rljob_devices")
     assert [values[f"{name}{{{LABELS}}}"] for name in names] == [30, 0.5, 0.01, 150, 8]
 
@@ -248,7 +248,7 @@ def test_nodes_for_engines_are_counted_where_their_number_may_change() -> None:
     ):
         made = store()
         made.observe_status(view(spec=spec, phase="Running", **status))
-        found = {name: value for name, value in samples(made.exposition()).items() if "engine_nodes" in name}
+        found = {name: value for name, value in samples(exposition(made)).items() if "engine_nodes" in name}
         assert found == {f'rljob_engine_nodes{{{LABELS},state="{state}"}}': n for state, n in expected.items()}
 
 
@@ -256,7 +256,7 @@ def test_an_invalid_spec_and_an_empty_status_give_what_is_known() -> None:
     made = store()
     made.observe_status(view(spec=None, phase="Pending"))
     made.observe_status(view(("team", "empty", "u"), spec=None))
-    assert {name.split("{")[0] for name in samples(made.exposition())} == {
+    assert {name.split("{")[0] for name in samples(exposition(made))} == {
         "rljob_status_phase",
         "rljob_restarts_total",
         "rljob_weights_verification_failures_total",
@@ -279,7 +279,7 @@ def test_last_progress_is_a_step_or_the_begin_of_running(
     made = store()
     made.feed(KEY, records)
     made.observe_status(view(conditions=[] if since is None else [condition("Running", time=since)]))
-    value = samples(made.exposition()).get(f"rljob_last_progress_timestamp_seconds{{{LABELS}}}", math.nan)
+    value = samples(exposition(made)).get(f"rljob_last_progress_timestamp_seconds{{{LABELS}}}", math.nan)
     assert value == pytest.approx(expected, nan_ok=True)
 
 

@@ -50,7 +50,6 @@ def cluster(**changes: Any) -> ClusterView:
         name=NAME,
         uid="8b0f8c8e-53a3-4d0c-a0c4-c3b7d8a7e3c5",
         ready=False,
-        provisioned=False,
         desired_workers=2,
         created=NOW - 300,
     )
@@ -76,5 +75,5 @@ def waiting(view: JobView | None = None, **changes: Any) -> Observed:
 
 def up(view: JobView | None = None, **changes: Any) -> Observed:
     """A job whose cluster is ready."""
-    ready = cluster(ready=True, provisioned=True, ready_workers=2, head_pod=f"{NAME}-head-4tk2x")
+    ready = cluster(ready=True, ready_workers=2, head_pod=f"{NAME}-head-4tk2x")
     return waiting(view or job({"phase": "Starting", "attempt": 0}), cluster=ready, pods=ready_pods(), **changes)

@@ -130,7 +130,6 @@ def test_a_cluster_is_ready_when_its_pods_are_now() -> None:
     assert cluster().view.ready
     for not_ready in (cluster(ready=1), cluster(generation=1), cluster(head="False")):
         assert not not_ready.view.ready
-        assert not_ready.view.provisioned
     assert not cluster().view.suspended
     suspended = [cluster(spec={"suspend": True})]
     suspended += [cluster(also=[condition(kind)]) for kind in ("RayClusterSuspending", "RayClusterSuspended")]

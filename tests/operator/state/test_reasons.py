@@ -33,7 +33,7 @@ def worker(name: str, **fields: Any) -> PodView:
 
 def observed(*pods: PodView) -> Observed:
     head = PodView("head", "head", PodRole.HEAD, "Running", ready=True)
-    cluster = ClusterView("job", "c", ready=False, provisioned=True, desired_workers=2)
+    cluster = ClusterView("job", "c", ready=False, desired_workers=2)
     return Observed(JobView("ns", "job", "u", 1, 0.0, make_spec()), cluster, (head, *pods))
 
 

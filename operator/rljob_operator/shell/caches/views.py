@@ -144,7 +144,6 @@ def cluster_state(item: RayClusterObject) -> ClusterState:
         name=str(meta["name"]),
         uid=str(meta["uid"]),
         ready=_cluster_ready(meta, status, conditions, provisioned and ready >= desired and not suspended),
-        provisioned=provisioned,
         suspended=suspended,
         deleting="deletionTimestamp" in meta,
         owned=False,
