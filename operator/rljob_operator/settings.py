@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
+from rljob_api.kubernetes_names import is_label_key
 from rljob_api.wire.names import DASHBOARD_PORT, DRIVER_PORT
-from rljob_operator.render import JobPolicy, RenderSettings
+from rljob_operator.render import SET_LABEL_PREFIXES, JobPolicy, RenderSettings
 
 _PREFIX = "RLJOB_"
 
@@ -144,6 +145,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str] = os
         "worker_images": _pairs("worker_images", given.pop("worker_images")),
         "kuberay_version": _version("kuberay_version", given.pop("kuberay_version")),
         "ray_version": given.pop("ray_version"),
+        "label_prefixes": _prefixes(given.pop("label_prefixes")),
         "policy": _policy(given.pop("policy")),
         "operator_pod_labels": _pairs("operator_pod_labels", given.pop("operator_pod_labels")),
     }
@@ -180,6 +182,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     add("worker_images", "the same by profile: ascend-a2=IMAGE,cpu=IMAGE")
     add("kuberay_version", "version of the KubeRay operator in the cluster, like 1.6.2")
     add("ray_version", "version of Ray in the worker images, like 2.56.1")
+    add("label_prefixes", "prefixes of RLJobs' labels that RayClusters get too, with commas between: a.com,b.org")
     add("policy", "what jobs may name, as the chart's values of `policy` in JSON; default: the chart's")
     add("operator_pod_labels", "labels of the operator's pods, for NetworkPolicies: key=value,key=value")
     return parser
@@ -204,6 +207,16 @@ def _pairs(name: str, text: str | None) -> dict[str, str]:
         if key:
             pairs[key] = value
     return pairs
+
+
+def _prefixes(text: str | None) -> tuple[str, ...]:
+    prefixes = tuple(part.strip().rstrip("/") for part in (text or "").split(",") if part.strip())
+    for prefix in prefixes:
+        if prefix in SET_LABEL_PREFIXES:
+            raise SettingsProblem(f"--label-prefixes: {prefix} is set by the operator, KubeRay, Ray or a queue alone")
+        if not is_label_key(f"{prefix}/a"):
+            raise SettingsProblem(f"--label-prefixes: {prefix!r} is no prefix of a label; write it like example.com")
+    return prefixes
 
 
 def _policy(text: str | None) -> JobPolicy:

@@ -12,8 +12,9 @@ from typing import Any
 from rljob_api import kubernetes_names as names
 from rljob_api.derived import max_sequences
 from rljob_api.engine_arguments import value_faults
-from rljob_api.job import ObjectMeta
+from rljob_api.job import ObjectMeta, RLJob
 from rljob_api.quantities import to_number
+from rljob_api.queue_label import QUEUE_LABEL, labelled_queue, queue_conflict
 from rljob_api.rewards import BUILTIN_REWARDS, argument_faults, token_limit
 from rljob_api.rules.findings import (
     Check,
@@ -372,7 +373,16 @@ def _cpu(resources: Any) -> Iterator[Finding]:
         yield Finding(("cpu",), "is no processor at all", "above 0, like 32 or 500m")
 
 
+def _queue_label(job: Any) -> Iterator[Finding]:
+    queue = labelled_queue(job.metadata.labels)
+    conflict = queue_conflict(job.spec, queue) if queue is not None else ""
+    if conflict:
+        at = ("metadata", "labels", QUEUE_LABEL)
+        yield Finding(at, f"is a queue of Kueue, and {conflict}", "one of the two, or both with the same queue")
+
+
 TEXT_CHECKS: dict[type, tuple[Check, ...]] = {
+    RLJob: (_queue_label,),
     ObjectMeta: (_metadata,),
     ModelSpec: (_model,),
     ChatSpec: (_chat,),

@@ -91,6 +91,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   value: {{ .Values.jobs.kuberayVersion | quote }}
 - name: RLJOB_RAY_VERSION
   value: {{ .Values.jobs.rayVersion | quote }}
+- name: RLJOB_LABEL_PREFIXES
+  value: {{ join "," .Values.jobs.labelPrefixes | quote }}
 - name: RLJOB_POLICY
   value: {{ omit .Values.policy "admission" | toJson | quote }}
 - name: RLJOB_HTTP_PORT

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 from rljob_api.quantities import to_number
+from rljob_api.status import ConditionType
 from rljob_api.validation import ManifestError
 from rljob_operator.kubernetes_objects import ApiGroup, EventObject, QueueObject, RLJobObject
 from rljob_operator.plugin.cluster import NODES, Cluster
@@ -26,6 +27,7 @@ from rljob_operator.shell.caches.views import (
     ray_pod_key,
     workload_state,
 )
+from rljob_operator.state.causes import Cause
 from rljob_operator.state.observed import (
     ClusterView,
     DriverView,
@@ -35,6 +37,8 @@ from rljob_operator.state.observed import (
     QueueView,
     SubmissionView,
 )
+from rljob_operator.state.queue_label import by_queue_label
+from rljob_operator.state.refusals import REASONS
 
 _QUEUES = (("kueue.x-k8s.io", "workloads", workload_state), ("scheduling.volcano.sh", "podgroups", pod_group_state))
 _ORDINARY = ("cpu", "memory", "pods", "ephemeral-storage", "hugepages-", "attachable-volumes-")
@@ -58,7 +62,7 @@ class ObservedJob:
 def parse_job(item: RLJobObject) -> JobView:
     """View of an RLJob with its spec checked as the operator checks it."""
     try:
-        return job_view(item, *read_spec(item))
+        return by_queue_label(job_view(item, *read_spec(item)))
     except ManifestError as error:
         return job_view(item, None, "; ".join(str(problem) for problem in error.problems))
 
@@ -88,6 +92,7 @@ async def look(cluster: Cluster, name: str) -> ObservedJob:
         job=job,
         cluster=view,
         pods=pods,
+        refused=_refused(job) if view is None else None,
         names_taken=next((c.message for c in job.status.conditions if c.reason == "NamesTaken"), ""),
         queue=None if view is None else await _queue(cluster, view.uid, unseen),
         node_devices=await _devices(cluster) if any(pod.unschedulable for pod in pods) else None,
@@ -95,6 +100,12 @@ async def look(cluster: Cluster, name: str) -> ObservedJob:
     if state is not None and view is not None and view.owned:
         observed = await _asked(cluster, observed, state, unseen)
     return ObservedJob(observed, state, unseen)
+
+
+def _refused(job: JobView) -> Cause | None:
+    """What the API server did not take of the operator, as its condition says."""
+    conditions = [c for c in job.status.conditions if c.type == ConditionType.QUEUED and c.reason in REASONS]
+    return Cause(conditions[0].reason, conditions[0].message) if conditions else None
 
 
 def _with_operators_problem(job: JobView) -> JobView:

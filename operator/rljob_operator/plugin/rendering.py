@@ -19,6 +19,7 @@ from rljob_operator.render import (
     submission,
 )
 from rljob_operator.state.observed import JobView
+from rljob_operator.state.queue_label import by_queue_label
 
 NO_UID = "00000000-0000-0000-0000-000000000000"
 _TITLES = {
@@ -36,7 +37,9 @@ PARTS = tuple(_TITLES)
 def of_manifest(job: RLJob, namespace: str) -> JobView:
     """A job that is in no cluster; its UID is all zeros."""
     meta = job.metadata
-    return JobView(meta.namespace or namespace, meta.name, meta.uid or NO_UID, 1, 0.0, job.spec)
+    return by_queue_label(
+        JobView(meta.namespace or namespace, meta.name, meta.uid or NO_UID, 1, 0.0, job.spec, labels=meta.labels)
+    )
 
 
 def rendered(job: JobView, settings: RenderSettings, attempt: int) -> dict[str, Json]:

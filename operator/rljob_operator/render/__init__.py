@@ -12,6 +12,7 @@ from rljob_operator.render.access import (
 from rljob_operator.render.check import check_renderable, render_cluster
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.job_policy import JobPolicy
+from rljob_operator.render.names import SET_LABEL_PREFIXES
 from rljob_operator.render.object_names import head_service_name, names_in_use, policy_name, secret_name
 from rljob_operator.render.ray_cluster import uses_token
 from rljob_operator.render.settings import RenderSettings
@@ -21,6 +22,7 @@ from rljob_operator.render.variables import role_environment
 __all__ = [
     "DIGEST_ANNOTATION",
     "MAX_MANIFEST_BYTES",
+    "SET_LABEL_PREFIXES",
     "JobPolicy",
     "RenderError",
     "RenderSettings",

@@ -13,6 +13,10 @@ from rljob_operator.render.errors import RenderError
 from rljob_operator.render.settings import short
 
 OWN_LABEL_PREFIXES = ("rljob.dev/", "ray.io/")
+SET_LABEL_PREFIXES = (
+    "rljob.dev", "ray.io", "app.kubernetes.io", "kueue.x-k8s.io", "volcano.sh", "scheduling.volcano.sh",
+)  # fmt: skip
+"""Prefixes of labels that the operator, KubeRay, Ray or a queueing system set on a RayCluster."""
 MAX_ANNOTATIONS_BYTES = 128 * 1024
 """Half of what Kubernetes allows: KubeRay, Volcano and device plugins add theirs."""
 

@@ -15,7 +15,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_operator.kubernetes_objects import Manifest, block_of
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.pods import JOB_LABEL, head_size, worker_size
-from rljob_operator.render.scheduling import cluster_annotations, cluster_labels
+from rljob_operator.render.scheduling import cluster_annotations, cluster_labels, passed_labels
 from rljob_operator.render.settings import RenderSettings, short
 from rljob_operator.state.observed import JobView
 
@@ -72,7 +72,8 @@ def ray_cluster(
         workers: pod template of a worker of each group, likewise.
     """
     about = metadata(job, job.name, "cluster")
-    about["labels"] = {**block_of(about, "labels"), **cluster_labels(spec)}
+    passed = passed_labels(job.labels, settings.label_prefixes)
+    about["labels"] = {**passed, **block_of(about, "labels"), **cluster_labels(spec)}
     annotations = cluster_annotations(spec, profile)
     if annotations:
         about["annotations"] = annotations

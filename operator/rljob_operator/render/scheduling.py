@@ -6,11 +6,14 @@ Kueue's integration of RayCluster; MindCluster's documentation, "Pod" and "PodGr
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from rljob_api import derived
 from rljob_api.derived import WORKER_GROUP, NodeGroup
 from rljob_api.json_types import Json
 from rljob_api.kubernetes_names import is_label_value
 from rljob_api.profiles import HardwareProfile
+from rljob_api.queue_label import QUEUE_LABEL
 from rljob_api.spec import QueueSystem, RLJobSpec
 
 _NO_AFFINITY = "is no affinity of a pod: nodeAffinity, podAffinity or podAntiAffinity, each a mapping"
@@ -22,13 +25,23 @@ def cluster_labels(spec: RLJobSpec) -> dict[str, str]:
     """Labels of the RayCluster that queueing systems read."""
     scheduling = spec.scheduling
     if scheduling.system is QueueSystem.KUEUE:
-        return {"kueue.x-k8s.io/queue-name": scheduling.queue or ""}
+        return {QUEUE_LABEL: scheduling.queue or ""}
     if scheduling.system not in _GANGS:
         return {}
     labels = {} if scheduling.queue is None else {"volcano.sh/queue-name": scheduling.queue}
     if scheduling.priority_class is not None and is_label_value(scheduling.priority_class):
         labels["ray.io/priority-class-name"] = scheduling.priority_class
     return labels
+
+
+def passed_labels(labels: Mapping[str, str], prefixes: Sequence[str]) -> dict[str, str]:
+    """Labels of the RLJob that its RayCluster gets too.
+
+    Labels without a prefix are the user's own (Kubernetes' convention). Those with one belong to some program, which
+    may take the RayCluster for an object of its own (Argo CD deletes what carries its label and is not in Git), so that
+    the administrator names the prefixes.
+    """
+    return {key: value for key, value in labels.items() if "/" not in key or key.partition("/")[0] in prefixes}
 
 
 def cluster_annotations(spec: RLJobSpec, profile: HardwareProfile) -> dict[str, str]:

@@ -22,6 +22,8 @@ class RenderSettings:
     """Version of the KubeRay operator in the cluster, as (major, minor) or (major, minor, patch)."""
     ray_version: str = "2.56.1"
     """Version of Ray in the worker images."""
+    label_prefixes: tuple[str, ...] = ()
+    """Prefixes (without the slash) of RLJobs' labels that RayClusters get too. Labels without a prefix always go on."""
     policy: JobPolicy | None = None
     """What the administrator allows; None: everything, or it is not known here."""
     operator_namespace: str = ""

@@ -9,7 +9,7 @@ from rljob_api.wire.names import DASHBOARD_PORT
 from rljob_operator.state.causes import cut, sentence
 from rljob_operator.state.explain import explain
 from rljob_operator.state.lifecycle import problem_text
-from rljob_operator.state.plan import CreateCluster
+from rljob_operator.state.plan import OBJECTS, CreateCluster
 from rljob_operator.state.plan_builder import FINAL, PlanBuilder
 from rljob_operator.state.reasons import EndReason, said_of
 from rljob_operator.state.release import former_head_ends
@@ -76,7 +76,10 @@ def set_conditions(plan: PlanBuilder, phase: JobPhase) -> None:
 
 
 def _with_problem(plan: PlanBuilder, message: str) -> str:
-    """The message, and why nothing follows where the spec does not render any more while an attempt runs."""
+    """The message, what has no effect, and why nothing follows where the spec does not render any more while an attempt
+    runs."""
+    if plan.job.remark:
+        message = f"{clean(message, _LONGEST)} {plan.job.remark}"
     if not plan.job.problem or plan.attempt is None:
         return clean(message)
     return f"{clean(message, _LONGEST)} No other attempt can be begun: {clean(problem_text(plan), _LONGEST)}"
@@ -114,7 +117,9 @@ def _why_running(plan: PlanBuilder) -> tuple[str, str]:
 
 def _why_not_running(plan: PlanBuilder, phase: JobPhase) -> tuple[str, str]:
     attempt = plan.attempt
-    if any(isinstance(action, CreateCluster) for action in plan.actions):
+    needed = [action for action in plan.actions if isinstance(action, OBJECTS)]
+    refused = plan.observed.refused if needed else None
+    if refused is None and any(isinstance(action, CreateCluster) for action in needed):
         return "Scheduling", _COMING_UP_TEXTS["Scheduling"]
     if attempt is not None and attempt.reason is not None:
         return reason_word(attempt.reason, "Failing"), said_of(attempt.reason, attempt.message)
@@ -127,7 +132,8 @@ def _why_not_running(plan: PlanBuilder, phase: JobPhase) -> tuple[str, str]:
     if former_head_ends(plan) and plan.head is not None:
         return "FormerHeadEnds", "The former head pod is still ending; the next attempt waits for it."
     status = plan.status.model_copy(update={"phase": phase})
-    found = explain(replace(plan.observed, job=replace(plan.job, problem="", status=status)), plan.now)
+    job = replace(plan.job, problem="", status=status)
+    found = explain(replace(plan.observed, job=job, refused=refused), plan.now)
     stage = _COMING_UP.get(found.reason)
     if stage is not None:
         return stage, _COMING_UP_TEXTS[stage]

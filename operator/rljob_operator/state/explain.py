@@ -20,6 +20,7 @@ from rljob_api.wire.exit_codes import ExitCode
 from rljob_operator.state.causes import cut, sentence
 from rljob_operator.state.observed import ClusterView, Observed, PodRole, SubmissionState, SubmissionView
 from rljob_operator.state.pod_causes import pod_problem
+from rljob_operator.state.refusals import refusal
 from rljob_operator.state.scheduler_messages import not_admitted
 from rljob_operator.state.timing import duration_text, seconds_of
 
@@ -146,6 +147,8 @@ def _backing_off(observed: Observed, now: float | None) -> Explanation | None:
 
 def _cluster(observed: Observed, now: float | None) -> Explanation | None:
     job, cluster = observed.job, observed.cluster
+    if observed.refused is not None:
+        return Explanation(observed.refused.reason, observed.refused.message)
     if cluster is None:
         if job.status.phase is None:
             text = f"No operator has looked at RLJob {job.name} yet; if that lasts, see whether the operator runs."
@@ -167,21 +170,14 @@ def _cluster(observed: Observed, now: float | None) -> Explanation | None:
     return None
 
 
+_OF_PODS = {"AdmissionDenied": "PodsForbidden", "RequestRefused": "PodsNotMade"}
+"""Reasons that have another name where pods are refused."""
+
+
 def _replica_failure(cluster: ClusterView) -> Explanation:
-    what = f"KubeRay cannot make the pods of RayCluster {cluster.name}: {cut(cluster.failure)}"
-    if "exceeded quota" in cluster.failure:
-        help_text = "the namespace's ResourceQuota has to be raised, or spec.resources lowered"
-        return Explanation("ResourceQuota", sentence(what, help_text))
-    if "serviceaccount" in cluster.failure and "not found" in cluster.failure:
-        return Explanation("ServiceAccountMissing", sentence(what, "correct spec.pods.serviceAccount, or make it"))
-    if "PriorityClass" in cluster.failure:
-        return Explanation("PriorityClassMissing", sentence(what, "correct spec.scheduling.priorityClass, or make it"))
-    if "violates PodSecurity" in cluster.failure:
-        help_text = "the namespace's pod-security level forbids what the profile mounts"
-        return Explanation("PodSecurity", sentence(what, help_text))
-    if "forbidden" in cluster.failure or "denied the request" in cluster.failure:
-        return Explanation("PodsForbidden", sentence(what, "an admission rule of the cluster refuses them"))
-    return Explanation("PodsNotMade", sentence(what))
+    what = f"KubeRay cannot make the pods of RayCluster {cluster.name}"
+    found = refusal(what, cluster.failure)
+    return Explanation(_OF_PODS.get(found.reason, found.reason), found.message)
 
 
 def _queue(observed: Observed, now: float | None) -> Explanation | None:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
 from rljob_api.wire.driver_status import EngineNodes
+from rljob_operator.state.causes import Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,10 @@ class JobView:
     status: RLJobStatus = field(default_factory=RLJobStatus)
     deleting: bool = False
     annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """At most 64 of them."""
+    remark: str = ""
+    """A sentence about something that was asked for and has no effect."""
 
 
 class PodRole(StrEnum):
@@ -258,6 +263,8 @@ class Observed:
     boosts_priority: bool = False
     """The administrator lets the operator tell Kueue what a preemption would cost."""
     secret_exists: bool = False
+    refused: Cause | None = None
+    """Why the API server did not take an object that the job needs, when it was tried last."""
     names_taken: str = ""
     """Why the names of the objects that the job would get are not free, as a sentence: an older job needs them."""
     policy_current: bool = False

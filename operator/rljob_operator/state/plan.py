@@ -105,6 +105,10 @@ Action = (
 )
 
 
+OBJECTS = (ApplySecret, ApplyPolicy, CreateCluster)
+"""Actions without whose objects a job cannot begin."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """A Kubernetes Event on the job."""

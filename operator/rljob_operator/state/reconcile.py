@@ -110,6 +110,8 @@ def _refuse(plan: PlanBuilder) -> Plan:
 
 
 def _announce(plan: PlanBuilder, phase: JobPhase) -> None:
+    if plan.job.remark and plan.job.remark not in (plan.old.message or ""):
+        plan.note("Warning", "NoEffect", plan.job.remark)
     if plan.job.problem:
         text = problem_text(plan)
         said, before = plan.status.message or "", plan.old.message or ""

@@ -11,7 +11,7 @@ import pytest
 from helm_chart import CHART, MODES, NAMESPACE, only, render
 
 from rljob_api.spec import Profile
-from rljob_operator.render import JobPolicy
+from rljob_operator.render import SET_LABEL_PREFIXES, JobPolicy
 from rljob_operator.settings import Settings, SettingsProblem, parse_settings
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["properties"]
@@ -76,11 +76,15 @@ def test_every_setting_arrives() -> None:
 def test_what_jobs_get_arrives() -> None:
     images = {"cpu": "r.example/cpu:1", "ascend-a2": "r.example/a2@sha256:" + "ab" * 32}
     jobs = {"image": "r.example/worker:3", "images": images, "kuberayVersion": "v1.6.2", "rayVersion": "2.57.0"}
+    jobs["labelPrefixes"] = ["example.com", "team.example.org"]
     render_settings = settings({"jobs": jobs}).render
     assert render_settings.worker_image == "r.example/worker:3"
     assert render_settings.worker_images == images
     assert render_settings.kuberay_version == (1, 6, 2)
     assert render_settings.ray_version == "2.57.0"
+    assert render_settings.label_prefixes == ("example.com", "team.example.org")
+    prefixes = SCHEMA["jobs"]["properties"]["labelPrefixes"]["items"]["not"]["enum"]
+    assert tuple(prefixes) == SET_LABEL_PREFIXES
     assert SCHEMA["jobs"]["properties"]["images"]["propertyNames"]["enum"] == [profile.value for profile in Profile]
 
 

@@ -64,6 +64,7 @@ def view(manifest: dict[str, Any] | Path) -> JobView:
         generation=1,
         created=0.0,
         spec=job.spec,
+        labels=job.metadata.labels,
     )
 
 

@@ -30,10 +30,20 @@ def item(spec: dict[str, Any], **meta: Any) -> RLJobObject:
 
 def test_of_its_metadata_only_what_is_used_is_kept() -> None:
     annotations = {"mine": "y" * 1000, "rljob.dev/checkpoint-requested": "now"}
-    text = job_text(item({"steps": 1}, annotations=annotations, labels={"y": "y" * 1000}, managedFields=["y" * 1000]))
+    text = job_text(item({"steps": 1}, annotations=annotations, managedFields=["y" * 1000]))
     assert b"yyy" not in text
     assert kept_job(text)["metadata"]["annotations"] == {"rljob.dev/checkpoint-requested": "now"}
     assert len(job_text(item({}, annotations={"rljob.dev/checkpoint-requested": noise(200_000)}))) < 500
+
+
+def test_of_many_labels_those_that_may_mean_something_are_kept() -> None:
+    many = {f"example.com/{noise(50)[:40]}{n}": noise(60) for n in range(5000)}
+    mine = {"cost-centre": "7", "kueue.x-k8s.io/queue-name": "team"}
+    text = job_text(item({"steps": 1}, labels={**many, **mine}))
+    kept = kept_job(text)["metadata"]["labels"]
+    assert mine.items() <= kept.items()
+    assert len(kept) == 64
+    assert len(text) < 8000
 
 
 @pytest.mark.parametrize("spec", [{"steps": 1}, {"steps": 1, "note": "y" * 10**6}, {"steps": 1, "note": noise(90_000)}])

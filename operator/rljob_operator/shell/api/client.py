@@ -108,9 +108,16 @@ class ApiClient:
         """Read one object."""
         return cast("Item", await self.request("GET", resource.path(namespace, name)))
 
-    async def create(self, resource: Resource[Item], namespace: str, body: Manifest) -> Item:
-        """Create one object; ApiError with reason `AlreadyExists` when it is there."""
-        params = {"fieldManager": FIELD_MANAGER}
+    async def create(self, resource: Resource[Item], namespace: str, body: Manifest, *, strict: bool = False) -> Item:
+        """Create one object; ApiError with reason `AlreadyExists` when it is there.
+
+        Args:
+            resource: its kind.
+            namespace: its namespace.
+            body: the object.
+            strict: refuse fields that the kind does not have; else they are dropped.
+        """
+        params = {"fieldManager": FIELD_MANAGER, **({"fieldValidation": "Strict"} if strict else {})}
         return cast("Item", await self.request("POST", resource.path(namespace), params=params, body=body))
 
     async def apply(

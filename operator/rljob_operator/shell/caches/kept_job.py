@@ -7,6 +7,7 @@ from typing import cast
 
 from pydantic_core import from_json, to_json
 
+from rljob_api.queue_label import QUEUE_LABEL
 from rljob_operator.kubernetes_objects import RLJobObject
 from rljob_operator.render import MAX_MANIFEST_BYTES
 from rljob_operator.state.checkpoints import ANNOTATION
@@ -16,6 +17,7 @@ _PACKED_FROM = 4096
 """Smaller texts are as quick to read as they are small."""
 _MOST_SPEC_BYTES = MAX_MANIFEST_BYTES
 """Of a spec when packed. A driver's manifest holds it, and in base64; one that is larger cannot be rendered."""
+_MOST_LABELS = 64
 _META = ("namespace", "name", "uid", "generation", "creationTimestamp", "deletionTimestamp")
 
 
@@ -28,11 +30,22 @@ def job_text(item: RLJobObject) -> bytes:
     meta = {name: value for name, value in item["metadata"].items() if name in _META}
     wish = (item["metadata"].get("annotations") or {}).get(ANNOTATION)
     annotations = {} if wish is None else {ANNOTATION: short_value(wish)}
-    parts = {"metadata": {**meta, "annotations": annotations}, "spec": item.get("spec"), "status": item.get("status")}
+    parts = {
+        "metadata": {**meta, "annotations": annotations, "labels": _kept_labels(item)},
+        "spec": item.get("spec"),
+        "status": item.get("status"),
+    }
     text = to_json(parts)
     if len(text) > _MOST_SPEC_BYTES and (size := len(zlib.compress(to_json(parts["spec"])))) > _MOST_SPEC_BYTES:
         text = to_json({**parts, "spec": None, "specBytes": size})
     return zlib.compress(text, level=1) if len(text) >= _PACKED_FROM else text
+
+
+def _kept_labels(item: RLJobObject) -> dict[str, str]:
+    """Labels that may mean something: that of the queue, and of the others first those without a prefix."""
+    labels = item["metadata"].get("labels") or {}
+    ordered = sorted(labels, key=lambda key: (key != QUEUE_LABEL, "/" in key, key))
+    return {key: labels[key] for key in ordered[:_MOST_LABELS]}
 
 
 def kept_job(kept: bytes) -> RLJobObject:

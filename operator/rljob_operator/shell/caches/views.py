@@ -126,6 +126,7 @@ def job_view(item: RLJobObject, spec: RLJobSpec | None, problem: str) -> JobView
         status=RLJobStatus.model_validate(item.get("status") or {}),
         deleting="deletionTimestamp" in meta,
         annotations=meta.get("annotations") or {},
+        labels=_labels(item),
     )
 
 

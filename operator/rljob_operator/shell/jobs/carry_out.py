@@ -30,9 +30,11 @@ from rljob_operator.shell.api.resources import NETWORK_POLICIES, RAY_CLUSTERS, R
 from rljob_operator.shell.api.tokens import Tokens
 from rljob_operator.shell.caches.informers import Informers
 from rljob_operator.shell.jobs.observe import ObservedJob, Observer
+from rljob_operator.state.causes import Cause
 from rljob_operator.state.checkpoints import without_request
 from rljob_operator.state.observed import JobView
 from rljob_operator.state.plan import (
+    OBJECTS,
     Action,
     AnnotateWorkload,
     ApplyPolicy,
@@ -49,6 +51,7 @@ from rljob_operator.state.plan import (
     WantEngineNodes,
 )
 from rljob_operator.state.preemption import BOOST_ANNOTATION, SAVED_ANNOTATION
+from rljob_operator.state.refusals import refusal
 
 _TOKEN_BYTES = 32
 _RENEWAL_SECONDS = 4.0
@@ -63,13 +66,17 @@ class ActionFailed(Exception):
         reason: one word for an Event.
         told: whether the user should be told: nothing will change by itself soon.
         retry_after: seconds that the server asked to wait.
+        refused: what the status should say of an object that the job needs.
     """
 
-    def __init__(self, reason: str, message: str, told: bool, retry_after: float | None = None) -> None:
+    def __init__(
+        self, reason: str, message: str, told: bool, retry_after: float | None = None, refused: Cause | None = None
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.told = told
         self.retry_after = retry_after
+        self.refused = refused
 
 
 class Conflict(Exception):
@@ -206,8 +213,11 @@ class Executor:
                 case Submit() | Stop() | RequestCheckpoint() | WantEngineNodes():
                     await self._ask_job(look, action)
         except ApiError as error:
-            message = f"{_WORDS[type(action)]} failed: {error}"
-            raise ActionFailed("RequestRefused", message, _is_final(error), error.retry_after) from None
+            what = f"{_WORDS[type(action)]} failed"
+            cause = refusal(what, str(error)) if isinstance(action, OBJECTS) and error.code not in (0, 429) else None
+            raise ActionFailed(
+                "RequestRefused", f"{what}: {error}", _is_final(error), error.retry_after, cause
+            ) from None
         except RenderError as error:
             raise ActionFailed("InvalidSpec", f"{_WORDS[type(action)]} failed: {error}", True) from None
         except NoAnswer as error:
@@ -222,7 +232,8 @@ class Executor:
         """Created, not applied: to apply over one that somebody else made under this name would take it from them."""
         body = render_cluster(job, self._settings.render, checked=not job.problem)
         try:
-            item = await self._client.create(RAY_CLUSTERS, job.namespace, body)
+            # Strict: a field that the CRD does not have would be dropped without a word, that of Ray's token too.
+            item = await self._client.create(RAY_CLUSTERS, job.namespace, body, strict=True)
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
@@ -402,5 +413,6 @@ _HOLDS_NOTHING_BACK: dict[type[Action], str] = {
 
 
 def _is_final(error: ApiError) -> bool:
-    """Refusals (quota, admission, rights) stay until somebody does something; the rest goes by itself."""
-    return 400 <= error.code < 500 and error.code not in (409, 429)
+    """Refusals (quota, admission, rights, a webhook that does not answer) stay until somebody does something; the rest
+    goes by itself."""
+    return (400 <= error.code < 500 and error.code not in (409, 429)) or "webhook" in str(error)

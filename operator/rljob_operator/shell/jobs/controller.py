@@ -31,6 +31,7 @@ from rljob_operator.shell.jobs.health import serve
 from rljob_operator.shell.jobs.observe import ObservedJob, Observer, is_idle
 from rljob_operator.shell.jobs.queue import Stopped, WorkQueue
 from rljob_operator.shell.kopf.process import KopfProcess
+from rljob_operator.state.causes import Cause
 from rljob_operator.state.observed import Observed
 from rljob_operator.state.plan import Event, Plan
 from rljob_operator.state.plan_builder import FINAL
@@ -112,6 +113,7 @@ class Controller:
         self._rebuilt = False
         self._port = 0
         self._seen: dict[JobKey, _Seen] = {}
+        self._refused: dict[JobKey, Cause] = {}
         self._running = 0
         """Jobs of `_seen` that run."""
 
@@ -280,11 +282,12 @@ class Controller:
         began, result, look = time.monotonic(), "error", None
         try:
             async with asyncio.timeout(self.settings.reconcile_seconds):
-                look = await self._observer.observe(key)
+                look = await self._observer.observe(key, self._refused.get(key))
                 if look is None:
                     self._forget(key)
                 else:
                     await self._carry_out(key, look)
+            self._refused.pop(key, None)
             self.queue.succeeded(key)
             result = "done"
         except LeadershipLost:
@@ -295,6 +298,8 @@ class Controller:
             self.queue.failed(key, at_most=_CONFLICT_SECONDS)
             logger.debug("%s: looked at again: %s", key, conflict)
         except ActionFailed as failed:
+            if failed.refused is not None:
+                self._refused[key] = failed.refused
             self._failed(key, str(failed), failed.retry_after)
             if failed.told and look is not None:
                 self._events.record(look.observed.job, Event("Warning", failed.reason, str(failed)))
@@ -350,6 +355,7 @@ class Controller:
 
     def _forget(self, key: JobKey) -> None:
         self._note_seen(key, None)
+        self._refused.pop(key, None)
         self.queue.forget(key)
         self._executor.forget(key)
         self._observer.forget(key)

@@ -39,7 +39,9 @@ from rljob_operator.shell.caches.names_taken import names_taken
 from rljob_operator.shell.caches.spec_cache import SpecCache
 from rljob_operator.shell.caches.stored_spec import read_spec
 from rljob_operator.shell.caches.views import ClusterState, job_view
+from rljob_operator.state.causes import Cause
 from rljob_operator.state.observed import ClusterView, DriverView, GonePod, JobView, Observed, QueueView, SubmissionView
+from rljob_operator.state.queue_label import by_queue_label
 from rljob_operator.state.status_text import clean
 
 logger = logging.getLogger(__name__)
@@ -106,8 +108,12 @@ class Observer:
         self._catching_up = asyncio.Semaphore(4)
         self._reading: WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = WeakValueDictionary()
 
-    async def observe(self, key: JobKey) -> ObservedJob | None:
-        """ObservedJob at a job; None when it is gone.
+    async def observe(self, key: JobKey, refused: Cause | None = None) -> ObservedJob | None:
+        """Look at a job; None when it is gone.
+
+        Args:
+            key: the job.
+            refused: why an object of it was not taken when it was carried out last.
 
         Raises:
             ApiError: a Secret could not be read.
@@ -135,6 +141,7 @@ class Observer:
             queue=self._queue(key, cluster),
             boosts_priority=self._settings.kueue_priority_boost,
             secret_exists=secret_exists,
+            refused=refused,
             names_taken=self._names_taken(job) if cluster is None else "",
             policy_current=self._policy_current(job),
             submission=submission,
@@ -163,7 +170,7 @@ class Observer:
             self.forget(key)
             checked = None
         if checked is not None and checked.generation == generation and checked.fine:
-            return job_view(item, self._spec(item, uid, generation), "")
+            return by_queue_label(job_view(item, self._spec(item, uid, generation), ""))
         job = self._check(item)
         if checked is not None:
             self._specs.drop(uid, checked.generation)
@@ -178,9 +185,9 @@ class Observer:
             return job_view(item, None, str(error))
         except ManifestError as error:
             return job_view(item, None, clean("; ".join(str(problem) for problem in error.problems)))
-        job = job_view(item, spec, unknown)
+        job = by_queue_label(job_view(item, spec, unknown))
         self._specs.keep(job.uid, job.generation, spec, item.get("spec"))
-        return replace(job, problem=unknown or check_renderable(job, self._settings.render))
+        return replace(job, problem=job.problem or check_renderable(job, self._settings.render))
 
     def _spec(self, item: RLJobObject, uid: str, generation: int) -> RLJobSpec:
         spec = self._specs.get(uid, generation)
