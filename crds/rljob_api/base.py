@@ -35,6 +35,11 @@ FreeForm = dict[str, Any]
 StringMap = dict[str, Annotated[str, Field(max_length=4096)]]
 
 
+def keyed_by(field: str) -> dict[str, Any]:
+    """Schema of a list whose blocks the API server knows by a field: two managers may have different ones of it."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
+
+
 class ApiModel(BaseModel):
     """A block of the manifest: camelCase outside, snake_case inside, unknown fields refused."""
 

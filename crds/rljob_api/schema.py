@@ -70,6 +70,23 @@ def without_unknown(node: Node, value: Any) -> Any:
     return {name: without_unknown(properties[name], item) for name, item in value.items() if name in properties}
 
 
+def without_item_defaults(node: Node, *, in_list: bool = False) -> Node:
+    """Return the schema without defaults of fields in lists.
+
+    A default that the API server puts into a list makes another list of it than the manifest's: `kubectl apply` then
+    finds a change each time, and an apply by another manager a conflict. The operator knows the defaults.
+    """
+    made = {key: value for key, value in node.items() if not (in_list and key in ("default", "nullable"))}
+    for key in ("items", "additionalProperties"):
+        if isinstance(node.get(key), dict):
+            made[key] = without_item_defaults(node[key], in_list=in_list or key == "items")
+    if "properties" in node:
+        made["properties"] = {
+            name: without_item_defaults(field, in_list=in_list) for name, field in node["properties"].items()
+        }
+    return made
+
+
 def _subclasses(base: type[ApiModel]) -> dict[str, type[ApiModel]]:
     found: dict[str, type[ApiModel]] = {}
     for cls in base.__subclasses__():

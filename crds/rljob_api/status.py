@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.base import INT64_MAX, Measured, Name, NonNegativeInt, StatusModel
+from rljob_api.base import INT64_MAX, Measured, Name, NonNegativeInt, StatusModel, keyed_by
 
 Generation = Annotated[int, Field(ge=0, le=INT64_MAX, json_schema_extra={"format": "int64"})]
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
@@ -230,9 +230,7 @@ class RLJobStatus(StatusModel):
     """The generation of the spec that this status belongs to."""
     conditions: Annotated[
         list[Condition],
-        Field(
-            max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
-        ),
+        Field(max_length=16, json_schema_extra=keyed_by("type")),
     ] = []
     """Observations with reasons."""
     queue: Name | None = None
@@ -254,9 +252,7 @@ class RLJobStatus(StatusModel):
     lists no more."""
     attempts: Annotated[
         list[AttemptStatus],
-        Field(
-            max_length=10, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["number"]}
-        ),
+        Field(max_length=10, json_schema_extra=keyed_by("number")),
     ] = []
     """The newest attempts, with exit codes and last log lines."""
     next_attempt_time: Time | None = None

@@ -194,3 +194,26 @@ def test_scalars_are_read_as_the_api_server_reads_them() -> None:
 def test_null_is_the_default() -> None:
     assert load_manifest(manifest("training=null", "seed=null")).spec.seed == 1234
     assert load_manifest(manifest("data.labelKey=null", "reward={python: a:b}")).spec.data.label_key is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "storage.volumes=[{name: a, mountPath: /a, claim: a}, {name: b, mountPath: /a, claim: b}]",
+        "storage.volumes=[{name: a, mountPath: /a, claim: a}, {name: a, mountPath: /b, claim: b}]",
+        "evaluation={sets: [{name: a, path: /a}, {name: a, path: /b}]}",
+        "records.trackers=[{name: wandb}, {name: wandb}]",
+        "data={sources: [{name: a, path: /a}, {name: a, path: /b}]}",
+        "reward={parts: [{name: math}, {name: math, python: 'a.b:c'}]}",
+        "scheduling.tolerations=[{operator: Exists, value: a}]",
+    ],
+)
+def test_a_value_is_shown_as_it_was_written(change: str) -> None:
+    found = problems(manifest(change))
+    assert found
+    for text in found:
+        assert "namespace(" not in text, text
+        assert "Spec(" not in text, text
+        assert "mount_path" not in text, text
+    lists = [text for text in found if ": [" in text]
+    assert all(': [{"' in text for text in lists)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft4Validator
 from manifests import manifest
-from schema_evaluator import admit, compile_rule, root_schema
+from schema_evaluator import admit, broken_rules, compile_rule, root_schema
 
 from rljob_api.crd import custom_resource_definition
 from rljob_api.phases import PHASES
@@ -231,3 +231,35 @@ def test_schema_and_types_refuse_the_same_values(path: str, value: str) -> None:
 def test_the_example_is_valid_and_nothing_of_it_is_pruned() -> None:
     assert list(Draft4Validator(root_schema()).iter_errors(admit(manifest()))) == []
     assert unknown(root_schema()["properties"]["spec"], manifest()["spec"]) == []
+
+
+def test_no_default_makes_another_list_of_what_was_applied() -> None:
+    """`kubectl apply` compares lists whole: it would find a change each time, and other managers a conflict."""
+    spec = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    inside = [(path, node) for path, node in nodes(spec) if "[]" in path]
+    assert len(inside) > 50
+    assert [path for path, node in inside if "default" in node or "nullable" in node] == []
+
+
+def test_lists_of_blocks_that_have_a_name_are_keyed_by_it() -> None:
+    spec = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    lists = [(path, node) for path, node in nodes(spec) if "items" in node]
+    assert {".storage.volumes", ".evaluation.sets", ".records.trackers"} < {path for path, _ in lists}
+    for path, node in lists:
+        named = "name" in node["items"].get("required", ())
+        keyed = node.get("x-kubernetes-list-map-keys") == ["name"] and node.get("x-kubernetes-list-type") == "map"
+        assert keyed == named, path
+
+
+def test_what_is_applied_again_is_what_is_stored() -> None:
+    document = manifest(
+        "storage.volumes=[{name: a, mountPath: /a, claim: a}]",
+        "records.trackers=[{name: wandb}]",
+        "scheduling.tolerations=[{key: a}]",
+        "evaluation={sets: [{name: a, path: /a}]}",
+    )
+    stored = admit(document)["spec"]
+    assert not broken_rules(admit(document))
+    for block, name in (("storage", "volumes"), ("records", "trackers"), ("scheduling", "tolerations")):
+        assert stored[block][name] == document["spec"][block][name]
+    assert stored["evaluation"]["sets"] == document["spec"]["evaluation"]["sets"]

@@ -273,7 +273,7 @@ CLUSTER = (
         wrong="its operator does not go with its key and value",
         allowed="operator Equal with a key, or operator Exists without a value",
         check=lambda t: t.key is not None if t.operator == "Equal" else t.value is None,
-        cel="self.operator == 'Equal' ? has(self.key) : !has(self.value)",
+        cel="!has(self.operator) || self.operator == 'Equal' ? has(self.key) : !has(self.value)",
     ),
     Rule(
         on=Toleration,

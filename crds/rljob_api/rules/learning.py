@@ -60,7 +60,7 @@ def _chat_rule(source: type[ApiModel]) -> Rule:
         wrong="has no effect without a chat template",
         allowed="only with applyChatTemplate: true",
         check=lambda s: s.chat is None or s.apply_chat_template,
-        cel="!has(self.chat) || self.applyChatTemplate",
+        cel="!has(self.chat) || (has(self.applyChatTemplate) && self.applyChatTemplate)",
     )
 
 
@@ -71,7 +71,7 @@ def _reward_rules(function: type[ApiModel]) -> Iterator[Rule]:
         wrong="the built-in rewards take single samples",
         allowed="true only with python",
         check=lambda r: not r.batch or r.python is not None,
-        cel="!self.batch || has(self.python)",
+        cel="!has(self.batch) || !self.batch || has(self.python)",
     )
     yield Rule(
         on=function,
@@ -367,7 +367,7 @@ TRACKERS = (
         wrong="is not used offline",
         allowed="leave it out, or offline: false",
         check=lambda t: t.url is None or not t.offline,
-        cel="!has(self.url) || !self.offline",
+        cel="!has(self.url) || !has(self.offline) || !self.offline",
     ),
     Rule(
         on=RLJobSpec,

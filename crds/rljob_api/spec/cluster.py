@@ -20,6 +20,7 @@ from rljob_api.base import (
     Quantity,
     StringMap,
     Text,
+    keyed_by,
 )
 from rljob_api.profiles import PROFILES
 
@@ -225,7 +226,7 @@ class VolumeSpec(ApiModel):
 class StorageSpec(ApiModel):
     """Models, data and checkpoints in the pods."""
 
-    volumes: Annotated[list[VolumeSpec], Field(max_length=32)] = []
+    volumes: Annotated[list[VolumeSpec], Field(max_length=32, json_schema_extra=keyed_by("name"))] = []
     """Volumes mounted into all pods."""
     shared_memory: Quantity | None = None
     """Size of /dev/shm, which counts against the memory limit; default: the profile's."""

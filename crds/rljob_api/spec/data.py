@@ -19,6 +19,7 @@ from rljob_api.base import (
     Seed,
     Text,
     TokenCount,
+    keyed_by,
 )
 from rljob_api.spec.model import Hub
 
@@ -162,7 +163,9 @@ class EvaluationSpec(ApiModel):
 
     data: DataSource | None = None
     """The held-out data set."""
-    sets: Annotated[list[EvaluationSet], Field(min_length=1, max_length=16)] | None = None
+    sets: (
+        Annotated[list[EvaluationSet], Field(min_length=1, max_length=16, json_schema_extra=keyed_by("name"))] | None
+    ) = None
     """Several held-out data sets, each with metrics by its name."""
     every_steps: PositiveInt = 50
     """Evaluate after every N steps."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rljob_api.base import ApiModel, Name, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Text
+from rljob_api.base import ApiModel, Name, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Text, keyed_by
 
 
 class MetricMode(StrEnum):
@@ -171,7 +171,7 @@ class RecordsSpec(ApiModel):
     bytes a token. `rljob replay` samples a step again with them, from a checkpoint."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
-    trackers: Annotated[list[TrackerSpec], Field(max_length=5)] = []
+    trackers: Annotated[list[TrackerSpec], Field(max_length=5, json_schema_extra=keyed_by("name"))] = []
     """Experiment trackers beside TensorBoard, each at most once. They run beside the job: one that fails neither ends
     nor delays it."""
     http_port: Annotated[int, Field(ge=0, le=65535)] | None = 0
