@@ -8,6 +8,7 @@ from typing import Any
 from rljob_api import derived
 from rljob_api.base import ApiModel
 from rljob_api.job import RLJob
+from rljob_api.ray_ports import WORKER_PORTS, worker_ports
 from rljob_api.rules.core import Rule, exactly_one
 from rljob_api.spec import (
     FailurePolicy,
@@ -165,8 +166,28 @@ def _ports_rule(kind: str) -> Rule:
     )
 
 
-_RAY_WORKER_PORTS = (10002, 19999)
-"""Ray's default for `--min-worker-port` and `--max-worker-port`."""
+def _engine_nodes_ports_rule(role: str, attribute: str) -> Rule:
+    """In the node's network, nodes with engines have a range of Ray's ports of their own."""
+    first, last = worker_ports(1)
+    ports = f"self.hccl.{role}"
+    apart = "has(self.resources) && has(self.resources.trainer) && has(self.resources.trainer.nodes)"
+    shared = "has(self.network) && has(self.network.hostNetwork) && self.network.hostNetwork"
+    given = f"has(self.hccl) && has({ports}) && has({ports}.host)"
+
+    def check(spec: Any) -> bool:
+        host = getattr(spec.hccl, attribute).host
+        if host is None or not spec.network.host_network or not derived.has_nodes_apart(spec):
+            return True
+        return bool(host.last < first or host.first > last)
+
+    return Rule(
+        on=RLJobSpec,
+        field=f"hccl.{role}.host",
+        wrong=f"meets the ports of Ray's processes on nodes with engines, {first} to {last}",
+        allowed="others, or none: the system then picks free ports",
+        check=check,
+        cel=f"!({apart}) || !({shared}) || !({given}) || {ports}.host.last < {first} || {ports}.host.first > {last}",
+    )
 
 
 def _system_ports_rule(kind: str) -> Rule:
@@ -195,11 +216,13 @@ NETWORK = (
     Rule(
         on=HcclPorts,
         field="host",
-        wrong="meets the ports of Ray's processes, {} to {}".format(*_RAY_WORKER_PORTS),
+        wrong="meets the ports of Ray's processes, {} to {}".format(*WORKER_PORTS),
         allowed="others, or none: the system then picks free ports",
-        check=lambda p: p.host is None or p.host.first > _RAY_WORKER_PORTS[1] or p.host.last < _RAY_WORKER_PORTS[0],
-        cel="!has(self.host) || self.host.first > {1} || self.host.last < {0}".format(*_RAY_WORKER_PORTS),
+        check=lambda p: p.host is None or p.host.first > WORKER_PORTS[1] or p.host.last < WORKER_PORTS[0],
+        cel="!has(self.host) || self.host.first > {1} || self.host.last < {0}".format(*WORKER_PORTS),
     ),
+    _engine_nodes_ports_rule("trainerPorts", "trainer_ports"),
+    _engine_nodes_ports_rule("rolloutPorts", "rollout_ports"),
     _ports_rule("host"),
     _ports_rule("device"),
     Rule(

@@ -72,6 +72,7 @@ class FailureReason(StrEnum):
     READY_TIMEOUT = "ReadyTimeout"
     START_TIMEOUT = "StartTimeout"
     PHASE_TIMEOUT = "PhaseTimeout"
+    HCCL_FAILED = "HcclFailed"
     DRIVER_EXITED = "DriverExited"
 
 

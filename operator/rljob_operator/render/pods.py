@@ -21,6 +21,7 @@ from rljob_operator.kubernetes_objects import Manifest
 from rljob_operator.render.cann import cann_environment
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.init_container import cache_containers, init_containers
+from rljob_operator.render.ports import ray_ports
 from rljob_operator.render.scheduling import placement, pod_annotations, pod_labels
 from rljob_operator.render.settings import RenderSettings
 from rljob_operator.render.variables import pod_environment, secret_environment
@@ -121,9 +122,12 @@ def worker_template(
     container = _container("ray-worker", spec, profile, settings, size)
     container["resources"] = size.resources(profile.resource_name)
     container["env"] = pod_environment(spec, profile, head=False)
-    container |= _probes("/api/local_raylet_healthz", settings.agent_port)
+    ports = ray_ports(spec, settings, group)
+    if ports.declared():
+        container["ports"] = ports.declared()
+    container |= _probes("/api/local_raylet_healthz", ports.agent)
     volumes = worker_volumes(spec, profile, size.shared_memory)
-    ray = {**container, "volumeMounts": volumes.mounts}
+    ray = {key: value for key, value in container.items() if key != "ports"} | {"volumeMounts": volumes.mounts}
     before = [*cache_containers(profile, ray), *init_containers(spec, profile, group, ray)]
     return _template(job, spec, profile, container, volumes, group, init_containers=before)
 

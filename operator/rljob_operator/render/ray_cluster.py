@@ -15,6 +15,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_operator.kubernetes_objects import Manifest, block_of
 from rljob_operator.render.errors import RenderError
 from rljob_operator.render.pods import JOB_LABEL, head_size, worker_size
+from rljob_operator.render.ports import ray_ports
 from rljob_operator.render.scheduling import cluster_annotations, cluster_labels, passed_labels
 from rljob_operator.render.settings import RenderSettings, short
 from rljob_operator.state.observed import JobView
@@ -149,7 +150,7 @@ def _worker_group(
         "resources": resources,
         "rayStartParams": {
             "object-store-memory": size.object_store_bytes(),
-            "dashboard-agent-listen-port": str(settings.agent_port),
+            **ray_ports(spec, settings, group).start_parameters(),
         },
         "template": template,
     }

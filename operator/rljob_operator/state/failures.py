@@ -10,6 +10,7 @@ from rljob_api.spec import FailureAction, FailurePolicy, FailureReason
 from rljob_api.status import AttemptStatus
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_operator.state.causes import Cause, cut, sentence
+from rljob_operator.state.hccl_errors import hccl_error
 from rljob_operator.state.observed import Observed, PodRole, PodView, SubmissionState, SubmissionView
 from rljob_operator.state.pod_ends import pod_end
 from rljob_operator.state.reasons import FACTS, EndReason, caused, facts_of, said_of, severity
@@ -110,7 +111,11 @@ def exit_failure(submission: SubmissionView, attempt: AttemptStatus, seen: Cause
         return caused(EndReason.STOPPED)
     if code == ExitCode.DEADLINE:
         return caused(FailureReason.PHASE_TIMEOUT, echo)
-    return Cause(FailureReason.DRIVER_EXITED, sentence(f"The driver {_ended_how(code)}", echo))
+    how = f"The driver {_ended_how(code)}"
+    hccl = hccl_error(submission.last_log_lines)
+    if hccl is not None:
+        return Cause(hccl.reason, sentence(hccl.message, f"{how[:1].lower()}{how[1:]}"))
+    return Cause(FailureReason.DRIVER_EXITED, sentence(how, echo))
 
 
 def _ended_how(code: int | None) -> str:

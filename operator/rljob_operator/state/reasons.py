@@ -50,6 +50,7 @@ FACTS: Mapping[str, ReasonFacts] = {
     FailureReason.READY_TIMEOUT: ReasonFacts("Pods that had their nodes were not ready in time"),
     FailureReason.START_TIMEOUT: ReasonFacts("The driver was not ready in time (spec.timeouts.startSeconds)"),
     FailureReason.PHASE_TIMEOUT: ReasonFacts("A phase was past its deadline (spec.timeouts)"),
+    FailureReason.HCCL_FAILED: ReasonFacts("HCCL, which connects the NPUs, failed or was not done in time"),
     FailureReason.DRIVER_EXITED: ReasonFacts("The driver ended and has not succeeded"),
     EndReason.USER_ERROR: ReasonFacts(
         "The driver ended with exit code 2, an error of the manifest or data",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from render_cases import SETTINGS, base, head_pod, variables, worker_pod
@@ -121,3 +121,53 @@ def test_contradictions(changes: list[str], field: str, words: str) -> None:
 )
 def test_accepted(change: str) -> None:
     assert check_renderable(base(change), SETTINGS) == ""
+
+
+APART = (
+    "mode=Disaggregated",
+    "resources={profile: ascend-a2, trainer: {nodes: 2, devicesPerNode: 4}, rollout: {nodes: 2, devicesPerNode: 4}}",
+)
+
+
+def ports_of(group: dict[str, Any]) -> set[int]:
+    """Ports that are listened on or declared in the pods of a worker group."""
+    start, pod = group["rayStartParams"], group["template"]["spec"]
+    found = {port["containerPort"] for port in pod["containers"][0].get("ports", ())}
+    found |= {int(start[name]) for name in ("dashboard-agent-listen-port", "metrics-export-port") if name in start}
+    if "min-worker-port" in start:
+        found |= {*range(int(start["min-worker-port"]), int(start["max-worker-port"]) + 1)}
+    return found
+
+
+def test_two_groups_in_a_servers_network_have_ports_of_their_own() -> None:
+    trainers, engines = render_cluster(base("network.hostNetwork=true", *APART), SETTINGS)["spec"]["workerGroupSpecs"]
+    assert len(ports_of(trainers)) > 9_000
+    assert not ports_of(trainers) & ports_of(engines)
+    for group in (trainers, engines):
+        ray, *before = [group["template"]["spec"]["containers"][0], *group["template"]["spec"]["initContainers"]]
+        declared = {port["name"]: port["containerPort"] for port in ray["ports"]}
+        agent = int(group["rayStartParams"]["dashboard-agent-listen-port"])
+        assert declared["agent"] == agent
+        assert declared["metrics"] == int(group["rayStartParams"]["metrics-export-port"])
+        assert {ray[probe]["httpGet"]["port"] for probe in ray if probe.endswith("Probe")} == {agent}
+        assert not any("ports" in container for container in before)
+
+
+def test_pods_of_two_jobs_in_the_nodes_network_are_kept_apart_by_their_ports() -> None:
+    jobs = [render_cluster(base("network.hostNetwork=true", *changes), SETTINGS) for changes in ((), APART)]
+    groups = [job["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]["ports"] for job in jobs]
+    assert groups[0] == groups[1]
+
+
+def test_pods_with_a_network_of_their_own_have_rays_usual_ports() -> None:
+    for group in render_cluster(base(*APART), SETTINGS)["spec"]["workerGroupSpecs"]:
+        assert "ports" not in group["template"]["spec"]["containers"][0]
+        assert ports_of(group) == {SETTINGS.agent_port}
+
+
+@pytest.mark.parametrize(("first", "fits"), [(10002, False), (25000, False), (30000, True)])
+def test_hccl_ports_meet_none_of_rays_of_any_group(first: int, fits: bool) -> None:
+    ports = f"hccl.trainerPorts={{host: {{first: {first}, last: {first + 50}}}}}"
+    problem = check_renderable(base("network.hostNetwork=true", *APART, ports), SETTINGS)
+    assert (problem == "") == fits, problem
+    assert fits or problem.startswith("spec.hccl.trainerPorts.host")
