@@ -37,6 +37,7 @@ from rljob_operator.state.observed import (
     QueueView,
     SubmissionView,
 )
+from rljob_operator.state.pod_causes import NO_PULL_SECRET
 from rljob_operator.state.queue_label import by_queue_label
 from rljob_operator.state.refusals import REASONS
 
@@ -129,14 +130,14 @@ async def _pods(cluster: Cluster, name: str, warnings: Mapping[str, str], unseen
 
 
 async def _warnings(cluster: Cluster, unseen: list[str]) -> dict[str, str]:
-    """The newest Warning about each object, by UID."""
+    """The newest Warning about each object, by UID; one that explains the others is kept."""
     try:
         query = {"fieldSelector": "type=Warning"}
         items = await cluster.list(EVENTS, cluster.namespace, "list events", query)
     except CommandError as error:
         unseen.append(str(error))
         return {}
-    items.sort(key=lambda item: _when(item))
+    items.sort(key=lambda item: (item.get("reason") == NO_PULL_SECRET, _when(item)))
     return {
         str(item["involvedObject"].get("uid")): f"{item.get('reason')}: {item.get('message') or ''}" for item in items
     }

@@ -14,6 +14,8 @@ _IMAGE = (
     "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError",
     "RegistryUnavailable", "SignatureValidationFailed",
 )  # fmt: skip
+NO_PULL_SECRET = "FailedToRetrieveImagePullSecret"
+"""The kubelet's event beside the failed pull, which says less."""
 _CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError")
 
 
@@ -36,6 +38,11 @@ def _image(pod: PodView, spec: RLJobSpec, observed: Observed) -> Cause | None:
     said = cut(pod.waiting_message) or f"image {spec.image or 'of the operator default'}"
     text = f"cannot get its image ({pod.waiting_reason}): {said}"
     help_text = "correct spec.image, or give the registry's credentials in spec.pods.imagePullSecrets"
+    if spec.pods.image_pull_secrets:
+        names = ", ".join(spec.pods.image_pull_secrets)
+        help_text = f"correct spec.image, or see whether spec.pods.imagePullSecrets ({names}) are there and let it in"
+    if pod.warning.startswith(NO_PULL_SECRET):
+        text, help_text = f"{text}; {cut(pod.warning)}", "make the Secret, or correct spec.pods.imagePullSecrets"
     if pod.waiting_reason == "ErrImageNeverPull":
         help_text = "load the image on the node, or change spec.pods.imagePullPolicy"
     return Cause("ImagePull", sentence(text, help_text))

@@ -336,6 +336,46 @@ def test_an_image_that_cannot_be_had(reason: str, message: str, help_text: str) 
     assert help_text in explain(observed, NOW).message
 
 
+def test_a_pull_secret_that_is_missing_is_named() -> None:
+    pull = {"waiting_reason": "ImagePullBackOff", "waiting_message": "401 Unauthorized"}
+    view = job(pods={"imagePullSecrets": ["registry"]})
+    said(waiting(view, pods=workers(**pull)), "ImagePull", "401 Unauthorized", "spec.pods.imagePullSecrets (registry)")
+    warning = (
+        "FailedToRetrieveImagePullSecret: Unable to retrieve some image pull secrets (registry); attempting to pull"
+    )
+    seen = waiting(view, pods=workers(**pull, warning=warning))
+    said(
+        seen,
+        "ImagePull",
+        "401 Unauthorized",
+        "Unable to retrieve some image pull secrets (registry)",
+        "make the Secret",
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (
+            'FailedCreateHeadPod\nInternal error occurred: failed calling webhook "pods.example.com": no such host',
+            "WebhookFailing",
+        ),
+        (
+            "FailedCreateWorkerPod\npods \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied "
+            "request: images need a digest",
+            "PodsForbidden",
+        ),
+        (
+            'FailedCreateHeadPod\npods "a" is forbidden: unable to create new content in namespace rl because it '
+            "is being terminated",
+            "NamespaceTerminating",
+        ),
+    ],
+)
+def test_pods_that_a_policy_or_a_webhook_refuses(message: str, reason: str) -> None:
+    said(waiting(cluster=cluster(failure=message)), reason, "KubeRay cannot make the pods", NAME)
+
+
 def test_a_container_that_cannot_be_made() -> None:
     head = pod("head-4tk2x", waiting_reason="CreateContainerConfigError", waiting_message='secret "wandb" not found')
     said(waiting(pods=(head,)), "ContainerConfig", "head-4tk2x", 'secret "wandb" not found', "spec.environment.secrets")
