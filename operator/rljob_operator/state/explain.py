@@ -18,6 +18,7 @@ from rljob_api.spec import QueueSystem, RLJobSpec
 from rljob_api.status import AttemptStatus, JobPhase
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_operator.state.causes import cut, sentence
+from rljob_operator.state.hccl_errors import hccl_error
 from rljob_operator.state.observed import ClusterView, Observed, PodRole, SubmissionState, SubmissionView
 from rljob_operator.state.pod_causes import pod_problem
 from rljob_operator.state.refusals import refusal
@@ -259,6 +260,9 @@ def _driver(observed: Observed, now: float | None) -> Explanation | None:
         )
     code, lines = submission.exit_code, submission.last_log_lines
     how = _how(job.status.attempt or 0, None, code, submission.message, lines)
+    hccl = hccl_error(lines)
+    if hccl is not None:
+        return Explanation(hccl.reason, sentence(f"In RLJob {job.name}, {how}", hccl.message), lines)
     return Explanation("DriverExited", sentence(f"In RLJob {job.name}, {how}"), lines)
 
 

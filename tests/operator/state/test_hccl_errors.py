@@ -92,6 +92,17 @@ def test_the_attempt_has_the_reason_and_why_names_the_code(running: Callable[...
     assert "EI0006" in found.message
 
 
+def test_why_names_it_before_the_operator_has_closed_the_attempt(running: Callable[..., World]) -> None:
+    world = running()
+    world.driver_exits(1)
+    observed = world.observed()
+    assert observed.submission is not None
+    seen = replace(observed, driver=None, submission=replace(observed.submission, last_log_lines=tuple(CONNECT)))
+    found = explain(seen, world.now)
+    assert found.reason == "HcclFailed"
+    assert "(EI0006)" in found.message
+
+
 def test_a_job_that_fails_for_it_says_so(running: Callable[..., World]) -> None:
     world = ended_with(running(failurePolicy={"maxRestarts": 0}), 1, CONNECT)
     assert world.status.phase is JobPhase.FAILED
