@@ -37,16 +37,21 @@ OF_THE_ALGORITHM = {
 }
 
 
-def filled_alike(stored: Any, typed: Any) -> bool:
+def filled_alike(stored: Any, typed: Any, *, in_list: bool = False) -> bool:
     """Whether a stored spec has the defaults of the types.
 
-    But for blocks that were not given, which stay away, and fields whose default follows from the algorithm.
+    But for blocks that were not given, which stay away, fields whose default follows from the algorithm, and fields in
+    lists, which are stored as they were applied.
     """
+    if isinstance(stored, list) and isinstance(typed, list):
+        return len(stored) == len(typed) and all(
+            filled_alike(one, other, in_list=True) for one, other in zip(stored, typed, strict=True)
+        )
     if not isinstance(stored, dict) or not isinstance(typed, dict):
         return bool(stored == typed)
     away = [name for name in typed if name not in stored]
-    return all(isinstance(typed[name], dict) or name in OF_THE_ALGORITHM for name in away) and all(
-        name in typed and filled_alike(value, typed[name]) for name, value in stored.items()
+    return all(in_list or isinstance(typed[name], dict) or name in OF_THE_ALGORITHM for name in away) and all(
+        name in typed and filled_alike(value, typed[name], in_list=in_list) for name, value in stored.items()
     )
 
 
