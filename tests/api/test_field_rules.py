@@ -31,6 +31,7 @@ WITHOUT_EFFECT = {
 DIVIDED = ["mode=Disaggregated", "resources={profile: cpu}"]
 """Mode Disaggregated, with the fewest devices for each group."""
 APART = ["mode=Async", "resources={profile: cpu}"]
+NODES_APART = [*APART, "resources.trainer={nodes: 1}", "resources.rollout={nodes: 1}", "network.hostNetwork=true"]
 ELASTIC = [*APART, "resources.trainer={nodes: 1}", "resources.rollout={nodes: 2, minNodes: 1, maxNodes: 4}"]
 """Mode Async, with engines that may come and go."""
 NPU = ["resources.profile=ascend-a2"]
@@ -227,6 +228,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["timeouts.phases.rolout=5"], ["spec.timeouts.phases"]),
     *(([f"rollout.engineArgs.{name}=1"], [f"spec.rollout.engineArgs.{name}"]) for name in RESERVED_ENGINE_ARGS),
     (["hccl.trainerPorts.host={first: 61000, last: 60000}"], ["spec.hccl.trainerPorts.host.last"]),
+    ([*NODES_APART, "hccl.trainerPorts.host={first: 21000, last: 21050}"], ["spec.hccl.trainerPorts.host"]),
+    ([*NODES_APART, "hccl.rolloutPorts.host={first: 21000, last: 21050}"], ["spec.hccl.rolloutPorts.host"]),
     (
         ["hccl.trainerPorts.host={first: 60000, last: 60050}", "hccl.rolloutPorts.host={first: 60050, last: 60060}"],
         ["spec.hccl.rolloutPorts.host"],

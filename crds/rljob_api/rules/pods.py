@@ -12,7 +12,7 @@ from rljob_api.hardware import device_memory
 from rljob_api.profiles import PROFILES
 from rljob_api.profiles.base import MindCluster
 from rljob_api.quantities import to_cores, to_number
-from rljob_api.rules.findings import LABEL_KEY, LABEL_VALUE, NAME, Check, Finding, object_name
+from rljob_api.rules.findings import LABEL_KEY, LABEL_VALUE, Check, Finding, object_name
 from rljob_api.spec import ProfileOverrides, QueueSystem, RLJobSpec, SchedulingSpec, Toleration, TuningSpec, VolumeSpec
 
 OWN_VOLUMES = "rljob-"
@@ -55,9 +55,7 @@ def _toleration(toleration: Any) -> Iterator[Finding]:
 
 
 def _scheduling(scheduling: Any) -> Iterator[Finding]:
-    if scheduling.system == QueueSystem.KUEUE and scheduling.queue is None:
-        yield Finding(("queue",), "is missing: Kueue admits nothing without the name of a queue", NAME)
-    if scheduling.system == QueueSystem.KUEUE:
+    if scheduling.system == QueueSystem.KUEUE and scheduling.queue is not None:
         yield from object_name(("queue",), scheduling.queue, "queue of Kueue")
     for key, value in scheduling.affinity.items():
         if key in _AFFINITIES and value is not None and not isinstance(value, dict):

@@ -17,6 +17,7 @@ from rljob_api.quantities import to_number
 from rljob_api.queue_label import QUEUE_LABEL, labelled_queue, queue_conflict
 from rljob_api.rewards import BUILTIN_REWARDS, argument_faults, token_limit
 from rljob_api.rules.findings import (
+    NAME,
     Check,
     Finding,
     keys,
@@ -36,6 +37,7 @@ from rljob_api.spec import (
     ModelSpec,
     PodResources,
     ProfileOverrides,
+    QueueSystem,
     RecordsSpec,
     RewardPart,
     RewardSpec,
@@ -374,7 +376,10 @@ def _cpu(resources: Any) -> Iterator[Finding]:
 
 
 def _queue_label(job: Any) -> Iterator[Finding]:
-    queue = labelled_queue(job.metadata.labels)
+    queue, scheduling = labelled_queue(job.metadata.labels), job.spec.scheduling
+    if scheduling.system == QueueSystem.KUEUE and scheduling.queue is None and queue is None:
+        text = f"is missing: Kueue admits nothing without the name of a queue, here or in the label {QUEUE_LABEL}"
+        yield Finding(("spec", "scheduling", "queue"), text, NAME)
     conflict = queue_conflict(job.spec, queue) if queue is not None else ""
     if conflict:
         at = ("metadata", "labels", QUEUE_LABEL)

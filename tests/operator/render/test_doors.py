@@ -11,7 +11,7 @@ from schema_evaluator import admit, broken_rules
 
 from rljob_api.rules.variables import ALLOCATORS, OWNED, SAVER_VARIABLES
 from rljob_api.validation import ManifestError, load_manifest
-from rljob_operator.shell.stored_spec import read_spec
+from rljob_operator.shell.caches.stored_spec import read_spec
 
 TORCH = "memorySaver.mode=torch"
 IN_CEL = [

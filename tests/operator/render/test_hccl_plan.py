@@ -168,6 +168,14 @@ def test_pods_with_a_network_of_their_own_have_rays_usual_ports() -> None:
 @pytest.mark.parametrize(("first", "fits"), [(10002, False), (25000, False), (30000, True)])
 def test_hccl_ports_meet_none_of_rays_of_any_group(first: int, fits: bool) -> None:
     ports = f"hccl.trainerPorts={{host: {{first: {first}, last: {first + 50}}}}}"
-    problem = check_renderable(base("network.hostNetwork=true", *APART, ports), SETTINGS)
-    assert (problem == "") == fits, problem
-    assert fits or problem.startswith("spec.hccl.trainerPorts.host")
+    if fits:
+        assert check_renderable(base("network.hostNetwork=true", *APART, ports), SETTINGS) == ""
+        return
+    with pytest.raises(ManifestError, match=r"spec.hccl.trainerPorts.host: .*meets the ports of Ray's processes"):
+        base("network.hostNetwork=true", *APART, ports)
+
+
+def test_without_the_nodes_network_or_groups_the_second_range_is_free() -> None:
+    ports = "hccl.trainerPorts={host: {first: 25000, last: 25050}}"
+    assert check_renderable(base(*APART, ports), SETTINGS) == ""
+    assert check_renderable(base("network.hostNetwork=true", ports), SETTINGS) == ""

@@ -9,9 +9,10 @@ import pytest
 from simulation import make_spec
 
 from rljob_api.queue_label import QUEUE_LABEL
-from rljob_api.spec import QueueSystem, ResourcesSpec
+from rljob_api.spec import QueueSystem, ResourcesSpec, SchedulingSpec
 from rljob_api.status import JobPhase, RLJobStatus
 from rljob_api.validation import ManifestError, load_manifest
+from rljob_operator.shell.caches.stored_spec import read_spec
 from rljob_operator.state.observed import JobView, Observed
 from rljob_operator.state.queue_label import by_queue_label
 from rljob_operator.state.reconcile import reconcile
@@ -20,7 +21,8 @@ NOW = 1_700_000_000.0
 
 
 def job(label: str | None, phase: JobPhase | None = None, kept: str | None = None, /, **scheduling: Any) -> JobView:
-    spec = make_spec(scheduling=scheduling) if scheduling else make_spec()
+    # As `read_spec` gives it where the label stands for the queue.
+    spec = make_spec().model_copy(update={"scheduling": SchedulingSpec.model_validate(scheduling)})
     status = RLJobStatus(phase=phase, queue=kept)
     labels = {} if label is None else {QUEUE_LABEL: label}
     return by_queue_label(JobView("ns", "job", "u", 1, 0.0, spec, status=status, labels=labels))
@@ -139,3 +141,29 @@ def test_a_suspended_job_takes_the_new_queue() -> None:
     found = job("b", JobPhase.SUSPENDED, "a")
     assert queue_of(found) == (QueueSystem.KUEUE, "b")
     assert not found.remark
+
+
+@pytest.mark.parametrize(
+    ("labels", "status", "problem"),
+    [
+        ({QUEUE_LABEL: "a", "other": "b"}, {}, None),
+        ({}, {"queue": "kept"}, None),
+        ({}, {}, r"spec.scheduling.queue: is missing"),
+        ({QUEUE_LABEL: ""}, {}, r"spec.scheduling.queue: is missing"),
+    ],
+)
+def test_a_stored_spec_may_leave_its_queue_to_the_label(
+    labels: dict[str, str], status: dict[str, str], problem: str | None
+) -> None:
+    stored: Any = {
+        "metadata": {"name": "job", "namespace": "ns", "labels": labels},
+        "spec": make_spec().model_dump(mode="json", by_alias=True, exclude_unset=True)
+        | {"scheduling": {"system": "Kueue"}},
+        "status": status,
+    }
+    if problem is None:
+        spec, unknown = read_spec(stored)
+        assert (spec.scheduling.system, spec.scheduling.queue, unknown) == (QueueSystem.KUEUE, None, "")
+        return
+    with pytest.raises(ManifestError, match=problem):
+        read_spec(stored)

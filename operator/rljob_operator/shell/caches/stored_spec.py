@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from rljob_api.job import GROUP, KIND, VERSION
+from rljob_api.queue_label import QUEUE_LABEL, labelled_queue
 from rljob_api.schema import structural_schema, without_unknown
-from rljob_api.spec import RLJobSpec
+from rljob_api.spec import QueueSystem, RLJobSpec
 from rljob_api.validation import ManifestError, load_manifest
 from rljob_operator.kubernetes_objects import RLJobObject
 from rljob_operator.state.status_text import clean
@@ -19,8 +20,7 @@ def read_spec(item: RLJobObject) -> tuple[RLJobSpec, str]:
     Raises:
         ManifestError: with all problems of the fields that are known.
     """
-    # Labels and annotations are left out: whatever Kubernetes lets them be, they are no part of the spec.
-    meta = {"name": item["metadata"]["name"], "namespace": item["metadata"].get("namespace", "")}
+    meta = {"name": item["metadata"]["name"], "namespace": item["metadata"].get("namespace", "")} | _queue(item)
     document = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": meta, "spec": item.get("spec")}
     try:
         return load_manifest(document).spec, ""
@@ -32,3 +32,15 @@ def read_spec(item: RLJobObject) -> tuple[RLJobSpec, str]:
         fields = ", ".join(problem.path for problem in error.problems)
         text = "is known to the CRD in the cluster and not to the operator, which is older; upgrade the operator"
         return spec, clean(f"{fields}: {text}")
+
+
+def _queue(item: RLJobObject) -> dict[str, dict[str, str]]:
+    """Kueue's label where the spec leaves the queue to it; a job that has its devices keeps the queue it was given.
+
+    Other labels and annotations are left out: whatever Kubernetes lets them be, they are no part of the spec.
+    """
+    scheduling = (item.get("spec") or {}).get("scheduling")
+    if not isinstance(scheduling, dict) or scheduling.get("system") != QueueSystem.KUEUE or scheduling.get("queue"):
+        return {}
+    given = (item.get("status") or {}).get("queue") or labelled_queue(item["metadata"].get("labels"))
+    return {"labels": {QUEUE_LABEL: given}} if given else {}
