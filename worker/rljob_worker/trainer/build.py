@@ -36,7 +36,8 @@ def build_backend(
     """
     # One is built: `spec.training.backend` has no other value.
     from rljob_worker.trainer.megatron.backend import MegatronBackend
-    from rljob_worker.trainer.megatron.rank_state import build_rank_state
+    from rljob_worker.trainer.megatron.rank_state import build_rank_state, join_ranks
 
-    state = build_rank_state(spec, device, rank=rank, world_size=world_size, store=store, model_folder=model_folder)
+    joined = join_ranks(spec, device, rank=rank, world_size=world_size, store=store)
+    state = build_rank_state(joined, spec, device, model_folder)
     return MegatronBackend(state, spec, device, stop, notices)

@@ -1,4 +1,4 @@
-"""Everything that one Megatron rank is made of."""
+"""Everything that one Megatron rank is made of: its place among the others, and models there."""
 
 from __future__ import annotations
 
@@ -26,31 +26,40 @@ from rljob_worker.upstream.megatron_types import ChainedOptimizer, DistributedDa
 from rljob_worker.upstream.patch import Process
 
 
-@dataclass(frozen=True, slots=True)
-class RankState:
-    """One rank's model and optimizer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedRank:
+    """This process among the trainers; models that are built in it share groups and memory.
 
     Attributes:
         groups: all that the rank is in.
-        model_folder: Hugging Face folder with the starting weights.
-        ddp: Megatron's DistributedDataParallel around the bare GPTModel.
-        optimizer: Megatron's chained distributed optimizers.
-        parameters: flat buffers that hold all parameters.
-        state: the optimizer's tensors.
-        memory: where all these are and sleep; None where the memory saver is off.
+        memory: where its tensors are and sleep; None where the memory saver is off.
         tp_group: ranks that share the vocabulary; None when there is one.
     """
 
     layout: ParallelLayout
     groups: ProcessGroups
+    memory: SleepingMemory | None
+    tp_group: dist.ProcessGroup | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState(JoinedRank):
+    """One rank's model and optimizer.
+
+    Attributes:
+        model_folder: Hugging Face folder with the starting weights.
+        ddp: Megatron's DistributedDataParallel around the bare GPTModel.
+        optimizer: Megatron's chained distributed optimizers.
+        parameters: flat buffers that hold all parameters.
+        state: the optimizer's tensors.
+    """
+
     config: ModelConfig
     model_folder: Path
     ddp: DistributedDataParallel
     optimizer: ChainedOptimizer
     parameters: list[Tensor]
     state: OptimizerState
-    memory: SleepingMemory | None
-    tp_group: dist.ProcessGroup | None
 
     def named_parameters(self) -> dict[str, Tensor]:
         """This rank's parameters by Megatron name."""
@@ -62,18 +71,15 @@ class RankState:
         return self.memory.readable if self.memory is not None else torch.Tensor.detach
 
 
-def build_rank_state(
-    spec: RLJobSpec, device: Device, *, rank: int, world_size: int, store: str, model_folder: Path
-) -> RankState:
-    """Join the other ranks, build the model with the checkpoint's weights, and the optimizer; collective."""
+def join_ranks(spec: RLJobSpec, device: Device, *, rank: int, world_size: int, store: str) -> JoinedRank:
+    """Patch what this process trains with, join the other ranks and seed; once in a process, collective."""
     platform = megatron_platform(device.name)
     install(Process.TRAINER, device.name, spec.training.backend)
-    training = spec.training
     device.set_current()
     # First of all: its check lets the device's memory sleep once, and a preloaded library that is not in never will be.
     memory = sleeping_memory(spec.memory_saver.mode, device)
     layout, groups = initialize(
-        training,
+        spec.training,
         rank=rank,
         world_size=world_size,
         store=store,
@@ -85,11 +91,18 @@ def build_rank_state(
 
     from megatron.core import parallel_state
 
+    tp_group = parallel_state.get_tensor_model_parallel_group() if layout.tp > 1 else None
+    return JoinedRank(layout=layout, groups=groups, memory=memory, tp_group=tp_group)
+
+
+def build_rank_state(joined: JoinedRank, spec: RLJobSpec, device: Device, model_folder: Path) -> RankState:
+    """Build a model with the checkpoint's weights, and its optimizer; collective over those that joined."""
     from rljob_worker.models.hf_io import load_hf_weights
     from rljob_worker.trainer.megatron.models.build import build_gpt_model
     from rljob_worker.trainer.megatron.models.convert import local_pieces
     from rljob_worker.trainer.megatron.optimizer import build_optimizer, wrap_model
 
+    training, layout, memory = spec.training, joined.layout, joined.memory
     config = ModelConfig.from_hf(model_folder)
     model = build_gpt_model(
         config,
@@ -111,13 +124,13 @@ def build_rank_state(
     state = OptimizerState(optimizer, ddp, nullcontext if offload else region, on_host=offload and device.own_memory)
     return RankState(
         layout=layout,
-        groups=groups,
+        groups=joined.groups,
+        memory=memory,
+        tp_group=joined.tp_group,
         config=config,
         model_folder=model_folder,
         ddp=ddp,
         optimizer=optimizer,
         parameters=parameters,
         state=state,
-        memory=memory,
-        tp_group=parallel_state.get_tensor_model_parallel_group() if layout.tp > 1 else None,
     )
