@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_worker.weightsync import shared_memory as module
-from rljob_worker.weightsync.shared_memory import checksum, copy_and_checksum, copy_with_checksum
+from rljob_worker.weightsync.shared_memory import (
+    HostMemory,
+    cast_with_checksum,
+    checksum,
+    copy_and_checksum,
+    copy_with_checksum,
+)
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=3)
 
@@ -38,6 +44,52 @@ def test_checksum_is_xxh3_of_the_row_major_bytes(
     position = data.draw(st.integers(0, tensor.nbytes - 1))
     tensor.view(-1).view(torch.uint8)[position] ^= 1 << data.draw(st.integers(0, 7))
     assert checksum(view) != expected
+
+
+@given(
+    shape=st.lists(st.integers(0, 9), min_size=0, max_size=3),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float64]),
+    flip=st.booleans(),
+    narrow=st.booleans(),
+    scratch=st.sampled_from([8, 16, 40, 2**19]),
+)
+@settings(max_examples=100)
+def test_what_is_rounded_is_summed_as_it_is_sent(
+    shape: list[int], dtype: torch.dtype, flip: bool, narrow: bool, scratch: int
+) -> None:
+    source = torch.randn(shape)
+    if shape and flip:
+        source = source.transpose(0, -1)
+    wide = torch.zeros((*source.shape[:-1], source.shape[-1] + 3) if shape else ()).to(dtype)
+    target = wide[..., 2:-1] if shape and narrow else torch.empty(source.shape, dtype=dtype)
+    summed = cast_with_checksum(source, target, torch.empty(scratch, dtype=torch.uint8))
+    assert torch.equal(target, source.to(dtype))
+    assert summed == checksum(source.to(dtype))
+
+
+@pytest.mark.parametrize("size", [2**15, 2**15 + 1, 2**18, 2**18 + 7, 2**20])
+def test_slots_round_by_a_scratch_that_they_keep(size: int) -> None:
+    slots, source = HostMemory.private(2 * size), torch.randn(size)
+    target = slots.tensor(0, 0, torch.bfloat16, (size,))
+    for _ in range(2):
+        assert slots.fill(source, target) == checksum(source.to(torch.bfloat16))
+        assert torch.equal(target, source.to(torch.bfloat16))
+        target.zero_()
+    kept = slots._scratch
+    assert kept is not None
+    slots.fill(source, target)
+    assert slots._scratch is kept
+
+
+def test_what_arrives_rounded_is_not_what_is_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copy_badly(write: npt.NDArray[Any], read: npt.NDArray[Any]) -> None:
+        write[:] = read
+        write.reshape(-1)[7] ^= 1
+
+    monkeypatch.setattr(module.np, "copyto", copy_badly)
+    source, target = torch.randn(64), torch.zeros(64, dtype=torch.bfloat16)
+    assert cast_with_checksum(source, target, torch.empty(64, dtype=torch.uint8)) == checksum(source.bfloat16())
+    assert checksum(target) != checksum(source.bfloat16())
 
 
 @pytest.mark.parametrize("size", [0, 1, 2**20 - 1, 2**20, 3 * 2**20 + 5])

@@ -48,6 +48,14 @@ class WorkerOnDevice(KeepingEngineOnDevice):
             slots.tensor(bucket.index % SLOT_COUNT, bucket.tensors[-1].offset, torch.uint8, (8,))[3] ^= 16
 
 
+def test_a_device_sums_what_it_rounded_and_not_what_arrived() -> None:
+    device = SeparateDevice(0)
+    slots = DeviceIpc(device, [torch.zeros(4096, dtype=torch.uint8) for _ in range(SLOT_COUNT)])
+    source, target = torch.randn(5, 7).t(), slots.tensor(1, 64, torch.bfloat16, (7, 5))
+    assert slots.checksums([slots.fill(source, target)]) == [device.checksum(source.bfloat16())]
+    assert torch.equal(target, source.bfloat16())
+
+
 class EngineOverDevices:
     """An engine with a worker on each of some devices."""
 

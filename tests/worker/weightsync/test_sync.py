@@ -54,6 +54,17 @@ def test_every_engine_gets_every_tensor(trainers: int, engines: int, slice_bytes
         assert sum(parts) <= received["seconds"]
 
 
+@pytest.mark.parametrize(("trainers", "slice_bytes"), [(1, None), (2, 1500)])
+def test_what_trainers_hold_in_another_format_arrives_rounded(trainers: int, slice_bytes: int | None) -> None:
+    held = model_weights(0, dtype=torch.float32)
+    weights = {name: tensor.bfloat16() for name, tensor in held.items()}
+    with threaded_peers(trainers, [KeepingEngine()], weights, slice_bytes, pieces_for(held, trainers)) as peers:
+        outcomes = peers.sync(1)
+        assert peers.landed_right(), outcomes
+        sent = sum(outcomes[f"trainer-{rank}"]["bytes"] for rank in range(trainers))
+        assert sent == sum(tensor.nbytes for tensor in weights.values())
+
+
 @pytest.mark.parametrize(("trainers", "slice_bytes"), [(1, None), (1, 1500), (2, None), (2, 1500)])
 def test_what_megatron_holds_of_a_hybrid_model_arrives(trainers: int, slice_bytes: int | None) -> None:
     """Queries beside their gates, and q, k and v of a linear attention: in several places of one parameter."""
@@ -159,7 +170,7 @@ def test_a_trainer_whose_parameters_are_wrong_fails_the_sync(fault: str) -> None
     def read() -> torch.Tensor:
         if fault == "read":
             raise RuntimeError("parameter has moved")
-        return torch.zeros(3, 3, dtype=torch.bfloat16) if fault == "shape" else torch.zeros(48, 32)
+        return torch.zeros(3, 3, dtype=torch.bfloat16) if fault == "shape" else torch.zeros(48, 32, dtype=torch.int16)
 
     class WrongPiece(TensorPiece):
         def read(self) -> torch.Tensor:

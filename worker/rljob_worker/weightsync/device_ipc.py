@@ -66,9 +66,10 @@ class DeviceIpc:
         return view_of(self._memory[index], offset, dtype, shape)
 
     def fill(self, source: torch.Tensor, target: torch.Tensor) -> Checksum:
-        """Copy on the device; the checksum of `source`, never of where it went."""
-        target.copy_(source)
-        return self._device.begin_checksum(source)
+        """Copy on the device; the checksum of `source`, in the number format of `target`, never of where it went."""
+        sent = source.to(target.dtype)
+        target.copy_(sent)
+        return self._device.begin_checksum(sent)
 
     def land(self, source: torch.Tensor, target: torch.Tensor) -> Checksum:
         """Copy on the device; the checksum of `target` then."""

@@ -217,7 +217,7 @@ def build_plan(
     Args:
         manifest: name and shape of every tensor of the checkpoint, in checkpoint order.
         pieces: trainer (rank) -> the pieces it can send. What several hold is sent by the one with the least to send.
-        dtype: of all tensors, in the trainers and on the wire.
+        dtype: of all tensors on the wire; trainers that hold another one round to it.
         engines: number of engines on the host.
         bucket_bytes: target size of a slot in bytes.
         slice_bytes: most bytes of a slot; None: whole modules.

@@ -28,6 +28,7 @@ class HostMemory:
     def __init__(self, slots: Sequence[torch.Tensor]) -> None:
         """In tensors uint8 [slot_bytes] on the CPU."""
         self._views = list(slots)
+        self._scratch: torch.Tensor | None = None
 
     @classmethod
     def private(cls, slot_bytes: int) -> HostMemory:
@@ -48,8 +49,12 @@ class HostMemory:
         return self._views[index]
 
     def fill(self, source: torch.Tensor, target: torch.Tensor) -> Checksum:
-        """Copy `source` into `target`; the checksum of `source`."""
-        return copy_with_checksum(source, target)
+        """Copy `source` into `target`; the checksum of `source`, as rounded to another number format."""
+        if source.dtype == target.dtype:
+            return copy_with_checksum(source, target)
+        if self._scratch is None:
+            self._scratch = torch.empty(_SCRATCH_BYTES, dtype=torch.uint8)
+        return cast_with_checksum(source, target, self._scratch)
 
     def land(self, source: torch.Tensor, target: torch.Tensor) -> Checksum:
         """Copy `source` into `target`; the checksum of `target`."""
@@ -165,6 +170,11 @@ def _map(name: str, nbytes: int) -> torch.Tensor:
 
 # Small enough that what was hashed is still in a core's own cache when it is copied.
 _CHUNK_BYTES = 1 << 18
+_SCRATCH_BYTES = 1 << 19
+"""Stays in a core's cache too: values are rounded into it, summed there and copied from it. In whole tensors this takes
+3.6 times as long."""
+_CAST_AT_ONCE = 1 << 15
+"""Elements that torch casts on the calling thread alone."""
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _Array = npt.NDArray[np.generic]
@@ -188,6 +198,36 @@ def copy_with_checksum(source: torch.Tensor, target: torch.Tensor) -> int:
         digest.update(np.ascontiguousarray(read).data)
         np.copyto(write, read)
     return digest.intdigest()
+
+
+def cast_with_checksum(source: torch.Tensor, target: torch.Tensor, scratch: torch.Tensor) -> int:
+    """Copy `source` into `target` (CPU, same shape) in its dtype and return the checksum of what is sent.
+
+    Bytes are hashed where they were cast to, in `scratch` (uint8), never where they went.
+    """
+    digest = xxhash.xxh3_64()
+    room = scratch.view(target.dtype)
+    for read, write in _pairs(source.detach(), target, len(room)):
+        cast = room[: read.numel()].view(read.shape)
+        for wide, narrow in _pairs(read, cast, _CAST_AT_ONCE):
+            narrow.copy_(wide)
+        sent = _array(cast)
+        digest.update(sent.data)
+        np.copyto(_array(write), sent)
+    return digest.intdigest()
+
+
+def _pairs(one: torch.Tensor, other: torch.Tensor, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Parts of two tensors of a shape, at most so many elements each, in row-major order."""
+    if one.numel() <= most:
+        yield one, other
+    elif one.is_contiguous() and other.is_contiguous():
+        yield from zip(one.view(-1).split(most), other.view(-1).split(most), strict=True)
+    elif rows := most * len(one) // one.numel():
+        yield from zip(one.split(rows), other.split(rows), strict=True)
+    else:
+        for row, beside in zip(one, other, strict=True):
+            yield from _pairs(row, beside, most)
 
 
 def copy_and_checksum(source: torch.Tensor, target: torch.Tensor) -> int:

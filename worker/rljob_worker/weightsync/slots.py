@@ -31,7 +31,10 @@ class Slots(Protocol):
         ...
 
     def fill(self, source: torch.Tensor, target: torch.Tensor) -> Checksum:
-        """Copy `source` into `target` (same shape and dtype); the checksum of `source`."""
+        """Copy `source` into `target` (same shape); the checksum of `source` as sent, never of where it went.
+
+        A `source` of another number format is rounded to that of `target`, before it is summed.
+        """
         ...
 
     def land(self, source: torch.Tensor, target: torch.Tensor) -> Checksum:

@@ -299,12 +299,13 @@ class _Update:
         source = self._rank.read(tensor, piece)
         self._seconds["read"] += time.perf_counter() - started
         target = self._target(bucket, tensor, piece, source.shape)
-        if source.shape != target.shape or source.dtype != target.dtype:
+        castable = source.is_floating_point() and target.is_floating_point()
+        if source.shape != target.shape or not (castable or source.dtype == target.dtype):
             raise WeightSyncError(
                 f"{tensor.name}: the trainer holds {source.dtype} {tuple(source.shape)}, "
                 f"expected {target.dtype} {tuple(target.shape)}"
             )
-        self._bytes += source.nbytes
+        self._bytes += target.nbytes
         self._pieces += 1
         self._tensors.add(tensor.name)
         return self._slots.fill(source, target)
