@@ -25,8 +25,8 @@ REPLAY_FAULTS = (
     Fault(
         "experts of the dense layers kept",
         "worker/rljob_worker/engine/engine.py",
-        "np.flatnonzero(ModelConfig.from_hf(self.model_folder).moe_layers)",
-        "np.arange(ModelConfig.from_hf(self.model_folder).num_layers)",
+        "np.flatnonzero(ModelFacts.from_hf(self.model_folder).moe_layers)",
+        "np.arange(ModelFacts.from_hf(self.model_folder).num_layers)",
         f"{RETURNED}::test_experts_are_those_of_transformers_router",
     ),
     Fault(

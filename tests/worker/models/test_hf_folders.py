@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from rljob_api.spec import RandomModel
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import ModelConfig, read_hf_config
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.facts import read_hf_config
 from rljob_worker.models.hf_io import load_hf_weights, save_hf_folder
 from rljob_worker.models.random_model import make_random_model
 from rljob_worker.parallel_layout import ParallelLayout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,39 @@ from model_cases import CONFIGS
 from support import qwen3_5
 
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import LinearAttention, ModelConfig, check_parallel
+from rljob_worker.models.config import ModelConfig, check_parallel
+from rljob_worker.models.facts import LinearAttention, ModelFacts
+
+
+@pytest.mark.parametrize("config", [*CONFIGS.values(), qwen3_5.config()], ids=[*CONFIGS, "qwen3_5"])
+def test_facts_are_those_of_the_model_that_is_trained(config: dict[str, object]) -> None:
+    facts, model = ModelFacts.from_hf(config), ModelConfig.from_hf(config)
+    assert asdict(facts).items() <= asdict(model).items()
+
+
+def test_facts_are_there_of_models_that_megatron_does_not_train() -> None:
+    llama = CONFIGS["qwen2"] | {"model_type": "llama", "tie_word_embeddings": True}
+    facts = ModelFacts.from_hf(llama)
+    assert (facts.model_type, facts.tied_embeddings, facts.language_half) == ("llama", True, False)
+    assert not any(facts.moe_layers)
+    deepseek = {"model_type": "deepseek_v3", "num_hidden_layers": 4, "first_k_dense_replace": 3}
+    assert ModelFacts.from_hf(deepseek).moe_layers == (False, False, False, True)
+    gemma = ModelFacts.from_hf({"model_type": "gemma3", "text_config": {"num_hidden_layers": 3, "vocab_size": 77}})
+    assert (gemma.vocab_size, gemma.num_layers, gemma.language_half) == (77, 3, True)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "model_type None is no model that transformers has"),
+        ({"model_type": ["qwen3"]}, r"model_type \['qwen3'\] is no model that transformers has"),
+        ({"model_type": "t5"}, "has no max_position_embeddings; it must be the config of a decoder-only model"),
+        ({"model_type": "gemma3", "text_config": 3}, "text_config must be an object"),
+    ],
+)
+def test_what_has_no_facts_is_named(config: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ModelFacts.from_hf(config)
 
 
 def test_fields_of_each_type() -> None:

@@ -96,7 +96,7 @@ def _bytes(quantity: str | None, option: str) -> int | None:
 def _check_config(model: ModelSpec, given: Path | None) -> None:
     """Refuse a config that is none before what plans with it is imported, which takes seconds."""
     from rljob_worker.cli.model_folder import config_problems, local_folder
-    from rljob_worker.models.config import read_hf_config
+    from rljob_worker.models.facts import read_hf_config
 
     folder = given
     if given is None and model.path is not None:

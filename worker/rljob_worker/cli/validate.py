@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _of_local_model(job: RLJob) -> list[Problem]:
     """What of the job does not fit the config of a model folder on this machine."""
     from rljob_worker.cli.model_folder import config_problems, fit_problems
-    from rljob_worker.models.config import read_hf_config
+    from rljob_worker.models.facts import read_hf_config
 
     folder = _folder(job)
     if folder is None:

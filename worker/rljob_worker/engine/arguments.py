@@ -7,10 +7,10 @@ from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.engine.platforms import MERGED, engine_platform
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.facts import ModelFacts
 
 
-def max_model_length(spec: RLJobSpec, model: ModelConfig) -> int:
+def max_model_length(spec: RLJobSpec, model: ModelFacts) -> int:
     """Longest prompt plus response in tokens that the engine has to hold: the model's length, or less where known."""
     data, rollout = spec.data, spec.rollout
     given = rollout.engine_args.get("max_model_len")
@@ -28,7 +28,7 @@ def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, object]:
         UserError: `spec.rollout.engineArgs` names something that RLJob sets itself.
     """
     rollout = spec.rollout
-    model = ModelConfig.from_hf(model_folder)
+    model = ModelFacts.from_hf(model_folder)
     own: dict[str, object] = {
         "model": model_folder,
         # Prompts come as tokens and log-probabilities leave as numbers; stop strings bring their own tokenizer.

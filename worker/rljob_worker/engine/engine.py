@@ -29,7 +29,7 @@ from rljob_worker.engine.states import EngineState, next_state
 from rljob_worker.engine.worker_extension import WorkerExtension
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.reaper import Reaper, sweep_dead_engines
-from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.facts import ModelFacts
 from rljob_worker.types import Cut, EngineReport, FloatArray, Generation, GenerationRequest, IntArray, SamplingParams
 from rljob_worker.upstream.install import check, install
 from rljob_worker.upstream.patch import Process
@@ -373,7 +373,7 @@ class Engine:
     def _returned_layers(self) -> IntArray | None:
         if not self.spec.rollout.router_replay:
             return None
-        return np.flatnonzero(ModelConfig.from_hf(self.model_folder).moe_layers)
+        return np.flatnonzero(ModelFacts.from_hf(self.model_folder).moe_layers)
 
     def _warm_up(self) -> None:
         config = self._engine.model_config

@@ -11,7 +11,7 @@ from rljob_api.rules.model_config import CPU_HEAD_SIZES
 from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.engine.cpu_libraries import check_cpu_libraries
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.facts import ModelFacts
 from rljob_worker.upstream.switches import CPU_KERNELS, TORCH_LINEAR
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class EnginePlatform:
     """Variables beside those that all kinds have."""
     sleep_controller: Callable[[], type[SleepController]]
     """How it sleeps; called after `prepare`."""
-    check_model: Callable[[RLJobSpec, ModelConfig], None]
+    check_model: Callable[[RLJobSpec, ModelFacts], None]
     """Refuses a model that trains here but that the engine cannot generate with; UserError."""
     prepare: Callable[[], None]
     """Called in the engine's process before vLLM is imported."""
@@ -73,7 +73,7 @@ def _cpu_environment(spec: RLJobSpec) -> dict[str, str]:
     return environment
 
 
-def _check_cpu_model(spec: RLJobSpec, model: ModelConfig) -> None:
+def _check_cpu_model(spec: RLJobSpec, model: ModelFacts) -> None:
     if model.head_dim not in CPU_HEAD_SIZES:
         allowed = ", ".join(map(str, CPU_HEAD_SIZES))
         raise UserError(
@@ -128,7 +128,7 @@ def _cuda_environment(_spec: RLJobSpec) -> dict[str, str]:
     return {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 
 
-def _any_model(_spec: RLJobSpec, _model: ModelConfig) -> None: ...
+def _any_model(_spec: RLJobSpec, _model: ModelFacts) -> None: ...
 
 
 def _nothing() -> None: ...

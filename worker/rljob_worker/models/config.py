@@ -1,16 +1,13 @@
-"""What RLJob needs to know of a Hugging Face model config."""
+"""What Megatron's models are built by, of a Hugging Face model config."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
 
-from rljob_api.rules.model_config import size_findings
 from rljob_worker.errors import UserError
-from rljob_worker.host.files import read_file
+from rljob_worker.models.facts import HfConfig, ModelFacts, facts_of, hf_config, hf_source, language_config
 
 SUPPORTED_MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe", "qwen3_5")
 _SHARED_EXPERT = "its mixtures of experts have a shared expert, which neither training nor conversion has"
@@ -23,47 +20,14 @@ _MISSING = {
 _LINEAR, _FULL = "linear_attention", "full_attention"
 
 
-@dataclass(frozen=True, slots=True)
-class LinearAttention:
-    """Shape of a gated delta net (arXiv 2412.06464): a layer whose attention is a state of fixed size."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(ModelFacts):
+    """Shape of a model that Megatron trains; sizes are in elements."""
 
-    key_heads: int
-    value_heads: int
-    """A multiple of `key_heads`: so many of them share a query and a key."""
-    key_head_dim: int
-    value_head_dim: int
-    kernel_size: int
-    """Positions that the causal convolution of queries, keys and values sees."""
-
-    @property
-    def key_width(self) -> int:
-        """Of all keys, and of all queries."""
-        return self.key_heads * self.key_head_dim
-
-    @property
-    def value_width(self) -> int:
-        """Of all values, and of what gates them."""
-        return self.value_heads * self.value_head_dim
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """Shape of a decoder-only model; sizes are in elements."""
-
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_query_groups: int
-    """Key/value heads."""
-    head_dim: int
     ffn_hidden_size: int
     """Width of a dense MLP."""
     norm_eps: float
     rope_theta: float
-    max_position_embeddings: int
-    tied_embeddings: bool
     qkv_bias: bool
     qk_norm: bool
     num_experts: int = 0
@@ -72,15 +36,12 @@ class ModelConfig:
     expert_ffn_hidden_size: int = 0
     normalize_expert_weights: bool = True
     """Softmax over the chosen experts only, instead of over all of them."""
-    moe_layers: tuple[bool, ...] = ()
-    """For each layer, whether it is a mixture of experts."""
     rotary_fraction: float = 1.0
     """Share of each head that is rotated: its first elements."""
     output_gate: bool = False
     """Whether the query projection also makes what gates the output of full attention."""
     zero_centered_norms: bool = False
     """Whether norms scale by 1 + weight; that of a linear attention's output never does."""
-    linear_attention: LinearAttention | None = None
     linear_layers: tuple[bool, ...] = ()
     """For each layer, whether its attention is linear."""
 
@@ -91,9 +52,7 @@ class ModelConfig:
         Raises:
             UserError: no readable config, or a model or setting that is not supported; names it.
         """
-        if isinstance(source, Mapping):
-            return _from_dict(source, "model config")
-        return _from_dict(read_hf_config(source), str(Path(source) / "config.json"))
+        return _from_dict(*hf_source(source))
 
     def padded_vocab_size(self, tensor_parallel: int) -> int:
         """Rows of the embedding over all tensor-parallel ranks: the vocabulary rounded up to a multiple of them."""
@@ -108,32 +67,9 @@ class ModelConfig:
         return self.linear_attention is not None and self.linear_layers[layer]
 
     @property
-    def language_half(self) -> bool:
-        """Whether it is the language half of a model that sees, whose other tensors are neither trained nor synced."""
-        return self.model_type == "qwen3_5"
-
-    @property
     def untrained(self) -> tuple[str, ...]:
         """How the names of tensors begin that a checkpoint has beside: vision tower, multi-token prediction."""
         return ("model.visual.", "mtp.") if self.language_half else ()
-
-
-def read_hf_config(folder: str | Path) -> dict[str, object]:
-    """`config.json` of a checkpoint folder; UserError when it is absent or not a JSON object."""
-    path = Path(folder) / "config.json"
-    try:
-        config = json.loads(read_file(path))
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(
-            f"{path}: no such file; a model folder needs config.json, *.safetensors and tokenizer files"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{path}: must hold a JSON object, got {type(config).__name__}")
-    return config
 
 
 def check_parallel(cfg: ModelConfig, tp: int, pp: int, ep: int) -> None:
@@ -166,113 +102,36 @@ def sequence_parallel(cfg: ModelConfig, tp: int) -> bool:
     return tp > 1 and cfg.num_experts > 0
 
 
-class _HfConfig(Protocol):
-    """What is read of transformers' configurations of the supported models, whichever of them has the field."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    rms_norm_eps: float
-    rope_parameters: Mapping[str, float | str]
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    hidden_act: str
-    attention_dropout: float
-    num_experts: int
-    num_experts_per_tok: int
-    moe_intermediate_size: int
-    norm_topk_prob: bool
-    mlp_only_layers: Sequence[int]
-    decoder_sparse_step: int
-    layer_types: Sequence[str]
-    linear_num_key_heads: int
-    linear_num_value_heads: int
-    linear_key_head_dim: int
-    linear_value_head_dim: int
-    linear_conv_kernel_dim: int
-
-
-class _HfWholeConfig(Protocol):
-    """transformers' configuration of a model that sees."""
-
-    text_config: _HfConfig
-
-
 def _from_dict(raw: Mapping[str, object], where: str) -> ModelConfig:
-    from transformers import AutoConfig
-
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in SUPPORTED_MODEL_TYPES:
         why = f": {_MISSING[model_type]}" if isinstance(model_type, str) and model_type in _MISSING else ""
         allowed = ", ".join(SUPPORTED_MODEL_TYPES)
         raise UserError(f"{where}: model_type {model_type!r} is not supported{why}; use {allowed}")
-    text = raw.get("text_config") if model_type == "qwen3_5" else raw
-    if not isinstance(text, Mapping):
-        raise UserError(f"{where}: text_config must be an object, the language half's config; got {text!r}")
-    sizes = {key: value for key, value in text.items() if value is not None}
-    for finding in size_findings(sizes):
-        key = str(finding.path[0])
-        raise UserError(f"{where}: {key} {sizes[key]!r} {finding.wrong}; {finding.allowed}")
-    try:
-        make: Callable[..., _HfConfig | _HfWholeConfig] = AutoConfig.for_model
-        whole = make(**raw)
-    except Exception as error:  # transformers' own validation raises many types
-        raise UserError(f"{where}: {error}") from error
-    hf = cast("_HfWholeConfig", whole).text_config if model_type == "qwen3_5" else cast("_HfConfig", whole)
+    hf, text = hf_config(raw, where), language_config(raw, where)
     problems = _unsupported(text, hf) + (_unsupported_of_whole(raw, text, hf) if model_type == "qwen3_5" else [])
     if problems:
         raise UserError(f"{where}: " + "; ".join(problems))
     num_experts = hf.num_experts if model_type == "qwen3_moe" else 0
     return ModelConfig(
-        model_type=model_type,
-        vocab_size=hf.vocab_size,
-        hidden_size=hf.hidden_size,
-        num_layers=hf.num_hidden_layers,
-        num_heads=hf.num_attention_heads,
-        num_query_groups=hf.num_key_value_heads,
-        head_dim=getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads,
+        **facts_of(raw, where, hf),
         ffn_hidden_size=hf.intermediate_size,
         norm_eps=hf.rms_norm_eps,
         rope_theta=float(hf.rope_parameters["rope_theta"]),
-        max_position_embeddings=hf.max_position_embeddings,
-        tied_embeddings=bool(hf.tie_word_embeddings),
         qkv_bias=model_type == "qwen2",
         qk_norm=model_type != "qwen2",
         num_experts=num_experts,
         experts_per_token=hf.num_experts_per_tok if num_experts else 0,
         expert_ffn_hidden_size=hf.moe_intermediate_size if num_experts else 0,
         normalize_expert_weights=bool(hf.norm_topk_prob) if num_experts else True,
-        moe_layers=_moe_layers(hf) if num_experts else (False,) * hf.num_hidden_layers,
         rotary_fraction=float(hf.rope_parameters.get("partial_rotary_factor", 1.0)),
         output_gate=model_type == "qwen3_5",
         zero_centered_norms=model_type == "qwen3_5",
-        linear_attention=_linear_attention(hf) if model_type == "qwen3_5" else None,
         linear_layers=tuple(kind == _LINEAR for kind in hf.layer_types) if model_type == "qwen3_5" else (),
     )
 
 
-def _linear_attention(hf: _HfConfig) -> LinearAttention:
-    return LinearAttention(
-        key_heads=hf.linear_num_key_heads,
-        value_heads=hf.linear_num_value_heads,
-        key_head_dim=hf.linear_key_head_dim,
-        value_head_dim=hf.linear_value_head_dim,
-        kernel_size=hf.linear_conv_kernel_dim,
-    )
-
-
-def _moe_layers(hf: _HfConfig) -> tuple[bool, ...]:
-    """The rule of transformers' Qwen3MoeDecoderLayer."""
-    return tuple(
-        layer not in hf.mlp_only_layers and (layer + 1) % hf.decoder_sparse_step == 0
-        for layer in range(hf.num_hidden_layers)
-    )
-
-
-def _unsupported_of_whole(raw: Mapping[str, object], text: Mapping[str, object], hf: _HfConfig) -> list[str]:
+def _unsupported_of_whole(raw: Mapping[str, object], text: Mapping[str, object], hf: HfConfig) -> list[str]:
     """What vLLM and transformers read in different places, or only one of them reads."""
     problems = []
     if raw.get("tie_word_embeddings", False) != text.get("tie_word_embeddings", False):
@@ -291,7 +150,7 @@ def _unsupported_of_whole(raw: Mapping[str, object], text: Mapping[str, object],
     return problems
 
 
-def _unsupported(raw: Mapping[str, object], hf: _HfConfig) -> list[str]:
+def _unsupported(raw: Mapping[str, object], hf: HfConfig) -> list[str]:
     problems = []
     rope = hf.rope_parameters or {}
     if rope.get("rope_type", "default") != "default":

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rljob_api.spec import RolloutSpec
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import ModelConfig, read_hf_config
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.facts import read_hf_config
 from rljob_worker.models.generation_config import write_generation_config
 from rljob_worker.models.hf_io import copy_picture_files, save_hf_folder, untrained_tensors
 from rljob_worker.tensor_slice import Piece

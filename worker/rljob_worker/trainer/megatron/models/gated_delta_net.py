@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.nn.functional as F
 
-from rljob_worker.models.config import LinearAttention
+from rljob_worker.models.facts import LinearAttention
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
