@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.spec import ChatSpec, DataSource
+from rljob_worker.data.encodings import not_text, without_mark
+from rljob_worker.data.prompts import ASSISTANT, Messages, parsed_prompt
 from rljob_worker.errors import UserError
 from rljob_worker.host.interrupting import interrupted_after
 
 if TYPE_CHECKING:
+    from jinja2 import Environment, Undefined
     from transformers import PreTrainedTokenizerBase
 
-Messages = list[dict[str, Any]]
+logger = logging.getLogger("rljob.data")
+
 _MAX_TEMPLATE_BYTES = 2**20
 _RENDER_SECONDS = 10.0
 """A prompt takes milliseconds; loops within loops take as long as whoever wrote them wants."""
+_ROLES = {"system", "developer", "user", "assistant", "tool"}
+_ANSWER = "rljob-42-answer"
+_TRIED = 5
+"""Prompts with which a template's use of variables and of the generation prompt is looked at."""
 _WORD = re.compile(r"\w+")
 
 
@@ -34,11 +45,23 @@ def read_template(source: DataSource, field: str) -> str | None:
     if path.stat().st_size > _MAX_TEMPLATE_BYTES:
         raise UserError(f"{where} has more than 1 MiB, which is no chat template")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{where} cannot be read: {error}") from None
+    if what := not_text(content[:64]):
+        raise UserError(f"{where} {what}")
+    try:
+        text = without_mark(content).decode()
+    except UnicodeDecodeError as error:
         raise UserError(f"{where} cannot be read: {error}") from None
     _check_syntax(text, where)
     return text
+
+
+def _parser() -> Environment:
+    import jinja2
+
+    return jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
 
 
 def _check_syntax(text: str, where: str) -> None:
@@ -46,7 +69,7 @@ def _check_syntax(text: str, where: str) -> None:
     import jinja2
 
     try:
-        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+        _parser().parse(text)
     except jinja2.TemplateSyntaxError as error:
         said = str(error.message)
         if not said.startswith("Encountered unknown tag"):
@@ -78,24 +101,25 @@ class ChatTemplate:
         self._check_arguments()
 
     def messages(self, prompt: str | Messages) -> Messages:
-        """A prompt's messages: a plain string is one of the user; those without a system message get the source's."""
-        messages: Messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        """A prompt's messages: a plain string is one of the user; those without a system message get the source's.
+
+        A table has all keys in all messages, null where a message has none: those are left out, since a template may
+        ask whether one is there.
+        """
+        value = parsed_prompt(prompt)
+        messages: Messages = (
+            [{"role": "user", "content": value}]
+            if isinstance(value, str)
+            else [{k: v for k, v in message.items() if v is not None or k == "content"} for message in value]
+        )
         if self._chat.system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._chat.system})
         return messages
 
     def render(self, prompt: str | Messages, place: str) -> str:
         """The text that the policy continues; `place` names the row in a message."""
-        render = partial(
-            self._tokenizer.apply_chat_template,
-            self.messages(prompt),
-            chat_template=self._template,
-            add_generation_prompt=True,
-            tokenize=False,
-            **self._chat.template_args,
-        )
         try:
-            text = interrupted_after(_RENDER_SECONDS, render)
+            return self._rendered(self.messages(prompt))
         except TimeoutError:
             raise UserError(
                 f"{self._template_name()}: renders {place} for more than {_RENDER_SECONDS:g} s: a loop without end?"
@@ -104,7 +128,34 @@ class ChatTemplate:
             raise UserError(
                 f"{place}: the chat template refuses the prompt: {type(error).__name__}: {error}"
             ) from error
-        return str(text)
+
+    def _rendered(self, messages: Messages, *, generation_prompt: bool = True, **more: Any) -> str:
+        render = partial(
+            self._tokenizer.apply_chat_template,
+            messages,
+            chat_template=self._template,
+            add_generation_prompt=generation_prompt,
+            tokenize=False,
+            **{**more, **self._chat.template_args},
+        )
+        return str(interrupted_after(_RENDER_SECONDS, render))
+
+    def check_roles(self, roles: Mapping[str, str]) -> None:
+        """Refuse messages whose role the template does not know, which would pass as that of a stranger, or be lost.
+
+        Args:
+            roles: each role of the source's messages with the place of the first row that has it.
+
+        Raises:
+            UserError: names role and row.
+        """
+        known = _ROLES | set(_WORD.findall(self._template))
+        for role, place in roles.items():
+            if role not in known:
+                raise UserError(
+                    f"{place}: a chat message has the role {role!r}, which {self._template_name()} does not know: "
+                    f"{', '.join(sorted(_ROLES))}, or one that the template names"
+                )
 
     def check(self, prompts: Sequence[tuple[str | Messages, str]]) -> None:
         """Refuse a template that drops what the user asks: the policy would learn to answer nothing.
@@ -119,6 +170,7 @@ class ChatTemplate:
         for prompt, place in prompts:
             text = self.render(prompt, place)
             messages = self.messages(prompt)
+            self._check_parts(messages, text, place)
             asked = [words for message in messages if message["role"] == "user" for words in _texts(message)]
             if self._chat.system is not None and messages[0]["content"] == self._chat.system:
                 self._check_holds(text, self._chat.system, f"chat.system before {place}")
@@ -129,6 +181,70 @@ class ChatTemplate:
                 raise UserError(
                     f"{self._template_name()}: renders two different prompts alike, {first} and {place}: {_short(text)}"
                 )
+
+        for prompt, place in prompts[:_TRIED]:
+            self._check_variables(self.messages(prompt), place)
+            self._check_begins_answer(self.messages(prompt), place)
+
+    def _check_variables(self, messages: Messages, place: str) -> None:
+        """Jinja prints nothing for a variable that nobody gave."""
+        printed: list[str] = []
+        given = {"messages", "add_generation_prompt", *self._tokenizer.special_tokens_map, *self._chat.template_args}
+        asked = {name for name in self._undeclared() - given if not name.endswith("_token")}
+        with suppress(Exception):
+            self._rendered(messages, **{name: _noticed(name, printed) for name in asked})
+        if printed:
+            raise UserError(
+                f"{self._template_name()}: prints the variable {printed[0]!r}, which has no value ({place}): give one "
+                f"in {self._field}.chat.templateArgs.{printed[0]}"
+            )
+
+    def _undeclared(self) -> set[str]:
+        import jinja2
+        from jinja2 import meta
+
+        try:
+            return set(meta.find_undeclared_variables(_parser().parse(self._template)))
+        except jinja2.TemplateSyntaxError:
+            # With tags that only transformers knows.
+            return set()
+
+    def _check_begins_answer(self, messages: Messages, place: str) -> None:
+        """Refuse a template that ends a prompt before the assistant's turn begins.
+
+        Where it makes no difference whether a generation prompt is asked for, the text of an answer must follow the
+        prompt at once, as after Mistral's `[/INST]`.
+        """
+        prompt = self._rendered(messages)
+        try:
+            if prompt != self._rendered(messages, generation_prompt=False):
+                return
+            answered = self._rendered([*messages, {"role": ASSISTANT, "content": _ANSWER}], generation_prompt=False)
+        except Exception as error:
+            logger.warning(
+                "%s: makes no difference for add_generation_prompt, and whether a prompt ends where an answer begins "
+                "cannot be told: it refuses an answer (%s)",
+                self._template_name(), error,
+            )  # fmt: skip
+            return
+        before, found, _ = answered.partition(_ANSWER)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, before)))
+        between = before[shared:]
+        # A template that renders no answer at all is one for a model without turns.
+        if found and between.strip():
+            raise UserError(
+                f"{self._template_name()}: ignores add_generation_prompt: the prompt of {place} ends with "
+                f"{prompt[-40:]!r}, and an answer begins after {between!r}: the policy would not know that it is to "
+                "answer; write that text where add_generation_prompt is true"
+            )
+
+    def _check_parts(self, messages: Messages, text: str, place: str) -> None:
+        listed = [message["content"] for message in messages if isinstance(message["content"], list)]
+        if any(repr(part) in text for content in listed for part in content):
+            raise UserError(
+                f"{place}: {self._template_name()} takes the content of a message as a string, and this one is a list "
+                "of parts: write its text as a string"
+            )
 
     def _check_holds(self, text: str, words: str, place: str) -> None:
         if not _holds(text, words):
@@ -153,6 +269,18 @@ class ChatTemplate:
         if self._chat.template_file is not None:
             return f"{self._field}.chat.templateFile: {self._chat.template_file}"
         return f"{self._field}.applyChatTemplate: the model's chat template"
+
+
+def _noticed(name: str, printed: list[str]) -> Undefined:
+    """A variable without a value, as Jinja has them, that is noted in `printed` where its text is asked for."""
+    import jinja2
+
+    class Noticed(jinja2.Undefined):
+        def __str__(self) -> str:
+            printed.append(name)
+            return ""
+
+    return Noticed(name=name)
 
 
 def _texts(message: dict[str, Any]) -> Iterable[str]:

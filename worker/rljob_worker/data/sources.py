@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import xxhash
 
 from rljob_api.spec import DataSource, Hub, RLJobSpec
 from rljob_worker.data.chat import read_template
+from rljob_worker.data.columns import TableRows
+from rljob_worker.data.encodings import not_text, without_mark
 from rljob_worker.data.hub import check_hub, hub_failure, is_hub_id, modelscope
 from rljob_worker.data.hub_answers import with_deadlines
+from rljob_worker.data.labels import label_text
+from rljob_worker.data.prompts import check_prompt
+from rljob_worker.data.rows import Row, RowFacts
 from rljob_worker.data.synthetic import generate_rows
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.paths import home_expanded, what_is_at
+from rljob_worker.types import IntArray
 from rljob_worker.waiting import waiting_for
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from pyarrow import Table
 
-Row = dict[str, Any]
 _LOOKED_AT = 100
 _FILES = (".jsonl", ".parquet")
 _HEAD_BYTES = 2**20
@@ -47,6 +54,9 @@ class LoadedSource:
     """Changes when the rows change, or the source's own chat template."""
     template: str | None = None
     """Text of that template."""
+    facts: RowFacts = dataclasses.field(default_factory=RowFacts)
+    row_hashes: Callable[[], IntArray] = lambda: np.empty(0, dtype=np.int64)
+    """[rows]: changes where a row does; empty for rows that no file holds."""
 
     def reward_columns(self) -> frozenset[str]:
         """Columns of the first rows that are neither prompt nor label."""
@@ -130,20 +140,33 @@ def check_head(source: DataSource, field: str) -> None:
     path = Path(source.path or "").expanduser()
     if source.path is None or path.suffix not in _FILES or not path.is_file():
         return
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
+    head = _read(path, field, _HEAD_BYTES)
     if not head:
         raise UserError(f"{field}.path: {path} is empty: it has no rows")
     if path.suffix == ".parquet":
-        if not head.startswith(b"PAR1"):
-            raise UserError(f"{field}.path: {path} is not a readable Parquet file: it does not begin with PAR1")
+        _check_parquet(head, path, field)
         return
-    lines = head.split(b"\n")
+    lines = without_mark(head).split(b"\n")
     if len(head) == _HEAD_BYTES:
         # Its last line may go on behind what was read.
         lines.pop()
     first = next((number for number, line in enumerate(lines, start=1) if line.strip()), 0)
-    _read_jsonl(b"\n".join(lines[:first]), path, source, field)
+    _read_jsonl(b"\n".join(lines[:first]) or head[:4], path, source, field)
+
+
+def _read(path: Path, field: str, size: int = -1) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(size)
+    except OSError as error:
+        kind = UserError if isinstance(error, PermissionError) else JobError
+        raise kind(f"{field}.path: {path} cannot be read: {error.strerror}") from None
+
+
+def _check_parquet(head: bytes, path: Path, field: str) -> None:
+    if not head.startswith(b"PAR1"):
+        what = not_text(head, "a Parquet file is needed") or "does not begin with PAR1"
+        raise UserError(f"{field}.path: {path} is not a readable Parquet file: it {what}")
 
 
 def _load_rows(source: DataSource, field: str) -> LoadedSource:
@@ -154,19 +177,28 @@ def _load_rows(source: DataSource, field: str) -> LoadedSource:
     check_path(source, field)
     path = Path(source.path).expanduser()
     default_name = path.stem if path.is_file() else path.name
-    rows: Sequence[Row]
     if path.suffix == ".jsonl":
-        content = path.read_bytes()
-        rows, fingerprint = _read_jsonl(content, path, source, field), xxhash.xxh3_128_hexdigest(content)
-    elif path.suffix == ".parquet":
-        fingerprint = xxhash.xxh3_128_hexdigest(path.read_bytes())
-        rows = TableRows(_read_parquet(path, field), str(path), source, field)
+        content = _read(path, field)
+        lines = _read_jsonl(content, path, source, field)
+        loaded = LoadedSource(
+            source.name or default_name, field, source.path, source, lines.rows,
+            xxhash.xxh3_128_hexdigest(content), None, lines.facts, lambda: lines.hashes,
+        )  # fmt: skip
     else:
-        rows = TableRows(_load_dataset(path, source, field), source.path, source, field)
-        fingerprint = rows.fingerprint()
-    if not rows:
+        if path.suffix == ".parquet":
+            content = _read(path, field)
+            _check_parquet(content[:64], path, field)
+            fingerprint = xxhash.xxh3_128_hexdigest(content)
+            rows = TableRows(_read_parquet(path, field), str(path), source, field)
+        else:
+            rows = TableRows(_load_dataset(path, source, field), source.path, source, field)
+            fingerprint = rows.fingerprint()
+        loaded = LoadedSource(
+            source.name or default_name, field, source.path, source, rows, fingerprint, None, rows.facts, rows.hashes
+        )
+    if not loaded.rows:
         raise UserError(f"{field}.path: {source.path} is empty: it has no rows")
-    return LoadedSource(source.name or default_name, field, source.path, source, rows, fingerprint)
+    return loaded
 
 
 def _load_synthetic(source: DataSource, field: str) -> LoadedSource:
@@ -181,28 +213,68 @@ def _load_synthetic(source: DataSource, field: str) -> LoadedSource:
     return LoadedSource(name, field, f"{field}.synthetic", source, rows, fingerprint)
 
 
-def _read_jsonl(content: bytes, path: Path, source: DataSource, field: str) -> list[Row]:
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    rows: list[Row]
+    facts: RowFacts
+    hashes: IntArray
+
+
+def _read_jsonl(content: bytes, path: Path, source: DataSource, field: str) -> _Lines:
+    if what := not_text(content[:64], "JSON lines in UTF-8 are needed"):
+        raise UserError(f"{field}.path: {path} {what}")
     rows: list[Row] = []
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        if not line.strip():
+    facts, hashes = RowFacts(), list[int]()
+    for number, line in enumerate(without_mark(content).split(b"\n"), start=1):
+        line = line.strip()
+        if not line:
             continue
-        place = f"{path}, line {number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{place}: not valid JSON: {error.msg} at column {error.colno}") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"{place}: not valid UTF-8: {error.reason} at byte {error.start}") from error
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{place}: not valid JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{place}: a JSON object is needed, not {type(row).__name__}")
-        if _SURROGATE.search(line) and not _is_text(row):
-            raise UserError(f"{place}: holds half a character (a lone surrogate like \\ud800), which is no text")
-        _check_keys(row, source, field, f"{place} (row {len(rows)})")
-        check_prompt(row[source.prompt_key], f"{place} (row {len(rows)})", field, source)
+        place = f"{path}, line {number} (row {len(rows)})"
+        row = _row(line, f"{path}, line {number}")
+        _check_keys(row, source, field, place)
+        facts.note_messages(check_prompt(row[source.prompt_key], place, field, source), place)
+        if source.label_key is not None:
+            facts.note_label(_label(row[source.label_key], source, field, place), place)
         rows.append(row)
-    return rows
+        hashes.append(xxhash.xxh3_64_intdigest(line))
+    return _Lines(rows, facts, np.array(hashes, dtype=np.uint64).view(np.int64))
+
+
+def _row(line: bytes, place: str) -> Row:
+    try:
+        row = _DECODER.decode(line.decode())
+    except json.JSONDecodeError as error:
+        listed = "; the file is one list: JSON lines have an object in each line" if line == b"[" else ""
+        raise UserError(f"{place}: not valid JSON: {error.msg} at column {error.colno}{listed}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{place}: not valid UTF-8: {error.reason} at byte {error.start}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place}: not valid JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{place}: a JSON object is needed, not {type(row).__name__}")
+    if _SURROGATE.search(line) and not _is_text(row):
+        raise UserError(f"{place}: holds half a character (a lone surrogate like \\ud800), which is no text")
+    return row
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Row:
+    """An object; ValueError where a key stands twice, of which readers take the first or the last."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {twice!r} stands twice")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once)
+
+
+def _label(value: Any, source: DataSource, field: str, place: str) -> str:
+    try:
+        return label_text(value)
+    except ValueError as error:
+        raise UserError(f"{place}: the label ({source.label_key!r}, {field}.labelKey) {error}") from None
 
 
 def _is_text(row: Row) -> bool:
@@ -221,26 +293,6 @@ def _check_keys(row: Row, source: DataSource, field: str, place: str) -> None:
             raise UserError(
                 f"{place}: key {key!r} ({field}.{name}) {state}; the keys there are: {', '.join(map(repr, row))}"
             )
-
-
-def check_prompt(prompt: object, place: str, field: str, source: DataSource) -> None:
-    """A prompt is a non-empty string, or a non-empty list of chat messages where a chat template is applied."""
-    if isinstance(prompt, str):
-        if not prompt.strip():
-            raise UserError(f"{place}: the prompt ({source.prompt_key!r}) is empty")
-        return
-    if not isinstance(prompt, list):
-        raise UserError(
-            f"{place}: the prompt ({source.prompt_key!r}) is {type(prompt).__name__}: "
-            "a string or a list of chat messages is needed"
-        )
-    if not prompt or not all(isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in prompt):
-        raise UserError(f"{place}: each chat message in {source.prompt_key!r} needs a 'role' and a 'content'")
-    if not source.apply_chat_template:
-        raise UserError(
-            f"{place}: the prompt ({source.prompt_key!r}) is a list of chat messages: "
-            f"set {field}.applyChatTemplate: true"
-        )
 
 
 def _read_parquet(path: Path, field: str) -> Table:
@@ -292,53 +344,3 @@ def _load_from_hub(name: str, source: DataSource, field: str) -> Dataset:
         raise
     except Exception as error:
         raise hub_failure(name, source.hub, field, error) from error
-
-
-class TableRows(Sequence[Row]):
-    """The rows of an Arrow table, made into Python objects one at a time, as they are asked for."""
-
-    def __init__(self, table: Table, origin: str, source: DataSource, field: str):
-        self._table = table
-        for name, key in (("promptKey", source.prompt_key), ("labelKey", source.label_key)):
-            if key is None:
-                continue
-            if key not in table.column_names:
-                raise UserError(
-                    f"{origin}: column {key!r} ({field}.{name}) is absent; "
-                    f"the columns there are: {', '.join(map(repr, table.column_names))}"
-                )
-            if table[key].null_count:
-                row = table[key].is_null().index(True).as_py()
-                raise UserError(f"{origin}, row {row}: column {key!r} ({field}.{name}) is null")
-
-    def __len__(self) -> int:
-        return int(self._table.num_rows)
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        return self._table.slice(index % len(self), 1).to_pylist()[0]
-
-    def __iter__(self) -> Iterator[Row]:
-        for batch in self._table.to_batches(max_chunksize=1024):
-            yield from batch.to_pylist()
-
-    def fingerprint(self) -> str:
-        """Hash of the content, in the column order that the table has."""
-        digest = xxhash.xxh3_128(repr(self._table.column_names).encode())
-        for batch in self._table.to_batches(max_chunksize=1024):
-            digest.update(batch.serialize())
-        return digest.hexdigest()
-
-
-def label_text(value: object) -> str:
-    """A label as the rewards see it: strings as they are, everything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from rljob_api.spec import DataSource, RandomModel, RLJobSpec
 from rljob_worker.data.chat import ChatTemplate
 from rljob_worker.data.hub import is_hub_id, snapshot
-from rljob_worker.data.sources import data_sources, evaluation_sources, label_text, load_source
+from rljob_worker.data.labels import label_text
+from rljob_worker.data.prompts import parsed_prompt
+from rljob_worker.data.sources import data_sources, evaluation_sources, load_source
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file, writing
 from rljob_worker.types import Generation
@@ -92,6 +94,15 @@ def _refuse_own_code(folder: Path, error: Exception) -> None:
     ) from error
 
 
+def tokens_added_after(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """What the tokenizer adds at the end of every text, such as an end token."""
+    plain = tokenizer("a b", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a b")["input_ids"]
+    starts = range(len(whole) - len(plain) + 1)
+    start = next((start for start in starts if whole[start : start + len(plain)] == plain), None)
+    return () if start is None or not plain else tuple(whole[start + len(plain) :])
+
+
 def decode_responses(tokenizer: PreTrainedTokenizerBase, generations: Sequence[Generation]) -> list[str]:
     """The text of each response, without the end token or stop string that ended it.
 
@@ -166,7 +177,7 @@ def _texts(sources: Iterable[tuple[str, DataSource]]) -> Iterator[str]:
         if source.chat is not None and source.apply_chat_template:
             chat = ChatTemplate(source, field, _renderer(), loaded.template)
         for number, row in enumerate(loaded.rows):
-            prompt = row[source.prompt_key]
+            prompt = parsed_prompt(row[source.prompt_key])
             if chat is not None:
                 yield chat.render(prompt, loaded.place(number))
             else:
