@@ -13,6 +13,7 @@ from rljob_worker.data.tokenizer import TOKENIZER_FILES
 from rljob_worker.errors import UserError
 from rljob_worker.host.paths import home_expanded, what_is_at
 from rljob_worker.models.facts import read_hf_config
+from rljob_worker.models.json_files import check_json_files
 
 FIELD = "spec.model.path"
 _WANTED = "a folder with config.json, *.safetensors and tokenizer files, or the id of a hub (owner/name)"
@@ -56,6 +57,7 @@ def check_model_folder(folder: Path, spec: RLJobSpec) -> None:
     content = read_hf_config(folder)
     for problem in config_problems(content):
         raise UserError(f"{FIELD}: {config}: {problem}")
+    check_json_files(folder)
     names = {path.name: path for path in folder.iterdir()}
     if not any(path.match(pattern) for path in names.values() for pattern in TOKENIZER_FILES):
         raise UserError(f"{FIELD}: {folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}")

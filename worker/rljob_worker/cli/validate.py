@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rljob_api import RLJob
+from rljob_api import RLJob, RLJobSpec
 from rljob_api.problems import ManifestError, Problem
+from rljob_api.safe_text import visible
+from rljob_api.spec import DataSource
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
+from rljob_worker.data.sources import check_head, check_path, data_sources, evaluation_sources, load_source
 from rljob_worker.driver.preflight import check_engine_arguments, check_layout
 from rljob_worker.errors import UserError
 from rljob_worker.host.paths import home_expanded, what_is_at
@@ -19,7 +22,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "validate",
         help="check a manifest",
         description="Check a manifest by the API's rules, as `kubectl apply` would; prints each problem with its path. "
-        "Where the model's folder is on this machine, its config is checked against the parallel sizes too.",
+        "Where the model's folder is on this machine, its files and its config are checked too; where the data are, "
+        "all of their rows; where both are, the first prompt is shown as the policy will get it.",
     )
     add_manifest_arguments(command)
     command.set_defaults(run=run)
@@ -33,18 +37,61 @@ def run(arguments: argparse.Namespace) -> int:
     problems = _of_local_model(job)
     if problems:
         raise UserError(str(ManifestError(problems, arguments.manifest)))
+    shown = _first_prompts(job.spec)
     print(f"{arguments.manifest}: {job.metadata.name} is valid")
+    for line in shown:
+        print(visible(line))
     return 0
+
+
+def _first_prompts(spec: RLJobSpec) -> list[str]:
+    """Lines that show the first prompts, where model and data are on this machine.
+
+    Raises:
+        UserError: a row, a template or a tokenizer cannot be used.
+    """
+    sources = data_sources(spec) + evaluation_sources(spec)
+    local = [(field, source) for field, source in sources if _is_here(source)]
+    for field, source in local:
+        check_path(source, field)
+        check_head(source, field)
+    model_here = spec.model.random is not None or _here(spec.model.path)
+    if not local or not model_here or len(local) < len(sources):
+        for field, source in local:
+            load_source(source, field)
+        return []
+    # Importing transformers takes seconds: what is wrong in the first rows is said before.
+    from rljob_worker.data.preview import first_prompts
+
+    for field, source in evaluation_sources(spec):
+        load_source(source, field)
+    return [line for preview in first_prompts(spec) for line in preview.lines()]
+
+
+def _is_here(source: DataSource) -> bool:
+    """Whether it is read from this machine: the paths of a cluster's job may be another one's."""
+    return source.path is not None and _here(source.path)
+
+
+def _here(path: str | None) -> bool:
+    if path is None:
+        return False
+    try:
+        return what_is_at(home_expanded(path)) != "nothing"
+    except OSError:
+        return False
 
 
 def _of_local_model(job: RLJob) -> list[Problem]:
     """What of the job does not fit the config of a model folder on this machine."""
     from rljob_worker.cli.model_folder import config_problems, fit_problems
     from rljob_worker.models.facts import read_hf_config
+    from rljob_worker.models.json_files import check_json_files
 
     folder = _folder(job)
     if folder is None:
         return []
+    check_json_files(folder)
     config = read_hf_config(folder)
     wrong = config_problems(config)
     if wrong:

@@ -16,6 +16,11 @@ _INSTRUCTIONS = {"system", "developer"}
 """Roles whose messages alone ask nothing."""
 _LIKE_MESSAGES = re.compile(r"""\s*"?\s*\[\s*\{\s*\\?["'](role|content)\\?["']\s*:""")
 """The beginning of text that someone wrote a list of chat messages as, rightly or not."""
+_LENIENT = json.JSONDecoder(strict=False)
+"""Takes line breaks inside strings as they are."""
+_OPENING = frozenset('[{"')
+_FURTHER_LOOK = _OPENING | frozenset(["", *" \t\n\r\v\f\x1c\x1d\x1e\x1f"])
+"""First characters of what may be messages, or be empty."""
 _SHOWN = 60
 
 
@@ -31,7 +36,7 @@ def parsed_prompt(prompt: str | Messages) -> str | Messages:
     if not isinstance(prompt, str) or not _may_hold_messages(prompt):
         return prompt
     try:
-        value = json.loads(prompt, strict=False)
+        value = _LENIENT.decode(prompt)
     except (ValueError, RecursionError) as error:
         if _LIKE_MESSAGES.match(prompt) is None:
             return prompt
@@ -46,7 +51,12 @@ def parsed_prompt(prompt: str | Messages) -> str | Messages:
 
 
 def _may_hold_messages(text: str) -> bool:
-    return text.lstrip()[:1] in ("[", "{", '"') and "role" in text and "content" in text
+    return text.lstrip()[:1] in _OPENING and "role" in text and "content" in text
+
+
+def is_plain(text: object) -> bool:
+    """Whether it is text that needs no further look: most prompts are, and a data set has millions."""
+    return type(text) is str and text.isascii() and text[:1] not in _FURTHER_LOOK
 
 
 def check_prompt(prompt: object, place: str, field: str, source: DataSource) -> Messages | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,7 @@ from rljob_worker.data.encodings import not_text, without_mark
 from rljob_worker.data.hub import check_hub, hub_failure, is_hub_id, modelscope
 from rljob_worker.data.hub_answers import with_deadlines
 from rljob_worker.data.labels import label_text
-from rljob_worker.data.prompts import check_prompt
+from rljob_worker.data.prompts import check_prompt, is_plain
 from rljob_worker.data.rows import Row, RowFacts
 from rljob_worker.data.synthetic import generate_rows
 from rljob_worker.errors import JobError, UserError
@@ -224,37 +226,66 @@ def _read_jsonl(content: bytes, path: Path, source: DataSource, field: str) -> _
     if what := not_text(content[:64], "JSON lines in UTF-8 are needed"):
         raise UserError(f"{field}.path: {path} {what}")
     rows: list[Row] = []
-    facts, hashes = RowFacts(), list[int]()
-    for number, line in enumerate(without_mark(content).split(b"\n"), start=1):
-        line = line.strip()
-        if not line:
-            continue
-        place = f"{path}, line {number} (row {len(rows)})"
-        row = _row(line, f"{path}, line {number}")
-        _check_keys(row, source, field, place)
-        facts.note_messages(check_prompt(row[source.prompt_key], place, field, source), place)
-        if source.label_key is not None:
-            facts.note_label(_label(row[source.label_key], source, field, place), place)
-        rows.append(row)
-        hashes.append(xxhash.xxh3_64_intdigest(line))
+    facts, hashes, name = RowFacts(), list[int](), str(path)
+    with _few_collections():
+        for number, line in enumerate(without_mark(content).split(b"\n"), start=1):
+            line = line.strip()
+            if not line:
+                continue
+            row = _row(line, name, number)
+            prompt = row.get(source.prompt_key)
+            label = None if source.label_key is None else row.get(source.label_key)
+            if not is_plain(prompt) or (source.label_key is not None and not is_plain(label)):
+                _check_row(row, source, field, f"{name}, line {number} (row {len(rows)})", facts)
+            rows.append(row)
+            hashes.append(xxhash.xxh3_64_intdigest(line))
     return _Lines(rows, facts, np.array(hashes, dtype=np.uint64).view(np.int64))
 
 
-def _row(line: bytes, place: str) -> Row:
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Millions of rows that stay: looking for circles among them takes as long as reading them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _check_row(row: Row, source: DataSource, field: str, place: str, facts: RowFacts) -> None:
+    for name, key in (("promptKey", source.prompt_key), ("labelKey", source.label_key)):
+        if key is not None and row.get(key) is None:
+            state = "is null" if key in row else "is absent"
+            raise UserError(
+                f"{place}: key {key!r} ({field}.{name}) {state}; the keys there are: {', '.join(map(repr, row))}"
+            )
+    facts.note_messages(check_prompt(row[source.prompt_key], place, field, source), place)
+    if source.label_key is not None:
+        try:
+            facts.note_label(label_text(row[source.label_key]), place)
+        except ValueError as error:
+            raise UserError(f"{place}: the label ({source.label_key!r}, {field}.labelKey) {error}") from None
+
+
+def _row(line: bytes, name: str, number: int) -> Row:
     try:
         row = _DECODER.decode(line.decode())
+        if not isinstance(row, dict):
+            wrong = f"a JSON object is needed, not {type(row).__name__}"
+        elif _SURROGATE.search(line) and not _is_text(row):
+            wrong = "holds half a character (a lone surrogate like \\ud800), which is no text"
+        else:
+            return row
     except json.JSONDecodeError as error:
         listed = "; the file is one list: JSON lines have an object in each line" if line == b"[" else ""
-        raise UserError(f"{place}: not valid JSON: {error.msg} at column {error.colno}{listed}") from error
+        wrong = f"not valid JSON: {error.msg} at column {error.colno}{listed}"
     except UnicodeDecodeError as error:
-        raise UserError(f"{place}: not valid UTF-8: {error.reason} at byte {error.start}") from error
+        wrong = f"not valid UTF-8: {error.reason} at byte {error.start}"
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place}: not valid JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{place}: a JSON object is needed, not {type(row).__name__}")
-    if _SURROGATE.search(line) and not _is_text(row):
-        raise UserError(f"{place}: holds half a character (a lone surrogate like \\ud800), which is no text")
-    return row
+        wrong = f"not valid JSON: {error}"
+    raise UserError(f"{name}, line {number}: {wrong}")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> Row:
@@ -270,13 +301,6 @@ def _once(pairs: list[tuple[str, Any]]) -> Row:
 _DECODER = json.JSONDecoder(object_pairs_hook=_once)
 
 
-def _label(value: Any, source: DataSource, field: str, place: str) -> str:
-    try:
-        return label_text(value)
-    except ValueError as error:
-        raise UserError(f"{place}: the label ({source.label_key!r}, {field}.labelKey) {error}") from None
-
-
 def _is_text(row: Row) -> bool:
     """Whether all text of a row can be written: JSON's escapes can say halves of characters."""
     try:
@@ -284,15 +308,6 @@ def _is_text(row: Row) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _check_keys(row: Row, source: DataSource, field: str, place: str) -> None:
-    for name, key in (("promptKey", source.prompt_key), ("labelKey", source.label_key)):
-        if key is not None and row.get(key) is None:
-            state = "is null" if key in row else "is absent"
-            raise UserError(
-                f"{place}: key {key!r} ({field}.{name}) {state}; the keys there are: {', '.join(map(repr, row))}"
-            )
 
 
 def _read_parquet(path: Path, field: str) -> Table:

@@ -20,6 +20,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, check_parallel
 from rljob_worker.models.facts import read_hf_config
 from rljob_worker.models.hf_check import check_hf_weights, checkpoint_bytes
+from rljob_worker.models.json_files import check_json_files
 from rljob_worker.models.random_model import make_random_model
 from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.runner import RewardRunner
@@ -38,6 +39,7 @@ def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
         prepare_tokenizer(spec, own)
     if spec.model.random is None:
         model_folder = checkpoint_folder(spec.model)
+        check_json_files(model_folder)
         shutil.copyfile(model_folder / "config.json", own / "config.json")
     else:
         model_folder = own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Protocol, TypedDict, cast
 
 from rljob_api.rules.model_config import size_findings
 from rljob_worker.errors import UserError
-from rljob_worker.host.files import read_file
+from rljob_worker.models.json_files import read_json_object
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names that families give the number of a layer's routed experts."""
@@ -106,18 +105,11 @@ def read_hf_config(folder: str | Path) -> dict[str, object]:
     """`config.json` of a checkpoint folder; UserError when it is absent or not a JSON object."""
     path = Path(folder) / "config.json"
     try:
-        config = json.loads(read_file(path))
+        return read_json_object(path)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{path}: no such file; a model folder needs config.json, *.safetensors and tokenizer files"
         ) from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{path}: must hold a JSON object, got {type(config).__name__}")
-    return config
 
 
 class HfConfig(Protocol):

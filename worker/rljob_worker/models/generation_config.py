@@ -9,6 +9,7 @@ from typing import Any
 
 from rljob_api.spec import RolloutSpec
 from rljob_worker.host.files import write_whole
+from rljob_worker.models.json_files import read_json_object
 
 FILE = "generation_config.json"
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -23,7 +24,7 @@ def write_generation_config(folder: Path, rollout: RolloutSpec, hf_config: Mappi
         hf_config: the model's `config.json`, which says the token ids where no such file does.
     """
     path = folder / FILE
-    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    before = read_json_object(path) if path.is_file() else {}
     tokens = {name: before.get(name, hf_config.get(name)) for name in _TOKENS}
     ends = tokens["eos_token_id"]
     given = [] if ends is None else list(ends) if isinstance(ends, list) else [ends]

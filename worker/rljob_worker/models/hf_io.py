@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import write_whole, writing
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.json_files import read_json_object
 from rljob_worker.models.manifest import HEAD, embedding, hf_manifest
 from rljob_worker.tensor_slice import Piece
 
@@ -161,9 +162,11 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     index = folder / INDEX_FILE
     if index.is_file():
         try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
-            raise UserError(f"{index}: not a safetensors index: {error!r}") from error
+            weight_map = read_json_object(index)["weight_map"]
+        except KeyError:
+            raise UserError(f"{index}: not a safetensors index: it has no weight_map") from None
+        except UserError as error:
+            raise UserError(f"{error}; it is not a safetensors index") from None
         if not isinstance(weight_map, dict) or not all(_is_file_name(name) for name in weight_map.values()):
             raise UserError(f"{index}: weight_map must map tensors to names of files beside it")
         paths = sorted({folder / name for name in weight_map.values()})
