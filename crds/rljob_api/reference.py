@@ -8,7 +8,7 @@ from typing import Any
 from rljob_api.base import ApiModel
 from rljob_api.blocks import fields_of
 from rljob_api.job import GROUP, KIND, VERSION
-from rljob_api.rules import MUTABLE_FIELDS, rules_on
+from rljob_api.rules import CHANGES, rules_on
 from rljob_api.schema import Node, describe, structural_schema
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
@@ -21,7 +21,22 @@ _INTRODUCTION = f"""# RLJob reference
 A field without a default is optional, unless it is marked **required**. Unknown fields are refused. A block that is
 left out is one whose fields all have their defaults; the API server does not store it.
 
-After creation these fields of `spec` may change, and no others: {", ".join(f"`{name}`" for name in MUTABLE_FIELDS)}.
+Some fields of `spec` may change after creation: [what may change](#what-may-change).
+"""
+
+_MAY_CHANGE = """## What may change
+
+Fields of `spec` that a job may change after its first attempt, with all that is below them; no others may, neither by
+`kubectl apply` nor by `rljob run --resume`. Before its first attempt everything may change. *While suspended* is while
+the job holds no devices (`suspend: true`), and at a resume. By their effect on what is computed:
+
+- none: the same samples and weights, bit for bit;
+- some samples: those whose reward failed, or of rows that are left out, are others;
+- rounding: the same sums in another order. The first step with such a change says so in its record (`changed`), and
+  `rljob audit` and `rljob replay` name it: from there on bits may differ from those of a run that was not changed.
+
+| field | when | effect | reason |
+|---|---|---|---|
 """
 
 
@@ -32,7 +47,16 @@ def reference() -> str:
         blocks = _blocks(model, name, structural_schema(model))
         paths = {block: path for block, path, _ in blocks}
         parts += [_section(block, path, node, paths) for block, path, node in blocks]
-    return "\n".join(parts)
+    return "\n".join([*parts, _may_change()])
+
+
+def _may_change() -> str:
+    rows = (
+        f"| `{change.path}` | {'at any time' if change.any_time else 'while suspended'} | {change.effect.value} | "
+        f"{_cell(change.reason)} |"
+        for change in CHANGES
+    )
+    return _MAY_CHANGE + "\n".join(rows) + "\n"
 
 
 def _blocks(model: type[ApiModel], path: str, node: Node) -> list[tuple[type[ApiModel], str, Node]]:

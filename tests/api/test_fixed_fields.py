@@ -32,6 +32,28 @@ WHILE_SUSPENDED = [
     "pods.worker={spec: {hostPID: true}}",
     "environment.variables={A: b}",
     "network.hostNetwork=true",
+    "weightSync.probeEverySteps=1",
+    "storage.sharedMemory=64Gi",
+    "resources.head={memory: 64Gi}",
+    "resources.worker={memory: 64Gi}",
+    "resources.threadsPerDevice=3",
+    "memorySaver.releaseProcessGroups=false",
+    "memorySaver.trainMemoryMargin=3Gi",
+    "hccl.connectTimeoutSeconds=99",
+    "hccl.execTimeoutSeconds=99",
+    "reward.timeoutSeconds=9",
+    "reward.memory=3Gi",
+    "reward.onError=Score",
+    "reward={name: math, onError: Score, errorScore: -1}",
+    "data.skip=[9, math/10]",
+    "rollout.kvCacheBytes=99999999",
+    "rollout.memoryFraction=0.25",
+    "rollout.maxNumSeqs=9",
+    "rollout.maxBatchedTokens=99999",
+    "rollout.prefixCaching=false",
+    "rollout.graphMode=true",
+    "training.maxTokensPerMicroBatch=9999",
+    "training.recompute=Selective",
 ]
 BEFORE_THE_FIRST_ATTEMPT = [
     "seed=1",
@@ -41,11 +63,14 @@ BEFORE_THE_FIRST_ATTEMPT = [
     "algorithm.clipLow=0.1",
     "rollout.engineArgs.compilation_config={level: 0}",
     "training.optimizer.lr=1e-5",
-    "weightSync.probeEverySteps=1",
     "resources.nodes=2",
     "memorySaver.mode=torch",
     "hccl.deterministic=false",
-    "storage.sharedMemory=64Gi",
+    "storage.volumes=[{name: a, mountPath: /a, claim: b}]",
+    "data.shuffle=false",
+    "reward.network=false",
+    "rollout.topK=5",
+    "training.precision=fp32",
     "checkpoint.path=/elsewhere",
 ]
 HAS_RUN: list[dict[str, Any]] = [{"number": 0}]
@@ -62,7 +87,9 @@ def update(
 
 
 def field_of(change: str) -> str:
-    return "checkpoint.path" if change.startswith("checkpoint.path") else change.replace("=", ".").split(".")[0]
+    path = "reward.onError" if "errorScore" in change else change.partition("=")[0]
+    whole = [known for known in ("checkpoint.path", *RESUMABLE_FIELDS) if path == known]
+    return whole[0] if whole else path.split(".")[0]
 
 
 @pytest.mark.parametrize("phase", ["Queued", "Running", "Failed", "Suspended"])
@@ -81,9 +108,8 @@ def test_may_change_while_the_job_holds_no_devices(change: str, undo: bool) -> N
     for phase in ("Queued", "Starting", "Running", "Succeeded", "Failed"):
         ((path, message),) = update(change, {"phase": phase}, undo)
         assert path == "spec"
-        assert message.startswith(
-            f"spec.{field} cannot change while the job holds devices: set suspend to true first; "
-        )
+        assert message.startswith(f"spec.{field} ")
+        assert " cannot change while the job holds devices: set suspend to true first; " in message
     assert immutable_changes(load_manifest(manifest()).spec, load_manifest(manifest(change)).spec) == []
 
 
@@ -123,7 +149,7 @@ def test_nodes_with_engines_may_change_within_the_job_s_bounds(nodes: str) -> No
         "resources.rollout={nodes: 3, devicesPerNode: 4, minNodes: 1, maxNodes: 4}",
         "resources.rollout={nodes: 2, devicesPerNode: 8}",
         "resources.trainer.nodes=2",
-        "resources.threadsPerDevice=2",
+        "resources.tuning.ompNumThreads=2",
     ],
 )
 def test_nothing_else_of_the_resources_may_change_with_them(change: str) -> None:
@@ -162,6 +188,9 @@ def test_at_a_status_write_the_blocks_are_not_even_compared() -> None:
 def test_every_field_is_tried() -> None:
     tried = {field_of(change) for change in MAY_CHANGE + WHILE_SUSPENDED + BEFORE_THE_FIRST_ATTEMPT}
     fields = {info.alias for info in RLJobSpec.model_fields.values()}
-    assert fields - tried == {"mode"}, "the other modes need other devices, which are fixed too"
-    assert set(MUTABLE_FIELDS) | set(RESUMABLE_FIELDS) <= fields
-    assert {field_of(change) for change in WHILE_SUSPENDED} == set(RESUMABLE_FIELDS)
+    assert fields - {path.partition(".")[0] for path in tried} == {"mode"}, (
+        "the other modes need other devices, which are fixed too"
+    )
+    assert {path.partition(".")[0] for path in (*MUTABLE_FIELDS, *RESUMABLE_FIELDS)} <= fields
+    # errorScore goes with onError alone.
+    assert {field_of(change) for change in WHILE_SUSPENDED} | {"reward.errorScore"} == set(RESUMABLE_FIELDS)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
 
 from rljob_api.base import ApiModel
 from rljob_api.blocks import BlockField, fields_of
+from rljob_api.rules.changes import CHANGES, MUTABLE_FIELDS, RESUMABLE_FIELDS, without_changeable
 from rljob_api.rules.core import Rule
 from rljob_api.rules.devices import DEVICE_CHECKS, DEVICES
 from rljob_api.rules.findings import Check, Finding
@@ -20,6 +25,7 @@ from rljob_api.rules.variables import VARIABLES
 from rljob_api.spec import DeviceGroupSpec, ResourcesSpec, RLJobSpec
 
 __all__ = [
+    "CHANGES",
     "MUTABLE_FIELDS",
     "RESUMABLE_FIELDS",
     "RULES",
@@ -44,29 +50,6 @@ RULES: tuple[Rule, ...] = (
     *VARIABLES,
     *CLUSTER,
 )
-
-MUTABLE_FIELDS = (
-    "steps",
-    "checkpoint",
-    "failurePolicy",
-    "suspend",
-    "activeDeadlineSeconds",
-    "ttlSecondsAfterFinished",
-)
-"""Fields of `spec` that may change at any time; `checkpoint.path`, which the run folder follows from, as the others."""
-
-RESUMABLE_FIELDS = (
-    "image",
-    "evaluation",
-    "earlyStop",
-    "timeouts",
-    "records",
-    "scheduling",
-    "pods",
-    "environment",
-    "network",
-)
-"""Fields of `spec` that may change while the job holds no devices: a resumed run computes the same with them."""
 
 _IDLE = "(!has(oldSelf.status) || !has(oldSelf.status.phase) || oldSelf.status.phase in ['Pending', 'Suspended'])"
 _FRESH = f"({_IDLE} && (!has(oldSelf.status) || !has(oldSelf.status.attempts) || size(oldSelf.status.attempts) == 0))"
@@ -103,8 +86,16 @@ def transition_rules() -> list[tuple[str, str, str]]:
     """
     fixed, resumable = {"spec.checkpoint.path": _SAME_PATH}, dict[str, str]()
     for name, field in fields_of(RLJobSpec).items():
-        if name not in MUTABLE_FIELDS:
-            (resumable if name in RESUMABLE_FIELDS else fixed)[f"spec.{name}"] = _unchanged(f"spec.{name}", field)
+        path = f"spec.{name}"
+        nested = [known for known in RESUMABLE_FIELDS if known.startswith(f"{name}.")]
+        if name in RESUMABLE_FIELDS:
+            resumable[path] = _unchanged(path, field)
+        elif name not in MUTABLE_FIELDS:
+            fixed[path] = _unchanged_but(path, field, nested) if nested else _unchanged(path, field)
+            for known in nested:
+                assert field.block is not None
+                child = known.removeprefix(f"{name}.")
+                resumable[f"spec.{known}"] = _same_below(path, child, fields_of(field.block)[child])
     return [
         _transition_rule(fixed, _FRESH, "cannot change after the job has begun: create another job"),
         _transition_rule(resumable, _IDLE, "cannot change while the job holds devices: set suspend to true first"),
@@ -112,22 +103,62 @@ def transition_rules() -> list[tuple[str, str, str]]:
 
 
 def _transition_rule(same: dict[str, str], limit: str, wrong: str) -> tuple[str, str, str]:
-    changed = " + ".join(f"({unchanged} ? '' : '{path} ')" for path, unchanged in same.items())
+    changed = _sum([f"({unchanged} ? '' : '{path} ')" for path, unchanged in same.items()])
     text = f"{wrong}; allowed {_ANY_TIME}"
     cel = f"{_STATUS_WRITE} || {limit} || ({' && '.join(same.values())})"
     return cel, f"a field {text}", f"{changed} + '{text}'"
 
 
+def _sum(terms: Sequence[str]) -> str:
+    """The terms added up in pairs of pairs: parsers bound the depth of an expression."""
+    if len(terms) == 1:
+        return terms[0]
+    middle = len(terms) // 2
+    return f"({_sum(terms[:middle])} + {_sum(terms[middle:])})"
+
+
 def _unchanged(path: str, field: BlockField) -> str:
     same = f"self.{path} == oldSelf.{path}"
-    if path == _RESOURCES:
-        same = f"({same} || {_ONLY_ENGINE_NODES})"
     # A field that is required or has a default is always there; a block has none (see schema.py).
-    if field.info.is_required() or (
-        field.block is None and field.info.get_default(call_default_factory=True) is not None
-    ):
+    if field.info.is_required() or (field.block is None and _default(field) is not None):
         return same
     return f"(has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || {same}))"
+
+
+def _unchanged_but(path: str, field: BlockField, changeable: Sequence[str]) -> str:
+    """The fields of a block other than those that may change on their own."""
+    assert field.block is not None
+    own = {known.rpartition(".")[2] for known in changeable}
+    return "({})".format(
+        " && ".join(
+            f"({_same_below(path, name, child)} || {_ONLY_ENGINE_NODES})"
+            if f"{path}.{name}" == _ENGINES
+            else _same_below(path, name, child)
+            for name, child in fields_of(field.block).items()
+            if name not in own
+        )
+    )
+
+
+def _same_below(path: str, name: str, field: BlockField) -> str:
+    """A field of a block that either object may lack: a block that is left out has the defaults of its fields."""
+    below = f"{path}.{name}"
+    default = None if field.block is not None and not field.many else _default(field)
+    if default is not None and not isinstance(default, list | dict):
+        mine, its = (f"(has({one}.{path}) ? {one}.{below} : {_literal(default)})" for one in ("self", "oldSelf"))
+        return f"{mine} == {its}"
+    filled = " && size({0}.{1}) > 0" if isinstance(default, list) else ""
+    mine, its = (f"(has({one}.{path}) && has({one}.{below}){filled.format(one, below)})" for one in ("self", "oldSelf"))
+    return f"({mine} == {its} && (!{mine} || self.{below} == oldSelf.{below}))"
+
+
+def _default(field: BlockField) -> Any:
+    return None if field.info.is_required() else field.info.get_default(call_default_factory=True)
+
+
+def _literal(value: Any) -> str:
+    """A default as CEL has it."""
+    return json.dumps(value.value if isinstance(value, Enum) else value)
 
 
 def _same_but(path: str, block: type[ApiModel], without: str) -> list[str]:
@@ -136,12 +167,8 @@ def _same_but(path: str, block: type[ApiModel], without: str) -> list[str]:
 
 def immutable_changes(old: RLJobSpec, new: RLJobSpec) -> list[str]:
     """Return the camelCase names of the fields that differ and may not, once the job has run."""
-    allowed = (*MUTABLE_FIELDS, *RESUMABLE_FIELDS)
-    changed = [
-        info.alias or attribute
-        for attribute, info in RLJobSpec.model_fields.items()
-        if (info.alias or attribute) not in allowed and getattr(old, attribute) != getattr(new, attribute)
-    ]
+    before, after = (without_changeable(spec.model_dump(mode="json", by_alias=True)) for spec in (old, new))
+    changed = [name for name in before if before[name] != after[name]]
     if "resources" in changed and _only_engine_nodes(old.resources, new.resources):
         changed.remove("resources")
     return changed + (["checkpoint.path"] if old.checkpoint.path != new.checkpoint.path else [])
@@ -151,17 +178,21 @@ def _only_engine_nodes(old: ResourcesSpec, new: ResourcesSpec) -> bool:
     if old.rollout is None or new.rollout is None or new.rollout.max_nodes is None:
         return False
     rollout = old.rollout.model_copy(update={"nodes": new.rollout.nodes})
-    return old.model_copy(update={"rollout": rollout}) == new
+    before, after = (
+        without_changeable({"resources": one.model_dump(mode="json", by_alias=True)})
+        for one in (old.model_copy(update={"rollout": rollout}), new)
+    )
+    return before == after
 
 
-_RESOURCES, _ENGINES = "spec.resources", "spec.resources.rollout"
+_ENGINES = "spec.resources.rollout"
 _ONLY_ENGINE_NODES = "({})".format(
     " && ".join(
         [
+            "has(self.spec.resources) && has(oldSelf.spec.resources)",
             f"has(self.{_ENGINES}) && has(oldSelf.{_ENGINES}) && has(self.{_ENGINES}.maxNodes)",
-            *_same_but(_RESOURCES, ResourcesSpec, "rollout"),
             *_same_but(_ENGINES, DeviceGroupSpec, "nodes"),
         ]
     )
 )
-"""What differs in `resources` is the number of nodes with engines, which the job's bounds allow to change."""
+"""What differs in `resources.rollout` is the number of nodes with engines, which the job's bounds allow to change."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from rljob_api.base import (
     ApiModel,
@@ -24,6 +24,11 @@ from rljob_api.base import (
 from rljob_api.spec.model import Hub
 
 _FUNCTION = r"^([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*$"
+PromptRow = Annotated[
+    Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=r"^(.*/)?[0-9]+$", max_length=300)],
+    WithJsonSchema({"x-kubernetes-int-or-string": True}),
+]
+"""A row of the data: its number, or the number behind its source's name."""
 _VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253)]
 
 
@@ -141,6 +146,9 @@ class DataSpec(DataSource):
     template switch."""
     shuffle: bool = True
     """Shuffle each epoch with the job's seed."""
+    skip: Annotated[list[PromptRow], Field(max_length=1024)] = []
+    """Rows that are left out, recorded as `skipped`: numbers from 0, as messages have them (`row 9`), or with several
+    sources `NAME/9`. A resumed run may have others: a way on where it died of a row."""
     max_prompt_tokens: TokenCount | None = None
     """Longer prompts are reported and skipped; default: model length less `rollout.maxResponseTokens`."""
 
