@@ -24,11 +24,20 @@ class PromptsOfStep:
     """What its filter took."""
     open: Ranges
     """Drawn and not closed: the next step samples them again."""
+    skipped: Ranges = ()
+    """Rows that `spec.data.skip` leaves out."""
 
     @classmethod
-    def of(cls, next_: int, trained: Iterable[int], filtered: Iterable[int], open_: Iterable[int]) -> Self:
+    def of(
+        cls,
+        next_: int,
+        trained: Iterable[int],
+        filtered: Iterable[int],
+        open_: Iterable[int],
+        skipped: Iterable[int] = (),
+    ) -> Self:
         """From the numbers themselves, in any order."""
-        return cls(next_, _ranges(trained), _ranges(filtered), _ranges(open_))
+        return cls(next_, _ranges(trained), _ranges(filtered), _ranges(open_), _ranges(skipped))
 
     @classmethod
     def parse(cls, content: Any, where: str) -> Self:
@@ -37,11 +46,13 @@ class PromptsOfStep:
         return cls(
             whole(get("next"), f"{where}.next"),
             *(_parsed(get(name), f"{where}.{name}") for name in ("trained", "filtered", "open")),
+            _parsed(get("skipped", []), f"{where}.skipped"),
         )
 
     def to_json(self) -> Mapping[str, Any]:
         """The block: ranges as [first, after the last]."""
         named = {"trained": self.trained, "filtered": self.filtered, "open": self.open}
+        named |= {"skipped": self.skipped} if self.skipped else {}
         return {"next": self.next, **{k: [[r.start, r.stop] for r in v] for k, v in named.items()}}
 
 

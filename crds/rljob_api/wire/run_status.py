@@ -32,6 +32,23 @@ SUMMARY_OF_SUCCESS = f'"outcome": "{RunOutcome.SUCCEEDED}"'
 
 
 @dataclass(frozen=True, slots=True)
+class ResumeChanges:
+    """Fields of the manifest that an attempt changed, of those that a step could be told apart by."""
+
+    attempt: int
+    """The first with the change."""
+    rounding: Sequence[str] = ()
+    fields: Sequence[str] = ()
+
+    @classmethod
+    def parse(cls, content: Any) -> Self:
+        """Read one as JSON gives it; WireError names the field."""
+        get = block(content, "changes").get
+        lists = ([text(one, f"changes.{name}") for one in get(name, [])] for name in ("rounding", "fields"))
+        return cls(whole(get("attempt"), "changes.attempt"), *lists)
+
+
+@dataclass(frozen=True, slots=True)
 class RunDescription:
     """`run.json`: whose run it is."""
 
@@ -47,6 +64,8 @@ class RunDescription:
     epoch: int = 0
     """Number of this driver among those of its checkpoint folder: `attempt`, unless other runs used
     `spec.checkpoint.path` too. 0 where `nonce` is empty."""
+    changes: Sequence[ResumeChanges] = ()
+    """By attempt."""
 
     @classmethod
     def parse(cls, content: Any) -> Self:
@@ -60,13 +79,16 @@ class RunDescription:
             raise WireError("attempt must be 1 or more, not 0")
         nonce = text(description.get("nonce", ""), "nonce")
         epoch = whole(description.get("epoch", 0), "epoch")
-        return cls(job, attempt, whole(description.get("pid", 0), "pid"), nonce, epoch)
+        changes = tuple(map(ResumeChanges.parse, description.get("changes", ())))
+        return cls(job, attempt, whole(description.get("pid", 0), "pid"), nonce, epoch, changes)
 
     def to_json(self) -> dict[str, Any]:
         """The file's content."""
         content = asdict(self)
         if not self.nonce:
             del content["nonce"], content["epoch"]
+        if not self.changes:
+            del content["changes"]
         return content
 
     @property

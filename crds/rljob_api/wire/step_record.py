@@ -65,6 +65,29 @@ class WeightSync:
 
 
 @dataclass(frozen=True, slots=True)
+class Changed:
+    """What a resume changed: the step is the first that was computed with it."""
+
+    rounding: Sequence[str] = ()
+    """Fields of the manifest since which bits may differ from those of a run without the change."""
+    fields: Sequence[str] = ()
+    """Others that decide on some samples."""
+    rows: Sequence[str] = ()
+    """Rows of the data with other content, as `NAME/ROW`."""
+
+    @classmethod
+    def parse(cls, content: Any, where: str) -> Self:
+        """Read the block as JSON gives it; WireError names the field."""
+        get = block(content, where).get
+        return cls(*(_texts(get(name, []), f"{where}.{name}") for name in ("rounding", "fields", "rows")))
+
+    def to_json(self) -> dict[str, Any]:
+        """The block, without what is empty."""
+        named = {"rounding": self.rounding, "fields": self.fields, "rows": self.rows}
+        return {name: list(values) for name, values in named.items() if values}
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One executed step. Keys that this version does not know are left out, optional ones may be missing."""
 
@@ -95,6 +118,8 @@ class StepRecord:
     """None: there was no weight sync."""
     prompts: PromptsOfStep | None = None
     """None: the step was not completed, or its record is of a version that did not count prompts."""
+    changed: Changed | None = None
+    """What the resume before it changed; None: nothing that it could tell by."""
     memory: MemoryReports = field(default_factory=dict)
     """As it stands in the record; `memory_states` looks into it."""
     busy_seconds: Mapping[str, float] = field(default_factory=dict)
@@ -147,6 +172,7 @@ class StepRecord:
             recovered=get("recovered", False) is True,
             weights=WeightSync.parse(weights, f"{where}: weights") if weights else None,
             prompts=PromptsOfStep.parse(get("prompts"), f"{where}: prompts") if get("prompts") else None,
+            changed=Changed.parse(get("changed"), f"{where}: changed") if get("changed") else None,
             memory=block(get("memory"), f"{where}: memory"),
             busy_seconds=block(get("busy_seconds", {}), f"{where}: busy_seconds"),
             overlapped=block(get("overlapped", {}), f"{where}: overlapped"),
@@ -185,6 +211,8 @@ class StepRecord:
             content["lanes"] = self.lanes
         if self.prompts is not None:
             content["prompts"] = self.prompts.to_json()
+        if self.changed is not None:
+            content["changed"] = self.changed.to_json()
         if self.stopped_early:
             content["stopped_early"] = self.stopped_early
         return content if self.index == UNNUMBERED else {**content, "index": self.index, "rerun": self.rerun}
@@ -251,6 +279,12 @@ class StepRecord:
             (p, rank, state): float(number(value, f"{self.where}: memory.{p}-{rank}"))
             for p, rank, state, value in states
         }
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise WireError(f"{where} must be a list")
+    return tuple(text(one, where) for one in value)
 
 
 def _phases(value: Any, where: str) -> Mapping[str, float]:

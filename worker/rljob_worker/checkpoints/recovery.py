@@ -8,16 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rljob_api import RLJobSpec
-from rljob_api.wire.step_record import StepRecord
+from rljob_api.spec import Mode
+from rljob_api.wire.run_status import ResumeChanges
+from rljob_api.wire.step_record import Changed, StepRecord
 from rljob_worker.checkpoints.store import Checkpoints, CheckpointStore, DriverState
 from rljob_worker.cluster.groups import TrainerGroup
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.errors import FencedError, JobError, PhaseDeadlineError, UserError
 from rljob_worker.flow import Group
 from rljob_worker.phases import PhaseClock
-from rljob_worker.records.event_names import CHECKPOINT_SET_ASIDE, RESHARDED
+from rljob_worker.records.event_names import CHANGED_AT_RESUME, CHECKPOINT_SET_ASIDE, RESHARDED
 from rljob_worker.records.events import EventLog
 from rljob_worker.records.writer import RecordWriter
+from rljob_worker.rollouts.carried import still_good
 from rljob_worker.rollouts.prompt_ledger import PromptLedger
 from rljob_worker.rollouts.step import Progress
 from rljob_worker.trainer.checked_file import CheckedFile
@@ -40,6 +43,7 @@ class Recovery:
         progress: how far the job is.
         attempt: of the run.
         events: where a checkpoint that was set aside is noted.
+        changes: what attempts changed at their resume.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Recovery:
         progress: Progress,
         attempt: int,
         events: EventLog,
+        changes: Sequence[ResumeChanges] = (),
     ) -> None:
         self._spec = spec
         self._trainers = trainers
@@ -65,6 +70,7 @@ class Recovery:
         self._progress = progress
         self._attempt = attempt
         self._events = events
+        self._changes = changes
         self._requested = threading.Event()
         self.saved_step: int | None = None
         """Step of the newest checkpoint; None where there is none."""
@@ -142,7 +148,10 @@ class Recovery:
         self._restore_prompts(state, folder)
         progress = self._progress
         progress.step, progress.weight_version = state.step, state.weight_version
-        progress.data_cursor, progress.carried = state.data_cursor, self._carried(state, folder)
+        carried = self._carried(state, folder)
+        progress.data_cursor = state.data_cursor
+        progress.carried = still_good(carried, self._prompts.waiting(), whole=self._spec.mode is Mode.DISAGGREGATED)
+        self._note_changes(state.step, state.attempt)
         self.saved_step = self.recorded_step = state.step
         self._records.recover_written([StepRecord.parse(record) for record in state.earlier_records])
         if state.record is None or self._records.has(state.step, state.attempt):
@@ -159,6 +168,20 @@ class Recovery:
                 f"{folder}: the data cursor is not one that a driver saved ({type(error).__name__}: {error}); move the "
                 "folder away to continue from the checkpoint before it"
             ) from error
+
+    def _note_changes(self, step: int, saved_by: int) -> None:
+        """Say what is another since the checkpoint, in the log, the events and the next step's record."""
+        since = [one for one in self._changes if saved_by < one.attempt <= self._attempt]
+        changed = Changed(
+            sorted({field for one in since for field in one.rounding}),
+            sorted({field for one in since for field in one.fields}),
+            self._prompts.mended,
+        )
+        if changed.rows:
+            logger.warning("rows of the data were mended, the others are unchanged: %s", ", ".join(changed.rows))
+        if content := changed.to_json():
+            self._records.changed(changed)
+            self._events.write(CHANGED_AT_RESUME, restored=step, **content)
 
     def _carried(self, state: DriverState, folder: Path) -> tuple[Group, ...]:
         try:

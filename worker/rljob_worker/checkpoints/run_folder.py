@@ -15,8 +15,8 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from rljob_api import RLJob, RLJobSpec
-from rljob_api.rules import MUTABLE_FIELDS, RESUMABLE_FIELDS
-from rljob_api.wire.run_status import OWNER_FILE, RUN_FILE, RunDescription
+from rljob_api.rules.changes import Effect, changed_fields, without_changeable
+from rljob_api.wire.run_status import OWNER_FILE, RUN_FILE, ResumeChanges, RunDescription
 from rljob_worker.checkpoints.fencing import EPOCHS, LOCK_FILE, claim_folder, lock_folder
 from rljob_worker.checkpoints.store import Checkpoints, CheckpointStore, checkpoint_root
 from rljob_worker.errors import FencedError, JobError, UserError
@@ -31,14 +31,13 @@ _NO_FOLDER = {errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP}
 """Errors of a path that no restart mends; all others are the environment's."""
 _LOCK_SECONDS = 60.0
 """How long a driver before this one may take to end: on another host its lock lives until the file server notices."""
-_MAY_CHANGE = (*MUTABLE_FIELDS, *RESUMABLE_FIELDS)
-"""Blocks of the spec that a resumed run may change without becoming another job."""
 _LAYOUT = {
     "training": ("tensorParallel", "pipelineParallel", "expertParallel"),
     "rollout": ("tensorParallel",),
     "resources": ("nodes", "devicesPerNode", "trainer", "rollout"),
 }
-"""Fields of other blocks that it may change: how model and samples are divided; its checkpoint is resharded."""
+"""Fields that a resume may change beside those of `rljob_api.rules.changes`: how model and samples are divided; the
+checkpoint is resharded."""
 
 
 class RunFolder:
@@ -145,7 +144,8 @@ class RunFolder:
             claim = claim_folder(self._root, attempt, (self._root / OWNER_FILE, self.path / RUN_FILE))
             owner = {"run": str(self.path), "pid": os.getpid(), "nonce": claim.nonce, "epoch": claim.epoch}
             write_whole(self._root / OWNER_FILE, json.dumps(owner, indent=1), writer=claim.nonce)
-        description = RunDescription(manifest, attempt, os.getpid(), claim.nonce, claim.epoch)
+        self.changes = _changes(previous, manifest, attempt)
+        description = RunDescription(manifest, attempt, os.getpid(), claim.nonce, claim.epoch, self.changes)
         write_whole(self.path / RUN_FILE, json.dumps(description.to_json(), indent=1), writer=claim.nonce, private=True)
         for folder in {self.path, claim.folder}:
             sync_folder(folder)
@@ -232,8 +232,9 @@ def _refuse_other_job(path: Path, old: dict[str, Any], new: dict[str, Any]) -> N
         differences.append(
             f"metadata.uid: {uids[0]} there, {uids[1]} here (a job of that name was deleted and made anew)"
         )
-    for key in sorted((set(old["spec"]) | set(new["spec"])) - set(_MAY_CHANGE)):
-        there, here = (_without(spec.get(key), _LAYOUT.get(key, ())) for spec in (old["spec"], new["spec"]))
+    fixed = [without_changeable(manifest["spec"]) for manifest in (old, new)]
+    for key in sorted(set(fixed[0]) | set(fixed[1])):
+        there, here = (_without(spec.get(key), _LAYOUT.get(key, ())) for spec in fixed)
         if there != here:
             differences += _differences(f"spec.{key}", there, here)
     paths = [spec["checkpoint"].get("path") for spec in (old["spec"], new["spec"])]
@@ -243,6 +244,27 @@ def _refuse_other_job(path: Path, old: dict[str, Any], new: dict[str, Any]) -> N
     if differences:
         listed = "\n  ".join(differences)
         raise UserError(f"{path}: belongs to another job; what differs:\n  {listed}")
+
+
+def _changes(previous: RunDescription | None, manifest: dict[str, Any], attempt: int) -> tuple[ResumeChanges, ...]:
+    """What the attempts so far changed, and what this one does."""
+    if previous is None:
+        return ()
+    specs = [_with_defaults(previous.job)["spec"], manifest["spec"]]
+    found: dict[Effect, list[str]] = {effect: [] for effect in Effect}
+    for change in changed_fields(*specs):
+        found[change.effect].append(f"spec.{change.path}")
+    for key, fields in _LAYOUT.items():
+        there, here = ((spec.get(key) or {}) for spec in specs)
+        found[Effect.ROUNDING] += [f"spec.{key}.{name}" for name in fields if there.get(name) != here.get(name)]
+    for effect, consequence in (
+        (Effect.ROUNDING, "bits may differ from here on from those of a run without the change"),
+        (Effect.WAY_ON, "some samples are others from here on"),
+    ):
+        if found[effect]:
+            logger.warning("%s changed: %s", ", ".join(found[effect]), consequence)
+    new = ResumeChanges(attempt, found[Effect.ROUNDING], found[Effect.WAY_ON])
+    return (*previous.changes, new) if new.rounding or new.fields else tuple(previous.changes)
 
 
 def _without(value: Any, fields: Collection[str]) -> Any:

@@ -44,8 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"{folder}: no step whose record says what became of its prompts")
     checked = _checkpoints(store, audit, unreadable), _samples(folder, audit, unreadable)
     findings = audit.findings + unreadable
-    for finding in findings:
-        print(visible_line(finding))
+    for line in [*audit.notes, *findings]:
+        print(visible_line(line))
     print(_conclusion(audit, *checked, len(findings)))
     return ExitCode.FAILED if findings else ExitCode.OK
 
@@ -94,6 +94,7 @@ def _samples(folder: Path, audit: PromptAudit, unreadable: list[str]) -> int:
 def _conclusion(audit: PromptAudit, checkpoints: int, files: int, findings: int) -> str:
     before = f" after {audit.not_numbered} steps that did not number their prompts" if audit.not_numbered else ""
     counts = f"{audit.trained} trained, {audit.filtered} filtered, {len(audit.open)} open"
+    counts += f", {audit.skipped} skipped" if audit.skipped else ""
     with_ = f"{audit.steps} steps{before}, {checkpoints} checkpoints, {files} files of trajectories"
     verdict = f"{findings} findings" if findings else "each exactly once"
     return f"{audit.next} prompts: {counts}; {verdict} ({with_})"

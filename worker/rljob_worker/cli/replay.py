@@ -127,6 +127,7 @@ def _told(plan: Plan, found: Comparison) -> str:
         total = found.metrics + len(found.other_metrics)
         lines.append(f"trained again: {len(plan.trained)} steps; {found.metrics} of {total} metrics as in the records")
         lines += [f"  {visible_line(one)}" for one in found.other_metrics[:5]]
+    lines += map(visible_line, plan.changes)
     lines.append(f"sampled again: {found.equal} of {found.tokens} tokens are the same")
     lines += [f"  first other one: {visible_line(found.first)}"] if found.first else []
     lines.append(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import time
 from pathlib import Path
 
+from rljob_api import RLJob
 from rljob_api.profiles.base import BACKEND_AUTOLOAD_VARIABLE
 from rljob_api.safe_text import visible, visible_block
 from rljob_api.validation import ManifestError, check_runnable_locally
@@ -48,6 +50,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="continue the run in --output from its newest checkpoint; `auto`: if it holds this job's run, else begin",
     )
     command.add_argument(
+        "--skip-prompt",
+        action="append",
+        default=[],
+        type=_row,
+        metavar="ROW",
+        help="leave a row of the data out, by its number or NAME/NUMBER (spec.data.skip; may be given several times)",
+    )
+    command.add_argument(
         "--address",
         metavar="HOST:PORT",
         help="Ray cluster to run on (default: RAY_ADDRESS; `local`: none but the embedded one)",
@@ -62,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the job and draw its report."""
     if arguments.resume and arguments.output is None:
         raise UserError("--resume: needs --output with the run folder to continue")
-    job = read_manifest(arguments)
+    job = _without_rows(read_manifest(arguments), arguments.skip_prompt)
     address = arguments.address or os.environ.get("RAY_ADDRESS")
     if address in (None, "", "local"):
         address = None
@@ -105,6 +115,17 @@ def run(arguments: argparse.Namespace) -> int:
     said = [result, *said] if outcome.exit_code == ExitCode.OK else [*said, result]
     console.print(visible("\n".join(said)), highlight=False, markup=False, soft_wrap=True)
     return outcome.exit_code
+
+
+def _row(text: str) -> int | str:
+    if not re.fullmatch(r"(.*/)?[0-9]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no row: a number from 0, or NAME/NUMBER as messages have it")
+    return int(text) if text.isdecimal() else text
+
+
+def _without_rows(job: RLJob, rows: list[int | str]) -> RLJob:
+    data = job.spec.data.model_copy(update={"skip": list(dict.fromkeys([*job.spec.data.skip, *rows]))})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"data": data})}) if rows else job
 
 
 def _report(output: Path, drawn: bool) -> list[str]:

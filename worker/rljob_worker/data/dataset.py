@@ -16,6 +16,7 @@ from rljob_worker.data.chat import ChatTemplate
 from rljob_worker.data.evaluate import held_out_settings
 from rljob_worker.data.labels import label_text
 from rljob_worker.data.prompts import check_prompt
+from rljob_worker.data.row_store import RowStore, most_mended
 from rljob_worker.data.sources import LoadedSource, evaluation_sources, load_source, load_sources
 from rljob_worker.data.tokenizer import tokens_added_after
 from rljob_worker.errors import UserError
@@ -70,8 +71,41 @@ class PromptSource:
         self._shares = weights / weights.sum()
         # With equal weights, the seed decides which source comes first.
         self._ties = np.argsort(_random_bits(len(weights), spec.seed, "mixing"), kind="stable").argsort()
+        self._skips = self._rows_to_skip(spec.data.skip)
         for stream in self._streams:
-            stream.check_some_fit()
+            stream.check_some_fit(self._skips)
+        self._row_store: RowStore | None = None
+        self.mended: tuple[str, ...] = ()
+        """Rows that have another content since the cursor was saved that was restored."""
+
+    def _rows_to_skip(self, wanted: Sequence[int | str]) -> frozenset[str]:
+        names = {stream.name: len(stream.loaded.rows) for stream in self._streams}
+        found = set()
+        for place, row in enumerate(wanted):
+            field = f"spec.data.skip[{place}]: {row}"
+            name, _, number = str(row).rpartition("/")
+            if not name and len(names) > 1:
+                raise UserError(f"{field}: there are several sources: NAME/{number}, of {', '.join(names)}")
+            name = name or next(iter(names))
+            if name not in names or int(number) >= names[name]:
+                rows = ", ".join(f"{source}/0 to {source}/{count - 1}" for source, count in names.items())
+                raise UserError(f"{field}: there is no such row; there are {rows}")
+            found.add(f"{name}/{int(number)}")
+        return frozenset(found)
+
+    def skips(self, uid: str) -> bool:
+        """Whether a prompt is to be left out (`spec.data.skip`)."""
+        return uid in self._skips
+
+    def remember_rows(self, store: RowStore) -> None:
+        """Keep what each row is now, so that a run continued later can tell which of them are others."""
+        self._row_store = store
+        for stream in self._streams:
+            store.write(stream.loaded)
+
+    def compare_rows(self, store: RowStore) -> None:
+        """Tell rows that are others since a cursor was saved by what `store` has of them."""
+        self._row_store = store
 
     @property
     def rows(self) -> dict[str, int]:
@@ -122,13 +156,16 @@ class PromptSource:
         return [(stream.loaded, stream.reward, len(stream.loaded.rows)) for stream in self._streams]
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken. UserError names the source whose data, weight or name is another one."""
-        self.check(state)
+        """Continue where `state` was taken. UserError names the source whose data, weight or name is another one.
+
+        Single rows may have another content where `remember_rows` kept what they were: `mended` names them.
+        """
+        self.mended = self.check(state)
         for stream, saved in zip(self._streams, state["sources"]):
             stream.restore(saved)
 
-    def check(self, state: dict[str, Any]) -> None:
-        """UserError where the cursor is not one of this job on this data."""
+    def check(self, state: dict[str, Any]) -> tuple[str, ...]:
+        """UserError where the cursor is not one of this job on this data; returns the rows that were mended since."""
         for key, field, mine in (
             ("version", "the state's version", STATE_VERSION),
             ("seed", "spec.seed", self._seed),
@@ -142,8 +179,11 @@ class PromptSource:
                 f"spec.data: the data cursor was saved with the sources {', '.join(names)}, "
                 f"but the job has {', '.join(stream.name for stream in self._streams)}"
             )
-        for stream, saved in zip(self._streams, state["sources"]):
-            stream.check_same_data(saved)
+        return tuple(
+            f"{stream.name}/{row}"
+            for stream, saved in zip(self._streams, state["sources"])
+            for row in stream.check_same_data(saved, self._row_store)
+        )
 
 
 def load_evaluation_prompts(
@@ -294,13 +334,16 @@ class _Stream:
         self.drawn += n
         return taken
 
-    def check_some_fit(self) -> None:
-        """UserError when no prompt of the source is short enough. Does not move the cursor."""
+    def check_some_fit(self, skips: frozenset[str]) -> None:
+        """UserError when no prompt of the source is short enough and not skipped. Does not move the cursor."""
+        own = [uid for uid in skips if uid.rpartition("/")[0] == self.name]
+        if len(own) == len(self.loaded.rows):
+            raise UserError(f"{self.loaded.field}: spec.data.skip leaves no row of {self.loaded.origin}")
         if self._limit is None:
             return
-        rows = self._epoch_order(0)
+        rows = [row for row in self._epoch_order(0).tolist() if f"{self.name}/{row}" not in skips]
         for start in range(0, len(rows), 64):
-            if any(len(p.token_ids) <= self._limit for p in self.prompts(rows[start : start + 64].tolist())):
+            if any(len(p.token_ids) <= self._limit for p in self.prompts(rows[start : start + 64])):
                 return
         raise UserError(_none_fits(self.loaded, self._limit))
 
@@ -317,21 +360,27 @@ class _Stream:
             "skippedExamples": [list(example) for example in self.skipped.examples],
         }
 
-    def check_same_data(self, saved: dict[str, Any]) -> None:
+    def check_same_data(self, saved: dict[str, Any], store: RowStore | None = None) -> list[int]:
+        """UserError where the source is another one; returns the rows of it that were mended."""
         changed = f"{self.loaded.field}: the data of source {self.name!r} ({self.loaded.origin}) changed"
         if saved["rows"] != len(self.loaded.rows):
             raise UserError(
                 f"{changed} since the data cursor was saved: {saved['rows']} rows then, {len(self.loaded.rows)} now"
             )
+        mended: list[int] | None = []
         if saved["fingerprint"] != self.loaded.fingerprint:
+            mended = None if store is None else store.mended(self.loaded, saved["fingerprint"])
+        if mended is None:
             raise UserError(
-                f"{changed} since the data cursor was saved: as many rows, but other content or another chat template"
+                f"{changed} since the data cursor was saved: as many rows, but other content or another chat template; "
+                f"single rows may be mended, at most {most_mended(saved['rows'])} of these"
             )
         if saved["weight"] != self.loaded.source.weight:
             raise UserError(
                 f"{self.loaded.field}.weight: is {self.loaded.source.weight}, "
                 f"but the data cursor was saved with {saved['weight']}"
             )
+        return mended
 
     def restore(self, saved: dict[str, Any]) -> None:
         self._epoch, self._position, self.drawn = saved["epoch"], saved["position"], saved["drawn"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -11,6 +12,7 @@ from rljob_api import metrics as m
 from rljob_api.spec.rollout import StalenessLimit
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.prompts_of_step import PromptsOfStep
+from rljob_api.wire.run_status import ResumeChanges
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.checkpoints.journal import write_journal
 from rljob_worker.checkpoints.recovery import Recovery
@@ -67,6 +69,8 @@ class Surroundings:
     early_stop: EarlyStop
     part_means: PartMeans
     failures: WriteFailures
+    changes: Sequence[ResumeChanges] = ()
+    """What attempts changed at their resume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,7 @@ class Job(Generic[R, H]):
             progress,
             given.attempt,
             given.events,
+            given.changes,
         )
 
     def finished(self) -> bool:
@@ -204,7 +209,9 @@ class Job(Generic[R, H]):
         filtered = [group.ordinal for group in step.of(Decision.FILTERED)]
         self._prompts.settle(consumed, filtered)
         ledger = self._prompts
-        self._records.prompts(PromptsOfStep.of(ledger.next_ordinal, consumed, filtered, ledger.open_ordinals()))
+        self._records.prompts(
+            PromptsOfStep.of(ledger.next_ordinal, consumed, filtered, ledger.open_ordinals(), ledger.take_skipped())
+        )
         self.progress.step += 1
         self.progress.weight_version += 1
         self.progress.data_cursor = self._prompts.state()

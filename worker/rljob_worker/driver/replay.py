@@ -22,6 +22,7 @@ from rljob_worker.driver.job import Generation, Job, Surroundings
 from rljob_worker.driver.switch import Switch
 from rljob_worker.errors import UserError
 from rljob_worker.flow import Group, Span
+from rljob_worker.records.audit import changes_of
 from rljob_worker.records.steps import effective_steps, read_steps
 from rljob_worker.rollouts.dispatch import Dispatch
 from rljob_worker.rollouts.rollouts import Rollouts
@@ -49,6 +50,8 @@ class Plan:
     start: int
     trained: tuple[JournalStep, ...]
     records: Mapping[int, StepRecord]
+    changes: tuple[str, ...] = ()
+    """What was changed after a step that is computed again: it is computed with the newest values."""
 
 
 def plan_replay(run_folder: Path, root: Path, step: int) -> Plan:
@@ -90,7 +93,9 @@ def plan_replay(run_folder: Path, root: Path, step: int) -> Plan:
                 f"{files[one.number]}: of attempt {one.attempt}; the run's step {one.number} is of attempt "
                 f"{record.attempt}, which went on from an earlier checkpoint"
             )
-    return Plan(wanted, checkpoints, start, trained, records)
+    first = start + 1 if trained else step
+    later = [record for number, record in sorted(records.items()) if number > first]
+    return Plan(wanted, checkpoints, start, trained, records, tuple(one for of in later for one in changes_of(of)))
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ from rljob_worker.cluster.calls import Calls
 from rljob_worker.cluster.cluster import LEAVE_SECONDS, Cluster
 from rljob_worker.cluster.machine import check_machine
 from rljob_worker.cluster.ray_session import RaySession, connected, embedded
+from rljob_worker.data.row_store import RowStore
 from rljob_worker.devices import COMPUTE_VARIABLE, check_profile
 from rljob_worker.driver.inputs import read_inputs
 from rljob_worker.driver.job import Job, Surroundings
@@ -170,6 +171,7 @@ def _run(
             early_stop=early_stop,
             part_means=PartMeans(parts, lambda names: _parts_left_out(events, names)),
             failures=failures,
+            changes=folder.changes,
         )
         job = schedule.job(given)
         server = _serve(spec, folder.path, log, job, metrics, failures, on_event)
@@ -311,6 +313,8 @@ def _apply_environment(spec: RLJobSpec) -> None:
 
 def _check_same_data(folder: RunFolder, inputs: Inputs) -> None:
     """A resumed run on other data would be refused when the cluster has started."""
+    store = RowStore(folder.path)
+    inputs.prompts.compare_rows(store)
     checkpoints = folder.checkpoints()
     for step in reversed(checkpoints.complete_steps()):
         try:
@@ -319,7 +323,8 @@ def _check_same_data(folder: RunFolder, inputs: Inputs) -> None:
             # Damaged: restoring sets it aside by name and takes the one before.
             continue
         inputs.prompts.check(cursor)
-        return
+        break
+    inputs.prompts.remember_rows(store)
 
 
 def _parts_left_out(events: EventLog, names: list[str]) -> None:

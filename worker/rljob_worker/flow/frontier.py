@@ -14,6 +14,8 @@ class Fate(StrEnum):
     """It was trained on."""
     FILTERED = "filtered"
     """Its group was set aside by a filter, for ever."""
+    SKIPPED = "skipped"
+    """Its row was to be left out: no sample of it counts."""
 
 
 class Frontier:
@@ -83,7 +85,9 @@ class Frontier:
         try:
             frontier._next = int(state["next"])
             frontier._open = set(state["open"])
-            frontier._totals = {fate: int(state[fate.value]) for fate in Fate}
+            # Versions that could not leave rows out did not count them.
+            frontier._totals = {fate: int(state[fate.value]) for fate in Fate if fate is not Fate.SKIPPED}
+            frontier._totals[Fate.SKIPPED] = int(state.get(Fate.SKIPPED.value, 0))
             opened_once = len(frontier._open) == len(state["open"])
             in_range = all(0 <= ordinal < frontier._next for ordinal in frontier._open)
         except (KeyError, TypeError, ValueError) as error:

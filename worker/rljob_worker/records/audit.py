@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_api.wire.prompts_of_step import PromptsOfStep, Ranges
-from rljob_api.wire.step_record import StepRecord
+from rljob_api.wire.step_record import Changed, StepRecord
 from rljob_worker.flow import Fate, Frontier
 from rljob_worker.records.steps import effective_steps
 
@@ -30,9 +30,12 @@ class PromptAudit:
     not_numbered: int = 0
     trained: int = 0
     filtered: int = 0
+    skipped: int = 0
     open: set[int] = field(default_factory=set)
     next: int = 0
     ledgers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What was changed at a resume, a sentence each."""
     _closed: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Ordinal -> the step that closed it, and how."""
 
@@ -52,10 +55,11 @@ class PromptAudit:
         if prompts.next < self.next:
             self.findings.append(f"step {step}: prompts were drawn up to {prompts.next}, after {self.next} before it")
         available = self.open | set(range(self.next, prompts.next))
-        for fate, ranges in (("trained", prompts.trained), ("filtered", prompts.filtered)):
+        fates = ("trained", prompts.trained), ("filtered", prompts.filtered), ("skipped", prompts.skipped)
+        for fate, ranges in fates:
             available -= self._close(step, fate, ranges, available)
         still_open = _numbers(prompts.open)
-        self._differ(step, "were drawn, and neither trained, filtered nor left open", available - still_open)
+        self._differ(step, "were drawn, and neither trained, filtered, skipped nor left open", available - still_open)
         self._differ(step, "are called open but were closed before or never drawn", still_open - available)
         self.open, self.next = still_open, prompts.next
         self.ledgers[step] = {
@@ -63,6 +67,7 @@ class PromptAudit:
             "open": sorted(still_open),
             Fate.CONSUMED.value: self.trained,
             Fate.FILTERED.value: self.filtered,
+            Fate.SKIPPED.value: self.skipped,
         }
 
     def check_checkpoint(self, step: int, cursor: Mapping[str, Any]) -> None:
@@ -121,10 +126,7 @@ class PromptAudit:
             why = "never drawn" if before is None else f"{before[1]} by step {before[0]} already"
             self.findings.append(f"step {step}: prompt {ordinal} was {fate}, but {why}")
         self._closed.update(dict.fromkeys(numbers, (step, fate)))
-        if fate == "trained":
-            self.trained += len(numbers)
-        else:
-            self.filtered += len(numbers)
+        setattr(self, fate, getattr(self, fate) + len(numbers))
         return numbers
 
     def _differ(self, step: int, what: str, ordinals: set[int]) -> None:
@@ -138,7 +140,21 @@ def audit_prompts(records: Sequence[StepRecord]) -> PromptAudit:
     for record in effective_steps(records):
         if record.is_step and record.applied:
             audit.add(record)
+            audit.notes += changes_of(record)
     return audit
+
+
+def changes_of(record: StepRecord) -> list[str]:
+    """What the resume before a step changed, a sentence each."""
+    changed, step = record.changed or Changed(), record.step
+    found = []
+    if changed.rounding:
+        found.append(f"step {step}: bits may differ from here on: {', '.join(changed.rounding)} changed at a resume")
+    if changed.fields:
+        found.append(f"step {step}: some samples may differ from here on: {', '.join(changed.fields)} changed")
+    if changed.rows:
+        found.append(f"step {step}: rows of the data were mended before it: {', '.join(changed.rows)}")
+    return found
 
 
 def _numbers(ranges: Ranges) -> set[int]:

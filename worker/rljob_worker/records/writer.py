@@ -10,7 +10,7 @@ from typing import Any
 
 from rljob_api.phases import TRAINER_LANE
 from rljob_api.wire.prompts_of_step import PromptsOfStep
-from rljob_api.wire.step_record import StepRecord, WeightSync
+from rljob_api.wire.step_record import Changed, StepRecord, WeightSync
 from rljob_api.wire.values import finite
 from rljob_worker.phases import StepTiming
 from rljob_worker.records.steps import StepLog
@@ -67,6 +67,7 @@ class RecordWriter:
         self._overlapped: dict[str, float] = {}
         self._weights: WeightSync | None = None
         self._prompts: PromptsOfStep | None = None
+        self._changed: Changed | None = None
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Add scalars to the step."""
@@ -93,6 +94,10 @@ class RecordWriter:
     def prompts(self, prompts: PromptsOfStep) -> None:
         """What became of the prompts."""
         self._prompts = prompts
+
+    def changed(self, changed: Changed) -> None:
+        """What the resume changed: the next record says so."""
+        self._changed = changed
 
     def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Pass on what a step's responses were."""
@@ -172,6 +177,7 @@ class RecordWriter:
             metrics=finite({**dict.fromkeys(ALWAYS_REPORTED), **self._metrics, **perf}),
             weights=self._weights,
             prompts=self._prompts,
+            changed=self._changed,
             memory=self._memory,
             busy_seconds=self._busy,
             overlapped=self._overlapped,

@@ -11,6 +11,10 @@ from rljob_worker.errors import JobError
 from rljob_worker.rewards.weighted_parts import Part, join
 from rljob_worker.types import Generation, Prompt, RewardResult
 
+_WAYS_ON = (
+    "; ways on: mend the row or the reward, reward.onError: Score, or data.skip (rljob run --resume --skip-prompt ROW)"
+)
+
 
 class RewardError(JobError):
     """A reward failed under `onError: Fail`, or did not end in time."""
@@ -136,7 +140,7 @@ class ScoreCalls:
         if failed:
             first = failed[0]
             which = f"{first.part.name}: " if first.part.name else ""
-            raise RewardError(f"the reward of {_name(first.sample)} failed: {which}{first.failure}")
+            raise RewardError(f"the reward of {_name(first.sample)} failed: {which}{first.failure}{_WAYS_ON}")
         raise RewardError(
             f"{len(unfinished)} of {submitted} rewards had not ended at the deadline, the first being that of "
             f"{_name(unfinished[0][0].sample)}"

@@ -33,15 +33,39 @@ class PromptLedger:
         self._waiting: dict[int, Prompt] = {}
         """Open, and not drawn by the running step."""
         self._drawn: dict[int, Prompt] = {}
+        self._skipped: list[int] = []
+        """Closed as such, and not reported yet."""
 
     def draw(self, count: int) -> list[NumberedPrompt]:
         """Prompts for the running step, those that an earlier step left open first."""
         again = sorted(self._waiting)[:count]
         drawn = [NumberedPrompt(ordinal, self._waiting.pop(ordinal)) for ordinal in again]
-        fresh = self._source.next_prompts(count - len(again))
-        drawn += map(NumberedPrompt, self._frontier.open(len(fresh)), fresh)
+        while len(drawn) < count:
+            fresh = self._source.next_prompts(count - len(drawn))
+            numbered = list(map(NumberedPrompt, self._frontier.open(len(fresh)), fresh))
+            self._skip(one.ordinal for one in numbered if self._source.skips(one.prompt.uid))
+            drawn += [one for one in numbered if not self._source.skips(one.prompt.uid)]
         self._drawn.update(drawn)
         return drawn
+
+    def _skip(self, ordinals: Iterable[int]) -> None:
+        skipped = list(ordinals)
+        self._frontier.close(skipped, Fate.SKIPPED)
+        self._skipped += skipped
+
+    def take_skipped(self) -> list[int]:
+        """Prompts that were left out since the last time (`spec.data.skip`)."""
+        skipped, self._skipped = self._skipped, []
+        return skipped
+
+    def waiting(self) -> dict[int, Prompt]:
+        """Prompts that are open and not drawn by the running step, by number."""
+        return dict(self._waiting)
+
+    @property
+    def mended(self) -> tuple[str, ...]:
+        """Rows that have another content since the cursor was saved that was restored."""
+        return self._source.mended
 
     def settle(self, consumed: Iterable[int], filtered: Iterable[int]) -> None:
         """The running step is done: close what it trained on and what its filter took; the rest stays open.
@@ -91,3 +115,8 @@ class PromptLedger:
             raise ValueError(f"prompts {self._frontier.open_ordinals} are open, but named are {sorted(waiting)}")
         prompts = self._source.prompts_of(list(waiting.values()))
         self._waiting, self._drawn = dict(zip(waiting, prompts)), {}
+        self._skipped = []
+        left_out = [ordinal for ordinal, prompt in self._waiting.items() if self._source.skips(prompt.uid)]
+        self._skip(left_out)
+        for ordinal in left_out:
+            del self._waiting[ordinal]
