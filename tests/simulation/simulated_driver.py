@@ -95,7 +95,7 @@ class Driver:
             self.clock,
             self.folder.checkpoints(),
             self.records,
-            cast("Any", SimpleNamespace(restore=lambda cursor: None)),
+            cast("Any", SimpleNamespace(restore=lambda cursor: None, waiting=dict, mended=())),
             self.progress,
             self.folder.attempt,
             self.events,

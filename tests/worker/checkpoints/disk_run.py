@@ -122,7 +122,7 @@ class Seen:
 def attempt(folder: Path, work: RLJob, seen: Seen) -> Outcome:
     """One start of the driver, in the order of `run_job` and the loop; every error ends as the command line ends it."""
     failures = WriteFailures()
-    prompts = SimpleNamespace(skipped=dict, restore=lambda cursor: None)
+    prompts = SimpleNamespace(skipped=dict, restore=lambda cursor: None, waiting=dict, mended=())
     try:
         with ExitStack() as stack:
             run = RunFolder(folder, work, resume="auto")

@@ -110,8 +110,8 @@ def test_a_run_of_a_version_that_knew_fewer_fields_is_the_same_job(tmp_path: Pat
     old["job"]["spec"]["reward"] = reward
     file.write_text(json.dumps(old))
     RunFolder(tmp_path, job(), resume=True).close()
-    with pytest.raises(UserError, match=r'spec\.reward\.memory: "2Gi" there, "1Gi" here'):
-        RunFolder(tmp_path, job(reward={"name": "match", "memory": "1Gi"}), resume=True)
+    with pytest.raises(UserError, match=r"spec\.reward\.network: true there, false here"):
+        RunFolder(tmp_path, job(reward={"name": "match", "network": False}), resume=True)
 
 
 def test_what_does_not_make_another_job_may_change(tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ def test_damaged_index(index: str, model: Path, tmp_path: Path) -> None:
         ("config.json", "[" * 5000, "not valid JSON"),
         ("config.json", "\udcff", "not valid JSON"),
         ("config.json", json.dumps(CONFIG | {"vocab_size": 5}), "the embedding"),
-        ("tokenizer.json", "{", "the tokenizer in"),
-        ("tokenizer_config.json", "[]", "the tokenizer in"),
+        ("tokenizer.json", "{", "tokenizer.json: not valid JSON: the file is cut off"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json: must hold a JSON object, got list"),
         ("tokenizer.json", None, "tokenizer"),
     ],
 )

@@ -73,7 +73,10 @@ SOUND = [block(4, [0, 1], [2], [3]), block(6, [3, 4], [5]), block(8, [6, 7])]
     [
         ({1: block(6, [3, 4, 1], [5])}, ["step 2: prompt 1 was trained, but trained by step 1 already"]),
         ({1: block(6, [3, 4], [5, 2])}, ["step 2: prompt 2 was filtered, but filtered by step 1 already"]),
-        ({1: block(6, [4], [5])}, [r"step 2: prompts \[3\] were drawn, and neither trained, filtered nor left open"]),
+        (
+            {1: block(6, [4], [5])},
+            [r"step 2: prompts \[3\] were drawn, and neither trained, filtered, skipped nor left open"],
+        ),
         ({2: block(8, [6, 7, 9])}, ["step 3: prompt 9 was trained, but never drawn"]),
         ({2: block(8, [6, 7], [], [5])}, [r"step 3: prompts \[5\] are called open but were closed before"]),
         ({2: block(5, [])}, ["step 3: prompts were drawn up to 5, after 6 before it"]),
