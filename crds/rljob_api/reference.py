@@ -27,8 +27,10 @@ Some fields of `spec` may change after creation: [what may change](#what-may-cha
 _MAY_CHANGE = """## What may change
 
 Fields of `spec` that a job may change after its first attempt, with all that is below them; no others may, neither by
-`kubectl apply` nor by `rljob run --resume`. Before its first attempt everything may change. *While suspended* is while
-the job holds no devices (`suspend: true`), and at a resume. By their effect on what is computed:
+`kubectl apply` nor by `rljob run --resume`, which alone takes
+[another parallel layout](running.md#resuming-in-another-layout) too. Before its first attempt everything may change.
+*While suspended* is while the job holds no devices (`suspend: true`), and at a resume. By their effect on what is
+computed:
 
 - none: the same samples and weights, bit for bit;
 - some samples: those whose reward failed, or of rows that are left out, are others;

@@ -13,7 +13,7 @@ import pytest
 from jobs import lone_store
 
 from rljob_api.spec import RewardSpec
-from rljob_api.wire.step_record import StepRecord
+from rljob_api.wire.step_record import Changed, StepRecord
 from rljob_worker.checkpoints.journal import journal_files, read_journal, write_journal
 from rljob_worker.checkpoints.store import DriverState
 from rljob_worker.driver.replay import Comparison, asked_spans, plan_replay
@@ -96,6 +96,20 @@ def test_a_replay_begins_at_the_newest_checkpoint_before_the_oldest_token(tmp_pa
     plan = plan_replay(tmp_path, root, 2)
     assert (plan.start, [one.number for one in plan.trained]) == (0, [1])
     assert plan_replay(tmp_path, root, 1).trained == ()
+
+
+def test_a_replay_says_what_was_changed_after_a_step_that_it_computes(tmp_path: Path) -> None:
+    written(tmp_path, {number: (number - 1, number - 1) for number in range(1, 10)})
+    changed = {8: Changed(("spec.training.recompute",))}
+    records = [
+        StepRecord(n, 3, 0.0, 0.1, {"rollout": 0.1}, 0.0, 0.0, {}, changed=changed.get(n), index=n - 1)
+        for n in range(1, 10)
+    ]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(one.to_json()) + "\n" for one in records))
+    root = saved(tmp_path, 2, 6, 7)
+    (said,) = plan_replay(tmp_path, root, 6).changes
+    assert said == "step 8: bits may differ from here on: spec.training.recompute changed at a resume"
+    assert plan_replay(tmp_path, root, 8).changes == plan_replay(tmp_path, root, 9).changes == ()
 
 
 def test_what_lacks_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ways on for a run that died of a row or a reward: a mended row, one that is left out, other fields of the manifest."""
+"""Ways on for a run that died of a row or a reward: a mended row, one that is left out, other fields of a manifest."""
 
 from __future__ import annotations
 
