@@ -102,7 +102,7 @@ def test_a_replay_says_what_was_changed_after_a_step_that_it_computes(tmp_path: 
     written(tmp_path, {number: (number - 1, number - 1) for number in range(1, 10)})
     changed = {8: Changed(("spec.training.recompute",))}
     records = [
-        StepRecord(n, 3, 0.0, 0.1, {"rollout": 0.1}, 0.0, 0.0, {}, changed=changed.get(n), index=n - 1)
+        StepRecord(n, 1, 0.0, 0.1, {"rollout": 0.1}, 0.0, 0.0, {}, changed=changed.get(n), index=n - 1)
         for n in range(1, 10)
     ]
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(one.to_json()) + "\n" for one in records))
