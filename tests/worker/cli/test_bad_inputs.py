@@ -150,7 +150,7 @@ OF_RUN: list[tuple[list[str], str]] = [
     ),
     # --- data ----------------------------------------------------------------------------------------
     (data("%/empty.jsonl"), "spec.data.path: %/empty.jsonl is empty: it has no rows"),
-    (data("%/binary.jsonl"), "%/binary.jsonl, line 1: not valid"),
+    (data("%/binary.jsonl"), "%/binary.jsonl is UTF-16; JSON lines in UTF-8 are needed"),
     (data("%/question.jsonl"), "%/question.jsonl, line 2 (row 0): key 'prompt' (spec.data.promptKey) is absent"),
     (data("%/half.jsonl"), "%/half.jsonl, line 1: holds half a character (a lone surrogate like \\ud800)"),
     (data("%/late.jsonl"), "%/late.jsonl, line 1: a JSON object is needed, not list"),

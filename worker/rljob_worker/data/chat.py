@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.spec import ChatSpec, DataSource
-from rljob_worker.data.encodings import not_text, without_mark
 from rljob_worker.data.prompts import ASSISTANT, Messages, parsed_prompt
 from rljob_worker.errors import UserError
+from rljob_worker.host.encodings import not_text, without_mark
 from rljob_worker.host.interrupting import interrupted_after
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ import xxhash
 from rljob_api.spec import DataSource, Hub, RLJobSpec
 from rljob_worker.data.chat import read_template
 from rljob_worker.data.columns import TableRows
-from rljob_worker.data.encodings import not_text, without_mark
 from rljob_worker.data.hub import check_hub, hub_failure, is_hub_id, modelscope
 from rljob_worker.data.hub_answers import with_deadlines
 from rljob_worker.data.labels import label_text
@@ -26,6 +25,7 @@ from rljob_worker.data.prompts import check_prompt, is_plain
 from rljob_worker.data.rows import Row, RowFacts
 from rljob_worker.data.synthetic import generate_rows
 from rljob_worker.errors import JobError, UserError
+from rljob_worker.host.encodings import not_text, without_mark
 from rljob_worker.host.paths import home_expanded, what_is_at
 from rljob_worker.types import IntArray
 from rljob_worker.waiting import waiting_for

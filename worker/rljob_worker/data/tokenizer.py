@@ -18,7 +18,7 @@ from rljob_worker.data.prompts import parsed_prompt
 from rljob_worker.data.sources import data_sources, evaluation_sources, load_source
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file, writing
-from rljob_worker.models.json_files import check_json_files
+from rljob_worker.host.json_files import check_json_files
 from rljob_worker.types import Generation
 
 if TYPE_CHECKING:

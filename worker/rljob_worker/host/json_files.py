@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rljob_worker.data.encodings import not_text, without_mark
 from rljob_worker.errors import UserError
+from rljob_worker.host.encodings import not_text, without_mark
 from rljob_worker.host.files import read_file
 
 _HEAD = 64

@@ -16,17 +16,17 @@ from test_run_folder import job, used
 from rljob_api.rules import CHANGES, immutable_changes
 from rljob_api.wire.run_status import ResumeChanges
 from rljob_api.wire.step_record import Changed, StepRecord
+from rljob_worker.checkpoints.recovery import Recovery
+from rljob_worker.checkpoints.run_folder import RunFolder
 from rljob_worker.cli.run import _row, _without_rows
 from rljob_worker.data.dataset import PromptSource
 from rljob_worker.data.row_store import RowStore, most_mended
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
-from rljob_worker.driver.open_groups import still_good
-from rljob_worker.driver.prompt_ledger import PromptLedger
-from rljob_worker.driver.recovery import Recovery
-from rljob_worker.driver.run_folder import RunFolder
 from rljob_worker.errors import UserError
 from rljob_worker.records.audit import audit_prompts, changes_of
 from rljob_worker.records.run_files import require_run_folder
+from rljob_worker.rollouts.open_groups import still_good
+from rljob_worker.rollouts.prompt_ledger import PromptLedger
 
 ROWS = 40
 
