@@ -143,8 +143,6 @@ def test_wrong_model_paths_are_named(make_spec: MakeSpec, tmp_path: Path, monkey
     fails(tmp_path / "file", "is a file")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "tokenizer.json").write_text("{")
-    fails(tmp_path / "broken", r"broken/tokenizer\.json: not valid JSON: the file is cut off")
-    (tmp_path / "broken" / "tokenizer.json").write_text("{}")
     fails(tmp_path / "broken", "does not load")
     monkeypatch.setitem(sys.modules, "modelscope", None)
     fails("owner/model", r"spec\.model\.hub: ModelScope needs the Python package 'modelscope'", hub="ModelScope")

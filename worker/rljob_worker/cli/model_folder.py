@@ -11,9 +11,9 @@ from rljob_api.spec import ModelSpec, RLJobSpec
 from rljob_worker.data.hub import is_hub_id
 from rljob_worker.data.tokenizer import TOKENIZER_FILES
 from rljob_worker.errors import UserError
-from rljob_worker.host.json_files import check_json_files
 from rljob_worker.host.paths import home_expanded, what_is_at
 from rljob_worker.models.facts import read_hf_config
+from rljob_worker.models.json_files import check_json_files
 
 FIELD = "spec.model.path"
 _WANTED = "a folder with config.json, *.safetensors and tokenizer files, or the id of a hub (owner/name)"

@@ -85,8 +85,8 @@ def _here(path: str | None) -> bool:
 def _of_local_model(job: RLJob) -> list[Problem]:
     """What of the job does not fit the config of a model folder on this machine."""
     from rljob_worker.cli.model_folder import config_problems, fit_problems
-    from rljob_worker.host.json_files import check_json_files
     from rljob_worker.models.facts import read_hf_config
+    from rljob_worker.models.json_files import check_json_files
 
     folder = _folder(job)
     if folder is None:

@@ -18,7 +18,6 @@ from rljob_worker.data.prompts import parsed_prompt
 from rljob_worker.data.sources import data_sources, evaluation_sources, load_source
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file, writing
-from rljob_worker.host.json_files import check_json_files
 from rljob_worker.types import Generation
 
 if TYPE_CHECKING:
@@ -58,9 +57,7 @@ def prepare_tokenizer(spec: RLJobSpec, out: Path) -> Path:
         with writing(out):
             tokenizer.save_pretrained(out)
     elif spec.model.path is not None:
-        located = _locate(spec)
-        check_json_files(located)
-        _copy_files(located, out, spec.model.path)
+        _copy_files(_locate(spec), out, spec.model.path)
     else:
         raise UserError("spec.model: has neither path nor random: exactly one is needed")
     load_tokenizer(out)

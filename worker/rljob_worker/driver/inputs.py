@@ -17,10 +17,10 @@ from rljob_worker.driver.preflight import check_engine_arguments, check_room
 from rljob_worker.engine.arguments import max_model_length
 from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.errors import UserError
-from rljob_worker.host.json_files import check_json_files
 from rljob_worker.models.config import ModelConfig, check_parallel
 from rljob_worker.models.facts import read_hf_config
 from rljob_worker.models.hf_check import check_hf_weights, checkpoint_bytes
+from rljob_worker.models.json_files import check_json_files
 from rljob_worker.models.random_model import make_random_model
 from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.runner import RewardRunner
@@ -35,6 +35,8 @@ _MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
     """Model, tokenizer, data and rewards, each checked; a random model and its tokenizer are made in the run folder."""
     own = folder / MODEL_FOLDER
+    if spec.model.path is not None and (here := Path(spec.model.path).expanduser()).is_dir():
+        check_json_files(here)
     with waiting_for("the tokenizer of spec.model"):
         prepare_tokenizer(spec, own)
     if spec.model.random is None:

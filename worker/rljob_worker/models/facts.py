@@ -9,7 +9,7 @@ from typing import Protocol, TypedDict, cast
 
 from rljob_api.rules.model_config import size_findings
 from rljob_worker.errors import UserError
-from rljob_worker.host.json_files import read_json_object
+from rljob_worker.models.json_files import read_json_object
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names that families give the number of a layer's routed experts."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from rljob_api.spec import RolloutSpec
 from rljob_worker.host.files import write_whole
-from rljob_worker.host.json_files import read_json_object
+from rljob_worker.models.json_files import read_json_object
 
 FILE = "generation_config.json"
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")

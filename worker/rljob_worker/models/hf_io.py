@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import write_whole, writing
-from rljob_worker.host.json_files import read_json_object
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.json_files import read_json_object
 from rljob_worker.models.manifest import HEAD, embedding, hf_manifest
 from rljob_worker.tensor_slice import Piece
 

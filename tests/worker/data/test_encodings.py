@@ -15,8 +15,8 @@ from rljob_worker.data.chat import read_template
 from rljob_worker.data.sources import check_head, load_source
 from rljob_worker.errors import UserError
 from rljob_worker.host.encodings import what_it_is
-from rljob_worker.host.json_files import check_json_files, read_json_object
 from rljob_worker.models.generation_config import FILE
+from rljob_worker.models.json_files import check_json_files, read_json_object
 
 ROW = '{"prompt": "a", "label": "1"}\n'
 NAMED: list[tuple[bytes, str]] = [
