@@ -285,9 +285,23 @@ SAFETY_FAULTS = (
     Fault(
         "arguments of the chat template are left out",
         "worker/rljob_worker/data/chat.py",
-        "            **self._chat.template_args,\n",
-        "",
+        "            **{**more, **self._chat.template_args},\n",
+        "            **more,\n",
         "tests/worker/data/test_chat.py",
+    ),
+    Fault(
+        "an end token that the tokenizer appends stays in the prompt",
+        "worker/rljob_worker/data/dataset.py",
+        "            ids = ids[: -len(self._added)]\n",
+        "            pass\n",
+        "tests/worker/data/test_prompt_ends.py::test_an_end_token_that_a_tokenizer_appends_is_left_away",
+    ),
+    Fault(
+        "a group goes on under a prompt that was mended",
+        "worker/rljob_worker/rollouts/carried.py",
+        "one.prompt_tokens != prompt.token_ids:",
+        "False:",
+        "tests/worker/rollouts/test_ways_on.py::test_groups_of_rows_that_are_others_do_not_go_on",
     ),
     Fault(
         "the overlong penalty begins at the limit",
