@@ -291,7 +291,7 @@ SAFETY_FAULTS = (
     ),
     Fault(
         "an end token that the tokenizer appends stays in the prompt",
-        "worker/rljob_worker/data/dataset.py",
+        "worker/rljob_worker/data/renderer.py",
         "            ids = ids[: -len(self._added)]\n",
         "            pass\n",
         "tests/worker/data/test_prompt_ends.py::test_an_end_token_that_a_tokenizer_appends_is_left_away",

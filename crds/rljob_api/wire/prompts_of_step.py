@@ -12,6 +12,9 @@ Ranges = tuple[range, ...]
 """Ascending, disjoint, none empty."""
 
 
+_RANGES = ("trained", "filtered", "open", "skipped")
+
+
 @dataclass(frozen=True, slots=True)
 class PromptsOfStep:
     """Which prompts a step closed, and which are open after it."""
@@ -45,8 +48,8 @@ class PromptsOfStep:
         get = block(content, where).get
         return cls(
             whole(get("next"), f"{where}.next"),
-            *(_parsed(get(name), f"{where}.{name}") for name in ("trained", "filtered", "open")),
-            _parsed(get("skipped", []), f"{where}.skipped"),
+            # Versions that could not leave rows out did not name them.
+            *(_parsed(get(name, [] if name == "skipped" else None), f"{where}.{name}") for name in _RANGES),
         )
 
     def to_json(self) -> Mapping[str, Any]:

@@ -1,0 +1,108 @@
+"""Rows of a source to prompts: chat template, tokens, label, reward."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rljob_api.rewards import BUILTIN_REWARDS
+from rljob_api.spec import DataSource, RewardSpec
+from rljob_worker.data.chat import ChatTemplate
+from rljob_worker.data.labels import label_text
+from rljob_worker.data.prompts import check_prompt
+from rljob_worker.data.sources import LoadedSource
+from rljob_worker.data.tokenizer import tokens_added_after
+from rljob_worker.errors import UserError
+from rljob_worker.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger("rljob.data")
+
+_RENDERED = 100
+"""Prompts of each source whose rendering is looked at before anything starts."""
+
+
+class Renderer:
+    """Makes rows into prompts: chat template, tokens, label, reward."""
+
+    def __init__(self, loaded: LoadedSource, tokenizer: PreTrainedTokenizerBase, default_reward: RewardSpec | None):
+        self.loaded = loaded
+        self._tokenizer = tokenizer
+        self.reward = _reward_of(loaded, default_reward)
+        self._check_labels()
+        self._chat: ChatTemplate | None = None
+        if loaded.source.apply_chat_template:
+            self._chat = ChatTemplate(loaded.source, loaded.field, tokenizer, loaded.template)
+            key = loaded.source.prompt_key
+            first = [(content[key], loaded.place(row)) for row, content in enumerate(loaded.rows[:_RENDERED])]
+            for prompt, place in first:
+                check_prompt(prompt, place, loaded.field, loaded.source)
+            self._chat.check(first)
+            self._chat.check_roles(loaded.facts.roles)
+        self._added = () if loaded.source.apply_chat_template else tokens_added_after(tokenizer)
+        if self._added:
+            logger.warning(
+                "%s: the tokenizer ends every text with %s, which would end a prompt before its answer: left away",
+                loaded.field, tokenizer.convert_ids_to_tokens(list(self._added)),
+            )  # fmt: skip
+        self._begin = tokenizer.bos_token_id
+
+    def _check_labels(self) -> None:
+        """Refuse an empty label where a built-in reward compares with it."""
+        blank, parts = self.loaded.facts.blank_label, self.reward.parts or [self.reward]
+        compares = [part.name for part in parts if part.name is not None and BUILTIN_REWARDS[part.name].compares]
+        if blank is not None and compares:
+            source = self.loaded.source
+            raise UserError(
+                f"{blank}: the label ({source.label_key!r}, {self.loaded.field}.labelKey) is empty, and the reward "
+                f"{compares[0]} compares with it"
+            )
+
+    def render(self, rows: Sequence[int]) -> list[Prompt]:
+        """The prompts of these rows, tokenized as one batch."""
+        if not rows:
+            return []
+        source = self.loaded.source
+        contents = [self.loaded.rows[row] for row in rows]
+        texts = [self._text(content[source.prompt_key], row) for content, row in zip(contents, rows)]
+        # A chat template writes the special tokens itself.
+        encoded = self._tokenizer(texts, add_special_tokens=not source.apply_chat_template, return_attention_mask=False)
+        prompts = []
+        for row, content, text, token_ids in zip(rows, contents, texts, encoded["input_ids"]):
+            token_ids = self._without_additions(token_ids)
+            if not token_ids:
+                raise UserError(f"{self.loaded.place(row)}: the prompt has no tokens")
+            prompts.append(self._prompt(row, content, text, tuple(token_ids), source))
+        return prompts
+
+    def _without_additions(self, ids: list[int]) -> list[int]:
+        """Without the tokenizer's end tokens, and with one begin token where text and tokenizer brought one each."""
+        if self._added and tuple(ids[-len(self._added) :]) == self._added:
+            ids = ids[: -len(self._added)]
+        return ids[1:] if self._begin is not None and ids[:2] == [self._begin, self._begin] else ids
+
+    def _prompt(self, row: int, content: dict[str, Any], text: str, ids: tuple[int, ...], source: DataSource) -> Prompt:
+        return Prompt(
+            uid=f"{self.loaded.name}/{row}",
+            source=self.loaded.name,
+            text=text,
+            token_ids=ids,
+            label=None if source.label_key is None else label_text(content[source.label_key]),
+            reward=self.reward,
+            metadata={k: v for k, v in content.items() if k not in (source.prompt_key, source.label_key)},
+        )
+
+    def _text(self, prompt: Any, row: int) -> str:
+        source = self.loaded.source
+        check_prompt(prompt, self.loaded.place(row), self.loaded.field, source)
+        return str(prompt) if self._chat is None else self._chat.render(prompt, self.loaded.place(row))
+
+
+def _reward_of(loaded: LoadedSource, default: RewardSpec | None) -> RewardSpec:
+    reward = loaded.source.reward or default
+    if reward is None:
+        raise UserError(f"{loaded.field}.reward: neither this source nor spec.reward says how responses are scored")
+    return reward
