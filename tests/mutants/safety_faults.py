@@ -285,8 +285,8 @@ SAFETY_FAULTS = (
     Fault(
         "arguments of the chat template are left out",
         "worker/rljob_worker/data/chat.py",
-        "            **{**more, **self._chat.template_args},\n",
-        "            **more,\n",
+        "            **{**(more or {}), **self._chat.template_args},\n",
+        "            **(more or {}),\n",
         "tests/worker/data/test_chat.py",
     ),
     Fault(

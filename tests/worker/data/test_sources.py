@@ -15,7 +15,8 @@ from pyarrow import parquet
 
 from rljob_api.spec import DataSource, Hub, RLJobSpec
 from rljob_worker.data.hub import hub_failure
-from rljob_worker.data.sources import label_text, load_source, load_sources
+from rljob_worker.data.labels import label_text
+from rljob_worker.data.sources import load_source, load_sources
 from rljob_worker.errors import UserError
 
 ROWS = [{"prompt": f"p {i}", "label": str(i), "level": i} for i in range(5)]

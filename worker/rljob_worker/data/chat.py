@@ -129,14 +129,16 @@ class ChatTemplate:
                 f"{place}: the chat template refuses the prompt: {type(error).__name__}: {error}"
             ) from error
 
-    def _rendered(self, messages: Messages, *, generation_prompt: bool = True, **more: Any) -> str:
+    def _rendered(
+        self, messages: Messages, *, generation_prompt: bool = True, more: Mapping[str, Any] | None = None
+    ) -> str:
         render = partial(
             self._tokenizer.apply_chat_template,
             messages,
             chat_template=self._template,
             add_generation_prompt=generation_prompt,
             tokenize=False,
-            **{**more, **self._chat.template_args},
+            **{**(more or {}), **self._chat.template_args},
         )
         return str(interrupted_after(_RENDER_SECONDS, render))
 
@@ -192,7 +194,7 @@ class ChatTemplate:
         given = {"messages", "add_generation_prompt", *self._tokenizer.special_tokens_map, *self._chat.template_args}
         asked = {name for name in self._undeclared() - given if not name.endswith("_token")}
         with suppress(Exception):
-            self._rendered(messages, **{name: _noticed(name, printed) for name in asked})
+            self._rendered(messages, more={name: _noticed(name, printed) for name in asked})
         if printed:
             raise UserError(
                 f"{self._template_name()}: prints the variable {printed[0]!r}, which has no value ({place}): give one "

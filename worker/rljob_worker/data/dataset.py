@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from rljob_api.spec import RLJobSpec
+from rljob_api.spec import RewardSpec, RLJobSpec
 from rljob_worker.data.evaluate import held_out_settings
 from rljob_worker.data.renderer import Renderer
 from rljob_worker.data.row_store import RowStore, most_mended

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.rewards import BUILTIN_REWARDS
-from rljob_api.spec import DataSource, RewardSpec
+from rljob_api.spec import DataSource, RewardFunction, RewardSpec
 from rljob_worker.data.chat import ChatTemplate
 from rljob_worker.data.labels import label_text
 from rljob_worker.data.prompts import check_prompt
@@ -52,7 +52,8 @@ class Renderer:
 
     def _check_labels(self) -> None:
         """Refuse an empty label where a built-in reward compares with it."""
-        blank, parts = self.loaded.facts.blank_label, self.reward.parts or [self.reward]
+        blank = self.loaded.facts.blank_label
+        parts: Sequence[RewardFunction] = self.reward.parts or [self.reward]
         compares = [part.name for part in parts if part.name is not None and BUILTIN_REWARDS[part.name].compares]
         if blank is not None and compares:
             source = self.loaded.source

@@ -15,7 +15,8 @@ from pathlib import Path
 import xxhash
 
 from rljob_api.spec import RewardSpec
-from rljob_worker.data.sources import LoadedSource, label_text
+from rljob_worker.data.labels import label_text
+from rljob_worker.data.sources import LoadedSource
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file, write_whole
 from rljob_worker.rewards.builtin import gsm8k_number
