@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_open_groups import PROMPT, begun, part
+from test_groups import PROMPT, begun, part
 from test_run_folder import job, used
 
 from rljob_api.rules import CHANGES, immutable_changes
@@ -25,7 +25,7 @@ from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.errors import UserError
 from rljob_worker.records.audit import audit_prompts, changes_of
 from rljob_worker.records.run_files import require_run_folder
-from rljob_worker.rollouts.open_groups import still_good
+from rljob_worker.rollouts.carried import still_good
 from rljob_worker.rollouts.prompt_ledger import PromptLedger
 
 ROWS = 40
@@ -167,7 +167,7 @@ def test_groups_of_rows_that_are_others_do_not_go_on() -> None:
     waiting = {3: PROMPT, 4: replace(PROMPT, token_ids=(5, 6, 7))}
     kept, renewed = still_good(grown, waiting, whole=False)
     assert kept is grown[0]
-    assert (renewed.group.ordinal, renewed.seed, renewed.num_sampled, renewed.deferred_at) == (4, 100, 0, 2)
+    assert (renewed.ordinal, renewed.seed, renewed.num_sampled, renewed.deferred_at) == (4, 100, 0, 2)
     assert renewed.requests()[0][1].prompt_token_ids == (5, 6, 7)
     assert still_good(grown, waiting, whole=True) == ()
     assert still_good(grown[:1], waiting, whole=True) == (grown[0],)
