@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from reward_cases import make_spec
 
+from rljob_worker.data.renderer import ScoredRows
 from rljob_worker.data.sources import load_source
 from rljob_worker.errors import UserError
 from rljob_worker.rewards import label_check
@@ -22,12 +23,16 @@ MATH = {"name": "math"}
 def check(tmp_path: Path) -> Make:
     """A check of labels in a file."""
 
-    def make(labels: list[Any], reward: dict[str, Any], rows: int | None = None) -> LabelCheck:
+    def make(
+        labels: list[Any], reward: dict[str, Any], rows: int | None = None, left_out: tuple[int, ...] = ()
+    ) -> LabelCheck:
         path = tmp_path / "data.jsonl"
         path.write_text("".join(json.dumps({"prompt": "p", "label": label}) + "\n" for label in labels))
         spec = make_spec(reward, path=str(path), synthetic=None)
         assert spec.reward is not None
-        return LabelCheck([(load_source(spec.data, "spec.data"), spec.reward, rows or len(labels))], tmp_path / "cache")
+        source = load_source(spec.data, "spec.data")
+        scored = ScoredRows(source, spec.reward, rows or len(labels), frozenset(left_out))
+        return LabelCheck([scored], tmp_path / "cache")
 
     return make
 
@@ -117,6 +122,19 @@ def test_rows_that_are_not_used_do_not_count(check: Make) -> None:
     labels = check(["7", "{"], MATH, rows=1)
     labels.run()
     labels.refuse()
+
+
+def test_rows_that_are_left_out_do_not_count_whatever_is_kept(check: Make) -> None:
+    wrong = ["7", "{", "8", "{"]
+    for left_out, refused in (((1,), "row 3"), ((1, 3), None), ((3,), "row 1"), ((), "2 labels")):
+        labels = check(wrong, MATH, left_out=left_out)
+        labels.run()
+        if refused is None:
+            labels.refuse()
+            assert told(check(wrong, MATH, left_out=left_out)) == []
+        else:
+            with pytest.raises(UserError, match=refused):
+                labels.refuse()
 
 
 def test_a_kept_result_that_is_damaged_is_not_used(check: Make, tmp_path: Path) -> None:

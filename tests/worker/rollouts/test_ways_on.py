@@ -106,6 +106,11 @@ def test_a_skipped_row_has_its_number_and_is_closed_as_such(make: Callable[..., 
     assert [one.ordinal for one in again.draw(2)] == [5, 6]
 
 
+def test_labels_of_skipped_rows_are_not_judged(make: Callable[..., PromptSource]) -> None:
+    (scored,) = make(skip=[2, "sums/3"]).scored()
+    assert (scored.count, scored.left_out) == (ROWS, {2, 3})
+
+
 def test_a_row_that_was_open_is_skipped_at_the_resume(make: Callable[..., PromptSource]) -> None:
     ledger = PromptLedger(make())
     ledger.draw(4)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from rljob_api.spec import RewardSpec, RLJobSpec
+from rljob_api.spec import RLJobSpec
 from rljob_worker.data.evaluate import held_out_settings
-from rljob_worker.data.renderer import Renderer
+from rljob_worker.data.renderer import Renderer, ScoredRows
 from rljob_worker.data.row_store import RowStore, most_mended
 from rljob_worker.data.sources import LoadedSource, evaluation_sources, load_source, load_sources
 from rljob_worker.errors import UserError
@@ -145,9 +145,15 @@ class PromptSource:
         """By a source's place in the manifest: the columns that a reward is given beside prompt, response and label."""
         return {stream.loaded.field: stream.loaded.reward_columns() for stream in self._streams}
 
-    def scored(self) -> list[tuple[LoadedSource, RewardSpec, int]]:
-        """Each source with its reward and how many of its rows are used."""
-        return [(stream.loaded, stream.reward, len(stream.loaded.rows)) for stream in self._streams]
+    def scored(self) -> list[ScoredRows]:
+        """Each source with its reward and the rows that are used."""
+        left_out: dict[str, set[int]] = {stream.name: set() for stream in self._streams}
+        for name, _, row in (uid.rpartition("/") for uid in self._skips):
+            left_out[name].add(int(row))
+        return [
+            ScoredRows(stream.loaded, stream.reward, len(stream.loaded.rows), frozenset(left_out[stream.name]))
+            for stream in self._streams
+        ]
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken. UserError names the source whose data, weight or name is another one.
@@ -185,7 +191,7 @@ def load_evaluation_prompts(
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_prompt_tokens: int | None = None,
-    scored: list[tuple[LoadedSource, RewardSpec, int]] | None = None,
+    scored: list[ScoredRows] | None = None,
 ) -> list[Prompt]:
     """The prompts of `spec.evaluation`, set by set and in file order.
 
@@ -201,7 +207,7 @@ def load_evaluation_prompts(
         prompts += _held_out(renderer, most, max_prompt_tokens)
         if scored is not None:
             rows = len(renderer.loaded.rows)
-            scored.append((renderer.loaded, renderer.reward, min(rows, most or rows)))
+            scored.append(ScoredRows(renderer.loaded, renderer.reward, min(rows, most or rows)))
     return prompts
 
 

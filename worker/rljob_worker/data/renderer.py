@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.rewards import BUILTIN_REWARDS
@@ -23,6 +24,18 @@ logger = logging.getLogger("rljob.data")
 
 _RENDERED = 100
 """Prompts of each source whose rendering is looked at before anything starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRows:
+    """Rows of one source whose responses a reward scores."""
+
+    loaded: LoadedSource
+    reward: RewardSpec
+    count: int
+    """How many of its rows are used, from the first on."""
+    left_out: frozenset[int] = frozenset()
+    """Those of them that are not (`spec.data.skip`)."""
 
 
 class Renderer:

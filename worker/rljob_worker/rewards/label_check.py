@@ -14,8 +14,8 @@ from pathlib import Path
 
 import xxhash
 
-from rljob_api.spec import RewardSpec
 from rljob_worker.data.labels import label_text
+from rljob_worker.data.renderer import ScoredRows
 from rljob_worker.data.sources import LoadedSource
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file, write_whole
@@ -49,9 +49,13 @@ class _Labels:
     """Whether a label that cannot be read ends the job, once it is drawn."""
     rows: Iterator[tuple[int, str]]
     kept: Path
+    left_out: frozenset[int] = frozenset()
+    """Rows that are not used, whose labels may be wrong."""
     done: bool = False
     faults: list[tuple[int, str]] = field(default_factory=list)
-    """(row, what is wrong)."""
+    """(row, what is wrong), of rows that are used."""
+    _all_faults: list[tuple[int, str]] = field(default_factory=list)
+    """Those of rows that are left out too: what is kept holds whichever those are."""
     _known: dict[int, str | None] = field(default_factory=dict)
 
     def read_some(self) -> None:
@@ -66,21 +70,28 @@ class _Labels:
             if key not in self._known:
                 self._known[key] = _fault(self.readers, label)
             if (wrong := self._known[key]) is not None:
-                self.faults.append((row, wrong))
+                self._note(row, wrong)
 
     def load(self) -> None:
         """Take over what was found in the same file before."""
         try:
             kept = json.loads(read_file(self.kept))
-            self.faults = [(int(row), str(wrong)) for row, wrong in kept]
+            faults = [(int(row), str(wrong)) for row, wrong in kept]
         except (OSError, ValueError, TypeError):
             return
+        for row, wrong in faults:
+            self._note(row, wrong)
         self.done = True
+
+    def _note(self, row: int, wrong: str) -> None:
+        self._all_faults.append((row, wrong))
+        if row not in self.left_out:
+            self.faults.append((row, wrong))
 
     def _keep(self) -> None:
         try:
             self.kept.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.kept, json.dumps(self.faults), durable=False)
+            write_whole(self.kept, json.dumps(self._all_faults), durable=False)
         except OSError as error:
             logger.info("what the check of labels found is not kept: %s", error)
 
@@ -93,13 +104,13 @@ class LabelCheck:
     """Reads the labels of sources whose reward understands them: at once as far as time allows, the rest beside.
 
     Args:
-        sources: with the reward of each, and how many of its rows are used.
+        sources: with the reward of each, and the rows that are used.
         cache: folder where results are kept by the digest of the data.
     """
 
-    def __init__(self, sources: Sequence[tuple[LoadedSource, RewardSpec, int]], cache: Path | None = None) -> None:
+    def __init__(self, sources: Sequence[ScoredRows], cache: Path | None = None) -> None:
         cache = cache or cache_folder()
-        self._all = [labels for source in sources if (labels := _labels(*source, cache)) is not None]
+        self._all = [labels for source in sources if (labels := _labels(source, cache)) is not None]
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._told = 0
@@ -122,7 +133,8 @@ class LabelCheck:
         names = " and ".join(dict.fromkeys(name for labels, _, _ in found for name in labels.readers))
         raise UserError(
             f"{found[0][0].source.field}: {len(found)} labels cannot be read by the reward {names}:\n{shown}{more}\n"
-            "correct or remove these rows, or set reward.onError: Score, with which their samples get reward.errorScore"
+            "correct or remove these rows, leave those of the training data out with spec.data.skip, or set "
+            "reward.onError: Score, with which their samples get reward.errorScore"
         )
 
     def start(self, tell: Callable[[str], None]) -> None:
@@ -160,14 +172,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rljob" / "labels"
 
 
-def _labels(source: LoadedSource, reward: RewardSpec, count: int, cache: Path) -> _Labels | None:
+def _labels(scored: ScoredRows, cache: Path) -> _Labels | None:
+    source, reward, count = scored.loaded, scored.reward, scored.count
     key = source.source.label_key
     names = sorted({name for part in parts_of(reward) if (name := part.reward.name) in READERS and name is not None})
     if key is None or not names:
         return None
     digest = xxhash.xxh3_128_hexdigest(json.dumps([VERSION, source.fingerprint, key, names, count]).encode())
     rows = ((row, label_text(content[key])) for row, content in enumerate(islice(source.rows, count)))
-    return _Labels(source, names, reward.on_error == "Fail", rows, cache / f"{digest}.json")
+    return _Labels(source, names, reward.on_error == "Fail", rows, cache / f"{digest}.json", scored.left_out)
 
 
 def _fault(readers: Sequence[str], label: str) -> str | None:
