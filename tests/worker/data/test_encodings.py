@@ -38,7 +38,7 @@ NAMED: list[tuple[bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("content", "message"), NAMED)
+@pytest.mark.parametrize(("content", "message"), NAMED, ids=[message for _, message in NAMED])
 def test_a_data_file_is_called_by_what_it_is(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(content)
     source = DataSource(path=str(tmp_path / "x.jsonl"))
