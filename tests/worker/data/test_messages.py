@@ -82,8 +82,7 @@ def test_other_json_stays_text(text: str, first_text: Callable[..., str]) -> Non
         ([{"role": "user", "content": [{"type": "image", "image": "a.png"}]}], "its content holds 'image'; only text"),
         ([{"from": "human", "value": "2 + 3?"}], "needs a 'role' and a 'content', not {'from'"),
         ([{"role": "human", "content": "2 + 3?"}], "has the role 'human', which .* does not know"),
-        ("half \ud83d", r"holds half a character \(\\ud83d\)"),
-        ([{"role": "user", "content": "half \ud83d"}], r"holds half a character"),
+        (json.dumps([{"role": "user", "content": "half \ud83d"}]), r"holds half a character \(\\ud83d\)"),
     ],
 )  # fmt: skip
 def test_what_no_policy_can_answer_is_named(prompt: Any, message: str, first_text: Callable[..., str]) -> None:
