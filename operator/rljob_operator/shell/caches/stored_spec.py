@@ -43,4 +43,4 @@ def _queue(item: RLJobObject) -> dict[str, dict[str, str]]:
     if not isinstance(scheduling, dict) or scheduling.get("system") != QueueSystem.KUEUE or scheduling.get("queue"):
         return {}
     given = (item.get("status") or {}).get("queue") or labelled_queue(item["metadata"].get("labels"))
-    return {"labels": {QUEUE_LABEL: given}} if given else {}
+    return {"labels": {QUEUE_LABEL: str(given)}} if given else {}
