@@ -57,7 +57,7 @@ LANES_FAULTS = (
         "a carried batch whose prompts are drawn by nobody",
         f"{WORKER}/rollouts/lockstep_rollouts.py",
         "        drawn = self._prompts.draw(len(carried))\n",
-        "        drawn = [(one.group.ordinal, self._prompts._waiting[one.group.ordinal]) for one in carried]\n",
+        "        drawn = [(one.ordinal, self._prompts._waiting[one.ordinal]) for one in carried]\n",
         f"{PARTS}::test_a_batch_made_ahead_is_trained_on_once_with_the_same_bits_over_any_restarts",
     ),
     Fault(
@@ -120,7 +120,7 @@ LANES_FAULTS = (
     Fault(
         "a reward of a response that was dropped is the next one's",
         "worker/rljob_worker/rollouts/overlapped_rollouts.py",
-        "one is not None and one.group.renewed == sample.renewed",
+        "one is not None and one.renewed == sample.renewed",
         "one is not None",
         "tests/worker/driver/test_on_limit.py",
     ),
@@ -337,8 +337,8 @@ LANES_FAULTS = (
     Fault(
         "a replay samples with the noise of the group's first sample",
         f"{WORKER}/driver/replay.py",
-        "one.group.seed + episode.sample",
-        "one.group.seed",
+        "one.seed + episode.sample",
+        "one.seed",
         f"{REPLAY}::test_a_span_is_asked_for_after_what_stood_before_it_and_up_to_where_it_was_cut",
     ),
     Fault(
