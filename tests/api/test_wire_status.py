@@ -30,6 +30,7 @@ STATUS = DriverStatus(
     reward_parts={"format": 0.5},
     write_failures={"step records": 2},
     write_messages={"step records": "/run/steps.jsonl: No space left on device"},
+    checkpoint_warnings={"unverified": "/run/checkpoints/step-4 is used as it is"},
 )
 RUN: dict[str, Any] = {"job": {"metadata": {"name": "a"}, "spec": {"steps": 3}}, "attempt": 2, "pid": 7}
 
@@ -41,19 +42,19 @@ def test_a_status_comes_back_as_it_was() -> None:
     assert list(content) == [
         "ready", "step", "steps", "phase", "attempt", "weight_version", "last_checkpoint_step", "stopping",
         "phase_seconds", "lanes", "groups", "engines", "engine_nodes", "reward_parts", "write_failures",
-        "write_messages",
+        "write_messages", "checkpoint_warnings",
     ]  # fmt: skip
 
 
 def test_a_driver_that_says_less_is_read() -> None:
     newer = {"steps", "weight_version", "phase_seconds", "lanes", "groups", "reward_parts"}
-    newer |= {"engines", "engine_nodes", "write_failures", "write_messages"}
+    newer |= {"engines", "engine_nodes", "write_failures", "write_messages", "checkpoint_warnings"}
     content = {name: value for name, value in STATUS.to_json().items() if name not in newer}
     status = DriverStatus.parse(content)
     assert (status.step, status.steps, status.weight_version, status.phase_seconds) == (3, None, None, None)
     assert status.lanes == status.groups == status.engines == status.reward_parts == {}
     assert status.engine_nodes is None
-    assert status.write_failures == status.write_messages == {}
+    assert status.write_failures == status.write_messages == status.checkpoint_warnings == {}
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,20 @@ SAFETY_FAULTS = (
         "tests/worker/trainer/test_state_file.py",
     ),
     Fault(
+        "a bit that flipped in driver.json is loaded",
+        "worker/rljob_worker/checkpoints/state.py",
+        "if sealed and (len(content), _digest(content)) != (size, xxh3):",
+        "if False:",
+        "tests/worker/checkpoints/test_flipped_bits.py",
+    ),
+    Fault(
+        "a checkpoint that cannot be verified comes before one that is",
+        "worker/rljob_worker/checkpoints/reader.py",
+        "return sealed + [one for one in there if not one.sealed]",
+        "return list(there)",
+        STORE,
+    ),
+    Fault(
         "a driver goes on after a later one took over",
         "worker/rljob_worker/checkpoints/fencing.py",
         "if owner.epoch > self.epoch or (owner.epoch == self.epoch and owner.nonce != self.nonce):",
@@ -122,7 +136,7 @@ SAFETY_FAULTS = (
     Fault(
         "a driver goes on in a folder that was lost and made anew",
         "worker/rljob_worker/checkpoints/fencing.py",
-        'own = read_file(path / str(self.epoch)).decode("ascii").strip()',
+        'own = read_file(path / str(self.epoch), _MOST_NONCE_BYTES).decode("ascii").strip()',
         "own = self.nonce",
         FENCING,
     ),
@@ -150,8 +164,8 @@ SAFETY_FAULTS = (
     Fault(
         "a damaged checkpoint keeps its name",
         "worker/rljob_worker/checkpoints/store.py",
-        "aside = self._set_aside(other)",
-        "aside = self.folder(other)",
+        "aside = self._set_aside(one)",
+        "aside = one.folder",
         STORE,
     ),
     Fault(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http.client import HTTPResponse
 from io import BytesIO
 from pathlib import Path
@@ -49,6 +49,10 @@ class Trainers:
 
     def __len__(self) -> int:
         return 1
+
+    def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """As of a group of processes."""
+        return getattr(self, method.__name__)(*arguments)
 
     def step(self, number: int) -> None:
         self.weights = hashlib.sha256(f"{self.weights} {number}".encode()).hexdigest()

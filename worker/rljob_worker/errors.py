@@ -32,6 +32,10 @@ class ProcessDiedError(JobError):
         """Its name."""
 
 
+class RayLostError(JobError):
+    """A process of Ray's own ended: calls that wait for it may never return."""
+
+
 class FencedError(JobError):
     """A later driver of the same job took its folder over: this one was given up and may not change anything there."""
 

@@ -55,6 +55,8 @@ class CheckpointSpec(ApiModel):
     """Keep the best one too; `rljob export --best` writes it."""
     grace_seconds: PositiveFloat = 30.0
     """Time a stop request leaves for saving, in seconds."""
+    trust_unverified: bool = False
+    """Continue from a checkpoint without a checksum of its own, as an earlier version wrote it, if none is verified."""
 
 
 class FailureReason(StrEnum):

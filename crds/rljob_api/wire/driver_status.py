@@ -75,6 +75,9 @@ class DriverStatus:
     `trajectories`, ...); drivers of other versions may not say it."""
     write_messages: Mapping[str, str] = field(default_factory=dict)
     """What was wrong the last time, by the same; drivers of other versions may not say it."""
+    checkpoint_warnings: Mapping[str, str] = field(default_factory=dict)
+    """What was not as it should be when this attempt continued from a checkpoint, a sentence each: one was `set_aside`,
+    the one that is used is `unverified`; drivers of other versions may not say it."""
 
     @classmethod
     def parse(cls, content: Any) -> Self:
@@ -107,6 +110,10 @@ class DriverStatus:
             write_messages={
                 text(what, "write_messages"): text(message, "write_messages")
                 for what, message in block(answer.get("write_messages", {}), "write_messages").items()
+            },
+            checkpoint_warnings={
+                text(what, "checkpoint_warnings"): text(message, "checkpoint_warnings")
+                for what, message in block(answer.get("checkpoint_warnings", {}), "checkpoint_warnings").items()
             },
         )
 

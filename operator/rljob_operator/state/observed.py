@@ -237,6 +237,8 @@ class DriverView:
     """Nodes with engines, where their number may change."""
     stopping: bool = False
     last_checkpoint_step: int | None = None
+    checkpoint_warnings: Mapping[str, str] = field(default_factory=dict)
+    """What was wrong with the checkpoint that it continued from, and with newer ones."""
     unwritten: Mapping[str, str] = field(default_factory=dict)
     """What it could not write and went on without, with what was wrong the last time (empty: it does not say)."""
     last: StepView | None = None

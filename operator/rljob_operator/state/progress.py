@@ -13,6 +13,7 @@ from rljob_operator.state.timing import FRESHNESS_SECONDS, duration_text, second
 
 _PHASES_KEPT = 64
 _KINDS_KEPT = 16
+_CHECKPOINT_EVENTS = {"set_aside": "CheckpointSetAside", "unverified": "CheckpointUnverified"}
 _YEAR_9999 = 253_370_764_800
 _LONGEST_ESTIMATE = 1e12
 """Seconds; whoever is told more is told nothing, and an infinity cannot be written."""
@@ -28,6 +29,11 @@ def read_progress(plan: PlanBuilder) -> None:
         return
     if driver.ready and attempt.start_step is None:
         plan.set_attempt(start_step=_count(driver.step))
+        for what, reason in _CHECKPOINT_EVENTS.items():
+            if what in driver.checkpoint_warnings:
+                plan.note("Warning", reason, driver.checkpoint_warnings[what])
+                # Else it would be said again until the next throttled write.
+                plan.act(status_first=True)
     _note_unwritten(plan, driver, attempt)
     # Before it is ready a driver has not loaded its checkpoint yet, and would say step 0.
     new = with_estimate(_read(driver, old, plan), _count(driver.step) if driver.ready else old.step)

@@ -42,6 +42,22 @@ def test_progress_of_a_running_job(running: Running) -> None:
     assert progress.last_checkpoint.step == 6
 
 
+def test_a_checkpoint_that_is_not_as_it_should_be_is_an_event_of_the_attempt(running: Running) -> None:
+    world = running()
+    world.run(75)
+    attempt = world.status.attempts[-1].model_copy(update={"start_step": None})
+    world.status = world.status.model_copy(update={"attempts": [attempt]})
+    warnings = {"unverified": "/c/step-4 is used as it is", "set_aside": "set aside as /c/step-6.damaged", "new": "x"}
+    for expected in (
+        [("CheckpointSetAside", warnings["set_aside"]), ("CheckpointUnverified", warnings["unverified"])],
+        [],
+    ):
+        plan = reconcile(with_driver(world, checkpoint_warnings=warnings), world.now)
+        world.status = plan.status
+        assert [(event.reason, event.message) for event in plan.events] == expected
+        assert plan.urgent == bool(expected)
+
+
 def test_what_a_driver_goes_on_without_is_said_once_an_attempt(running: Running) -> None:
     world = running()
     world.run(75)

@@ -28,9 +28,9 @@ from test_run_folder import job
 from rljob_api import RLJob
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_api.wire.run_status import RunOutcome
+from rljob_worker.checkpoints.reader import Checkpoints
 from rljob_worker.checkpoints.recovery import Recovery
 from rljob_worker.checkpoints.run_folder import RunFolder
-from rljob_worker.checkpoints.store import Checkpoints
 from rljob_worker.driver.outcome import Outcome, conclude, failed, with_all_records
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import WriteFailures

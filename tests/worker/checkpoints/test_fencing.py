@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 from interleaving import interleave
+from jobs import checked
 from support.samples import ALL, SEED
 from test_run_folder import job
 
+from rljob_worker.checkpoints.reader import Checkpoints
 from rljob_worker.checkpoints.run_folder import RunFolder
-from rljob_worker.checkpoints.store import Checkpoints, DriverState
+from rljob_worker.checkpoints.state import DriverState
 from rljob_worker.errors import FencedError, JobError, UserError
 
 RANKS, KEEP, SAVES = 2, 2, 2
@@ -62,7 +64,7 @@ class Drivers:
             self.epochs[number] = folder._claim.epoch
             store = folder.checkpoints()
             found = store.newest_whole(self.damage, lambda *_: None)
-            step = self.restored[number] = 0 if found is None else found.step
+            step = self.restored[number] = 0 if found is None else found.state.step
             for _ in range(saves):
                 step += 1
                 being_written = store.begin(step)
@@ -70,10 +72,12 @@ class Drivers:
                     for rank in range(RANKS):
                         with open(being_written / f"rank-{rank}", "w") as file:
                             file.write(f"{number} {step} {rank}")
+                    files = tuple(checked(being_written / f"rank-{rank}") for rank in range(RANKS))
                 except FileNotFoundError as error:
                     # As a trainer's error comes to the driver.
                     raise JobError(f"checkpoint: trainer: {error}") from None
-                store.commit(being_written, DriverState(step, step, {"driver": number}, folder.attempt, RANKS))
+                state = DriverState(step, step, {"driver": number}, folder.attempt, RANKS, files=files)
+                store.commit(being_written, state)
                 self.saved.append((number, step))
 
         return drive

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import lone_store
+from jobs import commit, lone_store
 
 from rljob_api import RLJob
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.checkpoints.run_folder import RunFolder
-from rljob_worker.checkpoints.store import DriverState
+from rljob_worker.checkpoints.state import DriverState
 from rljob_worker.driver.outcome import failed
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import write_whole
@@ -157,7 +157,7 @@ def test_the_uid_is_part_of_a_jobs_identity_where_it_is_known(tmp_path: Path) ->
 
 def test_auto_does_not_go_on_from_the_checkpoints_of_another_run(tmp_path: Path) -> None:
     store = lone_store(tmp_path / "checkpoints", keep=1)
-    store.commit(store.begin(40), DriverState(40, 40, {}, 1, 1))
+    commit(store, DriverState(40, 40, {}, 1, 1))
     elsewhere = job(checkpoint={"path": str(tmp_path / "checkpoints")})
     with pytest.raises(UserError, match="holds a checkpoint of step 40"):
         RunFolder(tmp_path / "run", elsewhere, resume="auto")
@@ -265,7 +265,7 @@ def test_a_refused_driver_leaves_no_folder_behind(tmp_path: Path, checkpoints: s
 
 def test_a_new_run_does_not_go_on_from_old_checkpoints(tmp_path: Path) -> None:
     store = lone_store(tmp_path / "checkpoints", keep=1)
-    store.commit(store.begin(40), DriverState(40, 40, {}, 1, 1))
+    commit(store, DriverState(40, 40, {}, 1, 1))
     elsewhere = job(checkpoint={"path": str(tmp_path / "checkpoints")})
     with pytest.raises(UserError, match=r"spec\.checkpoint\.path: .* holds a checkpoint of step 40; add --resume"):
         RunFolder(tmp_path / "run", elsewhere, resume=False)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from jobs import lone_store
+from jobs import commit, lone_store
 from record_cases import MANIFEST, bare, run_folder, write_run, write_samples
 
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_api.wire.run_status import RunOutcome
 from rljob_api.wire.step_record import StepRecord
-from rljob_worker.checkpoints.store import DriverState
+from rljob_worker.checkpoints.state import DriverState
 from rljob_worker.cli import addresses
 from rljob_worker.cli.main import main
 from rljob_worker.driver.outcome import Outcome
@@ -187,7 +187,7 @@ def test_export_says_which_checkpoints_there_are(capsys: pytest.CaptureFixture[s
     assert "no complete checkpoint yet" in refused(capsys, "export", str(folder), "--to", str(target))
     store = lone_store(folder / "checkpoints", keep=3)
     for step in (20, 40):
-        store.commit(store.begin(step), DriverState(step, step, {}, 1, 1))
+        commit(store, DriverState(step, step, {}, 1, 1))
     said = refused(capsys, "export", str(folder), "--step", "30", "--to", str(target))
     assert "no complete checkpoint of step 30; complete ones: 20, 40" in said
     assert "no spec.checkpoint.keepBest" in refused(capsys, "export", str(folder), "--best", "--to", str(target))

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from rljob_worker.checkpoints.fencing import Owner
-from rljob_worker.checkpoints.store import Checkpoints
+from rljob_worker.checkpoints.fencing import Owner, lock_folder
+from rljob_worker.checkpoints.journal import read_journal
+from rljob_worker.checkpoints.reader import Checkpoints
 from rljob_worker.cli.main import main
-from rljob_worker.errors import JobError
+from rljob_worker.errors import JobError, UserError
+from rljob_worker.records.event_lines import read_events
+from rljob_worker.records.events import EventLog
 from rljob_worker.records.steps import StepLog
 from rljob_worker.report import build  # noqa: F401  (its libraries take seconds, which is no waiting)
 
@@ -45,6 +48,8 @@ def put(path: Path, kind: str) -> None:
         os.mkfifo(path)
     elif kind == "device":
         path.symlink_to("/dev/zero")
+    elif kind == "loop":
+        path.symlink_to(path.name)
     else:
         path.mkdir()
 
@@ -112,7 +117,31 @@ def test_what_a_driver_reads(folder: Path) -> None:
         StepLog(folder)
     put(folder / "step-2" / "driver.json", "pipe")
     with pytest.raises(JobError, match=r"driver\.json: cannot be read: is no file"):
-        Checkpoints(folder).read(2)
+        Checkpoints(folder, trust_unverified=True).read(2)
     put(folder / "owner.json", "pipe")
     with pytest.raises(OSError, match="is no file"):
         Owner.read(folder / "owner.json")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop"])
+def test_what_a_resume_reads(folder: Path, kind: str) -> None:
+    said = r"is no file, but|Too many levels of symbolic links|Is a directory|No such device"
+    put(folder / "steps.jsonl", kind)
+    with pytest.raises(JobError, match=rf"steps\.jsonl: cannot be read: ({said})"):
+        StepLog(folder)
+    put(folder / "events.jsonl", kind)
+    with pytest.raises(OSError, match=said):
+        EventLog(folder, 2)
+    with pytest.raises(OSError, match=said):
+        read_events(folder)
+    path = folder / "journal" / "step-000002.jsonl.gz"
+    put(path, kind)
+    with pytest.raises(UserError, match=rf"step-000002\.jsonl\.gz: damaged: .*({said})"):
+        read_journal(path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "loop"])
+def test_a_lock_that_is_no_file_is_not_waited_for(folder: Path, kind: str) -> None:
+    put(folder / ".lock", kind)
+    with pytest.raises(JobError, match=r"\.lock: cannot be opened for writing"):
+        lock_folder(folder, 0.0)

@@ -10,15 +10,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import xxhash
 import yaml
 from support.warm.client import WarmProcess
 from support.warm.protocol import DRIVER
 
-from rljob_worker.checkpoints.store import Checkpoints, CheckpointStore
+from rljob_worker.checkpoints.reader import Checkpoints
+from rljob_worker.checkpoints.state import DriverState
+from rljob_worker.checkpoints.store import CheckpointStore
 from rljob_worker.records.event_lines import read_events
+from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.state_file import StateReader
 
 REPOSITORY = Path(__file__).parents[3]
@@ -141,6 +146,21 @@ def lone_store(root: Path, keep: int, epoch: int = 1) -> CheckpointStore:
     """A store that no other driver ever takes over."""
     root.mkdir(parents=True, exist_ok=True)
     return CheckpointStore(root, keep, epoch, lambda: None)
+
+
+def checked(path: Path) -> CheckedFile:
+    """What a rank says of a file that it wrote."""
+    content = path.read_bytes()
+    return CheckedFile(path.name, len(content), xxhash.xxh3_64_hexdigest(content))
+
+
+def commit(store: CheckpointStore, state: DriverState, text: str = "state") -> Path:
+    """Save a checkpoint whose ranks wrote `TEXT RANK`, each into its file."""
+    folder = store.begin(state.step)
+    ranks = [folder / f"rank-{rank}" for rank in range(state.world_size)]
+    for rank, path in enumerate(ranks):
+        path.write_text(f"{text} {rank}")
+    return store.commit(folder, replace(state, files=tuple(map(checked, ranks))))
 
 
 def final_state(run_folder: Path, ranks: int = 1) -> dict[str, str]:

@@ -9,7 +9,7 @@ import torch
 from jobs import run
 from transformers import AutoModelForCausalLM
 
-from rljob_worker.checkpoints.store import Checkpoints
+from rljob_worker.checkpoints.reader import Checkpoints
 from rljob_worker.flow import TokenStream
 
 

@@ -21,7 +21,7 @@ from support.step_lines import read_steps
 
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.checkpoints.journal import JournalStep, journal_files, read_journal
-from rljob_worker.checkpoints.store import Checkpoints
+from rljob_worker.checkpoints.reader import Checkpoints
 from rljob_worker.flow import TokenStream
 from rljob_worker.records.trajectories import read_trajectories
 

@@ -17,7 +17,7 @@ from support.samples import ALL, unless_all
 from support.step_lines import read_steps
 
 from rljob_api.wire.exit_codes import ExitCode
-from rljob_worker.checkpoints.store import Checkpoints
+from rljob_worker.checkpoints.reader import Checkpoints
 from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

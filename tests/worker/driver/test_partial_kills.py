@@ -14,7 +14,7 @@ from spans import check_carried_log_probs
 from support.samples import ALL
 from support.step_lines import read_steps
 
-from rljob_worker.checkpoints.store import Checkpoints
+from rljob_worker.checkpoints.reader import Checkpoints
 from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

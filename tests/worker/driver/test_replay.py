@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobs import lone_store
+from jobs import commit, lone_store
 
 from rljob_api.spec import RewardSpec
 from rljob_api.wire.step_record import Changed, StepRecord
 from rljob_worker.checkpoints.journal import journal_files, read_journal, write_journal
-from rljob_worker.checkpoints.store import DriverState
+from rljob_worker.checkpoints.reader import Checkpoints
+from rljob_worker.checkpoints.state import DriverState
 from rljob_worker.driver.replay import Comparison, asked_spans, plan_replay
 from rljob_worker.errors import UserError
 from rljob_worker.flow import Decision, Group
@@ -51,11 +52,11 @@ def written(folder: Path, steps: dict[int, tuple[int, ...]], attempts: dict[int,
     (folder / "steps.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
-def saved(folder: Path, *steps: int) -> Path:
+def saved(folder: Path, *steps: int) -> Checkpoints:
     store = lone_store(folder / "checkpoints", keep=9)
     for step in steps:
-        store.commit(store.begin(step), DriverState(step, step, {}, 1, 1))
-    return store.root
+        commit(store, DriverState(step, step, {}, 1, 1))
+    return store
 
 
 def test_the_journal_has_every_bit_of_a_step(tmp_path: Path) -> None:
@@ -115,10 +116,10 @@ def test_a_replay_says_what_was_changed_after_a_step_that_it_computes(tmp_path: 
 def test_what_lacks_is_named(tmp_path: Path) -> None:
     (tmp_path / "steps.jsonl").write_text("")
     with pytest.raises(UserError, match=r"no journal; spec\.records\.journal: true keeps one"):
-        plan_replay(tmp_path, tmp_path / "checkpoints", 3)
+        plan_replay(tmp_path, Checkpoints(tmp_path / "checkpoints"), 3)
     written(tmp_path, {4: (3,), 5: (4,), 7: (5, 6)})
     with pytest.raises(UserError, match="no journal of step 6; there are those of steps 4 to 7"):
-        plan_replay(tmp_path, tmp_path / "checkpoints", 6)
+        plan_replay(tmp_path, Checkpoints(tmp_path / "checkpoints"), 6)
     with pytest.raises(UserError, match=r"weights 5 to 6; the newest .* step 4, and the journal lacks step 6"):
         plan_replay(tmp_path, saved(tmp_path, 4), 7)
 

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 
 from rljob_api.wire.prompts_of_step import PromptsOfStep
 from rljob_api.wire.step_record import StepRecord
 from rljob_api.wire.values import WireError
+from rljob_worker.checkpoints.state import DriverState, write_state
 from rljob_worker.cli.main import main
 from rljob_worker.flow import Fate, Frontier
 from rljob_worker.records.audit import audit_prompts
 from rljob_worker.records.trajectories import FOLDER
+from rljob_worker.trainer.checked_file import CheckedFile
 
 
 def record(step: int, prompts: PromptsOfStep | None, attempt: int = 1, **fields: Any) -> StepRecord:
@@ -128,8 +131,8 @@ def run_folder(tmp_path: Path) -> Path:
 def _checkpoint(run: Path, step: int, ledger: dict[str, Any]) -> None:
     folder = run / "checkpoints" / f"step-{step}"
     folder.mkdir(parents=True, exist_ok=True)
-    state = {"step": step, "weight_version": step, "attempt": 1, "world_size": 1, "data_cursor": {"ledger": ledger}}
-    (folder / "driver.json").write_text(json.dumps(state))
+    files = (CheckedFile("rank-0", 0, xxhash.xxh3_64_hexdigest(b"")),)
+    write_state(folder, DriverState(step, step, {"ledger": ledger}, 1, 1, files=files))
 
 
 def _samples(run: Path, decisions: list[str]) -> None:
@@ -170,7 +173,10 @@ def _half_a_file(run: Path) -> None:
         (_line_lost, "step 3: its record follows that of step 1"),
         (_half_a_file, "damaged"),
         (lambda run: _samples(run, ["trained", "filtered", "filtered", "surplus"]), "step 1: prompts [1] have another"),
-        (lambda run: (run / "checkpoints/step-3/driver.json").write_text("{"), "not the state of a driver"),
+        (
+            lambda run: (run / "checkpoints/step-3/driver.json").write_text("{"),
+            "its content is not what was written",
+        ),
     ],
 )
 def test_the_command_names_what_is_damaged(

@@ -11,7 +11,7 @@ import pytest
 
 from rljob_api.wire.run_status import SUMMARY_OF_SUCCESS, PhaseSummary, RunOutcome, RunSummary
 from rljob_api.wire.step_record import StepRecord
-from rljob_worker.checkpoints.store import DriverState
+from rljob_worker.checkpoints.state import DriverState
 from rljob_worker.records.run_files import require_run_folder
 from rljob_worker.records.steps import StepLog, effective_steps, read_steps
 from rljob_worker.records.summary import summarize, write_summary

@@ -21,7 +21,7 @@ from typing import IO
 
 from rljob_api.wire.values import block, text, whole
 from rljob_worker.errors import FencedError, JobError, UserError
-from rljob_worker.host.files import explained, read_file, sync_file, sync_folder, writing
+from rljob_worker.host.files import MOST_RUN_BYTES, explained, read_file, sync_file, sync_folder, writing
 from rljob_worker.waiting import waiting_for
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ EPOCHS = ".epochs"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
 """What a file system says that cannot lock files: some NFS mounts, and most that are no file systems at heart."""
 _POLL_SECONDS = 0.5
+_MOST_NONCE_BYTES = 1024
 
 
 def lock_folder(folder: Path, seconds: float) -> IO[str]:
@@ -46,7 +47,9 @@ def lock_folder(folder: Path, seconds: float) -> IO[str]:
         JobError: it still has it after that time, or the file cannot be made.
     """
     try:
-        file = open(folder / LOCK_FILE, "w")  # noqa: SIM115  (held for the life of the driver)
+        # A pipe in its place would be waited for.
+        descriptor = os.open(folder / LOCK_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o666)
+        file = open(descriptor, "w")  # noqa: SIM115  (held for the life of the driver)
     except OSError as error:
         found = explained(error, folder / LOCK_FILE)
         raise JobError(f"{found.filename}: cannot be opened for writing: {found.strerror}") from None
@@ -94,7 +97,7 @@ class Owner:
     @classmethod
     def read(cls, path: Path) -> Owner:
         """From `run.json` or `owner.json`; OSError, or WireError when it says no such thing."""
-        said = block(json.loads(read_file(path)), "it")
+        said = block(json.loads(read_file(path, MOST_RUN_BYTES)), "it")
         epoch = said.get("epoch", said.get("attempt"))
         return cls(whole(epoch, "epoch"), text(said.get("nonce", ""), "nonce"))
 
@@ -122,7 +125,7 @@ class Claim:
         path = self.folder / EPOCHS
         try:
             # A folder that was lost and made anew counts from 1 again: it is told by this driver's own file.
-            own = read_file(path / str(self.epoch)).decode("ascii").strip()
+            own = read_file(path / str(self.epoch), _MOST_NONCE_BYTES).decode("ascii").strip()
             owners = [Owner(max(_epochs(self.folder)), self.nonce), Owner(self.epoch, own)]
             for path in self.said_in:
                 owners.append(Owner.read(path))

@@ -10,7 +10,7 @@ from typing import Any
 from rljob_worker.errors import UserError
 from rljob_worker.flow import Decision, Group
 from rljob_worker.host.files import WriteFailures
-from rljob_worker.records.step_files import read_step_file, step_files, write_step_file
+from rljob_worker.records.step_files import read_step_file, step_files, step_of, write_step_file
 from rljob_worker.rollouts.step import Step
 
 FOLDER = "journal"
@@ -73,6 +73,8 @@ def read_journal(path: Path) -> JournalStep:
     lines = read_step_file(path)
     try:
         head, *groups = lines
+        if int(head["step"]) != step_of(path):
+            raise ValueError(f"it is of step {head['step']}")
         return JournalStep(
             int(head["step"]),
             int(head["weight_version"]),

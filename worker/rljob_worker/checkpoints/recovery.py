@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rljob_api import RLJobSpec
 from rljob_api.spec import Mode
 from rljob_api.wire.run_status import ResumeChanges
 from rljob_api.wire.step_record import Changed, StepRecord
-from rljob_worker.checkpoints.store import Checkpoints, CheckpointStore, DriverState
+from rljob_worker.checkpoints.reader import Found, PassedOver
+from rljob_worker.checkpoints.state import DriverState
+from rljob_worker.checkpoints.store import CheckpointStore
 from rljob_worker.cluster.groups import TrainerGroup
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.errors import FencedError, JobError, PhaseDeadlineError, UserError
 from rljob_worker.flow import Group
 from rljob_worker.phases import PhaseClock
-from rljob_worker.records.event_names import CHANGED_AT_RESUME, CHECKPOINT_SET_ASIDE, RESHARDED
+from rljob_worker.records.event_names import (
+    CHANGED_AT_RESUME,
+    CHECKPOINT_SET_ASIDE,
+    CHECKPOINT_UNVERIFIED,
+    RESHARDED,
+)
 from rljob_worker.records.events import EventLog
 from rljob_worker.records.writer import RecordWriter
 from rljob_worker.rollouts.carried import still_good
@@ -74,6 +81,8 @@ class Recovery:
         self._requested = threading.Event()
         self.saved_step: int | None = None
         """Step of the newest checkpoint; None where there is none."""
+        self.warnings: Mapping[str, str] = {}
+        """What was wrong when it continued, as `DriverStatus.checkpoint_warnings`; replaced as a whole."""
         self.recorded_step = 0
         """Step whose record was written last."""
 
@@ -130,17 +139,17 @@ class Recovery:
         Returns:
             The record of its step, where the attempt before ended between that checkpoint and the step's end.
         """
-        state = self._checkpoints.newest_whole(self._damage, self._fell_back)
-        return None if state is None else self._restore(state, self._checkpoints.folder(state.step))
+        found = self._checkpoints.newest_whole(self._damage, self._fell_back)
+        return None if found is None else self._restore(found)
 
-    def restore(self, checkpoints: Checkpoints, step: int) -> None:
-        """Continue from one checkpoint, which may be another run's; JobError names it where it is damaged."""
-        state, folder = checkpoints.read(step), checkpoints.folder(step)
-        if damage := self._damage(state, folder):
-            raise JobError(f"{folder}: damaged: {damage}")
-        self._restore(state, folder)
+    def restore(self, found: Found) -> None:
+        """Continue from a checkpoint that was verified, which may be another run's."""
+        self._restore(found)
 
-    def _restore(self, state: DriverState, folder: Path) -> StepRecord | None:
+    def _restore(self, found: Found) -> StepRecord | None:
+        state, folder = found.state, found.folder
+        if not found.verified:
+            self._trusted(state.step, folder)
         loading = self._trainers.call(Trainer.load, str(folder))
         loaded = self._calls.calls.gather("load", loading, self._spec.timeouts.start_seconds, until_stop=True)
         if loaded[0]:
@@ -210,6 +219,19 @@ class Recovery:
         )
         self._events.write(RESHARDED, restored=step, layouts=how)
 
-    def _fell_back(self, folder: Path, reason: str) -> None:
-        logger.warning("damaged checkpoint set aside as %s, the one before is used: %s", folder, reason)
-        self._events.write(CHECKPOINT_SET_ASIDE, folder=str(folder), reason=reason)
+    def _trusted(self, step: int, folder: Path) -> None:
+        self._warn(
+            "unverified",
+            f"{folder} is used as it is: it has no checksum of its own, so that nothing says whether it is as it was "
+            "written",
+        )
+        self._events.write(CHECKPOINT_UNVERIFIED, restored=step, folder=str(folder))
+
+    def _fell_back(self, folder: Path, passed: PassedOver) -> None:
+        kind, other = ("damaged", "the one before") if passed.damaged else ("unverified", "a verified one")
+        self._warn("set_aside", f"{kind} checkpoint set aside as {folder}, {other} is used: {passed.reason}")
+        self._events.write(CHECKPOINT_SET_ASIDE, folder=str(folder), reason=passed.reason)
+
+    def _warn(self, what: str, message: str) -> None:
+        logger.warning("%s", message)
+        self.warnings = {**self.warnings, what: message}

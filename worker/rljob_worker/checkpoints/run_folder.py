@@ -18,7 +18,8 @@ from rljob_api import RLJob, RLJobSpec
 from rljob_api.rules.changes import Effect, changed_fields, without_changeable
 from rljob_api.wire.run_status import OWNER_FILE, RUN_FILE, ResumeChanges, RunDescription
 from rljob_worker.checkpoints.fencing import EPOCHS, LOCK_FILE, claim_folder, lock_folder
-from rljob_worker.checkpoints.store import Checkpoints, CheckpointStore, checkpoint_root
+from rljob_worker.checkpoints.reader import Checkpoints, checkpoint_root
+from rljob_worker.checkpoints.store import CheckpointStore
 from rljob_worker.errors import FencedError, JobError, UserError
 from rljob_worker.host.files import TEMPORARY, explained, sync_folder, write_whole
 from rljob_worker.records.run_files import read_run
@@ -52,6 +53,7 @@ class RunFolder:
         self._made: list[Path] = []
         self._parents: list[Path] = []
         self._keep = job.spec.checkpoint.keep
+        self._trust_unverified = job.spec.checkpoint.trust_unverified
         root = checkpoint_root(self.path, job.spec.checkpoint.path).resolve()
         self._root = root
         self._own_root = self.path in (root, root.parent)
@@ -71,7 +73,9 @@ class RunFolder:
 
     def checkpoints(self, best: Callable[[Collection[int]], int | None] = lambda steps: None) -> CheckpointStore:
         """Where this driver saves; `best` chooses of some steps the one that is kept whatever its age."""
-        return CheckpointStore(self._root, self._keep, self._claim.epoch, self.check, best)
+        return CheckpointStore(
+            self._root, self._keep, self._claim.epoch, self.check, best, trust_unverified=self._trust_unverified
+        )
 
     def check(self) -> None:
         """FencedError when a later driver took the run or its checkpoints over."""

@@ -1,135 +1,26 @@
-"""Checkpoint folders: complete or not there at all."""
+"""Writing checkpoints, by one driver at a time: a folder is complete, or has a name that no reader looks at."""
 
 from __future__ import annotations
 
-import json
 import logging
+import os
 import re
 import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from rljob_api.wire.step_record import StepRecord
-from rljob_api.wire.values import WireError, block, whole
-from rljob_worker.errors import FencedError, JobError, UserError
-from rljob_worker.host.files import LOST, patiently, read_file, sync_folder, write_whole, writing
-from rljob_worker.trainer.checked_file import CheckedFile
+from rljob_worker.checkpoints.reader import REPLACED, Checkpoints, Damage, Found, PassedOver
+from rljob_worker.checkpoints.state import DriverState, write_state
+from rljob_worker.errors import FencedError, JobError
+from rljob_worker.host.files import sync_folder, writing
 
 logger = logging.getLogger(__name__)
 
-_NAME = re.compile(r"^step-(0|[1-9]\d*)(?:\.replaced)?$")
 _INCOMPLETE = re.compile(r"^step-.*?(?:\.a(\d+))?\.incomplete$")
 """Being written, by that driver; without a number, by a version of RLJob that gave none."""
 _DELETED = "step-*.deleted"
-_META = "driver.json"
-
-
-class UnreadableError(JobError):
-    """A file of a checkpoint cannot be read now, which says nothing of its content."""
-
-
-@dataclass(frozen=True, slots=True)
-class DriverState:
-    """What the driver itself must remember; the trainers' files lie beside it."""
-
-    step: int
-    weight_version: int
-    data_cursor: dict[str, Any]
-    attempt: int
-    world_size: int
-    record: dict[str, Any] | None = None
-    """The step's record as far as it was known; None when it stands in steps.jsonl already."""
-    files: tuple[CheckedFile, ...] | None = None
-    """What each rank wrote; None in checkpoints of versions that did not record it."""
-    earlier_records: tuple[dict[str, Any], ...] = ()
-    """Records of steps before this one that were not surely on disk; whoever continues writes those that are lost."""
-    carried: tuple[dict[str, Any], ...] = ()
-    """Groups that were left open, as `flow.Group.as_json`; only with partial rollout and tail batching."""
-
-    @classmethod
-    def parse(cls, content: Any) -> DriverState:
-        """From the JSON of `driver.json`; WireError when it is anything else."""
-        state = block(content, "it")
-        record, files = state.get("record"), state.get("files")
-        if record is not None:
-            StepRecord.parse_draft(record)
-        earlier = _listed(state.get("earlier_records", []), "earlier_records")
-        for earlier_record in earlier:
-            StepRecord.parse(earlier_record)
-        return cls(
-            step=whole(state.get("step"), "step"),
-            weight_version=whole(state.get("weight_version"), "weight_version"),
-            data_cursor=dict(block(state.get("data_cursor"), "data_cursor")),
-            attempt=whole(state.get("attempt"), "attempt"),
-            world_size=whole(state.get("world_size"), "world_size"),
-            record=record,
-            files=None if files is None else tuple(map(CheckedFile.parse, _listed(files, "files"))),
-            earlier_records=tuple(earlier),
-            carried=tuple(dict(block(one, "carried")) for one in _listed(state.get("carried", []), "carried")),
-        )
-
-
-def checkpoint_root(run_folder: Path, given: str | None) -> Path:
-    """Where the checkpoints of a run are: `spec.checkpoint.path` where it is given."""
-    return Path(given) if given else run_folder / "checkpoints"
-
-
-class Checkpoints:
-    """The complete checkpoints below one root, for whoever reads them."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def complete_steps(self) -> list[int]:
-        """Steps that have a complete checkpoint, oldest first."""
-        if not self.root.is_dir():
-            return []
-        found = (_NAME.match(entry.name) for entry in self.root.iterdir() if (entry / _META).is_file())
-        return sorted({int(match.group(1)) for match in found if match})
-
-    def folder(self, step: int) -> Path:
-        """Folder of the checkpoint of `step`."""
-        final, replaced = self._final(step), self._replaced(step)
-        return replaced if not final.is_dir() and replaced.is_dir() else final
-
-    def read(self, step: int) -> DriverState:
-        """State of the checkpoint of `step`.
-
-        Raises:
-            UserError: there is no complete one.
-            JobError: its `driver.json` is not what a driver wrote.
-            UnreadableError: it cannot be read now.
-        """
-        path = self.folder(step) / _META
-        try:
-            state = DriverState.parse(json.loads(patiently(lambda: read_file(path))))
-            if state.step != step:
-                raise WireError(f"step must be that of the folder, {step}, not {state.step}")
-            return state
-        except (FileNotFoundError, NotADirectoryError):
-            have = ", ".join(map(str, self.complete_steps())) or "none"
-            raise UserError(f"{self.root}: no complete checkpoint of step {step}; complete ones: {have}") from None
-        except OSError as error:
-            kind = JobError if error.errno in LOST else UnreadableError
-            raise kind(f"{path}: cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            raise JobError(f"{path}: not the state of a driver: {error}") from None
-
-    def latest(self) -> DriverState | None:
-        """State of the newest complete checkpoint."""
-        steps = self.complete_steps()
-        return self.read(steps[-1]) if steps else None
-
-    def _final(self, step: int) -> Path:
-        return self.root / f"step-{step}"
-
-    def _replaced(self, step: int) -> Path:
-        """Where the old checkpoint of a step is for the instant in which a new one takes its name."""
-        return self.root / f"step-{step}.replaced"
 
 
 class CheckpointStore(Checkpoints):
@@ -148,6 +39,7 @@ class CheckpointStore(Checkpoints):
         epoch: number of this driver among those that ever wrote there.
         check: FencedError when a later driver took over.
         best: which of some steps is kept beside the newest, if any.
+        trust_unverified: as of `Checkpoints`.
     """
 
     def __init__(
@@ -157,8 +49,10 @@ class CheckpointStore(Checkpoints):
         epoch: int,
         check: Callable[[], None],
         best: Callable[[Collection[int]], int | None] = lambda steps: None,
+        *,
+        trust_unverified: bool = False,
     ) -> None:
-        super().__init__(root)
+        super().__init__(root, trust_unverified=trust_unverified)
         self._best = best
         self._keep = keep
         self._epoch = epoch
@@ -178,7 +72,7 @@ class CheckpointStore(Checkpoints):
                 self.root.mkdir(exist_ok=True)
                 sync_folder(self.root.parent)
             self._clear()
-            for replaced in self.root.glob("step-*.replaced"):
+            for replaced in self.root.glob(f"step-*{REPLACED}"):
                 final = replaced.with_suffix("")
                 self._delete(replaced) if final.is_dir() else replaced.rename(final)
             folder.mkdir()
@@ -193,10 +87,10 @@ class CheckpointStore(Checkpoints):
         """
         final, replaced = self._final(state.step), self._replaced(state.step)
         with self._unless_fenced(folder, "committed"):
-            write_whole(folder / _META, json.dumps(asdict(state), indent=1))
+            write_state(folder, state)
             sync_folder(folder)
             self._check()
-            if final.is_dir():
+            if os.path.lexists(final):
                 final.rename(replaced)
             self._rename_own(folder, final, replaced)
             sync_folder(self.root)
@@ -227,47 +121,25 @@ class CheckpointStore(Checkpoints):
         except OSError as error:
             logger.warning("%s: cannot be deleted yet: %s", error.filename or self.root, error.strerror)
 
-    def newest_whole(
-        self, damage: Callable[[DriverState, Path], str], on_set_aside: Callable[[Path, str], None]
-    ) -> DriverState | None:
-        """State of the newest checkpoint that is as it was written, after setting newer ones aside by name.
+    def newest_whole(self, damage: Damage, on_set_aside: Callable[[Path, PassedOver], None]) -> Found | None:
+        """The newest checkpoint that is as it was written, after setting newer ones aside by name.
 
         Args:
-            damage: what is wrong with the ranks' files of a checkpoint in its folder; empty when nothing is.
-            on_set_aside: told the new name of a damaged checkpoint, and what is wrong with it.
+            damage: of the ranks' files.
+            on_set_aside: told the new name of a checkpoint that is damaged, or cannot be verified, and why.
 
         Raises:
-            JobError: there are checkpoints, and none of them is whole, or one cannot be read now; nothing is set aside.
+            JobError, UnverifiedError: as `find_whole`; nothing is set aside.
             FencedError: a later driver took over.
         """
         self._check()
         self._clear()
-        damaged: list[tuple[int, str]] = []
-        for step in reversed(self.complete_steps()):
-            state, wrong = self._examined(step, damage)
-            if state is not None and not wrong:
-                for other, reason in damaged:
-                    aside = self._set_aside(other)
-                    if aside is not None:
-                        on_set_aside(aside, reason)
-                return state
-            damaged.append((step, wrong))
-        if damaged:
-            listed = "\n  ".join(reason for _, reason in damaged)
-            raise JobError(
-                f"{self.root}: no checkpoint is as it was written; put an undamaged copy in its place, or move the "
-                f"folder away to begin at step 1:\n  {listed}"
-            )
-        return None
-
-    def _examined(self, step: int, damage: Callable[[DriverState, Path], str]) -> tuple[DriverState | None, str]:
-        try:
-            state = self.read(step)
-        except UnreadableError:
-            raise
-        except (JobError, UserError) as error:
-            return None, str(error)
-        return state, damage(state, self.folder(step))
+        found = self.find_whole(damage)
+        for one in () if found is None else found.passed_over:
+            aside = self._set_aside(one)
+            if aside is not None:
+                on_set_aside(aside, one)
+        return found
 
     def _rename_own(self, folder: Path, final: Path, replaced: Path) -> None:
         """The instant of the commit; what was there before is put back where this driver's folder is gone."""
@@ -298,12 +170,13 @@ class CheckpointStore(Checkpoints):
         for entry in self.root.glob(_DELETED):
             _remove(entry)
 
-    def _set_aside(self, step: int) -> Path | None:
-        """Give a damaged checkpoint a name that no reader looks at, and that says what it is; None: it is gone."""
+    def _set_aside(self, one: PassedOver) -> Path | None:
+        """Give a checkpoint a name that no reader looks at, and that says what it is; None: it is gone."""
         self._check()
-        folder = self.folder(step)
-        names = (self.root / f"step-{step}.damaged{suffix}" for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
-        target = next(name for name in names if not name.exists())
+        folder = one.folder
+        name = f"{folder.name.removesuffix(REPLACED)}.{'damaged' if one.damaged else 'unverified'}"
+        names = (self.root / f"{name}{suffix}" for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
+        target = next(name for name in names if not os.path.lexists(name))
         try:
             folder.rename(target)
         except FileNotFoundError:
@@ -331,14 +204,8 @@ class CheckpointStore(Checkpoints):
 def _remove(folder: Path) -> None:
     """Delete a folder that no reader looks at; what a slow writer or the file system keeps stays for the next time."""
     try:
-        shutil.rmtree(folder)
+        folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
     except FileNotFoundError:
         return
     except OSError as error:
         logger.warning("%s: cannot be deleted yet: %s", folder, error.strerror)
-
-
-def _listed(values: Any, name: str) -> list[Any]:
-    if isinstance(values, list):
-        return values
-    raise WireError(f"{name} must be a list")

@@ -6,9 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rljob_worker.cli.trust import add_trust_argument, checkpoints_of
+
 if TYPE_CHECKING:
     from rljob_api.wire.step_record import StepRecord
-    from rljob_worker.checkpoints.store import Checkpoints
+    from rljob_worker.checkpoints.reader import Checkpoints
     from rljob_worker.records.audit import PromptAudit
 
 
@@ -22,6 +24,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "code 1 where that is not so, with what is wrong.",
     )
     command.add_argument("folder", metavar="DIR", type=Path, help="the run folder")
+    add_trust_argument(command)
     command.set_defaults(run=run)
 
 
@@ -29,15 +32,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Audit the run."""
     from rljob_api.safe_text import visible_line
     from rljob_api.wire.exit_codes import ExitCode
-    from rljob_worker.checkpoints.store import Checkpoints, checkpoint_root
     from rljob_worker.errors import UserError
     from rljob_worker.records.audit import audit_prompts
     from rljob_worker.records.run_files import require_run_folder
     from rljob_worker.records.steps import read_steps
 
     folder: Path = arguments.folder
-    root = checkpoint_root(folder, require_run_folder(folder).spec["checkpoint"]["path"])
-    store, unreadable = Checkpoints(root), list[str]()
+    store = checkpoints_of(folder, require_run_folder(folder).spec, arguments.trust_unverified)
+    unreadable = list[str]()
     records = read_steps(folder)
     audit = audit_prompts([*records, *_kept_beside_checkpoint(store, records)])
     if not audit.steps:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_worker.cli.manifest import folder_name
+from rljob_worker.cli.trust import add_trust_argument, checkpoints_of, say
 
 if TYPE_CHECKING:
-    from rljob_worker.checkpoints.store import Checkpoints
+    from rljob_worker.checkpoints.reader import Checkpoints, Found
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,6 +34,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="upload the folder to this repository of the Hugging Face hub too, which is made private where there is "
         "none; HF_TOKEN has the token, HF_ENDPOINT another hub",
     )
+    add_trust_argument(command)
     command.add_argument("--public", action="store_true", help="make the repository of --push-to public")
     command.set_defaults(run=run)
 
@@ -47,34 +49,40 @@ def _best(folder: Path, spec: dict[str, Any], store: Checkpoints) -> int:
     if given is None:
         raise UserError(f"--best: the run in {folder} has no spec.checkpoint.keepBest; name a step with --step")
     best = KeepBestSpec.model_validate(given)
-    step = best_step(values_of(read_steps(folder), best.metric), best.mode, store.complete_steps())
+    step = best_step(values_of(read_steps(folder), best.metric), best.mode, [one.step for one in store.candidates()])
     if step is None:
         raise UserError(f"--best: no step with a checkpoint in {store.root} has a value of {best.metric} yet")
     return step
 
 
+def _chosen(arguments: argparse.Namespace, spec: dict[str, Any], store: Checkpoints) -> Found:
+    """The checkpoint that was asked for, all of it verified: one that is named, or the newest that is whole."""
+    from rljob_worker.errors import UserError
+
+    step = _best(arguments.folder, spec, store) if arguments.best else arguments.step
+    found = store.find_whole() if step is None else store.whole(step)
+    if found is None:
+        raise UserError(f"{store.root}: no complete checkpoint yet")
+    return found
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Export the checkpoint."""
-    from rljob_worker.checkpoints.store import Checkpoints, checkpoint_root
     from rljob_worker.data.hub import check_push, push_folder
     from rljob_worker.errors import UserError
     from rljob_worker.records.run_files import require_run_folder
 
     run_of = require_run_folder(arguments.folder)
     spec = run_of.spec
-    root = checkpoint_root(arguments.folder, spec["checkpoint"]["path"])
-    store = Checkpoints(root)
-    newest = store.latest()
-    if newest is None:
-        raise UserError(f"{root}: no complete checkpoint yet")
-    step = _best(arguments.folder, spec, store) if arguments.best else arguments.step
-    state = newest if step is None else store.read(step)
+    store = checkpoints_of(arguments.folder, spec, arguments.trust_unverified)
     if arguments.to.exists() and (not arguments.to.is_dir() or any(arguments.to.iterdir())):
         raise UserError(f"--to: {arguments.to} exists and is not an empty folder")
     if arguments.push_to is not None:
         check_push(arguments.push_to)
     elif arguments.public:
         raise UserError("--public: only with --push-to")
+    found = _chosen(arguments, spec, store)
+    say(found)
     # Only now what takes seconds to import.
     from rljob_api.safe_text import visible_line
     from rljob_api.spec import ModelSpec, RolloutSpec
@@ -87,7 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     beginning = None
     if ModelConfig.from_hf(own).untrained:
         beginning = checkpoint_folder(ModelSpec.model_validate(spec["model"]))
-    export_checkpoint(store.folder(state.step), own, arguments.to, state.world_size, rollout, beginning)
+    state = found.state
+    export_checkpoint(found.folder, own, arguments.to, state.world_size, rollout, beginning)
     print(f"step {state.step} exported to {arguments.to}")
     if arguments.push_to is not None:
         message = f"{run_of.name}: step {state.step}"

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from rljob_api import RLJob
+from rljob_worker.checkpoints.reader import Checkpoints
 from rljob_worker.checkpoints.run_folder import folder_error
-from rljob_worker.checkpoints.store import Checkpoints
 from rljob_worker.cli.model_folder import check_model_folder, local_folder
 from rljob_worker.data.chat import read_template
 from rljob_worker.data.sources import check_head, check_path, data_sources, evaluation_sources

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_worker.cli.manifest import folder_name
+from rljob_worker.cli.trust import add_trust_argument, checkpoints_of, say
 
 if TYPE_CHECKING:
     from rljob_api import RLJob
@@ -36,6 +37,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     command.add_argument("folder", metavar="DIR", type=folder_name, help="the run folder")
     command.add_argument("--step", type=int, required=True, metavar="N", help="the step")
+    add_trust_argument(command)
     command.add_argument(
         "--output",
         type=folder_name,
@@ -56,21 +58,24 @@ def run(arguments: argparse.Namespace) -> int:
     from rljob_worker.errors import UserError
     from rljob_worker.records.run_files import require_run_folder
 
-    job = _job(require_run_folder(arguments.folder).job)
+    run_of = require_run_folder(arguments.folder)
+    job = _job(run_of.job)
     try:
         check_runnable_locally(job)
     except ManifestError as error:
         raise UserError(f"replay runs on this machine alone: {error}") from None
     os.environ[BACKEND_AUTOLOAD_VARIABLE] = "0"
     # Importing the worker takes seconds.
-    from rljob_worker.checkpoints.store import checkpoint_root
     from rljob_worker.cli.progress import RunProgress
     from rljob_worker.driver.loops import replay
     from rljob_worker.driver.modes import Schedule
     from rljob_worker.driver.replay import Comparison, ReplayJob, plan_replay
     from rljob_worker.driver.run import run_job
 
-    plan = plan_replay(arguments.folder, checkpoint_root(arguments.folder, job.spec.checkpoint.path), arguments.step)
+    checkpoints = checkpoints_of(arguments.folder, run_of.spec, arguments.trust_unverified)
+    plan = plan_replay(arguments.folder, checkpoints, arguments.step)
+    if plan.begins_with is not None:
+        say(plan.begins_with)
     comparison = Comparison()
     output = arguments.output or Path(tempfile.mkdtemp(prefix="rljob-replay-"))
     with RunProgress(Console(stderr=False), len(plan.trained)) as progress:

@@ -16,6 +16,7 @@ from rljob_api.validation import ManifestError, check_runnable_locally
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli.addresses import check_ray_address
 from rljob_worker.cli.manifest import add_manifest_arguments, folder_name, read_manifest
+from rljob_worker.cli.trust import add_trust_argument, trusting
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import keep_output_from_raising
 from rljob_worker.waiting import waiting_for
@@ -49,6 +50,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         choices=["always", "auto"],
         help="continue the run in --output from its newest checkpoint; `auto`: if it holds this job's run, else begin",
     )
+    add_trust_argument(command)
     command.add_argument(
         "--skip-prompt",
         action="append",
@@ -72,7 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the job and draw its report."""
     if arguments.resume and arguments.output is None:
         raise UserError("--resume: needs --output with the run folder to continue")
+    if arguments.trust_unverified and not arguments.resume:
+        raise UserError("--trust-unverified: needs --resume; a new run reads no checkpoint")
     job = _without_rows(read_manifest(arguments), arguments.skip_prompt)
+    if arguments.trust_unverified:
+        job = trusting(job)
     address = arguments.address or os.environ.get("RAY_ADDRESS")
     if address in (None, "", "local"):
         address = None

@@ -14,7 +14,15 @@ import ray.exceptions
 
 from rljob_worker.cluster.actor import Reply
 from rljob_worker.cluster.out_of_memory import in_short
-from rljob_worker.errors import JobError, PhaseDeadlineError, ProcessDiedError, StopRequested, UserError
+from rljob_worker.cluster.ray_watch import RayWatch
+from rljob_worker.errors import (
+    JobError,
+    PhaseDeadlineError,
+    ProcessDiedError,
+    RayLostError,
+    StopRequested,
+    UserError,
+)
 
 logger = logging.getLogger(__name__)
 A = TypeVar("A")
@@ -44,6 +52,7 @@ class Calls:
         death_of: says of a process that it died, where, and its last log lines.
         on_deadline: called with the name of the overdue work before the deadline error is raised.
         watch: called while waiting; raises what shall end the wait.
+        ray_watch: says while waiting that Ray itself is gone.
     """
 
     def __init__(
@@ -54,6 +63,7 @@ class Calls:
         on_deadline: Callable[[str], None],
         *,
         watch: Callable[[], None] = lambda: None,
+        ray_watch: RayWatch | None = None,
     ) -> None:
         self._stop = stop
         self._interrupt = interrupt
@@ -61,6 +71,7 @@ class Calls:
         self._death_of = death_of
         self._on_deadline = on_deadline
         self._watch = watch
+        self._ray_watch = ray_watch or RayWatch(lambda lost: None)
         self._paused = 0.0
         self.busy: dict[str, float] = {}
 
@@ -71,7 +82,7 @@ class Calls:
 
         One object is for one thread; `busy` is what all of them saw.
         """
-        calls = Calls(stop, interrupt, self._death_of, self._on_deadline, watch=watch)
+        calls = Calls(stop, interrupt, self._death_of, self._on_deadline, watch=watch, ray_watch=self._ray_watch)
         calls.busy = self.busy
         return calls
 
@@ -86,6 +97,7 @@ class Calls:
         Raises:
             PhaseDeadlineError: not all done after `seconds`.
             ProcessDiedError: a process ended.
+            RayLostError: a process of Ray's own did.
             StopRequested: the call was interrupted by a stop request, or left behind.
             JobError: the call itself failed.
             UserError: the process refused what the user wrote.
@@ -98,7 +110,7 @@ class Calls:
                 results[ref] = self._value(what, by_ref[ref].process, ref)
             except StopRequested as error:
                 stopped = error
-            except ProcessDiedError:
+            except (ProcessDiedError, RayLostError):
                 raise
             except JobError:
                 self._raise_for_the_dead(what, [c for c in calls if c.ref is not ref and c.ref not in results])
@@ -130,7 +142,7 @@ class Calls:
             for ref in done:
                 try:
                     self._value(what, by_ref[ref].process, ref)
-                except ProcessDiedError:
+                except (ProcessDiedError, RayLostError):
                     raise
                 except (JobError, StopRequested, UserError):
                     continue
@@ -190,6 +202,7 @@ class Calls:
         pending = list(by_ref)
         while pending:
             self._watch()
+            self._check_ray(what)
             if until_stop and self._stop.is_set():
                 raise StopRequested
             if stoppable and self._stop.is_set() and not self._interrupted:
@@ -207,6 +220,13 @@ class Calls:
             yield from done
             if done and first_only:
                 return
+
+    def _check_ray(self, what: str, *, now: bool = False) -> None:
+        """With Ray's own processes end the others: those are what is to be named."""
+        try:
+            self._ray_watch.check_now() if now else self._ray_watch.check()
+        except RayLostError as error:
+            raise RayLostError(f"{what}: {error}") from None
 
     def _now(self) -> float:
         """A clock that stands while this process does not run."""
@@ -226,12 +246,14 @@ class Calls:
                 raise cause from error
             raise JobError(f"{what}: {process}: {type(cause).__name__}: {cause}") from error
         except ray.exceptions.RayActorError as error:
+            self._check_ray(what, now=True)
             raise ProcessDiedError(f"{what}: {self._death_of(process)}", process) from error
         except ray.exceptions.OutOfMemoryError as error:
             reason = in_short(str(error))
             said = f"{what}: {self._death_of(process)}\nOutOfMemoryError: {reason}"
             raise ProcessDiedError(said, process) from error
         except ray.exceptions.RayError as error:
+            self._check_ray(what, now=True)
             # A lost placement group, a runtime_env that cannot be made: only Ray knows why.
             said = f"{what}: {self._death_of(process)}\n{type(error).__name__}: {error}"
             raise ProcessDiedError(said, process) from error

@@ -281,8 +281,8 @@ class Cluster:
         path = self._made.log_file(name)
         try:
             return log_tail(path, name, _LOG_TAIL_LINES) or f"(its log {path} is empty)"
-        except FileNotFoundError:
-            return f"(it wrote no log; expected {path})"
+        except OSError as error:
+            return f"(its log {path} cannot be read: {error.strerror})"
 
     def dump_stacks(self) -> list[Path]:
         """Write the stacks of all processes' threads below the log folder; returns the files."""
@@ -313,21 +313,25 @@ class Cluster:
             logger.warning("unclean shutdown: %s", error)
         self.kill(LEAVE_SECONDS)
 
-    def kill(self, patience: float = 0.0) -> None:
+    def kill(self, patience: float = 0.0, *, without_ray: bool = False) -> None:
         """End all processes without asking, and give the devices back.
 
         Args:
             patience: seconds that they have to leave when Ray tells them to. Of those that are killed before, Ray
                 tells the user that a worker died by an unexpected error.
+            without_ray: Ray itself is gone; on a cluster, nodes end the processes whose raylet is.
         """
         if self._elastic is not None:
             self._elastic.close()
         for process in self._processes():
-            ray.kill(process.handle)
-        if self._nodes is not None:
+            if not without_ray:
+                ray.kill(process.handle)
+        if self._nodes is not None and (self._made.embedded or not without_ray):
             # Ray asks the process itself, which does not answer when it is stopped or hangs in a call.
             self._nodes.end(self._pids(), patience, _SIGNAL_SECONDS)
             self._nodes.close(_SIGNAL_SECONDS)
+        if without_ray:
+            return
         if self._placement is not None:
             remove_placement_group(self._placement.group)
         if self._elastic is not None:

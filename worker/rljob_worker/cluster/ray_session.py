@@ -21,6 +21,7 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 
 from rljob_api import RLJobSpec, derived
 from rljob_worker.cluster.placement import bundle_cpus
+from rljob_worker.cluster.ray_watch import ClusterLook, RayWatch, dead_process
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import log_tail
@@ -51,8 +52,12 @@ class RaySession:
 
 
 @contextmanager
-def embedded(spec: RLJobSpec) -> Iterator[RaySession]:
+def embedded(spec: RLJobSpec, watch: RayWatch | None = None) -> Iterator[RaySession]:
     """A Ray on this machine for this job alone: it listens on the loopback address, and asks all for a token.
+
+    Args:
+        spec: the job.
+        watch: is to look at its processes.
 
     Raises:
         JobError: Ray does not start, with what its processes say; it would listen on another address.
@@ -61,12 +66,15 @@ def embedded(spec: RLJobSpec) -> Iterator[RaySession]:
     # Ray's agents outlive a killed driver for minutes.
     reaper = Reaper()
     folder = own_folder(_RAY_FOLDER)
+    started: ray_node.Started = []
+    if watch is not None:
+        watch.begin(lambda: _dead_with_last_words(started, folder / _RAY_OWN))
     try:
         with (
             _settings(_own_settings(_new_token(folder))),
             _on_loopback(),
-            ray_node.without_helpers(),
-            ray_node.slow_start(),
+            ray_node.without_helpers(started),
+            ray_node.slow_start(started),
             ray_node.session_of_its_own(),
         ):
             try:
@@ -78,7 +86,9 @@ def embedded(spec: RLJobSpec) -> Iterator[RaySession]:
                     raise JobError(f"the embedded Ray listens on {address}; it must be this machine's loopback address")
                 yield RaySession(folder, reaper.settled)
             finally:
-                ray.shutdown()
+                if watch is not None:
+                    watch.close()
+                _end(started)
     finally:
         reaper.close()
         shutil.rmtree(folder, ignore_errors=True)
@@ -96,6 +106,21 @@ def _start(spec: RLJobSpec, folder: Path) -> None:
     except Exception as error:
         # Ray raises no class of its own, and its logs go with its folder.
         raise JobError(f"start: Ray does not start on this machine: {error}\n{_last_words(folder)}") from error
+
+
+def _end(started: ray_node.Started) -> None:
+    """End Ray; without asking it where its GCS is gone, for which it would wait a minute and then abort."""
+    if dead_process([one for one in started if one[0] == ray_constants.PROCESS_TYPE_GCS_SERVER]):
+        ray_node.forget()
+        for _, process in started:
+            process.kill()
+    else:
+        ray.shutdown()
+
+
+def _dead_with_last_words(started: ray_node.Started, folder: Path) -> str:
+    dead = dead_process(started)
+    return dead and f"{dead}\n{_last_words(folder)}"
 
 
 def _last_words(folder: Path) -> str:
@@ -183,8 +208,12 @@ def answers(address: str) -> bool:
 
 
 @contextmanager
-def connected(address: str) -> Iterator[RaySession]:
+def connected(address: str, watch: RayWatch | None = None) -> Iterator[RaySession]:
     """A Ray cluster of somebody else: left as it was found.
+
+    Args:
+        address: HOST:PORT.
+        watch: is to look at its GCS and at the raylet of this node.
 
     Raises:
         UserError: not the address of a Ray cluster.
@@ -206,7 +235,14 @@ def connected(address: str) -> Iterator[RaySession]:
             "needs RAY_AUTH_MODE=token, and its token in RAY_AUTH_TOKEN or the file that RAY_AUTH_TOKEN_PATH names)"
         ) from error
     _children_are_waited_for()
+    if watch is not None:
+        watch.begin(ClusterLook(*ray_node.addresses()))
     try:
         yield RaySession()
     finally:
-        ray.shutdown()
+        if watch is not None:
+            watch.close()
+        if watch is not None and watch.lost:
+            ray_node.forget()
+        else:
+            ray.shutdown()

@@ -273,6 +273,7 @@ class Job(Generic[R, H]):
             reward_parts=self._reward_parts,
             write_failures=self._failures.counts(),
             write_messages=self._failures.messages(),
+            checkpoint_warnings=dict(self.recovery.warnings),
         )
 
     def _evaluation(self) -> dict[str, float]:

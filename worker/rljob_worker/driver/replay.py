@@ -15,7 +15,7 @@ import numpy as np
 from rljob_api import derived
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.checkpoints.journal import JournalStep, journal_files, read_journal
-from rljob_worker.checkpoints.store import Checkpoints
+from rljob_worker.checkpoints.reader import Checkpoints, Found
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.driver.handover import Handover
 from rljob_worker.driver.job import Generation, Job, Surroundings
@@ -39,27 +39,30 @@ class Plan:
 
     Attributes:
         step: whose samples are sampled again.
-        checkpoints: of the run.
-        start: step of the checkpoint that it begins with; 0: the starting weights.
+        begins_with: the checkpoint that it begins with; None: the starting weights.
         trained: steps that are trained again, one after the other.
         records: theirs.
     """
 
     step: JournalStep
-    checkpoints: Checkpoints
-    start: int
+    begins_with: Found | None
     trained: tuple[JournalStep, ...]
     records: Mapping[int, StepRecord]
     changes: tuple[str, ...] = ()
     """What was changed after a step that is computed again: it is computed with the newest values."""
 
+    @property
+    def start(self) -> int:
+        """Step of the checkpoint that it begins with; 0: the starting weights."""
+        return 0 if self.begins_with is None else self.begins_with.state.step
 
-def plan_replay(run_folder: Path, root: Path, step: int) -> Plan:
+
+def plan_replay(run_folder: Path, checkpoints: Checkpoints, step: int) -> Plan:
     """What it takes to sample a step again.
 
     Args:
         run_folder: the run's folder.
-        root: of its checkpoints.
+        checkpoints: the run's.
         step: the step.
 
     Raises:
@@ -77,8 +80,8 @@ def plan_replay(run_folder: Path, root: Path, step: int) -> Plan:
         )
     wanted = read_journal(files[step])
     oldest, newest = wanted.versions[0], wanted.versions[-1]
-    checkpoints = Checkpoints(root)
-    start = max((saved for saved in checkpoints.complete_steps() if saved <= oldest), default=0)
+    begins_with = checkpoints.find_whole(until=oldest)
+    start = 0 if begins_with is None else begins_with.state.step
     between = range(start + 1, newest + 1)
     if missing := [number for number in between if number not in files]:
         raise UserError(
@@ -95,7 +98,7 @@ def plan_replay(run_folder: Path, root: Path, step: int) -> Plan:
             )
     first = start + 1 if trained else step
     later = [record for number, record in sorted(records.items()) if number > first]
-    return Plan(wanted, checkpoints, start, trained, records, tuple(one for of in later for one in changes_of(of)))
+    return Plan(wanted, begins_with, trained, records, tuple(one for of in later for one in changes_of(of)))
 
 
 @dataclass(slots=True)
@@ -242,8 +245,8 @@ class ReplayJob(Job[ReplayRollouts, Handover]):
 
     def start(self) -> int:
         """Continue from the plan's checkpoint, and bring the engines to its weights."""
-        if self.plan.start:
-            self.recovery.restore(self.plan.checkpoints, self.plan.start)
+        if self.plan.begins_with is not None:
+            self.recovery.restore(self.plan.begins_with)
         self._keep_nothing()
         self.handover.first()
         return self.plan.start

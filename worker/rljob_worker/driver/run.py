@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import time
@@ -26,6 +27,7 @@ from rljob_worker.cluster.calls import Calls
 from rljob_worker.cluster.cluster import LEAVE_SECONDS, Cluster
 from rljob_worker.cluster.machine import check_machine
 from rljob_worker.cluster.ray_session import RaySession, connected, embedded
+from rljob_worker.cluster.ray_watch import RayWatch
 from rljob_worker.data.row_store import RowStore
 from rljob_worker.devices import COMPUTE_VARIABLE, check_profile
 from rljob_worker.driver.inputs import read_inputs
@@ -51,6 +53,8 @@ from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.waiting import waiting_for
 
 logger = logging.getLogger(__name__)
+_LINGER_WITHOUT_RAY_SECONDS = 30.0
+"""Ray ends a driver whose GCS has been gone for a minute."""
 
 
 def run_job(
@@ -154,8 +158,13 @@ def _run(
         checkpoints = folder.checkpoints(lambda steps: _best_of(spec.checkpoint, log, steps))
         cluster = Cluster(spec, folder.path, inputs.model_folder, checkpoints.root, events.write)
         stop = StopSignal(spec.checkpoint.grace_seconds, cluster.kill)
+        ray_watch = stack.enter_context(RayWatch(lambda lost: _end_without_ray(events, lost)).running())
         calls = Calls(
-            stop.requested, cluster.interrupt, cluster.death_of, lambda what: _dump(cluster, events, what, job.status())
+            stop.requested,
+            cluster.interrupt,
+            cluster.death_of,
+            lambda what: _dump(cluster, events, what, job.status()),
+            ray_watch=ray_watch,
         )
         given = Surroundings(
             spec,
@@ -179,7 +188,7 @@ def _run(
             stack.callback(server.close)
         on_event("starting Ray" if address is None else f"connecting to the Ray cluster at {address}")
         events.write("start")
-        session = stack.enter_context(embedded(spec) if address is None else connected(address))
+        session = stack.enter_context(embedded(spec, ray_watch) if address is None else connected(address, ray_watch))
         stop.install()
         try:
             with waiting_for("scoring processes to import their reward"):
@@ -199,16 +208,19 @@ def _run(
                 cluster.kill(LEAVE_SECONDS)
             events.write("end", outcome=outcome.outcome)
         except (JobError, UserError, OSError) as error:
-            outcome = failed(error)
+            outcome = failed(ray_watch.cause_of(error))
             logger.error("%s", outcome.message)
             stop.finished()
             events.write("failed", message=outcome.message)
-            cluster.kill(LEAVE_SECONDS)
+            cluster.kill(LEAVE_SECONDS, without_ray=ray_watch.lost)
+        # How it ended is decided: a Ray that ends from here on changes nothing.
+        ray_watch.close()
         for delivery in trackers.close(outcome.outcome is RunOutcome.FAILED, stop.seconds_left()):
             events.write("tracker", **asdict(delivery))
         if server is not None:
             # Whoever asked for the stop may not wait longer than that.
-            server.linger(min(spec.records.linger_seconds, stop.seconds_left()))
+            most = _LINGER_WITHOUT_RAY_SECONDS if ray_watch.lost else math.inf
+            server.linger(min(spec.records.linger_seconds, stop.seconds_left(), most))
         return outcome
 
 
@@ -312,19 +324,27 @@ def _apply_environment(spec: RLJobSpec) -> None:
 
 
 def _check_same_data(folder: RunFolder, inputs: Inputs) -> None:
-    """A resumed run on other data would be refused when the cluster has started."""
+    """A resumed run on other data, or from checkpoints that cannot be verified, would be refused when the cluster has
+    started."""
     store = RowStore(folder.path)
     inputs.prompts.compare_rows(store)
     checkpoints = folder.checkpoints()
-    for step in reversed(checkpoints.complete_steps()):
+    for one in checkpoints.candidates():
         try:
-            cursor = checkpoints.read(step).data_cursor
+            cursor = checkpoints.read(one.step).data_cursor
         except (JobError, UserError):
             # Damaged: restoring sets it aside by name and takes the one before.
             continue
         inputs.prompts.check(cursor)
         break
     inputs.prompts.remember_rows(store)
+
+
+def _end_without_ray(events: EventLog, lost: str) -> None:
+    """A call of Ray's does not return: this process ends here, which its reaper and its successor are made for."""
+    events.write("failed", message=lost)
+    print(visible(f"rljob: {lost}"), file=sys.stderr, flush=True)
+    os._exit(ExitCode.FAILED)
 
 
 def _parts_left_out(events: EventLog, names: list[str]) -> None:

@@ -18,7 +18,13 @@ from typing import IO, Any, TypeVar
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-LOST = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.EBADMSG, errno.EUCLEAN})
+LOST = frozenset(
+    {
+        *(errno.ENOENT, errno.ENOTDIR, errno.EIO, errno.EBADMSG, errno.EUCLEAN),
+        # Another thing has the file's place: a folder, a pipe, a device, a socket, a link to itself, more bytes.
+        *(errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ELOOP, errno.EFBIG),
+    }
+)
 """What a file says whose content is gone. After other errors (a stale handle) it may be read the next time."""
 TEMPORARY = ".tmp"
 """Ends the name of a file that is being written."""
@@ -26,6 +32,8 @@ _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 """How libraries in Rust (safetensors, tokenizers) say an errno, in exceptions that are no OSError."""
 _EXPLAINED = "rljob_explained"
 """Attribute of an error that has its path and room: the innermost writer knows best."""
+MOST_RUN_BYTES = 2**26
+"""Of a file that describes a run; a manifest has at most a MiB."""
 _MOST_WAITING = 2**26
 """Bytes that may be kept of a file that cannot be written."""
 
@@ -126,10 +134,36 @@ def write_whole(path: Path, text: str, *, durable: bool = True, writer: str = ""
         file.write(content)
 
 
-def read_file(path: Path) -> bytes:
-    """Content of a file; OSError for a pipe, which would be waited for, and for a device, which may never end."""
-    with open(path, "rb", opener=_open_file) as file:
-        return file.read()
+def read_file(path: Path, most: int | None = None) -> bytes:
+    """Content of a file.
+
+    Args:
+        path: the file, or a link to it.
+        most: bytes that it may have; None: as many as there are.
+
+    Raises:
+        OSError: as `open_file`; EFBIG where it has more than `most`.
+    """
+    with open_file(path) as file:
+        content = file.read() if most is None else file.read(most + 1)
+    if most is not None and len(content) > most:
+        raise OSError(errno.EFBIG, f"has more than {most} bytes", str(path))
+    return content
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    """Content of a text file in UTF-8; OSError as `open_file`, UnicodeDecodeError as `errors` has it."""
+    return read_file(path).decode("utf-8", errors)
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """A regular file, opened for reading.
+
+    Raises:
+        OSError: it cannot be opened; it is a pipe, which would be waited for, a device, which may never end, or a
+            folder.
+    """
+    return open(path, "rb", opener=_open_file)
 
 
 def _open_file(path: str, flags: int) -> int:
@@ -160,9 +194,10 @@ def sync_folder(folder: Path) -> None:
 
 def cut_torn_line(path: Path) -> None:
     """Drop a last line without a line break: a kill interrupted it, and the next append would run into it."""
-    if not path.exists():
+    try:
+        content = read_file(path)
+    except FileNotFoundError:
         return
-    content = read_file(path)
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
         os.truncate(path, whole)
@@ -347,4 +382,4 @@ def keep_output_from_raising() -> None:
 
 def log_tail(path: Path, name: str, lines: int) -> str:
     """The last lines of a log, each after the name of who wrote it; FileNotFoundError where there is none."""
-    return "\n".join(f"  {name} | {line}" for line in path.read_text(errors="replace").splitlines()[-lines:])
+    return "\n".join(f"  {name} | {line}" for line in read_text(path, "replace").splitlines()[-lines:])

@@ -7,13 +7,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rljob_worker.host.files import read_file
+
 EVENTS_FILE = "events.jsonl"
 
 
 def read_events(run_folder: Path) -> list[dict[str, Any]]:
     """All complete events of a run so far; lines that are none, which a lost disk may leave, are passed over."""
     path = run_folder / EVENTS_FILE
-    content = path.read_bytes() if path.exists() else b""
+    content = b""
+    with suppress(FileNotFoundError):
+        content = read_file(path)
     return [event for line in content.split(b"\n")[:-1] if (event := _event(line)) is not None]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 CHECKPOINT_SET_ASIDE = "checkpoint_set_aside"
-"""A damaged checkpoint was given another name, and the one before it is used."""
+"""A checkpoint that is damaged, or newer than a verified one and not verified, was given another name."""
+CHECKPOINT_UNVERIFIED = "checkpoint_unverified"
+"""A checkpoint without a checksum of its own was continued from, as it was asked for."""
 REWARD_PARTS_LEFT_OUT = "reward_parts_left_out"
 """Named parts of the reward have no metric: there are too many, or their names are not fit for one."""
 LABEL_UNREADABLE = "label_unreadable"

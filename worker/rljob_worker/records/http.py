@@ -25,7 +25,7 @@ from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.run_status import DriverAddress
 from rljob_api.wire.steps_page import PAGE, PAGE_BYTES, page_text
 from rljob_worker.errors import UserError
-from rljob_worker.host.files import write_whole
+from rljob_worker.host.files import read_text, write_whole
 from rljob_worker.host.sockets import is_local_name
 from rljob_worker.records.steps import StepLog
 
@@ -148,7 +148,7 @@ class DriverServer:
 
 def _remove_if(file: Path, content: str) -> None:
     with suppress(OSError):
-        if file.read_text(encoding="utf-8") == content:
+        if read_text(file) == content:
             file.unlink()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rljob_api.wire.run_status import RUN_FILE, RunDescription
 from rljob_worker.errors import JobError, UserError
-from rljob_worker.host.files import read_file
+from rljob_worker.host.files import MOST_RUN_BYTES, read_file
 
 
 def read_run(folder: Path) -> RunDescription | None:
@@ -19,7 +19,7 @@ def read_run(folder: Path) -> RunDescription | None:
     """
     path = folder / RUN_FILE
     try:
-        return RunDescription.parse(json.loads(read_file(path)))
+        return RunDescription.parse(json.loads(read_file(path, MOST_RUN_BYTES)))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

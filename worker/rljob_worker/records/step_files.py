@@ -43,10 +43,21 @@ def step_files(folder: Path) -> dict[int, Path]:
     return {int(match.group(1)): path for path, match in names if match}
 
 
+def step_of(path: Path) -> int:
+    """The step that a file of `step_files` is of."""
+    match = _NAME.match(path.name)
+    assert match is not None, path
+    return int(match[1])
+
+
 def read_step_file(path: Path) -> list[Any]:
     """The lines of a step's file; UserError where it is damaged."""
     try:
-        with gzip.open(io.BytesIO(read_file(path)), "rb") as file:
+        content = read_file(path)
+        if not content:
+            raise EOFError("it is empty")
+        # Whose end has a checksum of all of it.
+        with gzip.open(io.BytesIO(content), "rb") as file:
             return [json.loads(line) for line in file]
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise UserError(f"{path}: damaged: {error}") from None

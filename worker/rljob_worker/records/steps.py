@@ -194,10 +194,10 @@ def read_steps(run_folder: Path) -> list[StepRecord]:
 
 
 def _lines(path: Path) -> list[str]:
-    if not path.exists():
-        return []
     try:
         content = read_file(path)
+    except FileNotFoundError:
+        return []
     except OSError as error:
         raise JobError(f"{path}: cannot be read: {error.strerror}") from None
     # Not `splitlines`: it would also cut at what JSON takes for a character.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
-from rljob_api.wire.values import block, text, whole
-from rljob_worker.host.files import LOST, patiently
+from rljob_api.wire.values import WireError, block, text, whole
+from rljob_worker.host.files import LOST, open_file, patiently
 
 _CHUNK_BYTES = 2**23
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +30,23 @@ class CheckedFile:
     def parse(cls, content: object) -> CheckedFile:
         """From JSON; WireError when it is anything else."""
         file = block(content, "a file")
-        return cls(text(file.get("name"), "name"), whole(file.get("size"), "size"), text(file.get("xxh3"), "xxh3"))
+        name = text(file.get("name"), "name")
+        if not _NAME.fullmatch(name):
+            raise WireError(f"name must be that of a file in the folder, not {name!r}")
+        return cls(name, whole(file.get("size"), "size"), text(file.get("xxh3"), "xxh3"))
 
 
 def damage(folder: str | Path, expected: CheckedFile) -> str:
     """What is wrong with a file of a folder; empty when it is as it was written. Reads it whole.
+
+    What is no regular file, or has another size, is not read.
 
     Raises:
         OSError: it cannot be read now, which says nothing of its content.
     """
     path = Path(folder) / expected.name
     try:
-        size, xxh3 = patiently(lambda: _measured(path))
+        size, xxh3 = patiently(lambda: _measured(path, expected.size))
     except OSError as error:
         if error.errno not in LOST:
             raise
@@ -50,10 +58,13 @@ def damage(folder: str | Path, expected: CheckedFile) -> str:
     return ""
 
 
-def _measured(path: Path) -> tuple[int, str]:
-    digest, size = xxhash.xxh3_64(), 0
-    with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK_BYTES):
+def _measured(path: Path, expected: int) -> tuple[int, str]:
+    """Size and xxh3 of a file; without reading it, where it has not the size that is expected."""
+    digest = xxhash.xxh3_64()
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        left = size if size == expected else 0
+        while left > 0 and (chunk := file.read(min(left, _CHUNK_BYTES))):
             digest.update(chunk)
-            size += len(chunk)
+            left -= len(chunk)
     return size, digest.hexdigest()

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.upstream.patch import RAY, Patch, Process, put
 
 if TYPE_CHECKING:
+    from subprocess import Popen
+
     from ray._private.node import Node
+    from ray._private.services import ProcessInfo
 
 T = TypeVar("T")
 FULL_PRIORITY = {"RAY_worker_niceness": "0"}
@@ -31,6 +39,8 @@ _SLOW_START = {
     "RAY_agent_register_timeout_ms": f"{1000 * _START_SECONDS:.0f}",
 }
 _POLL_SECONDS = 0.05
+_LEAVE_SECONDS = 5.0
+"""What a driver whose GCS is gone may take for its summary and report."""
 
 
 def settings() -> dict[str, str]:
@@ -50,13 +60,20 @@ def clusters_off() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
+Started = list[tuple[str, "Popen[bytes]"]]
+"""Names and processes."""
+
+
 @contextmanager
-def without_helpers() -> Iterator[None]:
+def without_helpers(started: Started | None = None) -> Iterator[None]:
     """Inside, a Ray that is started has no autoscaler, no log monitor and no dashboard, nor the dashboard's agent.
 
     Its raylet refuses to have none, and ends with it: it is given a process that waits for the raylet's end. It also
     waits 15 seconds for the ports that its agent writes into files, a number in its code, and dies: it reads beforehand
     what an agent would write that serves nobody, that there are none.
+
+    Args:
+        started: gets each process of Ray's that is started.
     """
     from ray._private import services
     from ray._private.node import Node
@@ -65,7 +82,7 @@ def without_helpers() -> Iterator[None]:
     start_process = services.start_ray_process
     start_raylet = told_agent_ports(before["start_raylet"], lambda node, name: _NO_PORT)
     put(Node, **dict.fromkeys(_HELPERS, _start_nothing), start_raylet=start_raylet)
-    put(services, start_ray_process=without_agent(start_process))
+    put(services, start_ray_process=noted(without_agent(start_process), [] if started is None else started))
     try:
         yield
     finally:
@@ -79,6 +96,17 @@ def without_agent(start_process: Callable[..., T]) -> Callable[..., T]:
     def start(command: list[str], *arguments: object, **named: object) -> T:
         own = [_NO_AGENT if part.startswith(_AGENT_COMMAND) else part for part in command]
         return start_process(own, *arguments, **named)
+
+    return start
+
+
+def noted(start_process: Callable[..., ProcessInfo], started: Started) -> Callable[..., ProcessInfo]:
+    """`start_ray_process` of Ray that says which processes it started."""
+
+    def start(command: list[str], process_type: str, *arguments: object, **named: object) -> ProcessInfo:
+        info = start_process(command, process_type, *arguments, **named)
+        started.append((process_type, info.process))
+        return info
 
     return start
 
@@ -123,10 +151,13 @@ def session_of_its_own() -> Iterator[None]:
 
 
 @contextmanager
-def slow_start() -> Iterator[None]:
+def slow_start(started: Started | None = None) -> Iterator[None]:
     """Inside, a node that starts has 120 seconds until Ray's GCS knows it, and is seen as soon as that does.
 
     Ray's own 30 seconds are no setting; and whoever asks it too early is answered two seconds later.
+
+    Args:
+        started: Ray's processes; a node of which one ended is not waited for.
     """
     from ray._private import services
 
@@ -134,12 +165,12 @@ def slow_start() -> Iterator[None]:
 
     def get_node(gcs_address: str, node_id: str) -> object:
         deadline = time.monotonic() + _START_SECONDS
-        _wait_until_known(gcs_address, node_id, deadline)
+        _wait_until_known(gcs_address, node_id, deadline, started or [])
         while True:
             try:
                 return original(gcs_address, node_id)
             except RuntimeError:
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or any_ended(started or []):
                     raise
                 time.sleep(_POLL_SECONDS)
 
@@ -150,13 +181,49 @@ def slow_start() -> Iterator[None]:
         put(services, get_node=original)
 
 
-def _wait_until_known(gcs_address: str, node_id: str, deadline: float) -> None:
+def addresses() -> tuple[str, str]:
+    """HOST:PORT of the GCS that this process is connected to, and the socket of its node's raylet."""
+    from ray._private import worker
+
+    node = worker._global_node
+    assert node is not None
+    return str(node.gcs_address), str(node.raylet_socket_name)
+
+
+def forget() -> None:
+    """Have this process, which fails for that, end without a Ray whose GCS is gone: it would wait, or crash."""
+    from ray._private import worker
+
+    # Ray's own tells its GCS of the exception.
+    sys.excepthook = sys.__excepthook__
+    atexit.unregister(worker.shutdown)
+    atexit.register(_leave)
+    late = threading.Timer(_LEAVE_SECONDS, _leave)
+    late.daemon = True
+    late.start()
+
+
+def _leave() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(ExitCode.FAILED)
+
+
+def any_ended(started: Started) -> bool:
+    """Whether one of the processes is there no more."""
+    return any(process.poll() is not None for _, process in started)
+
+
+def _wait_until_known(gcs_address: str, node_id: str, deadline: float, started: Started) -> None:
     from ray._private import services
     from ray._private.state import GlobalState
 
     state = GlobalState()
     state._initialize_global_state(services._get_gcs_client_options(gcs_address))
     while all(node["NodeID"] != node_id for node in state.node_table()) and time.monotonic() < deadline:
+        if any_ended(started):
+            return
         time.sleep(_POLL_SECONDS)
 
 

@@ -280,6 +280,7 @@ class Observer:
                 engine_nodes=status.engine_nodes,
                 stopping=status.stopping,
                 last_checkpoint_step=status.last_checkpoint_step,
+                checkpoint_warnings=status.checkpoint_warnings,
                 unwritten={what: status.write_messages.get(what, "") for what in status.write_failures},
                 last=totals.last,
                 median_step_seconds=totals.median_step_seconds,

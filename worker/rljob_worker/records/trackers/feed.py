@@ -21,7 +21,7 @@ import rljob_api
 import rljob_worker
 from rljob_api.wire.names import PRIVATE_VARIABLES
 from rljob_worker.errors import JobError
-from rljob_worker.host.files import write_whole
+from rljob_worker.host.files import read_file, read_text, write_whole
 from rljob_worker.records.trackers.tracker import Opening
 
 logger = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class TrackerFeed:
 
     def _known_id(self) -> str | None:
         try:
-            known = json.loads(self._id_file.read_text(encoding="utf-8"))
+            known = json.loads(read_file(self._id_file))
             # One that was opened elsewhere is not found here.
             return str(known["id"]) if known["where"] == self._where else None
         except FileNotFoundError:
@@ -204,6 +204,6 @@ class TrackerFeed:
 
     def _last_line(self) -> str:
         with suppress(OSError):
-            lines = self._log.read_text(encoding="utf-8", errors="replace")[-_LOG_CHARACTERS:].split("\n")
+            lines = read_text(self._log, "replace")[-_LOG_CHARACTERS:].split("\n")
             return next((line for line in reversed(lines) if line.strip()), "it said nothing")
         return "it said nothing"
