@@ -31,6 +31,7 @@ from rljob_worker.rollouts.step import Progress
 from rljob_worker.trainer.checked_file import CheckedFile, damage
 
 RANK_FILE = "rank-0"
+_TOKEN = "of the driver"
 
 
 def weights_after(step: int) -> str:
@@ -109,7 +110,7 @@ class Driver:
         if unrecorded is not None:
             self.records.recover(unrecorded, {})
         self.clock.restart()
-        self._server = SimpleNamespace(log=self.log, status=self.status, token=None, last_read=-1)
+        self._server = SimpleNamespace(log=self.log, status=self.status, token=_TOKEN, local=False, last_read=-1)
         self._http = _handler(cast("Any", self._server))
         self._now, self.done_at = now, now()
 
@@ -160,7 +161,8 @@ class Driver:
 
     def ask(self, method: str, path: str) -> tuple[int, bytes]:
         """Status and content of the answer to a request."""
-        connection = _Connection(f"{method} {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+        headers = f"Connection: close\r\nAuthorization: Bearer {_TOKEN}\r\n"
+        connection = _Connection(f"{method} {path} HTTP/1.1\r\n{headers}\r\n".encode())
         self._http(cast("Any", connection), ("operator", 0), cast("Any", None))
         answer = HTTPResponse(cast("Any", _Connection(bytes(connection.sent))))
         answer.begin()
