@@ -5,8 +5,9 @@ from __future__ import annotations
 from mutants.fault import Fault
 
 BOUNDS = "tests/worker/rewards/test_reward_bounds.py"
+CONFINEMENT = "tests/worker/confined/test_confinement.py"
 FENCING = "tests/worker/checkpoints/test_fencing.py"
-KEEPER = "worker/rljob_worker/rewards/keeper.py"
+KEEPER = "worker/rljob_worker/confined/keeper.py"
 PREFLIGHT = "tests/worker/driver/test_preflight.py"
 STORE = "tests/worker/checkpoints/test_checkpoint_store.py"
 
@@ -50,15 +51,15 @@ SAFETY_FAULTS = (
     # --- rewards ---------------------------------------------------------------------------------
     Fault(
         "memory of a reward's children without bound",
-        KEEPER,
-        'if sum(map(_memory, below)) > bounds["memory"] and',
-        "if False and",
+        "worker/rljob_worker/confined/usage.py",
+        "if sum(map(_memory, pids)) + held <= limit:",
+        "if True:",
         f"{BOUNDS}::test_a_reward_that_takes_too_much_is_ended_alone",
     ),
     Fault(
         "processes of a reward without bound",
         KEEPER,
-        'if len(below) > bounds["processes"]:',
+        'if len(below) > self._bounds["processes"]:',
         "if False:",
         f"{BOUNDS}::test_a_reward_that_takes_too_much_is_ended_alone",
     ),
@@ -91,8 +92,43 @@ SAFETY_FAULTS = (
         f"{BOUNDS}::test_a_closed_network",
     ),
     Fault(
+        "a reward reads all files",
+        KEEPER,
+        "if version := landlock.abi():",
+        "if version := 0:",
+        f"{CONFINEMENT}::test_attacks_are_refused_and_work_is_done",
+    ),
+    Fault(
+        "a reward keeps its capabilities",
+        KEEPER,
+        "    capabilities.drop()\n",
+        "",
+        f"{CONFINEMENT}::test_a_kernel_without_landlock_protects_what_capabilities_and_calls_do",
+    ),
+    Fault(
+        "a reward may make any system call",
+        KEEPER,
+        "if system_calls.known():",
+        "if False:",
+        f"{CONFINEMENT}::test_attacks_are_refused_and_work_is_done",
+    ),
+    Fault(
+        "files that are memory do not count",
+        "worker/rljob_worker/confined/usage.py",
+        "files = self.memory if in_memory else self.disk",
+        "files = self.disk",
+        f"{CONFINEMENT}::test_memory_counts_whatever_holds_it",
+    ),
+    Fault(
+        "Ray's processes are started with the shell's secrets",
+        "worker/rljob_worker/host/secrets.py",
+        "        del os.environ[name]\n",
+        "        pass\n",
+        "tests/worker/host/test_processes.py",
+    ),
+    Fault(
         "a reward's message is unpickled by the driver",
-        "worker/rljob_worker/rewards/process.py",
+        "worker/rljob_worker/confined/process.py",
         "message = json.loads(self.connection.recv_bytes(_MAX_ANSWER_BYTES))",
         "message = self.connection.recv()",
         f"{BOUNDS}::test_a_process_that_lies_to_the_driver_is_ended",

@@ -30,6 +30,7 @@ PromptRow = Annotated[
 ]
 """A row of the data: its number, or the number behind its source's name."""
 _VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253)]
+_Path = Annotated[str, Field(pattern=r"^(/|~/|~$)", max_length=4096)]
 
 
 class SyntheticData(ApiModel):
@@ -88,7 +89,16 @@ class RewardSpec(RewardFunction):
     error_score: FiniteFloat = 0.0
     """Score for a sample whose reward failed, with `onError: Score`."""
     memory: Quantity = "2Gi"
-    """Memory that a process which runs the reward may use, with all that it starts; more ends it."""
+    """Memory that a process which runs the reward may use, with all that it starts and files that are nothing but
+    memory; more ends it."""
+    import_seconds: PositiveFloat = 60.0
+    """Deadline for the import of `python`."""
+    read_paths: Annotated[list[_Path], Field(max_length=64)] = []
+    """Files and folders that the reward may read beside its own folder, the working directory, Python packages and the
+    hub's cache; absolute, or below `~`. Kernels without Landlock (before Linux 5.13) let it read all."""
+    write_paths: Annotated[list[_Path], Field(max_length=64)] = []
+    """Files and folders that it may read and write beside its temporary folder (`TMPDIR`), which goes with its process;
+    devices too. What it writes there is not counted in `memory`."""
     network: bool = True
     """False: the reward's processes get a network of their own, with nothing in it. Refused where the kernel or the
     container does not allow that."""

@@ -56,7 +56,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     # It would redirect the output of the tests.
     monkeypatch.setattr(actor, "prepare_process", lambda log_file, stacks_file: 1)
     monkeypatch.setattr(Adder, "made", 0)
-    return lambda start: Actor("log", "stacks", f"{__name__}:{Adder.__qualname__}", {"start": start})
+    return lambda start: Actor("log", "stacks", f"{__name__}:{Adder.__qualname__}", {"start": start}, {})
 
 
 def test_the_first_call_makes_the_object_and_says_what_is_wrong_with_its_arguments(make: Make) -> None:

@@ -135,12 +135,14 @@ def test_each_trainer_sees_one_device_and_its_engine_all_of_them(
     with embedded(job) as session:
         cluster = Cluster(job, tmp_path / "run", tmp_path, tmp_path / "run" / "checkpoints")
         calls = Calls(stop, lambda: None, cluster.death_of, lambda what: None)
-        cluster.create(calls, 1, stop, session.scratch)
+        cluster.create(calls, 1, stop, session.scratch, {"SOME_TOKEN": "of the shell"})
         variable = device_kind(job.resources).visible_variable
         assert variable is not None
         trainers = calls.gather("start", cluster.trainers.variable(variable), 120)
         engines = calls.gather("start", cluster.engines.variable(variable), 120)
         preloads = calls.gather("start", cluster.trainers.variable("TMS_INIT_ENABLE"), 120)
+        handed = calls.gather("start", cluster.trainers.variable("SOME_TOKEN"), 120)
+        assert set(handed) == {"of the shell"}
         queues = calls.gather("start", cluster.trainers.variable("TASK_QUEUE_ENABLE"), 120)
         cluster.kill()
         assert (sorted(trainers), preloads, queues) == (["4", "6"], ["1", "1"], ["2", "2"])

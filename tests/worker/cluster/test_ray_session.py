@@ -127,8 +127,14 @@ def test_a_child_that_fails_is_seen_to_fail() -> None:
         assert subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode == 3
 
 
-def test_an_embedded_ray_has_no_process_that_nobody_asks() -> None:
+def test_an_embedded_ray_has_no_process_that_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_of-the-shell")
     with embedded(SPEC) as session:
+        assert os.environ["HF_TOKEN"] == session.secrets["HF_TOKEN"] == "hf_of-the-shell"
+        below = psutil.Process().children(recursive=True)
+        told = [process.environ() for process in below if process.status() != psutil.STATUS_ZOMBIE]
+        assert told
+        assert not [variables for variables in told if "hf_of-the-shell" in variables.values()]
         # Of the raylet's own children Ray needs all.
         children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
         commands = [" ".join(child.cmdline()) for child in children]

@@ -30,9 +30,9 @@ import ray
 
 from rljob_worker.cli.main import main
 from rljob_worker.cluster import cluster
+from rljob_worker.confined.process import ConfinedProcess
 from rljob_worker.driver import job
 from rljob_worker.records import events
-from rljob_worker.rewards.process import ScoringProcess
 
 
 def install(faults: list[dict[str, Any]]) -> None:
@@ -84,21 +84,21 @@ def install(faults: list[dict[str, Any]]) -> None:
         return int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
 
     current: dict[str, Any] = {}
-    rewards: list[ScoringProcess] = []
-    initialise, begin_scoring = job.Job.__init__, ScoringProcess.__init__
+    rewards: list[ConfinedProcess] = []
+    initialise, begin_scoring = job.Job.__init__, ConfinedProcess.__init__
 
     def keep_clock(self: job.Job, *arguments: Any, **named: Any) -> None:
         initialise(self, *arguments, **named)
         current["clock"] = self.clock
 
-    def keep_process(self: ScoringProcess, *arguments: Any) -> None:
-        begin_scoring(self, *arguments)
+    def keep_process(self: ConfinedProcess, *arguments: Any, **named: Any) -> None:
+        begin_scoring(self, *arguments, **named)
         rewards.append(self)
 
     cluster.Cluster.start = started  # type: ignore[method-assign]
     events.EventLog.phase = phase_begins  # type: ignore[method-assign]
     job.Job.__init__ = keep_clock  # type: ignore[method-assign]
-    ScoringProcess.__init__ = keep_process  # type: ignore[method-assign]
+    ConfinedProcess.__init__ = keep_process  # type: ignore[method-assign]
 
 
 def flip_one_bit(actor: Any) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from rljob_worker.host.processes import ProcessIdentity, living
+from rljob_worker.host.reaper import Reaper
+from rljob_worker.host.secrets import secrets_of, withheld
 from rljob_worker.host.sweeps import is_private, left_behind, own_folder, private_folder, private_folders
 
 
@@ -102,3 +104,52 @@ def test_an_own_folder_with_another_name_is_found_when_its_process_is_gone(tmp_p
     stale.mkdir(mode=0o700)
     own_folder("x-", tmp_path)
     assert not stale.exists()
+
+
+def test_a_program_of_ours_hides_what_it_was_started_with() -> None:
+    program = (
+        "import ctypes; from rljob_worker.cli.main import main; main(['samples', '/nowhere']); "
+        "print(ctypes.CDLL(None).prctl(3))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "0\n", "PR_GET_DUMPABLE"
+
+
+def test_a_reaper_is_given_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_of-the-shell")
+    reaper = Reaper()
+    try:
+        variables = Path(f"/proc/{reaper._process.pid}/environ").read_bytes()
+        assert b"PATH=" in variables
+        assert b"hf_of-the-shell" not in variables
+    finally:
+        reaper.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("HF_TOKEN", "hf_x", True),
+        ("AWS_SECRET_ACCESS_KEY", "x", True),
+        ("OPENAI_API_KEY", "x", True),
+        ("MODELSCOPE_API_TOKEN", "x", True),
+        ("DB_PASSWORD", "x", True),
+        ("DATABASE_URL", "postgres://user:word@host/db", True),
+        ("PATH", "/usr/bin", False),
+        ("TOKENIZERS_PARALLELISM", "false", False),
+        ("HTTP_PROXY", "http://proxy:3128", False),
+        ("MONKEY", "x", False),
+    ],
+)
+def test_secrets_are_told_by_name_and_value(name: str, value: str, secret: bool) -> None:
+    assert secrets_of({name: value}) == ({name: value} if secret else {})
+
+
+def test_secrets_are_withheld_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "PATH_OF_TOKEN"):
+        monkeypatch.setenv(name, "x")
+    with withheld("PATH_OF_TOKEN") as found:
+        assert found["HF_TOKEN"] == "x"
+        assert "HF_TOKEN" not in os.environ
+        assert os.environ["PATH_OF_TOKEN"] == "x"
+    assert os.environ["HF_TOKEN"] == "x"

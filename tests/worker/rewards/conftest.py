@@ -26,7 +26,8 @@ def make_runner(workdir: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[M
 
     def make(function: str | None = None, **fields: Any) -> tuple[RewardRunner, RLJobSpec]:
         reward = ({"python": f"my_rewards_for_test:{function}"} if function else {}) | fields
-        spec = make_spec(reward)
+        # Rewards of tests leave notes there.
+        spec = make_spec({"writePaths": [str(workdir)]} | reward)
         runners.append(RewardRunner(spec, tokenizer, workdir=workdir, processes=2))
         return runners[-1], spec
 

@@ -12,8 +12,9 @@ import pytest
 from reward_cases import Make, gone, make_spec, samples_of, scores, soon
 from transformers import PreTrainedTokenizerBase
 
+from rljob_worker.confined import landlock
+from rljob_worker.confined.bounds import network_can_be_closed
 from rljob_worker.errors import UserError
-from rljob_worker.rewards.bounds import network_can_be_closed
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rewards.score_calls import RewardError
 
@@ -64,6 +65,27 @@ def leaves(response):
 def connects(response):
     import socket
     with socket.create_connection(("127.0.0.1", int(response)), timeout=5): return 1.0
+def holds(response):
+    held = [os.memfd_create("held") for _ in range(8 * ("b" in response))]
+    for file in held:
+        for _ in range(8): os.write(file, b"x" * 2**23)
+    time.sleep(1000 * len(held))
+    return 1.0
+def fills(response):
+    for i in range(8): Path(f"/dev/shm/fill-{i}").write_bytes(b"x" * 2**23)
+def reads(response):
+    return float(Path(response).read_text())
+def shares(response):
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    queue, lock = multiprocessing.Queue(), multiprocessing.Lock()
+    def child():
+        with lock: queue.put(1)
+    process = multiprocessing.Process(target=child)
+    process.start()
+    with multiprocessing.Manager() as manager, ProcessPoolExecutor(2) as pool:
+        shared = manager.list([queue.get(timeout=20)])
+        return float(sum(shared) + sum(pool.map(abs, [-1, -2])))
 def lies(response):
     import gc
     from multiprocessing.connection import Connection
@@ -85,6 +107,7 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "leaving_rewards_for_test.py").write_text("import sys; sys.exit(0)")
     (folder / "vanishing_rewards_for_test.py").write_text("import os; os._exit(0)")
     (folder / "slow_rewards_for_test.py").write_text("raise KeyboardInterrupt")
+    (folder / "sleeping_rewards_for_test.py").write_text("import time; time.sleep(300)")
     return folder
 
 
@@ -113,6 +136,7 @@ def test_a_reward_sees_no_secret_of_the_driver(
     [
         ("eats", "MemoryError"),
         ("shares_eating", r"used more than 256 MiB \(reward.memory\)"),
+        ("holds", r"used more than 256 MiB \(reward.memory\)"),
         ("forks", "it had started more than 64 processes"),
     ],
 )
@@ -130,6 +154,45 @@ def test_files_are_bounded(make_runner: Make, function: str, message: str) -> No
     runner, spec = hostile(make_runner, function)
     with pytest.raises(RewardError, match=message):
         runner.score(samples_of(spec, ["a"]), soon(30))
+
+
+@pytest.mark.skipif(landlock.abi() == 0, reason="a kernel without Landlock")
+def test_files_out_of_reach_are_told_with_the_fields_that_open_them(make_runner: Make, tmp_path: Path) -> None:
+    runner, spec = hostile(make_runner, "fills")
+    with pytest.raises(RewardError, match=r"PermissionError.*'/dev/shm/fill-0'.*reward\.readPaths.*reward\.writePaths"):
+        runner.score(samples_of(spec, ["a"]), soon(30))
+    assert not list(Path("/dev/shm").glob("fill-*"))
+    (tmp_path / "data").write_text("0.5")
+    for fields, result in (({"onError": "Score"}, 0.0), ({"readPaths": [str(tmp_path)]}, 0.5)):
+        runner, spec = hostile(make_runner, "reads", **fields)
+        samples = samples_of(spec, ["a"])
+        (score,) = runner.score([replace(samples[0], text=str(tmp_path / "data"))], soon(30))
+        assert score.score == result, score
+    with pytest.raises(UserError, match=r"reward\.readPaths: /nowhere: there is no such file or folder"):
+        hostile(make_runner, "reads", readPaths=["/nowhere"])
+
+
+def test_multiprocessing_works_in_a_reward(make_runner: Make) -> None:
+    runner, spec = hostile(make_runner, "shares")
+    assert scores(runner, spec, ["a"]) == [4.0]
+
+
+@pytest.mark.parametrize("function", ["checked", "of_the_pool"])
+def test_an_import_that_does_not_end_is_named(
+    function: str, workdir: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = "'sleeping_rewards_for_test:f' has not been imported within reward.importSeconds (1 s)"
+    spec = make_spec({"python": "sleeping_rewards_for_test:f", "importSeconds": 1})
+    if function == "checked":
+        with pytest.raises(UserError) as refused:
+            RewardRunner(spec, tokenizer, workdir=workdir)
+        assert str(refused.value) == f"spec.reward.python: {message}"
+        return
+    # The second import may differ from the first: a file server that went away.
+    monkeypatch.setattr("rljob_worker.rewards.runner.check_function", lambda *_: False)
+    with RewardRunner(spec, tokenizer, workdir=workdir, processes=1) as runner, pytest.raises(RewardError) as failed:
+        runner.score(samples_of(spec, ["a"]), soon(30))
+    assert message in str(failed.value)
 
 
 def test_what_it_prints_is_bounded(make_runner: Make, capfd: pytest.CaptureFixture[str]) -> None:

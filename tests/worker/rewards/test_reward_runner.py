@@ -36,7 +36,9 @@ def dies(response):
     return 1.0
 def wrong(response):
     results = {"a": "text", "b": float("nan"), "c": None, "d": {"points": 1}, "e": {"score": 1, "note": "x"}}
+    results |= {"f": 1e39, "g": {"score": 0, "loss": -1e39}, "h": 10**400}
     return results[response]
+def large(response): return 1e30
 def numpy_scalar(response):
     import numpy
     return numpy.float32(0.5)
@@ -265,12 +267,26 @@ def test_an_async_reward_that_blocks_its_process_is_ended(make_runner: Make) -> 
         ("c", "the reward is NoneType"),
         ("d", "the returned dict has no 'score'; its keys are: 'points'"),
         ("e", r"part 'note' is str \('x'\), not a number"),
+        ("f", r"the reward is 1e\+39, which is not finite in fp32: 3.4e\+38 at most"),
+        ("g", r"part 'loss' is -1e\+39, which is not finite in fp32"),
+        ("h", "the reward is 1000000000[0]*, not a finite number"),
     ],
 )
 def test_a_result_that_is_no_number_names_the_sample(make_runner: Make, response: str, message: str) -> None:
     runner, spec = make_runner("wrong")
     with pytest.raises(RewardError, match=f"prompt data/0, sample 0 failed: ValueError: {message}"):
         runner.score(samples_of(spec, [response]), soon())
+
+
+def test_a_weighted_sum_that_cannot_be_trained_on_names_the_sample(make_runner: Make) -> None:
+    parts = [{"python": "my_rewards_for_test:large", "recordAs": name, "weight": 1e9} for name in ("one", "two")]
+    runner, spec = make_runner(parts=parts)
+    message = r"prompt data/0, sample 0 failed: the weighted sum of its parts is 2e\+39, which is not finite in fp32"
+    with pytest.raises(RewardError, match=message):
+        runner.score(samples_of(spec, ["a"]), soon())
+    runner, spec = make_runner(parts=parts, onError="Score", errorScore=-3.0)
+    (result,) = runner.score(samples_of(spec, ["a"]), soon())
+    assert (result.score, result.error is None) == (-3.0, False)
 
 
 def test_a_batch_of_the_wrong_size_is_an_error(make_runner: Make) -> None:
@@ -425,12 +441,15 @@ def test_a_hung_reward_does_not_outlive_a_killed_driver(workdir: Path) -> None:
     program = f"""
 import os, signal, sys, threading, time
 from pathlib import Path
-from rljob_worker.rewards.bounds import Bounds, environment
+from rljob_worker.confined.bounds import Bounds, environment
+from rljob_worker.confined.access import files_of
 from rljob_worker.rewards.pool import WorkerPool
-from rljob_worker.rewards.process import Place
+from rljob_worker.confined.process import Place
 from rljob_worker.rewards.worker import Setup
 setup = Setup(None, "my_rewards_for_test:where", False, {{}}, 60.0)
-place = Place(Path({str(workdir)!r}), environment({{}}, []), Bounds(memory=2**31))
+workdir, variables = Path({str(workdir)!r}), environment({{}}, [])
+files = files_of([workdir], [], [workdir], [], variables)
+place = Place(workdir, variables, Bounds(2**31, files))
 pool = WorkerPool(setup, processes=1, in_flight=1, grace=0.0, place=place)
 sample = {{"prompt": "", "response": "b", "label": None, "finish_reason": "stop", "metadata": {{}}}}
 done = threading.Event()

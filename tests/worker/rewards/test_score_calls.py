@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from reward_cases import make_spec, samples_of
 
-from rljob_worker.rewards.bounds import Bounds, environment
+from rljob_worker.confined.access import files_of
+from rljob_worker.confined.bounds import Bounds, environment
+from rljob_worker.confined.process import Place
 from rljob_worker.rewards.pool import WorkerPool
-from rljob_worker.rewards.process import Place
 from rljob_worker.rewards.score_calls import ScoreCall, ScoreCalls
 from rljob_worker.rewards.weighted_parts import parts_of
 from rljob_worker.rewards.worker import Setup
@@ -58,7 +59,9 @@ def test_a_burst_of_more_tasks_than_the_pool_is_woken_for(tmp_path: Path) -> Non
     """A socket holds 278 wake-ups: whoever waits for room in it must not have what the pool's thread waits for."""
     (tmp_path / "burst_reward.py").write_text("async def score(response):\n    return 1.0\n")
     setup = Setup(None, "burst_reward:score", False, {}, 20.0)
-    place = Place(tmp_path, environment({}, {}), Bounds(memory=2**31, network=True))
+    variables = environment({}, {})
+    files = files_of([tmp_path], [], [], [], variables)
+    place = Place(tmp_path, variables, Bounds(2**31, files))
     pool = WorkerPool(setup, processes=1, in_flight=256, grace=2.0, place=place)
     sample = {"prompt": "a", "response": "b", "label": "c", "finish_reason": "stop", "metadata": {}}
     errors, ready, all_came = list[str | None](), threading.Event(), threading.Event()

@@ -80,13 +80,18 @@ class Actor:
         stacks_file: its threads' stacks on SIGUSR2.
         api: class of the object, as `module:name`; empty: a process that has none.
         arguments: of the object.
+        hidden: variables that it was not started with, since those are for all to see who may look at processes.
     """
 
-    def __init__(self, log_file: str, stacks_file: str, api: str, arguments: Mapping[str, object]) -> None:
+    def __init__(
+        self, log_file: str, stacks_file: str, api: str, arguments: Mapping[str, object], hidden: Mapping[str, str]
+    ) -> None:
+        for name, value in hidden.items():
+            os.environ.setdefault(name, value)
         self._pid = prepare_process(log_file, stacks_file)
-        module, _, name = api.partition(":")
+        module, _, kind = api.partition(":")
         # Imported beside whatever else starts; made by the first call, which can say what is wrong with the arguments.
-        self._kind = getattr(importlib.import_module(module), name) if api else None
+        self._kind = getattr(importlib.import_module(module), kind) if api else None
         self._arguments = arguments
         self._object: Any = None
         self._shared: WeakValueDictionary[str, object] = WeakValueDictionary()

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -80,7 +80,9 @@ class Cluster:
         self._on_change = on_change
         self._elastic: Elastic | None = None
 
-    def create(self, calls: Calls, total_updates: int, stop: threading.Event, scratch: Path | None) -> None:
+    def create(
+        self, calls: Calls, total_updates: int, stop: threading.Event, scratch: Path | None, hidden: Mapping[str, str]
+    ) -> None:
         """Place all actors; they build themselves when `start` calls them.
 
         Args:
@@ -89,6 +91,7 @@ class Cluster:
             stop: set when the job was asked to stop.
             scratch: folder for the processes' sockets where all of them run on the driver's machine; None on a
                 cluster that was there before.
+            hidden: variables that the processes get when they run, and not from Ray.
 
         Raises:
             JobError: the devices are not to be had.
@@ -100,7 +103,7 @@ class Cluster:
         seconds = self.spec.timeouts.start_seconds
         placement = self._placement = reserve_devices(self.spec, stop, more_may_join=not embedded)
         nodes = self._nodes = Nodes(placement, scratch, ON_A_CLUSTER)
-        self._made.use(nodes, embedded)
+        self._made.use(nodes, embedded, hidden)
         folders = nodes.folders(seconds)
         self._check_folders(nodes)
         store, secret = _meeting_place(self.spec, nodes, folders, seconds), secrets.token_hex(32)

@@ -66,10 +66,17 @@ class Processes:
         self._kind = device_kind(spec.resources)
         self._nodes: Nodes | None = None
         self.embedded = True
+        self._hidden: dict[str, str] = {}
 
-    def use(self, nodes: Nodes, embedded: bool) -> None:
-        """Make processes on these nodes from now on; `embedded`: all of them are the driver's machine."""
-        self._nodes, self.embedded = nodes, embedded
+    def use(self, nodes: Nodes, embedded: bool, hidden: Mapping[str, str]) -> None:
+        """Make processes on these nodes from now on.
+
+        Args:
+            nodes: of the job.
+            embedded: whether all of them are the driver's machine.
+            hidden: variables that the processes get when they run, and not from Ray.
+        """
+        self._nodes, self.embedded, self._hidden = nodes, embedded, dict(hidden)
 
     def make(
         self, role: Role[Api], name: str, place: Place, arguments: Mapping[str, object], visible: Sequence[str] = ()
@@ -98,7 +105,7 @@ class Processes:
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 place.spot.group, placement_group_bundle_index=place.spot.bundle
             ),
-        ).remote(str(self.log_file(name)), str(self.stacks_file(name)), api, arguments)
+        ).remote(str(self.log_file(name)), str(self.stacks_file(name)), api, arguments, self._hidden)
         return Process(name, handle, place.node)
 
     def log_file(self, name: str) -> Path:

@@ -9,7 +9,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -20,12 +20,14 @@ from ray._private.grpc_utils import init_grpc_channel
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from rljob_api import RLJobSpec, derived
+from rljob_api.wire.names import PRIVATE_VARIABLES
 from rljob_worker.cluster.placement import bundle_cpus
 from rljob_worker.cluster.ray_watch import ClusterLook, RayWatch, dead_process
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import log_tail
 from rljob_worker.host.reaper import Reaper
+from rljob_worker.host.secrets import withheld
 from rljob_worker.host.sweeps import own_folder
 from rljob_worker.upstream import ray_node
 from rljob_worker.upstream.install import check
@@ -36,6 +38,7 @@ _RAY_FOLDER = "rljob-ray-"
 _RAY_OWN = "r"
 """Ray lets all users write its folder, so that it lies in one that only its owner enters. Short, for Ray's sockets."""
 
+_TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 _RAY_LOGS = ("gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err")
 _LOG_TAIL_LINES = 10
 _ANSWER_SECONDS = 25.0
@@ -49,6 +52,8 @@ class RaySession:
     """Folder for scratch files that goes with a Ray of this job alone."""
     settled: Callable[[], None] = lambda: None
     """To be called once the job's processes have all started."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Variables of this process that Ray's were not started with; for trainers and engines."""
 
 
 @contextmanager
@@ -78,13 +83,15 @@ def embedded(spec: RLJobSpec, watch: RayWatch | None = None) -> Iterator[RaySess
             ray_node.session_of_its_own(),
         ):
             try:
-                with waiting_for("Ray's processes on this machine to start"):
+                # Its processes keep what they were started with for all to see who may look at them.
+                with waiting_for("Ray's processes on this machine to start"), withheld(_TOKEN_PATH) as secret:
                     _start(spec, folder / _RAY_OWN)
                 _children_are_waited_for()
                 address = ray.nodes()[0]["NodeManagerAddress"]
                 if not ip_address(address).is_loopback:
                     raise JobError(f"the embedded Ray listens on {address}; it must be this machine's loopback address")
-                yield RaySession(folder, reaper.settled)
+                handed = {name: value for name, value in secret.items() if name not in PRIVATE_VARIABLES}
+                yield RaySession(folder, reaper.settled, handed)
             finally:
                 if watch is not None:
                     watch.close()
@@ -136,7 +143,7 @@ def _own_settings(token_file: Path) -> dict[str, str | None]:
         "RAY_USAGE_STATS_ENABLED": "0",
         **ray_node.settings(),
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token_file),
+        _TOKEN_PATH: str(token_file),
         # It would come before the file, and processes that see it could be others' as well.
         "RAY_AUTH_TOKEN": None,
     }

@@ -16,6 +16,7 @@ from rljob_api.profiles import PROFILES
 from rljob_api.roles import COMPUTE_VARIABLE, MEMORY_SAVER_DIGESTS
 from rljob_api.spec import MemorySaverMode, Profile
 from rljob_api.wanted import Wanted
+from rljob_worker.confined.kernel import Kernel
 from rljob_worker.doctor import parsers, saver
 from rljob_worker.doctor.built_for import built_for
 from rljob_worker.doctor.facts import Interface, Kind, NodeFacts, NpuPort, StoragePath
@@ -95,6 +96,7 @@ def collect(wanted: Wanted | None, head: Sequence[str] = (), root: Path = Path("
         saver=library,
         saver_copies=saver.copies(),
         shared_memory_ipc=shared_memory_problem(SHARED_MEMORY),
+        kernel=Kernel.here(),
         model=_storage(wanted.model if wanted else None),
         runs=_storage(wanted.runs if wanted else None),
     )

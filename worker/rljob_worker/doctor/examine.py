@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rljob_api.spec import MemorySaverMode
 from rljob_api.wanted import Wanted
-from rljob_worker.doctor import allocator, built_for, devices, memory, network, saver, versions
+from rljob_worker.doctor import allocator, built_for, confinement, devices, memory, network, saver, versions
 from rljob_worker.doctor.facts import NodeFacts
 from rljob_worker.doctor.findings import Finding
 
@@ -22,4 +22,4 @@ def examine(facts: NodeFacts, wanted: Wanted | None) -> list[Finding]:
     found += saver.check(facts, mode) if wanted is not None else saver.check_installed(facts)
     found += allocator.check(facts, job=wanted is not None)
     found += network.check(facts, wanted.nodes if wanted is not None else 1)
-    return [*found, *memory.check(facts, wanted)]
+    return [*found, *memory.check(facts, wanted), *confinement.check(facts)]

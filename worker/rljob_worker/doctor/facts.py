@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rljob_worker.confined import landlock
+from rljob_worker.confined.kernel import Kernel
 from rljob_worker.doctor.parsers import DeviceTable
 
+_WHOLE = Kernel(landlock.SIGNALS_SINCE, True)
 Kind = Literal["npu", "cuda", "cpu"]
 
 
@@ -105,5 +108,7 @@ class NodeFacts:
     """Libraries of the preload hook that the package would find; it insists on exactly one."""
     shared_memory_ipc: str = ""
     """Why two processes cannot share memory; empty: they can."""
+    kernel: Kernel = _WHOLE
+    """What it confines rewards with."""
     model: StoragePath | None = None
     runs: StoragePath | None = None

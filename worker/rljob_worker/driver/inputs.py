@@ -9,6 +9,7 @@ from rljob_api import RLJobSpec
 from rljob_api.blocks import path_text
 from rljob_api.rules.model_config import parallel_findings
 from rljob_api.spec import ModelSpec
+from rljob_worker.checkpoints.store import checkpoint_root
 from rljob_worker.data.dataset import PromptSource, load_evaluation_prompts
 from rljob_worker.data.hub import snapshot
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
@@ -34,6 +35,7 @@ _MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
     """Model, tokenizer, data and rewards, each checked; a random model and its tokenizer are made in the run folder."""
+    private = [folder, checkpoint_root(folder, spec.checkpoint.path)]
     own = folder / MODEL_FOLDER
     if spec.model.path is not None and (here := Path(spec.model.path).expanduser()).is_dir():
         check_json_files(here)
@@ -78,7 +80,7 @@ def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
         scored = prompts.scored()
         evaluation_prompts = load_evaluation_prompts(spec, tokenizer, max_prompt_tokens=evaluation_limit, scored=scored)
     with waiting_for("spec.reward to be imported and tried"):
-        rewards = RewardRunner(spec, tokenizer, columns=prompts.columns())
+        rewards = RewardRunner(spec, tokenizer, columns=prompts.columns(), private=private)
     return Inputs(
         tokenizer=tokenizer,
         model_folder=model_folder,

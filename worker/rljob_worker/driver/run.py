@@ -241,7 +241,7 @@ def _train(
         total_updates = job.spec.steps * derived.updates_per_step(job.spec)
         limit = job.spec.timeouts.start_seconds
         with waiting_for("devices for all trainers and engines (timeouts.startSeconds)", limit):
-            cluster.create(calls, total_updates, stop.requested, session.scratch)
+            cluster.create(calls, total_updates, stop.requested, session.scratch, session.secrets)
         with waiting_for("trainers and engines to load the model; the run folder's logs/ say how far they are", limit):
             cluster.start(calls)
         session.settled()

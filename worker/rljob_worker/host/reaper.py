@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rljob_worker.host import reaper_process
 from rljob_worker.host.processes import ProcessIdentity
+from rljob_worker.host.secrets import secrets_of
 from rljob_worker.host.sweeps import left_behind, private_folder, private_folders
 
 _STOP_SECONDS = 15.0
@@ -26,7 +27,8 @@ class Reaper:
     def __init__(self) -> None:
         owner = str(ProcessIdentity.own())
         # The reaper must not carry the mark of what it ends.
-        environment = {name: value for name, value in os.environ.items() if name != reaper_process.OWNER_VARIABLE}
+        left_out = {reaper_process.OWNER_VARIABLE, *secrets_of(os.environ)}
+        environment = {name: value for name, value in os.environ.items() if name not in left_out}
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _PROGRAM, _ROOT, owner, str(private_folder(_records()) / owner)],
             stdin=subprocess.PIPE,

@@ -20,6 +20,9 @@ from rljob_worker.errors import UserError
 RESERVED = ("prompt", "response", "label", "finish_reason")
 """What every reward function can ask for by name, beside the columns of the row and `args`."""
 
+LARGEST = (2 - 2**-23) * 2.0**127
+"""Of fp32, in which scores are trained on."""
+
 Sample = Mapping[str, Any]
 Score = tuple[float, dict[str, float]]
 
@@ -35,6 +38,7 @@ def load_function(path: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:
         raise UserError(
             f"reward.python: {path!r}: module {module_name!r} does not import: {type(error).__name__}: {error}"
+            f"{out_of_reach(error)}"
         ) from error
     function = getattr(module, name, None)
     if function is None:
@@ -58,6 +62,16 @@ def _import_file(file: Path) -> ModuleType:
     sys.path.insert(0, str(file.parent))
     found.loader.exec_module(module)
     return module
+
+
+def out_of_reach(error: BaseException) -> str:
+    """What is said beside an error of a file that confined code does not reach; empty for others."""
+    if not isinstance(error, PermissionError) or error.filename is None:
+        return ""
+    return (
+        "; a reward reads its own folder, the working directory, Python packages and what reward.readPaths names, and "
+        "writes to its temporary folder (TMPDIR) and what reward.writePaths names"
+    )
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -165,6 +179,17 @@ def _number(value: Any, name: str) -> float:
         value = value.item()
     if not isinstance(value, numbers.Real):
         raise ValueError(f"{name} is {type(value).__name__} ({str(value)[:80]!r}), not a number")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} is {value}, not a finite number")
-    return float(value)
+    return representable(value, name)
+
+
+def representable(value: Any, name: str) -> float:
+    """A number as trainers have it, which compute in fp32. Raises ValueError where that is not finite."""
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {str(value)[:80]}, not a finite number")
+    if abs(number) > LARGEST:
+        raise ValueError(f"{name} is {number:g}, which is not finite in fp32: {LARGEST:.2g} at most")
+    return number

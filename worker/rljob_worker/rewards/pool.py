@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from rljob_worker.confined.process import ConfinedProcess, Place
 from rljob_worker.rewards.functions import Sample, Score, received_scores
-from rljob_worker.rewards.process import START_SECONDS, Place, ScoringProcess
+from rljob_worker.rewards.process import late_message, scoring_process
 from rljob_worker.rewards.worker import Setup, timeout_message
 
 ASYNC_GRACE_SECONDS = 2.0
@@ -32,7 +33,8 @@ class _Task:
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    of: ScoringProcess
+    of: ConfinedProcess
+    start_deadline: float
     ready: bool = False
     running: dict[int, tuple[_Task, float]] = field(default_factory=dict)
     """By task number: the task and its deadline."""
@@ -123,7 +125,8 @@ class WorkerPool:
                 process.of.kill()
 
     def _spawn(self) -> None:
-        self._processes.append(_Process(ScoringProcess(self._setup, self._place)))
+        deadline = time.monotonic() + self._setup.import_seconds
+        self._processes.append(_Process(scoring_process(self._setup, self._place), deadline))
 
     def _assign(self) -> None:
         for process in list(self._processes):
@@ -152,7 +155,7 @@ class WorkerPool:
 
     def _receive(self) -> None:
         deadlines = [deadline for process in self._processes for _, deadline in process.running.values()]
-        deadlines += [process.of.start_deadline for process in self._processes if not process.ready]
+        deadlines += [process.start_deadline for process in self._processes if not process.ready]
         timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
         by_connection = {process.of.connection: process for process in self._processes}
         for source in wait([*by_connection, self._wake_reader], timeout):
@@ -195,8 +198,8 @@ class WorkerPool:
                     del process.running[task.number]
                     task.done(None, timeout_message(self._setup.timeout_seconds))
                 self._retire(process, rerun=True)
-            elif not process.ready and process.of.start_deadline <= now:
-                self._cannot_start(process, f"a scoring process did not start within {START_SECONDS:g} s")
+            elif not process.ready and process.start_deadline <= now:
+                self._cannot_start(process, f"a scoring process did not start: {late_message(self._setup)}")
 
     def _died(self, process: _Process) -> None:
         running = [task for task, _ in process.running.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,13 +11,19 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rljob_api.local_files import function_file
 from rljob_api.quantities import to_number
 from rljob_api.rewards import BUILTIN_REWARDS, token_limit
 from rljob_api.spec import RewardSpec, RLJobSpec
+from rljob_worker.confined.access import files_of
+from rljob_worker.confined.bounds import Bounds, environment, network_can_be_closed, sweep
+from rljob_worker.confined.files import Files
+from rljob_worker.confined.kernel import Kernel
+from rljob_worker.confined.process import Place
 from rljob_worker.data.sources import data_sources, evaluation_sources
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.errors import UserError
-from rljob_worker.rewards.bounds import Bounds, environment, network_can_be_closed
+from rljob_worker.host.paths import home_expanded
 from rljob_worker.rewards.builtin import (
     check_args,
     exact,
@@ -29,7 +36,7 @@ from rljob_worker.rewards.busy_clock import BusyClock
 from rljob_worker.rewards.functions import Sample, Score
 from rljob_worker.rewards.match import Match
 from rljob_worker.rewards.pool import ASYNC_GRACE_SECONDS, WorkerPool
-from rljob_worker.rewards.process import Place, check_function
+from rljob_worker.rewards.process import check_function
 from rljob_worker.rewards.score_calls import RewardSample, ScoreCall, ScoreCalls
 from rljob_worker.rewards.weighted_parts import Part, parts_of
 from rljob_worker.rewards.worker import Setup
@@ -38,6 +45,7 @@ from rljob_worker.types import RewardResult
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
 MAX_PROCESSES = 4
 MAX_ASYNC_CALLS = 256
 """Calls of one async reward that run at once."""
@@ -63,8 +71,20 @@ class RewardRunner:
         columns: Mapping[str, frozenset[str]] | None = None,
         workdir: Path | None = None,
         processes: int | None = None,
+        private: Iterable[Path] = (),
     ):
-        """`columns`: by a source's place in the manifest, those that a reward is given beside prompt and label."""
+        """Check all rewards.
+
+        Args:
+            spec: the job.
+            tokenizer: of the model.
+            columns: by a source's place in the manifest, those that a reward is given beside prompt and label.
+            workdir: working directory of the rewards; default: this process's.
+            processes: how many score at once.
+            private: folders of the job that no reward reads, wherever they are.
+        """
+        sweep()
+        self._private = tuple(private)
         self._tokenizer = tokenizer
         self._workdir = (workdir or Path.cwd()).resolve()
         self._variables = dict(spec.environment.variables)
@@ -83,6 +103,10 @@ class RewardRunner:
                 except UserError as error:
                     raise UserError(f"{where}{part.place}{str(error).removeprefix('reward')}") from error
             self._scorers_of(reward)
+
+        if any(isinstance(scorer, _Isolated) for scorer in self._scorers.values()):
+            for open_ in Kernel.here().remains():
+                logger.warning("rewards run in processes of their own, but on this kernel %s", open_)
 
     def start(self) -> None:
         """Start the scoring processes ahead of the first `submit`."""
@@ -185,8 +209,20 @@ class RewardRunner:
         return _Isolated(pool, reward.batch)
 
     def _place(self, reward: RewardSpec) -> Place:
-        bounds = Bounds(memory=int(to_number(reward.memory)), network=reward.network)
-        return Place(self._workdir, environment(self._variables, reward.environment), bounds)
+        variables = environment(self._variables, reward.environment)
+        files = self._files(reward, variables)
+        return Place(self._workdir, variables, Bounds(int(to_number(reward.memory)), files, reward.network))
+
+    def _files(self, reward: RewardSpec, variables: Mapping[str, str]) -> Files:
+        paths: dict[str, list[str]] = {}
+        for field, named in (("readPaths", reward.read_paths), ("writePaths", reward.write_paths)):
+            paths[field] = [str(home_expanded(path)) for path in named]
+            for path in paths[field]:
+                if not os.path.exists(path):
+                    raise UserError(f"reward.{field}: {path}: there is no such file or folder")
+        function = function_file(reward.python)
+        code = [self._workdir, *([Path(function[0]).parent] if function else [])]
+        return files_of(code, paths["readPaths"], paths["writePaths"], self._private, variables)
 
     def _check(self, reward: RewardSpec, label_key: str | None, columns: frozenset[str] | None) -> None:
         """UserError, which begins with `reward`, when the reward cannot be used."""
@@ -286,7 +322,15 @@ def _tokens(sample: RewardSample) -> int:
 
 
 def _setup(reward: RewardSpec, columns: frozenset[str] | None = None) -> Setup:
-    return Setup(reward.name, reward.python, reward.batch, dict(reward.args), reward.timeout_seconds, columns)
+    return Setup(
+        reward.name,
+        reward.python,
+        reward.batch,
+        dict(reward.args),
+        reward.timeout_seconds,
+        reward.import_seconds,
+        columns,
+    )
 
 
 def _label(sample: RewardSample) -> str:

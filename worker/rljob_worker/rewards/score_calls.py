@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rljob_worker.errors import JobError
+from rljob_worker.rewards.functions import representable
 from rljob_worker.rewards.weighted_parts import Part, join
 from rljob_worker.types import Generation, Prompt, RewardResult
 
@@ -152,7 +153,17 @@ def _scored(calls: Sequence[ScoreCall]) -> bool:
 
 
 def _joined(calls: Sequence[ScoreCall]) -> RewardResult:
-    return join([call.part for call in calls], [call.result for call in calls if call.result is not None])
+    """The response's result; RewardError where nothing can be trained on its score."""
+    result = join([call.part for call in calls], [call.result for call in calls if call.result is not None])
+    sample = calls[0].sample
+    reward = sample.prompt.reward
+    try:
+        representable(result.score, "the weighted sum of its parts" if reward.parts else "the score")
+    except ValueError as error:
+        if reward.on_error == "Score" and result.error is None:
+            return RewardResult(reward.error_score, result.parts, str(error))
+        raise RewardError(f"the reward of {_name(sample)} failed: {error}") from None
+    return result
 
 
 def _name(sample: RewardSample) -> str:

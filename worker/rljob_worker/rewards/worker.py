@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rljob_worker.confined.inside import adapt
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.builtin import make_regex
 from rljob_worker.rewards.functions import (
@@ -31,6 +32,7 @@ from rljob_worker.rewards.functions import (
     is_async,
     load_function,
     make_caller,
+    out_of_reach,
 )
 from rljob_worker.rewards.math_reward import math
 
@@ -46,6 +48,7 @@ class Setup:
     batch: bool
     args: dict[str, Any]
     timeout_seconds: float
+    import_seconds: float = 60.0
     columns: frozenset[str] | None = None
     """Columns of the rows, where they are to be checked against what the function asks for."""
 
@@ -53,6 +56,7 @@ class Setup:
 def main() -> None:
     """Score until the driver closes the connection."""
     connection = Connection(int(sys.argv[1]))
+    adapt()
     try:
         setup: Setup = connection.recv()
         try:
@@ -163,7 +167,7 @@ def _describe(error: BaseException) -> str:
     """The exception and where the reward raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
     place = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return f"{type(error).__name__}: {error}{place}{out_of_reach(error)}"
 
 
 def _is_ours(filename: str) -> bool:

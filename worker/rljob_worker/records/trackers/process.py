@@ -14,6 +14,7 @@ import sys
 import threading
 from typing import IO, Any
 
+from rljob_worker.host.processes import hide_memory
 from rljob_worker.records.trackers.tracker import Opening, Tracker
 
 _MESSAGE_CHARACTERS = 500
@@ -21,6 +22,7 @@ _MESSAGE_CHARACTERS = 500
 
 def main(name: str, seconds: float) -> None:
     """Serve one tracker until the driver is done, or gone."""
+    hide_memory()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     package = importlib.import_module(f"rljob_worker.records.trackers.{name}")

@@ -1,11 +1,11 @@
-"""A process that keeps one scoring process in bounds, and lets nothing of it survive.
+"""A process that keeps one confined process in bounds, and lets nothing of it survive.
 
-It is the scoring process's parent, and takes in its orphans (PR_SET_CHILD_SUBREAPER): what a reward starts stays below
-the keeper, whatever session or process group it makes for itself. When the scoring process ends, is over a bound, or
-the driver closes the pipe on standard input (which the kernel does however the driver ends), all of it is killed. It
-runs as a script without site-packages: `python -I -S keeper.py BOUNDS COMMAND...`, BOUNDS being JSON.
+It is the confined process's parent, and takes in its orphans (PR_SET_CHILD_SUBREAPER): what is started there stays
+below the keeper, whatever session or process group it makes for itself. When the confined process ends, is over a
+bound, or the driver closes the pipe on standard input (which the kernel does however the driver ends), all of it is
+killed, and its temporary folder removed. It runs without site-packages: `run([BOUNDS, *COMMAND])`, BOUNDS being JSON.
 
-Its exit code is that of the scoring process (128 + signal where one ended it), or one of those below.
+Its exit code is that of the confined process (128 + signal where one ended it), or one of those below.
 """
 
 from __future__ import annotations
@@ -23,12 +23,19 @@ import sys
 import time
 from typing import Any
 
-OVER_MEMORY, OVER_PROCESSES, NO_NETWORK_NAMESPACE, NOT_STARTED = 120, 121, 122, 127
+from rljob_worker.confined import capabilities, landlock, system_calls, usage
+from rljob_worker.confined.files import Files, readable, writable
+from rljob_worker.host.processes import ProcessIdentity, hide_memory
+
+OVER_MEMORY, OVER_PROCESSES, NO_NETWORK_NAMESPACE, OVER_FILES, HIDDEN, NOT_STARTED = 120, 121, 122, 123, 124, 127
+SCRATCH = "rljob-scratch-"
+"""Begins the name of a temporary folder, before the keeper's identity."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _LOOK_SECONDS = 0.25
 _MARK = "reward | "
 """Before each line that a scoring process prints."""
+_HIDDEN_SECONDS = 2.0
 _KILL_SECONDS = 5.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -44,21 +51,25 @@ def main(bounds: dict[str, Any], command: list[str]) -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
     output, inherited = os.pipe()
+    scratch = f"{bounds['temporary']}/{SCRATCH}{ProcessIdentity.own()}.{os.urandom(4).hex()}"
+    os.mkdir(scratch, 0o700)
     keeper = os.getpid()
-    child = os.fork()
-    if child == 0:
-        _become(bounds, command, inherited, keeper)
-    os.close(inherited)
-    # Whatever is inherited belongs to the scoring process alone: its end must be seen.
-    for descriptor in bounds["descriptors"]:
-        os.close(descriptor)
     try:
-        return _watch(child, bounds, output, woken)
+        child = os.fork()
+        if child == 0:
+            _become(bounds, command, inherited, keeper, scratch)
+        hide_memory()
+        os.close(inherited)
+        # Whatever is inherited belongs to the confined process alone: its end must be seen.
+        for descriptor in bounds["descriptors"]:
+            os.close(descriptor)
+        return _watch(child, bounds, output, woken, scratch)
     finally:
         kill_all_below()
+        remove(scratch)
 
 
-def _become(bounds: dict[str, Any], command: list[str], output: int, keeper: int) -> None:
+def _become(bounds: dict[str, Any], command: list[str], output: int, keeper: int, scratch: str) -> None:
     """Replace this process by the command."""
     code = NOT_STARTED
     try:
@@ -86,11 +97,24 @@ def _become(bounds: dict[str, Any], command: list[str], output: int, keeper: int
         os.dup2(nothing, 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        os.execv(command[0], command)
+        confine(Files(*bounds["files"]), scratch)
+        os.execve(command[0], command, {**os.environ, "TMPDIR": scratch})
     except OSError as error:
-        os.write(2, f"reward: {error}\n".encode())
+        os.write(2, f"confined process: {error}\n".encode())
     finally:
         os._exit(code)
+
+
+def confine(files: Files, scratch: str) -> None:
+    """Give up what this thread could do beyond these files, for good; `no_new_privs` must be set.
+
+    Where the kernel has no Landlock or no filters of system calls, it goes on without: `kernel.lacks` tells.
+    """
+    if version := landlock.abi():
+        landlock.restrict(readable(files), writable(files, scratch), version)
+    capabilities.drop()
+    if system_calls.known():
+        system_calls.refuse()
 
 
 def leave_network() -> bool:
@@ -107,9 +131,9 @@ def leave_network() -> bool:
     return True
 
 
-def _watch(child: int, bounds: dict[str, Any], output: int, woken: int) -> int:
+def _watch(child: int, bounds: dict[str, Any], output: int, woken: int, scratch: str) -> int:
     room, shown = bounds["output_bytes"], _Shown(bounds["safe_text"])
-    look = 0.0
+    looks, look = _Looks(bounds, scratch), 0.0
     sources = [0, output, woken]
     while True:
         ready = select.select(sources, [], [], _LOOK_SECONDS)[0]
@@ -127,13 +151,33 @@ def _watch(child: int, bounds: dict[str, Any], output: int, woken: int) -> int:
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
         if time.monotonic() >= look:
+            if over := looks.over():
+                return over
             look = time.monotonic() + _LOOK_SECONDS
-            below = descendants()
-            if len(below) > bounds["processes"]:
-                return OVER_PROCESSES
-            # What is shared after a fork counts in each of them: exact figures take longer.
-            if sum(map(_memory, below)) > bounds["memory"] and sum(map(_own_share, below)) > bounds["memory"]:
-                return OVER_MEMORY
+
+
+class _Looks:
+    """Looks at what is below the keeper, one after the other."""
+
+    def __init__(self, bounds: dict[str, Any], scratch: str) -> None:
+        self._bounds, self._scratch = bounds, scratch
+        self._hidden: dict[int, float] = {}
+        """Processes that cannot be measured, and since when: one that starts a program cannot for a moment."""
+
+    def over(self) -> int:
+        """The exit code for the bound that is exceeded; 0 where none is."""
+        below = usage.descendants()
+        if len(below) > self._bounds["processes"]:
+            return OVER_PROCESSES
+        in_memory, on_disk, entries = usage.folder(self._scratch)
+        files = usage.NamelessFiles.of(below)
+        if entries > self._bounds["files_made"] or on_disk + sum(files.disk.values()) > self._bounds["scratch_bytes"]:
+            return OVER_FILES
+        now = time.monotonic()
+        self._hidden = {pid: self._hidden.get(pid, now) for pid in files.hidden}
+        if any(now - since > _HIDDEN_SECONDS for since in self._hidden.values()):
+            return HIDDEN
+        return OVER_MEMORY if usage.exceeds(below, self._bounds["memory"], files.memory, in_memory) else 0
 
 
 class _Shown:
@@ -185,48 +229,10 @@ def _reap(child: int) -> int | None:
     return found
 
 
-def descendants() -> list[int]:
-    """All processes below this one."""
-    found: list[int] = []
-    new = [os.getpid()]
-    while new:
-        new = [child for parent in new for child in _children(parent)]
-        found += new
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
-                children += map(int, file.read().split())
-    return children
-
-
-def _memory(pid: int) -> int:
-    """Bytes of anonymous and shared memory that a process has, not of the files that it maps."""
-    return _sum_of(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:"))
-
-
-def _own_share(pid: int) -> int:
-    """The same, each page divided by the number of processes that have it."""
-    return _sum_of(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
-
-
-def _sum_of(path: str, names: tuple[str, ...]) -> int:
-    total = 0
-    with contextlib.suppress(OSError), open(path, errors="replace") as file:
-        for line in file:
-            if line.startswith(names):
-                total += int(line.split()[1]) * 1024
-    return total
-
-
 def kill_all_below() -> None:
     """End all processes below this one; orphans of those that were killed come below it too."""
     deadline = time.monotonic() + _KILL_SECONDS
-    while (below := descendants()) and time.monotonic() < deadline:
+    while (below := usage.descendants()) and time.monotonic() < deadline:
         # Stopped first, so that none has a child while the others are killed.
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in below:
@@ -237,5 +243,19 @@ def kill_all_below() -> None:
     _reap(0)
 
 
-if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1]), sys.argv[2:]))
+def remove(folder: str) -> None:
+    """Remove a folder of files that somebody else made, however deep it is and whatever their modes are."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+        return
+    # Most folders are empty, and all keepers would wait for it.
+    import subprocess
+
+    for program in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+        if os.path.lexists(folder):
+            subprocess.run([*program, "--", folder], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def run(arguments: list[str]) -> None:
+    """Run as a process: the first argument is the bounds, the others are the command."""
+    sys.exit(main(json.loads(arguments[0]), arguments[1:]))

@@ -1,0 +1,1 @@
+"""Processes that run code which nobody checked, and what they can reach."""
