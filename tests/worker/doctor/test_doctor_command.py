@@ -74,6 +74,7 @@ def test_a_job_for_npus_does_not_pass_here(tmp_path: Path) -> None:
 def test_dev_shm_that_is_too_small_for_the_job(tmp_path: Path) -> None:
     manifest = yaml.safe_load((EXAMPLE.parent / "quickstart.yaml").read_text())
     manifest["spec"]["storage"] = {"sharedMemory": "4Ti"}
+    manifest["spec"].setdefault("resources", {})["worker"] = {"memory": "8Ti"}
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(manifest))
     code, report = document(str(file))
