@@ -9,7 +9,7 @@ from rljob_api import RLJobSpec
 from rljob_api.blocks import path_text
 from rljob_api.rules.model_config import parallel_findings
 from rljob_api.spec import ModelSpec
-from rljob_worker.checkpoints.store import checkpoint_root
+from rljob_worker.checkpoints.reader import checkpoint_root
 from rljob_worker.data.dataset import PromptSource, load_evaluation_prompts
 from rljob_worker.data.hub import snapshot
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
