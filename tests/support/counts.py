@@ -178,12 +178,16 @@ def anys(files: list[File]) -> tuple[float, list[str]]:
 def weight_path(files: list[File]) -> list[str]:
     """Files between a trainer's parameter and an engine's that handle tensors: `weightsync/`, and its users.
 
-    A weight passes one kind of slots, those of the host or those of a device, and one carrier: they count once.
+    A weight passes one kind of slots, those of the host or those of a device, and one carrier: they count once. A
+    file that passes the route on handles no tensor.
     """
     on_path = []
     for file in files:
         folder = file.module.split(".")[1] if "." in file.module else ""
-        uses = any(name.startswith("rljob_worker.weightsync.") for _, name in imported(file))
+        uses = any(
+            name.startswith("rljob_worker.weightsync.") and name != "rljob_worker.weightsync.route.Route"
+            for _, name in imported(file)
+        )
         if file.module in ("rljob_worker.weightsync.device_ipc", "rljob_worker.weightsync.shared_disk"):
             continue
         if "Tensor" in file.text and (folder == "weightsync" or (folder in ("trainer", "engine") and uses)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 from rljob_worker.rewards.answers import values
 from rljob_worker.rewards.answers.expression import Node, number
@@ -23,9 +22,9 @@ from rljob_worker.rewards.answers.forms import (
     Without,
     Words,
 )
-from rljob_worker.rewards.answers.values import Budget, NoValueError
+from rljob_worker.rewards.answers.values import Budget, NoValueError, Number
 
-Interval = tuple[Any, bool, Any, bool]
+Interval = tuple[Number, bool, Number, bool]
 """Start, whether it belongs to the set, end, whether that does."""
 _PI_OF_DEGREE = Fraction(1, 180)
 

@@ -15,6 +15,9 @@ from mpmath.libmp import NoConvergence
 
 from rljob_worker.rewards.answers.expression import Node, number
 
+Number = Any
+"""An integer, a Fraction, or a number of mpmath, which has no types."""
+
 _CONTEXT = mpmath.mp.clone()
 _CONTEXT.dps = 60
 _TOLERANCE = _CONTEXT.mpf(10) ** -40
@@ -48,7 +51,7 @@ class Budget:
             raise NoValueError("too many operations")
 
 
-def value(node: Node, budget: Budget, point: Mapping[str, Any] | None = None) -> Any:
+def value(node: Node, budget: Budget, point: Mapping[str, Number] | None = None) -> Number:
     """The value as a Fraction, or as mpmath's number. Raises NoValueError."""
     budget.spend()
     if node.kind == "number":
@@ -66,7 +69,7 @@ def value(node: Node, budget: Budget, point: Mapping[str, Any] | None = None) ->
         raise NoValueError(str(error)) from None
 
 
-def _checked(result: Any) -> Any:
+def _checked(result: Number) -> Number:
     if isinstance(result, Fraction):
         if max(result.numerator.bit_length(), result.denominator.bit_length()) > _MAX_BITS:
             return _float(result)
@@ -76,13 +79,13 @@ def _checked(result: Any) -> Any:
     return result
 
 
-def _float(of: Any) -> Any:
+def _float(of: Number) -> Number:
     if isinstance(of, Fraction):
         return _CONTEXT.mpf(of.numerator) / of.denominator
     return of
 
 
-def _magnitude(number: Any) -> int:
+def _magnitude(number: Number) -> int:
     """Binary exponent of what is finite and not 0."""
     if not number:
         return 0
@@ -92,8 +95,8 @@ def _magnitude(number: Any) -> int:
     return size
 
 
-def _exact(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def both(left: Any, right: Any) -> Any:
+def _exact(operation: Callable[[Number, Number], Number]) -> Callable[..., Number]:
+    def both(left: Number, right: Number) -> Number:
         if isinstance(left, Fraction) and isinstance(right, Fraction):
             return _checked(operation(left, right))
         return operation(_float(left), _float(right))
@@ -101,7 +104,7 @@ def _exact(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return lambda *parts: reduce(both, parts)
 
 
-def _power(base: Any, exponent: Any) -> Any:
+def _power(base: Number, exponent: Number) -> Number:
     if isinstance(exponent, Fraction) and exponent.denominator == 1 and isinstance(base, Fraction):
         times = abs(exponent.numerator)
         bits = max(base.numerator.bit_length(), base.denominator.bit_length())
@@ -114,7 +117,7 @@ def _power(base: Any, exponent: Any) -> Any:
     return _simplified_root(base, exponent)
 
 
-def _simplified_root(base: Any, exponent: Any) -> Any:
+def _simplified_root(base: Number, exponent: Number) -> Number:
     """The power; of a negative number and an odd root the real one, as in school."""
     if isinstance(exponent, Fraction) and exponent.denominator % 2 and _is_negative(base):
         sign = -1 if exponent.numerator % 2 else 1
@@ -122,11 +125,11 @@ def _simplified_root(base: Any, exponent: Any) -> Any:
     return _CONTEXT.power(_float(base), _float(exponent))
 
 
-def _is_negative(number: Any) -> bool:
+def _is_negative(number: Number) -> bool:
     return isinstance(number, (Fraction, _CONTEXT.mpf)) and number < 0
 
 
-def _root(under: Any, degree: Any) -> Any:
+def _root(under: Number, degree: Number) -> Number:
     if not isinstance(degree, Fraction) or degree == 0:
         return _power(under, 1 / _float(degree))
     if isinstance(under, Fraction) and under >= 0 and degree.denominator == 1 and 2 <= degree <= 10:
@@ -143,23 +146,23 @@ def _integer_root(number: int, degree: int) -> int | None:
     return guess if guess**degree == number else None
 
 
-def _factorial(of: Any) -> Any:
+def _factorial(of: Number) -> Number:
     if not isinstance(of, Fraction) or of.denominator != 1 or not 0 <= of <= _MAX_FACTORIAL:
         raise NoValueError("a factorial of what is no small whole number")
     return Fraction(factorial(of.numerator))
 
 
-def _binomial(top: Any, bottom: Any) -> Any:
+def _binomial(top: Number, bottom: Number) -> Number:
     whole = [of.numerator for of in (top, bottom) if isinstance(of, Fraction) and of.denominator == 1]
     if len(whole) != 2 or not 0 <= whole[1] <= whole[0] <= _MAX_FACTORIAL:
         raise NoValueError("a binomial of what are no small whole numbers")
     return Fraction(comb(*whole))
 
 
-def _function(name: str) -> Callable[[Any], Any]:
+def _function(name: str) -> Callable[[Number], Number]:
     function = getattr(_CONTEXT, name)
 
-    def apply(argument: Any) -> Any:
+    def apply(argument: Number) -> Number:
         if _magnitude(argument) > (20 if name in ("exp", "sinh", "cosh") else _MAX_ARGUMENT):
             raise NoValueError("an argument that is too large")
         return function(_float(argument))
@@ -167,14 +170,14 @@ def _function(name: str) -> Callable[[Any], Any]:
     return apply
 
 
-def _logarithm(argument: Any) -> Any:
+def _logarithm(argument: Number) -> Number:
     if not argument:
         raise NoValueError("a logarithm of 0")
     return _CONTEXT.ln(_float(argument))
 
 
-def _whole(rounding: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def apply(number: Any) -> Any:
+def _whole(rounding: Callable[[Number], Number]) -> Callable[[Number], Number]:
+    def apply(number: Number) -> Number:
         if _magnitude(number) > _MAX_ARGUMENT or isinstance(number, _CONTEXT.mpc):
             raise NoValueError("too large")
         return Fraction(int(rounding(_float(number))))
@@ -182,11 +185,11 @@ def _whole(rounding: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return apply
 
 
-_CONSTANTS: dict[str, Any] = {
+_CONSTANTS: dict[str, Number] = {
     "pi": +_CONTEXT.pi, "e": +_CONTEXT.e, "i": _CONTEXT.mpc(0, 1), "infty": _CONTEXT.inf,
 }  # fmt: skip
 _FUNCTIONS = ("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp")
-_OPERATIONS: dict[str, Callable[..., Any]] = {
+_OPERATIONS: dict[str, Callable[..., Number]] = {
     "add": _exact(lambda left, right: left + right),
     "multiply": _exact(lambda left, right: left * right),
     "divide": _exact(lambda left, right: left / right),
@@ -235,7 +238,7 @@ def _equal_everywhere(left: Node, right: Node, budget: Budget) -> bool:
     return len(pairs) >= _ENOUGH_POINTS and all(_same(a, b) for a, b in pairs)
 
 
-def _at_points(left: Node, right: Node, names: set[str], budget: Budget) -> list[tuple[Any, Any]]:
+def _at_points(left: Node, right: Node, names: set[str], budget: Budget) -> list[tuple[Number, Number]]:
     """Both values at points where both have one that is finite and, unless i is in them, real."""
     pairs = []
     is_complex = _has_i(left) or _has_i(right)
@@ -257,7 +260,7 @@ def _at_points(left: Node, right: Node, names: set[str], budget: Budget) -> list
     return pairs
 
 
-def _coordinate(name: str, index: int) -> Any:
+def _coordinate(name: str, index: int) -> Number:
     """A number between 1/2 and 5/2 that belongs to the name, negative at the last points."""
     digest = hashlib.sha256(f"{name} {index}".encode()).digest()
     size = Fraction(1, 2) + Fraction(int.from_bytes(digest[:4], "big"), 1 << 31)
@@ -268,7 +271,7 @@ def _has_i(node: Node) -> bool:
     return node.kind == "i" or any(map(_has_i, node.parts))
 
 
-def _same(left: Any, right: Any) -> bool:
+def _same(left: Number, right: Number) -> bool:
     if isinstance(left, Fraction) and isinstance(right, Fraction):
         return left == right
     left, right = _float(left), _float(right)
@@ -300,7 +303,7 @@ def _has_decimals(node: Node) -> bool:
     return node.decimals is not None or any(map(_has_decimals, node.parts))
 
 
-def real(node: Node, budget: Budget) -> Any:
+def real(node: Node, budget: Budget) -> Number:
     """The value as a real number of mpmath, infinity included. Raises NoValueError."""
     found = _float(value(node, budget))
     if isinstance(found, _CONTEXT.mpc):
@@ -308,7 +311,7 @@ def real(node: Node, budget: Budget) -> Any:
     return found
 
 
-def same_reals(left: Any, right: Any) -> bool:
+def same_reals(left: Number, right: Number) -> bool:
     """Whether two results of `real` are equal."""
     return _same(left, right)
 
