@@ -111,7 +111,7 @@ def a_preempted_job_goes_on_from_its_checkpoint(case: Case) -> None:
     high = case.wait("Succeeded", name="high")["status"]
     low = case.wait("Succeeded", name="low")["status"]
     assert low.get("restarts", 0) == 0
-    assert [(one["reason"], one.get("counted", False)) for one in low["attempts"][:1]] == [("Evicted", False)]
+    assert [(one["reason"], one.get("counted", False)) for one in low["attempts"][:1]] == [("Preempted", False)]
     assert len(low["attempts"]) == 2
     assert low["progress"]["step"] == 20
     assert high["completionTime"] <= low["completionTime"]

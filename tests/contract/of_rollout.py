@@ -190,7 +190,7 @@ _ASCEND = (
         spelled="_same_layout",
     ),
     _ascend(Kind.ATTRIBUTE, "AscendConfig.weight_nz_mode", _NPU_CONFIG, _PLATFORMS, "layout of weights; 0 is plain"),
-    _ascend(Kind.ATTRIBUTE, "AscendConfig.enable_fused_mc2", _NPU_CONFIG, _PLATFORMS, "forces the NZ layout"),
+    _ascend(Kind.ATTRIBUTE, "AscendConfig.enable_fused_mc2", _NPU_CONFIG, "rules/devices.py", "forces the NZ layout"),
     _ascend(
         Kind.TEXT,
         "if self.init_snapshot.free_memory < self.requested_memory:",

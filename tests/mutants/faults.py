@@ -342,7 +342,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "all variables of the driver handed to rewards",
-        f"{REWARDS}/bounds.py",
+        "worker/rljob_worker/confined/bounds.py",
         "        for name, value in os.environ.items()\n        if",
         "        for name, value in os.environ.items()\n        if True or",
         "tests/worker/rewards/test_reward_bounds.py::test_a_reward_sees_no_secret_of_the_driver",

@@ -344,8 +344,8 @@ LANES_FAULTS = (
     Fault(
         "a replay begins with weights that are newer than a token",
         f"{WORKER}/driver/replay.py",
-        "if saved <= oldest",
-        "if saved <= newest",
+        "checkpoints.find_whole(until=oldest)",
+        "checkpoints.find_whole(until=newest)",
         f"{REPLAY}::test_a_replay_begins_at_the_newest_checkpoint_before_the_oldest_token",
     ),
     Fault(

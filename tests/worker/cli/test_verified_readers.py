@@ -125,7 +125,8 @@ def test_an_audit_reads_them_when_it_is_told_to(folder: Path, capsys: pytest.Cap
 def test_a_resume_says_so_before_anything_is_started(folder: Path) -> None:
     job = RLJob.model_validate(MANIFEST)
     checked: list[object] = []
-    inputs = SimpleNamespace(prompts=SimpleNamespace(check=checked.append))
+    rows = {"compare_rows": lambda store: None, "remember_rows": lambda store: None}
+    inputs = SimpleNamespace(prompts=SimpleNamespace(check=checked.append, **rows))
     forget(folder, 2, 4, 6)
     for one in (job, trusting(job)):
         run = RunFolder(folder, one, resume=True)

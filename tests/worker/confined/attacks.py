@@ -109,6 +109,7 @@ REFUSED_BY_LANDLOCK: dict[str, Callable[[], object]] = {
 }
 ALLOWED: dict[str, Callable[[], object]] = {
     "data beside": lambda: (FOLDER / "code" / "data").read_text(),
+    "names in a folder that hides something": lambda: os.listdir(FOLDER / "code"),
     "named folder": lambda: (FOLDER / "read" / "data").read_text(),
     "written folder": lambda: (FOLDER / "write" / "made").write_text("x"),
     "temporary folder": use_temporary_folder,

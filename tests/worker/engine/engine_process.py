@@ -28,6 +28,7 @@ class RemoteEngine:
         from multiprocessing import Pipe
 
         from rljob_worker.engine.environment import engine_environment
+        from rljob_worker.weightsync.routes import HostRoute
 
         tensor_parallel = spec["rollout"]["tensorParallel"]
         arguments = dict(
@@ -35,7 +36,8 @@ class RemoteEngine:
             index=index,
             model_folder=str(model),
             devices=[f"host:cpu:{index * tensor_parallel + rank}" for rank in range(tensor_parallel)],
-            sync_folder=None if sync_folder is None else str(sync_folder),
+            folder=None if sync_folder is None else str(sync_folder),
+            route=None if sync_folder is None else HostRoute(str(sync_folder)),
         )
         self.log = log
         self._connection, theirs = Pipe()

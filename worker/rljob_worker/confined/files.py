@@ -51,6 +51,11 @@ def readable(files: Files) -> Iterator[str]:
         yield from _around(folder, files) if os.path.isdir(folder) else [folder]
 
 
+def listable(files: Files) -> Iterator[str]:
+    """Folders whose entries' names it may read, below them too: Python imports from a folder that it can list alone."""
+    yield from (folder for folder in files.around if folder != "/" and os.path.isdir(folder))
+
+
 def writable(files: Files, own: str) -> Iterator[str]:
     """All paths that it may write, its own folder among them."""
     yield from (*_DEVICES, own, *files.write)

@@ -24,7 +24,7 @@ import time
 from typing import Any
 
 from rljob_worker.confined import capabilities, landlock, system_calls, usage
-from rljob_worker.confined.files import Files, readable, writable
+from rljob_worker.confined.files import Files, listable, readable, writable
 from rljob_worker.host.processes import ProcessIdentity, hide_memory
 
 OVER_MEMORY, OVER_PROCESSES, NO_NETWORK_NAMESPACE, OVER_FILES, HIDDEN, NOT_STARTED = 120, 121, 122, 123, 124, 127
@@ -111,7 +111,7 @@ def confine(files: Files, scratch: str) -> None:
     Where the kernel has no Landlock or no filters of system calls, it goes on without: `kernel.lacks` tells.
     """
     if version := landlock.abi():
-        landlock.restrict(readable(files), writable(files, scratch), version)
+        landlock.restrict(readable(files), writable(files, scratch), listable(files), version)
     capabilities.drop()
     if system_calls.known():
         system_calls.refuse()

@@ -56,7 +56,7 @@ def abi() -> int:
         raise
 
 
-def restrict(read: Iterable[str], write: Iterable[str], version: int) -> None:
+def restrict(read: Iterable[str], write: Iterable[str], names: Iterable[str], version: int) -> None:
     """Leave this thread, and what it starts, the named files and what lies below the named folders.
 
     What is not there is passed over. `no_new_privs` must be set.
@@ -64,6 +64,7 @@ def restrict(read: Iterable[str], write: Iterable[str], version: int) -> None:
     Args:
         read: to be read and executed.
         write: to be read, written, made and removed; devices too.
+        names: folders to be listed, with those below them.
         version: the kernel's, at least 1.
     """
     rights = _rights(version)
@@ -72,7 +73,8 @@ def restrict(read: Iterable[str], write: Iterable[str], version: int) -> None:
     size = ctypes.sizeof(handled) if version >= _SCOPES_SINCE else 8
     ruleset = _call(_CREATE_RULESET, ctypes.byref(handled), ctypes.c_size_t(size), ctypes.c_uint32(0))
     try:
-        for paths, allowed in ((read, _READ), (write, rights & ~(_MAKE_CHAR | _MAKE_BLOCK))):
+        wholly = rights & ~(_MAKE_CHAR | _MAKE_BLOCK)
+        for paths, allowed in ((read, _READ), (write, wholly), (names, _READ_DIR)):
             for path in paths:
                 _allow(ruleset, path, allowed & rights)
         _call(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
