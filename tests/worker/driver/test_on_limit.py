@@ -47,6 +47,7 @@ async def score(response, prompt, **_):
 @pytest.fixture(scope="module", params=["Mask", "Discard"])
 def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("limit")
+    (folder / "run").mkdir()
     (folder / "late_for_some.py").write_text(REWARD.format(log=folder / "run" / "steps.jsonl"))
     model = yaml.safe_load(manifest(folder).read_text())["spec"]["model"]
     # The engine's weights are updated while it samples a response: all are long.
@@ -67,7 +68,8 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         "resources": ONE_AND_ONE,
         "checkpoint": {"everySteps": 2, "keep": 2},
         "records": {"trajectoriesEverySteps": 1, "journal": True},
-        "reward": {"python": "late_for_some:score", "timeoutSeconds": 20},
+        # It looks at the run's own records, which no reward is given unless it is named.
+        "reward": {"python": "late_for_some:score", "timeoutSeconds": 20, "readPaths": [str(folder / "run")]},
         "environment": {"pythonPath": [str(folder)]},
     }
     code, output = run("run", manifest(folder, **spec), "--output", folder / "run")
