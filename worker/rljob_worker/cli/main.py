@@ -26,7 +26,7 @@ _DESCRIPTION = """Colocated reinforcement-learning post-training: Megatron and v
 _EXIT_CODES = """exit codes:
   0   the job succeeded
   1   the job failed, and the message says why; `plan`: it does not fit; `doctor`: problems were
-      found; `replay`: something differs
+      found; `replay`: something differs; `score`: nothing could be scored, or a limit is passed
   2   the manifest, its data or the command line is wrong; nothing was started
   4   a phase was past its deadline; the stacks of all processes are in the run folder's logs
   5   a weight hand-over failed, or its verification found wrong weights
@@ -34,7 +34,7 @@ _EXIT_CODES = """exit codes:
   130 interrupted (Ctrl-C) before anything was started"""
 
 
-COMMANDS = ("run", "validate", "plan", "doctor", "save", "report", "samples", "audit", "replay", "export")
+COMMANDS = ("run", "validate", "score", "plan", "doctor", "save", "report", "samples", "audit", "replay", "export")
 """Modules beside this one, in the order in which they are listed."""
 
 

@@ -1,0 +1,207 @@
+"""The responses that `rljob score` scores: a data set's labels, or those of a trajectory file."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rljob_api.rewards import MAX_TOKENS
+from rljob_api.spec import RLJobSpec
+from rljob_worker.data.dataset import PromptSource, load_evaluation_prompts
+from rljob_worker.data.sources import LoadedSource
+from rljob_worker.errors import UserError
+from rljob_worker.host.files import read_file
+from rljob_worker.rewards.score_calls import RewardSample
+from rljob_worker.rewards.trial import Candidate
+from rljob_worker.types import Generation, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_CHUNK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseSet:
+    """Responses of one of the job's sources."""
+
+    source: LoadedSource
+    evaluation: bool
+    count: int
+    candidates: Iterator[Candidate]
+    """Read as they are needed."""
+
+
+class Data:
+    """The job's prompts, by source and row.
+
+    Raises:
+        UserError: on construction, where a source cannot be used.
+    """
+
+    def __init__(self, spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.training = PromptSource(spec, tokenizer)
+        self._sources = {loaded.name: loaded for loaded, _, _ in self.training.scored()}
+        held_out: list[Any] = []
+        prompts = load_evaluation_prompts(spec, tokenizer, scored=held_out)
+        self._held_out_sources = {loaded.name: loaded for loaded, _, _ in held_out}
+        self._held_out = {prompt.uid: prompt for prompt in prompts}
+
+    def labels(self, rows: int | None) -> list[ResponseSet]:
+        """Labels as responses, of the first `rows` rows of each source that has labels."""
+        sets = []
+        for name, loaded in self._sources.items():
+            uids = [f"{name}/{row}" for row in range(min(len(loaded.rows), rows or len(loaded.rows)))]
+            sets.append(ResponseSet(loaded, False, len(uids), self._label_candidates(loaded, self._drawn(uids))))
+        for name, loaded in self._held_out_sources.items():
+            prompts = [prompt for prompt in self._held_out.values() if prompt.source == name][:rows]
+            sets.append(ResponseSet(loaded, True, len(prompts), self._label_candidates(loaded, prompts)))
+        return [found for found in sets if found.source.source.label_key is not None]
+
+    def without_labels(self) -> list[LoadedSource]:
+        """Sources that have no labels."""
+        sources = [*self._sources.values(), *self._held_out_sources.values()]
+        return [loaded for loaded in sources if loaded.source.label_key is None]
+
+    def responses(self, file: Path, rows: int | None) -> list[ResponseSet]:
+        """Those of a file, the first `rows` of them, by source.
+
+        Raises:
+            UserError: naming the file and the line that is no response to a prompt of the data.
+        """
+        found: dict[tuple[str, bool], list[Candidate]] = {}
+        for place, row in islice(read_rows(file), rows):
+            candidate, held_out = self._response(place, row)
+            found.setdefault((candidate.sample.prompt.source, held_out), []).append(candidate)
+        if not found:
+            raise UserError(f"--responses: {file} has no responses")
+        return [
+            ResponseSet(
+                (self._held_out_sources if held_out else self._sources)[name],
+                held_out,
+                len(candidates),
+                iter(sorted(candidates, key=_group(candidates))),
+            )
+            for (name, held_out), candidates in found.items()
+        ]
+
+    def _drawn(self, uids: Sequence[str]) -> Iterator[Prompt]:
+        for start in range(0, len(uids), _CHUNK):
+            yield from self.training.prompts_of(uids[start : start + _CHUNK])
+
+    def _label_candidates(
+        self, loaded: LoadedSource, prompts: Sequence[Prompt] | Iterator[Prompt]
+    ) -> Iterator[Candidate]:
+        for prompt in prompts:
+            assert prompt.label is not None
+            generation = self._generation(prompt.label, "stop", None)
+            sample = RewardSample(prompt, 0, generation, prompt.label)
+            yield Candidate(sample, loaded.place(int(prompt.uid.rpartition("/")[2])))
+
+    def _response(self, place: str, row: dict[str, Any]) -> tuple[Candidate, bool]:
+        uid, text = row["prompt_uid"], row["response"]
+        held_out = uid in self._held_out
+        try:
+            prompt = self.training.prompts_of([uid])[0]
+            held_out = False
+        except ValueError:
+            if not held_out:
+                names = ", ".join(dict.fromkeys([*self._sources, *self._held_out_sources]))
+                raise UserError(
+                    f"{place}: there is no prompt {uid!r} in the job's data: it is SOURCE/ROW, of the sources {names}"
+                ) from None
+            prompt = self._held_out[uid]
+        if row.get("prompt") not in (None, prompt.text):
+            raise UserError(f"{place}: the prompt {uid!r} of the data is another one by now than the file's `prompt`")
+        generation = self._generation(text, row.get("finish_reason") or "stop", row.get("response_tokens"))
+        ordinal = row.get("ordinal")
+        sample = RewardSample(prompt, row.get("sample") or 0, generation, text, ordinal)
+        return Candidate(sample, place, row.get("reward") if row.get("reward_error") is None else None), held_out
+
+    def _generation(self, text: str, finish: str, count: int | None) -> Generation:
+        """A response as an engine gives it: tokenized, and of the number of tokens that was recorded."""
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        end = self.tokenizer.eos_token_id
+        count = len(ids) + (finish == "stop") if count is None else count
+        ids = [*ids[:count], *[end] * (count - len(ids))]
+        return Generation(np.array(ids, dtype=np.int64), np.zeros(len(ids), np.float32), finish)
+
+
+def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(file and line, row) of a JSONL file, gzipped or not, whose rows are responses as in trajectories.
+
+    Raises:
+        UserError: naming the file, the line and the key.
+    """
+    try:
+        content = read_file(file)
+        if content.startswith(b"\x1f\x8b"):
+            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read()
+    except (OSError, EOFError, zlib.error) as error:
+        said = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UserError(f"--responses: {file}: cannot be read: {said}") from None
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if line.strip():
+            place = f"{file}, line {number}"
+            yield place, _checked(place, line)
+
+
+_KEYS = {
+    "prompt_uid": (str, True),
+    "response": (str, True),
+    "prompt": (str, False),
+    "finish_reason": (str, False),
+    "reward_error": (str, False),
+    "response_tokens": (int, False),
+    "sample": (int, False),
+    "ordinal": (int, False),
+    "reward": ((int, float), False),
+}
+"""Type of each key that is read, and whether a row must have it; others may be null."""
+
+
+def _checked(place: str, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place}: not valid JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{place}: a JSON object is needed, not {type(row).__name__}")
+    for key, (kind, needed) in _KEYS.items():
+        value = row.get(key)
+        if value is None and needed:
+            raise UserError(
+                f"{place}: has no {key!r}: a response needs prompt_uid (SOURCE/ROW, as in trajectories) and response"
+            )
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            wanted = (
+                {str: "text", int: "a whole number"}.get(kind, "a number") if isinstance(kind, type) else "a number"
+            )
+            raise UserError(f"{place}: {key!r} is {type(value).__name__}: {wanted} is needed")
+    if not 0 <= (row.get("response_tokens") or 0) <= MAX_TOKENS or (row.get("sample") or 0) < 0:
+        raise UserError(f"{place}: 'response_tokens' and 'sample' are 0 or more, and tokens {MAX_TOKENS} at most")
+    if row.get("reward") is not None and not abs(row["reward"]) < float("inf"):
+        raise UserError(f"{place}: 'reward' is not finite: a number or null is needed")
+    return row
+
+
+def _group(candidates: Sequence[Candidate]) -> Any:
+    """Sorts a prompt's responses together, where its first one stands."""
+    first: dict[tuple[int | None, str], int] = {}
+    for candidate in candidates:
+        first.setdefault(_key(candidate), len(first))
+    return lambda candidate: first[_key(candidate)]
+
+
+def _key(candidate: Candidate) -> tuple[int | None, str]:
+    return candidate.sample.ordinal, candidate.sample.prompt.uid
