@@ -32,6 +32,12 @@ class Prompt:
     reward: RewardSpec
     metadata: Mapping[str, object] = field(default_factory=dict, hash=False)
     """The row's other columns, for reward functions."""
+    row: Mapping[str, object] = field(default_factory=dict, hash=False, repr=False, compare=False)
+    """All columns as the data have them, for reward functions of other frameworks."""
+    label_key: str | None = None
+    """Column of the label."""
+    messages: Sequence[Mapping[str, object]] | None = field(default=None, hash=False, repr=False, compare=False)
+    """The conversation that `text` was rendered from; None without a chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,8 @@ class RewardResult:
     """What a reward function reported beside the score, or each part's own score by its name."""
     error: str | None = None
     """Why the reward failed, with `onError: Score`; the score is then `errorScore`."""
+    absent: bool = False
+    """Whether it is of a part that gave the response no score: it adds nothing, and is not recorded."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -75,6 +75,22 @@ def _reward_rules(function: type[ApiModel]) -> Iterator[Rule]:
     )
     yield Rule(
         on=function,
+        field="signature",
+        wrong="has no effect on a built-in reward",
+        allowed="only beside python",
+        check=lambda r: r.signature == "RLJob" or r.python is not None,
+        cel="!has(self.signature) || self.signature == 'RLJob' || has(self.python)",
+    )
+    yield Rule(
+        on=function,
+        field="batch",
+        wrong="how many samples a call gets follows from the signature",
+        allowed="true only with signature RLJob or Auto",
+        check=lambda r: not r.batch or r.signature in ("RLJob", "Auto"),
+        cel="!has(self.batch) || !self.batch || !has(self.signature) || self.signature in ['RLJob', 'Auto']",
+    )
+    yield Rule(
+        on=function,
         field="args",
         wrong="the built-in reward needs an argument that is not there",
         allowed="{pattern: REGULAR EXPRESSION} with regex, {cache: TOKENS} with overlong",

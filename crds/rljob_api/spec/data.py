@@ -63,6 +63,9 @@ class RewardFunction(ApiModel):
     is true."""
     batch: bool = False
     """Call `python` once with all samples of a prompt group instead of once per sample."""
+    signature: Literal["RLJob", "Auto", "TRL", "Verl", "Slime"] = "RLJob"
+    """How `python` is called: by RLJob's own names, or as TRL (and open-r1), verl or slime call it. `Auto`: as its
+    parameters tell; a function that fits several is refused."""
     args: FreeForm = {}
     """Keyword arguments for the reward function (`regex` needs `pattern`, `overlong` needs `cache`)."""
 

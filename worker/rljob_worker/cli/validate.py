@@ -7,13 +7,14 @@ from pathlib import Path
 
 from rljob_api import RLJob, RLJobSpec
 from rljob_api.problems import ManifestError, Problem
-from rljob_api.safe_text import visible
+from rljob_api.safe_text import visible, visible_line
 from rljob_api.spec import DataSource
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
 from rljob_worker.data.sources import check_head, check_path, data_sources, evaluation_sources, load_source
 from rljob_worker.driver.preflight import check_engine_arguments, check_layout
 from rljob_worker.errors import UserError
 from rljob_worker.host.paths import home_expanded, what_is_at
+from rljob_worker.rewards.source_check import told_signatures
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,8 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
     problems = _of_local_model(job)
     if problems:
         raise UserError(str(ManifestError(problems, arguments.manifest)))
+    told = told_signatures(job.spec)
     shown = _first_prompts(job.spec)
     print(f"{arguments.manifest}: {job.metadata.name} is valid")
+    for sentence in told:
+        print(visible_line(sentence))
     for line in shown:
         print(visible(line))
     return 0

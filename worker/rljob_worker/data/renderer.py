@@ -107,6 +107,9 @@ class Renderer:
             label=None if source.label_key is None else label_text(content[source.label_key]),
             reward=self.reward,
             metadata={k: v for k, v in content.items() if k not in (source.prompt_key, source.label_key)},
+            row=content,
+            label_key=source.label_key,
+            messages=None if self._chat is None else self._chat.messages(content[source.prompt_key]),
         )
 
     def _text(self, prompt: Any, row: int) -> str:

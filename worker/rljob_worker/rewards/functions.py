@@ -10,6 +10,7 @@ import math
 import numbers
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,8 @@ LARGEST = (2 - 2**-23) * 2.0**127
 """Of fp32, in which scores are trained on."""
 
 Sample = Mapping[str, Any]
-Score = tuple[float, dict[str, float]]
+Score = tuple[float | None, dict[str, float]]
+"""With what was reported beside it; None: the function gives this sample none."""
 
 
 def load_function(path: str) -> Callable[..., Any]:
@@ -148,7 +150,10 @@ def received_scores(values: Any, expected: int) -> list[Score]:
         pairs = [(score, dict(parts)) for score, parts in values]
     except (TypeError, ValueError) as error:
         raise ValueError(f"not scores: {error}") from None
-    return checked_batch([parts | {"score": score} for score, parts in pairs], expected)
+    scores = iter(checked_batch([parts | {"score": score} for score, parts in pairs if score is not None], None))
+    if len(pairs) != expected:
+        raise ValueError(f"{len(pairs)} scores were returned for {expected} samples")
+    return [(None, {}) if score is None else next(scores) for score, _ in pairs]
 
 
 def checked_score(value: Any) -> Score:
@@ -164,20 +169,23 @@ def checked_score(value: Any) -> Score:
     return _number(value["score"], "'score'"), parts
 
 
-def checked_batch(values: Any, expected: int) -> list[Score]:
-    """What a batch function returned: one score for each sample. Raises ValueError."""
+def checked_batch(values: Any, expected: int | None) -> list[Score]:
+    """What a batch function returned: one score for each sample, if their number is known. Raises ValueError."""
     if isinstance(values, (str, bytes, Mapping)) or not (isinstance(values, Sequence) or hasattr(values, "tolist")):
         raise ValueError(f"a list of {expected} scores is needed, not {type(values).__name__}")
     scores = list(values)
-    if len(scores) != expected:
+    if expected is not None and len(scores) != expected:
         raise ValueError(f"{len(scores)} scores were returned for {expected} samples")
     return [checked_score(score) for score in scores]
 
 
 def _number(value: Any, name: str) -> float:
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    # Scalars of numpy and torch, and their arrays of one.
+    if hasattr(value, "item") and tuple(getattr(value, "shape", (0,))) in ((), (1,)):
         value = value.item()
-    if not isinstance(value, numbers.Real):
+    if not isinstance(value, numbers.Real | Decimal):
         raise ValueError(f"{name} is {type(value).__name__} ({str(value)[:80]!r}), not a number")
     return representable(value, name)
 

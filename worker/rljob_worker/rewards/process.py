@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rljob_worker.confined.process import ConfinedProcess, Place
 from rljob_worker.errors import UserError
-from rljob_worker.rewards.worker import Setup
+from rljob_worker.rewards.signatures import Signature
+from rljob_worker.rewards.worker import Calling, Setup
 
 
 def scoring_process(setup: Setup, place: Place) -> ConfinedProcess:
@@ -18,8 +19,8 @@ def late_message(setup: Setup) -> str:
     return f"{what!r} has not been imported within reward.importSeconds ({setup.import_seconds:g} s)"
 
 
-def check_function(setup: Setup, place: Place) -> bool:
-    """Import a Python reward in a process of its own, and try whether it takes its arguments; whether it is async.
+def check_function(setup: Setup, place: Place) -> Calling:
+    """Import a Python reward in a process of its own, and try whether it takes its arguments; how it is called.
 
     Raises:
         UserError: it cannot be used, and why.
@@ -34,4 +35,5 @@ def check_function(setup: Setup, place: Place) -> bool:
         process.kill()
     if kind != "ready":
         raise UserError(str(value))
-    return bool(value)
+    asynchronous, grouped, signature = value
+    return Calling(bool(asynchronous), bool(grouped), Signature(signature))

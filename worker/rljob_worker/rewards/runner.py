@@ -39,7 +39,7 @@ from rljob_worker.rewards.pool import ASYNC_GRACE_SECONDS, WorkerPool
 from rljob_worker.rewards.process import check_function
 from rljob_worker.rewards.score_calls import RewardSample, ScoreCall, ScoreCalls
 from rljob_worker.rewards.weighted_parts import Part, parts_of
-from rljob_worker.rewards.worker import Setup
+from rljob_worker.rewards.worker import Calling, Setup
 from rljob_worker.types import RewardResult
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ class RewardRunner:
         self._workdir = (workdir or Path.cwd()).resolve()
         self._variables = dict(spec.environment.variables)
         self._max_response_tokens = spec.rollout.max_response_tokens
-        self._asynchronous: dict[str, bool] = {}
-        """By Python function with its arguments: whether it is async."""
+        self._callings: dict[str, Calling] = {}
+        """By Python function with its arguments: how it is called."""
         self._processes = processes or min(MAX_PROCESSES, os.cpu_count() or 1)
         self._calls = ScoreCalls(self._forget_queued)
         self._clock = BusyClock()
@@ -198,7 +198,8 @@ class RewardRunner:
             return _Inline(lambda sample, _: match(sample.generation.token_ids, _label(sample)), needs_text=False)
         if (inline := _inline(reward, self._max_response_tokens)) is not None:
             return inline
-        asynchronous = self._asynchronous.get(reward.model_dump_json(), False)
+        calling = self._callings.get(reward.model_dump_json())
+        asynchronous = calling is not None and calling.asynchronous
         pool = WorkerPool(
             _setup(reward),
             processes=1 if asynchronous else self._processes,
@@ -206,7 +207,7 @@ class RewardRunner:
             grace=ASYNC_GRACE_SECONDS if asynchronous else 0.0,
             place=self._place(reward),
         )
-        return _Isolated(pool, reward.batch)
+        return _Isolated(pool, calling is not None and calling.grouped)
 
     def _place(self, reward: RewardSpec) -> Place:
         variables = environment(self._variables, reward.environment)
@@ -238,7 +239,9 @@ class RewardRunner:
                 "leave it out, and close the network from outside (a NetworkPolicy)"
             )
         if reward.python is not None:
-            self._asynchronous[reward.model_dump_json()] = check_function(_setup(reward, columns), self._place(reward))
+            self._callings[reward.model_dump_json()] = check_function(
+                _setup(reward, columns, label_key), self._place(reward)
+            )
 
     def _score_inline(self, scorer: _Inline, calls: list[ScoreCall]) -> None:
         texts = self._texts(calls) if scorer.needs_text else [""] * len(calls)
@@ -267,7 +270,7 @@ class RewardRunner:
         def done(scores: list[Score] | None, error: str | None) -> None:
             self._clock.exit()
             if scores is not None:
-                self._calls.end([(call, RewardResult(*score)) for call, score in zip(calls, scores)], round_)
+                self._calls.end([(call, _outcome(call, *score)) for call, score in zip(calls, scores)], round_)
             else:
                 self._calls.end([(call, str(error)) for call in calls], round_)
 
@@ -317,11 +320,20 @@ def _inline(reward: RewardSpec, max_response_tokens: int) -> _Inline | None:
     return None
 
 
+def _outcome(call: ScoreCall, score: float | None, parts: dict[str, float]) -> RewardResult | str:
+    """What came of a call; a part may leave a sample to the others."""
+    if score is not None:
+        return RewardResult(score, parts)
+    if call.part.name is None:
+        return "the reward returned None, which is no score, and there is no other"
+    return RewardResult(0.0, absent=True)
+
+
 def _tokens(sample: RewardSample) -> int:
     return len(sample.generation.token_ids)
 
 
-def _setup(reward: RewardSpec, columns: frozenset[str] | None = None) -> Setup:
+def _setup(reward: RewardSpec, columns: frozenset[str] | None = None, label_key: str | None = None) -> Setup:
     return Setup(
         reward.name,
         reward.python,
@@ -330,6 +342,8 @@ def _setup(reward: RewardSpec, columns: frozenset[str] | None = None) -> Setup:
         reward.timeout_seconds,
         reward.import_seconds,
         columns,
+        signature=reward.signature,
+        label_key=label_key,
     )
 
 
@@ -346,6 +360,13 @@ def _payload(sample: RewardSample, text: str) -> dict[str, Any]:
         "label": sample.prompt.label,
         "finish_reason": sample.generation.finish_reason,
         "metadata": sample.prompt.metadata,
+        "row": sample.prompt.row,
+        "raw_label": sample.prompt.row.get(sample.prompt.label_key, sample.prompt.label)
+        if sample.prompt.label_key
+        else None,
+        "messages": sample.prompt.messages,
+        "source": sample.prompt.source,
+        "response_tokens": _tokens(sample),
     }
 
 

@@ -157,6 +157,8 @@ def _joined(calls: Sequence[ScoreCall]) -> RewardResult:
     result = join([call.part for call in calls], [call.result for call in calls if call.result is not None])
     sample = calls[0].sample
     reward = sample.prompt.reward
+    if result.error is not None and reward.on_error == "Fail":
+        raise RewardError(f"the reward of {_name(sample)} failed: {result.error}")
     try:
         representable(result.score, "the weighted sum of its parts" if reward.parts else "the score")
     except ValueError as error:

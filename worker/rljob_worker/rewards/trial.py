@@ -13,7 +13,8 @@ from typing import Any
 from rljob_api.spec import RewardSpec, RLJobSpec
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rewards.score_calls import RewardSample
-from rljob_worker.rewards.weighted_parts import RewardResult, parts_of
+from rljob_worker.rewards.weighted_parts import parts_of
+from rljob_worker.types import RewardResult
 
 _CHUNK = 256
 """Responses that are submitted at once."""

@@ -35,7 +35,8 @@ def parts_of(reward: RewardSpec) -> list[Part]:
             part.weight,
             reward.model_copy(
                 update={
-                    "name": part.name, "python": part.python, "batch": part.batch, "args": part.args, "parts": None
+                    "name": part.name, "python": part.python, "batch": part.batch, "args": part.args, "parts": None,
+                    "signature": part.signature,
                 }
             ),
         )
@@ -52,7 +53,11 @@ def join(parts: Sequence[Part], results: Sequence[RewardResult]) -> RewardResult
     if parts[0].name is None:
         return results[0]
     recorded: dict[str, float] = {}
+    if all(result.absent for result in results):
+        return RewardResult(parts[0].reward.error_score, error="each part returned None, which is no score")
     for part, result in zip(parts, results):
+        if result.absent:
+            continue
         if result.error is not None:
             return RewardResult(part.reward.error_score, {}, f"{part.name}: {result.error}")
         recorded[str(part.name)] = result.score

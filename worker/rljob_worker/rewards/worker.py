@@ -2,7 +2,8 @@
 
 Rewards run here and not in the driver, because a hung function can only be ended together with its process. They run
 in the main thread, where signals work. The driver sends pickled tuples and is answered in JSON: first its `Setup`,
-answered by `["ready", whether it is async]`, `["refused", what the user can change]` or `["failed", text]`; then
+answered by `["ready", [whether it is async, whether one call scores a group, its signature]]`, `["refused", what the
+user can change]` or `["failed", text]`; then
 `(task, samples)`, answered by `[task, "scores", [[score, parts], ...]]` or `[task, "error", text]`.
 """
 
@@ -35,6 +36,14 @@ from rljob_worker.rewards.functions import (
     out_of_reach,
 )
 from rljob_worker.rewards.math_reward import math
+from rljob_worker.rewards.signatures import (
+    Call,
+    Check,
+    Signature,
+    is_grouped,
+    make_peer,
+    signature_of_function,
+)
 
 Message = tuple[int, list[Sample]]
 
@@ -51,6 +60,9 @@ class Setup:
     import_seconds: float = 60.0
     columns: frozenset[str] | None = None
     """Columns of the rows, where they are to be checked against what the function asks for."""
+    signature: str = "RLJob"
+    label_key: str | None = None
+    """Column of the label, beside `columns`."""
 
 
 def main() -> None:
@@ -60,15 +72,15 @@ def main() -> None:
     try:
         setup: Setup = connection.recv()
         try:
-            score, asynchronous = _scorer(setup)
+            score, how = _scorer(setup)
         except UserError as error:
             _answer(connection, "refused", str(error))
             return
         except Exception:
             _answer(connection, "failed", traceback.format_exc())
             return
-        _answer(connection, "ready", asynchronous)
-        if asynchronous:
+        _answer(connection, "ready", [how.asynchronous, how.grouped, how.signature])
+        if how.asynchronous:
             asyncio.run(_serve_async(connection, score, setup.timeout_seconds))
         else:
             _serve(connection, score)
@@ -80,15 +92,35 @@ def _answer(connection: Connection, *message: Any) -> None:
     connection.send_bytes(json.dumps(message).encode())
 
 
-def _scorer(setup: Setup) -> tuple[Callable[[list[Sample]], Any], bool]:
-    """A function from a task's samples to their scores (awaitable where the second value is true)."""
+@dataclass(frozen=True)
+class Calling:
+    """How a reward is called."""
+
+    asynchronous: bool
+    grouped: bool
+    """Whether one call scores all samples of a prompt."""
+    signature: Signature
+
+
+def _scorer(setup: Setup) -> tuple[Callable[[list[Sample]], Any], Calling]:
+    """A function from a task's samples to their scores, awaitable where it is asynchronous."""
+    signature, grouped = Signature.RLJOB, setup.batch
     if setup.python is not None:
         function = load_function(setup.python)
-        check_call(function, setup.python, setup.args, setup.batch, setup.columns)
+        signature = signature_of_function(function, setup.signature, setup.batch, setup.python)
+        if signature is Signature.RLJOB:
+            check_call(function, setup.python, setup.args, setup.batch, setup.columns)
+        else:
+            grouped = is_grouped(function, signature)
     else:
         function = math if setup.name == "math" else make_regex(**setup.args)
     asynchronous = is_async(function)
-    if setup.batch:
+    call: Call
+    check: Check
+    if signature is not Signature.RLJOB:
+        assert setup.python is not None
+        call, check = make_peer(function, signature, setup.args, setup.python, _all_columns(setup))
+    elif setup.batch:
 
         def call(samples: list[Sample]) -> Any:
             return function([flatten(sample) for sample in samples], **setup.args)
@@ -110,7 +142,13 @@ def _scorer(setup: Setup) -> tuple[Callable[[list[Sample]], Any], bool]:
     def score(samples: list[Sample]) -> list[Score]:
         return check(call(samples), samples)
 
-    return (score_async, True) if asynchronous else (score, False)
+    return score_async if asynchronous else score, Calling(asynchronous, grouped, signature)
+
+
+def _all_columns(setup: Setup) -> frozenset[str] | None:
+    """Those that a function of another framework is given: the label comes under its own name."""
+    label = set() if setup.label_key is None else {setup.label_key}
+    return None if setup.columns is None else setup.columns | label
 
 
 def _serve(connection: Connection, score: Callable[[list[Sample]], list[Score]]) -> None:
