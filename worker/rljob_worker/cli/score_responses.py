@@ -156,7 +156,8 @@ def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield place, _checked(place, line)
 
 
-_KEYS = {
+_Kind = type[str] | type[int] | type[float]
+_KEYS: dict[str, tuple[_Kind, bool]] = {
     "prompt_uid": (str, True),
     "response": (str, True),
     "prompt": (str, False),
@@ -165,9 +166,10 @@ _KEYS = {
     "response_tokens": (int, False),
     "sample": (int, False),
     "ordinal": (int, False),
-    "reward": ((int, float), False),
+    "reward": (float, False),
 }
 """Type of each key that is read, and whether a row must have it; others may be null."""
+_WANTED: dict[_Kind, str] = {str: "text", int: "a whole number", float: "a number"}
 
 
 def _checked(place: str, line: bytes) -> dict[str, Any]:
@@ -179,15 +181,14 @@ def _checked(place: str, line: bytes) -> dict[str, Any]:
         raise UserError(f"{place}: a JSON object is needed, not {type(row).__name__}")
     for key, (kind, needed) in _KEYS.items():
         value = row.get(key)
+        if kind is float and type(value) is int:
+            continue
         if value is None and needed:
             raise UserError(
                 f"{place}: has no {key!r}: a response needs prompt_uid (SOURCE/ROW, as in trajectories) and response"
             )
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-            wanted = (
-                {str: "text", int: "a whole number"}.get(kind, "a number") if isinstance(kind, type) else "a number"
-            )
-            raise UserError(f"{place}: {key!r} is {type(value).__name__}: {wanted} is needed")
+            raise UserError(f"{place}: {key!r} is {type(value).__name__}: {_WANTED[kind]} is needed")
     if not 0 <= (row.get("response_tokens") or 0) <= MAX_TOKENS or (row.get("sample") or 0) < 0:
         raise UserError(f"{place}: 'response_tokens' and 'sample' are 0 or more, and tokens {MAX_TOKENS} at most")
     if row.get("reward") is not None and not abs(row["reward"]) < float("inf"):
