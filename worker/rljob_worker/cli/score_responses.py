@@ -17,6 +17,7 @@ import numpy as np
 from rljob_api.rewards import MAX_TOKENS
 from rljob_api.spec import RLJobSpec
 from rljob_worker.data.dataset import PromptSource, load_evaluation_prompts
+from rljob_worker.data.renderer import ScoredRows
 from rljob_worker.data.sources import LoadedSource
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file
@@ -51,17 +52,20 @@ class Data:
     def __init__(self, spec: RLJobSpec, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.training = PromptSource(spec, tokenizer)
-        self._sources = {loaded.name: loaded for loaded, _, _ in self.training.scored()}
-        held_out: list[Any] = []
+        scored = self.training.scored()
+        self._sources = {one.loaded.name: one.loaded for one in scored}
+        self._left_out = {one.loaded.name: one.left_out for one in scored}
+        held_out: list[ScoredRows] = []
         prompts = load_evaluation_prompts(spec, tokenizer, scored=held_out)
-        self._held_out_sources = {loaded.name: loaded for loaded, _, _ in held_out}
+        self._held_out_sources = {one.loaded.name: one.loaded for one in held_out}
         self._held_out = {prompt.uid: prompt for prompt in prompts}
 
     def labels(self, rows: int | None) -> list[ResponseSet]:
         """Labels as responses, of the first `rows` rows of each source that has labels."""
         sets = []
         for name, loaded in self._sources.items():
-            uids = [f"{name}/{row}" for row in range(min(len(loaded.rows), rows or len(loaded.rows)))]
+            kept = [row for row in range(len(loaded.rows)) if row not in self._left_out[name]]
+            uids = [f"{name}/{row}" for row in kept[:rows]]
             sets.append(ResponseSet(loaded, False, len(uids), self._label_candidates(loaded, self._drawn(uids))))
         for name, loaded in self._held_out_sources.items():
             prompts = [prompt for prompt in self._held_out.values() if prompt.source == name][:rows]

@@ -28,12 +28,12 @@ def check_function(setup: Setup, place: Place) -> Calling:
     process = scoring_process(setup, place)
     try:
         late = not process.connection.poll(setup.import_seconds)
-        kind, value = ("refused", f"reward.python: {late_message(setup)}") if late else process.read()
+        answer = ["refused", f"reward.python: {late_message(setup)}"] if late else process.read()
     except (EOFError, OSError, ValueError):
         raise UserError(f"reward.python: {setup.python!r} does not import: {process.end()}") from None
     finally:
         process.kill()
-    if kind != "ready":
-        raise UserError(str(value))
-    asynchronous, grouped, signature = value
-    return Calling(bool(asynchronous), bool(grouped), Signature(signature))
+    if answer[0] != "ready":
+        raise UserError(str(answer[1]))
+    how = list(answer[1])
+    return Calling(bool(how[0]), bool(how[1]), Signature(how[2]))

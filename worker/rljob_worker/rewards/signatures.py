@@ -15,7 +15,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.rewards.functions import Sample, Score, checked_batch, checked_score
 
 Call = Callable[[list[Sample]], Any]
-Check = Callable[[Any, list[Sample]], list[Score]]
+Check = Callable[[object, list[Sample]], list[Score]]
 
 
 class Signature(StrEnum):
@@ -82,7 +82,7 @@ def recognise(wanted: str, parameters: Sequence[str], takes_any: bool, batch: bo
     )
 
 
-def signature_of_function(function: Callable[..., Any], wanted: str, batch: bool, path: str) -> Signature:
+def signature_of_function(function: Callable[..., object], wanted: str, batch: bool, path: str) -> Signature:
     """As `recognise`, of a function that was imported."""
     if wanted != "Auto":
         return Signature(wanted)
@@ -95,7 +95,7 @@ def signature_of_function(function: Callable[..., Any], wanted: str, batch: bool
     return recognise(wanted, named, takes_any, batch, path)
 
 
-def is_grouped(function: Callable[..., Any], signature: Signature) -> bool:
+def is_grouped(function: Callable[..., object], signature: Signature) -> bool:
     """Whether one call scores all samples of a prompt."""
     if signature is Signature.SLIME:
         return list(inspect.signature(function).parameters)[1:2] == ["samples"]
@@ -103,9 +103,9 @@ def is_grouped(function: Callable[..., Any], signature: Signature) -> bool:
 
 
 def make_peer(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     signature: Signature,
-    args: Mapping[str, Any],
+    args: Mapping[str, object],
     path: str,
     columns: Collection[str] | None,
 ) -> tuple[Call, Check]:
@@ -136,7 +136,7 @@ _TRL_GIVEN = ("prompts", "completions", "trainer_state", "log_extra", "log_metri
 _VERL_GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
-def _check_names(function: Callable[..., Any], given: set[str], path: str, columns: Collection[str] | None) -> None:
+def _check_names(function: Callable[..., object], given: set[str], path: str, columns: Collection[str] | None) -> None:
     """Refuse a function that needs what it would not get; `columns` None: they are not known."""
     if columns is None:
         return
@@ -151,7 +151,7 @@ def _check_names(function: Callable[..., Any], given: set[str], path: str, colum
             )
 
 
-def _named(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _named(function: Callable[..., object], given: Mapping[str, object]) -> dict[str, object]:
     """What of it the function takes."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -159,7 +159,7 @@ def _named(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, 
     return {name: value for name, value in given.items() if name in parameters}
 
 
-def _call_trl(function: Callable[..., Any], args: Mapping[str, Any], samples: list[Sample]) -> Any:
+def _call_trl(function: Callable[..., object], args: Mapping[str, object], samples: list[Sample]) -> object:
     """Lists of a group, messages where the data are conversational; each column of the row is a list."""
     first = samples[0]
     chat = first["messages"] is not None
@@ -180,11 +180,11 @@ def _call_trl(function: Callable[..., Any], args: Mapping[str, Any], samples: li
     return function(**_named(function, columns | given | dict(args)))
 
 
-def _log_nothing(*_: Any, **__: Any) -> None:
+def _log_nothing(*_: object, **__: object) -> None:
     """Stand in the place of what TRL logs with."""
 
 
-def _check_trl(value: Any, samples: list[Sample]) -> list[Score]:
+def _check_trl(value: object, samples: list[Sample]) -> list[Score]:
     """None in the place of a number is no score."""
     if not isinstance(value, list | tuple):
         return checked_batch(value, len(samples))
@@ -194,7 +194,7 @@ def _check_trl(value: Any, samples: list[Sample]) -> list[Score]:
     return [(None, {}) if one is None else next(numbers) for one in value]
 
 
-def _call_verl(function: Callable[..., Any], args: Mapping[str, Any], sample: Sample) -> Any:
+def _call_verl(function: Callable[..., object], args: Mapping[str, object], sample: Sample) -> object:
     row = sample["row"]
     model = row.get("reward_model")
     nested = isinstance(model, Mapping) and "ground_truth" in model
@@ -207,14 +207,14 @@ def _call_verl(function: Callable[..., Any], args: Mapping[str, Any], sample: Sa
     return function(**_named(function, given | dict(args)))
 
 
-def _verl_score(value: Any) -> Score:
+def _verl_score(value: object) -> Score:
     """What beside the score is no number goes into verl's own logs alone."""
     if isinstance(value, Mapping):
         return checked_score({name: part for name, part in value.items() if name == "score" or _is_number(part)})
     return checked_score(value)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     try:
         checked_score(value)
     except (ValueError, TypeError):
@@ -225,10 +225,10 @@ def _is_number(value: Any) -> bool:
 class SlimeArgs:
     """`args` of a slime function: what `reward.args` has, and nothing else."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, given: Mapping[str, object]) -> None:
         self.__dict__.update(given)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         known = ", ".join(self.__dict__) or "nothing"
         raise AttributeError(f"args.{name} is not there: `args` has what reward.args has ({known}); put it there")
 
@@ -245,17 +245,17 @@ class SlimeSample:
     """What slime calls a sample, as far as a reward looks at it."""
 
     index: int
-    prompt: Any
+    prompt: object
     response: str
     response_length: int
-    label: Any
+    label: object
     status: Status
-    metadata: dict[str, Any]
-    reward: Any = None
+    metadata: dict[str, object]
+    reward: object = None
     group_index: int = 0
-    loss_mask: Any = None
+    loss_mask: object = None
     remove_sample: bool = False
-    train_metadata: dict[str, Any] = field(default_factory=dict)
+    train_metadata: dict[str, object] = field(default_factory=dict)
 
 
 def _slime_sample(sample: Sample, index: int) -> SlimeSample:
@@ -272,7 +272,7 @@ def _slime_sample(sample: Sample, index: int) -> SlimeSample:
     )
 
 
-def _by_reward_key(value: Any, args: Mapping[str, Any]) -> Any:
+def _by_reward_key(value: object, args: Mapping[str, object]) -> object:
     """slime's `--reward-key`, which says what of a dict is the score."""
     key = args.get("reward_key")
     if key is None or not isinstance(value, Mapping):
