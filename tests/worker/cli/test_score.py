@@ -186,7 +186,8 @@ def test_nothing_to_score(capsys: pytest.CaptureFixture[str], folder: Path) -> N
 
 
 def test_an_interrupt_ends_all_and_no_engine_was_imported(folder: Path) -> None:
-    job = manifest(folder, reward={"python": f"{folder / 'my.py'}:hangs", "timeoutSeconds": 600})
+    reward = {"python": f"{folder / 'my.py'}:hangs", "timeoutSeconds": 600, "writePaths": [str(folder)]}
+    job = manifest(folder, reward=reward)
     code = (
         "import sys; from rljob_worker.cli.main import main; code = main(sys.argv[1:]); "
         "print([name for name in ('ray', 'vllm', 'megatron') if name in sys.modules]); sys.exit(code)"
