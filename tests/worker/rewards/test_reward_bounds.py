@@ -17,6 +17,8 @@ from rljob_worker.confined.bounds import network_can_be_closed
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rewards.score_calls import RewardError
+from rljob_worker.rewards.signatures import Signature
+from rljob_worker.rewards.worker import Calling
 
 HOSTILE = """
 import json, os, signal, subprocess, sys, time
@@ -189,7 +191,7 @@ def test_an_import_that_does_not_end_is_named(
         assert str(refused.value) == f"spec.reward.python: {message}"
         return
     # The second import may differ from the first: a file server that went away.
-    monkeypatch.setattr("rljob_worker.rewards.runner.check_function", lambda *_: False)
+    monkeypatch.setattr("rljob_worker.rewards.runner.check_function", lambda *_: Calling(False, False, Signature.RLJOB))
     with RewardRunner(spec, tokenizer, workdir=workdir, processes=1) as runner, pytest.raises(RewardError) as failed:
         runner.score(samples_of(spec, ["a"]), soon(30))
     assert message in str(failed.value)
