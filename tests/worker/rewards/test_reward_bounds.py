@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import psutil
@@ -206,13 +207,21 @@ def test_what_it_prints_is_bounded(make_runner: Make, capfd: pytest.CaptureFixtu
     assert "reward: no more of what it prints is shown" in said
 
 
-def test_what_it_prints_is_shown_and_not_obeyed(make_runner: Make, capfd: pytest.CaptureFixture[str]) -> None:
-    runner, spec = hostile(make_runner, "prints")
+def test_what_it_prints_is_shown_and_not_obeyed(
+    workdir: Path, tokenizer: PreTrainedTokenizerBase, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spec = make_spec({"python": "hostile_rewards_for_test:prints"})
+    runner = RewardRunner(spec, tokenizer, workdir=workdir, processes=1)
     assert scores(runner, spec, ["a"]) == [1.0]
+    # A keeper that is slow finds output and its order to end at once.
+    (keeper,) = psutil.Process().children()
+    keeper.suspend()
+    assert scores(runner, spec, ["a"]) == [1.0]
+    Timer(0.3, keeper.resume).start()
     runner.close()
     lines = capfd.readouterr().err.splitlines()
-    assert r"reward | a\x1b[2J\u202e 日本\rrljob: Succeeded" in lines
-    assert r"reward | \xff" in lines
+    assert lines.count(r"reward | a\x1b[2J\u202e 日本\rrljob: Succeeded") == 2
+    assert lines.count(r"reward | \xff") == 2
 
 
 @pytest.mark.parametrize("response", ["a", "b"])

@@ -138,6 +138,7 @@ def _watch(child: int, bounds: dict[str, Any], output: int, woken: int, scratch:
     while True:
         ready = select.select(sources, [], [], _LOOK_SECONDS)[0]
         if 0 in ready and not os.read(0, 1):
+            _end_all(output, room, sources, shown)
             return 0
         if output in ready:
             room = _pass_on(output, room, sources, shown)
@@ -146,8 +147,7 @@ def _watch(child: int, bounds: dict[str, Any], output: int, woken: int, scratch:
                 os.read(woken, 4096)
         status = _reap(child)
         if status is not None:
-            while output in sources and select.select([output], [], [], 0)[0]:
-                room = _pass_on(output, room, sources, shown)
+            _end_all(output, room, sources, shown)
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else 128 - code
         if time.monotonic() >= look:
@@ -214,6 +214,13 @@ def _pass_on(output: int, room: int, sources: list[int], shown: _Shown) -> int:
             if len(text) >= room:
                 os.write(2, b"\nreward: no more of what it prints is shown\n")
     return room - len(text)
+
+
+def _end_all(output: int, room: int, sources: list[int], shown: _Shown) -> None:
+    """Kill all that is below, then pass on what it had printed: only what is dead prints no more."""
+    kill_all_below()
+    while output in sources and select.select([output], [], [], 0)[0]:
+        room = _pass_on(output, room, sources, shown)
 
 
 def _reap(child: int) -> int | None:
