@@ -100,7 +100,7 @@ image-worker-ascend: ## Build the worker's image for NPUs and its SBOM (docker; 
 image-worker-cuda: ## Build the worker's image for GPUs and its SBOM (docker)
 	$(call image,worker-cuda)
 
-lint: $(STAMP) ## ruff, mypy, import contracts, hadolint, and the counts that may not grow
+lint: $(STAMP) ## ruff, mypy, import contracts, hadolint, the counts that may not grow, and Chinese pages older than the English ones
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -108,6 +108,7 @@ lint: $(STAMP) ## ruff, mypy, import contracts, hadolint, and the counts that ma
 	@PYTHONPATH=tests $(BIN)/lint-imports --no-cache
 	@$(BIN)/hadolint --no-color images/*/Dockerfile
 	@$(BIN)/python tests/support/counts.py
+	@$(BIN)/python tests/support/translations.py
 
 format: $(STAMP) ## Let ruff put the code into shape
 	@$(BIN)/ruff check --fix .

@@ -12,6 +12,7 @@ import yaml
 
 from rljob_api.crd import custom_resource_definition
 from rljob_api.reference import reference
+from rljob_api.reference_zh import Chinese
 
 _REPOSITORY = Path(__file__).parents[2]
 _HEADER = "# Generated from crds/rljob_api by `python -m rljob_api.generate`. Do not edit.\n"
@@ -40,6 +41,7 @@ def generated_files() -> dict[str, str]:
         "crds/rljob.dev_rljobs.yaml": _HEADER + _yaml(crd),
         "helm/rljob/templates/crd.yaml": _chart_template(crd),
         "docs/reference.md": reference(),
+        "docs/zh/reference.md": reference(Chinese.load()),
     }
 
 

@@ -1,4 +1,4 @@
-"""docs/reference.md: a table for each block."""
+"""docs/reference.md and docs/zh/reference.md: a table for each block."""
 
 from __future__ import annotations
 
@@ -42,23 +42,74 @@ computed:
 """
 
 
-def reference() -> str:
-    """Return the reference as Markdown."""
-    parts = [_INTRODUCTION]
-    for model, name in ((RLJobSpec, "spec"), (RLJobStatus, "status")):
-        blocks = _blocks(model, name, structural_schema(model))
+class Texts:
+    """English texts of the reference. A subclass translates; what it does not have stays English."""
+
+    introduction = _INTRODUCTION
+    columns = "| field | type | default | meaning |"
+    required = "**required**"
+    rules = "Rules:"
+    may_change = _MAY_CHANGE
+    at_any_time, while_suspended = "at any time", "while suspended"
+
+    def text(self, english: str) -> str:
+        """Return the description of a field, a block or an allowed change."""
+        return english
+
+    def kind(self, english: str) -> str:
+        """Return the type of a field, as `schema.describe` has it."""
+        return english
+
+    def list_of(self, link: str) -> str:
+        """Return the type of a field that has several blocks."""
+        return f"list of {link}"
+
+    def effect(self, english: str) -> str:
+        """Return the effect of a change, a value of `rules.Effect`."""
+        return english
+
+
+def reference(texts: Texts | None = None) -> str:
+    """Return the reference as Markdown, in the language of `texts` (default: English)."""
+    texts = texts or Texts()
+    parts = [texts.introduction]
+    for blocks in _all_blocks():
         paths = {block: path for block, path, _ in blocks}
-        parts += [_section(block, path, node, paths) for block, path, node in blocks]
-    return "\n".join([*parts, _may_change()])
+        parts += [_section(block, path, node, paths, texts) for block, path, node in blocks]
+    return "\n".join([*parts, _may_change(texts)])
 
 
-def _may_change() -> str:
+def described() -> dict[str, str]:
+    """Return key -> English text of all that has a description.
+
+    Keys are the path of a field (`spec.steps`), `block PATH` for a block and `change PATH` for an allowed change.
+    """
+    found: dict[str, str] = {}
+    for blocks in _all_blocks():
+        for block, path, node in blocks:
+            found[f"block {path}"] = _documentation(block)
+            found |= {f"{path}.{alias}": node["properties"][alias].get("description", "") for alias in fields_of(block)}
+    found |= {f"change {change.path}": change.reason for change in CHANGES}
+    return {key: text for key, text in found.items() if text}
+
+
+def _all_blocks() -> list[list[tuple[type[ApiModel], str, Node]]]:
+    return [
+        _blocks(model, name, structural_schema(model)) for model, name in ((RLJobSpec, "spec"), (RLJobStatus, "status"))
+    ]
+
+
+def _documentation(model: type[ApiModel]) -> str:
+    return (model.__doc__ or "").strip()
+
+
+def _may_change(texts: Texts) -> str:
     rows = (
-        f"| `{change.path}` | {'at any time' if change.any_time else 'while suspended'} | {change.effect.value} | "
-        f"{_cell(change.reason)} |"
+        f"| `{change.path}` | {texts.at_any_time if change.any_time else texts.while_suspended} | "
+        f"{texts.effect(change.effect.value)} | {_cell(texts.text(change.reason))} |"
         for change in CHANGES
     )
-    return _MAY_CHANGE + "\n".join(rows) + "\n"
+    return texts.may_change + "\n".join(rows) + "\n"
 
 
 def _blocks(model: type[ApiModel], path: str, node: Node) -> list[tuple[type[ApiModel], str, Node]]:
@@ -81,35 +132,37 @@ def _depth_first(path: str, order: dict[str, int]) -> list[int]:
     return [order.get(".".join(parts[: i + 1]), 0) for i in range(len(parts))]
 
 
-def _section(model: type[ApiModel], path: str, node: Node, paths: dict[type[ApiModel], str]) -> str:
+def _section(model: type[ApiModel], path: str, node: Node, paths: dict[type[ApiModel], str], texts: Texts) -> str:
     lines = [
         f"## {path}",
         "",
-        (model.__doc__ or "").strip(),
+        texts.text(_documentation(model)),
         "",
-        "| field | type | default | meaning |",
+        texts.columns,
         "|---|---|---|---|",
     ]
     for alias, of_type in fields_of(model).items():
         field = node["properties"][alias]
-        kind = describe(field) if of_type.block is None else _link(paths[of_type.block], of_type.many)
-        lines.append(
-            f"| `{alias}` | {_cell(kind)} | {_default(field, node, alias)} | {_cell(field.get('description', ''))} |"
+        kind = (
+            texts.kind(describe(field)) if of_type.block is None else _link(paths[of_type.block], of_type.many, texts)
         )
+        meaning = texts.text(field.get("description", ""))
+        lines.append(f"| `{alias}` | {_cell(kind)} | {_default(field, node, alias, texts)} | {_cell(meaning)} |")
     if rules := rules_on(model):
-        lines += ["", "Rules:", ""]
+        lines += ["", texts.rules, ""]
         lines += [f"- {f'`{rule.field}`: ' if rule.field else ''}{rule.message}" for rule in rules]
     return "\n".join([*lines, ""])
 
 
-def _link(path: str, many: bool) -> str:
+def _link(path: str, many: bool, texts: Texts) -> str:
     anchor = path.lower().replace(".", "").replace("[]", "")
-    return f"{'list of ' if many else ''}[{path}](#{anchor})"
+    link = f"[{path}](#{anchor})"
+    return texts.list_of(link) if many else link
 
 
-def _default(field: Node, parent: Node, alias: str) -> str:
+def _default(field: Node, parent: Node, alias: str, texts: Texts) -> str:
     if alias in parent.get("required", []):
-        return "**required**"
+        return texts.required
     value: Any = field.get("default")
     if value is None or value in ({}, []):
         return ""

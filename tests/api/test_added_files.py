@@ -89,8 +89,8 @@ class Copy:
         self.root = root
         for name in PACKAGES:
             shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-        (root / "docs").mkdir()
-        for name in ("crds/rljob.dev_rljobs.yaml", "docs/reference.md"):
+        (root / "docs/zh").mkdir(parents=True)
+        for name in ("crds/rljob.dev_rljobs.yaml", "docs/reference.md", "docs/zh/reference.md"):
             shutil.copy(ROOT / name, root / name)
 
     def add(self, path: str, text: str) -> None:

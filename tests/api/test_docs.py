@@ -17,6 +17,7 @@ from rljob_api.validation import load_manifest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("docs", "examples", "helm", "images", "benchmarks")
+WITH_FIELDS = (ROOT, ROOT / "docs", ROOT / "docs/zh")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
@@ -99,7 +100,7 @@ def fields(text: str) -> set[str]:
     return {path for path in paths if re.split(r"\W", path)[0] in roots and path.split(".")[-1] not in FILES}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")], ids=name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent in WITH_FIELDS], ids=name)
 def test_fields_exist(page: Path) -> None:
     named = fields(page.read_text(encoding="utf-8"))
     assert sorted(path for path in named if not exists(path)) == []
