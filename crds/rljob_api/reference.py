@@ -17,6 +17,8 @@ _INTRODUCTION = f"""# RLJob reference
 
 <!-- Generated from crds/rljob_api by `python -m rljob_api.generate`. Do not edit. -->
 
+[中文](zh/reference.md)
+
 `apiVersion: {GROUP}/{VERSION}`, `kind: {KIND}`. Durations are seconds and sizes bytes unless a field says otherwise.
 A field without a default is optional, unless it is marked **required**. Unknown fields are refused. A block that is
 left out is one whose fields all have their defaults; the API server does not store it.
