@@ -66,6 +66,13 @@ class GenerationRequest:
     """The prompt that it is a sample of; asked for where a generation is cut by groups."""
     max_tokens: int | None = None
     """Tokens at which it ends, what was sampled before included; None: the sampling's."""
+    key: int | None = None
+    """Names its response among those of a generation; None: its place among them, which is not known to a caller whose
+    requests may overtake each other."""
+
+    def limit(self, max_tokens: int) -> int:
+        """Tokens at which it ends, where the sampling has `max_tokens`."""
+        return max_tokens if self.max_tokens is None else self.max_tokens
 
 
 @dataclass(frozen=True, slots=True)

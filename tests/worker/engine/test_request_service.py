@@ -18,8 +18,8 @@ from rljob_worker.types import Cut, Generation, GenerationRequest, Quota
 PARAMS: Any = None
 
 
-def request(length: int, group: int = 0) -> GenerationRequest:
-    return GenerationRequest((1,), length, group=group)
+def request(length: int, group: int = 0, key: int | None = None) -> GenerationRequest:
+    return GenerationRequest((1,), length, group=group, key=key)
 
 
 class Loop:
@@ -129,6 +129,48 @@ def test_a_cut_ends_it_in_the_step_that_completes_enough_groups(
     assert reasons(done) == ["length" if one.seed <= steps else "" for one in requests]
     assert sorted(given) == list(range(6))
     assert not loop.growing
+
+
+def test_a_generation_that_takes_more_requests_is_not_cut(service: RequestService, loop: Loop) -> None:
+    """After the first turn of its episodes a group would be complete."""
+    cut = Cut((Quota(1, frozenset({5})),))
+    with pytest.raises(ValueError, match="takes more requests cannot be cut"):
+        service.run([request(1, 5)], PARAMS, cut=cut, more=lambda _: None)
+    assert loop.steps == 0
+
+
+def test_responses_have_the_keys_of_their_requests_in_whatever_order_those_arrive(
+    service: RequestService, loop: Loop
+) -> None:
+    given: list[int] = []
+    run = partial(service.run, [request(1, key=70)], PARAMS, lambda key, _: given.append(key), more=lambda _: None)
+    thread, result = beside(run)
+    until(lambda: given == [70])
+    # Asked for in the order 71, 72: each call came in a thread of its own.
+    service.submit([request(2, key=72)])
+    service.submit([request(3, key=71)])
+    with pytest.raises(ValueError, match="two requests have the key 72"):
+        service.submit([request(2, key=72)])
+    until(lambda: len(given) == 3)
+    service.close()
+    thread.join(10)
+    assert set(given) == {70, 71, 72}
+    assert reasons(result[0]) == ["length"] * 3
+    with pytest.raises(ValueError, match="two requests have the key 1"):
+        service.run([request(1, key=1), request(1)], PARAMS)
+    assert loop.steps > 0
+
+
+def test_it_says_that_nothing_is_left_to_generate(service: RequestService, loop: Loop) -> None:
+    idle: list[int] = []
+    run = partial(service.run, [request(2)], PARAMS, more=lambda _: None, on_idle=lambda: idle.append(loop.steps))
+    thread, _ = beside(run)
+    until(lambda: bool(idle))
+    service.submit([request(5)])
+    until(lambda: len(idle) > 1)
+    service.close()
+    thread.join(10)
+    assert idle == [2, 7]
 
 
 def test_requests_come_until_it_is_closed(service: RequestService, loop: Loop) -> None:

@@ -138,6 +138,19 @@ def test_prompts_that_cannot_be_run_are_refused(tokens: tuple[int, ...], message
         check_requests([good, GenerationRequest(tokens, 0)], 24, 64, 64)
 
 
+def test_a_request_is_as_long_as_its_own_limit() -> None:
+    """A turn may have fewer tokens than the job's longest response: one that does not fit must not end all others."""
+    long = tuple(range(3, 53))
+    check_requests([GenerationRequest(long, 0, max_tokens=14)], 24, 64, 64)
+    with pytest.raises(ValueError, match=r"request 1: a prompt of 50 tokens and a response of up to 15 .* at most 49"):
+        check_requests(
+            [GenerationRequest(long, 0, max_tokens=14), GenerationRequest(long, 0, max_tokens=15)], 1, 64, 64
+        )
+    check_requests([GenerationRequest((1,), 0, sampled_token_ids=(1, 2), max_tokens=3)], 2, 64, 64)
+    with pytest.raises(ValueError, match="request 0: 2 tokens were sampled before, and a response has at most 2"):
+        check_requests([GenerationRequest((1,), 0, sampled_token_ids=(1, 2), max_tokens=2)], 24, 64, 64)
+
+
 def _marked_child(owner: str) -> subprocess.Popen[bytes]:
     environment = os.environ | {reaper_process.OWNER_VARIABLE: owner}
     return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(120)"], env=environment)

@@ -4,50 +4,67 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
+from enum import Enum
 
-from rljob_worker.engine.service import OnFinished
+from rljob_worker.engine.service import OnFinished, OnIdle
 from rljob_worker.types import Generation
 
 Chunk = list[tuple[int, Generation]]
-"""Responses that finished together, each with the index of its request."""
-_Finished = queue.SimpleQueue[tuple[int, Generation] | BaseException | None]
-_CHUNK_SECONDS = 0.05
+"""Responses that finished about the same time, each with the key of its request."""
+_CHUNK_SECONDS = 0.005
 
 
-def in_chunks(generate: Callable[[OnFinished], object]) -> Iterator[Chunk]:
+class _Mark(Enum):
+    IDLE = "idle"
+    END = "end"
+
+
+_Finished = queue.SimpleQueue[tuple[int, Generation] | _Mark | BaseException]
+
+
+def in_chunks(generate: Callable[[OnFinished, OnIdle], object], *, seconds: float = _CHUNK_SECONDS) -> Iterator[Chunk]:
     """Run a generation and yield its responses as they finish.
 
     Args:
-        generate: calls what it is given with each response; what it raises is raised here.
+        generate: calls the first of what it is given with each response, the second when it waits for requests with
+            nothing left to generate; what it raises is raised here.
+        seconds: for which a response waits for others.
     """
     finished: _Finished = queue.SimpleQueue()
 
     def run() -> None:
         try:
-            generate(lambda index, generation: finished.put((index, generation)))
-            finished.put(None)
+            generate(lambda key, generation: finished.put((key, generation)), lambda: finished.put(_Mark.IDLE))
+            finished.put(_Mark.END)
         except BaseException as error:
             finished.put(error)
 
     threading.Thread(target=run, name="generate", daemon=True).start()
-    yield from _chunks(finished)
+    yield from _chunks(finished, seconds)
 
 
-def _chunks(finished: _Finished) -> Iterator[Chunk]:
-    """Group what finishes within a short time: one message per response would cost more than it hides."""
+def _chunks(finished: _Finished, seconds: float) -> Iterator[Chunk]:
+    """Group what finishes within a short time: one message per response would cost more than it hides.
+
+    The time runs from the first response of a chunk: were it the silence after the last one, responses that come one
+    after the other would hold back each other, and those who wait for the first would wait for all.
+    """
     chunk: Chunk = []
+    due = 0.0
     while True:
         try:
-            item = finished.get(timeout=_CHUNK_SECONDS if chunk else None)
+            item = finished.get(timeout=max(0.0, due - time.monotonic()) if chunk else None)
         except queue.Empty:
-            yield chunk
-            chunk = []
-            continue
+            item = _Mark.IDLE
         if isinstance(item, BaseException):
             raise item
-        if item is None:
-            break
-        chunk.append(item)
-    if chunk:
-        yield chunk
+        if isinstance(item, tuple):
+            due = due if chunk else time.monotonic() + seconds
+            chunk.append(item)
+        elif chunk:
+            yield chunk
+            chunk = []
+        if item is _Mark.END:
+            return

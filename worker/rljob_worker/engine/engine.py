@@ -24,7 +24,7 @@ from rljob_worker.engine.generation import StepLoop
 from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.engine.reports import DraftCounts, EngineSlept, EngineStarted, EngineWoke, MemoryReading
 from rljob_worker.engine.sampling import check_requests, scoring_params, vllm_sampling
-from rljob_worker.engine.service import OnFinished, RequestService
+from rljob_worker.engine.service import OnFinished, OnIdle, RequestService
 from rljob_worker.engine.states import EngineState, next_state
 from rljob_worker.engine.worker_extension import WorkerExtension
 from rljob_worker.errors import JobError, UserError
@@ -190,6 +190,7 @@ class Engine:
         *,
         cut: Cut | None = None,
         more: bool = False,
+        on_idle: OnIdle | None = None,
     ) -> list[Generation]:
         """Generate one response for each request, or go on with it where tokens were sampled before.
 
@@ -202,16 +203,18 @@ class Engine:
             requests: N requests; those of one prompt side by side.
             sampling: for all of them.
             version: weights they must be generated with.
-            on_finished: called with (index, response) as each one finishes, from this thread; at the end with those
+            on_finished: called with (key, response) as each one finishes, from this thread; at the end with those
                 that were cut.
             cut: when to end although some still grow; None: when all are finished.
-            more: further requests may come by `requests.submit` until `requests.close`.
+            more: further requests may come by `requests.submit` until `requests.close`; without `cut`.
+            on_idle: called when it waits for them with nothing left to generate.
 
         Returns:
             Responses in the order of the requests; those that were cut have an empty finish reason.
 
         Raises:
-            ValueError: a prompt is too long, empty or outside the vocabulary; sampling parameters are not possible.
+            ValueError: a prompt is too long, empty or outside the vocabulary; two requests have one key; sampling
+                parameters are not possible.
             JobError: the engine's weights are not at `version`, or vLLM gave up.
             StopRequested: `abort` was called.
         """
@@ -227,7 +230,13 @@ class Engine:
             check_all(requests)
             params = vllm_sampling(sampling, self._generation_config, self._end_token)
             generations = self.requests.run(
-                requests, params, on_finished, cut=cut, more=check_all if more else None, version=version
+                requests,
+                params,
+                on_finished,
+                cut=cut,
+                more=check_all if more else None,
+                on_idle=on_idle,
+                version=version,
             )
             if self.spec.rollout.speculative is not None:
                 # All ranks guess and verify the same.
@@ -246,7 +255,11 @@ class Engine:
         more: bool = False,
     ) -> Iterator[Chunk]:
         """Yield the responses of `generate` as they finish, so that they are scored while others still grow."""
-        return in_chunks(lambda finished: self.generate(requests, sampling, version, finished, cut=cut, more=more))
+        return in_chunks(
+            lambda finished, idle: self.generate(
+                requests, sampling, version, finished, cut=cut, more=more, on_idle=idle
+            )
+        )
 
     def submit(self, requests: list[GenerationRequest], *, last: bool) -> None:
         """Give the running generation more requests, of which nothing comes after the last; thread-safe."""

@@ -85,9 +85,8 @@ class StepLoop:
             own = copy.copy(params)
             own.extra_args = {SEED: request.seed}
             tokens = prompt
-            most = request.max_tokens or params.max_tokens
-            assert most is not None
-            own.max_tokens = most - len(request.sampled_token_ids)
+            assert params.max_tokens is not None
+            own.max_tokens = request.limit(params.max_tokens) - len(request.sampled_token_ids)
             if request.sampled_token_ids:
                 tokens = [*prompt, *request.sampled_token_ids]
             detokenizer = None

@@ -63,24 +63,31 @@ def check_requests(requests: Sequence[GenerationRequest], max_tokens: int, max_l
     """ValueError for a prompt that is empty, too long for a whole response, or not in the vocabulary.
 
     And for a response that has all of its tokens already.
+
+    Args:
+        requests: each with the limit of its own, where it has one.
+        max_tokens: of a response whose request has none.
+        max_length: tokens of the engine's sequences.
+        vocab_size: of the model.
     """
-    checked: tuple[int, ...] | None = None
+    checked: tuple[tuple[int, ...], int] | None = None
     for index, request in enumerate(requests):
-        if len(request.sampled_token_ids) >= max_tokens:
+        most = request.limit(max_tokens)
+        if len(request.sampled_token_ids) >= most:
             raise ValueError(
                 f"request {index}: {len(request.sampled_token_ids)} tokens were sampled before, and a response has at "
-                f"most {max_tokens}: there is nothing to go on with"
+                f"most {most}: there is nothing to go on with"
             )
         prompt = request.prompt_token_ids
-        if prompt is checked:
+        if checked is not None and prompt is checked[0] and most == checked[1]:
             continue
-        checked = prompt
+        checked = prompt, most
         if not prompt:
             raise ValueError(f"request {index}: the prompt has no tokens")
-        if len(prompt) + max_tokens > max_length:
+        if len(prompt) + most > max_length:
             raise ValueError(
-                f"request {index}: a prompt of {len(prompt)} tokens and a response of up to {max_tokens} exceed the "
-                f"engine's {max_length} tokens; prompts may have at most {max_length - max_tokens}"
+                f"request {index}: a prompt of {len(prompt)} tokens and a response of up to {most} exceed the "
+                f"engine's {max_length} tokens; prompts may have at most {max_length - most}"
             )
         if min(prompt) < 0 or max(prompt) >= vocab_size:
             raise ValueError(

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from rljob_worker.engine.generation import StepLoop
 
 OnFinished = Callable[[int, Generation], None]
-"""Takes the index of a request and its response."""
+"""Takes the key of a request and its response."""
+OnIdle = Callable[[], None]
+"""Called when nothing is left to generate and more requests may come."""
 Check = Callable[[Sequence[GenerationRequest]], None]
 _WAIT_SLICE_SECONDS = 0.2
 
@@ -25,7 +27,8 @@ _WAIT_SLICE_SECONDS = 0.2
 class RequestService:
     """Generates with one engine. `run` belongs to one thread; everything else may come from any other.
 
-    Requests are numbered in the order in which they are submitted, from 0 in each run.
+    A response is given back under its request's key; requests without one are numbered in the order in which they
+    arrive, from 0 in each run.
 
     Args:
         loop: of the engine.
@@ -35,6 +38,8 @@ class RequestService:
         self._loop = loop
         self._changed = threading.Condition()
         self._arrived: list[GenerationRequest] = []
+        self._keys: list[int] = []
+        """Of all requests of the running generation, those included that have just arrived."""
         self._check: Check | None = None
         """Of the running generation; None where none runs that takes more requests."""
         self._active = self._aborted = self._harvesting = self._paused = self._parked = False
@@ -49,6 +54,7 @@ class RequestService:
         *,
         cut: Cut | None = None,
         more: Check | None = None,
+        on_idle: OnIdle | None = None,
         version: int = 0,
     ) -> list[Generation]:
         """Generate until all responses are finished, the generation is cut, or somebody harvests it.
@@ -56,31 +62,39 @@ class RequestService:
         Args:
             requests: to begin with.
             params: for all of them, but for the seed.
-            on_finished: called with (index, response) in this thread as each one finishes; at the end with what was
+            on_finished: called with (key, response) in this thread as each one finishes; at the end with what was
                 cut.
             cut: when to end before all are finished; it is looked at after each step, so that where it falls depends
                 on the requests alone. Their `group` says what belongs together.
             more: further requests may be submitted until `close`; called with them, raises ValueError for a wrong one.
+                Whether a group is complete cannot be told then: without `cut`.
+            on_idle: called in this thread before it waits for requests with nothing left to generate.
             version: of the engine's weights.
 
         Returns:
-            The responses by index; those that were cut have an empty finish reason.
+            The responses in the order of arrival; those that were cut have an empty finish reason.
 
         Raises:
+            ValueError: two requests have one key, or `cut` comes with `more`.
             StopRequested: `abort` was called; the engine is idle again.
             JobError: vLLM gave a request up, or a log-probability is not finite.
         """
+        if cut is not None and more is not None:
+            raise ValueError(
+                "engine: a generation that takes more requests cannot be cut: a group is complete when no request of "
+                "it comes any more, which nothing says; harvest it instead"
+            )
         done: dict[int, Generation] = {}
 
         def give(index: int, generation: Generation) -> None:
             done[index] = generation
             if on_finished is not None:
-                on_finished(index, generation)
+                on_finished(self._keys[index], generation)
 
         groups: list[int] = []
-        with self._running(more, version):
+        with self._running(requests, more, version):
             self._add(requests, groups, params)
-            while self._heed(groups, params):
+            while self._heed(groups, params, on_idle):
                 finished = self._loop.step()
                 for index, generation in finished:
                     give(index, generation)
@@ -97,13 +111,14 @@ class RequestService:
         """Add requests to the running generation.
 
         Raises:
-            ValueError: one of them cannot be generated.
+            ValueError: one of them cannot be generated, or has the key of another request.
             RuntimeError: no generation runs that takes more.
         """
         with self._changed:
             if self._check is None:
                 raise RuntimeError("engine: no generation runs that takes more requests")
             self._check(requests)
+            self._keys += _new_keys(self._keys, requests)
             self._arrived += requests
             self._changed.notify_all()
 
@@ -162,8 +177,10 @@ class RequestService:
     # --- inside -------------------------------------------------------------------------------
 
     @contextmanager
-    def _running(self, more: Check | None, version: int) -> Iterator[None]:
+    def _running(self, requests: Sequence[GenerationRequest], more: Check | None, version: int) -> Iterator[None]:
+        keys = _new_keys([], requests)
         with self._changed:
+            self._keys = keys
             self._active, self._check, self._arrived, self._harvesting = True, more, [], False
             self._version = version
         try:
@@ -181,13 +198,15 @@ class RequestService:
         if not self._active:
             raise RuntimeError("engine: no generation runs")
 
-    def _heed(self, groups: list[int], params: VllmSamplingParams) -> bool:
+    def _heed(self, groups: list[int], params: VllmSamplingParams, on_idle: OnIdle | None) -> bool:
         """Do what was asked since the step before; whether there is another one to make."""
         with self._changed:
             if self._paused:
                 self._loop.interrupt()
                 self._parked = True
                 self._changed.notify_all()
+            if on_idle is not None and self._is_idle():
+                on_idle()
             while (self._paused or self._is_idle()) and not self._aborted and not self._is_harvested():
                 self._changed.wait(_WAIT_SLICE_SECONDS)
             self._parked = False
@@ -211,6 +230,18 @@ class RequestService:
     def _add(self, requests: Sequence[GenerationRequest], groups: list[int], params: VllmSamplingParams) -> None:
         self._loop.add(len(groups), requests, params)
         groups += [request.group for request in requests]
+
+
+def _new_keys(keys: list[int], requests: Sequence[GenerationRequest]) -> list[int]:
+    """The keys of requests that come after those with `keys`; ValueError where one is there already."""
+    taken, new = set(keys), []
+    for place, request in enumerate(requests, len(keys)):
+        key = place if request.key is None else request.key
+        if key in taken:
+            raise ValueError(f"engine: two requests have the key {key}: their responses could not be told apart")
+        taken.add(key)
+        new.append(key)
+    return new
 
 
 def _is_cut(cut: Cut, groups: list[int], done: dict[int, Generation]) -> bool:
