@@ -9,17 +9,12 @@ from typing import Any, TypeVar
 from rljob_api.base import ApiModel
 from rljob_api.blocks import fields_of
 from rljob_api.job import RLJob
+from rljob_api.rewards import function_file
 from rljob_api.spec import ChatSpec, RewardFunction, RLJobSpec
 
 Block = TypeVar("Block", bound=ApiModel)
 Change = Callable[[str, str], str]
 """From a field's path in the manifest and the file that it names to the file that it shall name."""
-
-
-def function_file(path: str | None) -> tuple[str, str] | None:
-    """(file, function) of a `FILE.py:FUNCTION`; None for `package.module:function`, and for None."""
-    file, _, function = (path or "").rpartition(":")
-    return (file, function) if file.endswith(".py") else None
 
 
 def local_files(spec: RLJobSpec) -> Iterator[tuple[str, str]]:

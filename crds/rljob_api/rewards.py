@@ -90,3 +90,9 @@ def token_limit(args: Mapping[str, Any], max_response_tokens: int) -> int:
 def part_name(part: Any) -> str:
     """The name by which a part of a reward is recorded: its own, that of the built-in reward, or the function's."""
     return str(part.record_as or part.name or (part.python or "").rpartition(":")[2])
+
+
+def function_file(path: str | None) -> tuple[str, str] | None:
+    """(file, function) of a `FILE.py:FUNCTION`; None for `package.module:function`, and for None."""
+    file, _, function = (path or "").rpartition(":")
+    return (file, function) if file.endswith(".py") else None

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from manifests import manifest
 
-from rljob_api.local_files import function_file, local_files, resolved
+from rljob_api.local_files import local_files, resolved
+from rljob_api.rewards import function_file
 from rljob_api.validation import load_manifest
 
 

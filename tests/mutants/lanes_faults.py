@@ -179,8 +179,7 @@ LANES_FAULTS = (
         "worker/rljob_worker/rewards/score_calls.py",
         "calls[0].since < too_old",
         "False",
-        "tests/worker/rewards/test_reward_runner.py::"
-        "test_a_reward_that_is_taken_has_its_own_time_and_a_failure_ends_all",
+        "tests/worker/rewards/test_score_calls.py::test_a_reward_that_is_taken_has_its_own_time",
     ),
     Fault(
         "a result comes between two looks at what has come, and is lost",

@@ -14,7 +14,7 @@ from rljob_worker.confined.access import files_of
 from rljob_worker.confined.bounds import Bounds, environment
 from rljob_worker.confined.process import Place
 from rljob_worker.rewards.pool import WorkerPool
-from rljob_worker.rewards.score_calls import ScoreCall, ScoreCalls
+from rljob_worker.rewards.score_calls import RewardError, ScoreCall, ScoreCalls
 from rljob_worker.rewards.weighted_parts import parts_of
 from rljob_worker.rewards.worker import Setup
 from rljob_worker.types import RewardResult
@@ -52,6 +52,24 @@ def test_a_result_that_comes_while_others_are_taken_is_taken_then_or_next(visit:
     seen.ending.join(10)
     taken += calls.take(0.01, 60.0)
     assert [result.score for _, result in taken] == [1.0]
+    assert calls.outstanding == 0
+
+
+def test_a_reward_that_is_taken_has_its_own_time() -> None:
+    spec = make_spec({"name": "match"})
+    given_up = list[bool]()
+    calls = ScoreCalls(lambda: given_up.append(True))
+    now = time.monotonic()
+    for age, uid in ((20.0, "data/0"), (0.0, "data/1")):
+        (sample,) = samples_of(spec, ["a"], uid)
+        [part] = parts_of(sample.prompt.reward)
+        calls.begin([[ScoreCall(sample, part, now - age)]])
+    assert calls.take(0.01, 1000.0) == []
+    assert (calls.outstanding, given_up) == (2, [])
+    with pytest.raises(RewardError, match=r"1 of 2 rewards had not ended at the deadline, .* prompt data/0, sample 0"):
+        calls.take(0.01, 15.0)
+    assert given_up == [True]
+    assert calls.take(0.01, 1000.0) == [], "what was submitted is forgotten"
     assert calls.outstanding == 0
 
 

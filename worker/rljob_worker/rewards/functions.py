@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rljob_api.local_files import function_file
+from rljob_api.rewards import function_file
 from rljob_worker.errors import UserError
 
 RESERVED = ("prompt", "response", "label", "finish_reason")

@@ -11,9 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rljob_api.local_files import function_file
 from rljob_api.quantities import to_number
-from rljob_api.rewards import BUILTIN_REWARDS, token_limit
+from rljob_api.rewards import BUILTIN_REWARDS, function_file, token_limit
 from rljob_api.spec import RewardSpec, RLJobSpec
 from rljob_worker.confined.access import files_of
 from rljob_worker.confined.bounds import Bounds, environment, network_can_be_closed, sweep

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rljob_api import RLJobSpec
-from rljob_api.local_files import function_file
+from rljob_api.rewards import function_file
 from rljob_api.spec import RewardFunction, RewardSpec
 from rljob_worker.data.sources import data_sources, evaluation_sources
 from rljob_worker.errors import UserError

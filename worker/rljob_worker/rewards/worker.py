@@ -35,7 +35,6 @@ from rljob_worker.rewards.functions import (
     make_caller,
     out_of_reach,
 )
-from rljob_worker.rewards.math_reward import math
 from rljob_worker.rewards.signatures import (
     Call,
     Check,
@@ -112,8 +111,13 @@ def _scorer(setup: Setup) -> tuple[Callable[[list[Sample]], Any], Calling]:
             check_call(function, setup.python, setup.args, setup.batch, setup.columns)
         else:
             grouped = is_grouped(function, signature)
+    elif setup.name == "math":
+        # What it imports takes as long to start as the rest.
+        from rljob_worker.rewards.math_reward import math
+
+        function = math
     else:
-        function = math if setup.name == "math" else make_regex(**setup.args)
+        function = make_regex(**setup.args)
     asynchronous = is_async(function)
     call: Call
     check: Check
