@@ -13,6 +13,7 @@ from ray_driver import Attempt
 from ray_standin import RayStandIn
 from scenarios import Case
 from small_jobs import small_job
+from support.samples import unless_drawn
 
 pytestmark = pytest.mark.cluster
 NOT_INSTALLED = ("ServiceMonitor", "PrometheusRule")
@@ -69,7 +70,13 @@ def operator_with_the_charts_rights(case: Case, namespaced: bool) -> OperatorPro
     )
 
 
-@pytest.mark.parametrize("namespaced", [True, False], ids=["some namespaces", "all namespaces"])
+@pytest.mark.parametrize(
+    "namespaced",
+    [
+        pytest.param(namespaced, marks=unless_drawn(f"the chart's rights: {name}"), id=name)
+        for namespaced, name in ((True, "some namespaces"), (False, "all namespaces"))
+    ],
+)
 def test_the_charts_rights_are_enough_for_all_that_the_operator_does(
     control_plane: ControlPlane, ray: RayStandIn, namespaced: bool
 ) -> None:

@@ -11,13 +11,19 @@ import pytest
 from dashboard_queries import dashboard_queries
 from kube import Object, wait_until
 from node_jobs import START_SECONDS, NodeJob
+from support.samples import unless_drawn
 from whole_system import WholeSystem
 
 from rljob_api.quantities import to_cores
 from rljob_worker.records.event_lines import read_events
 from rljob_worker.records.event_names import ENGINE_JOINED, ENGINE_LEFT, ENGINE_LOST
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.node,
+    pytest.mark.timeout(1800),
+    unless_drawn("engines' pods on a node"),
+]
 
 LOST_AFTER, PROMPTS = 6, 32
 REWARD_SECONDS = 3.0

@@ -18,7 +18,7 @@ from operator_process import REPOSITORY
 from ray_driver import Attempt
 from ray_standin import RayStandIn
 from scenarios import Case
-from support.samples import unless_drawn
+from support.samples import unless_all, unless_drawn
 
 pytestmark = pytest.mark.cluster
 OFTEN = {"status_seconds": "0.5"}
@@ -50,7 +50,18 @@ def uids(case: Case) -> set[str]:
     return {pod["metadata"]["uid"] for pod in case.pods()}
 
 
-@pytest.mark.parametrize("version", sorted(KUBERAY_VERSIONS))
+@pytest.mark.parametrize(
+    "version",
+    [
+        pytest.param(
+            version,
+            marks=unless_all("all other tests of the control plane have it")
+            if version == max(KUBERAY_VERSIONS)
+            else unless_drawn(f"a life with KubeRay {version}"),
+        )
+        for version in sorted(KUBERAY_VERSIONS)
+    ],
+)
 def test_a_life_with_kuberay(version: str, control_plane: ControlPlane, ray: RayStandIn) -> None:
     control_plane.use_kuberay(version)
     case = Case(control_plane, ray, None)

@@ -91,7 +91,7 @@ def give_way(workerinput: Mapping[str, Any] | None) -> None:
 
 
 class Seconds:
-    """How long each file and each process took."""
+    """How long each file, each folder and each process took."""
 
     def __init__(self) -> None:
         self._files: defaultdict[str, float] = defaultdict(float)
@@ -103,9 +103,28 @@ class Seconds:
             self._lanes[node.gateway.id] += report.duration
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        slowest = sorted(self._files.items(), key=lambda item: -item[1])[:FILES_SHOWN]
         if len(self._files) < 2:
             return
-        terminalreporter.section(f"slowest {len(slowest)} of {len(self._files)} files")
-        for name, seconds in [*slowest, *sorted(self._lanes.items())]:
-            terminalreporter.write_line(f"{seconds:7.1f}s {name}")
+        slowest = _longest_first(self._files)[:FILES_SHOWN]
+        folders = _longest_first(by_folder(self._files))
+        for title, rows in (
+            (f"slowest {len(slowest)} of {len(self._files)} files", slowest),
+            ("seconds by folder", folders),
+            ("seconds by process", sorted(self._lanes.items())),
+        ):
+            if rows:
+                terminalreporter.section(title)
+            for name, seconds in rows:
+                terminalreporter.write_line(f"{seconds:7.1f}s {name}")
+
+
+def by_folder(files: Mapping[str, float]) -> dict[str, float]:
+    """Sum the seconds of files over the folders that they lie in."""
+    folders: defaultdict[str, float] = defaultdict(float)
+    for file, seconds in files.items():
+        folders[file.rpartition("/")[0]] += seconds
+    return dict(folders)
+
+
+def _longest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(seconds.items(), key=lambda item: -item[1])

@@ -19,15 +19,24 @@ GROUPS = (
         "NPUs: experts, one engine over both",
         "NPUs: a trainer and an engine apart",
         "NPUs: an engine alone",
+        "doctor --deep on NPUs",
+        "doctor --deep on CPUs",
         "pipeline stages on two nodes",
         "a replica over two nodes",
         "a replica over two nodes, engines elsewhere",
     ),
-    ("doctor --deep on CPUs", "doctor --deep on NPUs"),
-    ("vLLM's models", "vLLM, tensor parallel", "vLLM's hybrid models"),
-    ("engines apart: the bits of one machine", "engines apart: they come and go", "an existing Ray of two nodes"),
-    ("upgrades of the operator", "upgrades of KubeRay"),
+    ("vLLM's models", "vLLM's models on devices", "vLLM, tensor parallel", "vLLM's hybrid models"),
+    (
+        "engines apart: the bits of one machine",
+        "engines apart: they come and go",
+        "an existing Ray of two nodes",
+        "engines' pods on a node",
+    ),
+    ("a published set-up: Auto", "a published set-up: Disk"),
+    ("upgrades of the operator", "upgrades of KubeRay", "a life with KubeRay 1.5.1"),
+    ("the chart's rights: some namespaces", "the chart's rights: all namespaces"),
     ("Ray with a token", "Ray without"),
+    ("lanes in turns: Async", "lanes in turns: Disaggregated"),
 )
 """Tests of a group go through the same code on other devices, or places."""
 

@@ -32,6 +32,9 @@ class FakeJob:
         self.engine_nodes: dict[str, Any] | None = None
         self.ready = True
         self.dead_driver = False
+        """Whether the driver takes connections and does not answer."""
+        self.ended = False
+        """Whether its process is gone, which takes none."""
         self.asks = 0
         self.asks_of_ray = 0
         self.log = "line 1\nline 2\n"
@@ -74,7 +77,7 @@ class FakeJob:
         for info in self.submissions.values():
             if info["status"] == "RUNNING":
                 info.update(status=state, driver_exit_code=code, end_time=1800000000000)
-        self.dead_driver = True
+        self.ended = True
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.cookies.update(request.cookies)
@@ -88,6 +91,8 @@ class FakeJob:
         path, name = request.path, request.path.split("/")[3] if request.path.startswith("/api/jobs/") else ""
         if path.startswith("/v1/") and self.dead_driver:
             await asyncio.sleep(30)
+        if path.startswith("/v1/") and self.ended and request.transport is not None:
+            request.transport.abort()
         match path:
             case "/api/jobs/":
                 return await self._submit(request)
@@ -125,7 +130,7 @@ class FakeJob:
         if name in self.submissions:
             return web.Response(status=500, text=f"ValueError: Job with submission_id {name} already exists. Please")
         self.submitted.append(body)
-        self.dead_driver = False
+        self.dead_driver = self.ended = False
         self.submissions[name] = {
             "status": "RUNNING",
             "message": "",

@@ -26,6 +26,7 @@ RUNS = {
 }
 DRAWN = {
     "models": unless_drawn("vLLM's models"),
+    "devices": unless_drawn("vLLM's models on devices"),
     "tensor parallel": unless_drawn("vLLM, tensor parallel"),
     "hybrid": unless_drawn("vLLM's hybrid models"),
 }
@@ -53,7 +54,7 @@ def wrong_plans_are_refused(wrong: dict[str, str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tensor_parallel", "kinds"),
-    [pytest.param(*run, marks=DRAWN.get(name, ()), id=name) for name, run in RUNS.items()],
+    [pytest.param(*run, marks=DRAWN[name], id=name) for name, run in RUNS.items()],
 )
 def test_synced_engines_equal_fresh_ones(models: Path, tensor_parallel: int, kinds: list[str]) -> None:
     command = [sys.executable, str(HERE / "vllm_sync_process.py"), str(models), str(tensor_parallel), *kinds]
