@@ -32,6 +32,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("lanes", "--mode", "Async"),
     ("long_tail",),
     ("peer_trl",),
+    ("run_trace",),
     ("operator_scale",),
     ("operator_idle",),
     ("preemption",),

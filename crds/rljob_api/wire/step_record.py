@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -14,6 +14,8 @@ from rljob_api.wire.values import WireError, block, number, seconds, text, whole
 UNNUMBERED = -1
 MemoryReports = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Bytes by process (`trainer-3`), phase and field of its report."""
+RankSpans = Mapping[str, Mapping[str, Sequence[Sequence[float]]]]
+"""By process and phase, begin and end of each call in seconds since the step began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,9 @@ class StepRecord:
     lanes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Phases of lanes beside the trainers', like `engine`: in each they are disjoint, and sum with what is left of
     `step_seconds` to it. Empty where all phases are in one lane."""
+    ranks: RankSpans = field(default_factory=dict)
+    """When each process was at work, as it stands in the record; `rank_spans` looks into it. Work before the first step
+    is in its record, with times below 0; records of older versions have none."""
     index: int = UNNUMBERED
     """Position in the file; `UNNUMBERED` before it stands there."""
     rerun: bool = False
@@ -180,6 +185,7 @@ class StepRecord:
                 name[:80]: _phases(of_lane, f"{where}: lanes.{name[:80]}")
                 for name, of_lane in block(get("lanes", {}), f"{where}: lanes").items()
             },
+            ranks=block(get("ranks", {}), f"{where}: ranks"),
             index=index,
             rerun=get("rerun", False) is True,
         )
@@ -209,6 +215,8 @@ class StepRecord:
         }
         if self.lanes:
             content["lanes"] = self.lanes
+        if self.ranks:
+            content["ranks"] = self.ranks
         if self.prompts is not None:
             content["prompts"] = self.prompts.to_json()
         if self.changed is not None:
@@ -279,6 +287,24 @@ class StepRecord:
             (p, rank, state): float(number(value, f"{self.where}: memory.{p}-{rank}"))
             for p, rank, state, value in states
         }
+
+    def rank_spans(self) -> Iterator[tuple[str, str, float, float]]:
+        """Process, phase, begin and end of each call, in Unix seconds by the driver's clock.
+
+        Raises:
+            WireError: `ranks` is not as the driver promises.
+        """
+        began = self.time - self.step_seconds
+        for process, phases in self.ranks.items():
+            try:
+                for phase, spans in phases.items():
+                    for begin, end in spans:
+                        if not -1e9 < begin <= end < 1e9:
+                            raise ValueError
+                        yield process, phase, began + begin, began + end
+            except (AttributeError, TypeError, ValueError):
+                where = f"{self.where}: ranks.{process[:80]}"
+                raise WireError(f"{where} must hold begins and ends for each phase") from None
 
 
 def _texts(value: Any, where: str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from rljob_worker.records.http import DriverServer
 from rljob_worker.records.steps import StepLog
 
 REPOSITORY = Path(__file__).parents[3]
-COMMANDS = ("run", "validate", "plan", "doctor", "save", "report", "samples", "export")
+COMMANDS = ("run", "validate", "plan", "doctor", "save", "report", "trace", "samples", "export")
 
 
 @pytest.fixture

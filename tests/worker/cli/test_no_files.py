@@ -24,7 +24,7 @@ from rljob_worker.report import build  # noqa: F401  (its libraries take seconds
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
 OLD_RUN = Path(__file__).parents[1] / "records" / "old_run"
-COMMANDS = {"report": [], "samples": [], "export": ["--to", "exported"]}
+COMMANDS = {"report": [], "trace": [], "samples": [], "export": ["--to", "exported"]}
 
 
 @pytest.fixture
@@ -74,6 +74,7 @@ def test_run_json(capsys: pytest.CaptureFixture[str], folder: Path, command: str
     ("command", "file"),
     [
         ("report", "steps.jsonl"),
+        ("trace", "steps.jsonl"),
         ("samples", "trajectories/step-000002.jsonl.gz"),
     ],
 )

@@ -18,6 +18,7 @@ from lane_sums import check_lanes
 from spans import check_carried_log_probs
 from support.samples import SEED, unless_all
 from support.step_lines import read_steps
+from support.trace_rules import check_trace
 
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.checkpoints.journal import JournalStep, journal_files, read_journal
@@ -141,6 +142,7 @@ def test_generation_goes_on_through_updates_and_no_token_is_over_the_bound(calm:
 
 
 def test_each_lane_adds_up_to_the_step(calm: Path) -> None:
+    check_trace(calm)
     others = check_lanes(read_steps(calm), {"trainer": TRAINER, "engine": ENGINE})
     assert others["engine"] <= 1.0, others
 

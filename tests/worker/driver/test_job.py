@@ -17,6 +17,7 @@ import pytest
 import yaml
 from jobs import REPOSITORY, alive, events, final_state, finish, manifest, run, start, start_faulty, wait_for
 from support.step_lines import read_steps
+from support.trace_rules import check_trace, lanes_of
 
 from rljob_api.wire.exit_codes import ExitCode
 
@@ -101,6 +102,23 @@ def test_export_loads_in_transformers_and_is_what_was_trained(finished: Path, tm
     assert f"complete ones: {STEPS - 2}, {STEPS}" in output
 
 
+def test_a_trace_has_each_process_at_work_within_its_phases(finished: Path) -> None:
+    lanes = lanes_of(check_trace(finished))
+    phases = lanes[1, "phases"]
+    ends = [following["ts"] for following in phases[1:]]
+    for process, phase in (("trainer-0", "actor_train"), ("engine-0", "rollout")):
+        works = [one for one in lanes[1, process] if one["name"] == phase and one["args"]["step"] > 1]
+        assert {one["args"]["step"] for one in works} == set(range(2, STEPS + 1))
+        for one in works:
+            # The records round to 10 microseconds.
+            around = [
+                (begun["ts"] - 20, end + 20)
+                for begun, end in zip(phases, ends)
+                if begun["name"] == phase and begun["args"]["step"] == one["args"]["step"]
+            ]
+            assert any(begin <= one["ts"] and one["ts"] + one["dur"] <= end for begin, end in around), one
+
+
 def test_samples_and_summary(finished: Path) -> None:
     code, output = run("samples", finished, "--step", "3", "--worst", "2")
     assert code == 0, output
@@ -125,6 +143,7 @@ def test_sigterm_saves_the_last_completed_step_and_resume_continues(finished: Pa
     records = read_steps(tmp_path / "run")
     assert [r["step"] for r in records] == list(range(1, STEPS + 1)), "no step is lost or run twice after a clean stop"
     assert [r["attempt"] for r in records] == [1] * done + [2] * (STEPS - done)
+    assert f"resume after step {done}" in {event["name"] for event in check_trace(tmp_path / "run")}
     assert final_state(tmp_path / "run") == final_state(finished)
 
 

@@ -11,6 +11,7 @@ from jobs import alive, events, final_state, finish, manifest, run, start_faulty
 from kill_chain import Chain
 from support.samples import ALL, SEED
 from support.step_lines import read_steps
+from support.trace_rules import check_trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -97,6 +98,7 @@ def test_a_run_that_was_killed_saves_what_the_calm_run_saved(process: str, phase
 def test_a_run_that_was_killed_often_ends_as_the_calm_run(chain: Chain, calm: Path) -> None:
     chain.go_on_to_the_end()
     assert chain.compare()
+    assert "killed, or lost" in {event["name"] for event in check_trace(chain.run_folder)}
     assert final_state(chain.run_folder) == final_state(calm)
     for folder in (calm, chain.run_folder):
         code, output = run("audit", folder)

@@ -15,6 +15,7 @@ from lane_sums import check_lanes
 from support.run_bits import digest_of_trajectories
 from support.samples import ALL, unless_all
 from support.step_lines import read_steps
+from support.trace_rules import check_trace
 
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.checkpoints.reader import Checkpoints
@@ -124,6 +125,7 @@ def test_every_sample_is_of_the_weights_before_and_no_older(calm: Path) -> None:
 def test_each_lane_adds_up_to_the_step(calm: Path) -> None:
     others = check_lanes(read_steps(calm)[1:], {"trainer": TRAINER, "engine": ENGINE})
     assert max(others.values()) <= 1.0, others
+    check_trace(calm)
     assert (calm / "lanes.png").exists(), "the report shows both"
     said = (calm.parent / "said").read_text()
     assert "engine: rollout" in said

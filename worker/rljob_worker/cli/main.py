@@ -34,7 +34,20 @@ _EXIT_CODES = """exit codes:
   130 interrupted (Ctrl-C) before anything was started"""
 
 
-COMMANDS = ("run", "validate", "score", "plan", "doctor", "save", "report", "samples", "audit", "replay", "export")
+COMMANDS = (
+    "run",
+    "validate",
+    "score",
+    "plan",
+    "doctor",
+    "save",
+    "report",
+    "trace",
+    "samples",
+    "audit",
+    "replay",
+    "export",
+)
 """Modules beside this one, in the order in which they are listed."""
 
 

@@ -7,8 +7,9 @@ import importlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -26,6 +27,9 @@ class Reply(Generic[T]):
 
     value: T
     busy_seconds: float
+    began: float = field(default=0.0, compare=False)
+    ended: float = field(default=0.0, compare=False)
+    """Unix seconds of the call by its process's clock; of a stream, until this item. 0: not part of a step's work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +110,21 @@ class Actor:
 
     def call(self, method: str, /, *args: object, **kwargs: object) -> Reply[object]:
         """Run a method."""
-        return self._reply(self._run(method, args, kwargs))
+        began = time.time()
+        return self._reply(self._run(method, args, kwargs), began)
 
     def stream(self, method: str, /, *args: object, **kwargs: object) -> Iterator[Reply[object]]:
         """Run a method that is a generator."""
+        began = time.time()
         # No delegation: Ray sends values into the generator.
         for item in self._run(method, args, kwargs):
-            yield self._reply(item)
+            yield self._reply(item, began)
 
     def beside(self, method: str, /, *args: object, **kwargs: object) -> Reply[object]:
         """Run a thread-safe method beside whatever is running; nothing before the first call."""
         if self._object is None:
             return Reply(None, 0.0)
-        return self._reply(getattr(self._object, method)(*args, **kwargs))
+        return Reply(getattr(self._object, method)(*args, **kwargs), self._object.busy_seconds())
 
     def _run(self, method: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         if self._object is None:
@@ -134,5 +140,5 @@ class Actor:
             found = self._shared[key] = ray.get(value.ref)
         return found
 
-    def _reply(self, value: T) -> Reply[T]:
-        return Reply(value, self._object.busy_seconds())
+    def _reply(self, value: T, began: float) -> Reply[T]:
+        return Reply(value, self._object.busy_seconds(), began, time.time())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +23,7 @@ from rljob_worker.errors import (
     StopRequested,
     UserError,
 )
+from rljob_worker.records.rank_times import RankTimes
 
 logger = logging.getLogger(__name__)
 A = TypeVar("A")
@@ -41,6 +42,8 @@ class Call(Generic[T]):
 
     process: str
     ref: Any
+    sent: float = 0.0
+    """Unix seconds, before the process could begin with it."""
 
 
 class Calls:
@@ -74,16 +77,18 @@ class Calls:
         self._ray_watch = ray_watch or RayWatch(lambda lost: None)
         self._paused = 0.0
         self.busy: dict[str, float] = {}
+        self.times = RankTimes()
+        """When each process was at work, since they were last taken."""
 
     def beside(
         self, stop: threading.Event, interrupt: Callable[[], object], watch: Callable[[], None] = lambda: None
     ) -> Calls:
         """Waits of another thread for some of the same processes, with a stop and an interrupt of their own.
 
-        One object is for one thread; `busy` is what all of them saw.
+        One object is for one thread; `busy` and `times` are what all of them saw.
         """
         calls = Calls(stop, interrupt, self._death_of, self._on_deadline, watch=watch, ray_watch=self._ray_watch)
-        calls.busy = self.busy
+        calls.busy, calls.times = self.busy, self.times
         return calls
 
     def gather(
@@ -107,7 +112,7 @@ class Calls:
         stopped: StopRequested | None = None
         for ref in self._finished(what, by_ref, seconds, stoppable, until_stop=until_stop):
             try:
-                results[ref] = self._value(what, by_ref[ref].process, ref)
+                results[ref] = self._value(what, by_ref[ref], ref)
             except StopRequested as error:
                 stopped = error
             except (ProcessDiedError, RayLostError):
@@ -141,7 +146,7 @@ class Calls:
             done, pending = ray.wait(pending, num_returns=1, timeout=left)
             for ref in done:
                 try:
-                    self._value(what, by_ref[ref].process, ref)
+                    self._value(what, by_ref[ref], ref)
                 except (ProcessDiedError, RayLostError):
                     raise
                 except (JobError, StopRequested, UserError):
@@ -165,6 +170,20 @@ class Calls:
         positions = {call.ref: index for index, call in enumerate(calls)}
         by_ref = {call.ref: call for call in calls}
         deadlines = dict.fromkeys(by_ref, self._now() + seconds)
+        with self.times.streaming(positions):
+            yield from self._items(what, by_ref, positions, seconds, deadlines, each, lost)
+
+    def _items(
+        self,
+        what: str,
+        by_ref: dict[Any, Call[A]],
+        positions: Mapping[Any, int],
+        seconds: float,
+        deadlines: dict[Any, float],
+        each: bool,
+        lost: Callable[[ProcessDiedError], None] | None,
+    ) -> Iterator[tuple[int, A]]:
+        """Of `stream`; the calls that ended leave `by_ref`."""
         while by_ref:
             for stream in self._finished(what, by_ref, seconds, True, deadlines=deadlines):
                 if each:
@@ -175,7 +194,7 @@ class Calls:
                     del by_ref[stream]
                     continue
                 try:
-                    value = self._value(what, by_ref[stream].process, item)
+                    value = self._value(what, by_ref[stream], item)
                 except ProcessDiedError as error:
                     if lost is None:
                         raise
@@ -237,7 +256,8 @@ class Calls:
             self._paused += seconds
             logger.warning("the driver did not run for %.0f s (SIGSTOP, or a paused machine); deadlines wait", seconds)
 
-    def _value(self, what: str, process: str, ref: Any) -> Any:
+    def _value(self, what: str, call: Call[Any], ref: Any) -> Any:
+        process = call.process
         try:
             reply: Reply[Any] = ray.get(ref)
         except ray.exceptions.RayTaskError as error:
@@ -258,4 +278,6 @@ class Calls:
             said = f"{what}: {self._death_of(process)}\n{type(error).__name__}: {error}"
             raise ProcessDiedError(said, process) from error
         self.busy[process] = reply.busy_seconds
+        if reply.began:
+            self.times.note(process, what, call.ref, (call.sent, time.time()), (reply.began, reply.ended))
         return reply.value

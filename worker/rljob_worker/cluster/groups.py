@@ -6,6 +6,7 @@ A call is started here and waited for by `calls.Calls`: `trainers.call(Trainer.t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -64,7 +65,8 @@ class Process(Generic[Api]):
     ) -> Call[Any]:
         # Ray shows the name as the process's title while it runs.
         named = method_of(self.handle, way).options(name=f"{self.name}.{method.__name__}", **options)
-        return Call(self.name, named.remote(method.__name__, *args, **kwargs))
+        sent = time.time()
+        return Call(self.name, named.remote(method.__name__, *args, **kwargs), sent)
 
 
 class Group(Generic[Api]):

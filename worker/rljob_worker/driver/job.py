@@ -192,8 +192,8 @@ class Job(Generic[R, H]):
         with self.clock.phase("eval"):
             metrics = self._evaluation()
         overlapped = {"reward": self._inputs.rewards.take_busy_seconds()}
-        busy = self._busy_since_last_step()
-        self._records.write_evaluation_at_start(self.clock.end_step(), metrics, busy, overlapped)
+        busy, times = self._busy_since_last_step(), self._calls.times.take()
+        self._records.write_evaluation_at_start(self.clock.end_step(), metrics, busy, overlapped, times)
 
     def complete_restored_step(self) -> None:
         """Evaluate and record the restored step, where the attempt before ended between its checkpoint and its end."""
@@ -249,6 +249,7 @@ class Job(Generic[R, H]):
     def record(self, step: Step) -> None:
         """Close the step's clock and write its record; FencedError where that is a later driver's turn."""
         self._records.busy(self._busy_since_last_step())
+        self._records.ranks(self._calls.times.take())
         written = self._records.write(step.number, self.clock.end_step(), applied=step.trained[0].applied)
         self._reward_parts = {name: mean for name, mean in written.reward_parts().items() if mean is not None}
         self._events.step = self.recovery.recorded_step = step.number

@@ -10,11 +10,14 @@ from typing import Any
 
 from rljob_api.phases import TRAINER_LANE
 from rljob_api.wire.prompts_of_step import PromptsOfStep
-from rljob_api.wire.step_record import Changed, StepRecord, WeightSync
+from rljob_api.wire.step_record import Changed, RankSpans, StepRecord, WeightSync
 from rljob_api.wire.values import finite
 from rljob_worker.phases import StepTiming
+from rljob_worker.records.rank_times import RankTime
 from rljob_worker.records.steps import StepLog
 
+_RANK_DIGITS = 5
+"""Hundredths of a millisecond; clocks of several nodes differ by more."""
 Sink = Callable[[StepRecord], None]
 SampleSink = Callable[[int, Sequence[Mapping[str, Any]]], None]
 
@@ -65,6 +68,7 @@ class RecordWriter:
         self._memory: dict[str, dict[str, Any]] = {}
         self._busy: dict[str, float] = {}
         self._overlapped: dict[str, float] = {}
+        self._ranks: Sequence[RankTime] = ()
         self._weights: WeightSync | None = None
         self._prompts: PromptsOfStep | None = None
         self._changed: Changed | None = None
@@ -82,6 +86,10 @@ class RecordWriter:
     def busy(self, by_process: Mapping[str, float]) -> None:
         """Seconds that each process computed during the step."""
         self._busy.update(by_process)
+
+    def ranks(self, times: Sequence[RankTime]) -> None:
+        """When each process was at work."""
+        self._ranks = times
 
     def overlapped(self, values: Mapping[str, float]) -> None:
         """Seconds of work that ran beside a phase."""
@@ -117,6 +125,7 @@ class RecordWriter:
         metrics: Mapping[str, float],
         busy: Mapping[str, float],
         overlapped: Mapping[str, float],
+        ranks: Sequence[RankTime] = (),
     ) -> None:
         """Write the record of step 0.
 
@@ -126,6 +135,7 @@ class RecordWriter:
         record.metrics(metrics)
         record.busy(busy)
         record.overlapped(overlapped)
+        record.ranks(ranks)
         record.write(0, timing)
 
     def recover(self, draft: StepRecord, metrics: Mapping[str, float]) -> None:
@@ -165,10 +175,11 @@ class RecordWriter:
             # them.
             training = ("ref_log_probs", "log_probs", "actor_train")
             perf["perf/train_wait_time"] = timing.step_seconds - sum(timing.phases.get(name, 0.0) for name in training)
+        now = time.time()
         return StepRecord(
             step=step,
             attempt=self._attempt,
-            time=time.time(),
+            time=now,
             step_seconds=timing.step_seconds,
             phases=timing.phases,
             other=timing.other,
@@ -182,6 +193,7 @@ class RecordWriter:
             busy_seconds=self._busy,
             overlapped=self._overlapped,
             lanes=timing.lanes,
+            ranks=_of_step(self._ranks, now - timing.step_seconds),
         )
 
     def _append(self, draft: StepRecord) -> StepRecord:
@@ -189,3 +201,12 @@ class RecordWriter:
         for sink in self._sinks:
             sink(written)
         return written
+
+
+def _of_step(times: Sequence[RankTime], begin: float) -> RankSpans:
+    """When each process was at work, in seconds since the step began."""
+    spans: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for one in times:
+        span = round(one.begin - begin, _RANK_DIGITS), round(one.end - begin, _RANK_DIGITS)
+        spans.setdefault(one.process, {}).setdefault(one.what, []).append(span)
+    return spans
