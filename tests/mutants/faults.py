@@ -521,10 +521,10 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "open prompts forgotten at the end of a step",
-        "worker/rljob_worker/rollouts/prompt_ledger.py",
-        "self._waiting |= self._drawn",
-        "self._waiting |= {}",
-        "tests/worker/rollouts/test_prompt_ledger.py",
+        "worker/rljob_worker/flow/pool.py",
+        "self._waiting = self._prompts.keys() - self._groups.keys()\n            self._saved = PoolState(self",
+        "self._saved = PoolState(self",
+        "tests/worker/flow/test_pool.py",
     ),
     Fault(
         "tokens after a wrong guess are kept",

@@ -54,10 +54,10 @@ LANES_FAULTS = (
         f"{PARTS}::test_nothing_is_made_ahead_of_the_last_step_or_at_staleness_0",
     ),
     Fault(
-        "a carried batch whose prompts are drawn by nobody",
-        f"{WORKER}/rollouts/lockstep_rollouts.py",
-        "        drawn = self._prompts.draw(len(carried))\n",
-        "        drawn = [(one.ordinal, self._prompts._waiting[one.ordinal]) for one in carried]\n",
+        "a carried batch whose prompts are drawn again",
+        f"{WORKER}/flow/pool.py",
+        "self._prompts.keys() - self._groups.keys()\n            self._saved = PoolState(cursor",
+        "set(self._prompts)\n            self._saved = PoolState(cursor",
         f"{PARTS}::test_a_batch_made_ahead_is_trained_on_once_with_the_same_bits_over_any_restarts",
     ),
     Fault(
@@ -119,10 +119,10 @@ LANES_FAULTS = (
     ),
     Fault(
         "a reward of a response that was dropped is the next one's",
-        "worker/rljob_worker/rollouts/overlapped_rollouts.py",
-        "one is not None and one.renewed == sample.renewed",
-        "one is not None",
-        "tests/worker/driver/test_on_limit.py",
+        "worker/rljob_worker/flow/pool.py",
+        " or group.renewed is not renewed",
+        "",
+        "tests/worker/flow/test_pool.py",
     ),
     Fault(
         "a group more than the steps within the bound have room for",
@@ -212,13 +212,10 @@ LANES_FAULTS = (
     ),
     Fault(
         "groups scored again while the results that they have are being given",
-        f"{WORKER}/rollouts/overlapped_rollouts.py",
-        """            self._results.setdefault(sample.ordinal, {})[sample.index] = result
-""",
-        """            self._results.setdefault(sample.ordinal, {})[sample.index] = result
-            self._scoring.discard(sample.ordinal)
-""",
-        "tests/worker/driver/test_async.py::test_generation_goes_on_through_updates_and_no_token_is_over_the_bound",
+        f"{WORKER}/flow/pool.py",
+        " and one.ordinal not in self._results]",
+        "]",
+        "tests/worker/flow/test_pool.py",
     ),
     Fault(
         "corrected once more where the ratio starts from the engine's log-probabilities",

@@ -348,7 +348,7 @@ SAFETY_FAULTS = (
     ),
     Fault(
         "a group goes on under a prompt that was mended",
-        "worker/rljob_worker/rollouts/carried.py",
+        "worker/rljob_worker/flow/pool.py",
         "one.prompt_tokens != prompt.token_ids:",
         "False:",
         "tests/worker/rollouts/test_ways_on.py::test_groups_of_rows_that_are_others_do_not_go_on",

@@ -21,6 +21,7 @@ from rljob_api import RLJob
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_worker.checkpoints.recovery import Recovery
 from rljob_worker.checkpoints.run_folder import RunFolder
+from rljob_worker.flow.pool import PoolState
 from rljob_worker.host.files import WriteFailures, sync_file
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.events import EventLog
@@ -90,7 +91,7 @@ class Driver:
         self.log = StepLog(self.folder.path, WriteFailures(), self.folder.check)
         self.events = EventLog(self.folder.path, self.folder.attempt)
         self.clock = PhaseClock(now)
-        self.progress = Progress(data_cursor={})
+        self.progress = Progress()
         self.trainers = Trainers()
         self.records = RecordWriter(self.folder.path, self.log, self.folder.attempt, [])
         self.recovery = Recovery(
@@ -100,7 +101,7 @@ class Driver:
             self.clock,
             self.folder.checkpoints(),
             self.records,
-            cast("Any", SimpleNamespace(restore=lambda cursor: None, waiting=dict, mended=())),
+            cast("Any", SimpleNamespace(restore=lambda *_, **__: None, saved=PoolState({}), mended=())),
             self.progress,
             self.folder.attempt,
             self.events,

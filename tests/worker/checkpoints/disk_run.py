@@ -33,6 +33,7 @@ from rljob_worker.checkpoints.recovery import Recovery
 from rljob_worker.checkpoints.run_folder import RunFolder
 from rljob_worker.driver.outcome import Outcome, conclude, failed, with_all_records
 from rljob_worker.errors import JobError, UserError
+from rljob_worker.flow.pool import PoolState
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.models.hf_io import save_hf_folder
 from rljob_worker.phases import PhaseClock
@@ -122,7 +123,7 @@ class Seen:
 def attempt(folder: Path, work: RLJob, seen: Seen) -> Outcome:
     """One start of the driver, in the order of `run_job` and the loop; every error ends as the command line ends it."""
     failures = WriteFailures()
-    prompts = SimpleNamespace(skipped=dict, restore=lambda cursor: None, waiting=dict, mended=())
+    prompts = SimpleNamespace(skipped=dict, restore=lambda *_, **__: None, saved=PoolState({}), mended=())
     try:
         with ExitStack() as stack:
             run = RunFolder(folder, work, resume="auto")
@@ -153,7 +154,7 @@ def _train(
     tensorboard = TensorBoardSink(run.path, failures)
     stack.callback(tensorboard.close)
     writer = RecordWriter(run.path, log, run.attempt, [tensorboard])
-    clock, progress = PhaseClock(on_start=events.phase), Progress({})
+    clock, progress = PhaseClock(on_start=events.phase), Progress()
     calls: Any = Calls()
     trainers: Any = Trainers()
     recovery = Recovery(spec, trainers, calls, clock, run.checkpoints(), writer, prompts, progress, run.attempt, events)

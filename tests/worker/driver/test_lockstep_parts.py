@@ -28,11 +28,10 @@ from rljob_worker.data.dataset import PromptSource
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.driver.engine_lane import EngineLane
 from rljob_worker.errors import JobError, StopRequested
-from rljob_worker.flow import Decision, Group
+from rljob_worker.flow import Decision, Group, GroupPool
 from rljob_worker.phases import PhaseClock
 from rljob_worker.rollouts.batch import answered_group
 from rljob_worker.rollouts.lockstep_rollouts import LockstepRollouts
-from rljob_worker.rollouts.prompt_ledger import PromptLedger
 from rljob_worker.rollouts.step import Progress, Step
 from rljob_worker.types import Generation, RewardResult
 
@@ -161,20 +160,20 @@ def test_a_wait_for_trainers_ends_by_what_happened_in_the_other_lane(monkeypatch
 
 
 class Made:
-    """Rollouts over a ledger of real data; nothing is generated."""
+    """Rollouts over a pool of real data; nothing is generated."""
 
     def __init__(self, spec: RLJobSpec, tokenizer: Any) -> None:
-        self.ledger = PromptLedger(PromptSource(spec, tokenizer))
-        self.progress = Progress(self.ledger.state())
+        self.pool = GroupPool(PromptSource(spec, tokenizer))
+        self.progress = Progress()
         inputs: Any = SimpleNamespace(tokenizer=tokenizer)
         nothing: Any = None
         self.rollouts = LockstepRollouts(
-            spec, EngineGroup(), nothing, self.ledger, inputs, self.progress, threading.Event()
+            spec, EngineGroup(), nothing, self.pool, inputs, self.progress, threading.Event()
         )
 
     def batch(self, step: Step, version: int, chance: random.Random) -> None:
         """What `generate` and `collect_rewards` make of a step, by weights of `version`."""
-        for ordinal, prompt in self.ledger.draw(3):
+        for ordinal, prompt in self.pool.draw(3):
             parts = [
                 Generation(
                     np.array([chance.randrange(3, 9) for _ in range(length)], np.int64),
@@ -189,11 +188,11 @@ class Made:
 
     def close(self, step: Step, ahead: Step | None) -> None:
         """As `Job.advance`."""
-        self.ledger.settle([group.ordinal for group in step.groups], [])
+        if ahead is not None:
+            self.rollouts.carry(ahead)
+        self.pool.settle([group.ordinal for group in step.groups], [])
         self.progress.step += 1
         self.progress.weight_version += 1
-        self.progress.data_cursor = self.ledger.state()
-        self.progress.carried = () if ahead is None else tuple(self.rollouts.carry(ahead).values())
 
 
 @pytest.fixture(scope="module")
@@ -221,11 +220,11 @@ def test_a_batch_made_ahead_is_trained_on_once_with_the_same_bits_over_any_resta
     while made.progress.step < 12:
         if chance.random() < 0.4:
             again = make()
-            again.ledger.restore(json.loads(json.dumps(made.progress.data_cursor)))
             again.progress.step, again.progress.weight_version = made.progress.step, made.progress.weight_version
-            stored = json.loads(json.dumps([one.as_json() for one in made.progress.carried]))
-            again.progress.data_cursor = made.progress.data_cursor
-            again.progress.carried = tuple(map(Group.from_json, stored))
+            cursor, stored = json.loads(
+                json.dumps([made.pool.saved.cursor, [one.as_json() for one in made.pool.saved.groups]])
+            )
+            again.pool.restore(cursor, tuple(map(Group.from_json, stored)), whole=True)
             made = again
         step = made.rollouts.next_step()
         assert (step.number, step.weight_version) == (made.progress.step + 1, made.progress.weight_version)
@@ -253,11 +252,12 @@ def test_nothing_is_made_ahead_of_the_last_step_or_at_staleness_0(make: Callable
     assert make(staleness=0).rollouts.step_after(Step(1, 0)) is None
 
 
-def _carried(made: Made) -> tuple[Group, ...]:
+def _carried(made: Made) -> list[Group]:
     ahead, chance = Step(1, 1), random.Random(0)
     made.batch(ahead, 0, chance)
-    made.ledger.settle([], [])
-    return tuple(made.rollouts.carry(ahead).values())
+    made.rollouts.carry(ahead)
+    made.pool.settle([], [])
+    return made.pool.groups
 
 
 @pytest.mark.parametrize(
@@ -265,12 +265,14 @@ def _carried(made: Made) -> tuple[Group, ...]:
     [
         (lambda groups: groups[:2], "2 groups were carried over, not 3 complete ones"),
         (lambda groups: (*groups[:2], _unfinished(groups[2])), "not 3 complete ones"),
-        (lambda groups: (groups[1], groups[0], groups[2]), "is not that of a group carried over"),
     ],
 )
 def test_what_is_no_batch_for_the_step_is_refused(make: Callable[..., Made], spoil: Any, message: str) -> None:
     made = make()
-    made.progress.carried = spoil(_carried(made))
+    spoiled = spoil(_carried(made))
+    made.pool.drop_groups()
+    for group in spoiled:
+        made.pool.put(group)
     made.progress.weight_version = 1
     with pytest.raises(JobError, match=message):
         made.rollouts.next_step()
@@ -278,7 +280,7 @@ def test_what_is_no_batch_for_the_step_is_refused(make: Callable[..., Made], spo
 
 def test_a_batch_that_is_older_than_the_bound_is_not_trained_on(make: Callable[..., Made]) -> None:
     made = make()
-    made.progress.carried = _carried(made)
+    _carried(made)
     made.progress.weight_version = 2
     with pytest.raises(JobError, match=r"2 updates before the 2 of step 1; spec.rollout.staleness.max is 1"):
         made.rollouts.next_step()

@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rljob_worker.flow import Fate, Frontier
+from rljob_worker.flow import Decision, Frontier
+from rljob_worker.flow.frontier import LEDGER_KEYS
 
 
 class Ledger(RuleBasedStateMachine):
@@ -18,7 +19,7 @@ class Ledger(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.frontier = Frontier()
-        self.known: dict[int, Fate | None] = {}
+        self.known: dict[int, Decision | None] = {}
 
     def open_ones(self) -> list[int]:
         return [ordinal for ordinal, fate in self.known.items() if fate is None]
@@ -30,15 +31,15 @@ class Ledger(RuleBasedStateMachine):
         self.known |= dict.fromkeys(opened)
 
     @precondition(lambda self: self.open_ones())
-    @rule(data=st.data(), fate=st.sampled_from(Fate))
-    def close(self, data: st.DataObject, fate: Fate) -> None:
+    @rule(data=st.data(), fate=st.sampled_from(sorted(LEDGER_KEYS)))
+    def close(self, data: st.DataObject, fate: Decision) -> None:
         some = data.draw(st.lists(st.sampled_from(self.open_ones()), unique=True))
         self.frontier.close(some, fate)
         self.known |= dict.fromkeys(some, fate)
 
     @precondition(lambda self: self.known)
-    @rule(data=st.data(), fate=st.sampled_from(Fate))
-    def close_what_is_not_open(self, data: st.DataObject, fate: Fate) -> None:
+    @rule(data=st.data(), fate=st.sampled_from(sorted(LEDGER_KEYS)))
+    def close_what_is_not_open(self, data: st.DataObject, fate: Decision) -> None:
         closed = [ordinal for ordinal, known in self.known.items() if known is not None]
         wrong = data.draw(st.sampled_from([*closed, len(self.known), -1]))
         with pytest.raises(ValueError, match=f"prompt {wrong} is to be {fate}, but"):
@@ -52,9 +53,8 @@ class Ledger(RuleBasedStateMachine):
     def nothing_is_lost_or_doubled(self) -> None:
         assert self.frontier.open_ordinals == sorted(self.open_ones())
         assert self.frontier.next == len(self.known)
-        assert self.frontier.low == min(self.open_ones(), default=len(self.known))
-        for fate in Fate:
-            assert self.frontier.total(fate) == sum(known is fate for known in self.known.values())
+        for fate, key in LEDGER_KEYS.items():
+            assert self.frontier.state()[key] == sum(known is fate for known in self.known.values())
 
 
 TestLedger = Ledger.TestCase
@@ -64,8 +64,8 @@ TestLedger.settings = settings(max_examples=60, stateful_step_count=30)
 def test_closing_a_prompt_twice_at_once_changes_nothing() -> None:
     frontier = Frontier()
     frontier.open(2)
-    with pytest.raises(ValueError, match="prompt 1 is to be consumed twice at once"):
-        frontier.close([0, 1, 1], Fate.CONSUMED)
+    with pytest.raises(ValueError, match="prompt 1 is to be trained twice at once"):
+        frontier.close([0, 1, 1], Decision.TRAINED)
     assert frontier.open_ordinals == [0, 1]
 
 

@@ -18,7 +18,7 @@ from rljob_api.wire.step_record import StepRecord
 from rljob_api.wire.values import WireError
 from rljob_worker.checkpoints.state import DriverState, write_state
 from rljob_worker.cli.main import main
-from rljob_worker.flow import Fate, Frontier
+from rljob_worker.flow import Decision, Frontier
 from rljob_worker.records.audit import audit_prompts
 from rljob_worker.records.trajectories import FOLDER
 from rljob_worker.trainer.checked_file import CheckedFile
@@ -39,8 +39,8 @@ def simulated(seed: int, steps: int = 12) -> tuple[list[StepRecord], dict[int, d
         fates = {ordinal: chance.choice("tfo") for ordinal in available}
         trained = [o for o, fate in fates.items() if fate == "t"]
         filtered = [o for o, fate in fates.items() if fate == "f"]
-        frontier.close(trained, Fate.CONSUMED)
-        frontier.close(filtered, Fate.FILTERED)
+        frontier.close(trained, Decision.TRAINED)
+        frontier.close(filtered, Decision.FILTERED)
         block = PromptsOfStep.of(frontier.next, trained, filtered, frontier.open_ordinals)
         records.append(record(step, block, attempt))
         states[step] = ledgers[step] = frontier.state()

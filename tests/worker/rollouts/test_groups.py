@@ -71,7 +71,7 @@ def test_metrics_count_what_will_be_sampled_again() -> None:
     scored = [replace(done, decision=decision) for decision in (Decision.TRAINED, Decision.SURPLUS)]
     late = begun(7).extended(0, part([1, 2]), 6)
     waiting = [replace(begun(o), deferred_at=since) for o, since in ((5, 6), (7, 7), (8, None))]
-    step = Step(7, 6, groups=scored, open={one.ordinal: one for one in waiting}, deferred=[late])
+    step = Step(7, 6, groups=scored, left=tuple(waiting), deferred=[late])
     assert tail_metrics(step) == {
         "rollout/long_step": 0.0,
         "rollout/waiting_groups": 2.0,
@@ -154,7 +154,7 @@ def test_what_is_no_such_group_is_refused(change: dict, message: str) -> None:
 def test_metrics_count_what_is_new_what_is_left_and_how_old_what_is_trained_on_is() -> None:
     done = begun().extended(0, part([1, 2, 3]), 4).extended(0, part([4], "stop"), 6).extended(1, part([5], "stop"), 5)
     left = begun(7).extended(0, part([1, 2]), 5).extended(0, part([3, 3, 3]), 6)
-    step = Step(7, 6, open={7: left})
+    step = Step(7, 6, left=(left,))
     step.take(replace(done, results=(RewardResult(0.0),) * 2), Decision.TRAINED, PROMPT, ("", ""))
     assert partial_metrics(step) == {
         "rollout/carried_groups": 1.0,

@@ -23,10 +23,10 @@ from rljob_worker.data.dataset import PromptSource
 from rljob_worker.data.row_store import RowStore, most_mended
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.errors import UserError
+from rljob_worker.flow import GroupPool
+from rljob_worker.flow.pool import still_good
 from rljob_worker.records.audit import audit_prompts, changes_of
 from rljob_worker.records.run_files import require_run_folder
-from rljob_worker.rollouts.carried import still_good
-from rljob_worker.rollouts.prompt_ledger import PromptLedger
 
 ROWS = 40
 
@@ -92,17 +92,17 @@ def test_how_many_rows_may_be_mended() -> None:
 
 
 def test_a_skipped_row_has_its_number_and_is_closed_as_such(make: Callable[..., PromptSource]) -> None:
-    ledger = PromptLedger(make(skip=[2, "sums/3", 2]))
-    drawn = ledger.draw(4)
+    pool = GroupPool(make(skip=[2, "sums/3", 2]))
+    drawn = pool.draw(4)
     assert [(one.ordinal, one.prompt.uid) for one in drawn] == [
         (0, "sums/0"), (1, "sums/1"), (4, "sums/4"), (5, "sums/5")
     ]  # fmt: skip
-    ledger.settle([0, 1, 4], [])
-    assert (ledger.take_skipped(), ledger.take_skipped(), ledger.open_ordinals()) == ([2, 3], [], [5])
-    state = json.loads(json.dumps(ledger.state()))
+    pool.settle([0, 1, 4], [])
+    assert (pool.take_skipped(), pool.take_skipped(), pool.open_ordinals()) == ([2, 3], [], [5])
+    state = json.loads(json.dumps(pool.saved.cursor))
     assert state["ledger"]["skipped"] == 2
-    again = PromptLedger(make(skip=[2, "sums/3"]))
-    again.restore(state)
+    again = GroupPool(make(skip=[2, "sums/3"]))
+    again.restore(state, ())
     assert [one.ordinal for one in again.draw(2)] == [5, 6]
 
 
@@ -112,16 +112,16 @@ def test_labels_of_skipped_rows_are_not_judged(make: Callable[..., PromptSource]
 
 
 def test_a_row_that_was_open_is_skipped_at_the_resume(make: Callable[..., PromptSource]) -> None:
-    ledger = PromptLedger(make())
-    ledger.draw(4)
-    ledger.settle([0, 3], [])
-    again = PromptLedger(make(skip=[1]))
-    again.restore(json.loads(json.dumps(ledger.state())))
-    assert list(again.waiting()) == [2]
+    pool = GroupPool(make())
+    pool.draw(4)
+    pool.settle([0, 3], [])
+    again = GroupPool(make(skip=[1]))
+    again.restore(json.loads(json.dumps(pool.saved.cursor)), ())
+    assert again.open_ordinals() == [2]
     assert [one.ordinal for one in again.draw(3)] == [2, 4, 5]
     assert again.take_skipped() == [1]
     again.settle([2, 4, 5], [])
-    assert (again.state()["ledger"]["skipped"], again.open_ordinals()) == (1, [])
+    assert (again.saved.cursor["ledger"]["skipped"], again.open_ordinals()) == (1, [])
 
 
 @pytest.mark.parametrize(
@@ -231,6 +231,6 @@ def test_the_first_step_after_a_change_says_so_whoever_writes_it() -> None:
     assert event[0] == "changed_at_resume"
     assert event[1]["restored"] == 7
     said.clear()
-    recovery._prompts = SimpleNamespace(mended=())  # type: ignore[assignment]
+    recovery._pool = SimpleNamespace(mended=())  # type: ignore[assignment]
     recovery._note_changes(8, 3)
     assert said == []

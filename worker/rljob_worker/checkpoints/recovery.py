@@ -17,7 +17,7 @@ from rljob_worker.checkpoints.store import CheckpointStore
 from rljob_worker.cluster.groups import TrainerGroup
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.errors import FencedError, JobError, PhaseDeadlineError, UserError
-from rljob_worker.flow import Group
+from rljob_worker.flow import Group, GroupPool
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.event_names import (
     CHANGED_AT_RESUME,
@@ -27,8 +27,6 @@ from rljob_worker.records.event_names import (
 )
 from rljob_worker.records.events import EventLog
 from rljob_worker.records.writer import RecordWriter
-from rljob_worker.rollouts.carried import still_good
-from rljob_worker.rollouts.prompt_ledger import PromptLedger
 from rljob_worker.rollouts.step import Progress
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.trainer import Trainer
@@ -46,7 +44,7 @@ class Recovery:
         clock: what a step took so far.
         checkpoints: where.
         records: the step's record, which a checkpoint keeps until it is written.
-        prompts: the data, which goes back to where it was.
+        pool: prompts and groups, which go back to where they were.
         progress: how far the job is.
         attempt: of the run.
         events: where a checkpoint that was set aside is noted.
@@ -61,7 +59,7 @@ class Recovery:
         clock: PhaseClock,
         checkpoints: CheckpointStore,
         records: RecordWriter,
-        prompts: PromptLedger,
+        pool: GroupPool,
         progress: Progress,
         attempt: int,
         events: EventLog,
@@ -73,7 +71,7 @@ class Recovery:
         self._clock = clock
         self._checkpoints = checkpoints
         self._records = records
-        self._prompts = prompts
+        self._pool = pool
         self._progress = progress
         self._attempt = attempt
         self._events = events
@@ -116,12 +114,12 @@ class Recovery:
         state = DriverState(
             step=progress.step,
             weight_version=progress.weight_version,
-            data_cursor=progress.data_cursor,
+            data_cursor=self._pool.saved.cursor,
             attempt=self._attempt,
             world_size=len(self._trainers),
             record=None if recorded else self._records.draft(progress.step, self._clock.so_far()).to_json(),
             files=tuple(files),
-            carried=tuple(one.as_json() for one in progress.carried),
+            carried=tuple(one.as_json() for one in self._pool.saved.groups),
             earlier_records=tuple(record.to_json() for record in self._records.not_on_disk()),
         )
         saved = self._checkpoints.commit(folder, state)
@@ -154,12 +152,9 @@ class Recovery:
         loaded = self._calls.calls.gather("load", loading, self._spec.timeouts.start_seconds, until_stop=True)
         if loaded[0]:
             self._resharded(state.step, loaded[0])
-        self._restore_prompts(state, folder)
+        self._restore_pool(state, folder)
         progress = self._progress
         progress.step, progress.weight_version = state.step, state.weight_version
-        carried = self._carried(state, folder)
-        progress.data_cursor = state.data_cursor
-        progress.carried = still_good(carried, self._prompts.waiting(), whole=self._spec.mode is Mode.DISAGGREGATED)
         self._note_changes(state.step, state.attempt)
         self.saved_step = self.recorded_step = state.step
         self._records.recover_written([StepRecord.parse(record) for record in state.earlier_records])
@@ -167,9 +162,10 @@ class Recovery:
             return None
         return StepRecord.parse_draft(state.record)
 
-    def _restore_prompts(self, state: DriverState, folder: Path) -> None:
+    def _restore_pool(self, state: DriverState, folder: Path) -> None:
+        groups = self._carried(state, folder)
         try:
-            self._prompts.restore(state.data_cursor)
+            self._pool.restore(state.data_cursor, groups, whole=self._spec.mode is Mode.DISAGGREGATED)
         except UserError:
             raise
         except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -184,7 +180,7 @@ class Recovery:
         changed = Changed(
             sorted({field for one in since for field in one.rounding}),
             sorted({field for one in since for field in one.fields}),
-            self._prompts.mended,
+            self._pool.mended,
         )
         if changed.rows:
             logger.warning("rows of the data were mended, the others are unchanged: %s", ", ".join(changed.rows))

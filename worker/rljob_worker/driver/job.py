@@ -24,7 +24,7 @@ from rljob_worker.driver.handover import Handover
 from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.driver.training import Training
 from rljob_worker.engine.arguments import max_model_length
-from rljob_worker.flow import Decision
+from rljob_worker.flow import Decision, GroupPool
 from rljob_worker.host.files import WriteFailures
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.events import EventLog
@@ -42,7 +42,6 @@ from rljob_worker.rollouts.batch import (
     tail_metrics,
 )
 from rljob_worker.rollouts.inputs import Inputs
-from rljob_worker.rollouts.prompt_ledger import PromptLedger
 from rljob_worker.rollouts.rollouts import Rollouts
 from rljob_worker.rollouts.step import Progress, Step
 
@@ -98,8 +97,8 @@ class Job(Generic[R, H]):
         self._failures = given.failures
         self.clock = given.clock
         self.ready = False
-        self._prompts = prompts = PromptLedger(given.inputs.prompts)
-        self.progress = progress = Progress(prompts.state())
+        self._pool = pool = GroupPool(given.inputs.prompts)
+        self.progress = progress = Progress()
         self._calls = given.calls
         self._stop = given.stop
         self._inputs = inputs = given.inputs
@@ -115,7 +114,7 @@ class Job(Generic[R, H]):
         in_phase = PhaseCalls(given.calls, given.clock, spec.timeouts)
         probe = WeightProbe(spec, inputs.model.vocab_size, max_model_length(spec, inputs.model) - 1)
         self.rollouts = generation.rollouts(
-            spec, cluster.engines, generation.calls, prompts, inputs, progress, generation.stop
+            spec, cluster.engines, generation.calls, pool, inputs, progress, generation.stop
         )
         self.training = Training(spec, cluster.trainers, in_phase)
         self.handover = handover(spec, cluster, in_phase, probe, records, progress)
@@ -126,7 +125,7 @@ class Job(Generic[R, H]):
             given.clock,
             given.checkpoints,
             records,
-            prompts,
+            pool,
             progress,
             given.attempt,
             given.events,
@@ -207,15 +206,13 @@ class Job(Generic[R, H]):
         """The step is done: its prompts are closed, and the weights are those of the next one."""
         consumed = [group.ordinal for group in step.of(Decision.TRAINED)]
         filtered = [group.ordinal for group in step.of(Decision.FILTERED)]
-        self._prompts.settle(consumed, filtered)
-        ledger = self._prompts
+        pool = self._pool
+        pool.settle(consumed, filtered)
         self._records.prompts(
-            PromptsOfStep.of(ledger.next_ordinal, consumed, filtered, ledger.open_ordinals(), ledger.take_skipped())
+            PromptsOfStep.of(pool.next_ordinal, consumed, filtered, pool.open_ordinals(), pool.take_skipped())
         )
         self.progress.step += 1
         self.progress.weight_version += 1
-        self.progress.data_cursor = self._prompts.state()
-        self.progress.carried = tuple(one for _, one in sorted(step.open.items()))
 
     def write_samples(self, step: Step) -> None:
         """Write the step's trajectories, which need nothing of its training; what ends that can be looked for there."""

@@ -43,5 +43,6 @@ class LockstepJob(LanesJob[LockstepRollouts]):
 
     def advance_to(self, ahead: Step | None, step: Step) -> None:
         """`advance`, with the batch made ahead carried over."""
-        step.open = {} if ahead is None else self.rollouts.carry(ahead)
+        if ahead is not None:
+            self.rollouts.carry(ahead)
         self.advance(step)

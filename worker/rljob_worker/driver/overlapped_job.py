@@ -43,11 +43,7 @@ class OverlappedJob(LanesJob[OverlappedRollouts]):
         except StopRequested:
             return False
         finally:
-            if self._stop.is_set():
-                # A stop signal may reach the scoring processes too.
-                self.rollouts.forget_errors(step)
-            else:
-                self.rollouts.take_rewards(step, 0.0)
+            self.rollouts.leave(step, stopping=self._stop.is_set())
         return True
 
     def _lane_works(self) -> bool:

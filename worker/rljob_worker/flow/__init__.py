@@ -1,7 +1,8 @@
-"""What is generated and what becomes of it: streams of tokens, groups of episodes, the ledger of prompts. Pure."""
+"""What is generated and what becomes of it: streams of tokens, groups of episodes, the pool of groups."""
 
-from rljob_worker.flow.frontier import Fate, Frontier
+from rljob_worker.flow.frontier import Frontier
 from rljob_worker.flow.group import Decision, Episode, Finish, Group
+from rljob_worker.flow.pool import GroupPool
 from rljob_worker.flow.streams import Span, SpanKind, TokenStream
 
-__all__ = ["Decision", "Episode", "Fate", "Finish", "Frontier", "Group", "Span", "SpanKind", "TokenStream"]
+__all__ = ["Decision", "Episode", "Finish", "Frontier", "Group", "GroupPool", "Span", "SpanKind", "TokenStream"]

@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import StrEnum
 from typing import Any
 
+from rljob_worker.flow.group import Decision
 
-class Fate(StrEnum):
-    """How a prompt's way ended."""
-
-    CONSUMED = "consumed"
-    """It was trained on."""
-    FILTERED = "filtered"
-    """Its group was set aside by a filter, for ever."""
-    SKIPPED = "skipped"
-    """Its row was to be left out: no sample of it counts."""
+LEDGER_KEYS = {Decision.TRAINED: "consumed", Decision.FILTERED: "filtered", Decision.SKIPPED: "skipped"}
+"""Decisions that close a prompt, and their keys in the JSON of a checkpoint."""
 
 
 class Frontier:
     """Ordinals 0, 1, 2, ... of the data's prompts, each opened once, in order, and closed once, in any order.
 
-    What is remembered grows with the prompts that are open, not with those that are done: below `low` all are closed.
+    What is remembered grows with the prompts that are open, not with those that are done.
     """
 
     def __init__(self) -> None:
         self._next = 0
         self._open: set[int] = set()
-        self._totals = dict.fromkeys(Fate, 0)
-
-    @property
-    def low(self) -> int:
-        """The first ordinal that is not closed: all before it are."""
-        return min(self._open, default=self._next)
+        self._totals = dict.fromkeys(LEDGER_KEYS, 0)
 
     @property
     def next(self) -> int:
@@ -44,10 +32,6 @@ class Frontier:
         """Opened and not closed, in order."""
         return sorted(self._open)
 
-    def total(self, fate: Fate) -> int:
-        """How many prompts ended so."""
-        return self._totals[fate]
-
     def open(self, count: int) -> range:
         """Open the next `count` ordinals."""
         if count < 0:
@@ -57,7 +41,7 @@ class Frontier:
         self._open.update(opened)
         return opened
 
-    def close(self, ordinals: Iterable[int], fate: Fate) -> None:
+    def close(self, ordinals: Iterable[int], decision: Decision) -> None:
         """Close open ordinals, all or none.
 
         Raises:
@@ -66,17 +50,18 @@ class Frontier:
         closing: set[int] = set()
         for ordinal in ordinals:
             if ordinal in closing:
-                raise ValueError(f"prompt {ordinal} is to be {fate} twice at once")
+                raise ValueError(f"prompt {ordinal} is to be {decision} twice at once")
             if ordinal not in self._open:
                 was = "was closed before" if 0 <= ordinal < self._next else "was never opened"
-                raise ValueError(f"prompt {ordinal} is to be {fate}, but {was}")
+                raise ValueError(f"prompt {ordinal} is to be {decision}, but {was}")
             closing.add(ordinal)
         self._open -= closing
-        self._totals[fate] += len(closing)
+        self._totals[decision] += len(closing)
 
     def state(self) -> dict[str, Any]:
         """A JSON value for the checkpoint."""
-        return {"next": self._next, "open": self.open_ordinals, **{fate.value: n for fate, n in self._totals.items()}}
+        totals = {LEDGER_KEYS[decision]: count for decision, count in self._totals.items()}
+        return {"next": self._next, "open": self.open_ordinals, **totals}
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> Frontier:
@@ -86,8 +71,10 @@ class Frontier:
             frontier._next = int(state["next"])
             frontier._open = set(state["open"])
             # Versions that could not leave rows out did not count them.
-            frontier._totals = {fate: int(state[fate.value]) for fate in Fate if fate is not Fate.SKIPPED}
-            frontier._totals[Fate.SKIPPED] = int(state.get(Fate.SKIPPED.value, 0))
+            frontier._totals = {
+                decision: int(state.get(key, 0) if decision is Decision.SKIPPED else state[key])
+                for decision, key in LEDGER_KEYS.items()
+            }
             opened_once = len(frontier._open) == len(state["open"])
             in_range = all(0 <= ordinal < frontier._next for ordinal in frontier._open)
         except (KeyError, TypeError, ValueError) as error:
@@ -96,6 +83,6 @@ class Frontier:
         if not opened_once or not in_range or accounted != frontier._next or min(frontier._totals.values()) < 0:
             raise ValueError(
                 f"a ledger of prompts that does not add up: {frontier._next} opened, {len(state['open'])} open, "
-                + ", ".join(f"{count} {fate}" for fate, count in frontier._totals.items())
+                + ", ".join(f"{count} {LEDGER_KEYS[decision]}" for decision, count in frontier._totals.items())
             )
         return frontier

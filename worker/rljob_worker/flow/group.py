@@ -23,13 +23,15 @@ class Finish(StrEnum):
 
 
 class Decision(StrEnum):
-    """What a step did with a group."""
+    """What became of a prompt and its group."""
 
     TRAINED = "trained"
     FILTERED = "filtered"
     """A filter took it: its prompt does not come again."""
     SURPLUS = "surplus"
     """The step had enough before it: its prompt is sampled again, in the next step or a later one."""
+    SKIPPED = "skipped"
+    """Its row was to be left out: no sample of it counts."""
 
 
 @dataclass(frozen=True, slots=True)

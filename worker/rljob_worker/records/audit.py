@@ -8,7 +8,8 @@ from typing import Any
 
 from rljob_api.wire.prompts_of_step import PromptsOfStep, Ranges
 from rljob_api.wire.step_record import Changed, StepRecord
-from rljob_worker.flow import Fate, Frontier
+from rljob_worker.flow import Decision, Frontier
+from rljob_worker.flow.frontier import LEDGER_KEYS
 from rljob_worker.records.steps import effective_steps
 
 _SHOWN = 8
@@ -65,9 +66,9 @@ class PromptAudit:
         self.ledgers[step] = {
             "next": self.next,
             "open": sorted(still_open),
-            Fate.CONSUMED.value: self.trained,
-            Fate.FILTERED.value: self.filtered,
-            Fate.SKIPPED.value: self.skipped,
+            LEDGER_KEYS[Decision.TRAINED]: self.trained,
+            LEDGER_KEYS[Decision.FILTERED]: self.filtered,
+            LEDGER_KEYS[Decision.SKIPPED]: self.skipped,
         }
 
     def check_checkpoint(self, step: int, cursor: Mapping[str, Any]) -> None:

@@ -133,12 +133,11 @@ def decided(groups: Sequence[Group], wanted: int) -> list[Group]:
 
 def partial_metrics(step: Step) -> dict[str, float]:
     """What partial rollout did to a step: what it sampled, and what it carries over."""
-    left = list(step.open.values())
-    streams = [e.stream for one in left for e in one.episodes]
+    streams = [e.stream for one in step.left for e in one.episodes]
     streams += [e.stream for group in step.groups for e in group.episodes]
     return {
-        "rollout/carried_groups": float(len(left)),
-        "rollout/carried_tokens": float(sum(one.num_sampled for one in left)),
+        "rollout/carried_groups": float(len(step.left)),
+        "rollout/carried_tokens": float(sum(one.num_sampled for one in step.left)),
         "rollout/generated_tokens": float(sum(s.tokens_by_version()[step.weight_version] for s in streams)),
     }
 
@@ -173,7 +172,7 @@ def tail_metrics(step: Step) -> dict[str, float]:
     deferred, surplus = step.deferred, step.of(Decision.SURPLUS)
     return {
         "rollout/long_step": float(step.long),
-        "rollout/waiting_groups": float(sum(one.deferred_at is not None for one in step.open.values())),
+        "rollout/waiting_groups": float(sum(one.deferred_at is not None for one in step.left)),
         "rollout/deferred_groups": float(len(deferred)),
         "rollout/deferred_tokens": float(sum(one.num_sampled for one in deferred)),
         "rollout/surplus_groups": float(len(surplus)),

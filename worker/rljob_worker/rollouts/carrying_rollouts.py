@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.engine.seeds import request_seed
@@ -14,31 +13,21 @@ from rljob_worker.flow import Decision, Group
 from rljob_worker.rewards.score_calls import RewardSample
 from rljob_worker.rollouts.rollouts import Rollouts
 from rljob_worker.rollouts.step import Step
-from rljob_worker.types import Cut, Prompt
+from rljob_worker.types import Cut
 
 
 class CarryingRollouts(Rollouts, ABC):
-    """What all of them do with the groups of `Step.open`. No group is dropped for its length."""
-
-    _named: dict[int, Prompt]
-    """The prompts of the open groups, as the running step drew them."""
-
-    _running: Step | None = None
-    """The newest step."""
+    """What all of them do with the groups of the pool. No group is dropped for its length."""
 
     def next_step(self) -> Step:
         """Begin the next step, with what the one before left open."""
-        step = self._running = super().next_step()
-        step.open = {one.ordinal: one.at(step.weight_version) for one in self._progress.carried}
-        self._named = {}
+        step = self._begun()
+        self._pool.change(lambda one: one.at(step.weight_version))
         return step
 
     def open_groups(self) -> dict[str, int]:
         """How many grow, wait for their rewards, and can be trained on."""
-        groups = list(self._running.open.values()) if self._running is not None else []
-        growing = sum(not one.complete for one in groups)
-        ready = sum(bool(one.results) for one in groups)
-        return {"growing": growing, "scoring": len(groups) - growing - ready, "ready": ready}
+        return self._pool.counts()
 
     @abstractmethod
     def _room(self, step: Step) -> int:
@@ -50,26 +39,15 @@ class CarryingRollouts(Rollouts, ABC):
         return request_seed(self._spec.seed, step.number, step.drawn, 0)
 
     def _take(self, step: Step, group: Group, decision: Decision = Decision.TRAINED) -> None:
-        step.take(group, decision, self._named[group.ordinal], self._texts(group))
-        del step.open[group.ordinal]
+        step.take(group, decision, self._pool.prompt(group.ordinal), self._texts(group))
+        self._pool.take(group.ordinal)
 
     def _draw(self, step: Step) -> None:
-        """The prompts of what was left open, and new ones for the places that are free."""
-        carried = {} if step.rounds else dict(step.open)
-        for ordinal, prompt in self._prompts.draw(len(carried) + max(0, self._room(step))):
-            self._named[ordinal] = prompt
-            one = carried.pop(ordinal, None)
-            if one is None:
-                samples, version = self._spec.rollout.samples_per_prompt, step.weight_version
-                step.open[ordinal] = Group.begun(ordinal, prompt, samples, self._seed(step, ordinal), version)
-                step.drawn += 1
-            elif one.prompt_tokens != prompt.token_ids:
-                raise JobError(f"checkpoint: the group of prompt {ordinal} ({prompt.uid}) begins with other tokens")
-            elif not one.prompt_uid:
-                # A checkpoint holds it without.
-                step.open[ordinal] = replace(one, prompt_uid=prompt.uid)
-        if carried:
-            raise JobError(f"checkpoint: groups of prompts {sorted(carried)} were carried over, which are not open")
+        """Begin groups for the places that are free."""
+        for ordinal, prompt in self._pool.draw(max(0, self._room(step))):
+            samples, version = self._spec.rollout.samples_per_prompt, step.weight_version
+            self._pool.put(Group.begun(ordinal, prompt, samples, self._seed(step, ordinal), version))
+            step.drawn += 1
 
     def _grow(
         self, step: Step, held: Sequence[Sequence[int]], cuts: Sequence[Cut] | None = None, *, each: bool = False
@@ -92,7 +70,7 @@ class CarryingRollouts(Rollouts, ABC):
             lost.append(error.process)
             step.occupancy.lost(error.process, time.monotonic())
 
-        work = [[(ordinal, *one) for ordinal in group for one in step.open[ordinal].requests()] for group in held]
+        work = [[(ordinal, *one) for ordinal in group for one in self._pool[ordinal].requests()] for group in held]
         parts = [[request for _, _, request in requests] for requests in work]
         if not any(parts):
             return False
@@ -105,8 +83,7 @@ class CarryingRollouts(Rollouts, ABC):
             step.occupancy.came(names[engine], len(chunk), time.monotonic())
             for index, generation in chunk:
                 ordinal, sample, _ = work[engine][index]
-                grown = step.open[ordinal].extended(sample, generation, step.weight_version)
-                step.open[ordinal] = grown
+                grown = self._pool.extend(ordinal, sample, generation, step.weight_version)
                 missing -= 1
                 if grown.complete:
                     self._submit(grown)
@@ -118,8 +95,9 @@ class CarryingRollouts(Rollouts, ABC):
     def _submit(self, one: Group) -> None:
         """Begin to score a group that is complete."""
         ordinal, generations = one.ordinal, one.generations()
-        prompt, texts = self._named[ordinal], decode_responses(self._inputs.tokenizer, generations)
+        prompt, texts = self._pool.prompt(ordinal), decode_responses(self._inputs.tokenizer, generations)
         samples = enumerate(zip(generations, texts))
+        self._pool.scoring(ordinal)
         self._inputs.rewards.submit(
             [RewardSample(prompt, i, generation, text, ordinal, one.renewed) for i, (generation, text) in samples]
         )

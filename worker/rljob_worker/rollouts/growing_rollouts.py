@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rljob_api import derived
 from rljob_worker.flow import Decision, Group
@@ -39,10 +38,9 @@ class GrowingRollouts(CarryingRollouts, ABC):
         """Wait for the rewards that generation did not hide, filter, and choose once there is enough."""
         results = self._scores()
         for ordinal in step.responses.scored:
-            one = step.open[ordinal]
-            scores = tuple(next(results) for _ in one.episodes)
-            step.open[ordinal] = replace(one, results=scores)
-        complete = {ordinal: one for ordinal, one in step.open.items() if one.results}
+            for episode in self._pool[ordinal].episodes:
+                self._pool.score(ordinal, episode.sample, next(results), renewed=self._pool[ordinal].renewed)
+        complete = {one.ordinal: one for one in self._pool.groups if one.results}
         if self._spec.rollout.oversampling is not None:
             for group in [group for group in complete.values() if not has_variance(group.rewards)]:
                 self._take(step, complete.pop(group.ordinal), Decision.FILTERED)
@@ -52,6 +50,7 @@ class GrowingRollouts(CarryingRollouts, ABC):
             for group in chosen(list(complete.values()), wanted):
                 self._take(step, complete.pop(group.ordinal))
             self._leave(step, list(complete.values()))
+            step.left = tuple(self._pool.groups)
             step.groups.sort(key=lambda group: group.ordinal)
             self._set_advantages(step)
 
@@ -64,7 +63,7 @@ class GrowingRollouts(CarryingRollouts, ABC):
 
     def _growing(self, step: Step) -> list[Group]:
         """Groups that this step may wait for."""
-        return [one for one in step.open.values() if not one.complete]
+        return [one for one in self._pool.groups if not one.complete]
 
     def _exhausted(self, step: Step) -> bool:
         """Whether nothing grows, and nothing more may be drawn."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rljob_api import derived
@@ -15,7 +16,7 @@ from rljob_worker.rollouts.step import Step
 class LockstepRollouts(Rollouts):
     """Generates and scores whole batches, for the running step or for the one after it.
 
-    A batch made ahead is carried over (`Progress.carried`) and taken up from there in every run, so that a checkpoint
+    A batch made ahead is carried over in the pool and taken up from there in every run, so that a checkpoint
     has it and a resumed run trains on the same bits.
     """
 
@@ -28,18 +29,15 @@ class LockstepRollouts(Rollouts):
         Raises:
             JobError: what was carried over is no batch for this step; the checkpoint is another job's or damaged.
         """
-        step, carried = super().next_step(), self._progress.carried
+        step, carried = self._begun(), self._pool.groups
         if not carried:
             return step
         self._check(step, carried)
         if self._ahead is not None and self._ahead.number == step.number:
             step.occupancy, step.drafts = self._ahead.occupancy, self._ahead.drafts
-        drawn = self._prompts.draw(len(carried))
-        for (ordinal, prompt), one in zip(drawn, carried, strict=True):
-            if (ordinal, tuple(prompt.token_ids)) != (one.ordinal, one.prompt_tokens):
-                raise JobError(f"checkpoint: prompt {ordinal} ({prompt.uid}) is not that of a group carried over")
-            named = replace(one, prompt_uid=prompt.uid)
-            step.take(named, Decision.TRAINED, prompt, self._texts(one))
+        for one in carried:
+            self._pool.take(one.ordinal)
+            step.take(one, Decision.TRAINED, self._pool.prompt(one.ordinal), self._texts(one))
         step.drawn, step.rounds, step.passed = len(carried), 1, len(carried)
         self._set_advantages(step)
         return step
@@ -52,14 +50,13 @@ class LockstepRollouts(Rollouts):
         self._ahead = Step(step.number + 1, step.weight_version + 1, occupancy=self._occupancy())
         return self._ahead
 
-    def carry(self, ahead: Step) -> dict[int, Group]:
-        """A batch made ahead, to be carried over: by ordinal."""
-        return {
-            group.ordinal: replace(group, seed=request_seed(self._spec.seed, ahead.number, place, 0), decision=None)
-            for place, group in enumerate(ahead.groups)
-        }
+    def carry(self, ahead: Step) -> None:
+        """Put a batch made ahead into the pool."""
+        for place, group in enumerate(ahead.groups):
+            seed = request_seed(self._spec.seed, ahead.number, place, 0)
+            self._pool.put(replace(group, seed=seed, decision=None))
 
-    def _check(self, step: Step, carried: tuple[Group, ...]) -> None:
+    def _check(self, step: Step, carried: Sequence[Group]) -> None:
         """The batch is whole, and within the bound."""
         wanted, most = self._spec.rollout.prompts_per_step, derived.max_staleness(self._spec)
         if len(carried) != wanted or not all(one.complete for one in carried):

@@ -16,10 +16,10 @@ class PartialRollouts(GrowingRollouts):
     """`rollout.partial.factor` times as many groups grow at once as a step trains on."""
 
     def _places(self, step: Step) -> int:
-        return self._at_once - len(step.open)
+        return self._at_once - len(self._pool.groups)
 
     def _division(self, step: Step) -> tuple[Sequence[Sequence[int]], Sequence[Cut]]:
-        groups = list(step.open.values())
+        groups = self._pool.groups
         wanted, lag = self._spec.rollout.prompts_per_step, derived.max_staleness(self._spec)
         late = overdue(groups, wanted, step.weight_version, lag)
         if late is not None:

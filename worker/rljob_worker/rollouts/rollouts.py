@@ -21,8 +21,9 @@ from rljob_worker.engine.arguments import max_sequences
 from rljob_worker.engine.engine import Engine
 from rljob_worker.engine.reports import DraftCounts
 from rljob_worker.errors import JobError, StopRequested, UserError
-from rljob_worker.flow import Decision, Finish, Group
+from rljob_worker.flow import Decision, Finish, Group, GroupPool
 from rljob_worker.flow.occupancy import Occupancy
+from rljob_worker.flow.pool import NumberedPrompt
 from rljob_worker.rewards.score_calls import RewardSample
 from rljob_worker.rollouts.batch import (
     answered_group,
@@ -34,7 +35,6 @@ from rljob_worker.rollouts.batch import (
 )
 from rljob_worker.rollouts.dispatch import Dispatch
 from rljob_worker.rollouts.inputs import Inputs
-from rljob_worker.rollouts.prompt_ledger import NumberedPrompt, PromptLedger
 from rljob_worker.rollouts.step import Progress, Responses, Step
 from rljob_worker.types import Generation, GenerationRequest, Prompt, RewardResult, SamplingParams
 
@@ -46,7 +46,7 @@ class Rollouts:
         spec: the job.
         engines: all of them.
         calls: waits for them.
-        prompts: the training data.
+        pool: prompts and groups.
         inputs: tokenizer, rewards and held-out prompts.
         progress: how far the job is.
         stop: set when the job was asked to stop.
@@ -57,7 +57,7 @@ class Rollouts:
         spec: RLJobSpec,
         engines: EngineGroup,
         calls: PhaseCalls,
-        prompts: PromptLedger,
+        pool: GroupPool,
         inputs: Inputs,
         progress: Progress,
         stop: threading.Event,
@@ -65,7 +65,7 @@ class Rollouts:
         self._spec = spec
         self._engines = engines
         self._calls = calls
-        self._prompts = prompts
+        self._pool = pool
         self._inputs = inputs
         self._progress = progress
         self._stop = stop
@@ -79,7 +79,12 @@ class Rollouts:
         self._most_prompts = spec.rollout.prompts_per_step * (1 if oversampling is None else oversampling.limit)
 
     def next_step(self) -> Step:
-        """Begin the next step, with what the one before left for it."""
+        """Begin the next step."""
+        # A checkpoint of partial rollout or tail batching has some.
+        self._pool.drop_groups()
+        return self._begun()
+
+    def _begun(self) -> Step:
         return Step(self._progress.step + 1, self._progress.weight_version, occupancy=self._occupancy())
 
     def engine_loads(self) -> dict[str, int]:
@@ -103,7 +108,7 @@ class Rollouts:
         """Draw prompts and generate all their responses; each group goes to its reward as soon as it is complete."""
         missing = self._spec.rollout.prompts_per_step - len(step.of(Decision.TRAINED))
         wanted = derived.prompts_of_round(missing, self._factor)
-        drawn = self._prompts.draw(min(wanted, self._most_prompts - step.drawn))
+        drawn = self._pool.draw(min(wanted, self._most_prompts - step.drawn))
         prompts = [prompt for _, prompt in drawn]
         work = requests(prompts, self._spec.rollout.samples_per_prompt, self._spec.seed, step.number, step.drawn)
         step.responses = self._generate(work, drawn, self._sampling, step.occupancy)

@@ -16,15 +16,10 @@ from rljob_worker.types import FloatArray, Prompt, StepMetrics
 
 @dataclass(slots=True)
 class Progress:
-    """The last completed step: what a checkpoint continues from."""
+    """The last completed step, and the weights after it."""
 
-    data_cursor: dict[str, Any]
-    """Where the data is after that step's prompts."""
     step: int = 0
     weight_version: int = 0
-    carried: tuple[Group, ...] = ()
-    """Groups of the next step: those that were left open with partial rollout and tail batching, or all of it,
-    complete, where engines generate a step ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +52,8 @@ class Step:
     """Of these groups, by ordinal."""
     texts: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Of these groups' samples, by ordinal."""
-    open: dict[int, Group] = field(default_factory=dict)
-    """By ordinal: groups that may outlast the step; what is left at its end is the next one's."""
+    left: tuple[Group, ...] = ()
+    """Groups that were open at its end: the next one's."""
     drafts: DraftCounts = field(default_factory=DraftCounts)
     """Of speculative decoding, over all rounds."""
     long: bool = False

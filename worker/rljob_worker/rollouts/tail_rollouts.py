@@ -23,9 +23,9 @@ class TailRollouts(GrowingRollouts):
         """Begin the next step: a long one where enough groups were deferred, or one of them long enough ago."""
         step = super().next_step()
         # A checkpoint of partial rollout holds tokens of other weights.
-        step.open = {ordinal: one.anew().at(step.weight_version) for ordinal, one in step.open.items()}
+        self._pool.change(lambda one: one.anew().at(step.weight_version))
         wait = tail.longest_wait(self._wanted, self._at_once)
-        step.long = tail.is_long(_waiting(step), self._wanted, step.number, wait)
+        step.long = tail.is_long(self._waiting(), self._wanted, step.number, wait)
         return step
 
     @property
@@ -33,13 +33,13 @@ class TailRollouts(GrowingRollouts):
         return self._spec.rollout.prompts_per_step
 
     def _members(self, step: Step) -> list[int]:
-        return tail.members(_waiting(step), self._wanted, step.long)
+        return tail.members(self._waiting(), self._wanted, step.long)
 
     def _places(self, step: Step) -> int:
         return (self._wanted if step.long else self._at_once) - len(self._members(step))
 
     def _growing(self, step: Step) -> list[Group]:
-        members = [step.open[ordinal] for ordinal in self._members(step)]
+        members = [self._pool[ordinal] for ordinal in self._members(step)]
         return [one for one in members if not one.complete]
 
     def _division(self, step: Step) -> tuple[Sequence[Sequence[int]], Sequence[Cut]]:
@@ -50,13 +50,12 @@ class TailRollouts(GrowingRollouts):
 
     def _leave(self, step: Step, surplus: Sequence[Group]) -> None:
         for group in surplus:
-            step.take(group, Decision.SURPLUS, self._named[group.ordinal], self._texts(group))
+            step.take(group, Decision.SURPLUS, self._pool.prompt(group.ordinal), self._texts(group))
         # A long step waits for all of its groups; those that wait for the next one come after it.
         for one in [] if step.long else self._growing(step):
             step.deferred.append(one)
-            step.open[one.ordinal] = replace(one, deferred_at=step.number)
-        step.open = {ordinal: one.anew() for ordinal, one in step.open.items()}
+            self._pool.put(replace(one, deferred_at=step.number))
+        self._pool.change(Group.anew)
 
-
-def _waiting(step: Step) -> tail.Waiting:
-    return {ordinal: one.deferred_at for ordinal, one in step.open.items()}
+    def _waiting(self) -> tail.Waiting:
+        return {one.ordinal: one.deferred_at for one in self._pool.groups}

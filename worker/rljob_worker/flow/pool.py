@@ -1,0 +1,295 @@
+"""The pool of groups: from the first token of a prompt until a step has trained on all its samples.
+
+A group is *growing* while a sample of it may go on, *scoring* while it is complete and waits for rewards, and *ready*
+once it has them. A step takes ready groups out; what it leaves is the next step's.
+
+    draw      -> a prompt is open (`Frontier`), and `put` begins its group
+    extend    -> growing, until all samples have ended
+    scoring   -> its samples went to their rewards
+    score     -> ready with the last of them
+    take      -> out of the pool; its prompt is open until `settle`
+    settle    -> prompts that were trained on or filtered are closed; the others can be drawn again
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+from rljob_worker.flow.frontier import Frontier
+from rljob_worker.flow.group import Decision, Group
+from rljob_worker.types import Generation, Prompt, RewardResult
+
+
+class PromptData(Protocol):
+    """The data of a job, `data.dataset.PromptSource`."""
+
+    @property
+    def mended(self) -> tuple[str, ...]:
+        """Rows that have another content since the cursor was saved that was restored."""
+        ...
+
+    def next_prompts(self, count: int, /) -> list[Prompt]:
+        """The next prompts in the order of the job."""
+        ...
+
+    def prompts_of(self, uids: Sequence[str]) -> list[Prompt]:
+        """Prompts by uid; ValueError where there is none."""
+        ...
+
+    def skips(self, uid: str) -> bool:
+        """Whether a row is left out."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """The cursor, as a JSON value."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was taken; UserError where it is of other data."""
+        ...
+
+
+class NumberedPrompt(NamedTuple):
+    """A prompt and its ordinal: its number in the data, in the order of this job."""
+
+    ordinal: int
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """The pool between two steps: what a checkpoint continues from.
+
+    Attributes:
+        cursor: of the data, with the ledger of prompts; a JSON value.
+        groups: open ones, by ordinal.
+    """
+
+    cursor: dict[str, Any]
+    groups: tuple[Group, ...] = ()
+
+
+class GroupPool:
+    """Open prompts and their groups; thread-safe.
+
+    Args:
+        data: where prompts come from.
+    """
+
+    def __init__(self, data: PromptData) -> None:
+        self._data = data
+        self._lock = threading.RLock()
+        self._frontier = Frontier()
+        self._prompts: dict[int, Prompt] = {}
+        """All open ones."""
+        self._waiting: set[int] = set()
+        """Open prompts that no step has, and that have no group."""
+        self._groups: dict[int, Group] = {}
+        self._results: dict[int, dict[int, RewardResult]] = {}
+        """Of groups that are being scored, by group and sample."""
+        self._skipped: list[int] = []
+        """Closed as such, and not reported yet."""
+        self._saved = PoolState(self._cursor())
+
+    @property
+    def saved(self) -> PoolState:
+        """The pool at the last `settle`; a step that is not settled never was."""
+        return self._saved
+
+    # --- prompts ------------------------------------------------------------------------------
+
+    def draw(self, count: int) -> list[NumberedPrompt]:
+        """Prompts for the running step, those that an earlier step left without a group first."""
+        with self._lock:
+            again = sorted(self._waiting)[:count]
+            self._waiting.difference_update(again)
+            drawn = [NumberedPrompt(ordinal, self._prompts[ordinal]) for ordinal in again]
+            while len(drawn) < count:
+                fresh = self._data.next_prompts(count - len(drawn))
+                numbered = list(map(NumberedPrompt, self._frontier.open(len(fresh)), fresh))
+                self._skip(one.ordinal for one in numbered if self._data.skips(one.prompt.uid))
+                drawn += [one for one in numbered if not self._data.skips(one.prompt.uid)]
+            self._prompts.update(drawn)
+            return drawn
+
+    def prompt(self, ordinal: int) -> Prompt:
+        """An open prompt."""
+        return self._prompts[ordinal]
+
+    @property
+    def next_ordinal(self) -> int:
+        """The first that was never drawn."""
+        return self._frontier.next
+
+    def open_ordinals(self) -> list[int]:
+        """Drawn and not closed, in order."""
+        return self._frontier.open_ordinals
+
+    def take_skipped(self) -> list[int]:
+        """Prompts that were left out since the last time (`spec.data.skip`)."""
+        skipped, self._skipped = self._skipped, []
+        return skipped
+
+    @property
+    def mended(self) -> tuple[str, ...]:
+        """Rows that have another content since the cursor was saved that was restored."""
+        return self._data.mended
+
+    # --- groups -------------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> list[Group]:
+        """All of them, by ordinal."""
+        with self._lock:
+            return [self._groups[ordinal] for ordinal in sorted(self._groups)]
+
+    def __getitem__(self, ordinal: int) -> Group:
+        return self._groups[ordinal]
+
+    def counts(self) -> dict[str, int]:
+        """How many groups are growing, scoring and ready."""
+        groups = self.groups
+        growing, ready = sum(not one.complete for one in groups), sum(bool(one.results) for one in groups)
+        return {"growing": growing, "scoring": len(groups) - growing - ready, "ready": ready}
+
+    def put(self, group: Group) -> None:
+        """Add a group, or put it in the place of what it was: rewards that are still to come are not its own."""
+        with self._lock:
+            self._groups[group.ordinal] = group
+            self._results.pop(group.ordinal, None)
+
+    def change(self, change: Callable[[Group], Group]) -> None:
+        """Put what `change` makes of it in the place of each group; rewards that are still to come stay its own."""
+        with self._lock:
+            self._groups = {ordinal: change(group) for ordinal, group in self._groups.items()}
+
+    def extend(self, ordinal: int, sample: int, generation: Generation, version: int) -> Group:
+        """Add what weights of `version` sampled to a sample of a group; returns the group with it."""
+        with self._lock:
+            grown = self._groups[ordinal] = self._groups[ordinal].extended(sample, generation, version)
+            return grown
+
+    def unscored(self) -> list[Group]:
+        """Complete groups, by ordinal, that did not go to their rewards."""
+        with self._lock:
+            return [one for one in self.groups if one.complete and not one.results and one.ordinal not in self._results]
+
+    def scoring(self, ordinal: int) -> None:
+        """Note that a complete group goes to its rewards."""
+        with self._lock:
+            self._results[ordinal] = {}
+
+    def score(self, ordinal: int, sample: int, result: RewardResult, *, renewed: bool = False) -> None:
+        """Give a sample its reward; with that of the last one its group is ready.
+
+        Args:
+            ordinal: of the group. A reward may come after its group was dropped or taken.
+            sample: number of the sample.
+            result: its reward.
+            renewed: of the group when it went to its rewards: results of what was dropped are not those of what was
+                sampled again.
+        """
+        with self._lock:
+            group, results = self._groups.get(ordinal), self._results.get(ordinal)
+            if group is None or results is None or group.renewed is not renewed:
+                return
+            results[sample] = result
+            if len(results) == len(group.episodes):
+                self._groups[ordinal] = replace(group, results=tuple(results[index] for index in sorted(results)))
+                del self._results[ordinal]
+
+    def take(self, ordinal: int) -> Group:
+        """Take a group out; its prompt stays open, and is not drawn again, until `settle`."""
+        with self._lock:
+            self._results.pop(ordinal, None)
+            return self._groups.pop(ordinal)
+
+    def drop_groups(self) -> None:
+        """Forget all groups; their prompts can be drawn again."""
+        with self._lock:
+            self._waiting.update(self._groups)
+            self._groups, self._results = {}, {}
+
+    # --- between steps ------------------------------------------------------------------------
+
+    def settle(self, consumed: Iterable[int], filtered: Iterable[int]) -> None:
+        """Close what the step trained on and what its filter took; the rest stays open, and `saved` is this.
+
+        Raises:
+            ValueError: one of them is not open; names it.
+        """
+        with self._lock:
+            for ordinals, decision in ((consumed, Decision.TRAINED), (filtered, Decision.FILTERED)):
+                closed = list(ordinals)
+                self._frontier.close(closed, decision)
+                for ordinal in closed:
+                    del self._prompts[ordinal]
+            self._waiting = self._prompts.keys() - self._groups.keys()
+            self._saved = PoolState(self._cursor(), tuple(self.groups))
+
+    def restore(self, cursor: dict[str, Any], groups: Sequence[Group], *, whole: bool = False) -> None:
+        """Continue where a checkpoint was taken.
+
+        A cursor without a ledger is of a version that trained on every prompt that it drew.
+
+        Args:
+            cursor: as `PoolState.cursor`.
+            groups: as `PoolState.groups`.
+            whole: they are one batch, as `still_good`.
+
+        Raises:
+            UserError: the cursor is of other data.
+            ValueError: the ledger in it does not add up.
+        """
+        with self._lock:
+            self._data.restore(cursor)
+            drawn = sum(source["drawn"] for source in cursor["sources"])
+            ledger = cursor.get("ledger", {"next": drawn, "open": [], "consumed": drawn, "filtered": 0, "prompts": {}})
+            self._frontier = Frontier.restore(ledger)
+            if self._frontier.next != drawn:
+                raise ValueError(f"the ledger counts {self._frontier.next} prompts, but the data gave {drawn}")
+            named = {int(ordinal): uid for ordinal, uid in ledger["prompts"].items()}
+            if sorted(named) != self._frontier.open_ordinals:
+                raise ValueError(f"prompts {self._frontier.open_ordinals} are open, but named are {sorted(named)}")
+            self._prompts = dict(zip(named, self._data.prompts_of(list(named.values()))))
+            self._skipped = []
+            left_out = [ordinal for ordinal, prompt in self._prompts.items() if self._data.skips(prompt.uid)]
+            self._skip(left_out)
+            for ordinal in left_out:
+                del self._prompts[ordinal]
+            good = still_good(groups, self._prompts, whole=whole)
+            self._groups = {one.ordinal: replace(one, prompt_uid=self._prompts[one.ordinal].uid) for one in good}
+            self._results = {}
+            self._waiting = self._prompts.keys() - self._groups.keys()
+            self._saved = PoolState(cursor, tuple(self.groups))
+
+    def _skip(self, ordinals: Iterable[int]) -> None:
+        skipped = list(ordinals)
+        self._frontier.close(skipped, Decision.SKIPPED)
+        self._skipped += skipped
+
+    def _cursor(self) -> dict[str, Any]:
+        prompts = {str(ordinal): self._prompts[ordinal].uid for ordinal in sorted(self._prompts)}
+        return self._data.state() | {"ledger": self._frontier.state() | {"prompts": prompts}}
+
+
+def still_good(carried: Sequence[Group], prompts: Mapping[int, Prompt], *, whole: bool) -> tuple[Group, ...]:
+    """Groups that were carried over, without those whose prompt is left out by now; one with other tokens begins anew.
+
+    Args:
+        carried: as a checkpoint has them.
+        prompts: the open ones, by number.
+        whole: they are one batch, which is sampled anew where a group of it is no good any more.
+    """
+    good: list[Group] = []
+    for one in carried:
+        prompt = prompts.get(one.ordinal)
+        if prompt is not None and one.prompt_tokens != prompt.token_ids:
+            begun = Group.begun(one.ordinal, prompt, len(one.episodes), one.seed, one.admitted_version)
+            one = replace(begun, deferred_at=one.deferred_at)
+        if prompt is not None:
+            good.append(one)
+    return () if whole and good != list(carried) else tuple(good)
