@@ -36,6 +36,15 @@ def _npu_text(text: str, file: str, used_in: str, why: str, *, executed: bool = 
     return Contract(Source.TORCH_NPU, Kind.TEXT, text, file, used_in, why, spelled=text, executed=executed)
 
 
+def _profiler(name: str, file: str, spelled: str, *keywords: str) -> Contract:
+    why = "profiles a step's training or generation"
+    path = f"{_PROFILER}/{file}"
+    return Contract(
+        Source.TORCH_NPU, Kind.FUNCTION, f"profiler.{name}", path, _PROFILING, why, keywords=keywords, spelled=spelled
+    )
+
+
+_PROFILER, _PROFILING = "torch_npu/profiler", "devices/profiling.py"
 _LIB = "torch_npu/lib/libtorch_npu.so"
 _REGISTRY = "torch_npu/_init/registry/distributed.py"
 _MEMORY, _INIT, _UTILS = "torch_npu/npu/memory.py", "torch_npu/npu/__init__.py", "torch_npu/npu/utils.py"
@@ -84,6 +93,33 @@ _TORCH_NPU = (
     _npu_text("aclrtMallocAlign32", _LIB, _NPU, "what the allocator calls and the memory saver hooks", executed=True),
     _npu_text("PYTORCH_NPU_ALLOC_CONF", _LIB, _NPU, "allocator settings", executed=True),
     _npu_text("expandable_segments", _LIB, _CHECKS, "allocator setting that must not be True"),
+    _profiler(
+        "profile",
+        "profiler.py",
+        "profile(",
+        "activities",
+        "with_modules",
+        "experimental_config",
+        "on_trace_ready",
+    ),
+    _profiler("tensorboard_trace_handler", "profiler.py", "tensorboard_trace_handler", "dir_name", "analyse_flag"),
+    _profiler(
+        "_ExperimentalConfig.__init__", "experimental_config.py", "_ExperimentalConfig", "profiler_level", "export_type"
+    ),
+    _npu_text(
+        "trace_view.json",
+        f"{_PROFILER}/analysis/prof_common_func/_constant.py",
+        _PROFILING,
+        "the profile, as Chrome traces",
+    ),
+    _npu_text(
+        "ProfilerLevel",
+        f"{_PROFILER}/__init__.py",
+        _PROFILING,
+        "`Level1`: operators, their times on the device, and HCCL",
+    ),
+    _npu_text("ExportType", f"{_PROFILER}/__init__.py", _PROFILING, "`Text`: files of JSON"),
+    _npu_text("ProfilerActivity", f"{_PROFILER}/__init__.py", _PROFILING, "`CPU` and `NPU`"),
     _npu_text("ASCEND_RT_VISIBLE_DEVICES", _INIT, _NPU, "devices that a process sees", executed=True),
     _npu_text(
         "ProcessGroupHCCL",

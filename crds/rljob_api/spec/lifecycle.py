@@ -162,6 +162,24 @@ class TrackerSpec(ApiModel):
     not made longer. What was not delivered is said."""
 
 
+class ProfileSpec(ApiModel):
+    """Steps whose training and generation are profiled, operator by operator, by torch's or torch_npu's profiler."""
+
+    first_step: PositiveInt
+    """The first of them; one that a resume has behind it is not profiled."""
+    steps: Annotated[int, Field(ge=1, le=100)] = 1
+    """How many, one after the other."""
+    ranks: Annotated[list[NonNegativeInt], Field(max_length=64)] = [0]
+    """Trainers by rank, whose `actor_train` is profiled; empty: none."""
+    engines: Annotated[list[NonNegativeInt], Field(max_length=64)] = [0]
+    """Engines by number, whose generation is profiled; empty: none."""
+    stacks: bool = False
+    """Whether each operator has the Python lines that called it: files about four times as large."""
+    max_mebibytes: Annotated[int, Field(ge=1, le=999_999)] = 512
+    """Most MiB of all files together, packed. A file above its share is not kept; when all is used, no further step is
+    profiled."""
+
+
 class RecordsSpec(ApiModel):
     """What is written about each step beside `steps.jsonl`."""
 
@@ -177,6 +195,9 @@ class RecordsSpec(ApiModel):
     trackers: Annotated[list[TrackerSpec], Field(max_length=5, json_schema_extra=keyed_by("name"))] = []
     """Experiment trackers beside TensorBoard, each at most once. They run beside the job: one that fails neither ends
     nor delays it."""
+    profile: ProfileSpec | None = None
+    """Profile some steps: `profiles/step-N/` in the run folder gets a file for each rank and engine. `rljob profile`
+    asks a running job for others."""
     http_port: Annotated[int, Field(ge=0, le=65535)] | None = 0
     """Port of the driver's HTTP endpoint; 0 picks a free one (written to `http.json` in the run folder), null serves
     none."""

@@ -149,6 +149,7 @@ def driver(tmp_path: Path, world: FakeApi) -> Iterator[DriverServer]:
         metrics=bytes,
         request_checkpoint=lambda: None,
         want_engine_nodes=lambda nodes: None,
+        request_profile=lambda request: None,
         host="127.0.0.1",
         port=0,
         token=DRIVER_TOKEN,

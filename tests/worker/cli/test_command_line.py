@@ -22,10 +22,11 @@ from rljob_worker.cli import addresses
 from rljob_worker.cli.main import main
 from rljob_worker.driver.outcome import Outcome
 from rljob_worker.records.http import DriverServer
+from rljob_worker.records.profile_request import BusyError, ProfileRequest
 from rljob_worker.records.steps import StepLog
 
 REPOSITORY = Path(__file__).parents[3]
-COMMANDS = ("run", "validate", "plan", "doctor", "save", "report", "trace", "samples", "export")
+COMMANDS = ("run", "validate", "plan", "doctor", "save", "profile", "report", "trace", "samples", "export")
 
 
 @pytest.fixture
@@ -399,12 +400,19 @@ def test_a_checkpoint_is_asked_for_with_the_folders_own_token(
     folder = run_folder(tmp_path / "run")
     assert "no driver of it runs on this machine: there is no http.json" in refused(capsys, "save", str(folder))
     asked: list[int] = []
+
+    def profile(request: ProfileRequest) -> None:
+        if request.last > 5:
+            raise BusyError("another one is not done")
+        asked.append(request.last)
+
     server = DriverServer(
         StepLog(folder),
         status=lambda: DriverStatus(True, 3, 10, "rollout", 1, 3, None, False),
         metrics=bytes,
         request_checkpoint=lambda: asked.append(1),
         want_engine_nodes=lambda nodes: None,
+        request_profile=profile,
         host="0.0.0.0",
         port=0,
         token=None,
@@ -414,7 +422,11 @@ def test_a_checkpoint_is_asked_for_with_the_folders_own_token(
     server.start()
     try:
         assert main(["save", str(folder)]) == 0
-        assert asked == [1]
+        assert main(["profile", str(folder), "--steps", "4-5"]) == 0
+        assert asked == [1, 5]
+        capsys.readouterr()
+        assert "another one is not done" in refused(capsys, "profile", str(folder), "--steps", "6")
+        assert "ranks: 'all' must be" in refused(capsys, "profile", str(folder), "--steps", "5", "--ranks", "all")
         (folder / "http.token").write_text("another")
         assert main(["save", str(folder)]) == ExitCode.FAILED
         assert "answers 401" in capsys.readouterr().err
@@ -424,7 +436,7 @@ def test_a_checkpoint_is_asked_for_with_the_folders_own_token(
     (folder / "http.json").write_text(address)
     assert main(["save", str(folder)]) == ExitCode.FAILED
     assert "no driver answers at 127.0.0.1" in capsys.readouterr().err
-    assert asked == [1]
+    assert asked == [1, 5]
 
 
 @pytest.mark.parametrize(("host", "named"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])

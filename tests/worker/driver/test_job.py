@@ -129,7 +129,9 @@ def test_samples_and_summary(finished: Path) -> None:
 
 def test_sigterm_saves_the_last_completed_step_and_resume_continues(finished: Path, tmp_path: Path) -> None:
     kl = {"name": "grpo", "kl": {"monitor": True}}
-    job = manifest(tmp_path, algorithm=kl, checkpoint={"everySteps": 1000, "keep": 2}, steps=STEPS)
+    # Which changes no bit.
+    profile = {"profile": {"firstStep": 2, "steps": 2}}
+    job = manifest(tmp_path, algorithm=kl, checkpoint={"everySteps": 1000, "keep": 2}, steps=STEPS, records=profile)
     process = start("run", job, "--output", tmp_path / "run")
     wait_for(lambda: len(_steps(tmp_path / "run")) >= 2, "two steps")
     # To the whole group, as `timeout` does.
@@ -145,6 +147,11 @@ def test_sigterm_saves_the_last_completed_step_and_resume_continues(finished: Pa
     assert [r["attempt"] for r in records] == [1] * done + [2] * (STEPS - done)
     assert f"resume after step {done}" in {event["name"] for event in check_trace(tmp_path / "run")}
     assert final_state(tmp_path / "run") == final_state(finished)
+    made = {str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run" / "profiles").rglob("*.*")}
+    assert made == {f"profiles/step-{step}/{name}-0.json.gz" for step in (2, 3) for name in ("rank", "engine")}
+    told = [event for event in events(tmp_path / "run") if event["event"] == "profiled"]
+    assert {"profiles/step-3/rank-0.json.gz", "profiles/step-3/engine-0.json.gz"} <= set(told[-1]["files"])
+    assert told[-1]["problems"] == {}
 
 
 def test_a_stop_while_starting_is_obeyed_at_once(tmp_path: Path) -> None:

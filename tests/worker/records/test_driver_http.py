@@ -19,6 +19,7 @@ from rljob_api.wire.driver_status import DriverStatus
 from rljob_worker.errors import UserError
 from rljob_worker.records import http as driver_http
 from rljob_worker.records.http import DriverServer
+from rljob_worker.records.profile_request import BusyError, ProfileRequest
 from rljob_worker.records.steps import StepLog
 
 TOKEN = "token-of-the-tests"
@@ -31,6 +32,7 @@ class Job:
         self.broken = False
         self.checkpoints = 0
         self.nodes = 2
+        self.profile: ProfileRequest | None = None
 
     def status(self) -> DriverStatus:
         if self.broken:
@@ -44,6 +46,13 @@ class Job:
         if nodes > 4:
             raise UserError("4 at most")
         self.nodes = nodes
+
+    def request_profile(self, request: ProfileRequest) -> None:
+        if self.profile is not None:
+            raise BusyError("another one is not done")
+        if request.first < 4:
+            raise UserError("step 3 is over")
+        self.profile = request
 
 
 @pytest.fixture
@@ -62,6 +71,7 @@ def serve(tmp_path: Path, job: Job) -> Iterator[Serve]:
             metrics=lambda: b"# HELP x y\n",
             request_checkpoint=job.request_checkpoint,
             want_engine_nodes=job.want_engine_nodes,
+            request_profile=job.request_profile,
             host=host,
             port=port,
             token=token,
@@ -127,6 +137,36 @@ def test_what_does_not_exist_is_refused_by_name(serve: Serve, job: Job) -> None:
         status, content = ask(server, f"/v1/engine-nodes{query}", "POST")
         assert (status, content["error"][:8]) == (400, "wanted: ")
     assert (job.checkpoints, job.nodes) == (0, 2)
+
+
+def test_a_profile_is_asked_for_and_a_second_one_refused_while_it_is_not_done(serve: Serve, job: Job) -> None:
+    server = serve()
+    assert ask(server, "/v1/profile?steps=3", "POST") == (400, {"error": "step 3 is over"})
+    query = "steps=12-13&ranks=0,3&engines=&stacks=true&maxMebibytes=2"
+    assert ask(server, f"/v1/profile?{query}", "POST") == (202, {"accepted": True})
+    assert job.profile == ProfileRequest(12, 13, (0, 3), (), True, 2 << 20)
+    assert ask(server, "/v1/profile?steps=14", "POST") == (409, {"error": "another one is not done"})
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("", "steps"),
+        ("steps=0", "steps"),
+        ("steps=13-12", "steps"),
+        ("steps=1-101", "steps"),
+        ("steps=5&ranks=x", "ranks"),
+        ("steps=5&engines=-1", "engines"),
+        ("steps=5&stacks=yes", "stacks"),
+        ("steps=5&maxMebibytes=0", "maxMebibytes"),
+        ("steps=5&rank=0", "rank"),
+    ],
+)
+def test_a_profile_that_cannot_be_names_the_parameter(serve: Serve, job: Job, query: str, named: str) -> None:
+    status, content = ask(serve(), f"/v1/profile?{query}", "POST")
+    assert status == 400
+    assert content["error"].startswith(f"{named}: ")
+    assert job.profile is None
 
 
 def test_steps_are_paged_with_after(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,6 +420,7 @@ def test_a_server_that_never_started_can_be_closed(tmp_path: Path, job: Job) -> 
         metrics=bytes,
         request_checkpoint=job.request_checkpoint,
         want_engine_nodes=job.want_engine_nodes,
+        request_profile=job.request_profile,
         host="127.0.0.1",
         port=0,
         token=None,

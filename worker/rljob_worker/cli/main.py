@@ -41,6 +41,7 @@ COMMANDS = (
     "plan",
     "doctor",
     "save",
+    "profile",
     "report",
     "trace",
     "samples",

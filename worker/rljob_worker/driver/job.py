@@ -20,6 +20,7 @@ from rljob_worker.checkpoints.store import CheckpointStore
 from rljob_worker.cluster.calls import Calls
 from rljob_worker.cluster.cluster import Cluster
 from rljob_worker.cluster.phase_calls import PhaseCalls
+from rljob_worker.cluster.profiles import Profiles
 from rljob_worker.driver.handover import Handover
 from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.driver.training import Training
@@ -116,6 +117,7 @@ class Job(Generic[R, H]):
         self.rollouts = generation.rollouts(
             spec, cluster.engines, generation.calls, pool, inputs, progress, generation.stop
         )
+        self.profiles = Profiles(spec, given.records.folder, cluster.trainers, cluster.engines, given.events.write)
         self.training = Training(spec, cluster.trainers, in_phase)
         self.handover = handover(spec, cluster, in_phase, probe, records, progress)
         self.recovery = Recovery(
@@ -160,6 +162,7 @@ class Job(Generic[R, H]):
         self._early_stop.continue_after(self.progress.step)
         self._events.step = self.progress.step
         self.handover.first()
+        self.profiles.at_boundary(self.progress.step, self._calls)
         return self.progress.step
 
     def due_evaluation(self) -> bool:
@@ -250,6 +253,7 @@ class Job(Generic[R, H]):
         written = self._records.write(step.number, self.clock.end_step(), applied=step.trained[0].applied)
         self._reward_parts = {name: mean for name, mean in written.reward_parts().items() if mean is not None}
         self._events.step = self.recovery.recorded_step = step.number
+        self.profiles.at_boundary(step.number, self._calls)
 
     def status(self) -> DriverStatus:
         """What `/v1/status` says; thread-safe."""

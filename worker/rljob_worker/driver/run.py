@@ -297,6 +297,7 @@ def _serve(
         metrics=metrics.text,
         request_checkpoint=job.recovery.request_checkpoint,
         want_engine_nodes=job.cluster.want_engine_nodes,
+        request_profile=job.profiles.request,
         host=spec.records.http_host,
         port=spec.records.http_port,
         token=os.environ.get(DRIVER_TOKEN_VARIABLE),

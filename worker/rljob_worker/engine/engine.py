@@ -18,10 +18,12 @@ from rljob_api.json_types import JsonObject
 from rljob_api.spec import RLJobSpec
 from rljob_worker.devices import check_profile, get_device
 from rljob_worker.devices.kinds import device_kind
+from rljob_worker.devices.profiling import ProfileOrder, ProfileResult
 from rljob_worker.engine.arguments import engine_arguments, max_sequences
 from rljob_worker.engine.chunks import Chunk, in_chunks
 from rljob_worker.engine.generation import StepLoop
 from rljob_worker.engine.platforms import engine_platform
+from rljob_worker.engine.profiler import EngineProfiler
 from rljob_worker.engine.reports import DraftCounts, EngineSlept, EngineStarted, EngineWoke, MemoryReading
 from rljob_worker.engine.sampling import check_requests, scoring_params, vllm_sampling
 from rljob_worker.engine.service import OnFinished, OnIdle, RequestService
@@ -52,7 +54,7 @@ class Engine:
     """A vLLM engine whose core runs in this process; with tensor parallelism its workers are child processes.
 
     The process needs the environment of `environment.engine_environment`. Calls are serialised; `abort`, `memory`,
-    `busy_seconds` and `weight_version` may come from any thread at any time.
+    `profile`, `busy_seconds` and `weight_version` may come from any thread at any time.
 
     Args:
         spec: the job's spec as JSON, by alias.
@@ -101,6 +103,10 @@ class Engine:
         self._service: RequestService | None = None
         self._busy = 0.0
         self._drafts = DraftCounts()
+        self._profiler = EngineProfiler(
+            lambda method, arguments: self._engine.collective_rpc(method, args=tuple(arguments)),
+            self.spec.rollout.tensor_parallel,
+        )
         self._weight_sync: WeightSyncEngine | None = None
 
     # --- life ---------------------------------------------------------------------------------
@@ -229,15 +235,16 @@ class Engine:
 
             check_all(requests)
             params = vllm_sampling(sampling, self._generation_config, self._end_token)
-            generations = self.requests.run(
-                requests,
-                params,
-                on_finished,
-                cut=cut,
-                more=check_all if more else None,
-                on_idle=on_idle,
-                version=version,
-            )
+            with self._profiler.work():
+                generations = self.requests.run(
+                    requests,
+                    params,
+                    on_finished,
+                    cut=cut,
+                    more=check_all if more else None,
+                    on_idle=on_idle,
+                    version=version,
+                )
             if self.spec.rollout.speculative is not None:
                 # All ranks guess and verify the same.
                 self._drafts += DraftCounts(
@@ -303,6 +310,11 @@ class Engine:
         """End the running generation at its next step with StopRequested, or the next one when none runs."""
         if self._service is not None:
             self._service.abort()
+
+    def profile(self, order: ProfileOrder | None) -> list[ProfileResult]:
+        """Profile the next generation, or no more; what became of earlier orders. Thread-safe."""
+        self._profiler.ask(order)
+        return self._profiler.results()
 
     def busy_seconds(self) -> float:
         """Seconds spent in generation, scoring and weight hand-over since `start`."""

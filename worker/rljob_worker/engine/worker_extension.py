@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import astuple
 from typing import Protocol
 
+from rljob_worker.devices.profiling import ProfileOrder, WorkProfiler
 from rljob_worker.engine.kv_caches import KvCaches, kv_cache_storages
 from rljob_worker.upstream import vllm_types
 from rljob_worker.upstream.vllm_drafts import KeyedVerification, verify_by_drawing
@@ -27,6 +30,7 @@ class WorkerExtension(WeightLandingExtension):
 
     model_runner: ModelRunner
     _rljob_verification: KeyedVerification | None = None
+    _rljob_profile: tuple[WorkProfiler, ExitStack] | None = None
 
     def rljob_prepare(self) -> None:
         """Have the sampler draw by request and position, drafts or not."""
@@ -35,6 +39,21 @@ class WorkerExtension(WeightLandingExtension):
     def rljob_take_draft_counts(self) -> tuple[int, int]:
         """Drafts that were proposed and accepted since the last time."""
         return (0, 0) if self._rljob_verification is None else self._rljob_verification.take_counts()
+
+    def rljob_begin_profile(self, files: Sequence[str], most_bytes: int, stacks: bool) -> None:
+        """Profile what this worker does from now on, into the file of its rank."""
+        profiler, stack = WorkProfiler(self.rljob_device().name), ExitStack()
+        profiler.ask(ProfileOrder(files[self.rank if len(files) > 1 else 0], most_bytes, stacks))
+        stack.enter_context(profiler.work())
+        self._rljob_profile = profiler, stack
+
+    def rljob_end_profile(self) -> list[tuple[str, int, str]]:
+        """End the profile; the fields of its `ProfileResult`, none where none was begun."""
+        if self._rljob_profile is None:
+            return []
+        (profiler, stack), self._rljob_profile = self._rljob_profile, None
+        stack.close()
+        return [astuple(result) for result in profiler.results()]
 
     def rljob_device_identity(self) -> str:
         """Identity of this worker's device, as its trainer's."""

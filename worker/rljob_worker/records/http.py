@@ -27,6 +27,7 @@ from rljob_api.wire.steps_page import PAGE, PAGE_BYTES, page_text
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_text, write_whole
 from rljob_worker.host.sockets import is_local_name
+from rljob_worker.records.profile_request import BusyError, ProfileRequest, parse_request
 from rljob_worker.records.steps import StepLog
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ _ROUTES = {
     names.METRICS_PATH: "GET",
     names.CHECKPOINT_PATH: "POST",
     names.ENGINE_NODES_PATH: "POST",
+    names.PROFILE_PATH: "POST",
 }
 _PROBES = (names.HEALTH_PATH, names.READY_PATH)
 _TOKEN_HEADERS = ("Authorization", names.DRIVER_AUTHORIZATION_HEADER)
@@ -53,7 +55,9 @@ class DriverServer:
     `GET /v1/status`, `GET /v1/steps?after=INDEX` (records whose `index` is above INDEX, as `{"steps": [...],
     "total": N}`; an answer ends with the record that takes it past 2 MiB, and has at most 1000), `GET /healthz`,
     `GET /readyz`, `GET /metrics`, `POST /v1/checkpoint` (one at the next step boundary),
-    `POST /v1/engine-nodes?wanted=N` (so many nodes with engines; 409 where the job does not allow it).
+    `POST /v1/engine-nodes?wanted=N` (so many nodes with engines; 409 where the job does not allow it),
+    `POST /v1/profile?steps=FIRST-LAST&ranks=0,1&engines=0&stacks=false&maxMebibytes=512` (only `steps` must be there;
+    409 while another profile is not done).
     All but the two probes ask for `Authorization: Bearer TOKEN`, or the same in `X-RLJob-Authorization`. A request in
     whose `Host` is a name that is not this machine's, or that a page of another origin sent, is refused: a browser
     must not carry strangers' requests to the loopback address.
@@ -65,6 +69,7 @@ class DriverServer:
         metrics: content of `/metrics`.
         request_checkpoint: called by `POST /v1/checkpoint`.
         want_engine_nodes: called by `POST /v1/engine-nodes`; may raise UserError.
+        request_profile: called by `POST /v1/profile`; may raise UserError, and BusyError.
         host: address to listen on.
         port: 0 picks a free one.
         token: bearer token; None: one is made, and lies in `token_file` while the server runs.
@@ -83,6 +88,7 @@ class DriverServer:
         metrics: Callable[[], bytes],
         request_checkpoint: Callable[[], None],
         want_engine_nodes: Callable[[int], None],
+        request_profile: Callable[[ProfileRequest], None],
         host: str,
         port: int,
         token: str | None,
@@ -96,6 +102,7 @@ class DriverServer:
         self.metrics = metrics
         self.request_checkpoint = request_checkpoint
         self.want_engine_nodes = want_engine_nodes
+        self.request_profile = request_profile
         self.token = secrets.token_hex(32) if token is None else token.strip()
         self.last_read = -1
         try:
@@ -228,6 +235,8 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
                 self._send(server.metrics(), "text/plain; version=0.0.4; charset=utf-8", HTTPStatus.OK)
             elif path == names.ENGINE_NODES_PATH:
                 self._engine_nodes(query)
+            elif path == names.PROFILE_PATH:
+                self._profile(query)
             else:
                 server.request_checkpoint()
                 self._answer({"accepted": True}, HTTPStatus.ACCEPTED)
@@ -240,6 +249,16 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
                 server.want_engine_nodes(wanted)
             except UserError as error:
                 self._refuse(HTTPStatus.CONFLICT, str(error))
+            else:
+                self._answer({"accepted": True}, HTTPStatus.ACCEPTED)
+
+        def _profile(self, query: str) -> None:
+            try:
+                server.request_profile(parse_request(parse_qs(query, keep_blank_values=True)))
+            except BusyError as error:
+                self._refuse(HTTPStatus.CONFLICT, str(error))
+            except UserError as error:
+                self._refuse(HTTPStatus.BAD_REQUEST, str(error))
             else:
                 self._answer({"accepted": True}, HTTPStatus.ACCEPTED)
 

@@ -19,6 +19,7 @@ from rljob_api.json_types import Json, JsonObject
 from rljob_api.spec import RLJobSpec
 from rljob_worker.algorithms import get_algorithm
 from rljob_worker.devices import get_device
+from rljob_worker.devices.profiling import ProfileOrder, ProfileResult, WorkProfiler
 from rljob_worker.errors import StopRequested
 from rljob_worker.memory.ledger import LedgerEntry, MemoryLedger
 from rljob_worker.parallel_layout import ParallelLayout
@@ -40,7 +41,7 @@ from rljob_worker.weightsync.route import Route
 class Trainer:
     """One rank of the training job. Every rank gets the same calls, in the same order, with the same batch.
 
-    Methods other than `request_stop`, `memory` and `busy_seconds` are to be called from one thread.
+    Methods other than `request_stop`, `memory`, `profile` and `busy_seconds` are to be called from one thread.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Trainer:
         self._old: list[list[Tensor]] | None = None
         self._reference_log_probs: list[list[Tensor]] | None = None
         self._snapshot: Snapshot | None = None
+        self._profiler = WorkProfiler(self._device.name)
 
     # --- life -------------------------------------------------------------------------------
 
@@ -141,6 +143,11 @@ class Trainer:
         """Seconds spent computing since `setup`; thread-safe."""
         return self._busy
 
+    def profile(self, order: ProfileOrder | None) -> list[ProfileResult]:
+        """Profile the next `train`, or no more; what became of earlier orders. Thread-safe."""
+        self._profiler.ask(order)
+        return self._profiler.results()
+
     def request_stop(self) -> None:
         """End a running or coming `train`, `log_probs` or `ref_log_probs` with StopRequested; thread-safe.
 
@@ -189,7 +196,7 @@ class Trainer:
             StopRequested: on all ranks; the weights and the optimizer are as before the step.
             RuntimeError: tokens of the batch were sampled by weights that this step does not start from or follow.
         """
-        with self._computing("train"):
+        with self._computing("train"), self._profiler.work():
             if len(batch.versions) and (newest := int(batch.versions.max())) >= version:
                 raise RuntimeError(f"train: tokens were sampled by weights {newest}; the step leads to {version} only")
             updates = self._plan(batch)
