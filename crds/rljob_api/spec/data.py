@@ -138,9 +138,9 @@ class DataSource(ApiModel):
     synthetic: SyntheticData | None = None
     """A generated data set instead of a file."""
     prompt_key: Name = "prompt"
-    """Column with the prompt: a string, or a list of chat messages."""
+    """Column with the prompt: a string, or a list of chat messages; `a.b` names field `b` of a column of mappings."""
     label_key: Name | None = "label"
-    """Column with the reference answer; null when the reward needs none."""
+    """Column with the reference answer, like `reward_model.ground_truth`; null when the reward needs none."""
     apply_chat_template: bool = False
     """Render the prompt through the tokenizer's chat template (a plain string becomes one user message)."""
     chat: ChatSpec | None = None

@@ -190,3 +190,28 @@ def test_what_a_hub_refuses_is_the_users() -> None:
 )
 def test_labels_become_text(value: Any, text: str) -> None:
     assert label_text(value) == text
+
+
+VERL = [
+    {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": f"what is {i} + 1?"}],
+        "reward_model": {"style": "rule", "ground_truth": str(i + 1)},
+        "extra_info": {"split": "train", "index": i},
+    }
+    for i in range(3)
+]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_verls_rows_are_read_as_they_are(kind: str, tmp_path: Path, write_jsonl: Callable[..., str]) -> None:
+    if kind == "parquet":
+        parquet.write_table(pa.Table.from_pylist(VERL), tmp_path / "train.parquet")
+    path = tmp_path / "train.parquet" if kind == "parquet" else write_jsonl(VERL)
+    loaded = load_source(source(path, labelKey="reward_model.ground_truth", applyChatTemplate=True), "spec.data")
+    assert [row["reward_model.ground_truth"] for row in loaded.rows] == ["1", "2", "3"]
+    assert [row["extra_info"]["index"] for row in loaded.rows] == [0, 1, 2]
+    fails(path, "'reward_model.truth'", "is absent", labelKey="reward_model.truth", applyChatTemplate=True)
+    fails(path, "'data_source.x'", "is absent", labelKey="data_source.x", applyChatTemplate=True)
+    plain = source(path, labelKey="data_source", applyChatTemplate=True)
+    assert load_source(plain, "spec.data").fingerprint == loaded.fingerprint

@@ -48,8 +48,11 @@ COMMANDS = (
     "audit",
     "replay",
     "export",
+    "import",
 )
-"""Modules beside this one, in the order in which they are listed."""
+"""In the order in which they are listed; each is a module beside this one."""
+_MODULES = {"import": "import_job"}
+"""Commands that Python keeps for itself -> their modules."""
 
 
 class _Version(argparse.Action):
@@ -71,7 +74,7 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     root.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in argv[:1] if argv and argv[0] in COMMANDS else COMMANDS:
-        importlib.import_module(f"rljob_worker.cli.{name}").add_command(commands)
+        importlib.import_module(f"rljob_worker.cli.{_MODULES.get(name, name)}").add_command(commands)
     return root
 
 

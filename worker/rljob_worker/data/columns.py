@@ -10,6 +10,7 @@ import xxhash
 
 from rljob_api.spec import DataSource
 from rljob_worker.data.labels import label_text
+from rljob_worker.data.nested import lifted
 from rljob_worker.data.prompts import check_prompt
 from rljob_worker.data.rows import Row, RowFacts
 from rljob_worker.errors import UserError
@@ -30,7 +31,8 @@ class TableRows(Sequence[Row]):
     """
 
     def __init__(self, table: pa.Table, origin: str, source: DataSource, field: str):
-        self._given = self._table = table
+        self._given = table
+        self._table = lifted(table, (source.prompt_key, source.label_key))
         self._origin, self._source, self._field = origin, source, field
         self.facts = RowFacts()
         for name, key in (("promptKey", source.prompt_key), ("labelKey", source.label_key)):

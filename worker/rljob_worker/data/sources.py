@@ -21,6 +21,7 @@ from rljob_worker.data.columns import TableRows
 from rljob_worker.data.hub import check_hub, hub_failure, is_hub_id, modelscope
 from rljob_worker.data.hub_answers import with_deadlines
 from rljob_worker.data.labels import label_text
+from rljob_worker.data.nested import lift
 from rljob_worker.data.prompts import check_prompt, is_plain
 from rljob_worker.data.rows import Row, RowFacts
 from rljob_worker.data.synthetic import generate_rows
@@ -233,6 +234,7 @@ def _read_jsonl(content: bytes, path: Path, source: DataSource, field: str) -> _
             if not line:
                 continue
             row = _row(line, name, number)
+            lift(row, (source.prompt_key, source.label_key))
             prompt = row.get(source.prompt_key)
             label = None if source.label_key is None else row.get(source.label_key)
             if not is_plain(prompt) or (source.label_key is not None and not is_plain(label)):

@@ -1,0 +1,160 @@
+"""Launch scripts of other frameworks become manifests, and every setting of them is accounted for."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from rljob_api.crd import custom_resource_definition
+from rljob_api.validation import load_manifest
+from rljob_worker.cli.import_job import manifest_text, problems_of
+from rljob_worker.cli.main import main
+from rljob_worker.launchers import frameworks, roll, slime, trl, variables, verl
+from rljob_worker.launchers.draft import to
+
+FILES = Path(__file__).parent / "files"
+DOCS = Path(__file__).parents[3] / "docs"
+CASES = {
+    "vime.sh": ("vime", {}, None),
+    "relax.sh": ("relax", {"MODEL_DIR": "/storage/models", "DATA_DIR": "/storage/data"}, None),
+    "slime.sh": ("slime", {}, None),
+    "verl.sh": ("verl", {"HOME": "/root"}, None),
+    "roll.yaml": ("roll", {}, None),
+    "trl.py": ("trl", {}, 8),
+}
+MISSING = {
+    "roll.yaml": ["spec.reward"],
+    "trl.py": ["spec.reward", "spec.data"],
+    "verl.sh": ["spec.steps"],
+}
+"""What is not in the file, and no default gives: rows x epochs, a function within the training script."""
+
+
+def imported(name: str) -> frameworks.Imported:
+    framework, given, devices = CASES[name]
+    return frameworks.import_file(framework, FILES / name, variables=given, profile=None, devices=devices)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_manifest_and_account_are_those_of_the_golden_file(name: str) -> None:
+    text = manifest_text(imported(name), CASES[name][0], name)
+    golden = FILES / f"{name}.golden.yaml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_missing_alone_is_wrong(name: str) -> None:
+    found = imported(name)
+    assert [problem.split(":")[0] for problem in problems_of(found)] == MISSING.get(name, [])
+    assert all(line.why for line in found.lines if not line.field)
+
+
+def test_the_published_set_up_is_the_example_of_it() -> None:
+    found = load_manifest(imported("vime.sh").manifest).spec
+    example = load_manifest(DOCS.parent / "examples/qwen3-4b-grpo-8x910b1.yaml").spec
+    assert (found.rollout.prompts_per_step, found.rollout.tensor_parallel) == (32, 2)
+    for block in ("mode", "hccl", "memory_saver", "resources"):
+        assert getattr(found, block) == getattr(example, block), block
+    assert found.training.global_batch_size == example.training.global_batch_size
+
+
+@pytest.mark.parametrize("rules", [slime.RULES, verl.RULES, roll.RULES, trl.RULES, variables.RULES])
+def test_every_field_of_the_tables_exists(rules: dict[str, object]) -> None:
+    schema = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for name, rule in rules.items():
+        node = schema["properties"]["spec"]
+        for part in rule.path.split(".") if isinstance(rule, to) else ():
+            if node.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in node:
+                break
+            assert part in node["properties"], f"{name}: {rule.path}"
+            node = node["properties"][part]
+
+
+def test_every_flag_of_the_documents_has_a_rule() -> None:
+    text = (DOCS / "from-other-frameworks.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| ") and len(line.split("|")) == 5]
+    known = {*slime.RULES, "--runtime-env-json"}
+    flags = {flag for row in rows for flag in re.findall(r"`(--[a-z0-9-]+)`", row[1])}
+    assert len(flags) > 80
+    assert flags <= known, flags - known
+    names = {name for row in rows for name in re.findall(r"`((?:arr|data|trainer|algorithm)\.[a-z_.]+)`", row[2])}
+    full = {name.replace("arr.", "actor_rollout_ref.") for name in names if not name.endswith(("vllm", "_metrics"))}
+    assert len(full) > 40
+    left = {name for name in full if name not in verl.RULES}
+    assert not left
+
+
+def test_the_command_writes_a_new_file_and_says_what_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "job.yaml"
+    assert main(["import", "vime", str(FILES / "vime.sh"), "-o", str(out)]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "settings taken over" in said.err
+    assert "STEPS is set within a branch" in said.err
+    assert "the array MODEL_ARGS is set nowhere" in said.err
+    assert load_manifest(out).spec.steps == 3000
+    assert main(["import", "vime", str(FILES / "vime.sh"), "-o", str(out)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["import", "trl", str(FILES / "trl.py")]) == 1
+    said = capsys.readouterr()
+    assert "give --devices N" in said.out
+    assert "spec.rollout.promptsPerStep: is missing" in said.err
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "text", "message"),
+    [
+        ("vime", "a.sh", "echo hello", "has no command that starts vime: train.py or train_async.py was looked for"),
+        ("verl", "a.sh", "python3 train.py", "has no command that starts verl"),
+        ("verl", "a.yaml", "steps: 3", "has neither actor_rollout_ref nor data"),
+        ("roll", "a.yaml", "steps: 3", "has no actor_train"),
+        ("roll", "a.yaml", "a: [", "is no YAML"),
+        ("roll", "a.sh", "echo", "is no YAML file: ROLL's settings are in the file that --config_name names"),
+        ("slime", "a.yaml", "a: 1", "is YAML: slime has launch scripts"),
+        ("trl", "a.py", "def f(:", "is no Python"),
+        ("trl", "a.py", "x = 1", "makes neither a GRPOConfig nor a GRPOTrainer"),
+        ("trl", "a.py", "(" * 100000, "is no Python"),
+        ("vime", "a.sh", "python3 train.py '--lr", "line 1: ' is not closed"),
+        ("vime", "a.sh", "\udcff", "is not UTF-8"),
+        ("vime", "absent", None, "No such file or directory"),
+    ],
+)
+def test_what_is_no_such_file_is_named(
+    framework: str, name: str, text: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert main(["import", framework, str(tmp_path / name)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_values_that_are_wrong_are_left_with_the_reason_and_secrets_are_not_written(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "export HF_TOKEN=hf_secret\nexport HCCL_BUFFSIZE=many\n"
+        "python3 train.py --colocate --num-rollout many --lr 1e-6x --rollout-batch-size $(nproc) --wandb-key secret "
+        "--rm-type remote_rm --eval-prompt-data aime --hf-checkpoint 'a\x1b[2J\nb'"
+    )
+    found = frameworks.import_file("slime", script, variables={}, profile="cpu", devices=None)
+    text = manifest_text(found, "slime", script.name)
+    assert "secret" not in text.replace("a secret", "").replace("environment.secrets", "").replace(
+        "Kubernetes secret", ""
+    )
+    why = {line.setting.split()[0]: line.why for line in found.lines if not line.field}
+    assert why["--num-rollout"] == "'many' is no number"
+    assert why["HCCL_BUFFSIZE"] == "'many' is no number"
+    assert why["--lr"] == "'1e-6x' is no number"
+    assert (
+        "known only to a run: $(nproc); give --variable, or spec.rollout.promptsPerStep" in why["--rollout-batch-size"]
+    )
+    assert "not built in" in why["--rm-type"]
+    assert "NAME PATH pairs" in why["--eval-prompt-data"]
+    assert "\x1b" not in text
+    assert found.manifest["spec"]["resources"] == {"profile": "cpu"}  # type: ignore[index]

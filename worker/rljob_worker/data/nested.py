@@ -1,0 +1,42 @@
+"""Keys like `reward_model.ground_truth`: a value inside a column of mappings, as verl's data sets have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rljob_worker.data.rows import Row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def lift(row: Row, keys: Iterable[str | None]) -> None:
+    """Give a row a column for each key that names a value inside one; a column of that very name wins."""
+    for key in keys:
+        if key is None or "." not in key or key in row:
+            continue
+        found: object = row
+        for name in key.split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        if found is not None:
+            row[key] = found
+
+
+def lifted(table: pa.Table, keys: Iterable[str | None]) -> pa.Table:
+    """The same for a table with columns of structs."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for key in keys:
+        if key is None or "." not in key or key in table.column_names:
+            continue
+        column, *inner = key.split(".")
+        kind = table.schema.field(column).type if table.column_names.count(column) == 1 else None
+        for name in inner:
+            if kind is not None:
+                there = pa.types.is_struct(kind) and kind.get_field_index(name) >= 0
+                kind = kind.field(name).type if there else None
+        if kind is not None:
+            table = table.append_column(key, pc.struct_field(table[column], inner))
+    return table

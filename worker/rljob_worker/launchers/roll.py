@@ -1,0 +1,280 @@
+"""ROLL's configurations: the YAML of a pipeline (RLVR or agentic), as its Ascend guide of 2026-04-27 has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rljob_worker.launchers.draft import (
+    Draft,
+    Rule,
+    Setting,
+    Settings,
+    apply,
+    later,
+    nowhere,
+    number,
+    one_of,
+    switch,
+    take,
+    text,
+    to,
+    whole,
+)
+from rljob_worker.launchers.variables import apply_variables
+
+_ALGORITHMS = {"grpo": "grpo", "reinforce": "reinforce"}
+_SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine"}
+_RANGE = re.compile(r"\s*list\(range\((\d+)\s*,\s*(\d+)\)\)\s*")
+_FOLDERS = "the run folder follows from the job's name"
+_TURNS = "environments with several turns are not built; a prompt has one response"
+_MODEL = "the checkpoint's config.json says it"
+
+RULES: dict[str, Rule] = {
+    "exp_name": lambda draft, setting: _name(draft, setting),
+    "seed": to("seed", whole),
+    **dict.fromkeys(("logging_dir", "output_dir"), nowhere(_FOLDERS)),
+    "render_save_dir": nowhere(_TURNS),
+    "checkpoint_config.type": nowhere("a folder"),
+    "checkpoint_config.output_dir": to("checkpoint.path", text),
+    "num_gpus_per_node": later,
+    "max_steps": to("steps", whole),
+    "save_steps": to("checkpoint.everySteps", whole),
+    "logging_steps": nowhere("every step has a record"),
+    "eval_steps": later,
+    "resume_from_checkpoint": nowhere("a restart continues from the newest checkpoint"),
+    "rollout_batch_size": to("rollout.promptsPerStep", whole),
+    "val_batch_size": later,
+    "prompt_length": to("data.maxPromptTokens", whole),
+    "response_length": to("rollout.maxResponseTokens", whole),
+    "sequence_length": nowhere("data.maxPromptTokens and rollout.maxResponseTokens"),
+    "num_return_sequences_in_group": to("rollout.samplesPerPrompt", whole),
+    "advantage_clip": to("algorithm.advantageClip", number),
+    "ppo_epochs": nowhere("always 1"),
+    "adv_estimator": to("algorithm.name", one_of(_ALGORITHMS, "no such algorithm here; docs/algorithms.md")),
+    "init_kl_coef": to("algorithm.kl.coefficient", number),
+    "whiten_advantages": to("algorithm.whitenAdvantages", switch),
+    "entropy_loss_coef": to("algorithm.entropyCoefficient", number),
+    "max_grad_norm": to("training.optimizer.clipGrad", number),
+    "pretrain": to("model.path", text),
+    "reward_pretrain": nowhere("rules need no model"),
+    "actor_train.model_args.disable_gradient_checkpointing": to(
+        "training.recompute", lambda value: "None" if switch(value) else "Full"
+    ),
+    "actor_train.model_args.dtype": to("training.precision", one_of({"bf16": "bf16", "fp32": "fp32"}, "bf16 or fp32")),
+    "actor_train.model_args.attn_implementation": nowhere("there is one way"),
+    "actor_train.model_args.model_type": nowhere(_MODEL),
+    "actor_train.training_args.learning_rate": to("training.optimizer.lr", number),
+    "actor_train.training_args.weight_decay": to("training.optimizer.weightDecay", number),
+    "actor_train.training_args.warmup_steps": to("training.optimizer.warmupSteps", whole),
+    "actor_train.training_args.lr_scheduler_type": to(
+        "training.optimizer.schedule", one_of(_SCHEDULES, "constant, linear or cosine")
+    ),
+    "actor_train.training_args.per_device_train_batch_size": later,
+    "actor_train.training_args.gradient_accumulation_steps": later,
+    "actor_train.data_args.template": nowhere("the tokenizer's own chat template"),
+    "actor_train.data_args.file_name": later,
+    "actor_train.data_args.dataset_dir": later,
+    "actor_train.data_args.messages": later,
+    "actor_train.data_args.interleave_probs": nowhere("data.sources[].weight"),
+    "actor_train.strategy_args.strategy_name": nowhere("training.backend Megatron"),
+    "actor_train.strategy_args.strategy_config": later,
+    "actor_train.device_mapping": later,
+    "actor_train.infer_batch_size": nowhere("by tokens: training.maxTokensPerMicroBatch"),
+    "actor_infer.model_args.dtype": nowhere("the trainer's"),
+    "actor_infer.model_args.disable_gradient_checkpointing": nowhere("engines keep no activations"),
+    "actor_infer.generating_args.max_new_tokens": later,
+    "actor_infer.generating_args.top_p": to("rollout.topP", number),
+    "actor_infer.generating_args.top_k": to("rollout.topK", lambda value: max(0, whole(value))),
+    "actor_infer.generating_args.num_beams": nowhere("sampling has no beams"),
+    "actor_infer.generating_args.temperature": to("rollout.temperature", number),
+    "actor_infer.generating_args.num_return_sequences": later,
+    "actor_infer.data_args.template": nowhere("the tokenizer's own chat template"),
+    "actor_infer.strategy_args.strategy_name": nowhere("always vLLM"),
+    "actor_infer.strategy_args.strategy_config.gpu_memory_utilization": to("rollout.memoryFraction", number),
+    "actor_infer.strategy_args.strategy_config.block_size": nowhere("left to vLLM, which has another one for NPUs"),
+    "actor_infer.strategy_args.strategy_config.load_format": nowhere("weights come from the trainer"),
+    "actor_infer.strategy_args.strategy_config.max_model_len": to("rollout.engineArgs.max_model_len", whole),
+    "actor_infer.strategy_args.strategy_config.tensor_parallel_size": to("rollout.tensorParallel", whole),
+    "actor_infer.device_mapping": later,
+    "actor_infer.infer_batch_size": nowhere("rollout.maxNumSeqs"),
+    "reward_normalization.grouping": nowhere("algorithm.rewards; GRPO's advantages are that already"),
+    "reward_normalization.method": nowhere("algorithm.rewards; GRPO's advantages are that already"),
+}
+
+
+def _name(draft: Draft, setting: Setting) -> None:
+    draft.name = text(setting.value)
+    draft.leave(setting, "metadata.name")
+
+
+_REFERENCE = nowhere("the trainers hold the reference policy")
+_HYDRA = nowhere("the manifest is the configuration")
+
+
+def is_configuration(document: object) -> bool:
+    """Whether a configuration is ROLL's."""
+    return isinstance(document, dict) and "actor_train" in document
+
+
+def apply_settings(draft: Draft, settings: Sequence[Setting]) -> None:
+    """Put ROLL's settings into the draft."""
+    last = {_without_strategy(setting.name): setting for setting in settings}
+    variables = [
+        Setting(name.removeprefix("system_envs."), str(setting.value), setting.unknown)
+        for name, setting in last.items()
+        if name.startswith("system_envs.")
+    ]
+    others = [
+        Setting(name, setting.value, () if name.endswith("strategy_config") else setting.unknown)
+        for name, setting in last.items()
+        if not name.startswith("system_envs.") and setting.value is not None
+    ]
+    apply(draft, others, {setting.name: _rule(setting.name) for setting in others}, "")
+    found = {setting.name: setting for setting in others}
+    _place(draft, found)
+    _data(draft, found)
+    _batch(draft, found)
+    apply_variables(draft, variables)
+
+
+def _without_strategy(name: str) -> str:
+    """A name as the rules have it: `device_mapping` stands beside `strategy_args` or within it."""
+    return name.replace(".strategy_args.device_mapping", ".device_mapping").replace(
+        ".strategy_args.infer_batch_size", ".infer_batch_size"
+    )
+
+
+def _rule(name: str) -> Rule:
+    if rule := RULES.get(name):
+        return rule
+    if name.startswith("reference."):
+        return _REFERENCE
+    if name.split(".")[0] in ("defaults", "hydra"):
+        return _HYDRA
+    if name.startswith(("rewards.", "actor_train.data_args.domain_interleave_probs.")):
+        return later
+    if re.match(r"(train_env_manager|val_env_manager|custom_envs|max_tokens_per_step)\b", name):
+        return nowhere(_TURNS)
+    return nowhere("unknown to `rljob import roll`")
+
+
+def devices_of(value: object) -> range:
+    """The devices of `list(range(A,B))`, or of a list in order."""
+    found = _RANGE.fullmatch(str(value))
+    if found:
+        return range(int(found[1]), int(found[2]))
+    if isinstance(value, list) and value and all(isinstance(item, int) for item in value):
+        return range(min(value), max(value) + 1)
+    raise ValueError("is no list(range(A,B))")
+
+
+def _place(draft: Draft, last: Settings) -> None:
+    a_node = last.get("num_gpus_per_node")
+    mappings = {name: last.get(f"{name}.device_mapping") for name in ("actor_train", "actor_infer")}
+    try:
+        of_a_node = whole(a_node.value) if a_node else 8
+        places = {name: devices_of(setting.value) for name, setting in mappings.items() if setting}
+    except ValueError as error:
+        for setting in [setting for setting in (a_node, *mappings.values()) if setting]:
+            draft.leave(setting, f"{setting.name} {error}; spec.resources")
+        return
+    train, infer = places.get("actor_train"), places.get("actor_infer")
+    if a_node:
+        draft.note(a_node, "resources")
+    if not train or not infer or set(train) & set(infer):
+        last_device = max([max(devices) for devices in places.values() if devices], default=of_a_node - 1)
+        nodes = -(-(last_device + 1) // of_a_node)
+        draft.assume("mode", "Colocated")
+        draft.assume("resources.nodes", nodes)
+        draft.assume("resources.devicesPerNode", min(of_a_node, last_device + 1))
+        for setting in [setting for setting in mappings.values() if setting]:
+            draft.note(setting, "mode", "they share devices")
+        return
+    draft.assume("mode", "Disaggregated")
+    for name, role, devices in (("actor_train", "trainer", train), ("actor_infer", "rollout", infer)):
+        nodes = len(devices) // of_a_node
+        draft.assume(
+            f"resources.{role}",
+            {"nodes": nodes, "devicesPerNode": of_a_node} if nodes else {"devicesPerNode": len(devices)},
+        )
+        if mapping := mappings[name]:
+            draft.note(mapping, f"resources.{role}")
+
+
+def _data(draft: Draft, last: Settings) -> None:
+    files, folder = last.get("actor_train.data_args.file_name"), last.get("actor_train.data_args.dataset_dir")
+    key = last.get("actor_train.data_args.messages")
+    common: dict[str, object] = {"promptKey": str(key.value)} if key else {}
+    common |= {"labelKey": "ground_truth", "applyChatTemplate": True}
+    names = [name.split(".")[3] for name in last if name.startswith("actor_train.data_args.domain_interleave_probs.")]
+    listed = files.value if files and isinstance(files.value, list) else [files.value] if files else []
+    paths = [_path(str(file), str(folder.value) if folder else "") for file in listed]
+    rewards = {name.split(".")[1] for name in last if name.startswith("rewards.")}
+    for setting in [found for found in (folder, key) if found]:
+        draft.note(setting, "data")
+    if len(paths) == 1 and files:
+        draft.put(files, "data", {"path": paths[0], **common, **_known(draft, "data")})
+        if rewards == {"math_rule"}:
+            draft.assume("reward.name", "math")
+    elif files and len(paths) == len(names):
+        weights = [last[f"actor_train.data_args.domain_interleave_probs.{name}"].value for name in names]
+        sources = [
+            {
+                "name": name,
+                "path": path,
+                **common,
+                "weight": weight,
+                **({"reward": {"name": "math"}} if name == "math_rule" else {}),
+            }
+            for name, path, weight in zip(names, paths, weights, strict=True)
+        ]
+        draft.put(files, "data", {"sources": sources, **_known(draft, "data")})
+    elif files:
+        draft.leave(files, "as many files as domains were expected: data.sources")
+    for name in names:
+        draft.note(last[f"actor_train.data_args.domain_interleave_probs.{name}"], "data.sources[].weight")
+    for name in sorted(rewards):
+        said = Setting(f"rewards.{name}", "")
+        if name == "math_rule":
+            draft.note(said, "reward.name")
+        else:
+            draft.leave(said, "reward.python: a function that scores it")
+
+
+def _known(draft: Draft, path: str) -> dict[str, object]:
+    found = draft.get(path)
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def _path(file: str, folder: str) -> str:
+    return file if file.startswith("/") or not folder.startswith("/") else f"{folder}/{file.removeprefix('data/')}"
+
+
+def _batch(draft: Draft, last: Settings) -> None:
+    each = last.get("actor_train.training_args.per_device_train_batch_size")
+    steps = last.get("actor_train.training_args.gradient_accumulation_steps")
+    mapping = last.get("actor_train.device_mapping")
+    if each and steps and mapping:
+        try:
+            size = whole(each.value) * whole(steps.value) * len(devices_of(mapping.value))
+        except ValueError as error:
+            draft.leave(steps, f"{error}; training.globalBatchSize")
+        else:
+            draft.put(steps, "training.globalBatchSize", size, "samples a device x accumulation x devices")
+            draft.note(each, "training.globalBatchSize")
+    if config := last.get("actor_train.strategy_args.strategy_config"):
+        if "offload" in str(config.value):
+            draft.put(Setting(config.name, config.value), "training.optimizer.hostOffload", True)
+        else:
+            draft.leave(config, "Megatron's distributed optimizer is ZeRO-1 of it")
+    if draft.get("rollout.samplesPerPrompt") is None:
+        groups = last.get("train_env_manager.group_size") or last.get(
+            "actor_infer.generating_args.num_return_sequences"
+        )
+        take(draft, groups, "rollout.samplesPerPrompt", whole)
+    if draft.get("rollout.maxResponseTokens") is None:
+        take(draft, last.get("actor_infer.generating_args.max_new_tokens"), "rollout.maxResponseTokens", whole)
+    for name in ("eval_steps", "val_batch_size"):
+        if setting := last.get(name):
+            draft.leave(setting, "evaluation: name the held-out data first")
