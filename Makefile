@@ -109,6 +109,7 @@ lint: $(STAMP) ## ruff, mypy, import contracts, hadolint, the counts that may no
 	@$(BIN)/hadolint --no-color images/*/Dockerfile
 	@$(BIN)/python tests/support/counts.py
 	@$(BIN)/python tests/support/translations.py
+	@$(BIN)/python -m rljob_api.reference_zh
 
 format: $(STAMP) ## Let ruff put the code into shape
 	@$(BIN)/ruff check --fix .

@@ -158,18 +158,15 @@ def main(arguments: Sequence[str] | None = None, path: Path = CATALOGUE) -> int:
     if other := set(keys) - chinese.catalogue.keys() | (set(keys) & set(chinese.unknown())):
         parser.error(f"not in {path.name}, or not in the reference: {', '.join(sorted(other))}")
     english = described()
-    write(
-        {
-            key: {**entry, "of": digest(english[key])} if key in keys else entry
-            for key, entry in chinese.catalogue.items()
-        },
-        path,
-    )
-    chinese = Chinese.load(path)
+    if keys:
+        of = {key: {"of": digest(english[key])} for key in keys}
+        write({key: {**entry, **of.get(key, {})} for key, entry in chinese.catalogue.items()}, path)
+        chinese = Chinese.load(path)
     for key in chinese.missing():
         print(f"{key}: {'older than the English text' if key in chinese.catalogue else 'no text'}: {english[key]}")
     for key in chinese.unknown():
         print(f"{key}: nothing in the reference has this key")
+    print(f"Chinese reference: {len(english) - len(chinese.missing())} of {len(english)} texts")
     return int(bool(chinese.unknown()))
 
 
