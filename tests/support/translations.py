@@ -22,6 +22,7 @@ SOURCES = {
     **{
         name: f"docs/{name}"
         for name in (
+            "concepts.md",
             "first-job.md",
             "first-hour-on-npu.md",
             "tutorial-gsm8k.md",
