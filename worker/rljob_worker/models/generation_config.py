@@ -26,9 +26,7 @@ def write_generation_config(folder: Path, rollout: RolloutSpec, hf_config: Mappi
     path = folder / FILE
     before = read_json_object(path) if path.is_file() else {}
     tokens = {name: before.get(name, hf_config.get(name)) for name in _TOKENS}
-    ends = tokens["eos_token_id"]
-    given = [] if ends is None else list(ends) if isinstance(ends, list) else [ends]
-    stops = list(dict.fromkeys([*given, *rollout.stop_token_ids]))
+    stops = list(dict.fromkeys([*_end_tokens(tokens), *rollout.stop_token_ids]))
     content = {
         **{name: token for name, token in tokens.items() if token is not None},
         **({"eos_token_id": stops[0] if len(stops) == 1 else stops} if stops else {}),
@@ -40,3 +38,14 @@ def write_generation_config(folder: Path, rollout: RolloutSpec, hf_config: Mappi
         "max_new_tokens": rollout.max_response_tokens,
     }
     write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
+def end_tokens(folder: Path) -> list[int]:
+    """Tokens that end an answer by a model folder's file; empty where there is none, or it names none."""
+    path = folder / FILE
+    return _end_tokens(read_json_object(path)) if path.is_file() else []
+
+
+def _end_tokens(content: Mapping[str, Any]) -> list[int]:
+    ends = content.get("eos_token_id")
+    return [] if ends is None else list(ends) if isinstance(ends, list) else [ends]

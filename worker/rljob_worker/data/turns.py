@@ -1,0 +1,172 @@
+"""Messages of a turn to the tokens that are appended to a stream, by a chat template. Pure but for the template.
+
+A conversation is never rendered a second time: templates rewrite what was said before (they drop thinking, trim text),
+and tokens that were sampled are what they are. What a turn appends is found as a difference: behind a sentinel in the
+place of an answer stand the answer's close, the new messages, and the opening of the next answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rljob_worker.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = Mapping[str, str]
+Render = Callable[[Sequence[Message], bool], str]
+"""A conversation as text, with the opening of the next answer or without."""
+OBSERVED_BY = "user"
+"""The role in which an environment speaks."""
+_SENTINEL, _OTHER_SENTINEL = "Zqxv", "Wjkp"
+_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is appended to a stream after an answer."""
+
+    ids: tuple[int, ...]
+    broken: int
+    """Texts of special tokens in the observation that were kept from becoming those."""
+
+
+class TurnRenderer:
+    """Tokens of the first prompt, and of each observation after an answer.
+
+    Args:
+        render: by the chat template.
+        tokenizer: of the model.
+        stops: tokens that end an answer.
+        where: the template in words, which begins a message.
+
+    Raises:
+        UserError: the template drops answers, what it appends depends on what was said before, or it closes an answer
+            with none of the stop tokens.
+    """
+
+    def __init__(self, render: Render, tokenizer: PreTrainedTokenizerBase, stops: Sequence[int], where: str) -> None:
+        self._render, self._tokenizer, self._where = render, tokenizer, where
+        self._stops = {int(stop): str(tokenizer.convert_ids_to_tokens(int(stop))) for stop in stops}
+        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        self._special = sorted((text for text in special if len(text) > 1), key=len, reverse=True)
+        self._check_history()
+        self.closing = self._closing()
+        """The stop token that closes an answer; None where the template closes answers with nothing."""
+
+    def first(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Tokens of a conversation before the first answer."""
+        return self._encoded(self._render(messages, True))
+
+    def after(self, ended_by: int | None, observation: str) -> Delta:
+        """What an observation appends after an answer.
+
+        Args:
+            ended_by: the stop token that ended the answer, and is its last one; None where it was cut. What closes an
+                answer is appended unless that token is what closes it.
+            observation: the environment's text.
+        """
+        text, broken = self._unspecial(observation)
+        tail = self._tail(_HISTORIES[0], text, _SENTINEL)
+        end = None if ended_by is None else self._stops.get(ended_by)
+        if end is not None and tail.lstrip().startswith(end):
+            tail = tail.lstrip()[len(end) :]
+        return Delta(self._encoded(tail), broken)
+
+    def _unspecial(self, text: str) -> tuple[str, int]:
+        """The text with a blank in each text of a special token, which would be read as that token."""
+        broken = 0
+        for special in self._special:
+            found = text.count(special)
+            broken += found
+            text = text.replace(special, f"{special[0]} {special[1:]}") if found else text
+        return text, broken
+
+    def _encoded(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _tail(self, before: Sequence[Message], observation: str, sentinel: str) -> str:
+        """The text behind an answer, up to the opening of the next one."""
+        new = [_message("assistant", sentinel), _message(OBSERVED_BY, observation)]
+        try:
+            whole = self._render([*before, *new], True)
+        except Exception as error:
+            raise UserError(
+                f"{self._where}: takes no turn of {OBSERVED_BY} after an answer: {type(error).__name__}: {error}"
+            ) from None
+        if sentinel not in whole:
+            raise UserError(f"{self._where}: drops what the assistant said before")
+        return whole[whole.rindex(sentinel) + len(sentinel) :]
+
+    def _check_history(self) -> None:
+        first = self._tail(_HISTORIES[0], "result of it", _SENTINEL)
+        tried = [(history, _SENTINEL) for history in _HISTORIES[1:]] + [(_HISTORIES[0], _OTHER_SENTINEL)]
+        for history, sentinel in tried:
+            try:
+                tail = self._tail(history, "result of it", sentinel)
+            except UserError:
+                if history[0]["role"] == "system":
+                    # It takes no system message, and will be given none.
+                    continue
+                raise
+            if tail != first:
+                raise UserError(
+                    f"{self._where}: what a turn appends depends on what was said before: {_short(first)} after one "
+                    f"message, and {_short(tail)} after {len(history)}; a stream of tokens is only appended to"
+                )
+
+    def _closing(self) -> int | None:
+        """The token that closes an answer; UserError where it is one at which no answer ends."""
+        try:
+            whole = self._render([*_HISTORIES[0], _message("assistant", _SENTINEL)], False)
+        except Exception:
+            # It renders no conversation that ends with an answer.
+            whole = _SENTINEL
+        close = whole[whole.rindex(_SENTINEL) + len(_SENTINEL) :].strip() if _SENTINEL in whole else ""
+        closing = [stop for stop, text in self._stops.items() if close.startswith(text)]
+        if close and not closing:
+            raise UserError(
+                f"{self._where}: closes an answer with {_short(close)}, which begins with none of the tokens that end "
+                f"one ({', '.join(self._stops.values())}): answers would go on to their longest; add it to the "
+                "generation config's eos_token_id"
+            )
+        return closing[0] if closing else None
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+_HISTORIES: tuple[tuple[Message, ...], ...] = (
+    (_message("user", "q"),),
+    (_message("system", "be kind"), _message("user", "q")),
+    (_message("user", "q"), _message("assistant", "one"), _message("user", "two")),
+    (
+        _message("user", "q"),
+        _message("assistant", "one"),
+        _message("user", "two"),
+        _message("assistant", "three"),
+        _message("user", "four"),
+    ),
+)
+
+
+def template_of(tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> Render:
+    """Renders by a tokenizer's chat template, or by another one."""
+
+    def render(messages: Sequence[Message], opened: bool) -> str:
+        conversation = [dict(message) for message in messages]
+        return str(
+            tokenizer.apply_chat_template(
+                conversation, chat_template=template, add_generation_prompt=opened, tokenize=False
+            )
+        )
+
+    return render
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
