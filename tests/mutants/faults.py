@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutants.ascend_faults import ASCEND_FAULTS
+from mutants.environment_faults import ENVIRONMENT_FAULTS
 from mutants.fault import Fault
 from mutants.lanes_faults import LANES_FAULTS
 from mutants.replay_faults import REPLAY_FAULTS
@@ -658,4 +659,5 @@ FAULTS: tuple[Fault, ...] = (
     *REPLAY_FAULTS,
     *TAIL_FAULTS,
     *ASCEND_FAULTS,
+    *ENVIRONMENT_FAULTS,
 )

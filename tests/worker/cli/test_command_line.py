@@ -26,7 +26,10 @@ from rljob_worker.records.profile_request import BusyError, ProfileRequest
 from rljob_worker.records.steps import StepLog
 
 REPOSITORY = Path(__file__).parents[3]
-COMMANDS = ("run", "validate", "plan", "doctor", "save", "profile", "report", "trace", "samples", "export")
+COMMANDS = (
+    *("run", "validate", "score", "env", "plan", "doctor", "save", "profile", "report", "trace", "samples"),
+    "export",
+)
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ _DESCRIPTION = """Colocated reinforcement-learning post-training: Megatron and v
 _EXIT_CODES = """exit codes:
   0   the job succeeded
   1   the job failed, and the message says why; `plan`: it does not fit; `doctor`: problems were
-      found; `replay`: something differs; `score`: nothing could be scored, or a limit is passed
+      found; `replay`: something differs; `score`: nothing could be scored, or a limit is passed;
+      `env`: the environment failed
   2   the manifest, its data or the command line is wrong; nothing was started
   4   a phase was past its deadline; the stacks of all processes are in the run folder's logs
   5   a weight hand-over failed, or its verification found wrong weights
@@ -38,6 +39,7 @@ COMMANDS = (
     "run",
     "validate",
     "score",
+    "env",
     "plan",
     "doctor",
     "save",
@@ -99,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = parser(given).parse_args(given)
-    if getattr(arguments, "manifest", None) != "-":
+    if getattr(arguments, "manifest", None) != "-" and not getattr(arguments, "reads_standard_input", False):
         close_standard_input()
     try:
         code = int(arguments.run(arguments))

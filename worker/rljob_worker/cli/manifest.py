@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from rljob_api.local_files import resolved
 from rljob_api.validation import ManifestError, load_manifest
 from rljob_api.yaml_text import MAX_BYTES
 from rljob_worker.errors import UserError
+
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?")
+_MOST_BYTES = 2**60
 
 
 def add_manifest_arguments(command: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -30,6 +34,15 @@ def add_manifest_arguments(command: argparse.ArgumentParser, *, required: bool =
         metavar="PATH=VALUE",
         help="override a field, e.g. --set spec.steps=5 (may be given several times)",
     )
+
+
+def bytes_of(quantity: str, option: str) -> int:
+    """Bytes of an option's amount of memory; UserError where it is none."""
+    from rljob_api.quantities import to_number
+
+    if not _QUANTITY.fullmatch(quantity) or not 0 < to_number(quantity) <= _MOST_BYTES:
+        raise UserError(f"{option}: {quantity!r} is no amount of memory; write it like 64Gi")
+    return to_number(quantity)
 
 
 def folder_name(text: str) -> Path:

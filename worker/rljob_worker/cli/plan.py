@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api.wire.exit_codes import ExitCode
-from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
+from rljob_worker.cli.manifest import add_manifest_arguments, bytes_of, read_manifest
 from rljob_worker.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,10 +24,8 @@ examples:
   rljob plan job.yaml
   rljob plan job.yaml --set spec.training.tensorParallel=4
   rljob plan job.yaml --model ~/Qwen3-4B --device-memory 64Gi --json"""
-_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _WIDTH = 160
 _CONFIG = ("config.json",)
-_MOST_BYTES = 2**60
 _ELSEWHERE = "is not on this machine; give a copy of its config with --model"
 
 
@@ -56,8 +53,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(arguments: argparse.Namespace) -> int:
     """Plan and print."""
     job = read_manifest(arguments)
-    device_bytes = _bytes(arguments.device_memory, "--device-memory")
-    node_bytes = _bytes(arguments.node_memory, "--node-memory")
+    device_bytes, node_bytes = (
+        None if given is None else bytes_of(given, option)
+        for given, option in ((arguments.device_memory, "--device-memory"), (arguments.node_memory, "--node-memory"))
+    )
     _check_config(job.spec.model, arguments.model)
     from functools import partial
 
@@ -81,16 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
         console.width = console.width if console.is_terminal else _WIDTH
         console.print(as_renderable(plan, remedies, hint, assumed), highlight=False, soft_wrap=False)
     return ExitCode.OK if plan.fits else ExitCode.FAILED
-
-
-def _bytes(quantity: str | None, option: str) -> int | None:
-    from rljob_api.quantities import to_number
-
-    if quantity is None:
-        return None
-    if not _QUANTITY.fullmatch(quantity) or not 0 < to_number(quantity) <= _MOST_BYTES:
-        raise UserError(f"{option}: {quantity!r} is no amount of memory; write it like 64Gi")
-    return to_number(quantity)
 
 
 def _check_config(model: ModelSpec, given: Path | None) -> None:

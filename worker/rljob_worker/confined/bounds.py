@@ -57,6 +57,8 @@ class Bounds:
     """Files in its temporary folder."""
     output_bytes: int = 2**20
     """Of what it prints, in all."""
+    source: str = "reward"
+    """A word that stands before each line of it."""
 
     def command(self, command: Iterable[str], descriptors: Iterable[int]) -> list[str]:
         """The command that runs another within these bounds; it alone gets the descriptors."""

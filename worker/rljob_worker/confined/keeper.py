@@ -33,8 +33,6 @@ SCRATCH = "rljob-scratch-"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _LOOK_SECONDS = 0.25
-_MARK = "reward | "
-"""Before each line that a scoring process prints."""
 _HIDDEN_SECONDS = 2.0
 _KILL_SECONDS = 5.0
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -132,7 +130,7 @@ def leave_network() -> bool:
 
 
 def _watch(child: int, bounds: dict[str, Any], output: int, woken: int, scratch: str) -> int:
-    room, shown = bounds["output_bytes"], _Shown(bounds["safe_text"])
+    room, shown = bounds["output_bytes"], _Shown(bounds["safe_text"], bounds["source"])
     looks, look = _Looks(bounds, scratch), 0.0
     sources = [0, output, woken]
     while True:
@@ -185,9 +183,11 @@ class _Shown:
 
     Args:
         module: file of `rljob_api.safe_text`: a script without site-packages cannot import it.
+        source: a word that stands before each line.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, source: str) -> None:
+        self.source = source
         self._visible = runpy.run_path(module)["visible"]
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._within_line = False
@@ -198,7 +198,8 @@ class _Shown:
         if not text:
             return
         whole, end = (text[:-1], "\n") if text.endswith("\n") else (text, "")
-        marked = ("" if self._within_line else _MARK) + whole.replace("\n", f"\n{_MARK}") + end
+        mark = f"{self.source} | "
+        marked = ("" if self._within_line else mark) + whole.replace("\n", f"\n{mark}") + end
         self._within_line = not end
         os.write(2, marked.encode("utf-8", "backslashreplace"))
 
@@ -212,7 +213,7 @@ def _pass_on(output: int, room: int, sources: list[int], shown: _Shown) -> int:
         with contextlib.suppress(OSError):
             shown.write(text[:room])
             if len(text) >= room:
-                os.write(2, b"\nreward: no more of what it prints is shown\n")
+                os.write(2, f"\n{shown.source}: no more of what it prints is shown\n".encode())
     return room - len(text)
 
 

@@ -23,6 +23,10 @@ _STALL_SECONDS = 10
 _MAX_ANSWER_BYTES = 2**26
 
 
+class NoMessageError(EOFError):
+    """A process sent what is no message: it no longer runs what it was started with, or was never meant to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where confined processes run."""
@@ -62,22 +66,24 @@ class ConfinedProcess:
             self.connection.send(setup)
 
     def read(self) -> list[Any]:
-        """The next message; EOFError when the process has ended or sends something else.
+        """The next message; EOFError when the process has ended, NoMessageError when it sends something else.
 
         It is JSON, since whoever controls the process must not control the driver.
         """
         try:
             message = json.loads(self.connection.recv_bytes(_MAX_ANSWER_BYTES))
-        except (OSError, ValueError, RecursionError) as error:
+        except OSError as error:
             raise EOFError(str(error)) from error
+        except (ValueError, RecursionError) as error:
+            raise NoMessageError(str(error)) from error
         if not isinstance(message, list) or not message:
-            raise EOFError("not a message")
+            raise NoMessageError("not a list")
         return message
 
-    def end(self) -> str:
-        """Wait a moment for a process that closed its connection, end it, and say how it ended."""
+    def end(self, seconds: float = _EXIT_SECONDS) -> str:
+        """Wait a moment for a process whose connection is closed, end it, and say how it ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(_EXIT_SECONDS)
+            self.popen.wait(seconds)
         self.kill()
         return explain(self.popen.returncode, self._bounds, self._what, self._field)
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 import inspect
 import math
 import numbers
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from rljob_api.rewards import function_file
+from rljob_worker.confined.loading import load_named
 from rljob_worker.errors import UserError
 
 RESERVED = ("prompt", "response", "label", "finish_reason")
@@ -29,51 +24,19 @@ Score = tuple[float | None, dict[str, float]]
 """With what was reported beside it; None: the function gives this sample none."""
 
 
+REACH = (
+    "a reward reads its own folder, the working directory, Python packages and what reward.readPaths names, and "
+    "writes to its temporary folder (TMPDIR) and what reward.writePaths names"
+)
+
+
 def load_function(path: str) -> Callable[..., Any]:
     """The function at `package.module:function` or `FILE.py:function`; UserError when it does not import or is not
     there."""
-    module_name, _, name = path.rpartition(":")
-    if not module_name or not name.isidentifier():
-        raise UserError(f"reward.python: {path!r} is of neither form: package.module:function, FILE.py:function")
-    try:
-        module = _import_file(Path(module_name)) if function_file(path) else importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise UserError(
-            f"reward.python: {path!r}: module {module_name!r} does not import: {type(error).__name__}: {error}"
-            f"{out_of_reach(error)}"
-        ) from error
-    function = getattr(module, name, None)
-    if function is None:
-        near = difflib.get_close_matches(name, [n for n in dir(module) if not n.startswith("__")])
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise UserError(f"reward.python: {path!r}: module {module_name!r} ({module.__file__}) has no {name!r}{hint}")
+    function: Callable[..., Any] = load_named(path, "reward.python", "function", REACH)
     if not callable(function):
         raise UserError(f"reward.python: {path!r} is not a function but {type(function).__name__}")
     return function
-
-
-def _import_file(file: Path) -> ModuleType:
-    """The module in a file, which may import what lies beside it, as when Python runs it."""
-    # A name of its own: a file may be called like a module of the standard library.
-    name = f"reward_file_{file.stem}"
-    found = importlib.util.spec_from_file_location(name, file)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
-    sys.path.insert(0, str(file.parent))
-    found.loader.exec_module(module)
-    return module
-
-
-def out_of_reach(error: BaseException) -> str:
-    """What is said beside an error of a file that confined code does not reach; empty for others."""
-    if not isinstance(error, PermissionError) or error.filename is None:
-        return ""
-    return (
-        "; a reward reads its own folder, the working directory, Python packages and what reward.readPaths names, and "
-        "writes to its temporary folder (TMPDIR) and what reward.writePaths names"
-    )
 
 
 def is_async(function: Callable[..., Any]) -> bool:

@@ -21,9 +21,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rljob_worker.confined.inside import adapt
+from rljob_worker.confined.loading import out_of_reach
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.builtin import make_regex
 from rljob_worker.rewards.functions import (
+    REACH,
     Sample,
     Score,
     check_call,
@@ -33,7 +35,6 @@ from rljob_worker.rewards.functions import (
     is_async,
     load_function,
     make_caller,
-    out_of_reach,
 )
 from rljob_worker.rewards.signatures import (
     Call,
@@ -209,7 +210,7 @@ def _describe(error: BaseException) -> str:
     """The exception and where the reward raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
     place = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}{out_of_reach(error)}"
+    return f"{type(error).__name__}: {error}{place}{out_of_reach(error, REACH)}"
 
 
 def _is_ours(filename: str) -> bool:

@@ -1,0 +1,1 @@
+"""Environments that answer a policy turn by turn in text, and the confined processes that hold them."""

@@ -1,0 +1,209 @@
+"""What an environment is: gymnasium's interface with text for observations and actions.
+
+Imported by the environment hosts: keep it light.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+MAX_OBSERVATION_BYTES = 2**20
+MAX_ACTION_BYTES = 2**20
+MAX_VALUES = 32
+_LARGEST = (2 - 2**-23) * 2.0**127
+"""Of fp32, in which rewards are trained on."""
+_SHOWN = 80
+
+
+class TextEnvironment(Protocol):
+    """One episode after the other; what is written as `FILE.py:Class`, a class whose objects do this.
+
+    An object is used by one thread, and is given up after an exception.
+    """
+
+    def reset(self, *, seed: int, options: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
+        """Begin an episode.
+
+        Args:
+            seed: all that is drawn in the episode follows from it.
+            options: empty, or what a row of the data has.
+
+        Returns:
+            The first observation, and `info`: numbers by name are recorded, what else is in it is left alone.
+        """
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Mapping[str, object]]:
+        """Answer what the policy wrote, whatever that is.
+
+        Args:
+            action: the policy's text, without the token that ended it.
+
+        Returns:
+            Observation, reward, whether the episode has ended (terminated), whether it was cut off (truncated), `info`.
+        """
+
+    def close(self) -> None:
+        """Give back what it holds; called once, also after an exception. Optional."""
+
+
+class Playable(Protocol):
+    """An environment as hosts call it, of which nothing has been checked: code of a user may return anything."""
+
+    def reset(self, *, seed: int, options: Mapping[str, object]) -> object:
+        """See `TextEnvironment`."""
+
+    def step(self, action: str) -> object:
+        """See `TextEnvironment`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """What `reset` gave."""
+
+    observation: str
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Numbers of `info`, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What `step` gave."""
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Numbers of `info`, by name."""
+
+    @property
+    def done(self) -> bool:
+        """Whether no further step is possible."""
+        return self.terminated or self.truncated
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Asks a host for a new environment's first observation."""
+
+    seed: int
+    options: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Asks it for the answer to an action."""
+
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Asks it to close an environment."""
+
+
+Call = Reset | Step | Close
+
+
+class FailureKind(StrEnum):
+    """Why an environment gave no answer."""
+
+    INFRA = "infra"
+    """Its process died, or was ended past a deadline or over a bound, more often than is tried again."""
+    DATA = "data"
+    """It raised, or returned what is no observation, reward or end."""
+    REPLAY = "replay"
+    """Made anew by its seed and actions it gave something else than before."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentFailure:
+    """Stands in the place of an answer."""
+
+    kind: FailureKind
+    text: str
+
+
+Answer = Began | Stepped | EnvironmentFailure
+
+
+def checked_began(value: object) -> Began:
+    """What `reset` returned; ValueError says what is wrong with it."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ValueError(f"reset returned {_shown(value)}, not (observation, info)")
+    return Began(checked_observation(value[0], "reset"), checked_values(value[1], "reset"))
+
+
+def checked_step(value: object) -> Stepped:
+    """What `step` returned; ValueError says what is wrong with it."""
+    if not isinstance(value, tuple | list) or len(value) != 5:
+        raise ValueError(f"step returned {_shown(value)}, not (observation, reward, terminated, truncated, info)")
+    observation, reward, terminated, truncated, info = value
+    return Stepped(
+        checked_observation(observation, "step"),
+        _checked_number(reward, "the reward"),
+        _checked_flag(terminated, "terminated"),
+        _checked_flag(truncated, "truncated"),
+        checked_values(info, "step"),
+    )
+
+
+def checked_observation(value: object, method: str) -> str:
+    """An observation; ValueError where it is no text, or has no UTF-8, or more than 1 MiB of it."""
+    if not isinstance(value, str):
+        raise ValueError(f"{method} returned the observation {_shown(value)}, which is no text: a str is needed")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{method} returned an observation that is no text: {error.reason}") from None
+    if size > MAX_OBSERVATION_BYTES:
+        raise ValueError(f"{method} returned an observation of {size} bytes: {MAX_OBSERVATION_BYTES} at most")
+    return value
+
+
+def checked_values(info: object, method: str) -> dict[str, float]:
+    """The numbers of an `info`; ValueError where it is no mapping, or one of its numbers is not finite."""
+    if not isinstance(info, Mapping):
+        raise ValueError(f"{method} returned the info {_shown(info)}: a dict is needed")
+    found: dict[str, float] = {}
+    for name, value in info.items():
+        if not isinstance(name, str) or not _is_number(value):
+            continue
+        found[name] = _checked_number(value, f"info[{name!r}]")
+    if len(found) > MAX_VALUES:
+        raise ValueError(f"{method} returned {len(found)} numbers in its info: {MAX_VALUES} at most")
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) or getattr(value, "shape", None) == ()
+
+
+def _checked_number(value: object, name: str) -> float:
+    # Scalars of numpy and torch.
+    item = getattr(value, "item", None)
+    if callable(item) and getattr(value, "shape", None) == ():
+        value = item()
+    if not isinstance(value, numbers.Real):
+        raise ValueError(f"{name} is {_shown(value)}, not a number")
+    number = float(value)
+    if not math.isfinite(number) or abs(number) > _LARGEST:
+        raise ValueError(f"{name} is {number:g}, which is not finite in fp32")
+    return number
+
+
+def _checked_flag(value: object, name: str) -> bool:
+    # numpy has its own.
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+        return bool(value)
+    raise ValueError(f"{name} is {_shown(value)}: True or False is needed")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'} ({type(value).__name__})"

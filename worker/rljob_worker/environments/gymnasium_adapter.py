@@ -1,0 +1,88 @@
+"""Environments that gymnasium makes, with text for their observations and, where they are numbered, their actions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from rljob_api.base import ApiModel, FiniteFloat, Name
+from rljob_worker.environments.answers import Actions, Form
+from rljob_worker.errors import UserError
+
+_MARKED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
+"""Colours of a terminal, with which `ansi` renderings mark where one stands."""
+
+
+class GymnasiumSettings(ApiModel):
+    """Which environment, and how a policy sees it."""
+
+    id: Name
+    """As `gymnasium.make` takes it; `module:id` imports the module first."""
+    made_with: Annotated[dict[str, Any], Field(alias="kwargs")] = {}
+    """Of `gymnasium.make`."""
+    actions: Annotated[dict[str, int], Field(max_length=64)] = {}
+    """Names of numbered actions; none: the environment takes text."""
+    form: Form = Form.PLAIN
+    """How a policy writes one of `actions`."""
+    format_penalty: Annotated[FiniteFloat, Field(le=0)] = -0.1
+    """Reward of an answer that is none of `actions`; the environment is not asked then."""
+
+
+class GymnasiumEnvironment:
+    """`base.TextEnvironment` around one of gymnasium's.
+
+    An observation that is no text is replaced by what `render` gives (`kwargs: {render_mode: ansi}`), in which a
+    coloured cell stands in brackets.
+
+    Raises:
+        UserError: gymnasium cannot make it.
+    """
+
+    def __init__(self, settings: GymnasiumSettings) -> None:
+        self._settings = settings
+        self._numbers = list(settings.actions.values())
+        self._actions = Actions(list(settings.actions), settings.form) if settings.actions else None
+        # Its import takes as long as all else of a host.
+        import gymnasium
+
+        try:
+            self._inner: Any = gymnasium.make(settings.id, **settings.made_with)
+        except Exception as error:
+            raise UserError(
+                f"environment.gymnasium: {settings.id!r} cannot be made: {type(error).__name__}: {error}"
+            ) from None
+        self._seen: object = ""
+
+    def reset(self, *, seed: int, options: Mapping[str, object]) -> tuple[object, object]:
+        """Begin an episode."""
+        observation, info = self._inner.reset(seed=seed, options=dict(options) or None)
+        self._seen = self._text(observation)
+        return self._seen, info
+
+    def step(self, action: str) -> tuple[object, object, object, object, Mapping[str, object]]:
+        """Act, where the answer is an action; `info` has `valid` where actions are numbered."""
+        given: object = action
+        if self._actions is not None:
+            place = self._actions.number(action)
+            if place is None:
+                return self._seen, self._settings.format_penalty, False, False, {"valid": 0.0}
+            given = self._numbers[place]
+        observation, reward, terminated, truncated, info = self._inner.step(given)
+        self._seen = self._text(observation)
+        return self._seen, reward, terminated, truncated, info if self._actions is None else {**info, "valid": 1.0}
+
+    def close(self) -> None:
+        """Close gymnasium's, and remember no observation."""
+        self._seen = ""
+        self._inner.close()
+
+    def examples(self) -> list[str]:
+        """An answer for each numbered action."""
+        return [] if self._actions is None else [self._actions.written(n) for n in range(len(self._numbers))]
+
+    def _text(self, observation: object) -> object:
+        shown = observation if isinstance(observation, str) else self._inner.render()
+        return _MARKED.sub(r"[\1]", shown) if isinstance(shown, str) else observation

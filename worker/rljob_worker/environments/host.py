@@ -1,0 +1,130 @@
+"""An environment host: `python -m rljob_worker.environments.host FD`, started and killed by `hosts.py`.
+
+It holds environments by number, and does one thing after the other. The driver sends pickled tuples and is answered in
+JSON: first its `Source`, answered by `["ready", EXAMPLES]`, `["refused", what the user can change]` or
+`["failed", text]`; then `(task, number, call)`:
+
+* `Reset`: makes an environment; answered by `[task, "began", [observation, values]]`
+* `Step`: `[task, "stepped", [observation, reward, terminated, truncated, values]]`
+* `Close`: `[task, "closed", null]`
+
+or by `[task, "failed", text]`, after which the environment is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from multiprocessing.connection import Connection
+
+from rljob_worker.confined.inside import adapt
+from rljob_worker.confined.loading import out_of_reach
+from rljob_worker.environments.base import Call, Playable, Reset, Step, checked_began, checked_step
+from rljob_worker.environments.load import REACH, Make, Source, maker
+from rljob_worker.errors import UserError
+
+
+def main() -> None:
+    """Serve until the driver closes the connection, then close what is open."""
+    connection = Connection(int(sys.argv[1]))
+    adapt()
+    held = _Held()
+    try:
+        source: Source = connection.recv()
+        try:
+            make = maker(source)
+            examples = _examples(make)
+        except UserError as error:
+            _answer(connection, "refused", str(error))
+            return
+        except (Exception, SystemExit):
+            _answer(connection, "failed", traceback.format_exc())
+            return
+        _answer(connection, "ready", examples)
+        while True:
+            task: int
+            number: int
+            call: Call
+            task, number, call = connection.recv()
+            try:
+                kind, value = held.do(make, call, number)
+            except (Exception, SystemExit) as error:
+                kind, value = "failed", f"{type(call).__name__.lower()}: {_describe(error)}"
+                held.forget(number)
+            _answer(connection, task, kind, value)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    finally:
+        held.close()
+
+
+class _Held:
+    """The environments of this process."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Playable] = {}
+
+    def do(self, make: Make, call: Call, number: int) -> tuple[str, object]:
+        """Answer one call."""
+        if isinstance(call, Reset):
+            environment = self._open[number] = make()
+            began = checked_began(environment.reset(seed=call.seed, options=call.options))
+            return "began", [began.observation, began.values]
+        if isinstance(call, Step):
+            found = checked_step(self._open[number].step(call.action))
+            return "stepped", [found.observation, found.reward, found.terminated, found.truncated, found.values]
+        _close(self._open.pop(number))
+        return "closed", None
+
+    def forget(self, number: int) -> None:
+        """Close one that failed; a second failure of it says nothing more."""
+        with contextlib.suppress(Exception, SystemExit):
+            _close(self._open.pop(number, None))
+
+    def close(self) -> None:
+        """Close all."""
+        for number in list(self._open):
+            self.forget(number)
+
+
+def _close(environment: object) -> None:
+    close = getattr(environment, "close", None)
+    if callable(close):
+        close()
+
+
+def _examples(make: Make) -> list[str]:
+    """Answers that the environment itself calls valid; most name none."""
+    environment = make()
+    try:
+        given = getattr(environment, "examples", None)
+        found = given() if callable(given) else given or []
+        return [str(one) for one in found]
+    finally:
+        # One that was never reset may not be ready for it.
+        with contextlib.suppress(Exception, SystemExit):
+            _close(environment)
+
+
+def _answer(connection: Connection, *message: object) -> None:
+    connection.send_bytes(json.dumps(message).encode())
+
+
+def _describe(error: BaseException) -> str:
+    """The exception and where the environment raised it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    text = str(error)
+    said = text if isinstance(error, ValueError) and not frames else f"{type(error).__name__}: {text}"
+    return f"{said}{place}{out_of_reach(error, REACH)}"
+
+
+def _is_ours(filename: str) -> bool:
+    return os.path.dirname(os.path.abspath(filename)) == os.path.dirname(os.path.abspath(__file__))
+
+
+if __name__ == "__main__":
+    main()

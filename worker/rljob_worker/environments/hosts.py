@@ -1,0 +1,386 @@
+"""Environment hosts as the driver sees them: given work, ended at a deadline, replaced, and what they held replayed."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+
+from rljob_worker.confined.process import ConfinedProcess, NoMessageError, Place
+from rljob_worker.environments.base import (
+    MAX_ACTION_BYTES,
+    Answer,
+    Began,
+    Call,
+    Close,
+    EnvironmentFailure,
+    FailureKind,
+    Reset,
+    Stepped,
+    checked_began,
+    checked_step,
+)
+from rljob_worker.environments.episodes import EpisodeEnvironment
+from rljob_worker.environments.load import Source
+from rljob_worker.errors import UserError
+
+_CLOSE_SECONDS = 5.0
+"""In which environments are closed before their hosts are ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds; a host that has not answered by then is ended, and what else it held is replayed."""
+
+    reset: float = 60.0
+    step: float = 30.0
+    start: float = 60.0
+    """For the import of the environment's code."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What went wrong since the hosts were made."""
+
+    restarts: int = 0
+    """Hosts that were lost."""
+    replayed: int = 0
+    """Answers that were asked for again."""
+    failures: dict[FailureKind, int] = field(default_factory=lambda: dict.fromkeys(FailureKind, 0))
+    """Episodes that failed, by kind."""
+
+
+@dataclass(slots=True, eq=False)
+class _Host:
+    process: ConfinedProcess
+    deadline: float
+    """Of its start, or of what it is at."""
+    ready: bool = False
+    numbers: dict[int, EpisodeEnvironment] = field(default_factory=dict)
+    """The environments that it holds, or will, by its own numbers."""
+    queue: deque[tuple[int, EpisodeEnvironment | None]] = field(default_factory=deque)
+    """What it does next: an episode's call, or with None the closing of a number."""
+    at: tuple[int, int, EpisodeEnvironment | None] | None = None
+    """(task, number, episode) of what it is at."""
+
+
+class EnvironmentHosts:
+    """Holds one environment for each episode, in up to `processes` confined processes.
+
+    All that is asked for is begun at once and answered by `take`; each process does one thing after the other. A
+    process that dies, or is ended at a deadline, is replaced. The episode for which it was at work is tried again, up
+    to `retries` times; it and those that it held beside are made anew by seed and actions, and must answer as before.
+
+    An episode that failed is given up. One thread calls. Use as a context manager, or `close()`.
+
+    Args:
+        source: of the environment.
+        place: where hosts run.
+        processes: how many.
+        per_process: environments in each at most.
+        deadlines: of its answers.
+        deterministic: whether one can be made anew by seed and actions; where not, what a lost host held has failed.
+        retries: of an episode, after losses of hosts at work for it.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        place: Place,
+        *,
+        processes: int = 1,
+        per_process: int = 16,
+        deadlines: Deadlines | None = None,
+        deterministic: bool = True,
+        retries: int = 2,
+    ) -> None:
+        self._source, self._place = source, place
+        self._processes, self._per_process = processes, per_process
+        self._deadlines = deadlines or Deadlines()
+        self._deterministic, self._retries = deterministic, retries
+        self._hosts: list[_Host] = []
+        self._episodes: dict[int, EpisodeEnvironment] = {}
+        self._where: dict[int, tuple[_Host, int]] = {}
+        """By key: the host and its number there."""
+        self._found: deque[tuple[int, Answer]] = deque()
+        self._numbers, self._tasks = itertools.count(), itertools.count()
+        self.counts = Counts()
+        self.examples: list[str] = []
+        """Answers that the environment calls valid, when a host is ready."""
+
+    def start(self) -> None:
+        """Start one host, and wait until it has imported the environment.
+
+        Raises:
+            UserError: it cannot be used, and why.
+        """
+        host = self._spawn()
+        try:
+            late = not host.process.connection.poll(max(0.0, host.deadline - time.monotonic()))
+            answer = ["refused", f"environment: {self._late()}"] if late else host.process.read()
+            kind, value = answer
+        except (EOFError, OSError, ValueError):
+            said = host.process.end()
+            self.close()
+            raise UserError(f"environment: {self._source.title()!r} does not import: {said}") from None
+        if kind != "ready":
+            self.close()
+            said = str(value) if kind == "refused" else f"environment: {self._source.title()!r} fails:\n{value}"
+            raise UserError(said)
+        host.ready, self.examples = True, [str(one) for one in value]
+
+    def begin(self, key: int, seed: int, options: Mapping[str, object] | None = None) -> None:
+        """Make an episode's environment and reset it.
+
+        Args:
+            key: names the episode.
+            seed: of the reset.
+            options: of the reset.
+
+        Raises:
+            ValueError: there is an episode of that name, or no place for a further one.
+        """
+        if key in self._episodes:
+            raise ValueError(f"environments: there is an episode {key} already")
+        if len(self._episodes) >= self._processes * self._per_process:
+            raise ValueError(
+                f"environments: {len(self._episodes)} episodes are open, and {self._processes} processes hold "
+                f"{self._per_process} each"
+            )
+        self._episodes[key] = EpisodeEnvironment(key, seed, options or {})
+        self._enqueue(self._episodes[key])
+
+    def step(self, key: int, action: str) -> None:
+        """Answer an episode's action; ValueError where it has ended, or is not there."""
+        if key not in self._episodes:
+            raise ValueError(f"environments: there is no episode {key}")
+        episode = self._episodes[key]
+        episode.act(_bounded(action))
+        self._enqueue(episode)
+
+    def end(self, key: int) -> None:
+        """Close an episode's environment; without effect where the episode has failed."""
+        if self._episodes.pop(key, None) is None:
+            return
+        where = self._where.pop(key, None)
+        if where is not None:
+            host, number = where
+            host.queue = deque(one for one in host.queue if one[0] != number)
+            host.numbers.pop(number, None)
+            host.queue.append((number, None))
+            self._give(host)
+
+    @property
+    def outstanding(self) -> int:
+        """Answers that are wanted and have not been taken."""
+        return sum(episode.waits for episode in self._episodes.values()) + len(self._found)
+
+    def take(self, patience: float) -> list[tuple[int, Answer]]:
+        """The answers that have come, each with its episode's key; empty where none is wanted, or came in time.
+
+        Args:
+            patience: seconds to wait for the first.
+        """
+        deadline = time.monotonic() + patience
+        while not self._found and any(episode.waits for episode in self._episodes.values()):
+            left = deadline - time.monotonic()
+            if left < 0:
+                break
+            self._receive(left)
+            self._expire()
+        found = list(self._found)
+        self._found.clear()
+        return found
+
+    def close(self) -> None:
+        """Close all environments and end the hosts; idempotent."""
+        idle = [host for host in self._hosts if host.ready and host.at is None]
+        for host in idle:
+            # It closes what it holds, and ends.
+            host.process.connection.close()
+        for host in self._hosts:
+            if host in idle:
+                host.process.end(_CLOSE_SECONDS)
+            host.process.kill()
+        self._hosts.clear()
+        self._episodes.clear()
+        self._where.clear()
+
+    def __enter__(self) -> EnvironmentHosts:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _spawn(self) -> _Host:
+        process = ConfinedProcess(
+            "rljob_worker.environments.host", self._source, self._place, what="environment host", field="environment"
+        )
+        host = _Host(process, time.monotonic() + self._deadlines.start)
+        self._hosts.append(host)
+        return host
+
+    def _enqueue(self, episode: EpisodeEnvironment) -> None:
+        """Give an episode's next call to the host that holds it, or will."""
+        if episode.key not in self._where:
+            free = len(self._hosts) < self._processes and all(host.numbers for host in self._hosts)
+            host = self._spawn() if free or not self._hosts else min(self._hosts, key=lambda one: len(one.numbers))
+            number = next(self._numbers)
+            host.numbers[number] = episode
+            self._where[episode.key] = host, number
+        host, number = self._where[episode.key]
+        host.queue.append((number, episode))
+        self._give(host)
+
+    def _give(self, host: _Host) -> None:
+        """Let a host do what is next, where it is at nothing."""
+        if not host.ready or host.at is not None or not host.queue:
+            return
+        number, episode = host.queue.popleft()
+        call = Close() if episode is None else episode.call()
+        task = next(self._tasks)
+        host.at = task, number, episode
+        host.deadline = time.monotonic() + self._seconds(call)
+        try:
+            host.process.connection.send_bytes(pickle.dumps((task, number, call)))
+        except OSError:
+            self._lose(host, host.process.end())
+
+    def _receive(self, patience: float) -> None:
+        now = time.monotonic()
+        busy = [host.deadline for host in self._hosts if host.at is not None or not host.ready]
+        timeout = max(0.0, min([patience, *(deadline - now for deadline in busy)]))
+        by_connection = {host.process.connection: host for host in self._hosts}
+        for source in wait(list(by_connection), timeout):
+            assert isinstance(source, Connection)
+            # Losing one may have ended another.
+            if by_connection[source] in self._hosts:
+                self._read(by_connection[source])
+
+    def _read(self, host: _Host) -> None:
+        try:
+            message = host.process.read()
+            if host.ready:
+                self._answered(host, message)
+            else:
+                kind, value = message
+                if kind != "ready":
+                    self._lose(host, f"does not start: {value}")
+                    return
+                host.ready, self.examples = True, [str(one) for one in value]
+        except (NoMessageError, ValueError, TypeError) as error:
+            self._lose(host, f"the environment host was ended: it sent what is no answer ({error})")
+        except EOFError:
+            self._lose(host, host.process.end())
+        else:
+            self._give(host)
+
+    def _answered(self, host: _Host, message: list[object]) -> None:
+        """Take the answer to what a host is at; ValueError or TypeError when it is none."""
+        task, kind, value = message
+        if host.at is None or task != host.at[0]:
+            raise ValueError(f"task {task!r}")
+        _, number, episode = host.at
+        answer = _received(Close() if episode is None else episode.call(), kind, value)
+        host.at = None
+        if episode is None or self._episodes.get(episode.key) is not episode:
+            return
+        if isinstance(answer, str):
+            # Its host has closed it.
+            host.numbers.pop(number, None)
+            self._where.pop(episode.key, None)
+            self._fail(episode, FailureKind.DATA, answer)
+            return
+        assert answer is not None
+        if episode.position < len(episode.answers):
+            self.counts.replayed += 1
+        wanted = episode.take(answer)
+        if isinstance(wanted, EnvironmentFailure):
+            self._fail(episode, wanted.kind, wanted.text)
+        elif wanted is None:
+            host.queue.appendleft((number, episode))
+        else:
+            self._found.append((episode.key, wanted))
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for host in list(self._hosts):
+            if host.deadline > now or (host.ready and host.at is None) or host not in self._hosts:
+                continue
+            host.process.kill()
+            episode = host.at[2] if host.at else None
+            call = Close() if episode is None else episode.call()
+            verb = "reset" if isinstance(call, Reset) else "step"
+            late = (
+                f"{verb} gave no answer within environment.{verb}Seconds ({self._seconds(call):g} s), and its host was "
+                "ended"
+            )
+            self._lose(host, late if host.ready else self._late())
+
+    def _lose(self, host: _Host, why: str) -> None:
+        """Replace a host, and have what it held made anew."""
+        host.process.kill()
+        self._hosts.remove(host)
+        self.counts.restarts += 1
+        at_work = [host.at[2]] if host.ready and host.at else [one for _, one in host.queue] if not host.ready else []
+        for episode in host.numbers.values():
+            self._where.pop(episode.key, None)
+            episode.lost()
+        for episode in host.numbers.values():
+            if episode in at_work:
+                episode.losses += 1
+                if episode.losses > self._retries:
+                    self._fail(episode, FailureKind.INFRA, why)
+                    continue
+            if episode.answers and not self._deterministic:
+                self._fail(
+                    episode, FailureKind.INFRA, f"{why}; it is not deterministic, so that it cannot be made anew"
+                )
+            elif episode.waits:
+                self._enqueue(episode)
+
+    def _fail(self, episode: EpisodeEnvironment, kind: FailureKind, why: str) -> None:
+        """Give an episode up, and say so in the place of an answer."""
+        self.counts.failures[kind] += 1
+        step = len(episode.answers)
+        where = "reset" if not step else f"step {step}"
+        text = f"environment {self._source.title()}, seed {episode.seed}, {where}: {why}"
+        self.end(episode.key)
+        self._found.append((episode.key, EnvironmentFailure(kind, text)))
+
+    def _seconds(self, call: Call) -> float:
+        return self._deadlines.reset if isinstance(call, Reset) else self._deadlines.step
+
+    def _late(self) -> str:
+        return f"{self._source.title()!r} has not been imported within {self._deadlines.start:g} s"
+
+
+def _received(call: Call, kind: object, value: object) -> Began | Stepped | str | None:
+    """An answer as a host sent it, which runs code that nobody checked; text for a failure, None for a closing.
+
+    Raises:
+        ValueError, TypeError: it is none.
+    """
+    if kind == "failed":
+        if not isinstance(value, str):
+            raise ValueError(f"a failure that is {type(value).__name__}")
+        return value
+    if isinstance(call, Close):
+        return None
+    expected = "began" if isinstance(call, Reset) else "stepped"
+    if kind != expected:
+        raise ValueError(f"{kind!r} in the place of {expected!r}")
+    return checked_began(value) if isinstance(call, Reset) else checked_step(value)
+
+
+def _bounded(action: str) -> str:
+    """An action that fits into a message; ValueError where it does not."""
+    if len(action) > MAX_ACTION_BYTES:
+        raise ValueError(f"environments: an action of {len(action)} characters: {MAX_ACTION_BYTES} at most")
+    return action

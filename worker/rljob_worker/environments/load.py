@@ -1,0 +1,147 @@
+"""From what names an environment to one: built in, of gymnasium, or a class of the user's.
+
+Runs in the environment hosts alone: code of a user is imported nowhere else.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from rljob_worker.confined.loading import load_named
+from rljob_worker.environments.base import Playable
+from rljob_worker.errors import UserError
+
+if TYPE_CHECKING:
+    from rljob_api.base import ApiModel
+
+Make = Callable[[], Playable]
+"""Makes an environment for an episode."""
+BUILTIN = ("FrozenLake", "Sokoban")
+Settings = TypeVar("Settings", bound="ApiModel")
+REACH = (
+    "an environment reads its own folder, the working directory and Python packages, and writes to its temporary "
+    "folder (TMPDIR)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What names an environment: exactly one of the first three."""
+
+    name: str | None = None
+    """One that is built in."""
+    python: str | None = None
+    """`FILE.py:Class` or `package.module:Class`."""
+    gymnasium: Mapping[str, object] | None = None
+    """Settings of `GymnasiumSettings`."""
+    args: Mapping[str, object] = field(default_factory=dict)
+    """Of the environment that is built in, or of the class."""
+
+    def title(self) -> str:
+        """It in a few words."""
+        return str(self.name or self.python or (self.gymnasium or {}).get("id"))
+
+
+def maker(source: Source) -> Make:
+    """A function that makes a new environment, which nothing has used.
+
+    Args:
+        source: what it is.
+
+    Raises:
+        UserError: it cannot be used; the message begins with `environment`.
+    """
+    if source.name is not None:
+        return _builtin(source.name, source.args)
+    if source.gymnasium is not None:
+        # Models take longer to import than all else that a host of the user's own class needs.
+        from rljob_worker.environments.gymnasium_adapter import GymnasiumEnvironment, GymnasiumSettings
+
+        settings = _settings(GymnasiumSettings, source.gymnasium, "environment.gymnasium")
+        return lambda: GymnasiumEnvironment(settings)
+    assert source.python is not None
+    return _class(source.python, source.args)
+
+
+def _builtin(name: str, args: Mapping[str, object]) -> Make:
+    if name not in BUILTIN:
+        raise UserError(
+            f"environment.name: there is no {name!r}; built in are {' and '.join(BUILTIN)}, and your own is named by "
+            "FILE.py:Class"
+        )
+    if name == "FrozenLake":
+        from rljob_worker.environments.frozen_lake import FrozenLake, LakeSettings
+
+        lake = _settings(LakeSettings, args, "environment.args")
+        return lambda: FrozenLake(lake)
+    from rljob_worker.environments.sokoban import Sokoban, SokobanSettings
+
+    room = _settings(SokobanSettings, args, "environment.args")
+    return lambda: Sokoban(room)
+
+
+def _settings(model: type[Settings], given: Mapping[str, object], where: str) -> Settings:
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate(dict(given))
+    except ValidationError as error:
+        found = []
+        for one in error.errors():
+            path = ".".join(map(str, (where, *one["loc"])))
+            known = ", ".join(field.alias or name for name, field in model.model_fields.items())
+            unknown = one["type"] == "extra_forbidden" and len(one["loc"]) == 1
+            found.append(
+                f"{path}: there is no such argument; there are {known}" if unknown else f"{path}: {one['msg']}"
+            )
+        raise UserError("; ".join(found)) from None
+
+
+def _class(path: str, args: Mapping[str, object]) -> Make:
+    kind: object = load_named(path, "environment.python", "Class", REACH)
+    if not inspect.isclass(kind):
+        raise UserError(f"environment.python: {path!r} is not a class but {type(kind).__name__}")
+    _check_arguments(kind, path, args)
+    called: tuple[tuple[str, str, Mapping[str, object] | None], ...] = (
+        ("reset", "reset(seed=..., options=...)", {"seed": 0, "options": {}}),
+        ("step", "step(action)", None),
+    )
+    for method, shown, bound in called:
+        function = getattr(kind, method, None)
+        if not callable(function):
+            raise UserError(f"environment.python: {path!r} has no method {method}: it needs reset and step")
+        if inspect.iscoroutinefunction(function):
+            raise UserError(f"environment.python: {path!r}: {method} is async: it must be a plain method")
+        _check_method(function, path, shown, bound)
+    made = cast(Callable[..., Playable], kind)
+    return lambda: made(**args)
+
+
+def _check_arguments(kind: type, path: str, args: Mapping[str, object]) -> None:
+    try:
+        signature = inspect.signature(kind)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(**args)
+    except TypeError as error:
+        raise UserError(
+            f"environment.args: {path!r} is made as {kind.__name__}(**args), which fails: {error}"
+        ) from None
+
+
+def _check_method(function: Callable[..., object], path: str, shown: str, by_name: Mapping[str, object] | None) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        if by_name is None:
+            signature.bind(None, "text")
+        else:
+            signature.bind(None, **by_name)
+    except TypeError as error:
+        raise UserError(f"environment.python: {path!r} is called as {shown}, which fails: {error}") from None
