@@ -24,7 +24,7 @@ _KERNELS = (
         _NPU,
         "attention; the first of its results is the context",
         ("query", "key", "value", "head_num", "input_layout"),
-        ("atten_mask", "scale", "keep_prob", "sparse_mode"),
+        ("atten_mask", "scale", "keep_prob", "sparse_mode", "actual_seq_qlen", "actual_seq_kvlen"),
         spelled="npu_fusion_attention",
         executed=True,
     ),

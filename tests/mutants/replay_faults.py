@@ -16,9 +16,9 @@ REPLAY_FAULTS = (
         "tests/worker/rollouts/test_groups.py::test_a_checkpoint_keeps_the_experts_of_what_is_finished",
     ),
     Fault(
-        "padding counts among the tokens that routers would have sent elsewhere",
+        "tokens that predict no response count among those that routers would have sent elsewhere",
         "worker/rljob_worker/trainer/megatron/expert_replay.py",
-        "counted[selected] = True",
+        "counted[micro_batch.rows] = True",
         "counted[:] = True",
         f"{TRAINER}::test_each_token_goes_to_the_experts_that_the_batch_names",
     ),
@@ -46,8 +46,8 @@ REPLAY_FAULTS = (
     Fault(
         "each token goes to the experts of the one after it",
         "worker/rljob_worker/trainer/batches.py",
-        "(self.starts - np.arange(len(self)))[samples] + within",
-        "self.starts[samples] + within",
+        "(self.starts - np.arange(len(self)))[sample] + places",
+        "self.starts[sample] + places",
         "tests/worker/trainer/test_batches.py::test_micro_batches_hold_the_right_tokens",
     ),
     Fault(

@@ -93,7 +93,7 @@ class TrainingSpec(ApiModel):
     """Samples in one optimizer update; must divide promptsPerStep x samplesPerPrompt; default: all of them (one update
     a step)."""
     max_tokens_per_micro_batch: TokenCount = 16384
-    """Padded tokens in one micro-batch; samples are sorted and grouped by length under this bound."""
+    """Tokens in one micro-batch, a row of samples without padding; a longer sample is a row of its own."""
     recompute: Recompute = Recompute.NONE
     """Activation recomputation."""
     optimizer: OptimizerSpec = OptimizerSpec()

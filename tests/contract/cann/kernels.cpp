@@ -205,7 +205,7 @@ void rotary_embedding(const Call &call) {
   call.returns();
 }
 
-// Of [S, B, heads x D], causal from the left upper corner.
+// Of a row [T, heads, D]: each sequence by itself, causal from the left upper corner.
 struct Training {
   Tensor q, k, v;
   int64_t groups;
@@ -213,44 +213,48 @@ struct Training {
   Tensor probabilities;
 
   explicit Training(const Call &call, const char *scale_name) : scale(call.number(scale_name)) {
-    call.wants(call.text("input_layout") == "SBH" && call.integer("sparse_mode") == 2, "SBH with sparse_mode 2");
+    call.wants(call.text("input_layout") == "TND" && call.integer("sparse_mode") == 2, "TND with sparse_mode 2");
     call.wants(call.number("keep_prob") == 1.0 && !call.given("pse"), "without dropout and pse");
     wants_upper_triangle(call);
     auto query = call.tensor("query");
-    auto width = query.size(2) / call.integer("head_num");
-    q = by_head(query, width), k = by_head(call.tensor("key"), width), v = by_head(call.tensor("value"), width);
-    groups = q.size(1) / k.size(1);
-    k = k.repeat_interleave(groups, 1), v = v.repeat_interleave(groups, 1);
-    auto scores = at::matmul(q, k.transpose(2, 3)) * scale;
-    auto hidden = at::ones({q.size(2), k.size(2)}, at::kBool).triu(1);
+    call.wants(query.size(1) == call.integer("head_num"), "as many heads as it is told");
+    auto ends = call.integers("actual_seq_qlen");
+    call.wants(ends == call.integers("actual_seq_kvlen") && ends.back() == query.size(0), "whole rows of sequences");
+    q = by_head(query), k = by_head(call.tensor("key")), v = by_head(call.tensor("value"));
+    groups = q.size(0) / k.size(0);
+    k = k.repeat_interleave(groups, 0), v = v.repeat_interleave(groups, 0);
+    auto hidden = at::ones({query.size(0), query.size(0)}, at::kBool);
+    int64_t begin = 0;
+    for (auto end : ends) {
+      auto length = end - begin;
+      hidden.slice(0, begin, end).slice(1, begin, end).copy_(at::ones({length, length}, at::kBool).triu(1));
+      begin = end;
+    }
+    auto scores = at::matmul(q, k.transpose(1, 2)) * scale;
     probabilities = scores.masked_fill(hidden, -std::numeric_limits<float>::infinity()).softmax(-1);
   }
-  // [S, B, H] -> [B, heads, S, D]
-  static Tensor by_head(const Tensor &x, int64_t width) {
-    return x.unflatten(2, {-1, width}).permute({1, 2, 0, 3}).to(at::kFloat);
-  }
-  static Tensor back(const Tensor &x, const Tensor &like) {
-    return x.permute({2, 0, 1, 3}).flatten(2).to(like.scalar_type());
-  }
-  Tensor shared(const Tensor &gradient) const { return gradient.unflatten(1, {-1, groups}).sum(2); }
+  // [T, heads, D] -> [heads, T, D]
+  static Tensor by_head(const Tensor &x) { return x.transpose(0, 1).to(at::kFloat); }
+  static Tensor back(const Tensor &x, const Tensor &like) { return x.transpose(0, 1).contiguous().to(like.scalar_type()); }
+  Tensor shared(const Tensor &gradient) const { return gradient.unflatten(0, {-1, groups}).sum(1); }
 };
 
 void fusion_attention(const Call &call) {
   auto query = call.device("query");
   Training t(call, "scale");
   auto out = to_device(Training::back(at::matmul(t.probabilities, t.v), query), query);
-  auto statistics = to_device(at::zeros({t.q.size(0), t.q.size(1), t.q.size(2), 8}), query);
+  auto statistics = to_device(at::zeros({t.q.size(1), t.q.size(0), 8}), query);
   call.returns(out, statistics, statistics.clone(), to_device(at::zeros({1}), query), int64_t(0), int64_t(0), int64_t(0));
 }
 
 void fusion_attention_grad(const Call &call) {
   auto query = call.device("query"), key = call.device("key");
   Training t(call, "scale_value");
-  auto dy = Training::by_head(call.tensor("dy"), t.q.size(3));
-  auto dp = at::matmul(dy, t.v.transpose(2, 3));
+  auto dy = Training::by_head(call.tensor("dy"));
+  auto dp = at::matmul(dy, t.v.transpose(1, 2));
   auto ds = t.probabilities * (dp - (dp * t.probabilities).sum(-1, true)) * t.scale;
-  auto dq = at::matmul(ds, t.k), dk = t.shared(at::matmul(ds.transpose(2, 3), t.q));
-  auto dv = t.shared(at::matmul(t.probabilities.transpose(2, 3), dy));
+  auto dq = at::matmul(ds, t.k), dk = t.shared(at::matmul(ds.transpose(1, 2), t.q));
+  auto dv = t.shared(at::matmul(t.probabilities.transpose(1, 2), dy));
   auto none = to_device(at::zeros({0}), query);
   std::vector<Tensor> results = {to_device(Training::back(dq, query), query), to_device(Training::back(dk, key), query),
                                  to_device(Training::back(dv, key), query)};

@@ -74,13 +74,13 @@ def test_kv_cache_of_a_token() -> None:
     assert kv_bytes_per_token(published("Qwen3-30B-A3B"), 8, 2) == 48 * 2 * 128 * 2, "each rank keeps one of 4 heads"
 
 
-def test_tensor_parallelism_leaves_only_the_residual_stream_whole() -> None:
+def test_tensor_parallelism_leaves_the_residual_stream_and_the_angles_whole() -> None:
     model = replace(published("Qwen3-8B"))
     job = replace(ONE, kind="npu")
     whole = layer_bytes(model, 0, job, Precision.BF16).whole
     cut = layer_bytes(model, 0, replace(trainers(4, tp=4), kind="npu"), Precision.BF16).whole
-    residual = 4 * model.hidden_size * 2
-    assert cut - residual == (whole - residual) // 4
+    uncut = (4 * model.hidden_size + 4 * model.head_dim) * 2
+    assert cut - uncut == (whole - uncut) // 4
 
 
 SAVED = """
@@ -97,7 +97,13 @@ from megatron.core import parallel_state
 parallel_state.initialize_model_parallel()
 seed_cpu(1)
 from rljob_worker.trainer.megatron.models.build import build_gpt_model
-TOKENS = 512
+from megatron.core.packed_seq_params import PackedSeqParams
+from rljob_worker.trainer.megatron.rows import PositionRotary
+LENGTHS = 192, 128, 128, 64
+TOKENS = sum(LENGTHS)
+POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS])
+BOUNDS = torch.tensor([0, *LENGTHS], dtype=torch.int32).cumsum(0)
+ROW = PackedSeqParams(qkv_format="sbhd", cu_seqlens_q=BOUNDS, cu_seqlens_kv=BOUNDS, max_seqlen_q=192, max_seqlen_kv=192)
 def with_layers(config, layers):
     text = config.get("text_config", config)
     text = {**text, "num_hidden_layers": layers}
@@ -118,9 +124,11 @@ def saved(config, layers, dtype, recompute):
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = tensor, storage.nbytes()
         return tensor
-    ids = torch.randint(0, 1000, (4, TOKENS // 4))
+    model.rotary_pos_emb = PositionRotary(model.rotary_pos_emb)
+    model.rotary_pos_emb.positions = POSITIONS
+    ids = torch.randint(0, 1000, (1, TOKENS))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(ids, torch.arange(TOKENS // 4).expand(4, -1), None)
+        model(ids, POSITIONS[None], None, packed_seq_params=ROW)
     return sum(nbytes for _, nbytes in kept.values())
 result = {}
 for name, config in json.loads(sys.argv[1]).items():
@@ -158,5 +166,5 @@ def test_activations_are_the_saved_tensors_of_real_layers(tmp_path: Path) -> Non
         for precision, dtype in ((Precision.FP32, "float32"), (Precision.BF16, "bfloat16")):
             each = layer_bytes(model, 0, ONE, precision)
             planned |= {f"{name} {dtype} {recompute}": each.kept(recompute) for recompute in Recompute}
-    # What is left out are the norms' and the softmax's statistics, the rotary tables and the router.
+    # What is left out are the norms' and the softmax's statistics and the router.
     assert planned == {case: pytest.approx(nbytes, rel=0.03) for case, nbytes in measured.items()}

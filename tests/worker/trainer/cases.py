@@ -163,7 +163,7 @@ MANY_TERMS = {
 
 def stop_midway(process: Process, **training: Any) -> Result:
     """A stop request reaches one rank in the middle of a pass; all ranks leave with the state before the step."""
-    trainer = process.trainer(maxTokensPerMicroBatch=24, **training)
+    trainer = process.trainer(maxTokensPerMicroBatch=16, **training)
     step(trainer, 0)
     before, asked, seen = state(trainer), process.rank == 0, 0
 

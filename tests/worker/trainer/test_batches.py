@@ -5,16 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_worker.flow import Episode, Group, TokenStream
 from rljob_worker.rollouts.batch import train_batch
-from rljob_worker.trainer.batches import PackedBatch, plan_step, plan_update, split_evenly
-from rljob_worker.trainer.megatron.pipeline import rows_by_position
+from rljob_worker.trainer.batches import MicroBatch, PackedBatch, plan_step
+from rljob_worker.trainer.dealing import Dealing
 from rljob_worker.types import TrainBatch
-
-LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=80)
 
 
 def make_batch(prompts: list[int], responses: list[int]) -> TrainBatch:
@@ -27,41 +25,15 @@ def make_batch(prompts: list[int], responses: list[int]) -> TrainBatch:
     )
 
 
-@given(LENGTHS, st.integers(1, 5), st.integers(1, 200))
-@settings(max_examples=200)
-def test_every_sample_once_bound_respected_and_ranks_agree(lengths: list[int], parts: int, bound: int) -> None:
-    array = np.array(lengths)
-    plans = [plan_update(array, parts, part, bound) for part in range(parts)]
-    assert sorted(np.concatenate([g for plan in plans for g in plan]).tolist()) == list(range(len(lengths)))
-    assert len({len(plan) for plan in plans}) == 1
-    for group in (g for plan in plans for g in plan):
-        assert len(group) <= 1 or len(group) * array[group].max() <= bound
-
-
-@given(LENGTHS, st.integers(1, 5))
-def test_ranks_get_equal_counts_and_nearly_equal_tokens(lengths: list[int], parts: int) -> None:
-    array = np.array(lengths)
-    shares = split_evenly(array, parts)
-    counts = [len(share) for share in shares]
-    assert max(counts) - min(counts) <= 1
-    if len(lengths) % (2 * parts) == 0:
-        # Dealt out and back: pairs of rounds differ by at most what the longest and the shortest sample differ.
-        tokens = [int(array[share].sum()) for share in shares]
-        assert max(tokens) - min(tokens) <= array.max() - array.min()
-
-
-@pytest.mark.parametrize("bound", [2048, 16384])
-def test_skewed_lengths_are_hardly_padded(bound: int) -> None:
-    lengths = np.minimum(np.random.default_rng(0).geometric(1 / 65, 64), 256)
-    groups = plan_update(lengths, 1, 0, bound)
-    padded = sum(len(group) * lengths[group].max() for group in groups)
-    assert padded < 1.35 * lengths.sum()
-    assert len(lengths) * lengths.max() > 3.5 * lengths.sum(), "what padding to the longest would cost"
-
-
-def test_equal_lengths_fill_the_bound() -> None:
-    groups = plan_update(np.full(100, 10), 1, 0, 320)
-    assert len(groups) == 4
+def assert_row_is_whole(row: MicroBatch) -> None:
+    """Sequences fill the row, each position is that in its own sequence, and the longest is the longest."""
+    lengths = np.diff(row.bounds)
+    assert row.bounds[0] == 0
+    assert row.bounds[-1] == row.input_ids.shape[1] == row.position_ids.shape[1]
+    assert row.position_ids[0].tolist() == [place for length in lengths for place in range(length)]
+    assert row.longest == lengths.max()
+    if row.experts is not None:
+        assert row.experts.shape[:2] == (row.bounds[-1], 1)
 
 
 @given(
@@ -76,7 +48,7 @@ def test_micro_batches_hold_the_right_tokens(sizes: list[tuple[int, int]], parts
     packed = PackedBatch(replace(batch, experts=followed.astype(np.uint16).reshape(-1, 1, 1)))
     seen: list[int] = []
     for part in range(parts):
-        (update,) = plan_step(packed, None, parts, part, bound)
+        (update,) = plan_step(packed, None, Dealing(bound, parts), part)
         assert update.num_tokens == sum(responses)
         assert update.num_sequences == len(sizes)
         for mb in update.micro_batches:
@@ -91,23 +63,25 @@ def test_micro_batches_hold_the_right_tokens(sizes: list[tuple[int, int]], parts
             # The rows are those of the tokens just before the labels.
             assert mb.input_ids.flatten()[mb.rows].tolist() == expected_inputs
             padded = mb.padded(4)
+            assert padded.input_ids.shape[1] % 4 == 0
             assert padded.input_ids.flatten()[padded.rows].tolist() == expected_inputs
-            assert padded.input_ids.T.flatten()[rows_by_position(padded)].tolist() == expected_inputs
+            for row in (mb, padded):
+                assert_row_is_whole(row)
             np.testing.assert_allclose(mb.rollout_log_probs.numpy(), expected_log_probs, rtol=1e-6)
             assert mb.advantages.tolist() == expected_advantages
             assert mb.mask.sum(1).tolist() == [responses[i] for i in mb.samples]
-            for row, i in enumerate(mb.samples):
-                count = prompts[i] + responses[i] - 1
+            for start, i in zip(mb.bounds, mb.samples):
+                inputs = slice(start, start + prompts[i] + responses[i] - 1)
                 if mb.experts is None:
                     assert not len(followed)
                 else:
-                    assert torch.equal(mb.experts[:count, row, 0, 0], mb.input_ids[row, :count].short())
+                    assert torch.equal(mb.experts[inputs, 0, 0, 0], mb.input_ids[0, inputs].short())
             seen += mb.samples.tolist()
     assert sorted(seen) == list(range(len(sizes)))
 
 
 def test_updates_take_samples_in_order() -> None:
-    updates = plan_step(PackedBatch(make_batch([2] * 8, [3] * 8)), 4, 1, 0, 1000)
+    updates = plan_step(PackedBatch(make_batch([2] * 8, [3] * 8)), 4, Dealing(1000), 0)
     assert [sorted(i for mb in update.micro_batches for i in mb.samples.tolist()) for update in updates] == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],
@@ -116,7 +90,7 @@ def test_updates_take_samples_in_order() -> None:
 
 def test_bad_batches_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"globalBatchSize: 3 does not divide the step's 8"):
-        plan_step(PackedBatch(make_batch([2] * 8, [3] * 8)), 3, 1, 0, 1000)
+        plan_step(PackedBatch(make_batch([2] * 8, [3] * 8)), 3, Dealing(1000), 0)
     whole = make_batch([2, 2], [3, 3])
     for field in ("rollout_log_probs", "advantages", "versions"):
         with pytest.raises(ValueError, match=f"6 sampled tokens but 5 entries in {field}"):
@@ -148,7 +122,7 @@ def test_only_sampled_spans_are_trained_on_wherever_they_are(turns: list[list[tu
     groups = [Group(i, 0, (Episode(i, 0, stream),)) for i, stream in enumerate(streams)]
     batch = train_batch(groups, np.arange(len(groups), dtype=np.float32))
     assert batch.versions.tolist() == [v for stream in streams for v in stream.versions[stream.sampled]]
-    (update,) = plan_step(PackedBatch(batch), None, 1, 0, bound)
+    (update,) = plan_step(PackedBatch(batch), None, Dealing(bound), 0)
     assert update.num_tokens == sum(stream.num_sampled for stream in streams)
     for mb in update.micro_batches:
         labels = [streams[i].ids[streams[i].sampled] for i in mb.samples.tolist()]

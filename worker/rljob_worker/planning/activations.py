@@ -52,7 +52,8 @@ def layer_bytes(model: ModelConfig, layer: int, job: JobShape, precision: Precis
 
     - two norms: input and output, h each * (on CPU torch's composite norm also keeps the normalised input, in fp32);
     - attention: the fused projection (q + 2 k) / t, which the norms of q and k and the values are views of, q's copy
-      q / t, rotated q and k (q + k) / t, the output q / t;
+      q / t, rotated q and k (q + k) / t, the output q / t, and what q and k are rotated by, 4 times a head's rotated
+      width: cosines and sines of each token's place in its own sequence;
     - MLP: 3 f / t. Its input is the second norm's output.
     - Experts: c = experts a token times their width instead of f; the chosen tokens are kept once more * (twice when
       they come from other ranks: those of the ranks that an expert is cut over are gathered), and the weighted
@@ -76,7 +77,8 @@ def layer_bytes(model: ModelConfig, layer: int, job: JobShape, precision: Precis
     elif precision is Precision.BF16:
         attention = _FP32 * (4 * hidden + 2 * (1 + normed) * (queries + keys)) + size * (2 * hidden + queries)
     else:
-        attention = size * (6 * hidden + (3 + 2 * normed) * queries + (3 + normed) * keys)
+        attention = size * (6 * hidden + (2 + 3 * normed) * (queries + keys))
+    attention += size * 4 * round(model.head_dim * model.rotary_fraction)
     if model.output_gate:
         # The gate and, in fp32, its sigmoid; what it multiplies is kept where that is no copy.
         attention += queries * (size + _FP32 + (size if precision is Precision.FP32 else 0))

@@ -15,7 +15,7 @@ def assumptions(spec: RLJobSpec, model: ModelConfig, plan: MemoryPlan) -> list[s
     """The assumptions that matter to this job."""
     kind = plan.job.kind
     lines = [
-        f"a micro-batch of {plan.batch.tokens} padded tokens, all samples as long as they may be "
+        f"a micro-batch of {plan.batch.tokens} tokens, all samples as long as they may be "
         f"({plan.batch.longest} tokens), logits at {plan.batch.responses} of its positions",
         f"each process takes {PROCESS_BYTES[kind] / GIB:g} GiB of host memory before its tensors, "
         f"Ray {RAY_BYTES / GIB:g} GiB a node",

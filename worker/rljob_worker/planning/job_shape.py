@@ -74,7 +74,7 @@ class MicroBatch:
     """The largest micro-batch that a trainer may be given, in tokens."""
 
     tokens: int
-    """Padded."""
+    """Of all its sequences."""
     responses: int
     """Positions that logits are computed at."""
     count: int
@@ -88,15 +88,15 @@ class MicroBatch:
 def largest_micro_batch(spec: RLJobSpec, model: ModelConfig, job: JobShape) -> MicroBatch:
     """Worst case of `trainer.batches.plan_step`: all samples of an update as long as they may be.
 
-    `group_by_tokens` bounds padded tokens by `maxTokensPerMicroBatch`; one longer sample is a group of its own. Logits
-    are computed at response positions only, so short prompts are the worst.
+    `maxTokensPerMicroBatch` bounds the tokens of a row; one longer sample is a row of its own. Logits are computed at
+    response positions only, so short prompts are the worst.
     """
     response = spec.rollout.max_response_tokens
     prompt, assumed = prompt_tokens(spec)
     longest = min(prompt + response, model.max_position_embeddings)
     bound = spec.training.max_tokens_per_micro_batch
     samples = -(-(spec.training.global_batch_size or derived.samples_per_step(spec)) // job.trainers.dp)
-    tokens = min(max(bound // longest, 1), samples) * longest if bound < longest else min(bound, samples * longest)
+    tokens = min(max(bound, longest), samples * longest)
     return MicroBatch(
         tokens=tokens,
         responses=min(tokens, samples * response),

@@ -59,6 +59,8 @@ class TrainerBackend(Protocol):
     """Columns of the logits that are tokens; a backend may have further ones."""
     manifest: Manifest
     """Tensors that engines get."""
+    pair_cost: float
+    """Work of a token's look at one other, as a part of all else that a token costs (`models.cost`)."""
     sync_dtype: torch.dtype
     """Number format in which they get them."""
     groups: ProcessGroups

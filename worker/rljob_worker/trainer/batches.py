@@ -1,4 +1,4 @@
-"""From the samples of a step to each rank's padded micro-batches: pure, deterministic, the same on every rank."""
+"""From the samples of a step to each rank's rows of them: pure, deterministic, the same on every rank."""
 
 from __future__ import annotations
 
@@ -10,87 +10,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rljob_worker.trainer.dealing import Dealing, plan_update
 from rljob_worker.types import ExpertArray, IntArray, TrainBatch
-
-GROUPS_PER_BOUND = 64
-"""The fixed cost of a micro-batch is taken to be that of this part of the largest one's tokens."""
-
-
-def split_evenly(lengths: IntArray, parts: int) -> list[IntArray]:
-    """Indices of `lengths` [N] for each of `parts` ranks, longest first.
-
-    Sample counts differ by at most one. Dealing the sorted samples out and back keeps token counts close and gives
-    all ranks micro-batches of like shape, which ranks that exchange experts wait for one another by.
-    """
-    order = np.argsort(-lengths, kind="stable").astype(np.int64)
-    rank = np.arange(len(order)) % (2 * parts)
-    rank = np.where(rank < parts, rank, 2 * parts - 1 - rank)
-    return [order[rank == part] for part in range(parts)]
-
-
-def group_by_tokens(lengths: IntArray, order: IntArray, max_tokens: int) -> list[IntArray]:
-    """Cut `order` (indices, longest first) into groups of at most `max_tokens` padded tokens.
-
-    Of all cuts, the one with the least padded tokens, where each group counts `max_tokens / GROUPS_PER_BOUND` tokens
-    more for what a micro-batch costs whatever its size. A sample longer than the bound is a group of its own.
-    """
-    sizes = lengths[order]
-    count = len(sizes)
-    if count and count * sizes[0] <= max_tokens and sizes[0] == sizes[-1]:
-        return [order]
-    overhead = max_tokens / GROUPS_PER_BOUND
-    # best[j]: least cost of the first j samples; start[j]: where the last of their groups begins.
-    best = np.zeros(count + 1)
-    start = np.zeros(count + 1, dtype=np.int64)
-    first = 0
-    for end in range(1, count + 1):
-        while first < end - 1 and (end - first) * sizes[first] > max_tokens:
-            first += 1
-        costs = best[first:end] + np.arange(end - first, 0, -1) * sizes[first:end]
-        chosen = int(costs.argmin())
-        best[end] = costs[chosen] + overhead
-        start[end] = first + chosen
-    groups: list[IntArray] = []
-    end = count
-    while end:
-        groups.append(order[start[end] : end])
-        end = int(start[end])
-    return groups[::-1]
-
-
-def split_to_count(groups: list[IntArray], lengths: IntArray, count: int) -> list[IntArray]:
-    """Halve the groups with the most padded tokens until there are `count`; empty groups where samples run out."""
-    groups = list(groups)
-    while len(groups) < count:
-        tokens = [len(group) * int(lengths[group[0]]) if len(group) > 1 else 0 for group in groups]
-        largest = int(np.argmax(tokens)) if tokens else 0
-        if not tokens or tokens[largest] == 0:
-            groups.append(np.empty(0, dtype=np.int64))
-            continue
-        group = groups[largest]
-        half = (len(group) + 1) // 2
-        groups[largest : largest + 1] = [group[:half], group[half:]]
-    return groups
-
-
-def plan_update(lengths: IntArray, parts: int, part: int, max_tokens: int) -> list[IntArray]:
-    """Micro-batches (sample indices) of data-parallel rank `part`; every rank gets the same number of them."""
-    shares = [group_by_tokens(lengths, order, max_tokens) for order in split_evenly(lengths, parts)]
-    return split_to_count(shares[part], lengths, max(1, *(len(share) for share in shares)))
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Right-padded inputs of `b` samples, and their `n` response tokens packed one sample after the other."""
+    """One row: the inputs of `b` samples, one after the other, and their `n` response tokens in the same order."""
 
     samples: IntArray
     """[b] indices into the step's batch; empty for a filler that only keeps ranks in step."""
     input_ids: Tensor
-    """[b, S] int64: all tokens but the last one."""
+    """[1, T] int64: of each sample all tokens but the last one."""
     position_ids: Tensor
-    """[b, S] int64."""
+    """[1, T] int64, each token's place in its own sample."""
+    bounds: IntArray
+    """[b + 1] int32, where each sample begins; the last is T. On the host, whatever the device is."""
     rows: Tensor
-    """[n] int64, rows of the [b * S] hidden states that predict a response token."""
+    """[n] int64, which of the T hidden states predict a response token."""
     labels: Tensor
     """[n] int64, the response tokens."""
     sequences: Tensor
@@ -104,7 +41,12 @@ class MicroBatch:
     versions: Tensor
     """[n] int64, the weights that sampled each of them."""
     experts: Tensor | None = None
-    """[S, b, layers with experts, experts of a token] uint8 or int16, to route by; None: the trainer's own choice."""
+    """[T, 1, layers with experts, experts of a token] uint8 or int16, to route by; None: the trainer's own choice."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return int(np.diff(self.bounds).max())
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same with its tensors on `device`; itself where they are there."""
@@ -115,19 +57,23 @@ class MicroBatch:
         return replace(self, **moved)
 
     def padded(self, multiple: int) -> MicroBatch:
-        """The same with what has S entries rounded up to a multiple."""
-        missing = -self.input_ids.shape[1] % multiple
+        """The same with T rounded up to a multiple, by a further sequence that nothing is read from."""
+        length = self.input_ids.shape[1]
+        missing = -length % multiple
         if not missing:
             return self
-        length = self.input_ids.shape[1]
-        positions = F.pad(self.position_ids, (0, missing))
-        rows = self.rows + self.rows // length * missing
+        places = torch.arange(missing, device=self.position_ids.device).unsqueeze(0)
         experts = self.experts
         if experts is not None:
             # Any experts will do where nobody looks at the result, but no expert twice.
             experts = torch.cat([experts, experts[-1:].expand(missing, *experts.shape[1:])])
-        ids = F.pad(self.input_ids, (0, missing))
-        return replace(self, input_ids=ids, position_ids=positions, rows=rows, experts=experts)
+        return replace(
+            self,
+            input_ids=F.pad(self.input_ids, (0, missing)),
+            position_ids=torch.cat([self.position_ids, places], dim=1),
+            bounds=np.append(self.bounds, np.int32(length + missing)),
+            experts=experts,
+        )
 
     def with_own_routing(self) -> MicroBatch:
         """The same, routed by the trainer's own choice of experts."""
@@ -166,39 +112,40 @@ class PackedBatch:
         """Inputs for the samples with these indices."""
         if not len(samples):
             return _filler()
-        lengths, counts, b = self.lengths[samples], self.responses[samples], len(samples)
-        columns = np.arange(max(1, int(lengths.max()) - 1))
-        places = self.starts[samples][:, None] + columns
-        inside = columns < lengths[:, None] - 1
-        input_ids = np.where(inside, self.tokens[np.minimum(places, len(self.tokens) - 1)], 0)
+        lengths, counts = self.lengths[samples], self.responses[samples]
+        # A sample of one token has nothing to predict, and is computed all the same.
+        inputs = np.maximum(lengths - 1, 1)
+        bounds = np.append(0, np.cumsum(inputs))
+        sample = np.repeat(np.arange(len(samples)), inputs)
+        places = np.arange(bounds[-1]) - bounds[sample]
 
-        row = np.repeat(np.arange(b), counts)
+        row = np.repeat(np.arange(len(samples)), counts)
         first = np.cumsum(counts) - counts
         within = np.arange(len(row)) - first[row]
         chosen = self.sampled_starts[samples][row] + within
         in_sample = self.places[chosen]
         return MicroBatch(
             samples=samples,
-            input_ids=torch.from_numpy(input_ids),
-            position_ids=torch.from_numpy(columns).expand(b, -1),
-            rows=torch.from_numpy(row * len(columns) + in_sample - 1),
+            input_ids=torch.from_numpy(self.tokens[self.starts[samples][sample] + places]).unsqueeze(0),
+            position_ids=torch.from_numpy(places).unsqueeze(0),
+            bounds=bounds.astype(np.int32),
+            rows=torch.from_numpy(bounds[row] + in_sample - 1),
             labels=torch.from_numpy(self.tokens[self.starts[samples][row] + in_sample]),
             sequences=torch.from_numpy(np.repeat(np.cumsum(counts > 0) - 1, counts)),
             mask=torch.from_numpy(np.arange(max(1, int(counts.max()))) < counts[:, None]),
             rollout_log_probs=torch.from_numpy(self.rollout[chosen]),
             advantages=torch.from_numpy(self.advantages[chosen]),
             versions=torch.from_numpy(self.versions[chosen]),
-            experts=None if self.experts is None else self._experts(self.experts, samples, columns),
+            experts=None if self.experts is None else self._experts(self.experts, samples[sample], places),
         )
 
-    def _experts(self, experts: ExpertArray, samples: IntArray, columns: IntArray) -> Tensor:
-        """[S, b, ...]: padding is sent to where the last of a sample's tokens goes."""
-        within = np.minimum(columns[:, None], np.maximum(self.lengths[samples] - 2, 0))
+    def _experts(self, experts: ExpertArray, sample: IntArray, places: IntArray) -> Tensor:
+        """[T, 1, ...] for the tokens at `places` [T] of their samples; any for a sample of one token."""
         # A stream has one row less than tokens.
-        rows = (self.starts - np.arange(len(self)))[samples] + within
+        rows = (self.starts - np.arange(len(self)))[sample] + places
         chosen = experts[np.minimum(rows, len(experts) - 1)]
         # torch computes little with unsigned 16 bits.
-        return torch.from_numpy(chosen if chosen.dtype == np.uint8 else chosen.astype(np.int16))
+        return torch.from_numpy(chosen if chosen.dtype == np.uint8 else chosen.astype(np.int16)).unsqueeze(1)
 
 
 def _check(batch: TrainBatch) -> None:
@@ -232,6 +179,7 @@ def _filler() -> MicroBatch:
         samples=np.empty(0, dtype=np.int64),
         input_ids=integers,
         position_ids=integers,
+        bounds=np.array([0, 1], dtype=np.int32),
         rows=none,
         labels=none,
         sequences=none,
@@ -253,20 +201,21 @@ class Update:
     """Samples of the whole update, over all ranks."""
 
 
-def plan_step(
-    packed: PackedBatch, global_batch_size: int | None, parts: int, part: int, max_tokens: int
-) -> list[Update]:
-    """Cut a step into optimizer updates of `global_batch_size` samples, in order, and each into this rank's share."""
+def plan_step(packed: PackedBatch, global_batch_size: int | None, dealing: Dealing, part: int) -> list[Update]:
+    """Cut a step into optimizer updates of `global_batch_size` samples, in order, and each into the rows of one rank.
+
+    Raises:
+        ValueError: the size does not divide the step's samples.
+    """
     size = global_batch_size or len(packed)
     if len(packed) % size:
         raise ValueError(f"training.globalBatchSize: {size} does not divide the step's {len(packed)} samples")
     updates = []
     for start in range(0, len(packed), size):
         lengths = np.maximum(packed.lengths[start : start + size] - 1, 1)
-        groups = plan_update(lengths, parts, part, max_tokens)
         updates.append(
             Update(
-                micro_batches=[packed.micro_batch(group + start) for group in groups],
+                micro_batches=[packed.micro_batch(row + start) for row in plan_update(lengths, dealing, part)],
                 num_tokens=int(packed.responses[start : start + size].sum()),
                 num_sequences=size,
             )

@@ -24,9 +24,10 @@ from rljob_worker.errors import StopRequested
 from rljob_worker.memory.ledger import LedgerEntry, MemoryLedger
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.backend import TrainerBackend, UpdateResult
-from rljob_worker.trainer.batches import PackedBatch, Update, group_by_tokens, plan_step, split_evenly
+from rljob_worker.trainer.batches import PackedBatch, Update, plan_step
 from rljob_worker.trainer.build import build_backend
 from rljob_worker.trainer.checked_file import CheckedFile, damage
+from rljob_worker.trainer.dealing import Dealing, plan_update
 from rljob_worker.trainer.learning_rate import learning_rate
 from rljob_worker.trainer.objective import LogProbs, PolicyLoss, mean_over_updates
 from rljob_worker.trainer.rendezvous import Notices
@@ -229,8 +230,7 @@ class Trainer:
                     np.zeros(count, dtype=np.float32),
                 )
             )
-            order = split_evenly(packed.lengths, 1)[0]
-            groups = group_by_tokens(packed.lengths, order, self.spec.training.max_tokens_per_micro_batch)
+            groups = plan_update(np.maximum(packed.lengths - 1, 1), self._dealing(parts=1), 0)
             micro_batches = [packed.micro_batch(group) for group in groups]
             rows = self._backend.forward(micro_batches, self._log_probs_of(sampling or SamplingParams(max_tokens=1)))
             values = torch.cat(rows).cpu() if rows else torch.zeros(int(packed.responses.sum()))
@@ -305,13 +305,16 @@ class Trainer:
         if self.spec.rollout.router_replay and batch.experts is None:
             raise RuntimeError("train: rollout.routerReplay needs the engine's experts, and the batch has none")
         packed = PackedBatch(batch)
-        training, layout = self.spec.training, self._backend.layout
-        updates = plan_step(
-            packed, training.global_batch_size, layout.dp, layout.dp_rank, training.max_tokens_per_micro_batch
-        )
+        layout = self._backend.layout
+        updates = plan_step(packed, self.spec.training.global_batch_size, self._dealing(layout.dp), layout.dp_rank)
         self._planned = (batch, updates)
         self._old = self._reference_log_probs = None
         return updates
+
+    def _dealing(self, parts: int) -> Dealing:
+        """Between `parts` ranks."""
+        layout, bound = self._backend.layout, self.spec.training.max_tokens_per_micro_batch
+        return Dealing(bound, parts, layout.pp, lockstep=layout.ep > 1, pair_cost=self._backend.pair_cost)
 
     def _log_probs_of(self, sampling: SamplingParams) -> LogProbs:
         return LogProbs(sampling, self._backend.vocab_size)

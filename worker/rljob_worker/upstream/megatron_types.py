@@ -57,6 +57,14 @@ class RotaryEmbedding(Protocol):
 
     inv_freq: Tensor
 
+    def get_rotary_seq_len(self, *args: object, **kwargs: object) -> int:
+        """Of how many positions the angles are needed."""
+        ...
+
+    def __call__(self, length: int, **kwargs: object) -> Tensor:
+        """[length, 1, 1, D], of the first positions."""
+        ...
+
 
 class Decoder(Protocol):
     """A pipeline stage's layers."""
@@ -137,7 +145,9 @@ class DistributedDataParallel(Protocol):
         """Before a pass."""
         ...
 
-    def __call__(self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def __call__(
+        self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor | None, *, packed_seq_params: object
+    ) -> Tensor:
         """Output of this pipeline stage."""
         ...
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +17,7 @@ import torch.nn.functional as F
 from rljob_worker.trainer.megatron.models import megatron_npu
 from rljob_worker.trainer.megatron.models.kernels import CausalAttention, CpuCausalAttention, SwiGLU
 from rljob_worker.trainer.megatron.models.platforms import megatron_platform
+from rljob_worker.trainer.packed_attention import attend_on_cuda
 
 ADAPTOR = """
 import sys
@@ -81,27 +85,34 @@ def test_an_unknown_device_is_refused() -> None:
         megatron_platform("tpu")
 
 
+def by_formula(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: list[int], scale: float
+) -> torch.Tensor:
+    """softmax(scale * q k^T, masked) v, where a token sees those of its own sequence up to itself: [T, H, D]."""
+    sequence = torch.bucketize(torch.arange(len(query)), torch.tensor(ends), right=True)
+    hidden = (sequence[:, None] != sequence) | torch.ones(len(query), len(query)).bool().triu(1)
+    repeats = query.shape[1] // key.shape[1]
+    q, k, v = query.transpose(0, 1), *(t.repeat_interleave(repeats, 1).transpose(0, 1) for t in (key, value))
+    scores = (q @ k.transpose(-1, -2) * scale).masked_fill(hidden, float("-inf"))
+    return (scores.softmax(-1) @ v).transpose(0, 1)
+
+
 def fusion_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, head_num: int, input_layout: str, **options: object
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, head_num: int, input_layout: str, **options: Any
 ) -> tuple[torch.Tensor]:
-    """The formula of torch_npu.npu_fusion_attention's reference, for layout SBH and sparse modes with a mask of 2048:
-    softmax(scale * q k^T, masked where the mask is true) v.
-    """
-    assert input_layout == "SBH"
+    """The formula of torch_npu.npu_fusion_attention's reference, for layout TND and sparse modes with a mask."""
+    assert input_layout == "TND"
+    assert head_num == query.shape[1]
     assert options["sparse_mode"] == 2
     assert options["keep_prob"] == 1.0
     mask = options["atten_mask"]
-    assert isinstance(mask, torch.Tensor)
     assert mask.shape == (2048, 2048)
     assert mask.dtype == torch.bool
-    length, batch, _ = query.shape
-    width = query.shape[2] // head_num
-    q, k, v = (t.view(length, batch, -1, width).permute(1, 2, 0, 3) for t in (query, key, value))
-    repeats = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-    scores = (q @ k.transpose(-1, -2)) * options["scale"]
-    scores = scores.masked_fill(mask[:length, :length], float("-inf"))
-    return ((scores.softmax(-1) @ v).permute(2, 0, 1, 3).flatten(2),)
+    assert torch.equal(mask, torch.ones_like(mask).triu(1))
+    ends = options["actual_seq_qlen"]
+    assert ends == options["actual_seq_kvlen"]
+    assert all(type(end) is int for end in ends)
+    return (by_formula(query, key, value, ends, options["scale"]),)
 
 
 @pytest.fixture
@@ -113,22 +124,65 @@ def torch_npu(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return module
 
 
+LENGTHS = {"many": [9, 7, 7, 3, 1], "equal": [6, 6, 6], "one": [11]}
+
+
 @pytest.mark.usefixtures("torch_npu")
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("scale", [None, 0.3])
-def test_attention_is_the_same_on_all_platforms(scale: float | None) -> None:
+def test_attention_of_a_row_is_the_same_on_all_platforms(scale: float | None, lengths: list[int]) -> None:
     torch.manual_seed(0)
-    query = torch.randn(7, 2, 4, 16, requires_grad=True)
-    key, value = (torch.randn(7, 2, 2, 16, requires_grad=True) for _ in range(2))
-    results = []
+    bounds = np.append(0, np.cumsum(lengths)).astype(np.int32)
+    query = torch.randn(bounds[-1], 1, 4, 16, requires_grad=True)
+    key, value = (torch.randn(bounds[-1], 1, 2, 16, requires_grad=True) for _ in range(2))
+    given = query.squeeze(1), key.squeeze(1), value.squeeze(1)
+    results = [by_formula(*given, bounds[1:].tolist(), scale or 0.25).flatten(1).unsqueeze(1)]
+    params = types.SimpleNamespace(cu_seqlens_q=torch.from_numpy(bounds))
     for kind in (CausalAttention, CpuCausalAttention, megatron_npu.FusionAttention):
-        out = kind(None, scale)(query, key, value)
-        results.append((out, *torch.autograd.grad(out.square().sum(), (query, key, value))))
-    for other in results[1:]:
-        for expected, actual in zip(results[0], other, strict=True):
-            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+        results.append(kind(None, scale)(query, key, value, packed_seq_params=params))
+    upper = torch.randn_like(results[0])
+    expected, *others = [(out, *torch.autograd.grad((out * upper).sum(), (query, key, value))) for out in results]
+    for other in others:
+        torch.testing.assert_close(other, expected, rtol=1e-5, atol=1e-5)
     for kind in (CausalAttention, megatron_npu.FusionAttention):
         with pytest.raises(ValueError, match="takes no mask"):
             kind(None)(query, key, value, attention_mask=torch.ones(1))
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_a_row_of_equal_sequences_is_the_batch_of_them(lengths: list[int]) -> None:
+    torch.manual_seed(0)
+    shape = (max(lengths), len(lengths))
+    batch = [torch.randn(*shape, heads, 16) for heads in (4, 2, 2)]
+    row = [tensor.transpose(0, 1).flatten(0, 1).unsqueeze(1) for tensor in batch]
+    params = types.SimpleNamespace(cu_seqlens_q=torch.arange(len(lengths) + 1) * shape[0])
+    got = CpuCausalAttention(None)(*row, packed_seq_params=params)
+    expected = CpuCausalAttention(None)(*batch)
+    assert torch.equal(got.squeeze(1), expected.transpose(0, 1).flatten(0, 1))
+
+
+def test_16_bits_on_cuda_go_to_torchs_kernel_for_many_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its own signature; its window of (-1, 0) is the causal mask."""
+    from torch.nn.attention import varlen
+
+    signature = inspect.signature(varlen.varlen_attn)
+
+    def varlen_attn(*args: Any, **kwargs: Any) -> torch.Tensor:
+        given = signature.bind(*args, **kwargs).arguments
+        assert given["window_size"] == (-1, 0)
+        starts = given["cu_seq_q"]
+        assert torch.equal(starts, given["cu_seq_k"])
+        assert starts.dtype == torch.int32
+        assert given["max_q"] == given["max_k"] == int(starts.diff().max())
+        assert given["query"].shape == given["key"].shape == given["value"].shape
+        return by_formula(given["query"], given["key"], given["value"], starts[1:].tolist(), given["scale"])
+
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
+    bounds = [0, 9, 16, 23, 26]
+    query = torch.randn(26, 4, 16, dtype=torch.bfloat16)
+    key, value = (torch.randn(26, 2, 16, dtype=torch.bfloat16) for _ in range(2))
+    got = attend_on_cuda(query, key, value, bounds, 0.25)
+    torch.testing.assert_close(got, by_formula(query, key, value, bounds[1:], 0.25))
 
 
 @pytest.mark.usefixtures("torch_npu")

@@ -12,6 +12,7 @@ from torch import Tensor
 from rljob_api.spec import Recompute, RLJobSpec
 from rljob_worker.algorithms import get_algorithm
 from rljob_worker.devices import Device
+from rljob_worker.models.cost import pair_cost
 from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
@@ -42,6 +43,7 @@ class MegatronBackend:
         self.layout = rank.layout
         self.vocab_size = rank.config.vocab_size
         self.manifest = hf_manifest(rank.config)
+        self.pair_cost = pair_cost(rank.config)
         self.sync_dtype = rank.parameters[0].dtype
         self.groups = rank.groups
         self.memory = rank.memory

@@ -57,7 +57,7 @@ class ExpertReplay:
         for waiting in self._again.values():
             waiting.clear()
 
-    def use(self, micro_batch: MicroBatch, selected: Tensor) -> None:
+    def use(self, micro_batch: MicroBatch) -> None:
         """What is computed next; without experts, the routers choose.
 
         With sequence parallelism each tensor-parallel rank has its share of the positions, whose number is a multiple
@@ -65,7 +65,6 @@ class ExpertReplay:
 
         Args:
             micro_batch: on this rank's device.
-            selected: [n] int64, rows of its [S * b] positions that predict a response token.
 
         Raises:
             ValueError: the experts are not those of this model.
@@ -77,8 +76,8 @@ class ExpertReplay:
                     f"experts of {experts.shape[2]} layers, {experts.shape[3]} of each token; the model has "
                     f"{self._shape[0]} layers with experts, {self._shape[1]} of each token"
                 )
-            counted = torch.zeros(experts.shape[:2].numel(), dtype=torch.bool, device=experts.device)
-            counted[selected] = True
+            counted = torch.zeros(len(experts), dtype=torch.bool, device=experts.device)
+            counted[micro_batch.rows] = True
             if self._shares > 1:
                 experts = experts.chunk(self._shares)[self._rank]
                 counted = counted.chunk(self._shares)[self._rank]

@@ -13,18 +13,13 @@ from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.backend import Compute
 from rljob_worker.trainer.batches import MicroBatch
 from rljob_worker.trainer.megatron.expert_replay import ExpertReplay
+from rljob_worker.trainer.megatron.rows import PositionRotary, packed_seq_params
 from rljob_worker.trainer.objective import Logits
 from rljob_worker.trainer.stopping import StopAgreement
 from rljob_worker.upstream.megatron_types import DistributedDataParallel
 
 Loss = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 """The output layer's result -> share of the loss, tokens (not used), result."""
-
-
-def rows_by_position(micro_batch: MicroBatch) -> Tensor:
-    """The rows that predict a response token in Megatron's order of hidden states, [S * b]."""
-    samples, length = micro_batch.input_ids.shape
-    return micro_batch.rows % length * samples + micro_batch.rows // length
 
 
 class PipelineRunner:
@@ -60,6 +55,8 @@ class PipelineRunner:
         self._sequence_parallel = model.config.sequence_parallel
         self._gather = gather_from_sequence_parallel_region
         model.config.finalize_model_grads_func = self._finish_gradients
+        self._rotary = PositionRotary(model.rotary_pos_emb)
+        setattr(model, "rotary_pos_emb", self._rotary)  # noqa: B010
         if layout.last_stage:
             if self._sequence_parallel:
                 # Positions are gathered before some of them are selected, not by the layer.
@@ -103,10 +100,13 @@ class PipelineRunner:
         micro_batch = micro_batch.to(self._device)
         if self._sequence_parallel:
             micro_batch = micro_batch.padded(self._layout.tp)
-        self._selected = rows_by_position(micro_batch)
+        self._selected = micro_batch.rows
+        self._rotary.positions = micro_batch.position_ids[0]
         if self._replay is not None:
-            self._replay.use(micro_batch, self._selected)
-        output = model(micro_batch.input_ids, micro_batch.position_ids, None)
+            self._replay.use(micro_batch)
+        output = model(
+            micro_batch.input_ids, micro_batch.position_ids, None, packed_seq_params=packed_seq_params(micro_batch)
+        )
 
         def loss_func(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             loss, result = compute(index, micro_batch, Logits(logits.squeeze(0), self._vocabulary_group))

@@ -75,19 +75,29 @@ def npu_fusion_attention(
     scale: float,
     keep_prob: float,
     sparse_mode: int,
+    actual_seq_qlen: Sequence[int],
+    actual_seq_kvlen: Sequence[int],
 ) -> tuple[Tensor]:
-    """Causal attention of [S, B, heads x width]; of the modes only that which RLJob asks for."""
-    assert (input_layout, sparse_mode, keep_prob) == ("SBH", 2, 1.0)
+    """Causal attention of each sequence of a row [T, heads, width]; of the modes only that which RLJob asks for."""
+    assert (input_layout, sparse_mode, keep_prob) == ("TND", 2, 1.0)
+    assert list(actual_seq_qlen) == list(actual_seq_kvlen)
+    assert actual_seq_qlen[-1] == len(query)
+    assert query.shape[1] == head_num
     assert atten_mask.shape == (2048, 2048)
     assert bool(atten_mask[0, 1])
     assert not bool(atten_mask[1, 0])
-    width = query.shape[-1] // head_num
-    # [S, B, H] -> [B, heads, S, width]
-    q, k, v = (x.unflatten(2, (-1, width)).permute(1, 2, 0, 3) for x in (query, key, value))
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, is_causal=True, scale=scale, enable_gqa=k.shape[1] != q.shape[1]
-    )
-    return (attended.permute(2, 0, 1, 3).flatten(2),)
+    starts = [0, *actual_seq_qlen[:-1]]
+    # [L, heads, width] -> [heads, L, width]
+    contexts = [
+        torch.nn.functional.scaled_dot_product_attention(
+            *(row[start:end].transpose(0, 1).unsqueeze(0) for row in (query, key, value)),
+            is_causal=True,
+            scale=scale,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )[0].transpose(0, 1)
+        for start, end in zip(starts, actual_seq_qlen, strict=True)
+    ]
+    return (torch.cat(contexts),)
 
 
 sys.meta_path.insert(0, _Finder())

@@ -35,8 +35,9 @@ def build_gpt_model(
     """This rank's bare GPTModel on the host; weights are uninitialised but for the vocabulary's padding rows, zeros.
 
     `forward(input_ids [B, S], position_ids [B, S], None)` gives logits [B, S, padded vocabulary / tp] in `dtype` on the
-    last pipeline stage, hidden states before it. Batches are padded on the right. Where `sequence_parallel`, S is a
-    multiple of `tp`, and each rank's hidden states are those of its share of the positions.
+    last pipeline stage, hidden states before it: of a batch of equal sequences, or, with `trainer.megatron.rows`, of a
+    row of them, where B is 1. Where `sequence_parallel`, S is a multiple of `tp`, and each rank's hidden states are
+    those of its share of the positions.
 
     Args:
         cfg: the model.

@@ -10,25 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from rljob_worker.models.facts import LinearAttention
 
 if TYPE_CHECKING:
+    from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.spec_utils import ModuleSpec
 
+CHUNK = 64
+"""Positions that the delta rule takes at a time; a sequence is padded to whole chunks."""
 _L2_EPSILON = 1e-6
 
 
 class _Config(Protocol):
     hidden_size: int
     layernorm_epsilon: float
-    init_method: Callable[[torch.Tensor], None]
-    output_layer_init_method: Callable[[torch.Tensor], None]
+    init_method: Callable[[Tensor], None]
+    output_layer_init_method: Callable[[Tensor], None]
     params_dtype: torch.dtype
     sequence_parallel: bool
 
@@ -123,34 +128,62 @@ class GatedDeltaNet(torch.nn.Module):
             tp_group=self.tp_group,
         )
 
-    def forward(self, hidden: torch.Tensor, *_args: object, **options: object) -> tuple[torch.Tensor, None]:
-        """[S, B, H] of [S, B, H], causal. Batches are padded on the right: nothing is masked."""
-        refused = ("attention_mask", "inference_context", "attention_bias", "packed_seq_params")
-        if any(options.get(name) is not None for name in refused):
-            raise ValueError("linear attention takes no mask, bias, cache or packing: pad batches on the right")
+    def forward(
+        self, hidden: Tensor, *_args: object, packed_seq_params: PackedSeqParams | None = None, **options: object
+    ) -> tuple[Tensor, None]:
+        """[S, B, H] of [S, B, H], causal: of a row of sequences with their bounds, or of a batch of equal ones."""
+        if any(options.get(name) is not None for name in ("attention_mask", "inference_context", "attention_bias")):
+            raise ValueError("linear attention takes no mask, bias or cache: give the bounds of the row's sequences")
         key, value, heads = self._key_width, self._value_width, self._heads
         projected = self.in_proj(hidden)[0].transpose(0, 1)
         mixed, gate, beta, decay = projected.split((2 * key + value, value, heads, heads), dim=-1)
+        if packed_seq_params is None:
+            context = self._context(mixed, beta, decay)
+        else:
+            context = self._of_row(packed_seq_params.cu_seqlens_q.tolist(), mixed[0], beta[0], decay[0]).unsqueeze(0)
+        gated = self._norm(context) * F.silu(gate.unflatten(-1, (-1, self.sizes.value_head_dim)).float())
+        return self.out_proj(gated.flatten(2).to(hidden.dtype).transpose(0, 1).contiguous())[0], None
+
+    def _of_row(self, bounds: list[int], *row: Tensor) -> Tensor:
+        """`_context` [T, N, V] of the sequences of a row, given its [T, ...]."""
+        lengths = [end - start for start, end in pairwise(bounds)]
+        groups = [list(group) for _, group in groupby(lengths, key=lambda length: -(-length // CHUNK))]
+        parts = zip(*(given.split([sum(group) for group in groups]) for given in row), strict=True)
+        return torch.cat([self._of_group(group, *part) for group, part in zip(groups, parts, strict=True)])
+
+    def _of_group(self, lengths: list[int], *row: Tensor) -> Tensor:
+        """The same of neighbours that are as many chunks long, to which the rule pads each of them anyway."""
+        longest = max(lengths)
+        if min(lengths) == longest:
+            return self._context(*(given.unflatten(0, (-1, longest)) for given in row)).flatten(0, 1)
+        places = [number * longest + place for number, length in enumerate(lengths) for place in range(length)]
+        index = torch.tensor(places).to(row[0].device)
+        size = len(lengths) * longest
+        batch = (given.new_zeros(size, *given.shape[1:]).index_copy(0, index, given) for given in row)
+        context = self._context(*(given.unflatten(0, (-1, longest)) for given in batch))
+        return context.flatten(0, 1).index_select(0, index)
+
+    def _context(self, mixed: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
+        """[B, S, N, V] float32 of what the input is projected to: [B, S, channels] and twice [B, S, N]."""
+        key, value = self._key_width, self._value_width
         query, keys, values = self._convolved(mixed).split((key, key, value), dim=-1)
-        context = _delta_rule(
+        return _delta_rule(
             self._shared(_normalized(query.unflatten(-1, (-1, self.sizes.key_head_dim)))),
             self._shared(_normalized(keys.unflatten(-1, (-1, self.sizes.key_head_dim)))),
             values.unflatten(-1, (-1, self.sizes.value_head_dim)).float(),
             -self.A_log.float().exp() * F.softplus(decay.float() + self.dt_bias.float()),
             beta.float().sigmoid(),
         )
-        gated = self._norm(context) * F.silu(gate.unflatten(-1, (-1, self.sizes.value_head_dim)).float())
-        return self.out_proj(gated.flatten(2).to(hidden.dtype).transpose(0, 1).contiguous())[0], None
 
-    def _convolved(self, mixed: torch.Tensor) -> torch.Tensor:
+    def _convolved(self, mixed: Tensor) -> Tensor:
         """[B, S, channels] of the same, each channel over positions before it and its own."""
         length = mixed.shape[1]
         return F.silu(self.conv1d(mixed.transpose(1, 2))[..., :length]).transpose(1, 2)
 
-    def _shared(self, heads: torch.Tensor) -> torch.Tensor:
+    def _shared(self, heads: Tensor) -> Tensor:
         return heads.repeat_interleave(self.sizes.value_heads // self.sizes.key_heads, dim=2)
 
-    def _norm(self, context: torch.Tensor) -> torch.Tensor:
+    def _norm(self, context: Tensor) -> Tensor:
         """Of each head; all ranks have the same weight, so its gradient is the sum of theirs."""
         from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region
 
@@ -158,16 +191,14 @@ class GatedDeltaNet(torch.nn.Module):
         return F.rms_norm(context, weight.shape, weight.float(), self.eps)
 
 
-def _normalized(heads: torch.Tensor) -> torch.Tensor:
+def _normalized(heads: Tensor) -> Tensor:
     """Each head to length 1, in fp32."""
     heads = heads.float()
     return heads * torch.rsqrt(heads.square().sum(dim=-1, keepdim=True) + _L2_EPSILON)
 
 
-def _delta_rule(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
-) -> torch.Tensor:
-    """[B, S, N, V]: each position's query of the state that the positions up to it have written, in chunks of 64.
+def _delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+    """[B, S, N, V]: each position's query of the state that the positions up to it have written, in chunks.
 
     The state S of a head, [K, V], becomes exp(decay) S + beta k (v - k^T exp(decay) S)^T at each position (equation 10
     of the paper). Megatron's form in plain torch operators; its kernel, of the package `fla`, needs Triton.
@@ -181,5 +212,5 @@ def _delta_rule(
     """
     from megatron.core.ssm.gated_delta_net import torch_chunk_gated_delta_rule
 
-    context: torch.Tensor = torch_chunk_gated_delta_rule(query, key, value, g=decay, beta=beta)[0]
+    context: Tensor = torch_chunk_gated_delta_rule(query, key, value, g=decay, beta=beta)[0]
     return context

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
+from rljob_worker.trainer.packed_attention import attend_on_cpu, attend_on_cuda
+
+if TYPE_CHECKING:
+    from megatron.core.packed_seq_params import PackedSeqParams
 
 
 class CausalAttention(torch.nn.Module):
-    """Megatron's core attention on torch's fused kernel: causal, grouped queries, no mask, no dropout."""
+    """Megatron's core attention on torch's fused kernels: causal, grouped queries, no mask, no dropout.
 
-    compute_dtype: ClassVar[torch.dtype | None] = None
-    """In which the kernel computes; None for that of its inputs."""
+    Of a row of sequences, whose bounds `packed_seq_params` has, or of a batch of equal ones.
+    """
 
     def __init__(self, config: object, softmax_scale: float | None = None, **_kwargs: object) -> None:
         super().__init__()
@@ -20,34 +26,38 @@ class CausalAttention(torch.nn.Module):
 
     def forward(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
         attn_mask_type: object = None,
-        attention_bias: torch.Tensor | None = None,
-        packed_seq_params: object = None,
-    ) -> torch.Tensor:
-        """Context [S, B, H * D] of query [S, B, H, D], key and value [S, B, G, D]."""
-        if any(given is not None for given in (attention_mask, attention_bias, packed_seq_params)):
-            raise ValueError("causal attention takes no mask, bias or packing: pad batches on the right")
-        return self._attend(query, key, value)
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+    ) -> Tensor:
+        """Context [S, B, H * D] of query [S, B, H, D], key and value [S, B, G, D]; of a row, B is 1."""
+        if attention_mask is not None or attention_bias is not None:
+            raise ValueError("causal attention takes no mask or bias: give the bounds of the row's sequences")
+        if packed_seq_params is None:
+            return self._attend(query, key, value)
+        return self._attend_row(query, key, value, packed_seq_params.cu_seqlens_q.tolist())
 
-    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def _attend_row(self, query: Tensor, key: Tensor, value: Tensor, bounds: list[int]) -> Tensor:
+        row = (query.squeeze(1), key.squeeze(1), value.squeeze(1))
+        return attend_on_cuda(*row, bounds, self._scale(query)).flatten(1).unsqueeze(1)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         context = F.scaled_dot_product_attention(
-            self._heads_first(query),
-            self._heads_first(key),
-            self._heads_first(value),
+            query.permute(1, 2, 0, 3).contiguous(),
+            key.permute(1, 2, 0, 3).contiguous(),
+            value.permute(1, 2, 0, 3).contiguous(),
             is_causal=True,
             scale=self.softmax_scale,
             enable_gqa=query.shape[2] != key.shape[2],
         )
-        return context.permute(2, 0, 1, 3).flatten(2).to(query.dtype)
+        return context.permute(2, 0, 1, 3).flatten(2)
 
-    def _heads_first(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[S, B, H, D] -> contiguous [B, H, S, D]."""
-        dtype = self.compute_dtype or tensor.dtype
-        return tensor.permute(1, 2, 0, 3).to(dtype, memory_format=torch.contiguous_format)
+    def _scale(self, query: Tensor) -> float:
+        return float(query.shape[-1] ** -0.5) if self.softmax_scale is None else self.softmax_scale
 
 
 class CpuCausalAttention(CausalAttention):
@@ -55,7 +65,12 @@ class CpuCausalAttention(CausalAttention):
     bfloat16 where the processor has no bfloat16 arithmetic.
     """
 
-    compute_dtype = torch.float32
+    def _attend_row(self, query: Tensor, key: Tensor, value: Tensor, bounds: list[int]) -> Tensor:
+        row = (query.squeeze(1).float(), key.squeeze(1).float(), value.squeeze(1).float())
+        return attend_on_cpu(*row, bounds, self._scale(query)).flatten(1).unsqueeze(1).to(query.dtype)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return super()._attend(query.float(), key.float(), value.float()).to(query.dtype)
 
 
 class SwiGLU(torch.nn.Module):
@@ -68,9 +83,9 @@ class SwiGLU(torch.nn.Module):
     def __init__(self, config: object = None) -> None:
         super().__init__()
 
-    def forward(self, gate_and_up: torch.Tensor) -> torch.Tensor:
+    def forward(self, gate_and_up: Tensor) -> Tensor:
         """[..., F] of [..., 2 F]."""
-        out: torch.Tensor = _SwiGLUFunction.apply(gate_and_up)
+        out: Tensor = _SwiGLUFunction.apply(gate_and_up)
         return out
 
 
@@ -96,7 +111,7 @@ class ZeroCenteredRMSNorm(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.zeros(hidden_size))
         self.eps = eps
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         """Of [..., hidden_size], in its dtype."""
         scale = self.weight.float() + 1
         return F.rms_norm(hidden.float(), scale.shape, scale, self.eps).to(hidden.dtype)
@@ -104,20 +119,20 @@ class ZeroCenteredRMSNorm(torch.nn.Module):
 
 class _Context(Protocol):
     @property
-    def saved_tensors(self) -> tuple[torch.Tensor, ...]: ...
+    def saved_tensors(self) -> tuple[Tensor, ...]: ...
 
-    def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
 
 
 class _SwiGLUFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, gate_and_up: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: _Context, gate_and_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_and_up)
         gate, up = gate_and_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: _Context, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: _Context, grad: Tensor) -> Tensor:
         (gate_and_up,) = ctx.saved_tensors
         gate, up = gate_and_up.chunk(2, dim=-1)
         result = torch.empty_like(gate_and_up)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from rljob_worker.trainer.megatron.models.kernels import CausalAttention
 
@@ -16,26 +17,29 @@ _MASK_SIZE = 2048
 class FusionAttention(CausalAttention):
     """On CANN's fused kernel; the size of a head is a multiple of 16."""
 
-    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def _attend_row(self, query: Tensor, key: Tensor, value: Tensor, bounds: list[int]) -> Tensor:
         import torch_npu
 
-        heads, width = query.shape[2:]
-        context: torch.Tensor = torch_npu.npu_fusion_attention(
-            query.flatten(2),
-            key.flatten(2),
-            value.flatten(2),
-            heads,
-            "SBH",
+        # In layout TND the causal mask is each sequence's own; both lists are integers of the host.
+        ends = bounds[1:]
+        context: Tensor = torch_npu.npu_fusion_attention(
+            query.squeeze(1),
+            key.squeeze(1),
+            value.squeeze(1),
+            query.shape[2],
+            "TND",
             atten_mask=_upper_triangle(query.device),
-            scale=width**-0.5 if self.softmax_scale is None else self.softmax_scale,
+            scale=self._scale(query),
             keep_prob=1.0,
             sparse_mode=_CAUSAL,
+            actual_seq_qlen=ends,
+            actual_seq_kvlen=ends,
         )[0]
-        return context
+        return context.flatten(1).unsqueeze(1)
 
 
 @cache
-def _upper_triangle(device: torch.device) -> torch.Tensor:
+def _upper_triangle(device: torch.device) -> Tensor:
     """Bool [2048, 2048], True where a query must not look: what `sparse_mode` 2 takes at any sequence length."""
     return torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool, device=device).triu_(1)
 
@@ -46,9 +50,9 @@ class FusedSwiGLU(torch.nn.Module):
     def __init__(self, config: object = None) -> None:
         super().__init__()
 
-    def forward(self, gate_and_up: torch.Tensor) -> torch.Tensor:
+    def forward(self, gate_and_up: Tensor) -> Tensor:
         """[..., F] of [..., 2 F]."""
         import torch_npu
 
-        out: torch.Tensor = torch_npu.npu_swiglu(gate_and_up, dim=-1)
+        out: Tensor = torch_npu.npu_swiglu(gate_and_up, dim=-1)
         return out

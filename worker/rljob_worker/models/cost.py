@@ -1,0 +1,25 @@
+"""The work of training on a sequence, by its length."""
+
+from __future__ import annotations
+
+import math
+
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.manifest import HEAD, embedding, hf_manifest
+
+
+def pair_cost(model: ModelConfig) -> float:
+    """Work of a token's look at one other token, as a part of all else that a token costs.
+
+    Forward and backward take 6 operations for each parameter that a token passes, and 12 for each pair of a query and a
+    key and each element of all query heads together, half of which a causal kernel leaves out (Narayanan et al., arXiv
+    2104.04473, appendix). A token passes some of a layer's experts; the embedding is looked up, and the output layer
+    computes responses only. Linear attention has no pairs.
+    """
+    passed = 0.0
+    for name, shape in hf_manifest(model):
+        if name not in (embedding(model), HEAD):
+            share = model.experts_per_token / model.num_experts if ".experts." in name else 1.0
+            passed += math.prod(shape) * share
+    layers = sum(not model.is_linear(layer) for layer in range(model.num_layers))
+    return layers * model.num_heads * model.head_dim / passed
