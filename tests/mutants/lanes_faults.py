@@ -41,14 +41,14 @@ LANES_FAULTS = (
     ),
     Fault(
         "tokens older than the bound",
-        f"{WORKER}/rollouts/lockstep_rollouts.py",
-        "> most:",
-        "> most + 1:",
+        f"{WORKER}/rollouts/policies/whole.py",
+        "> self._max_staleness:",
+        "> self._max_staleness + 1:",
         f"{PARTS}::test_a_batch_that_is_older_than_the_bound_is_not_trained_on",
     ),
     Fault(
         "a batch for the step after the last",
-        f"{WORKER}/rollouts/lockstep_rollouts.py",
+        f"{WORKER}/rollouts/rollouts.py",
         "step.number >= self._spec.steps",
         "step.number > self._spec.steps",
         f"{PARTS}::test_nothing_is_made_ahead_of_the_last_step_or_at_staleness_0",

@@ -42,11 +42,10 @@ TAIL_FAULTS = (
     ),
     Fault(
         "a long step defers those that wait for the next one",
-        "worker/rljob_worker/rollouts/tail_rollouts.py",
-        "[] if step.long else self._growing(step)",
-        "self._growing(step)",
-        "tests/worker/driver/test_partial_kills.py::"
-        "test_long_responses_have_steps_of_their_own_and_are_sampled_by_their_weights",
+        "worker/rljob_worker/rollouts/policies/tail.py",
+        "[] if step.long else self.growing(step, left)",
+        "self.growing(step, left)",
+        "tests/worker/rollouts/test_policies.py::test_a_long_step_waits_for_all_it_has",
     ),
     Fault(
         "requests that wait for a place count as busy",

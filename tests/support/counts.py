@@ -253,7 +253,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "patches": (0, 0),
     "path": (8, 8),
     "driver": (19, 22),
-    "forward": (36, 15),
+    "forward": (35, 15),
     "worker": (6, 8),
     "operator": (2, 8),
 }

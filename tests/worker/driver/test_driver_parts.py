@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 import ray
 import ray.exceptions
-from hypothesis import given
-from hypothesis import strategies as st
 from test_run_folder import job
 
 from rljob_api.spec import RewardSpec
@@ -33,54 +31,14 @@ from rljob_worker.flow import Group
 from rljob_worker.records.event_lines import read_events
 from rljob_worker.records.events import EventLog
 from rljob_worker.rollouts.batch import (
-    answered_group,
-    decided,
     evaluation_sampling,
-    oversampling_metrics,
-    requests,
     rollout_metrics,
-    too_few_groups,
     train_batch,
     training_sampling,
 )
-from rljob_worker.rollouts.dispatch import Dispatch
 from rljob_worker.rollouts.step import Step
 from rljob_worker.trainer.trainer import Trainer
 from rljob_worker.types import FloatArray, Generation, Prompt, RewardResult, StepMetrics, TrainBatch
-
-
-@given(st.integers(1, 40), st.integers(1, 12))
-def test_engines_get_their_shares_in_order_as_evenly_as_can_be(groups: int, engines: int) -> None:
-    dispatch = Dispatch(groups, engines)
-    assert not dispatch
-    assert [group for share in dispatch.first for group in share] == list(range(groups))
-    sizes = [len(share) for share in dispatch.first]
-    assert len(sizes) == engines
-    assert max(sizes) - min(sizes) <= 1
-    assert Dispatch(groups, engines, range(groups), max(sizes)).first == dispatch.first, "all fit at once"
-
-
-@given(st.data(), st.integers(1, 40), st.integers(1, 6), st.integers(1, 6))
-def test_engines_that_are_free_take_the_next_groups(data: st.DataObject, groups: int, engines: int, room: int) -> None:
-    order = data.draw(st.permutations(range(groups)))
-    dispatch = Dispatch(groups, engines, order, room)
-    running = [len(given) for given in dispatch.first]
-    taken = [group for given in dispatch.first for group in given]
-    if dispatch:
-        assert running == [room] * engines, "an engine idles while groups wait"
-        assert sorted(taken) == sorted(order[: room * engines])
-    while dispatch:
-        engine = data.draw(st.integers(0, engines - 1))
-        finished = data.draw(st.integers(1, running[engine]) if running[engine] else st.just(0))
-        before = len(dispatch)
-        fresh = dispatch.take(finished)
-        assert fresh == [group for group in order if group not in taken][: len(fresh)]
-        assert len(fresh) == min(finished, before)
-        taken += fresh
-        running[engine] += len(fresh) - finished
-        if not any(running):
-            break
-    assert dispatch or sorted(taken) == list(range(groups))
 
 
 def prompt(uid: str, *tokens: int) -> Prompt:
@@ -92,7 +50,9 @@ def generation(*tokens: int, reason: str = "stop") -> Generation:
 
 
 def scored(ordinal: int, of: Prompt, generations: list[Generation], rewards: list[float]) -> Group:
-    answered = answered_group(ordinal, 3, of, generations, 0)
+    answered = Group.begun(ordinal, of, len(generations), 0, 3)
+    for sample, one in enumerate(generations):
+        answered = answered.extended(sample, one, 3)
     return replace(answered, results=tuple(RewardResult(reward) for reward in rewards))
 
 
@@ -108,14 +68,6 @@ def test_a_batch_is_prompt_major_and_groups_may_differ_in_size() -> None:
     assert (batch.advantages.tolist(), batch.advantages.dtype) == ([1, -1, -1, 5, 2], np.float32)
     assert batch.rollout_log_probs.tolist() == [-0.5] * 5
     assert batch.versions.tolist() == [3] * 5
-
-
-def test_requests_have_a_seed_for_each_sample_and_step() -> None:
-    prompts = [prompt("a", 1), prompt("b", 2)]
-    made = {(seed, step): requests(prompts, 3, seed, step) for seed in (0, 1) for step in (1, 2)}
-    assert [r.prompt_token_ids for r in made[0, 1]] == [(1,), (1,), (1,), (2,), (2,), (2,)]
-    assert len({request.seed for part in made.values() for request in part}) == 24
-    assert made[0, 1] == requests(prompts, 3, 0, 1)
 
 
 def test_rollout_metrics() -> None:
@@ -137,40 +89,6 @@ def test_rollout_metrics() -> None:
         "rollout/response_tokens": 6,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
-
-
-def test_the_first_groups_by_number_whose_rewards_differ_are_trained_on() -> None:
-    rewards = {7: [0, 1], 3: [0.5, 0.5], 4: [1, 0], 9: [0, 0], 8: [math.nan, math.nan], 11: [0, 1], 12: [1, 1]}
-    lengths = {3: 9, 7: 1, 4: 9}
-    groups = [
-        scored(o, prompt("a", 1), [generation(*range(lengths.get(o, 2))), generation(1)], of)
-        for o, of in rewards.items()
-    ]
-    groups = decided(groups, 3)
-    decisions = {group.ordinal: group.decision for group in groups}
-    assert decisions == {
-        3: "filtered", 4: "trained", 7: "trained", 8: "trained", 9: "filtered", 11: "surplus", 12: "filtered"
-    }  # fmt: skip
-    step = Step(5, 4, drawn=7, rounds=2, groups=groups)
-    assert oversampling_metrics(step) == {
-        "rollout/rounds": 2.0,
-        "rollout/filtered_groups": 3.0,
-        "rollout/filtered_tokens": 10.0 + 3.0 + 3.0,
-        "rollout/surplus_groups": 1.0,
-        "rollout/surplus_tokens": 3.0,
-    }
-
-
-def test_a_step_whose_filter_took_too_many_groups_says_what_they_scored() -> None:
-    rollout = job(rollout={"promptsPerStep": 4, "oversampling": {"filter": "ZeroVariance", "limit": 2}}).spec.rollout
-    rewards = [[0, 0], [0, 1], [1, 1], [0, 0]]
-    groups = [scored(o, prompt("a", 1), [generation(1)] * 2, of) for o, of in enumerate(rewards)]
-    groups = decided(groups, 4)
-    message = too_few_groups(Step(5, 4, drawn=8, rounds=3, groups=groups, passed=1), rollout)
-    assert message.startswith(
-        "spec.rollout.oversampling: step 5 drew 8 prompts in 3 rounds (limit 2 times promptsPerStep), and 1 of the 4 "
-        "groups that it needs passed ZeroVariance; the others' rewards are all equal (2 x 0, 1 x 1):"
-    )
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 0.7])

@@ -28,10 +28,10 @@ from rljob_worker.data.dataset import PromptSource
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.driver.engine_lane import EngineLane
 from rljob_worker.errors import JobError, StopRequested
-from rljob_worker.flow import Decision, Group, GroupPool
+from rljob_worker.flow import Group, GroupPool
 from rljob_worker.phases import PhaseClock
-from rljob_worker.rollouts.batch import answered_group
-from rljob_worker.rollouts.lockstep_rollouts import LockstepRollouts
+from rljob_worker.rollouts.policies import policy_of
+from rljob_worker.rollouts.rollouts import Rollouts
 from rljob_worker.rollouts.step import Progress, Step
 from rljob_worker.types import Generation, RewardResult
 
@@ -165,14 +165,14 @@ class Made:
     def __init__(self, spec: RLJobSpec, tokenizer: Any) -> None:
         self.pool = GroupPool(PromptSource(spec, tokenizer))
         self.progress = Progress()
-        inputs: Any = SimpleNamespace(tokenizer=tokenizer)
+        inputs: Any = SimpleNamespace(tokenizer=tokenizer, evaluation_prompts=[])
         nothing: Any = None
-        self.rollouts = LockstepRollouts(
-            spec, EngineGroup(), nothing, self.pool, inputs, self.progress, threading.Event()
+        self.rollouts = Rollouts(
+            spec, policy_of(spec), EngineGroup(), nothing, self.pool, inputs, self.progress, threading.Event()
         )
 
-    def batch(self, step: Step, version: int, chance: random.Random) -> None:
-        """What `generate` and `collect_rewards` make of a step, by weights of `version`."""
+    def batch(self, version: int, chance: random.Random) -> list[Group]:
+        """Groups that `generate` and `collect_rewards` would leave in the pool, by weights of `version`."""
         for ordinal, prompt in self.pool.draw(3):
             parts = [
                 Generation(
@@ -182,14 +182,16 @@ class Made:
                 )
                 for length in (chance.randint(1, 4), chance.randint(1, 4))
             ]
-            answered = answered_group(ordinal, version, prompt, parts, 0)
-            results = tuple(RewardResult(chance.random(), {"a": chance.random()}) for _ in parts)
-            step.take(replace(answered, results=results), Decision.TRAINED, prompt, ("", ""))
+            self.pool.put(prompt, Group.begun(ordinal, prompt, 2, 10 * ordinal, version))
+            for sample, part in enumerate(parts):
+                self.pool.extend(ordinal, sample, part, version)
+            self.pool.scoring(ordinal)
+            for sample in (0, 1):
+                self.pool.score(ordinal, sample, RewardResult(chance.random(), {"a": chance.random()}))
+        return self.pool.groups
 
-    def close(self, step: Step, ahead: Step | None) -> None:
+    def close(self, step: Step) -> None:
         """As `Job.advance`."""
-        if ahead is not None:
-            self.rollouts.carry(ahead)
         self.pool.settle([group.ordinal for group in step.groups], [])
         self.progress.step += 1
         self.progress.weight_version += 1
@@ -228,20 +230,21 @@ def test_a_batch_made_ahead_is_trained_on_once_with_the_same_bits_over_any_resta
             made = again
         step = made.rollouts.next_step()
         assert (step.number, step.weight_version) == (made.progress.step + 1, made.progress.weight_version)
+        assert made.rollouts.select(step) is (expected is not None)
         if expected is None:
-            assert not step.groups
-            made.batch(step, made.progress.weight_version, chance)
-        else:
-            assert [replace(group, seed=0) for group in step.groups] == expected
-            assert len(step.advantages) == 6
+            expected = made.batch(made.progress.weight_version, chance)
+            assert made.rollouts.select(step)
+        assert [replace(group, decision=None) for group in step.groups] == expected
+        assert all(episode.text is not None for group in step.groups for episode in group.episodes)
         seen += [group.ordinal for group in step.groups]
         ahead = made.rollouts.step_after(step)
         assert ahead is not None
         assert (ahead.number, ahead.weight_version) == (step.number + 1, step.weight_version + 1)
-        made.batch(ahead, made.progress.weight_version, chance)
-        dropped = chance.random() < 0.2
-        made.close(step, None if dropped else ahead)
-        expected = None if dropped else list(ahead.groups)
+        expected = made.batch(made.progress.weight_version, chance)
+        if chance.random() < 0.2:
+            made.rollouts.drop_ahead()
+            expected = None
+        made.close(step)
     assert seen == sorted(set(seen)), "each prompt once, in order, those of a batch that was dropped too"
     assert seen == list(range(len(seen)))
 
@@ -253,9 +256,7 @@ def test_nothing_is_made_ahead_of_the_last_step_or_at_staleness_0(make: Callable
 
 
 def _carried(made: Made) -> list[Group]:
-    ahead, chance = Step(1, 1), random.Random(0)
-    made.batch(ahead, 0, chance)
-    made.rollouts.carry(ahead)
+    made.batch(0, random.Random(0))
     made.pool.settle([], [])
     return made.pool.groups
 
@@ -269,10 +270,7 @@ def _carried(made: Made) -> list[Group]:
 )
 def test_what_is_no_batch_for_the_step_is_refused(make: Callable[..., Made], spoil: Any, message: str) -> None:
     made = make()
-    spoiled = spoil(_carried(made))
-    made.pool.drop_groups()
-    for group in spoiled:
-        made.pool.put(group)
+    made.pool.update(spoil(_carried(made)))
     made.progress.weight_version = 1
     with pytest.raises(JobError, match=message):
         made.rollouts.next_step()

@@ -37,7 +37,7 @@ def step_of(number: int, *versions: int) -> Step:
             one = one.extended(sample, part, version)
     step = Step(number, number - 1)
     one = replace(one, results=(RewardResult(0.5), RewardResult(1.0)))
-    step.take(one, Decision.FILTERED, PROMPT, ("a", "b"))
+    step.take(one, Decision.FILTERED, PROMPT)
     return step
 
 

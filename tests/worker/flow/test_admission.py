@@ -13,7 +13,7 @@ from rljob_api.spec.rollout import StalenessOrder
 from rljob_worker.flow import Episode, Finish, Group, TokenStream
 from rljob_worker.flow.admission import next_batch, ranges, room
 from rljob_worker.flow.partial import overdue
-from rljob_worker.rollouts.dispatch import Dispatch
+from rljob_worker.rollouts.policies.whole import contiguous
 
 IN_ORDER, READY_FIRST = StalenessOrder
 
@@ -110,7 +110,7 @@ def test_a_reward_that_is_waited_for_is_waited_for(order: StalenessOrder) -> Non
 
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 6))
 def test_equal_groups_are_dealt_as_a_step_of_its_own_deals_them(groups: int, engines: int, size: int) -> None:
-    assert ranges([size] * groups, engines) == Dispatch(groups, engines).first
+    assert ranges([size] * groups, engines) == [list(share) for share in contiguous(range(groups), engines)]
 
 
 @given(st.lists(st.integers(1, 8), max_size=40), st.integers(1, 6))

@@ -106,7 +106,7 @@ def part(*ids: int, end: str = "stop") -> Generation:
 def filled(make: Any, count: int = 3) -> GroupPool:
     pool = GroupPool(make())
     for ordinal, prompt in pool.draw(count):
-        pool.put(Group.begun(ordinal, prompt, 2, 100 * ordinal, 0))
+        pool.put(prompt, Group.begun(ordinal, prompt, 2, 100 * ordinal, 0))
     return pool
 
 
@@ -136,7 +136,7 @@ def test_rewards_of_what_was_dropped_are_not_those_of_what_is_sampled_again(make
         pool.extend(0, sample, part(5), 0)
     pool.scoring(0)
     pool.score(0, 0, RewardResult(1.0, {}))
-    pool.put(pool[0].sampled_again(3))
+    pool.update([pool[0].sampled_again(3)])
     pool.score(0, 1, RewardResult(1.0, {}))
     for sample in (0, 1):
         pool.extend(0, sample, part(6), 3)
@@ -151,13 +151,13 @@ def test_rewards_of_what_was_dropped_are_not_those_of_what_is_sampled_again(make
     assert pool.groups == []
 
 
-def test_a_change_of_all_groups_leaves_rewards_their_own(make: Any) -> None:
+def test_groups_that_an_update_leaves_as_they_are_keep_their_rewards(make: Any) -> None:
     pool = filled(make, 1)
     for sample in (0, 1):
         pool.extend(0, sample, part(5), 0)
     pool.scoring(0)
     pool.score(0, 0, RewardResult(0.5, {}))
-    pool.change(lambda one: one.at(4))
+    pool.update([one.at(4) for one in pool.groups])
     pool.score(0, 1, RewardResult(0.5, {}))
     assert len(pool[0].results) == 2
 
@@ -171,7 +171,7 @@ def test_prompts_with_a_group_are_not_drawn_again_and_those_without_come_first(m
     # Of 1 and 3 there is no group; 2 goes on.
     assert [one.ordinal for one in pool.saved.groups] == [2]
     assert [one.ordinal for one in pool.draw(3)] == [1, 3, 4]
-    pool.drop_groups()
+    pool.update(())
     assert [one.ordinal for one in pool.draw(2)] == [2, 5]
 
 
@@ -192,6 +192,15 @@ def test_what_was_saved_goes_on_whatever_the_running_step_does(make: Any) -> Non
     assert [one.prompt_uid for one in again.groups] == [again.prompt(ordinal).uid for ordinal in (1, 2)]
     assert again.saved == saved
     assert [one.ordinal for one in again.draw(1)] == [3]
+
+
+def test_texts_go_with_their_tokens(make: Any) -> None:
+    pool = filled(make, 1)
+    pool.extend(0, 1, part(5), 0)
+    pool.say(0, 1, "five")
+    assert [one.text for one in pool[0].episodes] == [None, "five"]
+    assert [one.text for one in pool[0].anew().episodes] == [None, None]
+    assert "five" not in json.dumps(pool[0].as_json())
 
 
 def test_samples_of_a_group_grow_in_two_threads(make: Any) -> None:

@@ -210,11 +210,11 @@ def test_results_come_in_the_order_of_submission_and_overlap_with_other_work(mak
     assert runner.outstanding == 3, "who submits waits for none"
     first = runner.take_busy_seconds()
     gate.touch()
-    assert [r.score for r in runner.collect(soon())] == [1.0, 0.0, 1.0]
+    assert [r.score for _, r in runner.take_all(soon())] == [1.0, 0.0, 1.0]
     assert first > 0.0, "what is under way counts"
     assert runner.take_busy_seconds() > 0.0
     assert runner.take_busy_seconds() == 0.0
-    assert runner.collect(soon()) == []
+    assert runner.take_all(soon()) == []
 
 
 def test_match_takes_a_label_apart_once(make_runner: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_match_takes_a_label_apart_once(make_runner: Make, monkeypatch: pytest.M
     label = "a b c d e f g h"
     for group in [samples_of(spec, [label] * 8, f"data/{i}", label=label) for i in range(32)]:
         runner.submit(group)
-    assert [r.score for r in runner.collect(soon())] == [1.0] * 256
+    assert [r.score for _, r in runner.take_all(soon())] == [1.0] * 256
     assert taken_apart == [label]
 
 
@@ -323,8 +323,8 @@ def test_the_callers_deadline_holds(make_runner: Make, tmp_path: Path) -> None:
     runner, spec = make_runner("judge", args={"gate": str(gate)}, readPaths=[str(tmp_path)])
     runner.submit(samples_of(spec, ["a", "a"]))
     with pytest.raises(RewardError, match=r"2 of 2 rewards had not ended at the deadline, .* prompt data/0, sample 0"):
-        runner.collect(soon(0.3))
-    assert runner.collect(soon()) == []
+        runner.take_all(soon(0.3))
+    assert runner.take_all(soon()) == []
     gate.touch()
     assert scores(runner, spec, ["b"]) == [0.0]
 

@@ -44,7 +44,8 @@ def test_a_group_goes_on_where_it_was_with_its_own_seed() -> None:
     one = one.extended(1, part([], "length"), 5)
     assert one.complete
     assert one.oldest_version == 4
-    assert [(g.token_ids.tolist(), g.finish_reason, g.stop_text) for g in one.generations()] == [
+    whole = [episode.generation for episode in one.episodes]
+    assert [(g.token_ids.tolist(), g.finish_reason, g.stop_text) for g in whole] == [
         ([7, 8], "stop", "x"), ([9], "length", None)
     ]  # fmt: skip
 
@@ -155,7 +156,8 @@ def test_metrics_count_what_is_new_what_is_left_and_how_old_what_is_trained_on_i
     done = begun().extended(0, part([1, 2, 3]), 4).extended(0, part([4], "stop"), 6).extended(1, part([5], "stop"), 5)
     left = begun(7).extended(0, part([1, 2]), 5).extended(0, part([3, 3, 3]), 6)
     step = Step(7, 6, left=(left,))
-    step.take(replace(done, results=(RewardResult(0.0),) * 2), Decision.TRAINED, PROMPT, ("", ""))
+    scored = replace(done, results=(RewardResult(0.0),) * 2).with_text(0, "a").with_text(1, "b")
+    step.take(scored, Decision.TRAINED, PROMPT)
     assert partial_metrics(step) == {
         "rollout/carried_groups": 1.0,
         "rollout/carried_tokens": 5.0,
@@ -180,7 +182,8 @@ def test_tokens_that_are_too_old_stay_in_the_stream_and_out_of_the_loss() -> Non
     done = begun().extended(0, part([1, 2, 3]), 4).extended(0, part([4], "stop"), 6).extended(1, part([5], "stop"), 4)
     lost = begun(7).extended(0, part([1, 2]), 3)
     step = Step(7, 6, discarded=[lost], oldest_trained=5, advantages=np.array([1, -1], np.float32))
-    step.take(replace(done, results=(RewardResult(0.0),) * 2), Decision.TRAINED, PROMPT, ("", ""))
+    scored = replace(done, results=(RewardResult(0.0),) * 2).with_text(0, "a").with_text(1, "b")
+    step.take(scored, Decision.TRAINED, PROMPT)
     assert limit_metrics(step) == {
         "rollout/masked_tokens": 4.0,
         "rollout/discarded_groups": 1.0,

@@ -43,10 +43,10 @@ from rljob_worker.rollouts.batch import (
     tail_metrics,
 )
 from rljob_worker.rollouts.inputs import Inputs
+from rljob_worker.rollouts.policies import policy_of
 from rljob_worker.rollouts.rollouts import Rollouts
 from rljob_worker.rollouts.step import Progress, Step
 
-R = TypeVar("R", bound=Rollouts)
 H = TypeVar("H", bound=Handover)
 
 
@@ -74,17 +74,16 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
-class Generation(Generic[R]):
+class Generation:
     """How a job generates."""
 
-    rollouts: type[R]
     calls: PhaseCalls
     """Waits for the engines."""
     stop: threading.Event
     """Ends it early."""
 
 
-class Job(Generic[R, H]):
+class Job(Generic[H]):
     """A running job. A loop calls it and its parts; nothing here knows the order of the phases.
 
     Args:
@@ -93,7 +92,7 @@ class Job(Generic[R, H]):
         handover: how weights go to the engines.
     """
 
-    def __init__(self, given: Surroundings, generation: Generation[R], handover: type[H]) -> None:
+    def __init__(self, given: Surroundings, generation: Generation, handover: type[H]) -> None:
         self.spec = spec = given.spec
         self._failures = given.failures
         self.clock = given.clock
@@ -114,8 +113,8 @@ class Job(Generic[R, H]):
         self.cluster = cluster = given.cluster
         in_phase = PhaseCalls(given.calls, given.clock, spec.timeouts)
         probe = WeightProbe(spec, inputs.model.vocab_size, max_model_length(spec, inputs.model) - 1)
-        self.rollouts = generation.rollouts(
-            spec, cluster.engines, generation.calls, pool, inputs, progress, generation.stop
+        self.rollouts = Rollouts(
+            spec, policy_of(spec), cluster.engines, generation.calls, pool, inputs, progress, generation.stop
         )
         self.profiles = Profiles(spec, given.records.folder, cluster.trainers, cluster.engines, given.events.write)
         self.training = Training(spec, cluster.trainers, in_phase)
@@ -270,7 +269,7 @@ class Job(Generic[R, H]):
             phase_seconds=round(seconds, 3),
             lanes=self.clock.running_beside(),
             groups=self.rollouts.open_groups(),
-            engines=self.rollouts.engine_loads(),
+            engines=self.rollouts.generator.loads(),
             engine_nodes=self.cluster.engine_nodes(),
             reward_parts=self._reward_parts,
             write_failures=self._failures.counts(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 from rljob_api.phases import ENGINE_LANE
 from rljob_worker.cluster.phase_calls import PhaseCalls
@@ -13,19 +12,17 @@ from rljob_worker.driver.engine_lane import EngineLane
 from rljob_worker.driver.handover import Handover
 from rljob_worker.driver.job import Generation, Job, Surroundings
 from rljob_worker.engine.engine import Engine
-from rljob_worker.rollouts.rollouts import Rollouts
 from rljob_worker.trainer.trainer import Trainer
 
 _SHARE_OF_GRACE = 0.5
 """Of `checkpoint.graceSeconds`: how long the engines' lane is waited for after a stop request. The rest is for the
 checkpoint."""
-R = TypeVar("R", bound=Rollouts)
 
 
-class LanesJob(Job[R, Handover]):
+class LanesJob(Job[Handover]):
     """What the modes with two lanes have in common."""
 
-    def __init__(self, given: Surroundings, rollouts: type[R]) -> None:
+    def __init__(self, given: Surroundings) -> None:
         spec, cluster, given_up = given.spec, given.cluster, threading.Event()
         clock = given.clock.lane(ENGINE_LANE, lambda name, gap: given.events.phase(name, gap, lane=ENGINE_LANE))
         self.lane = EngineLane(clock, given.stop, given_up)
@@ -33,7 +30,7 @@ class LanesJob(Job[R, Handover]):
         trainers = given.calls.beside(
             given.stop, lambda: cluster.trainers.beside(Trainer.request_stop), self.lane.check
         )
-        generation = Generation(rollouts, PhaseCalls(engines, clock, spec.timeouts), given_up)
+        generation = Generation(PhaseCalls(engines, clock, spec.timeouts), given_up)
         super().__init__(replace(given, calls=trainers), generation, Handover)
 
     @property

@@ -13,7 +13,7 @@ from rljob_worker.driver.lockstep_job import LockstepJob
 from rljob_worker.driver.loops import colocated, lockstep, overlapped
 from rljob_worker.driver.overlapped_job import OverlappedJob
 
-J = TypeVar("J", bound=Job[Any, Any])
+J = TypeVar("J", bound=Job[Any])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from rljob_worker.driver.job import Surroundings
 from rljob_worker.driver.lanes_job import LanesJob
 from rljob_worker.errors import StopRequested
-from rljob_worker.rollouts.overlapped_rollouts import OverlappedRollouts
 from rljob_worker.rollouts.step import Step
 
 
-class OverlappedJob(LanesJob[OverlappedRollouts]):
+class OverlappedJob(LanesJob):
     """Trainers take what is ready; engines stand still only where new weights are handed over."""
-
-    def __init__(self, given: Surroundings) -> None:
-        super().__init__(given, OverlappedRollouts)
 
     def begin_step(self) -> Step:
         """Begin the next step: its engines' lane is at work from here on."""

@@ -6,7 +6,7 @@ seed and a token's place, so that it does not matter which engine samples it, be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from rljob_worker.errors import UserError
 from rljob_worker.flow import Group, Span
 from rljob_worker.records.audit import changes_of
 from rljob_worker.records.steps import effective_steps, read_steps
-from rljob_worker.rollouts.dispatch import Dispatch
-from rljob_worker.rollouts.rollouts import Rollouts
+from rljob_worker.rollouts.batch import training_sampling
+from rljob_worker.rollouts.policies.whole import contiguous
 from rljob_worker.rollouts.step import Step
 from rljob_worker.types import FloatArray, GenerationRequest, IntArray, Prompt
 
@@ -154,40 +154,6 @@ class Comparison:
         return self.equal == self.tokens and not self.other_metrics
 
 
-class ReplayRollouts(Rollouts):
-    """Takes a step's groups from the journal, or samples what a version of the weights sampled of them."""
-
-    def step_of(self, recorded: JournalStep) -> Step:
-        """A step as it was before its training."""
-        step = Step(recorded.number, recorded.weight_version, oldest_trained=recorded.oldest_trained)
-        uids = [one.prompt_uid for one in recorded.groups]
-        # The data must be the run's.
-        self._prompts_of(uids)
-        step.groups = list(recorded.groups)
-        self._set_advantages(step)
-        return step
-
-    def sample_again(self, recorded: JournalStep, version: int, comparison: Comparison) -> None:
-        """Sample what `version` sampled, after what was there before it, and compare; the engines hold it."""
-        prompts = self._prompts_of([one.prompt_uid for one in recorded.groups])
-        asked = [asked_spans(one, prompt, version) for one, prompt in zip(recorded.groups, prompts)]
-        division = Dispatch(len(asked), len(self._engines)).first
-        work = [[one for place in places for one in asked[place]] for places in division]
-        if not any(work):
-            return
-        streams = self._engines.generate([[one.request for one in of] for of in work], self._sampling, version)
-        for engine, chunk in self._calls.stream("rollout", streams):
-            for index, generation in chunk:
-                one = work[engine][index]
-                comparison.add(one.where, one.recorded, (generation.token_ids, generation.log_probs))
-
-    def _prompts_of(self, uids: Sequence[str]) -> list[Prompt]:
-        try:
-            return self._inputs.prompts.prompts_of(uids)
-        except ValueError as error:
-            raise UserError(f"spec.data: other data than the run's: {error}") from None
-
-
 @dataclass(frozen=True, slots=True)
 class AskedSpan:
     """A span that is sampled again.
@@ -232,14 +198,14 @@ def _limit(span: Span, prompt: int, length: int) -> int | None:
     return None if span.stop == length else span.stop - prompt
 
 
-class ReplayJob(Job[ReplayRollouts, Handover]):
+class ReplayJob(Job[Handover]):
     """What `loops.replay` runs, whatever mode the run had: one lane, for nothing is to be gained beside another."""
 
     def __init__(self, given: Surroundings, plan: Plan, comparison: Comparison) -> None:
         spec = given.spec
         calls = PhaseCalls(given.calls, given.clock, spec.timeouts)
         handover = Handover if derived.divides_devices(spec) else Switch
-        super().__init__(given, Generation(ReplayRollouts, calls, given.stop), handover)
+        super().__init__(given, Generation(calls, given.stop), handover)
         self.plan = plan
         self.comparison = comparison
 
@@ -251,9 +217,31 @@ class ReplayJob(Job[ReplayRollouts, Handover]):
         self.handover.first()
         return self.plan.start
 
+    def step_of(self, recorded: JournalStep) -> Step:
+        """A step as it was before its training."""
+        step = Step(recorded.number, recorded.weight_version, oldest_trained=recorded.oldest_trained)
+        # The data must be the run's.
+        self._prompts_of(recorded)
+        step.groups = list(recorded.groups)
+        return step
+
     def sample_again(self) -> None:
-        """What the weights of now sampled of the step."""
-        self.rollouts.sample_again(self.plan.step, self.progress.weight_version, self.comparison)
+        """Sample what the weights of now sampled of the step, after what was there before it, and compare."""
+        recorded, version, generator = self.plan.step, self.progress.weight_version, self.rollouts.generator
+        prompts = self._prompts_of(recorded)
+        asked = [asked_spans(one, prompt, version) for one, prompt in zip(recorded.groups, prompts)]
+        division = contiguous(range(len(asked)), generator.fleet.engines)
+        shares = [[(one, one.request) for place in places for one in asked[place]] for places in division]
+        sampling = training_sampling(self.spec)
+        for chunk in generator.responses(shares, sampling, version, generator.occupancy()):
+            for one, generation in chunk:
+                self.comparison.add(one.where, one.recorded, (generation.token_ids, generation.log_probs))
+
+    def _prompts_of(self, recorded: JournalStep) -> list[Prompt]:
+        try:
+            return self._inputs.prompts.prompts_of([one.prompt_uid for one in recorded.groups])
+        except ValueError as error:
+            raise UserError(f"spec.data: other data than the run's: {error}") from None
 
     def turn_to_training(self) -> None:
         """Devices that are shared are the trainers' from here on."""

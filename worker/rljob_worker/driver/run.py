@@ -225,7 +225,7 @@ def _run(
 
 
 def _train(
-    job: Job[Any, Any],
+    job: Job[Any],
     schedule: Schedule[Any],
     cluster: Cluster,
     session: RaySession,
@@ -284,7 +284,7 @@ def _serve(
     spec: RLJobSpec,
     folder: Path,
     log: StepLog,
-    job: Job[Any, Any],
+    job: Job[Any],
     metrics: JobMetrics,
     failures: WriteFailures,
     on_event: Callable[[str], None],

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+import torch
+
 from rljob_api import RLJobSpec, derived
-from rljob_worker.algorithms import get_algorithm
+from rljob_worker.algorithms import get_algorithm, step_advantages
 from rljob_worker.cluster.actor import share
 from rljob_worker.cluster.groups import TrainerGroup
 from rljob_worker.cluster.phase_calls import PhaseCalls
@@ -43,8 +46,16 @@ class Training:
         return self._algorithm.needs_old_log_probs(derived.updates_per_step(self._spec))
 
     def batch(self, step: Step) -> TrainBatch:
-        """What the trainers learn from, for their calls alone (`cluster.actor.share`)."""
+        """Advantages from the step's rewards, and what the trainers learn from, for their calls alone
+        (`cluster.actor.share`)."""
         groups = step.of(Decision.TRAINED)
+        step.advantages = step_advantages(
+            self._algorithm,
+            torch.from_numpy(np.concatenate([group.rewards for group in groups])),
+            [len(group.results) for group in groups],
+            torch.tensor(step.learned_lengths()),
+            self._spec.algorithm,
+        ).numpy()
         return share(train_batch(groups, step.advantages, step.oldest_trained))
 
     def ref_log_probs(self, batch: TrainBatch) -> None:

@@ -66,7 +66,8 @@ def ranges(sizes: Sequence[int], engines: int) -> list[list[int]]:
     """Places of groups for each engine, side by side in their order, so that all have about as many requests.
 
     Args:
-        sizes: requests of each group; at least 1. Where all are equal, engines get as `dispatch.Dispatch` gives them.
+        sizes: requests of each group; at least 1. Where all are equal, engines get ranges of the
+            groups that are as even as can be.
         engines: how many.
     """
     held: list[list[int]] = [[] for _ in range(engines)]

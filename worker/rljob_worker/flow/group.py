@@ -47,6 +47,7 @@ class Episode:
         experts: of a finished one, those that the engine sent each token but the last to, where the trainer is to do
             the same: [tokens - 1, layers with experts, experts of a token]. What may go on has none: its next reading
             tells those of all tokens.
+        text: of a finished one, its response in words, once it was decoded; a checkpoint does not hold it.
 
     Raises:
         ValueError: there are experts of more or fewer tokens.
@@ -58,6 +59,7 @@ class Episode:
     finish: Finish | None = None
     stop_text: str | None = None
     experts: ExpertArray | None = field(default=None, compare=False)
+    text: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.experts is not None and len(self.experts) != len(self.stream) - 1:
@@ -70,6 +72,17 @@ class Episode:
     def response_length(self) -> int:
         """Tokens after the prompt."""
         return len(self.stream) - self.stream.prompt_length
+
+    @property
+    def generation(self) -> Generation:
+        """The whole response, from whatever weights its parts are; without experts."""
+        stream = self.stream
+        return Generation(
+            np.array(stream.ids[stream.prompt_length :]),
+            np.array(stream.log_probs[stream.prompt_length :]),
+            "" if self.finish is None else self.finish.value,
+            self.stop_text,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +207,15 @@ class Group:
             stop_text=generation.stop_text,
             experts=generation.experts if generation.finish_reason else None,
         )
-        episodes = (*self.episodes[:sample], after, *self.episodes[sample + 1 :])
-        return replace(self, episodes=episodes)
+        return self._with(after)
 
-    def generations(self) -> list[Generation]:
-        """Each sample's response, from whatever weights its parts are."""
-        return [_generation(episode) for episode in self.episodes]
+    def with_text(self, sample: int, text: str) -> Group:
+        """With a sample's response in words."""
+        return self._with(replace(self.episodes[sample], text=text))
+
+    def _with(self, episode: Episode) -> Group:
+        place = episode.sample
+        return replace(self, episodes=(*self.episodes[:place], episode, *self.episodes[place + 1 :]))
 
     @property
     def num_sampled(self) -> int:
@@ -258,16 +274,6 @@ class Group:
         if results and len(results) != (len(episodes) if made.complete else 0):
             raise ValueError(f"the group of prompt {ordinal} has {len(episodes)} samples and {len(results)} rewards")
         return made
-
-
-def _generation(episode: Episode) -> Generation:
-    stream = episode.stream
-    return Generation(
-        np.array(stream.ids[stream.prompt_length :]),
-        np.array(stream.log_probs[stream.prompt_length :]),
-        "" if episode.finish is None else episode.finish.value,
-        episode.stop_text,
-    )
 
 
 def _experts_as_json(experts: ExpertArray) -> dict[str, Any]:

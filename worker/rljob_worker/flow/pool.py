@@ -3,18 +3,19 @@
 A group is *growing* while a sample of it may go on, *scoring* while it is complete and waits for rewards, and *ready*
 once it has them. A step takes ready groups out; what it leaves is the next step's.
 
-    draw      -> a prompt is open (`Frontier`), and `put` begins its group
+    draw, put -> a prompt is open (`Frontier`), and its group begins
     extend    -> growing, until all samples have ended
     scoring   -> its samples went to their rewards
     score     -> ready with the last of them
     take      -> out of the pool; its prompt is open until `settle`
+    update    -> what a step finds or leaves: the same groups, or without what was sampled of some
     settle    -> prompts that were trained on or filtered are closed; the others can be drawn again
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -72,73 +73,19 @@ class PoolState:
     groups: tuple[Group, ...] = ()
 
 
-class GroupPool:
-    """Open prompts and their groups; thread-safe.
+class OpenGroups:
+    """Groups and their prompts; thread-safe."""
 
-    Args:
-        data: where prompts come from.
-    """
-
-    def __init__(self, data: PromptData) -> None:
-        self._data = data
+    def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._frontier = Frontier()
         self._prompts: dict[int, Prompt] = {}
-        """All open ones."""
-        self._waiting: set[int] = set()
-        """Open prompts that no step has, and that have no group."""
         self._groups: dict[int, Group] = {}
         self._results: dict[int, dict[int, RewardResult]] = {}
         """Of groups that are being scored, by group and sample."""
-        self._skipped: list[int] = []
-        """Closed as such, and not reported yet."""
-        self._saved = PoolState(self._cursor())
-
-    @property
-    def saved(self) -> PoolState:
-        """The pool at the last `settle`; a step that is not settled never was."""
-        return self._saved
-
-    # --- prompts ------------------------------------------------------------------------------
-
-    def draw(self, count: int) -> list[NumberedPrompt]:
-        """Prompts for the running step, those that an earlier step left without a group first."""
-        with self._lock:
-            again = sorted(self._waiting)[:count]
-            self._waiting.difference_update(again)
-            drawn = [NumberedPrompt(ordinal, self._prompts[ordinal]) for ordinal in again]
-            while len(drawn) < count:
-                fresh = self._data.next_prompts(count - len(drawn))
-                numbered = list(map(NumberedPrompt, self._frontier.open(len(fresh)), fresh))
-                self._skip(one.ordinal for one in numbered if self._data.skips(one.prompt.uid))
-                drawn += [one for one in numbered if not self._data.skips(one.prompt.uid)]
-            self._prompts.update(drawn)
-            return drawn
 
     def prompt(self, ordinal: int) -> Prompt:
-        """An open prompt."""
+        """The prompt of a group, which may have been taken since."""
         return self._prompts[ordinal]
-
-    @property
-    def next_ordinal(self) -> int:
-        """The first that was never drawn."""
-        return self._frontier.next
-
-    def open_ordinals(self) -> list[int]:
-        """Drawn and not closed, in order."""
-        return self._frontier.open_ordinals
-
-    def take_skipped(self) -> list[int]:
-        """Prompts that were left out since the last time (`spec.data.skip`)."""
-        skipped, self._skipped = self._skipped, []
-        return skipped
-
-    @property
-    def mended(self) -> tuple[str, ...]:
-        """Rows that have another content since the cursor was saved that was restored."""
-        return self._data.mended
-
-    # --- groups -------------------------------------------------------------------------------
 
     @property
     def groups(self) -> list[Group]:
@@ -155,22 +102,21 @@ class GroupPool:
         growing, ready = sum(not one.complete for one in groups), sum(bool(one.results) for one in groups)
         return {"growing": growing, "scoring": len(groups) - growing - ready, "ready": ready}
 
-    def put(self, group: Group) -> None:
-        """Add a group, or put it in the place of what it was: rewards that are still to come are not its own."""
+    def put(self, prompt: Prompt, group: Group) -> None:
+        """Add a group."""
         with self._lock:
-            self._groups[group.ordinal] = group
-            self._results.pop(group.ordinal, None)
-
-    def change(self, change: Callable[[Group], Group]) -> None:
-        """Put what `change` makes of it in the place of each group; rewards that are still to come stay its own."""
-        with self._lock:
-            self._groups = {ordinal: change(group) for ordinal, group in self._groups.items()}
+            self._prompts[group.ordinal], self._groups[group.ordinal] = prompt, group
 
     def extend(self, ordinal: int, sample: int, generation: Generation, version: int) -> Group:
         """Add what weights of `version` sampled to a sample of a group; returns the group with it."""
         with self._lock:
             grown = self._groups[ordinal] = self._groups[ordinal].extended(sample, generation, version)
             return grown
+
+    def say(self, ordinal: int, sample: int, text: str) -> None:
+        """Give a sample its text."""
+        with self._lock:
+            self._groups[ordinal] = self._groups[ordinal].with_text(sample, text)
 
     def unscored(self) -> list[Group]:
         """Complete groups, by ordinal, that did not go to their rewards."""
@@ -207,13 +153,77 @@ class GroupPool:
             self._results.pop(ordinal, None)
             return self._groups.pop(ordinal)
 
-    def drop_groups(self) -> None:
-        """Forget all groups; their prompts can be drawn again."""
+
+class GroupPool(OpenGroups):
+    """All open prompts of a job, and the groups of those that have one; thread-safe.
+
+    Args:
+        data: where prompts come from.
+    """
+
+    def __init__(self, data: PromptData) -> None:
+        super().__init__()
+        self._data = data
+        self._frontier = Frontier()
+        self._waiting: set[int] = set()
+        """Open prompts that no step has, and that have no group."""
+        self._skipped: list[int] = []
+        """Closed as such, and not reported yet."""
+        self._saved = PoolState(self._cursor())
+
+    @property
+    def saved(self) -> PoolState:
+        """The pool at the last `settle`; a step that is not settled never was."""
+        return self._saved
+
+    # --- prompts ------------------------------------------------------------------------------
+
+    def draw(self, count: int) -> list[NumberedPrompt]:
+        """Prompts for the running step, those that an earlier step left without a group first."""
         with self._lock:
-            self._waiting.update(self._groups)
-            self._groups, self._results = {}, {}
+            again = sorted(self._waiting)[:count]
+            self._waiting.difference_update(again)
+            drawn = [NumberedPrompt(ordinal, self._prompts[ordinal]) for ordinal in again]
+            while len(drawn) < count:
+                fresh = self._data.next_prompts(count - len(drawn))
+                numbered = list(map(NumberedPrompt, self._frontier.open(len(fresh)), fresh))
+                self._skip(one.ordinal for one in numbered if self._data.skips(one.prompt.uid))
+                drawn += [one for one in numbered if not self._data.skips(one.prompt.uid)]
+            self._prompts.update(drawn)
+            return drawn
+
+    @property
+    def next_ordinal(self) -> int:
+        """The first that was never drawn."""
+        return self._frontier.next
+
+    def open_ordinals(self) -> list[int]:
+        """Drawn and not closed, in order."""
+        return self._frontier.open_ordinals
+
+    def take_skipped(self) -> list[int]:
+        """Prompts that were left out since the last time (`spec.data.skip`)."""
+        skipped, self._skipped = self._skipped, []
+        return skipped
+
+    @property
+    def mended(self) -> tuple[str, ...]:
+        """Rows that have another content since the cursor was saved that was restored."""
+        return self._data.mended
 
     # --- between steps ------------------------------------------------------------------------
+
+    def update(self, groups: Sequence[Group]) -> None:
+        """Put these in the place of all groups.
+
+        Rewards that are still to come stay those of groups that are the same objects as before. Prompts whose group is
+        not among them can be drawn again.
+        """
+        with self._lock:
+            before, self._groups = self._groups, {one.ordinal: one for one in groups}
+            kept = {ordinal for ordinal, one in self._groups.items() if before.get(ordinal) is one}
+            self._results = {ordinal: scores for ordinal, scores in self._results.items() if ordinal in kept}
+            self._waiting |= before.keys() - self._groups.keys()
 
     def settle(self, consumed: Iterable[int], filtered: Iterable[int]) -> None:
         """Close what the step trained on and what its filter took; the rest stays open, and `saved` is this.

@@ -114,7 +114,7 @@ class WorkerPool:
                 self._receive()
                 self._expire()
         except Exception as error:
-            # A thread's exception would pass unseen, and `collect` would wait for its deadline.
+            # A thread's exception would pass unseen, and `take_all` would wait for its deadline.
             with self._lock:
                 self._broken = f"scoring stopped: {type(error).__name__}: {error}"
             self._fail_queued(self._broken)

@@ -131,14 +131,14 @@ class RewardRunner:
                     else:
                         self._score_isolated(scorer, members)
 
-    def collect(self, deadline: float) -> list[RewardResult]:
-        """The results of all samples submitted since the last `collect`, in the order they were submitted.
+    def take_all(self, deadline: float) -> list[tuple[RewardSample, RewardResult]]:
+        """The results of all samples that were submitted and not taken, each with its sample, in that order.
 
         Waits until `deadline` (`time.monotonic()`) at most. Raises RewardError when a reward failed under
         `onError: Fail` (at once, without waiting for the others) or when the deadline passed; it names the sample,
         and what was submitted is forgotten.
         """
-        return self._calls.collect(deadline)
+        return self._calls.take_all(deadline)
 
     def take(self, patience: float, seconds: float) -> list[tuple[RewardSample, RewardResult]]:
         """The results that have come since the last time, each with its sample, in the order of their submission.
@@ -148,19 +148,19 @@ class RewardRunner:
             seconds: that a reward may take from its submission on.
 
         Raises:
-            RewardError: as `collect`.
+            RewardError: as `take_all`.
         """
         return self._calls.take(patience, seconds)
 
     @property
     def outstanding(self) -> int:
-        """Calls that were begun and have not ended; those of which `collect` or `take` raised do not count."""
+        """Calls that were begun and have not ended; those of which `take_all` or `take` raised do not count."""
         return self._calls.outstanding
 
     def score(self, samples: Sequence[RewardSample], deadline: float) -> list[RewardResult]:
-        """`submit`, then `collect`."""
+        """`submit`, then `take_all`: the results in the order of the samples."""
         self.submit(samples)
-        return self.collect(deadline)
+        return [result for _, result in self.take_all(deadline)]
 
     def take_busy_seconds(self) -> float:
         """Wall-clock seconds, since the last call, during which at least one sample was being scored."""

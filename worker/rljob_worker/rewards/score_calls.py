@@ -52,7 +52,7 @@ class ScoreCall:
 
 
 class ScoreCalls:
-    """What was submitted and not collected. One thread begins calls, one waits, and any says how they ended.
+    """What was submitted and not taken. One thread begins calls, one waits, and any says how they ended.
 
     Args:
         on_give_up: called before a wait ends with an error: what did not begin yet is not to begin.
@@ -101,8 +101,8 @@ class ScoreCalls:
             self._open -= len(outcomes)
             self._changed.notify_all()
 
-    def collect(self, deadline: float) -> list[RewardResult]:
-        """As `RewardRunner.collect`."""
+    def take_all(self, deadline: float) -> list[tuple[RewardSample, RewardResult]]:
+        """As `RewardRunner.take_all`."""
         with self._changed:
             while self._open and not self._failed:
                 if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
@@ -112,7 +112,7 @@ class ScoreCalls:
             self._forget()
         if failed or unfinished:
             self._give_up(failed, unfinished, len(samples))
-        return [_joined(calls) for calls in samples]
+        return [(calls[0].sample, _joined(calls)) for calls in samples]
 
     def take(self, patience: float, seconds: float) -> list[tuple[RewardSample, RewardResult]]:
         """As `RewardRunner.take`."""

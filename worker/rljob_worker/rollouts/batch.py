@@ -11,19 +11,10 @@ import numpy as np
 from rljob_api import RLJobSpec
 from rljob_api.spec import RolloutSpec
 from rljob_worker.engine.reports import DraftCounts
-from rljob_worker.engine.seeds import request_seed
-from rljob_worker.flow import Decision, Episode, Finish, Group, TokenStream
-from rljob_worker.flow.filters import has_variance
+from rljob_worker.flow import Decision, Finish, Group
 from rljob_worker.flow.streams import NO_VERSION
 from rljob_worker.rollouts.step import Step
-from rljob_worker.types import (
-    FloatArray,
-    Generation,
-    GenerationRequest,
-    Prompt,
-    SamplingParams,
-    TrainBatch,
-)
+from rljob_worker.types import FloatArray, SamplingParams, TrainBatch
 
 
 def training_sampling(spec: RLJobSpec) -> SamplingParams:
@@ -54,17 +45,6 @@ def evaluation_sampling(spec: RLJobSpec) -> SamplingParams:
     )
 
 
-def requests(
-    prompts: Sequence[Prompt], samples: int, job_seed: int, step: int, first: int = 0
-) -> list[GenerationRequest]:
-    """`samples` requests for each prompt, in prompt-major order; `first` is the number of the first within the step."""
-    return [
-        GenerationRequest(prompt.token_ids, request_seed(job_seed, step, first + index, sample))
-        for index, prompt in enumerate(prompts)
-        for sample in range(samples)
-    ]
-
-
 def train_batch(groups: Sequence[Group], advantages: FloatArray, oldest: int = 0) -> TrainBatch:
     """The streams of a step, one after the other.
 
@@ -93,42 +73,6 @@ def train_batch(groups: Sequence[Group], advantages: FloatArray, oldest: int = 0
         versions=versions[is_sampled],
         experts=np.concatenate(experts) if experts else None,
     )
-
-
-def answered_group(ordinal: int, version: int, prompt: Prompt, generations: Sequence[Generation], seed: int) -> Group:
-    """A prompt's responses, all sampled by weights of `version`, as streams; `seed` is that of the first."""
-    head = np.array(prompt.token_ids, dtype=np.int64)
-    episodes = tuple(
-        Episode(
-            ordinal,
-            sample,
-            TokenStream.of_response(head, generation.token_ids, generation.log_probs, version=version),
-            Finish(generation.finish_reason),
-            generation.stop_text,
-            generation.experts,
-        )
-        for sample, generation in enumerate(generations)
-    )
-    return Group(ordinal, version, episodes, seed=seed, prompt_uid=prompt.uid)
-
-
-def decided(groups: Sequence[Group], wanted: int) -> list[Group]:
-    """Decide on each group, by ordinal: the first `wanted` whose rewards differ are trained on.
-
-    Neither the length of a response nor the time at which it was finished has a part in it.
-
-    Returns:
-        The groups with their decisions, in the order in which they were given.
-    """
-    kept = 0
-    decisions: dict[int, Decision] = {}
-    for group in sorted(groups, key=lambda group: group.ordinal):
-        if not has_variance(group.rewards):
-            decisions[group.ordinal] = Decision.FILTERED
-            continue
-        decisions[group.ordinal] = Decision.TRAINED if kept < wanted else Decision.SURPLUS
-        kept += 1
-    return [replace(group, decision=decisions[group.ordinal]) for group in groups]
 
 
 def partial_metrics(step: Step) -> dict[str, float]:

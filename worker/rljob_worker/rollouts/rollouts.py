@@ -1,60 +1,48 @@
-"""Generation: prompts to the engines, responses to their rewards, and the evaluation of held-out prompts."""
+"""Rollouts: groups begin, grow in the engines, go to their rewards, and are taken for a step."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-import torch
-
 from rljob_api import RLJobSpec, derived
-from rljob_api.spec.rollout import RolloutAssignment
-from rljob_worker.algorithms import get_algorithm, step_advantages
 from rljob_worker.cluster.groups import EngineGroup
 from rljob_worker.cluster.phase_calls import PhaseCalls
-from rljob_worker.data.evaluate import EvaluatedPrompt, aggregate, held_out_settings
-from rljob_worker.data.tokenizer import decode_responses
-from rljob_worker.engine.arguments import max_sequences
-from rljob_worker.engine.engine import Engine
-from rljob_worker.engine.reports import DraftCounts
 from rljob_worker.errors import JobError, StopRequested, UserError
-from rljob_worker.flow import Decision, Finish, Group, GroupPool
-from rljob_worker.flow.occupancy import Occupancy
-from rljob_worker.flow.pool import NumberedPrompt
-from rljob_worker.rewards.score_calls import RewardSample
-from rljob_worker.rollouts.batch import (
-    answered_group,
-    decided,
-    evaluation_sampling,
-    requests,
-    too_few_groups,
-    training_sampling,
-)
-from rljob_worker.rollouts.dispatch import Dispatch
+from rljob_worker.flow import Decision, Group, GroupPool
+from rljob_worker.rollouts.batch import too_few_groups, training_sampling
+from rljob_worker.rollouts.evaluation import HeldOut
+from rljob_worker.rollouts.generator import Generator
+from rljob_worker.rollouts.growth import Growth
 from rljob_worker.rollouts.inputs import Inputs
-from rljob_worker.rollouts.step import Progress, Responses, Step
-from rljob_worker.types import Generation, GenerationRequest, Prompt, RewardResult, SamplingParams
+from rljob_worker.rollouts.policies.base import Policy
+from rljob_worker.rollouts.step import Progress, Step
+
+_SLICE_SECONDS = 0.05
 
 
 class Rollouts:
-    """Generates and scores.
+    """Generates and scores groups; which ones, and which a step trains on, its policy says.
+
+    Two threads may share it: one lets groups grow (`generate`, `wait_for_rewards`), the other takes rewards and groups
+    (`take_batch`, `leave`). A group is the former's until it is complete, and the latter's from there on.
 
     Args:
         spec: the job.
+        policy: what it decides.
         engines: all of them.
         calls: waits for them.
         pool: prompts and groups.
         inputs: tokenizer, rewards and held-out prompts.
         progress: how far the job is.
-        stop: set when the job was asked to stop.
+        stop: set when generation is to end early.
     """
 
     def __init__(
         self,
         spec: RLJobSpec,
+        policy: Policy,
         engines: EngineGroup,
         calls: PhaseCalls,
         pool: GroupPool,
@@ -63,206 +51,184 @@ class Rollouts:
         stop: threading.Event,
     ) -> None:
         self._spec = spec
-        self._engines = engines
-        self._calls = calls
+        self._policy = policy
         self._pool = pool
-        self._inputs = inputs
         self._progress = progress
         self._stop = stop
-        self._algorithm = get_algorithm(spec.algorithm.name)
+        self.generator = Generator(spec, engines, calls)
+        self._growth = Growth(self.generator, calls, inputs, stop)
+        self._held_out = HeldOut(spec, self.generator, self._growth, inputs.evaluation_prompts, stop)
         self._sampling = training_sampling(spec)
-        self._longest: dict[str, int] = {}
-        """Tokens of the longest response to a prompt when it was seen last."""
-        self._newest: Occupancy | None = None
-        oversampling = spec.rollout.oversampling
-        self._factor = 1.0 if oversampling is None else oversampling.factor
-        self._most_prompts = spec.rollout.prompts_per_step * (1 if oversampling is None else oversampling.limit)
+        self._drawn, self._paused = threading.Event(), threading.Event()
+        self._ahead: Step | None = None
+        """The last step whose batch was made ahead."""
+
+    # --- a step -------------------------------------------------------------------------------
 
     def next_step(self) -> Step:
-        """Begin the next step."""
-        # A checkpoint of partial rollout or tail batching has some.
-        self._pool.drop_groups()
-        return self._begun()
+        """Begin the next step, with what the one before left for it.
 
-    def _begun(self) -> Step:
-        return Step(self._progress.step + 1, self._progress.weight_version, occupancy=self._occupancy())
+        Raises:
+            JobError: what was carried over cannot be of this step; the checkpoint is another job's or damaged.
+        """
+        self._drawn.clear()
+        self._paused.clear()
+        number, version = self._progress.step + 1, self._progress.weight_version
+        step, self._ahead = self._ahead, None
+        if step is None or step.number != number:
+            step = Step(number, version, occupancy=self.generator.occupancy())
+        begun = self._policy.begin(step, self._pool.groups)
+        self._pool.update(begun.groups)
+        step.long, step.oldest_trained = begun.long, begun.oldest_trained
+        step.discarded = list(begun.discarded)
+        return step
 
-    def engine_loads(self) -> dict[str, int]:
-        """Responses that each engine is asked for and did not return yet, by its name; thread-safe."""
-        now = self._newest
-        return {process.name: 0 if now is None else now.left(process.name) for process in self._engines}
+    def step_after(self, step: Step) -> Step | None:
+        """The step whose batch is to be made while `step` trains; None where none is: there is no later step, or
+        `staleness.max` is 0."""
+        if derived.max_staleness(self._spec) == 0 or step.number >= self._spec.steps:
+            return None
+        self._ahead = Step(step.number + 1, step.weight_version + 1, occupancy=self.generator.occupancy())
+        return self._ahead
 
-    def open_groups(self) -> dict[str, int]:
-        """Groups that are open now, by what they wait for, where they may outlast a step; thread-safe."""
-        return {}
+    def drop_ahead(self) -> None:
+        """Forget what was made for the step after; its prompts come again."""
+        self._ahead = None
+        self._pool.update(())
 
     def wants_round(self, step: Step) -> bool:
         """Whether the step has too few groups to train on; UserError where it may not draw more prompts."""
-        rollout = self._spec.rollout
-        missing = rollout.prompts_per_step - len(step.of(Decision.TRAINED))
-        if missing and self._exhausted(step):
-            raise UserError(too_few_groups(step, rollout))
-        return missing > 0
+        if step.of(Decision.TRAINED):
+            return False
+        if self._policy.exhausted(step, self._pool.groups):
+            raise UserError(too_few_groups(step, self._spec.rollout))
+        return True
 
     def generate(self, step: Step) -> None:
-        """Draw prompts and generate all their responses; each group goes to its reward as soon as it is complete."""
-        missing = self._spec.rollout.prompts_per_step - len(step.of(Decision.TRAINED))
-        wanted = derived.prompts_of_round(missing, self._factor)
-        drawn = self._pool.draw(min(wanted, self._most_prompts - step.drawn))
-        prompts = [prompt for _, prompt in drawn]
-        work = requests(prompts, self._spec.rollout.samples_per_prompt, self._spec.seed, step.number, step.drawn)
-        step.responses = self._generate(work, drawn, self._sampling, step.occupancy)
-        step.drafts += self._take_draft_counts()
-        step.drawn += len(drawn)
+        """Begin as many groups as may be, and let groups grow until they are complete, each engine was cut, or `pause`
+        was called; each goes to its reward as soon as it is complete.
+
+        Raises:
+            JobError: what was carried over cannot be trained on in time: the checkpoint is of a job with another bound.
+        """
+        self._begin_groups(step)
+        for one in self._pool.unscored():
+            # It was carried over by a run that ended before its rewards came.
+            self._growth.submit(self._pool, one)
+        self._drawn.set()
+        version, each = self._progress.weight_version, self._policy.endless
+        while True:
+            assignment, lost = self._policy.assign(step, self._pool.groups, self.generator.fleet), list[str]()
+            self._growth.grow(self._pool, assignment, self._sampling, version, step.occupancy, each=each, lost=lost)
+            # What an engine that was lost had returned stays; the rest of it grows in the others.
+            if not lost or self._paused.is_set():
+                break
+        step.drafts += self.generator.take_draft_counts()
         step.rounds += 1
 
-    def collect_rewards(self, step: Step) -> None:
-        """Wait for the rewards that generation did not hide, decide on each group, and make advantages of them."""
-        new = step.responses
-        for group, prompt, texts, results in zip(new.groups, new.prompts, new.texts, self._collect(new)):
-            step.take(replace(group, results=tuple(results)), Decision.TRAINED, prompt, texts)
-        if self._spec.rollout.oversampling is not None:
-            step.groups = decided(step.groups, self._spec.rollout.prompts_per_step)
-        trained = step.of(Decision.TRAINED)
-        step.passed = len(trained)
-        if len(trained) == self._spec.rollout.prompts_per_step:
-            self._set_advantages(step)
+    def collect_rewards(self) -> None:
+        """Wait for the rewards that generation did not hide; StopRequested when the job was asked to stop."""
+        self._growth.collect(self._pool)
 
-    def _texts(self, group: Group) -> list[str]:
-        """What its samples are in words."""
-        return decode_responses(self._inputs.tokenizer, group.generations())
+    def select(self, step: Step) -> bool:
+        """Take the groups that the step trains on; False where they are not enough yet."""
+        selection = self._policy.select(step, self._pool.groups)
+        decided = (selection.filtered, Decision.FILTERED), (selection.trained, Decision.TRAINED)
+        for groups, decision in (*decided, (selection.surplus, Decision.SURPLUS)):
+            for group in groups:
+                step.take(self._growth.with_texts(group), decision, self._pool.prompt(group.ordinal))
+                if decision is not Decision.SURPLUS:
+                    self._pool.take(group.ordinal)
+        step.passed = selection.passed
+        if not selection.trained:
+            return False
+        step.deferred = list(selection.deferred)
+        if selection.left is not None:
+            self._pool.update(selection.left)
+        step.left = tuple(self._pool.groups)
+        step.groups.sort(key=lambda group: group.ordinal)
+        return True
 
-    def _exhausted(self, step: Step) -> bool:
-        """Whether the step may draw no more prompts."""
-        return step.drawn >= self._most_prompts
+    def has_errors(self) -> bool:
+        """Whether a reward of an open group is that of an error."""
+        return any(map(_has_errors, self._pool.groups))
 
-    def _set_advantages(self, step: Step) -> None:
-        trained = step.of(Decision.TRAINED)
-        step.advantages = step_advantages(
-            self._algorithm,
-            torch.from_numpy(np.concatenate([group.rewards for group in trained])),
-            [len(group.results) for group in trained],
-            torch.tensor(step.learned_lengths()),
-            self._spec.algorithm,
-        ).numpy()
+    # --- beside training ----------------------------------------------------------------------
+
+    def wait_for_rewards(self) -> None:
+        """Wait until none is outstanding, or `pause` was called; StopRequested when the job was asked to stop."""
+        while self._growth.outstanding and not self._paused.wait(_SLICE_SECONDS):
+            if self._stop.is_set():
+                raise StopRequested
+
+    def take_batch(self, step: Step, working: Callable[[], bool]) -> None:
+        """Wait for the groups that the step trains on, and take them.
+
+        Args:
+            step: the running one.
+            working: whether the engines' lane is at work; may raise what shall end the wait.
+
+        Raises:
+            JobError: there can be no such groups.
+            RewardError: a reward failed or did not come in time.
+        """
+        while not self._drawn.wait(_SLICE_SECONDS):
+            working()
+        while not self.select(step):
+            to_come = working() or bool(self._growth.outstanding)
+            if not self._growth.receive(self._pool, _SLICE_SECONDS) and not to_come:
+                groups = len(self._pool.groups)
+                raise JobError(f"step {step.number}: no batch can be made of {groups} groups that are complete")
+
+    def pause(self, step: Step) -> None:
+        """Have the engines end what they generate for the step; `generate` returns with what there is."""
+        self._paused.set()
+        self.generator.harvest(step.weight_version)
+
+    def leave(self, step: Step, *, stopping: bool) -> None:
+        """End the step, whose engines stand still: what it leaves open is the next one's.
+
+        Args:
+            step: the running one.
+            stopping: a stop signal may have ended rewards: groups with errors are scored again by whoever continues.
+        """
+        if stopping:
+            groups = self._pool.groups
+            self._pool.update([replace(one, results=()) if _has_errors(one) else one for one in groups])
+        else:
+            self._growth.receive(self._pool, 0.0)
+        step.left = tuple(self._pool.groups)
+
+    # --- what others ask for ------------------------------------------------------------------
+
+    def open_groups(self) -> dict[str, int]:
+        """Groups that are open now, by what they wait for, where they may outlast a step; thread-safe."""
+        return self._pool.counts() if self._policy.outlasts else {}
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of the held-out prompts; with the same seeds each time, evaluations differ by the weights alone.
 
+        Rewards of training samples come first: the same processes score both.
+
         Raises:
             StopRequested: the job was asked to stop before it was done.
         """
-        evaluation = self._spec.evaluation
-        assert evaluation is not None
-        alike: dict[int, list[Prompt]] = {}
-        for prompt in self._inputs.evaluation_prompts:
-            alike.setdefault(held_out_settings(evaluation, prompt.source).samples_per_prompt, []).append(prompt)
-        scored = [one for group, prompts in alike.items() for one in self._evaluate(prompts, group)]
-        # Those of the next step are its own.
-        self._take_draft_counts()
-        return aggregate(scored, evaluation)
+        while self._growth.outstanding:
+            if self._stop.is_set():
+                raise StopRequested
+            self._growth.receive(self._pool, _SLICE_SECONDS)
+        self._growth.receive(self._pool, 0.0)
+        return self._held_out.metrics(self._progress.weight_version)
 
-    def _evaluate(self, prompts: list[Prompt], group: int) -> list[EvaluatedPrompt]:
-        if self._stop.is_set():
-            raise StopRequested
-        work = requests(prompts, group, self._spec.seed, step=0)
-        numbered = [NumberedPrompt(i, prompt) for i, prompt in enumerate(prompts)]
-        responses = self._generate(work, numbered, evaluation_sampling(self._spec), self._occupancy())
-        return [
-            EvaluatedPrompt(
-                prompt.source,
-                [result.score for result in results],
-                sum(episode.finish is Finish.LENGTH for episode in answered.episodes),
-            )
-            for prompt, answered, results in zip(prompts, responses.groups, self._collect(responses))
-        ]
+    # --- inside -------------------------------------------------------------------------------
 
-    def _occupancy(self) -> Occupancy:
-        self._newest = Occupancy(len(self._engines), max_sequences(self._spec))
-        return self._newest
+    def _begin_groups(self, step: Step) -> None:
+        samples, version = self._spec.rollout.samples_per_prompt, self._progress.weight_version
+        for ordinal, prompt in self._pool.draw(max(0, self._policy.room(step, self._pool.groups))):
+            seed = self._policy.seed(step, ordinal)
+            self._pool.put(prompt, Group.begun(ordinal, prompt, samples, seed, version))
+            step.drawn += 1
 
-    def _generate(
-        self,
-        work: list[GenerationRequest],
-        prompts: list[NumberedPrompt],
-        sampling: SamplingParams,
-        occupancy: Occupancy,
-    ) -> Responses:
-        """Responses and their texts in the order of `work`, spread over the engines by whole prompt groups."""
-        group, version = len(work) // len(prompts), self._progress.weight_version
-        dispatch = self._dispatch(prompts, group)
-        given = [[place * group + i for place in places for i in range(group)] for places in dispatch.first]
-        parts = [[work[position] for position in positions] for positions in given]
-        streams = self._engines.generate(parts, sampling, version, more=bool(dispatch))
-        done: dict[int, tuple[Generation, str]] = {}
-        missing = dict.fromkeys(range(len(prompts)), group)
-        answered: dict[int, tuple[Group, tuple[str, ...]]] = {}
-        names = [process.name for process in self._engines]
-        for name, of_engine in zip(names, parts):
-            occupancy.given(name, len(of_engine), time.monotonic())
-        for engine, chunk in self._calls.stream("eval", streams):
-            occupancy.came(names[engine], len(chunk), time.monotonic())
-            texts = decode_responses(self._inputs.tokenizer, [generation for _, generation in chunk])
-            for (index, generation), text in zip(chunk, texts):
-                position = given[engine][index]
-                done[position] = (generation, text)
-                missing[position // group] -= 1
-            complete = [prompt for prompt, left in missing.items() if not left]
-            for place in complete:
-                del missing[place]
-                ordinal, prompt = prompts[place]
-                samples = [done[place * group + i] for i in range(group)]
-                self._inputs.rewards.submit([RewardSample(prompt, i, g, text) for i, (g, text) in enumerate(samples)])
-                generations, written = zip(*samples)
-                seed = work[place * group].seed
-                answered[place] = answered_group(ordinal, version, prompt, generations, seed), written
-                self._longest[prompt.uid] = max(len(generation.token_ids) for generation, _ in samples)
-            if dispatch:
-                fresh = [place * group + i for place in dispatch.take(len(complete)) for i in range(group)]
-                given[engine] += fresh
-                occupancy.given(names[engine], len(fresh), time.monotonic())
-                more = self._engines.submit(engine, [work[position] for position in fresh], last=not dispatch)
-                self._calls.gather("eval", more)
-        if len(done) != len(work):
-            phase = self._calls.phase("eval")
-            raise JobError(f"{phase}: the engines returned {len(done)} of {len(work)} responses")
-        in_order = [answered[place] for place in range(len(prompts))]
-        return Responses(
-            [group for group, _ in in_order],
-            [prompt for _, prompt in prompts],
-            [texts for _, texts in in_order],
-            list(answered),
-        )
 
-    def _take_draft_counts(self) -> DraftCounts:
-        """The guesses of all engines since the last time."""
-        if self._spec.rollout.speculative is None:
-            return DraftCounts()
-        return sum(self._calls.gather("eval", self._engines.call(Engine.take_draft_counts)), DraftCounts())
-
-    def _dispatch(self, prompts: list[NumberedPrompt], group: int) -> Dispatch:
-        """Who generates what. Prompts whose responses were long the last time go first."""
-        if self._spec.rollout.assignment is RolloutAssignment.FIXED:
-            return Dispatch(len(prompts), len(self._engines))
-        usual = sum(self._longest.values()) / max(1, len(self._longest))
-        order = sorted(range(len(prompts)), key=lambda place: -self._longest.get(prompts[place].prompt.uid, usual))
-        return Dispatch(len(prompts), len(self._engines), order, max(1, max_sequences(self._spec) // group))
-
-    def _collect(self, responses: Responses) -> list[list[RewardResult]]:
-        """The rewards of each group, in their order; StopRequested when the job was asked to stop."""
-        results = self._scores()
-        sizes = {place: len(responses.texts[place]) for place in responses.scored}
-        by_place = {place: [next(results) for _ in range(size)] for place, size in sizes.items()}
-        return [by_place[place] for place in range(len(responses.groups))]
-
-    def _scores(self) -> Iterator[RewardResult]:
-        """All rewards since the last time, in the order of their samples; StopRequested as above.
-
-        Ray's job API sends a stop signal to all of the driver's descendants, so that scores of a reward that was just
-        ended by it may be those of an error.
-        """
-        seconds = self._calls.deadline(self._calls.phase("reward"))
-        results = self._inputs.rewards.collect(time.monotonic() + seconds)
-        if self._stop.is_set():
-            raise StopRequested
-        return iter(results)
+def _has_errors(group: Group) -> bool:
+    return any(result.error for result in group.results)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,18 +21,6 @@ class Progress:
     weight_version: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Responses:
-    """What some prompts were answered, in their order; each prompt's group is with its reward."""
-
-    groups: list[Group]
-    prompts: list[Prompt]
-    texts: list[tuple[str, ...]]
-    """Of each group's samples."""
-    scored: list[int]
-    """The prompts' places in `groups`, in the order in which they went to the reward."""
-
-
 @dataclass(slots=True)
 class Step:
     """What one step generated, and what became of it."""
@@ -44,14 +31,10 @@ class Step:
     drawn: int = 0
     """New prompts so far, over all rounds."""
     rounds: int = 0
-    responses: Responses = field(default_factory=lambda: Responses([], [], [], []))
-    """Of the last round."""
     groups: list[Group] = field(default_factory=list)
     """All that was scored and decided on, by ordinal; with partial rollout without what is carried over."""
     prompts: dict[int, Prompt] = field(default_factory=dict)
     """Of these groups, by ordinal."""
-    texts: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Of these groups' samples, by ordinal."""
     left: tuple[Group, ...] = ()
     """Groups that were open at its end: the next one's."""
     drafts: DraftCounts = field(default_factory=DraftCounts)
@@ -75,10 +58,10 @@ class Step:
     trained: list[StepMetrics] = field(default_factory=list)
     """What each trainer reports."""
 
-    def take(self, group: Group, decision: Decision, prompt: Prompt, texts: Sequence[str]) -> None:
-        """Take in a scored group, with what becomes of it."""
+    def take(self, group: Group, decision: Decision, prompt: Prompt) -> None:
+        """Take in a scored group, whose texts are known, with what becomes of it."""
         self.groups.append(replace(group, decision=decision))
-        self.prompts[group.ordinal], self.texts[group.ordinal] = prompt, tuple(texts)
+        self.prompts[group.ordinal] = prompt
 
     def of(self, decision: Decision) -> list[Group]:
         """The groups with this decision, by ordinal."""
@@ -121,6 +104,7 @@ class Step:
     def _sample(self, group: Group, index: int, advantage: float | None) -> dict[str, Any]:
         prompt, result, episode = self.prompts[group.ordinal], group.results[index], group.episodes[index]
         assert episode.finish is not None
+        assert episode.text is not None
         assert group.decision is not None
         return {
             "ordinal": group.ordinal,
@@ -128,7 +112,7 @@ class Step:
             "prompt": prompt.text,
             "label": prompt.label,
             "sample": episode.sample,
-            "response": self.texts[group.ordinal][index],
+            "response": episode.text,
             "response_tokens": episode.response_length,
             "finish_reason": episode.finish.value,
             "reward": float(result.score),

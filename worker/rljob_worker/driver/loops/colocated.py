@@ -27,7 +27,8 @@ def train_step(job: ColocatedJob) -> None:
         with clock.phase("rollout"):
             job.rollouts.generate(step)
         with clock.phase("reward"):
-            job.rollouts.collect_rewards(step)
+            job.rollouts.collect_rewards()
+            job.rollouts.select(step)
     with clock.phase("rollout_sleep"):
         job.switch.sleep_engines()
 

@@ -25,12 +25,12 @@ def train_step(job: LockstepJob) -> None:
     """One step: train, while the engines generate for the next one where the staleness allows it; then meet."""
     clock, engines = job.clock, job.lane.clock
     step = job.rollouts.next_step()
-    if not step.groups:
+    if not job.rollouts.select(step):
         job.begin_batch(step)
         with clock.phase("batch_wait"):
             job.lane.finish()
-    ahead = job.rollouts.step_after(step)
-    job.begin_batch(ahead)
+            job.rollouts.select(step)
+    job.begin_batch(job.rollouts.step_after(step))
 
     batch = job.training.batch(step)
     if job.training.uses_reference:
@@ -47,8 +47,10 @@ def train_step(job: LockstepJob) -> None:
         raise NonFiniteError(f"step {step.number}: {step.non_finite_reason()}; the update was not applied")
 
     with clock.phase("batch_wait"):
-        complete = job.finish_ahead(ahead)
-    job.advance_to(ahead if complete else None, step)
+        complete = job.finish_ahead()
+    if not complete:
+        job.rollouts.drop_ahead()
+    job.advance(step)
     if not complete:
         raise StopRequested
     if job.recovery.due_checkpoint():

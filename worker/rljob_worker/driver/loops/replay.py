@@ -24,7 +24,7 @@ def train(job: ReplayJob) -> None:
 def train_again(job: ReplayJob, recorded: JournalStep) -> None:
     """One step's training, on what was sampled then."""
     clock = job.clock
-    step = job.rollouts.step_of(recorded)
+    step = job.step_of(recorded)
     batch = job.training.batch(step)
     if job.training.uses_reference:
         with clock.phase("ref_log_probs"):

@@ -1,0 +1,85 @@
+"""Evaluation of held-out prompts: the generating loop, over groups of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from rljob_api import RLJobSpec
+from rljob_api.spec.rollout import RolloutAssignment
+from rljob_worker.data.evaluate import EvaluatedPrompt, aggregate, held_out_settings
+from rljob_worker.engine.seeds import request_seed
+from rljob_worker.errors import ProcessDiedError, StopRequested
+from rljob_worker.flow import Finish, Group
+from rljob_worker.flow.pool import OpenGroups
+from rljob_worker.rollouts.batch import evaluation_sampling
+from rljob_worker.rollouts.generator import Generator
+from rljob_worker.rollouts.growth import Growth
+from rljob_worker.rollouts.policies.whole import in_shares
+from rljob_worker.types import Prompt
+
+
+class HeldOut:
+    """Scores the held-out prompts.
+
+    Args:
+        spec: the job.
+        generator: the engines.
+        growth: the loop.
+        prompts: the held-out ones.
+        stop: set when the job was asked to stop.
+    """
+
+    def __init__(
+        self, spec: RLJobSpec, generator: Generator, growth: Growth, prompts: Sequence[Prompt], stop: threading.Event
+    ) -> None:
+        self._spec = spec
+        self._generator = generator
+        self._growth = growth
+        self._prompts = prompts
+        self._stop = stop
+
+    def metrics(self, version: int) -> dict[str, float]:
+        """Metrics of the prompts under weights of `version`; StopRequested when the job was asked to stop.
+
+        With the same seeds each time, evaluations differ by the weights alone.
+        """
+        while True:
+            try:
+                return self._metrics(version)
+            except ProcessDiedError as error:
+                self._generator.goes_on_without(error)
+                # All prompts are answered again by those that are left: what was scored of them goes.
+                self._growth.collect(OpenGroups())
+
+    def _metrics(self, version: int) -> dict[str, float]:
+        evaluation = self._spec.evaluation
+        assert evaluation is not None
+        alike: dict[int, list[Prompt]] = {}
+        for prompt in self._prompts:
+            alike.setdefault(held_out_settings(evaluation, prompt.source).samples_per_prompt, []).append(prompt)
+        scored = [one for samples, prompts in alike.items() for one in self._evaluate(prompts, samples, version)]
+        # Those of the next step are its own.
+        self._generator.take_draft_counts()
+        return aggregate(scored, evaluation)
+
+    def _evaluate(self, prompts: Sequence[Prompt], samples: int, version: int) -> list[EvaluatedPrompt]:
+        if self._stop.is_set():
+            raise StopRequested
+        groups = OpenGroups()
+        for place, prompt in enumerate(prompts):
+            seed = request_seed(self._spec.seed, 0, place, 0)
+            groups.put(prompt, Group.begun(place, prompt, samples, seed, version))
+        when_free = self._spec.rollout.assignment is RolloutAssignment.WHEN_FREE
+        assignment = in_shares(groups.groups, self._generator.fleet, when_free=when_free)
+        sampling = evaluation_sampling(self._spec)
+        self._growth.grow(groups, assignment, sampling, version, self._generator.occupancy())
+        self._growth.collect(groups)
+        return [
+            EvaluatedPrompt(
+                prompts[group.ordinal].source,
+                [result.score for result in group.results],
+                sum(episode.finish is Finish.LENGTH for episode in group.episodes),
+            )
+            for group in groups.groups
+        ]
