@@ -22,8 +22,8 @@ from rljob_worker.cluster.cluster import Cluster
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.cluster.profiles import Profiles
 from rljob_worker.driver.handover import Handover
+from rljob_worker.driver.learn import Training
 from rljob_worker.driver.probe import WeightProbe
-from rljob_worker.driver.training import Training
 from rljob_worker.engine.arguments import max_model_length
 from rljob_worker.flow import Decision, GroupPool
 from rljob_worker.host.files import WriteFailures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rljob_worker.driver.learn import learn
 from rljob_worker.driver.lockstep_job import LockstepJob
 from rljob_worker.errors import NonFiniteError, StopRequested
 
@@ -32,15 +33,7 @@ def train_step(job: LockstepJob) -> None:
             job.rollouts.select(step)
     job.begin_batch(job.rollouts.step_after(step))
 
-    batch = job.training.batch(step)
-    if job.training.uses_reference:
-        with clock.phase("ref_log_probs"):
-            job.training.ref_log_probs(batch)
-    if job.training.uses_old_log_probs:
-        with clock.phase("log_probs"):
-            job.training.log_probs(batch)
-    with clock.phase("actor_train"):
-        job.training.actor_train(step, batch, beside=job.write_samples)
+    learn(job.training, clock, step, beside=job.write_samples)
     job.describe(step)
     if not step.applied:
         job.record(step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rljob_worker.driver.learn import learn
 from rljob_worker.driver.overlapped_job import OverlappedJob
 from rljob_worker.errors import NonFiniteError, StopRequested
 from rljob_worker.rollouts.step import Step
@@ -28,15 +29,7 @@ def train_step(job: OverlappedJob, step: Step) -> Step | None:
     clock, engines = job.clock, job.lane.clock
     with clock.phase("batch_wait"):
         job.take_batch(step)
-    batch = job.training.batch(step)
-    if job.training.uses_reference:
-        with clock.phase("ref_log_probs"):
-            job.training.ref_log_probs(batch)
-    if job.training.uses_old_log_probs:
-        with clock.phase("log_probs"):
-            job.training.log_probs(batch)
-    with clock.phase("actor_train"):
-        job.training.actor_train(step, batch, beside=job.write_samples)
+    learn(job.training, clock, step, beside=job.write_samples)
 
     with clock.phase("batch_wait"):
         complete = job.pause(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rljob_worker.checkpoints.journal import JournalStep
+from rljob_worker.driver.learn import learn
 from rljob_worker.driver.replay import ReplayJob
 from rljob_worker.errors import NonFiniteError, StopRequested
 
@@ -23,17 +24,8 @@ def train(job: ReplayJob) -> None:
 
 def train_again(job: ReplayJob, recorded: JournalStep) -> None:
     """One step's training, on what was sampled then."""
-    clock = job.clock
     step = job.step_of(recorded)
-    batch = job.training.batch(step)
-    if job.training.uses_reference:
-        with clock.phase("ref_log_probs"):
-            job.training.ref_log_probs(batch)
-    if job.training.uses_old_log_probs:
-        with clock.phase("log_probs"):
-            job.training.log_probs(batch)
-    with clock.phase("actor_train"):
-        job.training.actor_train(step, batch)
+    learn(job.training, job.clock, step)
     if not step.applied:
         raise NonFiniteError(f"step {step.number}: {step.non_finite_reason()}; the update was not applied")
     job.compare_training(step)

@@ -1,4 +1,4 @@
-"""Training: a step's responses to the trainers, and what they learned."""
+"""Learning from a step: advantages of its rewards, its batch to the trainers, and what they report."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rljob_worker.cluster.actor import share
 from rljob_worker.cluster.groups import TrainerGroup
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.flow import Decision
+from rljob_worker.phases import PhaseClock
 from rljob_worker.rollouts.batch import train_batch, training_sampling
 from rljob_worker.rollouts.step import Step
 from rljob_worker.trainer.trainer import Trainer
@@ -45,9 +46,8 @@ class Training:
         """Whether a step needs log-probabilities from before its updates."""
         return self._algorithm.needs_old_log_probs(derived.updates_per_step(self._spec))
 
-    def batch(self, step: Step) -> TrainBatch:
-        """Advantages from the step's rewards, and what the trainers learn from, for their calls alone
-        (`cluster.actor.share`)."""
+    def set_advantages(self, step: Step) -> None:
+        """Make advantages of the rewards of what the step trains on."""
         groups = step.of(Decision.TRAINED)
         step.advantages = step_advantages(
             self._algorithm,
@@ -56,7 +56,10 @@ class Training:
             torch.tensor(step.learned_lengths()),
             self._spec.algorithm,
         ).numpy()
-        return share(train_batch(groups, step.advantages, step.oldest_trained))
+
+    def batch(self, step: Step) -> TrainBatch:
+        """What the trainers learn from, for their calls alone (`cluster.actor.share`)."""
+        return share(train_batch(step.of(Decision.TRAINED), step.advantages, step.oldest_trained))
 
     def ref_log_probs(self, batch: TrainBatch) -> None:
         """Log-probabilities under the starting weights; they stay with the trainers."""
@@ -74,3 +77,24 @@ class Training:
         if beside is not None:
             beside(step)
         step.trained = self._calls.gather("actor_train", calls, stoppable=True)
+
+
+def learn(training: Training, clock: PhaseClock, step: Step, beside: Callable[[Step], None] | None = None) -> None:
+    """Train on the groups that a step took. Each block is a phase of the step record.
+
+    Args:
+        training: what the trainers do.
+        clock: of their lane.
+        step: gets its advantages, and what the trainers report.
+        beside: done with the step while its updates are under way.
+    """
+    training.set_advantages(step)
+    batch = training.batch(step)
+    if training.uses_reference:
+        with clock.phase("ref_log_probs"):
+            training.ref_log_probs(batch)
+    if training.uses_old_log_probs:
+        with clock.phase("log_probs"):
+            training.log_probs(batch)
+    with clock.phase("actor_train"):
+        training.actor_train(step, batch, beside)
