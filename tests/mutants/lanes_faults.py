@@ -24,7 +24,7 @@ LANES_FAULTS = (
     ),
     Fault(
         "engines that wait for leave are in no phase",
-        f"{WORKER}/driver/engine_lane.py",
+        f"{WORKER}/driver/loops/lane.py",
         """        with self.clock.phase("admission_wait"):
             # Released by whoever waits for the work, or closes the lane.
             self._released.wait()
@@ -34,7 +34,7 @@ LANES_FAULTS = (
     ),
     Fault(
         "a stop gives the batch up at once",
-        f"{WORKER}/driver/engine_lane.py",
+        f"{WORKER}/driver/loops/lane.py",
         "time.monotonic() + patience",
         "time.monotonic()",
         f"{PARTS}::test_a_stop_waits_for_work_that_ends_within_the_patience",

@@ -252,7 +252,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "fields": (0, 0),
     "patches": (0, 0),
     "path": (8, 8),
-    "driver": (19, 22),
+    "driver": (13, 22),
     "forward": (35, 15),
     "worker": (6, 8),
     "operator": (2, 8),

@@ -23,9 +23,9 @@ from rljob_worker.cluster.actor import Reply
 from rljob_worker.cluster.calls import Call, Calls
 from rljob_worker.cluster.groups import TrainerGroup
 from rljob_worker.cluster.phase_calls import PhaseCalls
+from rljob_worker.driver.learn import Training
 from rljob_worker.driver.probe import WeightProbe
 from rljob_worker.driver.sync_report import sync_report
-from rljob_worker.driver.learn import Training
 from rljob_worker.errors import JobError, PhaseDeadlineError, ProcessDiedError, StopRequested, WeightSyncError
 from rljob_worker.flow import Group
 from rljob_worker.records.event_lines import read_events

@@ -26,7 +26,7 @@ from rljob_worker.cluster.groups import EngineGroup
 from rljob_worker.cluster.placement import Placement
 from rljob_worker.data.dataset import PromptSource
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
-from rljob_worker.driver.engine_lane import EngineLane
+from rljob_worker.driver.loops.lane import EngineLane
 from rljob_worker.errors import JobError, StopRequested
 from rljob_worker.flow import Group, GroupPool
 from rljob_worker.phases import PhaseClock

@@ -67,9 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ[BACKEND_AUTOLOAD_VARIABLE] = "0"
     # Importing the worker takes seconds.
     from rljob_worker.cli.progress import RunProgress
-    from rljob_worker.driver.loops import replay
-    from rljob_worker.driver.modes import Schedule
-    from rljob_worker.driver.replay import Comparison, ReplayJob, plan_replay
+    from rljob_worker.driver.loops.replay import ReplayLoop
+    from rljob_worker.driver.replay import Comparison, plan_replay
     from rljob_worker.driver.run import run_job
 
     checkpoints = checkpoints_of(arguments.folder, run_of.spec, arguments.trust_unverified)
@@ -85,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             resume=False,
             on_record=lambda record: None,
             on_event=progress.event,
-            schedule=Schedule(lambda given: ReplayJob(given, plan, comparison), replay.train),
+            loop=lambda given: ReplayLoop(given, plan, comparison),
         )
     if outcome.exit_code != ExitCode.OK:
         print(visible(f"logs    {output}\n{outcome.outcome}: {outcome.message}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -83,8 +84,8 @@ class Generation:
     """Ends it early."""
 
 
-class Job(Generic[H]):
-    """A running job. A loop calls it and its parts; nothing here knows the order of the phases.
+class Job(ABC, Generic[H]):
+    """A running job: the shared context of its loop, which is a subclass and has the order of the phases.
 
     Args:
         given: what it is given.
@@ -132,6 +133,10 @@ class Job(Generic[H]):
             given.events,
             given.changes,
         )
+
+    @abstractmethod
+    def train(self) -> None:
+        """Run steps until the job is done; StopRequested when it was asked to stop before."""
 
     def finished(self) -> bool:
         """Whether all steps are done, or `spec.earlyStop` ends the run before."""

@@ -12,21 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from rljob_api import derived
 from rljob_api.wire.step_record import StepRecord
 from rljob_worker.checkpoints.journal import JournalStep, journal_files, read_journal
 from rljob_worker.checkpoints.reader import Checkpoints, Found
-from rljob_worker.cluster.phase_calls import PhaseCalls
-from rljob_worker.driver.handover import Handover
-from rljob_worker.driver.job import Generation, Job, Surroundings
-from rljob_worker.driver.switch import Switch
 from rljob_worker.errors import UserError
 from rljob_worker.flow import Group, Span
 from rljob_worker.records.audit import changes_of
 from rljob_worker.records.steps import effective_steps, read_steps
-from rljob_worker.rollouts.batch import training_sampling
-from rljob_worker.rollouts.policies.whole import contiguous
-from rljob_worker.rollouts.step import Step
 from rljob_worker.types import FloatArray, GenerationRequest, IntArray, Prompt
 
 _COMPARED = "train/"
@@ -196,84 +188,3 @@ def asked_spans(one: Group, prompt: Prompt, version: int) -> list[AskedSpan]:
 def _limit(span: Span, prompt: int, length: int) -> int | None:
     """Where a span was cut; the last one ended by itself."""
     return None if span.stop == length else span.stop - prompt
-
-
-class ReplayJob(Job[Handover]):
-    """What `loops.replay` runs, whatever mode the run had: one lane, for nothing is to be gained beside another."""
-
-    def __init__(self, given: Surroundings, plan: Plan, comparison: Comparison) -> None:
-        spec = given.spec
-        calls = PhaseCalls(given.calls, given.clock, spec.timeouts)
-        handover = Handover if derived.divides_devices(spec) else Switch
-        super().__init__(given, Generation(calls, given.stop), handover)
-        self.plan = plan
-        self.comparison = comparison
-
-    def start(self) -> int:
-        """Continue from the plan's checkpoint, and bring the engines to its weights."""
-        if self.plan.begins_with is not None:
-            self.recovery.restore(self.plan.begins_with)
-        self._keep_nothing()
-        self.handover.first()
-        return self.plan.start
-
-    def step_of(self, recorded: JournalStep) -> Step:
-        """A step as it was before its training."""
-        step = Step(recorded.number, recorded.weight_version, oldest_trained=recorded.oldest_trained)
-        # The data must be the run's.
-        self._prompts_of(recorded)
-        step.groups = list(recorded.groups)
-        return step
-
-    def sample_again(self) -> None:
-        """Sample what the weights of now sampled of the step, after what was there before it, and compare."""
-        recorded, version, generator = self.plan.step, self.progress.weight_version, self.rollouts.generator
-        prompts = self._prompts_of(recorded)
-        asked = [asked_spans(one, prompt, version) for one, prompt in zip(recorded.groups, prompts)]
-        division = contiguous(range(len(asked)), generator.fleet.engines)
-        shares = [[(one, one.request) for place in places for one in asked[place]] for places in division]
-        sampling = training_sampling(self.spec)
-        for chunk in generator.responses(shares, sampling, version, generator.occupancy()):
-            for one, generation in chunk:
-                self.comparison.add(one.where, one.recorded, (generation.token_ids, generation.log_probs))
-
-    def _prompts_of(self, recorded: JournalStep) -> list[Prompt]:
-        try:
-            return self._inputs.prompts.prompts_of([one.prompt_uid for one in recorded.groups])
-        except ValueError as error:
-            raise UserError(f"spec.data: other data than the run's: {error}") from None
-
-    def turn_to_training(self) -> None:
-        """Devices that are shared are the trainers' from here on."""
-        if isinstance(self.handover, Switch):
-            self.handover.sleep_engines()
-            self.handover.wake_trainers()
-
-    def turn_to_generation(self) -> None:
-        """Hand the weights over; devices that are shared are the engines' from here on."""
-        if isinstance(self.handover, Switch):
-            self.handover.wake_engine_weights()
-        with self.clock.phase("update_weights"):
-            self.handover.update_weights()
-        if isinstance(self.handover, Switch):
-            self.handover.sleep_trainers()
-            self.handover.wake_engine_kv()
-
-    def compare_training(self, step: Step) -> None:
-        """What training says of a step, beside its record."""
-        if (record := self.plan.records.get(step.number)) is not None:
-            self.comparison.add_metrics(step.number, record.metrics, step.trained[0].metrics)
-
-    def advance(self, step: Step) -> None:
-        """The weights are those of the next step; prompts stay as they are, for none is drawn."""
-        self.progress.step = step.number
-        self.progress.weight_version = step.weight_version + 1
-        self._keep_nothing()
-
-    def end(self) -> str:
-        """Nothing: a replay leaves no checkpoint."""
-        return ""
-
-    def _keep_nothing(self) -> None:
-        """A stop request has nothing to save either."""
-        self.recovery.saved_step = self.progress.step

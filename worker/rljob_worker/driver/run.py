@@ -32,7 +32,7 @@ from rljob_worker.data.row_store import RowStore
 from rljob_worker.devices import COMPUTE_VARIABLE, check_profile
 from rljob_worker.driver.inputs import read_inputs
 from rljob_worker.driver.job import Job, Surroundings
-from rljob_worker.driver.modes import SCHEDULES, Schedule
+from rljob_worker.driver.loops import LOOPS
 from rljob_worker.driver.outcome import Outcome, conclude, failed, with_all_records
 from rljob_worker.driver.preflight import check_layout, check_port, check_trackers
 from rljob_worker.driver.stop import StopSignal
@@ -65,7 +65,7 @@ def run_job(
     address: str | None = None,
     on_record: Sink,
     on_event: Callable[[str], None],
-    schedule: Schedule[Any] | None = None,
+    loop: Callable[[Surroundings], Job[Any]] | None = None,
 ) -> Outcome:
     """Run a validated job in a run folder.
 
@@ -76,7 +76,7 @@ def run_job(
         address: Ray cluster to run on; None: one that is started here for this job alone.
         on_record: called with each step's record.
         on_event: called with a sentence about what the job is doing.
-        schedule: what is done with its processes; None: that of its mode.
+        loop: what is done with its processes; None: that of its mode.
 
     Raises:
         UserError: model, data, reward or run folder are not what the manifest says; nothing was started.
@@ -112,14 +112,13 @@ def run_job(
         failures = WriteFailures()
         log = StepLog(folder.path, failures, folder.check)
         stack.callback(log.close)
-        schedule = schedule or SCHEDULES[job.spec.mode]
-        outcome = _run(job, schedule, folder, inputs, log, failures, address, on_record, on_event)
+        outcome = _run(job, loop or LOOPS[job.spec.mode], folder, inputs, log, failures, address, on_record, on_event)
         return conclude(outcome, folder, inputs, log, failures)
 
 
 def _run(
     manifest: RLJob,
-    schedule: Schedule[Any],
+    loop: Callable[[Surroundings], Job[Any]],
     folder: RunFolder,
     inputs: Inputs,
     log: StepLog,
@@ -182,7 +181,7 @@ def _run(
             failures=failures,
             changes=folder.changes,
         )
-        job = schedule.job(given)
+        job = loop(given)
         server = _serve(spec, folder.path, log, job, metrics, failures, on_event)
         if server is not None:
             stack.callback(server.close)
@@ -196,9 +195,7 @@ def _run(
             stack.callback(inputs.labels.close)
             inputs.labels.start(lambda what: _unreadable(events, what))
             on_event(f"starting {derived.trainers(spec)} trainer(s) and {derived.engines(spec)} engine(s)")
-            outcome = with_all_records(
-                _train(job, schedule, cluster, session, calls, stop, events, on_event), log, failures
-            )
+            outcome = with_all_records(_train(job, cluster, session, calls, stop, events, on_event), log, failures)
             # What was asked for is on disk: a request that arrives from here on has nothing to wait for.
             stop.finished()
             if job.ready:
@@ -226,7 +223,6 @@ def _run(
 
 def _train(
     job: Job[Any],
-    schedule: Schedule[Any],
     cluster: Cluster,
     session: RaySession,
     calls: Calls,
@@ -251,7 +247,7 @@ def _train(
         where = f"continuing after step {restored}" if restored else "training"
         on_event(f"ready after {time.monotonic() - started:.0f} s; {where}")
         events.write("ready", restored=restored)
-        schedule.train(job)
+        job.train()
         reason = job.end()
         early = f"; stopped early: {reason}" if reason else ""
         return Outcome(ExitCode.OK, RunOutcome.SUCCEEDED, f"{job.progress.step} steps done{early}")

@@ -2,61 +2,74 @@
 
 from __future__ import annotations
 
-from rljob_worker.driver.colocated_job import ColocatedJob
+from rljob_worker.cluster.phase_calls import PhaseCalls
+from rljob_worker.driver.job import Generation, Job, Surroundings
 from rljob_worker.driver.learn import learn
+from rljob_worker.driver.switch import Switch
 from rljob_worker.errors import NonFiniteError, StopRequested
 
 
-def train(job: ColocatedJob) -> None:
-    """Run steps until the job is done; StopRequested when it was asked to stop before."""
-    if job.due_initial_evaluation():
-        job.evaluate_at_start()
-    job.complete_restored_step()
-    job.clock.restart()
-    while not job.finished():
-        if job.stopping():
-            raise StopRequested
-        train_step(job)
+class ColocatedLoop(Job[Switch]):
+    """All phases are in one lane."""
 
+    def __init__(self, given: Surroundings) -> None:
+        calls = PhaseCalls(given.calls, given.clock, given.spec.timeouts)
+        super().__init__(given, Generation(calls, given.stop), Switch)
 
-def train_step(job: ColocatedJob) -> None:
-    """One step: generate, score, train, hand the weights over. Each block is a phase of the step record."""
-    clock = job.clock
-    step = job.rollouts.next_step()
+    @property
+    def switch(self) -> Switch:
+        """The turns on the devices."""
+        return self.handover
 
-    while job.rollouts.wants_round(step):
-        with clock.phase("rollout"):
-            job.rollouts.generate(step)
-        with clock.phase("reward"):
-            job.rollouts.collect_rewards()
-            job.rollouts.select(step)
-    with clock.phase("rollout_sleep"):
-        job.switch.sleep_engines()
+    def train(self) -> None:
+        """Run steps until the job is done; StopRequested when it was asked to stop before."""
+        if self.due_initial_evaluation():
+            self.evaluate_at_start()
+        self.complete_restored_step()
+        self.clock.restart()
+        while not self.finished():
+            if self.stopping():
+                raise StopRequested
+            self.train_step()
 
-    with clock.phase("wake_up"):
-        job.switch.wake_trainers()
-    learn(job.training, clock, step, beside=job.write_samples)
-    job.describe(step)
-    if not step.applied:
-        job.record(step)
-        raise NonFiniteError(f"step {step.number}: {step.non_finite_reason()}; the update was not applied")
-    job.advance(step)
+    def train_step(self) -> None:
+        """One step: generate, score, train, hand the weights over. Each block is a phase of the step record."""
+        clock = self.clock
+        step = self.rollouts.next_step()
 
-    if job.recovery.due_checkpoint():
-        with clock.phase("checkpoint"):
-            job.recovery.save_checkpoint()
-    with clock.phase("rollout_wake_weights"):
-        job.switch.wake_engine_weights()
-    with clock.phase("update_weights"):
-        job.switch.update_weights()
-    with clock.phase("sleep"):
-        job.switch.sleep_trainers()
-    with clock.phase("rollout_wake_kv"):
-        job.switch.wake_engine_kv()
-    if job.switch.due_probe():
+        while self.rollouts.wants_round(step):
+            with clock.phase("rollout"):
+                self.rollouts.generate(step)
+            with clock.phase("reward"):
+                self.rollouts.collect_rewards()
+                self.rollouts.select(step)
+        with clock.phase("rollout_sleep"):
+            self.switch.sleep_engines()
+
+        with clock.phase("wake_up"):
+            self.switch.wake_trainers()
+        learn(self.training, clock, step, beside=self.write_samples)
+        self.describe(step)
+        if not step.applied:
+            self.record(step)
+            raise NonFiniteError(f"step {step.number}: {step.non_finite_reason()}; the update was not applied")
+        self.advance(step)
+
+        if self.recovery.due_checkpoint():
+            with clock.phase("checkpoint"):
+                self.recovery.save_checkpoint()
+        with clock.phase("rollout_wake_weights"):
+            self.switch.wake_engine_weights()
         with clock.phase("update_weights"):
-            job.switch.probe_weights()
-    if job.due_evaluation():
-        with clock.phase("eval"):
-            job.evaluate()
-    job.record(step)
+            self.switch.update_weights()
+        with clock.phase("sleep"):
+            self.switch.sleep_trainers()
+        with clock.phase("rollout_wake_kv"):
+            self.switch.wake_engine_kv()
+        if self.switch.due_probe():
+            with clock.phase("update_weights"):
+                self.switch.probe_weights()
+        if self.due_evaluation():
+            with clock.phase("eval"):
+                self.evaluate()
+        self.record(step)

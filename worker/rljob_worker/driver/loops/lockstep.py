@@ -3,58 +3,86 @@
 from __future__ import annotations
 
 from rljob_worker.driver.learn import learn
-from rljob_worker.driver.lockstep_job import LockstepJob
+from rljob_worker.driver.loops.lane import LanedLoop
 from rljob_worker.errors import NonFiniteError, StopRequested
+from rljob_worker.rollouts.step import Step
 
 
-def train(job: LockstepJob) -> None:
-    """Run steps until the job is done; StopRequested when it was asked to stop before."""
-    try:
-        if job.due_initial_evaluation():
-            job.evaluate_at_start()
-        job.complete_restored_step()
-        job.clock.restart()
-        while not job.finished():
-            if job.stopping():
-                raise StopRequested
-            train_step(job)
-    finally:
-        job.lane.close()
+class LockstepLoop(LanedLoop):
+    """Trainers and engines meet once a step, over whole batches."""
 
+    def train(self) -> None:
+        """Run steps until the job is done; StopRequested when it was asked to stop before."""
+        try:
+            if self.due_initial_evaluation():
+                self.evaluate_at_start()
+            self.complete_restored_step()
+            self.clock.restart()
+            while not self.finished():
+                if self.stopping():
+                    raise StopRequested
+                self.train_step()
+        finally:
+            self.lane.close()
 
-def train_step(job: LockstepJob) -> None:
-    """One step: train, while the engines generate for the next one where the staleness allows it; then meet."""
-    clock, engines = job.clock, job.lane.clock
-    step = job.rollouts.next_step()
-    if not job.rollouts.select(step):
-        job.begin_batch(step)
+    def train_step(self) -> None:
+        """One step: train, while the engines generate for the next one where the staleness allows it; then meet."""
+        clock, engines = self.clock, self.lane.clock
+        step = self.rollouts.next_step()
+        if not self.rollouts.select(step):
+            self.begin_batch(step)
+            with clock.phase("batch_wait"):
+                self.lane.finish()
+                self.rollouts.select(step)
+        self.begin_batch(self.rollouts.step_after(step))
+
+        learn(self.training, clock, step, beside=self.write_samples)
+        self.describe(step)
+        if not step.applied:
+            self.record(step)
+            raise NonFiniteError(f"step {step.number}: {step.non_finite_reason()}; the update was not applied")
+
         with clock.phase("batch_wait"):
-            job.lane.finish()
-            job.rollouts.select(step)
-    job.begin_batch(job.rollouts.step_after(step))
+            complete = self.finish_ahead()
+        if not complete:
+            self.rollouts.drop_ahead()
+        self.advance(step)
+        if not complete:
+            raise StopRequested
+        if self.recovery.due_checkpoint():
+            with clock.phase("checkpoint"):
+                self.recovery.save_checkpoint()
+        self.lane.release()
+        with clock.phase("update_weights"), engines.phase("update_weights"):
+            self.handover.update_weights()
+            if self.handover.due_probe():
+                self.handover.probe_weights()
+        if self.due_evaluation():
+            with clock.phase("batch_wait"):
+                self.evaluate()
+        self.record(step)
 
-    learn(job.training, clock, step, beside=job.write_samples)
-    job.describe(step)
-    if not step.applied:
-        job.record(step)
-        raise NonFiniteError(f"step {step.number}: {step.non_finite_reason()}; the update was not applied")
+    def begin_batch(self, step: Step | None) -> None:
+        """Have the engines' lane generate and score a step's batch; nothing where there is none to make."""
+        if step is None:
+            return self.lane.idle()
 
-    with clock.phase("batch_wait"):
-        complete = job.finish_ahead()
-    if not complete:
-        job.rollouts.drop_ahead()
-    job.advance(step)
-    if not complete:
-        raise StopRequested
-    if job.recovery.due_checkpoint():
-        with clock.phase("checkpoint"):
-            job.recovery.save_checkpoint()
-    job.lane.release()
-    with clock.phase("update_weights"), engines.phase("update_weights"):
-        job.handover.update_weights()
-        if job.handover.due_probe():
-            job.handover.probe_weights()
-    if job.due_evaluation():
-        with clock.phase("batch_wait"):
-            job.evaluate()
-    job.record(step)
+        def make() -> None:
+            with self.lane.clock.phase("rollout"):
+                self.rollouts.generate(step)
+            with self.lane.clock.phase("reward_wait"):
+                self.rollouts.collect_rewards()
+
+        return self.lane.begin(make)
+
+    def finish_ahead(self) -> bool:
+        """Wait for the batch of the step after, now that this one was trained on; False where a stop ended it.
+
+        Without the batch the step after is not that of the run that was never stopped. A stop signal may reach the
+        scoring processes too: a batch whose rewards have errors since then is given up.
+        """
+        try:
+            self.lane.finish(self._patience)
+        except StopRequested:
+            return False
+        return not (self._stop.is_set() and self.rollouts.has_errors())

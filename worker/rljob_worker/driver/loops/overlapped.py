@@ -3,56 +3,95 @@
 from __future__ import annotations
 
 from rljob_worker.driver.learn import learn
-from rljob_worker.driver.overlapped_job import OverlappedJob
+from rljob_worker.driver.loops.lane import LanedLoop
 from rljob_worker.errors import NonFiniteError, StopRequested
 from rljob_worker.rollouts.step import Step
 
 
-def train(job: OverlappedJob) -> None:
-    """Run steps until the job is done; StopRequested when it was asked to stop before."""
-    try:
-        if job.due_initial_evaluation():
-            job.evaluate_at_start()
-        job.complete_restored_step()
-        job.clock.restart()
-        step = None if job.finished() else job.begin_step()
-        while step is not None:
-            if job.stopping():
-                raise StopRequested
-            step = train_step(job, step)
-    finally:
-        job.lane.close()
+class OverlappedLoop(LanedLoop):
+    """Trainers take what is ready; engines stand still only where new weights are handed over."""
 
+    def train(self) -> None:
+        """Run steps until the job is done; StopRequested when it was asked to stop before."""
+        try:
+            if self.due_initial_evaluation():
+                self.evaluate_at_start()
+            self.complete_restored_step()
+            self.clock.restart()
+            step = None if self.finished() else self.begin_step()
+            while step is not None:
+                if self.stopping():
+                    raise StopRequested
+                step = self.train_step(step)
+        finally:
+            self.lane.close()
 
-def train_step(job: OverlappedJob, step: Step) -> Step | None:
-    """One step: train on what is ready, stop the engines for the new weights; returns the next one, begun by then."""
-    clock, engines = job.clock, job.lane.clock
-    with clock.phase("batch_wait"):
-        job.take_batch(step)
-    learn(job.training, clock, step, beside=job.write_samples)
-
-    with clock.phase("batch_wait"):
-        complete = job.pause(step)
-    if not step.applied:
-        job.describe(step)
-        job.record(step)
-        raise NonFiniteError(f"step {step.number}: {step.non_finite_reason()}; the update was not applied")
-    job.advance(step)
-    if not complete:
-        job.describe(step)
-        raise StopRequested
-    job.lane.release()
-    with clock.phase("update_weights"), engines.phase("update_weights"):
-        job.handover.update_weights()
-        if job.handover.due_probe():
-            job.handover.probe_weights()
-    if job.due_evaluation():
+    def train_step(self, step: Step) -> Step | None:
+        """Train on what is ready, and stop the engines for the new weights; returns the next step, begun by then."""
+        clock, engines = self.clock, self.lane.clock
         with clock.phase("batch_wait"):
-            job.evaluate()
-    ahead = None if job.finished() else job.begin_step()
-    job.describe(step)
-    if job.recovery.due_checkpoint():
-        with clock.phase("checkpoint"):
-            job.recovery.save_checkpoint()
-    job.record(step)
-    return ahead
+            self.take_batch(step)
+        learn(self.training, clock, step, beside=self.write_samples)
+
+        with clock.phase("batch_wait"):
+            complete = self.pause(step)
+        if not step.applied:
+            self.describe(step)
+            self.record(step)
+            raise NonFiniteError(f"step {step.number}: {step.non_finite_reason()}; the update was not applied")
+        self.advance(step)
+        if not complete:
+            self.describe(step)
+            raise StopRequested
+        self.lane.release()
+        with clock.phase("update_weights"), engines.phase("update_weights"):
+            self.handover.update_weights()
+            if self.handover.due_probe():
+                self.handover.probe_weights()
+        if self.due_evaluation():
+            with clock.phase("batch_wait"):
+                self.evaluate()
+        ahead = None if self.finished() else self.begin_step()
+        self.describe(step)
+        if self.recovery.due_checkpoint():
+            with clock.phase("checkpoint"):
+                self.recovery.save_checkpoint()
+        self.record(step)
+        return ahead
+
+    def begin_step(self) -> Step:
+        """Begin the next step: its engines' lane is at work from here on."""
+        step = self.rollouts.next_step()
+
+        def make() -> None:
+            with self.lane.clock.phase("rollout"):
+                self.rollouts.generate(step)
+            with self.lane.clock.phase("reward_wait"):
+                self.rollouts.wait_for_rewards()
+
+        self.lane.begin(make)
+        return step
+
+    def take_batch(self, step: Step) -> None:
+        """Wait for the groups that the step trains on; StopRequested when the job was asked to stop."""
+        self.rollouts.take_batch(step, self._lane_works)
+
+    def pause(self, step: Step) -> bool:
+        """Bring the engines to a stand, with what they have; False where a stop request ended them before.
+
+        What was generated for the step is lost then: whoever continues generates it again.
+        """
+        self.rollouts.pause(step)
+        try:
+            self.lane.finish(self._patience)
+        except StopRequested:
+            return False
+        finally:
+            self.rollouts.leave(step, stopping=self._stop.is_set())
+        return True
+
+    def _lane_works(self) -> bool:
+        self.lane.check()
+        if self._stop.is_set():
+            raise StopRequested
+        return self.lane.working

@@ -5,13 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+from rljob_api.phases import ENGINE_LANE
+from rljob_worker.cluster.phase_calls import PhaseCalls
+from rljob_worker.driver.handover import Handover
+from rljob_worker.driver.job import Generation, Job, Surroundings
+from rljob_worker.engine.engine import Engine
 from rljob_worker.errors import StopRequested
 from rljob_worker.phases import PhaseClock
+from rljob_worker.trainer.trainer import Trainer
 
 _SLICE_SECONDS = 0.05
 _LEAVE_SECONDS = 5.0
 """How long work may take to end once it was given up; whoever closes the lane ends the processes next."""
+_SHARE_OF_GRACE = 0.5
+"""Of `checkpoint.graceSeconds`: how long the engines' lane is waited for after a stop request. The rest is for the
+checkpoint."""
 
 
 class EngineLane:
@@ -99,3 +109,39 @@ class EngineLane:
         with self.clock.phase("admission_wait"):
             # Released by whoever waits for the work, or closes the lane.
             self._released.wait()
+
+
+class LanedLoop(Job[Handover]):
+    """A loop whose trainers and engines have devices of their own, and a lane of phases each."""
+
+    def __init__(self, given: Surroundings) -> None:
+        spec, cluster, given_up = given.spec, given.cluster, threading.Event()
+        clock = given.clock.lane(ENGINE_LANE, lambda name, gap: given.events.phase(name, gap, lane=ENGINE_LANE))
+        self.lane = EngineLane(clock, given.stop, given_up)
+        engines = given.calls.beside(given_up, lambda: cluster.engines.beside(Engine.abort))
+        trainers = given.calls.beside(
+            given.stop, lambda: cluster.trainers.beside(Trainer.request_stop), self.lane.check
+        )
+        generation = Generation(PhaseCalls(engines, clock, spec.timeouts), given_up)
+        super().__init__(replace(given, calls=trainers), generation, Handover)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that the engines' lane may go on for after a stop request."""
+        return _SHARE_OF_GRACE * self.spec.checkpoint.grace_seconds
+
+    def _held_out(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+
+        def evaluate() -> None:
+            with self.lane.clock.phase("eval"):
+                found.update(self.rollouts.evaluate())
+
+        self._in_lane(evaluate)
+        return found
+
+    def _in_lane(self, work: Callable[[], None]) -> None:
+        """Have the engines' lane do this, and wait for it."""
+        self.lane.begin(work)
+        self.lane.finish()
+        self.lane.release()
