@@ -162,6 +162,22 @@ class TrackerSpec(ApiModel):
     not made longer. What was not delivered is said."""
 
 
+class OtlpSpec(ApiModel):
+    """An OpenTelemetry collector that gets each step as a trace, by OTLP over HTTP with JSON.
+
+    The headers that it asks for come from the environment alone: a Secret of `environment.secrets` with
+    `OTEL_EXPORTER_OTLP_HEADERS` (`name=value,name=value`).
+    """
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^@?#\s]+$", max_length=1024)]
+    """Address of the collector, as `http://collector:4318`; requests go to `/v1/traces` below it."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=60)] = 10.0
+    """How long a request may take, in seconds. Steps wait meanwhile, at most 256 of them; none holds the run up."""
+    finish_seconds: Annotated[float, Field(gt=0, le=600)] = 5.0
+    """How long the job's end may wait for the last steps to be delivered, in seconds; a stop request's grace period is
+    not made longer."""
+
+
 class ProfileSpec(ApiModel):
     """Steps whose training and generation are profiled, operator by operator, by torch's or torch_npu's profiler."""
 
@@ -195,6 +211,9 @@ class RecordsSpec(ApiModel):
     trackers: Annotated[list[TrackerSpec], Field(max_length=5, json_schema_extra=keyed_by("name"))] = []
     """Experiment trackers beside TensorBoard, each at most once. They run beside the job: one that fails neither ends
     nor delays it."""
+    otlp: OtlpSpec | None = None
+    """Send each step as an OpenTelemetry trace. It goes on beside the job: an endpoint that hangs or is away neither
+    ends nor delays it."""
     profile: ProfileSpec | None = None
     """Profile some steps: `profiles/step-N/` in the run folder gets a file for each rank and engine. `rljob profile`
     asks a running job for others."""

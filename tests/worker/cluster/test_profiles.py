@@ -76,6 +76,13 @@ def test_the_steps_of_the_manifest_are_profiled_and_told(tmp_path: Path) -> None
     assert event["problems"] == {}
 
 
+def test_a_resume_that_has_the_steps_behind_it_says_nothing(tmp_path: Path) -> None:
+    profiles, (trainer, _), told = make(tmp_path, firstStep=3, steps=2)
+    profiles.at_boundary(7, CALLS)
+    assert (trainer.orders, told) == ([], [])
+    profiles.request(ProfileRequest(9, 9))
+
+
 def test_nothing_is_called_where_nothing_is_asked_for(made: Made) -> None:
     profiles, processes, told = made
     profiles.at_boundary(1, CALLS)

@@ -130,8 +130,8 @@ def test_samples_and_summary(finished: Path) -> None:
 def test_sigterm_saves_the_last_completed_step_and_resume_continues(finished: Path, tmp_path: Path) -> None:
     kl = {"name": "grpo", "kl": {"monitor": True}}
     # Which changes no bit.
-    profile = {"profile": {"firstStep": 2, "steps": 2}}
-    job = manifest(tmp_path, algorithm=kl, checkpoint={"everySteps": 1000, "keep": 2}, steps=STEPS, records=profile)
+    beside = {"profile": {"firstStep": 2, "steps": 2}, "otlp": {"endpoint": "http://127.0.0.1:9"}}
+    job = manifest(tmp_path, algorithm=kl, checkpoint={"everySteps": 1000, "keep": 2}, steps=STEPS, records=beside)
     process = start("run", job, "--output", tmp_path / "run")
     wait_for(lambda: len(_steps(tmp_path / "run")) >= 2, "two steps")
     # To the whole group, as `timeout` does.
@@ -152,6 +152,8 @@ def test_sigterm_saves_the_last_completed_step_and_resume_continues(finished: Pa
     told = [event for event in events(tmp_path / "run") if event["event"] == "profiled"]
     assert {"profiles/step-3/rank-0.json.gz", "profiles/step-3/engine-0.json.gz"} <= set(told[-1]["files"])
     assert told[-1]["problems"] == {}
+    sent = [event for event in events(tmp_path / "run") if event["event"] == "otlp"]
+    assert [(event["offered"], event["delivered"]) for event in sent] == [(done, 0), (STEPS - done, 0)]
 
 
 def test_a_stop_while_starting_is_obeyed_at_once(tmp_path: Path) -> None:

@@ -164,14 +164,11 @@ class Profiles:
         missing = {str(Path(one).relative_to(self._folder.parent)): "its process made none" for one in running.awaited}
         request = running.request
         reached = ["the byte limit was reached"] if running.left_bytes <= 0 else []
-        self._tell(
-            PROFILED,
-            first=request.first,
-            last=request.last,
-            files=sorted(running.files),
-            problems={**missing, **running.problems},
-            notes=reached,
-        )
+        problems = {**missing, **running.problems}
+        # A resume that has the steps behind it has nothing to tell.
+        if running.files or problems:
+            files = sorted(running.files)
+            self._tell(PROFILED, first=request.first, last=request.last, files=files, problems=problems, notes=reached)
         with self._lock:
             self._running = None
 

@@ -44,6 +44,7 @@ from rljob_worker.records.events import EVENTS, EventLog
 from rljob_worker.records.http import DriverServer
 from rljob_worker.records.metric_history import EarlyStop, best_step, name_unknown_metric, values_of
 from rljob_worker.records.metrics import JobMetrics
+from rljob_worker.records.otlp import OtlpFeed
 from rljob_worker.records.steps import StepLog
 from rljob_worker.records.tensorboard import TensorBoardSink
 from rljob_worker.records.trackers.trackers import Trackers
@@ -152,6 +153,11 @@ def _run(
         # Where the end below is not reached, what could not be foreseen waits for nobody.
         stack.callback(trackers.close, failed=True, seconds=0.0)
         sinks.append(trackers)
+        otlp = None
+        if spec.records.otlp is not None:
+            otlp = OtlpFeed(spec.records.otlp, manifest.metadata.name, str(folder.path.absolute()))
+            stack.callback(otlp.close, 0.0)
+            sinks.append(otlp)
         early_stop = EarlyStop(spec.early_stop, earlier)
         writer = RecordWriter(folder.path, log, folder.attempt, sinks, trackers.samples, early_stop)
         checkpoints = folder.checkpoints(lambda steps: _best_of(spec.checkpoint, log, steps))
@@ -214,6 +220,8 @@ def _run(
         ray_watch.close()
         for delivery in trackers.close(outcome.outcome is RunOutcome.FAILED, stop.seconds_left()):
             events.write("tracker", **asdict(delivery))
+        if otlp is not None:
+            events.write("otlp", **asdict(otlp.close(stop.seconds_left())))
         if server is not None:
             # Whoever asked for the stop may not wait longer than that.
             most = _LINGER_WITHOUT_RAY_SECONDS if ray_watch.lost else math.inf
