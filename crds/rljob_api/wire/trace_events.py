@@ -74,6 +74,10 @@ class TraceEvents:
             f'"args":{{"value":{value!r}}}}}'
         )
 
+    def add(self, text: str) -> None:
+        """Add an event of another trace, as its text."""
+        self._texts.append(text)
+
     def pieces(self, about: Mapping[str, Any]) -> Iterable[str]:
         """The document, in pieces.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import os
 import sys
 import time
@@ -11,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlencode
 
 from rljob_api.json_types import JsonObject
 from rljob_api.safe_text import visible, visible_json, visible_line
@@ -29,15 +31,18 @@ from rljob_operator.plugin.problems import CommandError
 from rljob_operator.plugin.rendering import PARTS, as_yaml, of_manifest, rendered, to_yaml
 from rljob_operator.plugin.status import show_list, show_status
 from rljob_operator.plugin.terminal import Style, columns, wrapped
+from rljob_operator.plugin.trace import LARGEST_BYTES, DriverTrace, cluster_trace
 from rljob_operator.ray.driver import Driver
 from rljob_operator.ray.http import NoAnswer
 from rljob_operator.render import RenderSettings
-from rljob_operator.shell.api.resources import RAY_CLUSTERS, RLJOBS, JobKey
+from rljob_operator.shell.api.resources import EVENTS, PODS, RAY_CLUSTERS, RLJOBS, JobKey
 from rljob_operator.shell.caches.views import cluster_state
 from rljob_operator.state.checkpoints import ANNOTATION
 from rljob_operator.state.explain import explain
 from rljob_operator.state.observed import JobView
 
+_TRACE_SECONDS = 120.0
+"""The driver's machine needs some seconds for a long run's trace."""
 _FINAL = ("Succeeded", "Failed")
 
 
@@ -178,6 +183,58 @@ async def checkpoint(cluster: Cluster, options: argparse.Namespace) -> None:
     _print([f"rljob/{options.job} is asked for a checkpoint after the running step"])
 
 
+async def trace(cluster: Cluster, options: argparse.Namespace) -> None:
+    """Write what the job's pods and its driver did when as a trace."""
+    job = parse_job(await cluster.job(options.job))
+    pods = await cluster.list(
+        PODS, cluster.namespace, "list the job's pods", {"labelSelector": f"ray.io/cluster={job.name}"}
+    )
+    recorded, why = None, "no driver is running"
+    try:
+        recorded = await _recorded(cluster, job)
+    except NoAnswer as error:
+        why = str(error)
+    if recorded is None:
+        _say(f"without what the driver recorded: {why}; `rljob trace` reads it from the run folder")
+    events = await cluster.list(EVENTS, cluster.namespace, "list events")
+    pieces = cluster_trace(job, pods, events, recorded, time.time())
+    file = Path(options.output or f"{job.name}.trace.json.gz")
+    content = "".join(pieces).encode()
+    try:
+        file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
+    except OSError as error:
+        raise CommandError(f"{file}: cannot be written: {error.strerror}") from None
+    _print([f"trace   {file}", "        https://ui.perfetto.dev opens it"])
+
+
+async def _recorded(cluster: Cluster, job: JobView) -> DriverTrace | None:
+    """What the running driver recorded; None where none runs, NoAnswer where it cannot be asked."""
+    running = bool(job.status.attempts) and job.status.attempts[-1].end_time is None
+    item = await cluster.find(RAY_CLUSTERS, job.name) if running else None
+    if item is None:
+        return None
+    async with open_head(cluster, JobKey(job.namespace, job.name), job.uid, cluster_state(item)) as head:
+        driver = await head.driver(_TRACE_SECONDS)
+        return DriverTrace(await driver.trace(LARGEST_BYTES))
+
+
+async def profile(cluster: Cluster, options: argparse.Namespace) -> None:
+    """Have a running job profile some steps."""
+    job = parse_job(await cluster.job(options.job))
+    item = await cluster.find(RAY_CLUSTERS, job.name)
+    if item is None or job.status.phase != "Running":
+        raise CommandError(f"RLJob {job.name} is {job.status.phase}: only a running job can be profiled")
+    query = {"steps": options.steps, "ranks": options.ranks, "engines": options.engines}
+    if options.stacks:
+        query["stacks"] = "true"
+    try:
+        async with open_head(cluster, JobKey(job.namespace, job.name), job.uid, cluster_state(item)) as head:
+            await (await head.driver()).profile(urlencode(query))
+    except NoAnswer as error:
+        raise CommandError(str(error)) from None
+    _print([f"rljob/{job.name}: profiles of step {options.steps} will be in profiles/ of the run folder"])
+
+
 def _refuse_finished(item: RLJobObject, participle: str) -> None:
     name, phase = item["metadata"]["name"], (item.get("status") or {}).get("phase")
     if phase in _FINAL:
@@ -262,6 +319,8 @@ COMMANDS: dict[str, Command] = {
     "suspend": suspend,
     "resume": resume,
     "checkpoint": checkpoint,
+    "trace": trace,
+    "profile": profile,
     "list": list_jobs,
     "render": render_job,
 }

@@ -54,14 +54,17 @@ class Head:
         self._stack = stack
         self._tokens = Tokens(cluster.client)
 
-    async def driver(self) -> Driver:
+    async def driver(self, seconds: float = 10.0) -> Driver:
         """The driver's endpoint.
+
+        Args:
+            seconds: deadline of one request.
 
         Raises:
             NoAnswer: it cannot be reached, or its token cannot be read.
         """
         token = await self._token(self._uid, secret_name(self._job.name), names.DRIVER_TOKEN_KEY)
-        return Driver(*await self.address(names.DRIVER_PORT), token)
+        return Driver(*await self.address(names.DRIVER_PORT), token, seconds)
 
     async def jobs(self) -> RayJobs:
         """Ray's job API.

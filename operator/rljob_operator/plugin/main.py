@@ -112,6 +112,21 @@ def parser() -> argparse.ArgumentParser:
     add("suspend", "Save the last completed step, then give the devices back.")
     add("resume", "Let a suspended job go on from its last checkpoint.")
     add("checkpoint", "Ask a running job for a checkpoint after the running step.")
+    traced = add(
+        "trace",
+        "Write a job's trace for Perfetto: queueing, pods, image pulls, restarts, and what its driver recorded.",
+        "Pods and events are those that the cluster still has; the phases come from the running driver.",
+    )
+    traced.add_argument("-o", "--output", metavar="FILE", help="default: JOB.trace.json.gz; packed if it ends with .gz")
+    profiled = add(
+        "profile",
+        "Have a running job profile some steps.",
+        "The files are written to the run folder (profiles/); one request at a time.",
+    )
+    profiled.add_argument("--steps", metavar="FIRST[-LAST]", required=True, help="steps that are still to come")
+    profiled.add_argument("--ranks", metavar="N,...", default="0", help="trainers by rank; '': none (default: 0)")
+    profiled.add_argument("--engines", metavar="N,...", default="0", help="engines by number; '': none (default: 0)")
+    profiled.add_argument("--stacks", action="store_true", help="with the Python lines that called each operator")
     listed = add("list", "List jobs with their progress.", job=False)
     listed.add_argument("-A", "--all-namespaces", action="store_true", help="in all namespaces")
     _output(listed)

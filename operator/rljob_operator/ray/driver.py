@@ -57,6 +57,23 @@ class Driver:
         """
         await self._endpoint.json("POST", names.CHECKPOINT_PATH)
 
+    async def trace(self, largest: int) -> bytes:
+        """The run's trace so far, packed.
+
+        Raises:
+            AnswerTooLarge: it has more than `largest` bytes.
+            NoAnswer: the driver did not answer in time, or is making another one.
+        """
+        return await self._endpoint.content("GET", names.TRACE_PATH, largest=largest)
+
+    async def profile(self, query: str) -> None:
+        """Ask for profiles of steps, by the parameters of the request.
+
+        Raises:
+            NoAnswer: the driver did not take the request.
+        """
+        await self._endpoint.json("POST", f"{names.PROFILE_PATH}?{query}")
+
     async def want_engine_nodes(self, nodes: int) -> None:
         """Ask for so many nodes with engines.
 

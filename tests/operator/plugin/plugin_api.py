@@ -142,7 +142,11 @@ class FakeApi:
         answer = connection.getresponse()
         content = answer.read()
         connection.close()
-        return answer.status, content.decode()
+        return answer.status, content
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else json.dumps(content)
 
 
 class FakeRay:
@@ -191,7 +195,7 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                 self._stream(answer)
                 return
             status, content = answer
-            raw = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+            raw = content if isinstance(content, bytes) else _text(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(raw)))
             self.end_headers()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from plugin_api import API_TOKEN, RAY_TOKEN, FakeApi, FakeRay
 from plugin_worlds import NAME, NOW, manifest
+from support.trace_rules import lanes_of, read_strictly
 
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.names import DASHBOARD_PORT, DRIVER_PORT
@@ -21,8 +23,11 @@ from rljob_api.wire.step_record import StepRecord
 from rljob_operator.plugin import commands, logs
 from rljob_operator.plugin.main import main
 from rljob_worker.records import http as driver_http
+from rljob_worker.records.event_lines import read_events
 from rljob_worker.records.http import DriverServer
-from rljob_worker.records.steps import StepLog
+from rljob_worker.records.profile_request import BusyError, ProfileRequest
+from rljob_worker.records.steps import StepLog, read_steps
+from rljob_worker.report.trace import trace_of
 
 UID = "0f3c9a52-6c1e-4a53-9d0b-0d8a3c1f7a11"
 CLUSTER_UID = "8b0f8c8e-53a3-4d0c-a0c4-c3b7d8a7e3c5"
@@ -139,6 +144,11 @@ def world(api: FakeApi) -> FakeApi:
     return api
 
 
+def packed_trace(folder: Path) -> bytes:
+    pieces = trace_of(read_events(folder), read_steps(folder), folder).pieces({})
+    return gzip.compress("".join(pieces).encode())
+
+
 @pytest.fixture
 def driver(tmp_path: Path, world: FakeApi) -> Iterator[DriverServer]:
     """The worker's real endpoint, behind the pod proxy."""
@@ -150,6 +160,7 @@ def driver(tmp_path: Path, world: FakeApi) -> Iterator[DriverServer]:
         request_checkpoint=lambda: None,
         want_engine_nodes=lambda nodes: None,
         request_profile=lambda request: None,
+        trace=lambda: packed_trace(tmp_path),
         host="127.0.0.1",
         port=0,
         token=DRIVER_TOKEN,
@@ -159,7 +170,7 @@ def driver(tmp_path: Path, world: FakeApi) -> Iterator[DriverServer]:
     for step in range(1, 13):
         phases = {"rollout": 30.0 + step, "update_weights": 1.9, "actor_train": 12.0}
         seconds = sum(phases.values()) + 0.1
-        server.log.append(StepRecord(step, 1, 0.0, seconds, phases, 0.1, 1.9, metrics={}))
+        server.log.append(StepRecord(step, 1, NOW - 1000 + 50 * step, seconds, phases, 0.1, 1.9, metrics={}))
     server.start()
     world.ports[DRIVER_PORT] = server.port
     yield server
@@ -683,6 +694,99 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> No
             main([name, "--help"])
         assert end.value.code == 0
         assert "--namespace" in capsys.readouterr().out
+
+
+# --- trace, profile ------------------------------------------------------------------------------
+
+
+def told(name: str, uid: str, reason: str, time: str) -> dict[str, Any]:
+    about = {"kind": "Pod", "name": uid, "uid": uid}
+    meta = {"name": name, "namespace": "rl", "uid": name}
+    return {"metadata": meta, "involvedObject": about, "reason": reason, "message": "image", "lastTimestamp": time}
+
+
+def restarted(world: FakeApi) -> None:
+    """A job whose second attempt runs, with a pod that pulled its image and whose container was restarted."""
+    first = {
+        **{"number": 0, "submissionId": SUBMISSION, "startTime": "2027-01-15T06:00:00Z"},
+        **{"endTime": "2027-01-15T07:00:00Z", "reason": "DriverDied", "exitCode": 1},
+    }
+    second = {"number": 1, "submissionId": SUBMISSION, "startTime": "2027-01-15T07:30:00Z"}
+    world.add("rljobs", rljob({**running(), "attempt": 1, "attempts": [first, second]}))
+    died = {"startedAt": "2027-01-15T05:20:00Z", "finishedAt": "2027-01-15T07:00:00Z", "exitCode": 137}
+    container = {
+        "name": "ray-worker",
+        "lastState": {"terminated": died},
+        "state": {"running": {"startedAt": "2027-01-15T07:10:00Z"}},
+    }
+    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2027-01-15T05:10:00Z"}
+    worker = pod(WORKER, phase="Running", conditions=[placed], containerStatuses=[container])
+    worker["metadata"]["creationTimestamp"] = "2027-01-15T05:00:10Z"
+    world.add("pods", worker)
+    world.add("events", told("a", WORKER, "Pulling", "2027-01-15T05:11:00Z"))
+    world.add("events", told("b", WORKER, "Pulled", "2027-01-15T05:19:00Z"))
+    world.add("events", told("c", "another-pod", "Pulling", "2027-01-15T05:11:00Z"))
+
+
+def test_a_trace_has_queueing_image_pulls_restarts_and_phases_on_one_clock(
+    run: Run, world: FakeApi, driver: DriverServer, tmp_path: Path
+) -> None:
+    restarted(world)
+    file = tmp_path / "trace.json"
+    code, _, err = run("trace", NAME, "-o", str(file))
+    assert (code, err) == (0, "")
+    events = read_strictly(file.read_text())
+    origin = json.loads(file.read_text())["otherData"]["origin_unix_seconds"]
+    lanes = lanes_of(events)
+    minutes = {
+        key: [(one["name"], round(one["ts"] / 6e7), round(one["dur"] / 6e7)) for one in slices]
+        for key, slices in lanes.items()
+    }
+    now = round((NOW - origin) / 60)
+    assert minutes[0, "job"] == [
+        ("queued and starting", 0, 60),
+        ("attempt 0", 60, 60),
+        ("restart", 120, 30),
+        ("attempt 1", 150, now - 150),
+    ]
+    assert minutes[0, WORKER] == [
+        ("waits for a node", 0, 10),
+        ("image pull", 11, 8),
+        ("container ray-worker", 20, 100),
+        ("container ray-worker", 130, now - 130),
+    ]
+    assert [e["args"].get("exitCode") for e in lanes[0, WORKER]] == [None, None, 137, None]
+    last = lanes[1, "steps"][-1]
+    assert last["name"] == "step 12"
+    assert (last["ts"] + last["dur"]) / 1e6 + origin == pytest.approx(NOW - 400, abs=1e-5)
+
+
+def test_without_a_driver_a_trace_has_what_the_cluster_says(run: Run, world: FakeApi, tmp_path: Path) -> None:
+    restarted(world)
+    file = tmp_path / "trace.json.gz"
+    code, _, err = run("trace", NAME, "-o", str(file))
+    assert (code, "without what the driver recorded" in err) == (0, True)
+    assert {pid for pid, _ in lanes_of(read_strictly(gzip.decompress(file.read_bytes()).decode()))} == {0}
+    code, _, err = run("trace", NAME, "-o", str(tmp_path / "no" / "file"))
+    assert (code, "cannot be written: No such file" in err) == (1, True)
+
+
+def test_a_profile_is_asked_for_and_refusals_are_told(run: Run, world: FakeApi, driver: DriverServer) -> None:
+    asked: list[ProfileRequest] = []
+
+    def take(request: ProfileRequest) -> None:
+        if asked:
+            raise BusyError("a profile of steps 14 to 15 is not done")
+        asked.append(request)
+
+    driver.request_profile = take
+    assert run("profile", NAME, "--steps", "14-15", "--ranks", "0,3", "--engines", "")[0] == 0
+    assert asked == [ProfileRequest(14, 15, (0, 3), ())]
+    code, _, err = run("profile", NAME, "--steps", "16")
+    assert (code, "409" in err, "is not done" in err) == (1, True, True)
+    world.add("rljobs", rljob({"phase": "Queued"}))
+    code, _, err = run("profile", NAME, "--steps", "16")
+    assert (code, "is Queued: only a running job can be profiled" in err) == (1, True)
 
 
 # --- render ------------------------------------------------------------------------------------

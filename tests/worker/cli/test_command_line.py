@@ -416,6 +416,7 @@ def test_a_checkpoint_is_asked_for_with_the_folders_own_token(
         request_checkpoint=lambda: asked.append(1),
         want_engine_nodes=lambda nodes: None,
         request_profile=profile,
+        trace=bytes,
         host="0.0.0.0",
         port=0,
         token=None,

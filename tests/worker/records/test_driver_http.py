@@ -16,7 +16,7 @@ from record_cases import bare
 from support.clocks import at_once
 
 from rljob_api.wire.driver_status import DriverStatus
-from rljob_worker.errors import UserError
+from rljob_worker.errors import JobError, UserError
 from rljob_worker.records import http as driver_http
 from rljob_worker.records.http import DriverServer
 from rljob_worker.records.profile_request import BusyError, ProfileRequest
@@ -47,6 +47,13 @@ class Job:
             raise UserError("4 at most")
         self.nodes = nodes
 
+    def trace(self) -> bytes:
+        if self.broken:
+            raise JobError("rljob trace: no room")
+        if self.ready:
+            raise UserError("a trace is being made")
+        return b"packed"
+
     def request_profile(self, request: ProfileRequest) -> None:
         if self.profile is not None:
             raise BusyError("another one is not done")
@@ -72,6 +79,7 @@ def serve(tmp_path: Path, job: Job) -> Iterator[Serve]:
             request_checkpoint=job.request_checkpoint,
             want_engine_nodes=job.want_engine_nodes,
             request_profile=job.request_profile,
+            trace=job.trace,
             host=host,
             port=port,
             token=token,
@@ -137,6 +145,15 @@ def test_what_does_not_exist_is_refused_by_name(serve: Serve, job: Job) -> None:
         status, content = ask(server, f"/v1/engine-nodes{query}", "POST")
         assert (status, content["error"][:8]) == (400, "wanted: ")
     assert (job.checkpoints, job.nodes) == (0, 2)
+
+
+def test_a_trace_is_made_once_at_a_time(serve: Serve, job: Job) -> None:
+    server = serve()
+    assert ask(server, "/v1/trace") == (200, b"packed")
+    job.ready = True
+    assert ask(server, "/v1/trace") == (409, {"error": "a trace is being made"})
+    job.broken = True
+    assert ask(server, "/v1/trace") == (500, {"error": "rljob trace: no room"})
 
 
 def test_a_profile_is_asked_for_and_a_second_one_refused_while_it_is_not_done(serve: Serve, job: Job) -> None:
@@ -421,6 +438,7 @@ def test_a_server_that_never_started_can_be_closed(tmp_path: Path, job: Job) -> 
         request_checkpoint=job.request_checkpoint,
         want_engine_nodes=job.want_engine_nodes,
         request_profile=job.request_profile,
+        trace=job.trace,
         host="127.0.0.1",
         port=0,
         token=None,

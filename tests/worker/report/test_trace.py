@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,11 +20,13 @@ from record_cases import run_folder
 from support.trace_rules import check_trace, lanes_of, read_strictly
 
 from rljob_worker.cli.main import main
+from rljob_worker.errors import JobError, UserError
 from rljob_worker.phases import PhaseClock
 from rljob_worker.records.event_lines import EVENTS_FILE
 from rljob_worker.records.events import EventLog
 from rljob_worker.records.rank_times import RankTime, RankTimes
 from rljob_worker.records.steps import StepLog
+from rljob_worker.records.trace_process import TraceProcess
 from rljob_worker.records.writer import RecordWriter
 
 OLD_RUN = Path(__file__).parents[1] / "records" / "old_run"
@@ -250,6 +254,18 @@ def test_the_command_writes_the_trace_packed_or_plain(
     assert main(["trace", str(run_of_one_step)]) == 0
     assert (run_of_one_step / "trace.json.gz").read_bytes() == first
     assert [e["name"] for e in read_strictly(plain.read_text()) if e.get("cat") == "step"] == ["step 1"]
+
+
+def test_a_driver_has_its_trace_made_by_a_process_of_its_own(run_of_one_step: Path, tmp_path: Path) -> None:
+    trace = TraceProcess(run_of_one_step)
+    events = read_strictly(gzip.decompress(trace.packed()).decode())
+    assert [event["name"] for event in events if event.get("cat") == "step"] == ["step 1"]
+    with pytest.raises(JobError, match="not a run folder"):
+        TraceProcess(tmp_path).packed()
+    held = threading.Lock()
+    trace._lock = held
+    with held, pytest.raises(UserError, match="a trace is being made"):
+        trace.packed()
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ from rljob_worker.records.metrics import JobMetrics
 from rljob_worker.records.otlp import OtlpFeed
 from rljob_worker.records.steps import StepLog
 from rljob_worker.records.tensorboard import TensorBoardSink
+from rljob_worker.records.trace_process import TraceProcess
 from rljob_worker.records.trackers.trackers import Trackers
 from rljob_worker.records.writer import RecordWriter, Sink
 from rljob_worker.rewards.parts import PartMeans
@@ -302,6 +303,7 @@ def _serve(
         request_checkpoint=job.recovery.request_checkpoint,
         want_engine_nodes=job.cluster.want_engine_nodes,
         request_profile=job.profiles.request,
+        trace=TraceProcess(folder).packed,
         host=spec.records.http_host,
         port=spec.records.http_port,
         token=os.environ.get(DRIVER_TOKEN_VARIABLE),

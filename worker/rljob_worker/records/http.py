@@ -24,7 +24,7 @@ from rljob_api.wire import names
 from rljob_api.wire.driver_status import DriverStatus
 from rljob_api.wire.run_status import DriverAddress
 from rljob_api.wire.steps_page import PAGE, PAGE_BYTES, page_text
-from rljob_worker.errors import UserError
+from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import read_text, write_whole
 from rljob_worker.host.sockets import is_local_name
 from rljob_worker.records.profile_request import BusyError, ProfileRequest, parse_request
@@ -41,6 +41,7 @@ _ROUTES = {
     names.CHECKPOINT_PATH: "POST",
     names.ENGINE_NODES_PATH: "POST",
     names.PROFILE_PATH: "POST",
+    names.TRACE_PATH: "GET",
 }
 _PROBES = (names.HEALTH_PATH, names.READY_PATH)
 _TOKEN_HEADERS = ("Authorization", names.DRIVER_AUTHORIZATION_HEADER)
@@ -57,7 +58,7 @@ class DriverServer:
     `GET /readyz`, `GET /metrics`, `POST /v1/checkpoint` (one at the next step boundary),
     `POST /v1/engine-nodes?wanted=N` (so many nodes with engines; 409 where the job does not allow it),
     `POST /v1/profile?steps=FIRST-LAST&ranks=0,1&engines=0&stacks=false&maxMebibytes=512` (only `steps` must be there;
-    409 while another profile is not done).
+    409 while another profile is not done), `GET /v1/trace` (as `rljob trace` writes it, packed; 409 while one is made).
     All but the two probes ask for `Authorization: Bearer TOKEN`, or the same in `X-RLJob-Authorization`. A request in
     whose `Host` is a name that is not this machine's, or that a page of another origin sent, is refused: a browser
     must not carry strangers' requests to the loopback address.
@@ -70,6 +71,7 @@ class DriverServer:
         request_checkpoint: called by `POST /v1/checkpoint`.
         want_engine_nodes: called by `POST /v1/engine-nodes`; may raise UserError.
         request_profile: called by `POST /v1/profile`; may raise UserError, and BusyError.
+        trace: content of `/v1/trace`; may raise UserError where one is made for another request, and JobError.
         host: address to listen on.
         port: 0 picks a free one.
         token: bearer token; None: one is made, and lies in `token_file` while the server runs.
@@ -89,6 +91,7 @@ class DriverServer:
         request_checkpoint: Callable[[], None],
         want_engine_nodes: Callable[[int], None],
         request_profile: Callable[[ProfileRequest], None],
+        trace: Callable[[], bytes],
         host: str,
         port: int,
         token: str | None,
@@ -103,6 +106,7 @@ class DriverServer:
         self.request_checkpoint = request_checkpoint
         self.want_engine_nodes = want_engine_nodes
         self.request_profile = request_profile
+        self.trace = trace
         self.token = secrets.token_hex(32) if token is None else token.strip()
         self.last_read = -1
         try:
@@ -237,6 +241,8 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
                 self._engine_nodes(query)
             elif path == names.PROFILE_PATH:
                 self._profile(query)
+            elif path == names.TRACE_PATH:
+                self._trace()
             else:
                 server.request_checkpoint()
                 self._answer({"accepted": True}, HTTPStatus.ACCEPTED)
@@ -251,6 +257,14 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
                 self._refuse(HTTPStatus.CONFLICT, str(error))
             else:
                 self._answer({"accepted": True}, HTTPStatus.ACCEPTED)
+
+        def _trace(self) -> None:
+            try:
+                self._send(server.trace(), "application/gzip", HTTPStatus.OK)
+            except UserError as error:
+                self._refuse(HTTPStatus.CONFLICT, str(error))
+            except JobError as error:
+                self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
         def _profile(self, query: str) -> None:
             try:
