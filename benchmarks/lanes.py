@@ -7,6 +7,8 @@ fewer free cores than processes, that is what is measured.
   a step cannot be shorter than what its slower side does.
 - Mode Async, two steps ahead: against the same bound, over all counted steps, with rewards that cost nothing; and
   against taking turns with rewards that take a second (log-normal, mean 1 s, sigma 0.5; all run at once).
+- Both: what is in no phase of a lane, by the median over steps, is at most 1 % of the step or 20 ms. (Of
+  mode Async the engines' lane alone.)
 
     python benchmarks/lanes.py [--mode Disaggregated|Async] [--steps N] [--skip N] [--set FIELD=VALUE ...]
 """
@@ -69,6 +71,24 @@ def run(folder: Path, name: str, staleness: int, arguments: argparse.Namespace, 
     return records[arguments.skip : -AHEAD]
 
 
+def in_no_phase(records: Sequence[StepRecord], *lanes: str) -> Figure:
+    """The lane with the most time outside its phases, against the goal of `other`."""
+    shares = {lane: [outside(record, lane) / goal_of(record) for record in records] for lane in lanes}
+    worst, share = max(((lane, float(np.median(of_lane))) for lane, of_lane in shares.items()), key=lambda it: it[1])
+    return Figure("Outside every phase of a lane", "1 % of the step, or 20 ms", share, 1.0, at_most=True, note=worst)
+
+
+def outside(record: StepRecord, lane: str) -> float:
+    """Seconds of a step in no phase of a lane."""
+    phases = record.phases if lane == "trainer" else record.lanes[lane]
+    return record.step_seconds - sum(phases.values())
+
+
+def goal_of(record: StepRecord) -> float:
+    """Seconds of a step that may be in no phase."""
+    return max(0.01 * record.step_seconds, 0.02)
+
+
 def mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
 
@@ -101,6 +121,7 @@ def lockstep(folder: Path, arguments: argparse.Namespace) -> list[Figure]:
     return [
         Figure("Trainers and engines side by side, speed", "in turns (staleness 0)", turns / side_by_side, FASTER),
         Figure("Trainers and engines side by side", "the slower lane's busy time", bound / side_by_side, REACHES),
+        in_no_phase(ahead, "trainer", "engine"),
     ]
 
 
@@ -117,6 +138,7 @@ def asynchronous(folder: Path, arguments: argparse.Namespace) -> list[Figure]:
     return [
         Figure("Asynchronous, slow rewards, speed", "in turns (staleness 0)", turns / side_by_side, FASTER_ASYNC),
         Figure("Asynchronous, rewards at once", "the slower lane's busy time", bound / took, REACHES),
+        in_no_phase(ahead, "engine"),
     ]
 
 

@@ -22,12 +22,13 @@ CLUSTER = "tests/cluster/"
 LONGEST = tuple(
     f"tests/{file}.py"
     for file in (
-        "worker/driver/test_job", "worker/driver/test_nodes_apart", "contract/test_npu_job", "worker/driver/test_kills",
-        "worker/driver/test_existing_ray", "worker/driver/test_closed_ports", "worker/doctor/test_deep_and_ray",
+        "worker/driver/test_job", "worker/driver/test_nodes_apart", "worker/driver/test_fault_matrix",
+        "contract/test_npu_job", "worker/driver/test_existing_ray", "worker/driver/test_closed_ports",
+        "worker/doctor/test_deep_and_ray",
         "contract/test_npu", "contract/test_npu_doctor", "api/test_added_files", "worker/weightsync/test_vllm_sync",
         "worker/engine/test_rollout_engine",
-        "worker/rewards/test_reward_runner", "worker/driver/test_async", "worker/trainer/test_trainer",
-        "worker/trainer/test_process_groups", "worker/upstream/test_patches", "worker/driver/test_paused_processes",
+        "worker/driver/test_async", "worker/driver/test_on_limit", "worker/trainer/test_trainer",
+        "worker/trainer/test_process_groups", "worker/upstream/test_patches",
         "worker/driver/test_lockstep", "worker/planning/test_runs", "worker/checkpoints/test_damaged_checkpoint",
         "worker/models/test_model_conversion",
     )

@@ -1,65 +1,30 @@
-"""Devices of their own: the bits of Colocated at staleness 0; one update behind at 1, and the same after kills."""
+"""Devices of their own: the bits of Colocated at staleness 0; one update behind at 1.
+
+What happens to such a job when something goes wrong: `test_fault_matrix.py`.
+"""
 
 from __future__ import annotations
 
-import random
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from calm_runs import SAID, calm_run
+from fault_rows import APART_SPEC as SPEC
+from fault_rows import ROLLOUT, steps_of
 from jobs import ONE_AND_ONE, REPOSITORY, events, final_state, manifest, run
-from kill_chain import Chain
-from lane_sums import check_lanes
+from lane_sums import ENGINE, TRAINER, check_lanes
 from support.run_bits import digest_of_trajectories
-from support.samples import ALL, unless_all
 from support.step_lines import read_steps
 from support.trace_rules import check_trace
 
-from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.checkpoints.reader import Checkpoints
 from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-TRAINER = {"batch_wait", "ref_log_probs", "log_probs", "actor_train", "update_weights", "checkpoint"}
-ENGINE = {"rollout", "reward_wait", "admission_wait", "update_weights", "eval"}
-SPEC: dict[str, Any] = {
-    "algorithm": {"name": "grpo", "kl": {"coefficient": 0.01}},
-    "training": {"precision": "fp32", "globalBatchSize": 8, "optimizer": {"lr": 1.0e-3}},
-    "evaluation": {"everySteps": 2, "atStart": True, "maxPrompts": 2, "data": {"synthetic": {"rows": 8, "seed": 5}}},
-}
-ROLLOUT = {"promptsPerStep": 4, "samplesPerPrompt": 4, "maxResponseTokens": 4, "ignoreEos": True}
-ON_TWO = {"profile": "cpu", "trainer": {"devicesPerNode": 2}, "rollout": {"devicesPerNode": 1}, "threadsPerDevice": 1}
-
-# Process, phase, and about how long the phase takes: the kill comes at a random instant within.
-KILLS = [
-    *((process, "actor_train", 0.04) for process in ("driver", "trainer-1", "engine-0")),
-    *((process, "update_weights", 0.005) for process in ("driver", "trainer-0", "engine-0")),
-    ("driver", "rollout", 0.05),
-    ("engine-0", "rollout", 0.05),
-    ("driver", "reward_wait", 0.0),
-    ("driver", "admission_wait", 0.01),
-    ("driver", "batch_wait", 0.02),
-    ("driver", "checkpoint", 0.01),
-    ("trainer-0", "checkpoint", 0.01),
-    ("driver", "eval", 0.0),
-    ("engine-0", "eval", 0.0),
-]
-CHOSEN = KILLS if ALL else [("driver", "actor_train", 0.04)]
-APART = 4
-STEPS = APART * (len(CHOSEN) + (3 if ALL else 2))
-DEADLINE = 6
-AHEAD: dict[str, Any] = {
-    **SPEC,
-    "steps": STEPS,
-    "mode": "Disaggregated",
-    "rollout": {**ROLLOUT, "staleness": {"max": 1}},
-    "resources": ON_TWO,
-    "checkpoint": {"everySteps": 2, "keep": STEPS},
-    "timeouts": {"startSeconds": 240, "phaseSeconds": 60, "phases": {"rollout": DEADLINE}},
-}
+STEPS = steps_of("lockstep")
 
 
 @pytest.mark.parametrize("mode", ["Disaggregated", "Async"])
@@ -95,13 +60,8 @@ def _run_on_few_prompts(folder: Path, mode: str, rollout: dict[str, Any], resour
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nobody harmed, with a checkpoint of each step."""
-    folder = tmp_path_factory.mktemp("ahead")
-    job = manifest(folder, **{**AHEAD, "checkpoint": {"everySteps": 1, "keep": STEPS}})
-    code, output = run("run", job, "--output", folder / "run", report=True)
-    assert code == 0, output
-    (folder / "said").write_text(output)
-    return folder / "run"
+    """The row of the fault matrix that nothing happened to."""
+    return calm_run("lockstep", tmp_path_factory)
 
 
 def test_every_sample_is_of_the_weights_before_and_no_older(calm: Path) -> None:
@@ -122,12 +82,11 @@ def test_every_sample_is_of_the_weights_before_and_no_older(calm: Path) -> None:
         assert [one["ordinal"] for one in state.carried] == state.data_cursor["ledger"]["open"]
 
 
-def test_each_lane_adds_up_to_the_step(calm: Path) -> None:
-    others = check_lanes(read_steps(calm)[1:], {"trainer": TRAINER, "engine": ENGINE})
-    assert max(others.values()) <= 1.0, others
+def test_phases_of_a_lane_fit_into_the_step_and_the_report_shows_them(calm: Path) -> None:
+    check_lanes(read_steps(calm)[1:], {"trainer": TRAINER, "engine": ENGINE})
     check_trace(calm)
     assert (calm / "lanes.png").exists(), "the report shows both"
-    said = (calm.parent / "said").read_text()
+    said = (calm.parent / SAID).read_text()
     assert "engine: rollout" in said
     assert "batch_wait" in said
 
@@ -141,45 +100,3 @@ def test_generation_goes_on_while_the_trainers_train(calm: Path) -> None:
     # Two are generated in the first step; the one of step n + 1 is begun before step n trains.
     assert all(began < trained for began, trained in zip(rollouts[1:], training))
     assert all(began > trained for began, trained in zip(rollouts[2:], training))
-
-
-@pytest.fixture(scope="module")
-def chain(calm: Path, tmp_path_factory: pytest.TempPathFactory) -> Chain:
-    return Chain(tmp_path_factory.mktemp("chain"), calm, AHEAD, ranks=2, apart=APART)
-
-
-@pytest.mark.parametrize(("process", "phase", "lasts"), CHOSEN)
-def test_a_run_that_was_killed_saves_what_the_calm_run_saved(
-    process: str, phase: str, lasts: float, chain: Chain
-) -> None:
-    chance = random.Random(f"{process}/{phase}")
-    kill, output = chain.kill(process, phase, chance.uniform(0.0, lasts))
-    print(f"{process} killed in {kill['alive']}")
-    if process != "driver":
-        assert f"{process} died" in output, output
-    assert chain.compare(), "this start should have saved a checkpoint of its own"
-
-
-@unless_all("starts a job of its own")
-def test_a_lane_that_hangs_is_named_at_its_deadline(chain: Chain) -> None:
-    fault = {"do": "stall", "process": "engine-0", "phase": "rollout", "step": chain.next_step()}
-    code, output = chain.go_on([fault])
-    assert code == ExitCode.DEADLINE, output
-    assert f"rollout: engine-0 not finished after {DEADLINE} s" in output
-    assert (chain.run_folder / "logs" / "trainer-0.stacks").read_text().strip(), "those that run write their stacks"
-    assert chain.compare()
-
-
-def test_a_stop_while_both_sides_work_and_the_end_are_those_of_the_calm_run(chain: Chain, calm: Path) -> None:
-    step = chain.next_step()
-    fault = {"do": "kill", "signal": signal.SIGTERM, "process": "driver", "phase": "actor_train", "step": step}
-    code, output = chain.go_on([fault])
-    assert code == ExitCode.STOPPED, output
-    chain.go_on_to_the_end()
-    assert chain.compare()
-    assert final_state(chain.run_folder, 2) == final_state(calm, 2)
-    assert digest_of_trajectories(chain.run_folder) == digest_of_trajectories(calm)
-    for folder in (calm, chain.run_folder):
-        code, output = run("audit", folder)
-        assert code == 0, output
-    assert read_steps(chain.run_folder)[-1]["prompts"] == read_steps(calm)[-1]["prompts"]

@@ -16,7 +16,8 @@ from rljob_worker.records.trajectories import read_trajectories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-STEPS, MOST = 36, 1
+STEPS, MOST = 16, 1
+"""Among the first 16 prompts three are late for three steps and three for one; the last one is not."""
 GROUPS, SAMPLES = 1, 2
 # Of six prompts the reward of one comes when others have been trained on for three steps, and that of two when another
 # has been: by then all tokens are too old, or those that were sampled before the last update of the engine.

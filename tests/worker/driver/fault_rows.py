@@ -1,0 +1,242 @@
+"""The fault matrix: rows are manifests, one for each policy and layout; columns are what goes wrong in a run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jobs import ONE_AND_ONE, REPOSITORY
+from support.samples import ALL, SEED
+
+APART = 4
+"""Steps between two faults: a checkpoint is due at each second one, so that every start saves one of its own."""
+A_RUN = 2
+"""Faults of a row that `make test` draws: a SIGKILL, and a SIGSTOP or SIGTERM. With the library by which writes fail
+nothing is forked: `make test` has a full disk in test_damaged_checkpoint.py alone."""
+DEADLINE = 8
+"""Seconds for a phase, and for a reward to score one sample, where a process is stopped."""
+REWARD = """\
+def score(response, **_):
+    return len(set(response)) % 3
+
+def rare(response, **_):
+    return float("b" in response)
+"""
+"""Of a group of four responses a third has none with a given letter: its rewards are equal."""
+EVALUATION = {"everySteps": 2, "maxPrompts": 2, "data": {"synthetic": {"rows": 8, "seed": 5}}}
+FP32 = {"precision": "fp32", "optimizer": {"lr": 1.0e-3}}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What goes wrong: SIGKILL, SIGSTOP for good, SIGTERM, or a disk that takes no more of a checkpoint."""
+
+    column: str
+    process: str
+    phase: str
+    lasts: float = 0.0
+    """About how long the phase takes, in seconds: the fault comes at a random instant within."""
+
+    def __str__(self) -> str:
+        return f"{self.column}-{self.process}-{self.phase}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A manifest, and what may go wrong in it.
+
+    Args:
+        spec: fields of the job but for steps and checkpoints, for a folder where its modules may lie.
+        cells: all of `make test-faults`.
+        ranks: trainers, each with a file in a checkpoint.
+        drawn: whether `make test` may draw it.
+        exact: whether phases are long enough for a kill to be tried again until it hits the one meant.
+        report: whether the calm run draws its report.
+        pauses: steps at the end in which processes are stopped for a while.
+    """
+
+    spec: Callable[[Path], dict[str, Any]]
+    cells: tuple[Cell, ...]
+    ranks: int = 1
+    drawn: bool = True
+    exact: bool = False
+    report: bool = False
+    pauses: int = 0
+
+
+def kills(processes: tuple[str, ...], phases: dict[str, float]) -> tuple[Cell, ...]:
+    """A SIGKILL of each in each phase."""
+    return tuple(Cell("SIGKILL", process, phase, phases[phase]) for process, phase in product(processes, phases))
+
+
+def scored(folder: Path, function: str = "score") -> dict[str, Any]:
+    """A reward that is a function, which runs in a process of its own."""
+    (folder / "letters.py").write_text(REWARD)
+    reward = {"python": f"letters:{function}", "timeoutSeconds": DEADLINE}
+    return {"reward": reward, "environment": {"pythonPath": [str(folder)]}}
+
+
+def model_of(example: str) -> Any:
+    return yaml.safe_load((REPOSITORY / "examples" / example).read_text())["spec"]["model"]
+
+
+def _colocated(folder: Path) -> dict[str, Any]:
+    return scored(folder, "rare") | {
+        "algorithm": {"name": "grpo", "kl": {"coefficient": 0.01}},
+        "training": {**FP32, "globalBatchSize": 8, "optimizer": {"lr": 1.0e-3, "schedule": "linear"}},
+        "rollout": {**ROLLOUT, "oversampling": {"filter": "ZeroVariance", "factor": 1.5, "limit": 50}},
+        "evaluation": EVALUATION,
+    }
+
+
+def _of_ranks(layout: dict[str, Any], example: str | None = None) -> Callable[[Path], dict[str, Any]]:
+    model = {} if example is None else {"model": model_of(example)}
+    return lambda folder: scored(folder) | {"training": {**FP32, "globalBatchSize": 8, **layout}} | model
+
+
+def _growing(rollout: dict[str, Any], **more: Any) -> Callable[[Path], dict[str, Any]]:
+    """A filter takes groups of it; two engines."""
+    groups = {"promptsPerStep": 4, "samplesPerPrompt": 4, "oversampling": {"filter": "ZeroVariance", "limit": 50}}
+    return lambda folder: {
+        "training": FP32,
+        "rollout": {**groups, **rollout},
+        "resources": {"profile": "cpu", "nodes": 1, "devicesPerNode": 2},
+        "evaluation": EVALUATION,
+        **more,
+    }
+
+
+def _lockstep(folder: Path) -> dict[str, Any]:
+    return {
+        **APART_SPEC,
+        "mode": "Disaggregated",
+        "rollout": {**ROLLOUT, "staleness": {"max": 1}},
+        "resources": {**ONE_AND_ONE, "trainer": {"devicesPerNode": 2}},
+    }
+
+
+ROLLOUT = {"promptsPerStep": 4, "samplesPerPrompt": 4, "maxResponseTokens": 4, "ignoreEos": True}
+APART_SPEC: dict[str, Any] = {
+    "algorithm": {"name": "grpo", "kl": {"coefficient": 0.01}},
+    "training": {**FP32, "globalBatchSize": 8},
+    "evaluation": {**EVALUATION, "atStart": True},
+}
+"""Of jobs with devices of their own: an evaluation in the engines' lane, a reference model in the trainers'."""
+PARTIAL = {"maxResponseTokens": 24, "partial": {"factor": 2.5}, "staleness": {"max": 2}}
+TAIL = {"maxResponseTokens": 48, "tail": {"deferLongest": 0.4}}
+COLOCATED_PHASES = {
+    "rollout": 0.03,
+    "reward": 0.0,
+    "rollout_sleep": 0.002,
+    "wake_up": 0.001,
+    "ref_log_probs": 0.01,
+    "log_probs": 0.01,
+    "actor_train": 0.04,
+    "checkpoint": 0.005,
+    "rollout_wake_weights": 0.001,
+    "update_weights": 0.01,
+    "sleep": 0.001,
+    "rollout_wake_kv": 0.001,
+    "eval": 0.01,
+}
+RANK_PHASES = {"actor_train": 0.05, "checkpoint": 0.012, "update_weights": 0.04}
+"""Where one rank may be ahead of another."""
+GROWING_PHASES = {"rollout": 0.1, "reward": 0.0, "actor_train": 0.05, "checkpoint": 0.005, "update_weights": 0.01}
+GROWING = (
+    *kills(("driver", "trainer-1", "engine-0", "engine-1"), GROWING_PHASES),
+    Cell("SIGSTOP", "engine-1", "rollout"),
+    Cell("SIGTERM", "driver", "rollout", 0.1),
+    Cell("disk", "trainer-0", "checkpoint"),
+)
+ROWS: dict[str, Row] = {
+    "colocated": Row(
+        _colocated,
+        (
+            *kills(("driver", "trainer-0", "engine-0"), COLOCATED_PHASES),
+            *(Cell("SIGSTOP", *place) for place in (("trainer-0", "actor_train"), ("engine-0", "rollout"))),
+            Cell("SIGSTOP", "reward", "rollout"),
+            Cell("SIGSTOP", "driver", "actor_train"),
+            Cell("SIGTERM", "driver", "rollout", 0.03),
+            Cell("disk", "trainer-0", "checkpoint"),
+        ),
+        exact=True,
+        pauses=6,
+    ),
+    "experts on two": Row(
+        _of_ranks({"expertParallel": 2}, "qwen3-moe-ep2.yaml"),
+        (
+            *kills(("driver", "trainer-0", "trainer-1", "engine-0", "reward"), RANK_PHASES),
+            Cell("SIGSTOP", "trainer-1", "actor_train"),
+            Cell("SIGTERM", "driver", "actor_train", 0.05),
+            Cell("disk", "trainer-1", "checkpoint"),
+        ),
+        ranks=2,
+        exact=True,
+    ),
+    "tensor by pipeline": Row(
+        _of_ranks({"tensorParallel": 2, "pipelineParallel": 2}),
+        kills(("driver", *(f"trainer-{rank}" for rank in range(4)), "engine-0", "reward"), RANK_PHASES),
+        ranks=4,
+        drawn=False,
+        exact=True,
+    ),
+    "partial": Row(_growing(PARTIAL), GROWING, ranks=2),
+    "tail": Row(_growing(TAIL), GROWING, ranks=2),
+    # A checkpoint has the experts of responses that are complete and not trained on yet.
+    "partial with experts": Row(
+        _growing({**PARTIAL, "routerReplay": True}, model=model_of("router-replay.yaml")),
+        GROWING,
+        ranks=2,
+        drawn=False,
+    ),
+    "lockstep": Row(
+        _lockstep,
+        (
+            *kills(("driver", "trainer-1", "engine-0"), {"actor_train": 0.04}),
+            *kills(("driver", "trainer-0", "engine-0"), {"update_weights": 0.005}),
+            *kills(("driver", "engine-0"), {"rollout": 0.05}),
+            *kills(("driver",), {"reward_wait": 0.0, "admission_wait": 0.01, "batch_wait": 0.02}),
+            *kills(("driver", "trainer-0"), {"checkpoint": 0.01}),
+            *kills(("driver", "engine-0"), {"eval": 0.0}),
+            Cell("SIGSTOP", "engine-0", "rollout"),
+            Cell("SIGTERM", "driver", "actor_train", 0.04),
+            Cell("disk", "trainer-1", "checkpoint"),
+        ),
+        ranks=2,
+        report=True,
+    ),
+}
+"""Mode Async above staleness 0 has no bits that two runs share: test_async.py has its faults."""
+ASYNC = "async"
+ROWS_A_RUN = 3
+_rows = [*(name for name, row in ROWS.items() if row.drawn), ASYNC]
+DRAWN_ROWS = [*ROWS, ASYNC] if ALL else random.Random(f"{SEED} rows").sample(_rows, ROWS_A_RUN)
+"""Rows in which something goes wrong in this run of the tests."""
+
+
+def cells_of(name: str) -> tuple[Cell, ...]:
+    """The faults of a row in this run of the tests: all, or some of a column each."""
+    row = ROWS[name]
+    if ALL or name not in DRAWN_ROWS:
+        return row.cells if ALL else ()
+    chance = random.Random(f"{SEED} {name}")
+    columns = "SIGKILL", chance.choice(["SIGSTOP", "SIGTERM"])
+    return tuple(chance.choice([cell for cell in row.cells if cell.column == column]) for column in columns)
+
+
+def steps_of(name: str) -> int:
+    """Steps of a row: room for its faults, for kills that are tried again, and for the end."""
+    row = ROWS[name]
+    faults = (2 if row.exact else 1) * len(row.cells) if ALL else A_RUN
+    return APART * (faults + 1) + row.pauses
+
+
+def spec_of(name: str, folder: Path, save_every: int = 2) -> dict[str, Any]:
+    """A row's fields of `spec`; its modules are written to the folder."""
+    steps = steps_of(name)
+    return ROWS[name].spec(folder) | {"steps": steps, "checkpoint": {"everySteps": save_every, "keep": steps}}
