@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rljob_api.spec import TrainingSpec
+from rljob_api.spec import TrainingBackend, TrainingSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,8 @@ class ParallelLayout:
     def sizes(self) -> str:
         """The parallel sizes, for people."""
         trainers = f"{self.world_size} trainer{'s' if self.world_size > 1 else ''}"
-        return f"{trainers}: tensor {self.tp}, pipeline {self.pp}, expert {self.ep}, data {self.dp}"
+        shards = f", shards {self.shards}" if self.shards > 1 else ""
+        return f"{trainers}: tensor {self.tp}, pipeline {self.pp}, expert {self.ep}, data {self.dp}{shards}"
 
     def coordinates(self) -> dict[str, int]:
         """Plain values for a checkpoint: which rank saved a file."""
@@ -145,7 +146,10 @@ class ParallelLayout:
     @classmethod
     def of_training(cls, training: TrainingSpec, world_size: int, rank: int = 0) -> ParallelLayout:
         """The layout that a manifest asks for."""
-        return cls(world_size, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel, rank)
+        shards = world_size if training.backend is TrainingBackend.FSDP else 1
+        return cls(
+            world_size, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel, rank, shards
+        )
 
     @classmethod
     def of_coordinates(cls, saved: Mapping[str, int]) -> ParallelLayout:

@@ -17,10 +17,12 @@ from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.facts import read_hf_config
 from rljob_worker.models.hf_io import load_hf_weights, save_hf_folder
+from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.models.random_model import make_random_model
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
-from rljob_worker.trainer.megatron.models.convert import assemble, local_pieces
+from rljob_worker.trainer.assemble import assemble
+from rljob_worker.trainer.megatron.models.convert import local_pieces
 
 WORDS = ["<pad>", "<eos>", *(f"w{index}" for index in range(60))]
 
@@ -84,7 +86,7 @@ def test_round_trip_through_files_of_bounded_size(
     pieces = pieces_for(source, getattr(torch, dtype))
     load_hf_weights(pieces, source)
     out = tmp_path / "b"
-    save_hf_folder(out, assemble(pieces, cfg), read_hf_config(source), source, max_file_bytes=60_000)
+    save_hf_folder(out, assemble(pieces, hf_manifest(cfg)), read_hf_config(source), source, max_file_bytes=60_000)
     files = sorted(out.glob("*.safetensors"))
     assert len(files) > 2
     assert [file.name for file in out.glob(".part*")] == []
@@ -93,7 +95,7 @@ def test_round_trip_through_files_of_bounded_size(
     again = pieces_for(out, getattr(torch, dtype))
     load_hf_weights(again, out)
     expected = load_file(source / "model.safetensors")
-    assembled = dict(assemble(again, cfg))
+    assembled = dict(assemble(again, hf_manifest(cfg)))
     assert set(assembled) == set(expected)
     assert all(torch.equal(assembled[key], expected[key]) for key in expected)
     assert {str(tensor.dtype) for tensor in assembled.values()} == {f"torch.{dtype}"}

@@ -15,7 +15,8 @@ from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
-from rljob_worker.trainer.megatron.models.convert import assemble, local_pieces
+from rljob_worker.trainer.assemble import assemble
+from rljob_worker.trainer.megatron.models.convert import local_pieces
 
 pytestmark = pytest.mark.slow
 every_case = pytest.mark.parametrize(("model", "layout"), CASES, ids=[f"{model}-{layout}" for model, layout in CASES])
@@ -60,7 +61,7 @@ def test_shards_assemble_to_the_checkpoint(
     folder = hf_folders[model]
     cfg = ModelConfig.from_hf(folder)
     expected = trained_tensors(folder, cfg)
-    assembled = dict(assemble(all_pieces(megatron_results, folder, model, layout), cfg))
+    assembled = dict(assemble(all_pieces(megatron_results, folder, model, layout), hf_manifest(cfg)))
     assert list(assembled) == [name for name, _ in hf_manifest(cfg)]
     assert set(assembled) == set(expected)
     assert all(torch.equal(assembled[name], expected[name]) for name in expected)
@@ -91,7 +92,7 @@ def test_training_equals_transformers(model: str, hf_folders: dict[str, Path], m
     loss, gradients = training["None"]
     torch.testing.assert_close(loss, reference["loss"], rtol=1e-6, atol=1e-6)
     cfg = ModelConfig.from_hf(hf_folders[model])
-    for name, gradient in assemble(local_pieces(gradients, cfg, ParallelLayout()), cfg):
+    for name, gradient in assemble(local_pieces(gradients, cfg, ParallelLayout()), hf_manifest(cfg)):
         torch.testing.assert_close(gradient, reference["gradients"][name], rtol=1e-4, atol=1e-6, msg=name)
         assert gradient.any() or "experts" in name, name
     for setting in ("Full", "Selective"):
@@ -118,7 +119,7 @@ def test_padding_rows_never_leak(hf_folders: dict[str, Path], megatron_results: 
                 parameters[name][50] = float("nan")
         pieces += local_pieces(parameters, ModelConfig.from_hf(folder), parallel)
     expected = load_file(folder / "model.safetensors")
-    for name, tensor in assemble(pieces, ModelConfig.from_hf(folder)):
+    for name, tensor in assemble(pieces, hf_manifest(ModelConfig.from_hf(folder))):
         assert torch.equal(tensor, expected[name]), name
 
 
@@ -150,7 +151,7 @@ def test_transformer_engine_names(model: str, layout: str, hf_folders: dict[str,
         wrapped["module.module.decoder.layers.0.self_attention._extra_state"] = torch.empty(0)
         pieces += local_pieces(wrapped, cfg, parallel)
         check_write(renamed, cfg, parallel, expected)
-    assembled = dict(assemble(pieces, cfg))
+    assembled = dict(assemble(pieces, hf_manifest(cfg)))
     assert set(assembled) == set(expected)
     assert all(torch.equal(assembled[name], expected[name]) for name in expected)
 
@@ -173,20 +174,20 @@ def test_assemble_refuses_incomplete_and_contradicting_shards(
     cfg = ModelConfig.from_hf(folder)
     first, second = (pieces_of_rank(megatron_results, folder, "qwen3", "tp2", rank) for rank in range(2))
     with pytest.raises(ValueError, match=r"model\.embed_tokens\.weight .* not fully covered.*index 51 of dim 0"):
-        list(assemble(first, cfg))
+        list(assemble(first, hf_manifest(cfg)))
     with pytest.raises(ValueError, match=r"model\.embed_tokens\.weight .* not fully covered.*index 0 of dim 0"):
-        list(assemble(second, cfg))
+        list(assemble(second, hf_manifest(cfg)))
     without = [piece for piece in first + second if piece.hf_name != "model.norm.weight"]
     with pytest.raises(ValueError, match=r"model\.norm\.weight is missing"):
-        list(assemble(without, cfg))
+        list(assemble(without, hf_manifest(cfg)))
     parameters, parallel = shard(megatron_results, "qwen3", "tp2", 1)
     parameters["decoder.layers.1.self_attention.k_layernorm.weight"][3] += 1e-3
     changed = local_pieces(parameters, cfg, parallel)
     with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.k_norm\.weight is covered twice with different"):
-        list(assemble(first + changed, cfg))
+        list(assemble(first + changed, hf_manifest(cfg)))
     wrong_dtype = local_pieces({name: tensor.bfloat16() for name, tensor in parameters.items()}, cfg, parallel)
     with pytest.raises(ValueError, match="differ in dtype"):
-        list(assemble(first + wrong_dtype, cfg))
+        list(assemble(first + wrong_dtype, hf_manifest(cfg)))
 
 
 def test_shard_of_another_layout_or_model_is_refused(hf_folders: dict[str, Path], megatron_results: Path) -> None:

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from rljob_worker.errors import StopRequested
+from rljob_worker.memory.sleeping import Region
 from rljob_worker.trainer.batches import PackedBatch
 from rljob_worker.trainer.megatron import rank_state
-from rljob_worker.trainer.megatron.flat_buffers import Region
 from rljob_worker.trainer.megatron.models.convert import local_pieces
 from rljob_worker.trainer.megatron.optimizer_state import OptimizerState
 from rljob_worker.trainer.trainer import Trainer

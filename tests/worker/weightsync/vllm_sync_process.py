@@ -32,6 +32,7 @@ from sync_cases import pieces_for, plan_for
 
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.facts import ModelFacts
 from rljob_worker.models.manifest import final_norm, hf_manifest, layer_prefix
 from rljob_worker.weightsync.device_ipc import Exchange
 from rljob_worker.weightsync.engine import WeightSyncEngine
@@ -59,7 +60,7 @@ def make_engine(folder: Path, tensor_parallel: int, dtype: str, extension: str) 
         tensor_parallel_size=tensor_parallel,
         worker_extension_cls=extension,
         disable_log_stats=True,
-        **(hybrid if ModelConfig.from_hf(folder).language_half else {}),
+        **(hybrid if ModelFacts.from_hf(folder).language_half else {}),
     )
 
 

@@ -87,13 +87,12 @@ def run(arguments: argparse.Namespace) -> int:
     from rljob_api.safe_text import visible_line
     from rljob_api.spec import ModelSpec, RolloutSpec
     from rljob_worker.driver.inputs import MODEL_FOLDER, checkpoint_folder
-    from rljob_worker.models.config import ModelConfig
-    from rljob_worker.trainer.export import export_checkpoint
+    from rljob_worker.trainer.export import export_checkpoint, format_of
 
     rollout = RolloutSpec.model_validate(spec["rollout"])
     own = arguments.folder / MODEL_FOLDER
     beginning = None
-    if ModelConfig.from_hf(own).untrained:
+    if format_of(found.folder, own).untrained:
         beginning = checkpoint_folder(ModelSpec.model_validate(spec["model"]))
     state = found.state
     export_checkpoint(found.folder, own, arguments.to, state.world_size, rollout, beginning)

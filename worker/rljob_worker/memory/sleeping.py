@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, cast, runtime_checkable
 
@@ -11,6 +12,9 @@ from rljob_api.spec import MemorySaverMode
 from rljob_worker.devices.base import AcceleratorMemory, Device
 from rljob_worker.memory.arena import Arena
 from rljob_worker.memory.states import MemorySaverBackend
+
+Region = Callable[[str], AbstractContextManager[object]]
+"""`with region(tag)`: tensors created inside belong to the memory saver under that tag (`backup` or `discard`)."""
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.facts import ModelFacts
 from rljob_worker.models.manifest import HEAD, embedding, hf_manifest
 
 
@@ -22,4 +23,9 @@ def pair_cost(model: ModelConfig) -> float:
             share = model.experts_per_token / model.num_experts if ".experts." in name else 1.0
             passed += math.prod(shape) * share
     layers = sum(not model.is_linear(layer) for layer in range(model.num_layers))
+    return pairs_share(model, layers, passed)
+
+
+def pairs_share(model: ModelFacts, layers: int, passed: float) -> float:
+    """As `pair_cost`, of so many layers with pairs and so many parameters that a token passes."""
     return layers * model.num_heads * model.head_dim / passed

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import write_whole, writing
+from rljob_worker.models.checkpoint_views import DERIVED
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.json_files import read_json_object
 from rljob_worker.models.manifest import HEAD, embedding, hf_manifest
@@ -42,8 +43,6 @@ _ARCHITECTURES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
 }
-_DERIVED = "rotary_emb.inv_freq"
-"""Old checkpoints store this buffer, which follows from the config."""
 
 
 def load_hf_weights(pieces: Iterable[Piece], folder: str | Path) -> None:
@@ -59,32 +58,41 @@ def load_hf_weights(pieces: Iterable[Piece], folder: str | Path) -> None:
     files = tensor_files(folder)
     cfg = ModelConfig.from_hf(folder)
     check_tensor_names(files, cfg, folder)
+    found = tensor_shapes(files)
+    for name, shape in shapes.items():
+        if found[name] != shape:
+            raise UserError(f"{files[name]}: tensor {name} has shape {found[name]}, expected {shape}")
+    if cfg.tied_embeddings and HEAD in files:
+        check_tied_head(files, HEAD, embedding(cfg))
+    read_pieces(pieces, files)
+
+
+def read_pieces(pieces: Iterable[Piece], files: Mapping[str, Path]) -> None:
+    """Fill the parameters behind `pieces`, tensor by tensor, reading of the files what each piece has alone."""
     by_file: dict[Path, list[Piece]] = {}
     for piece in pieces:
-        if piece.hf_name not in files:
-            raise UserError(f"{folder}: tensor {piece.hf_name} is missing")
         by_file.setdefault(files[piece.hf_name], []).append(piece)
-    for path, names in names_by_file(files).items():
-        with open_tensors(path) as file:
-            for name in names:
-                found = tuple(file.get_slice(name).get_shape())
-                if name in shapes and found != shapes[name]:
-                    raise UserError(f"{path}: tensor {name} has shape {found}, expected {shapes[name]}")
-    if cfg.tied_embeddings and HEAD in files:
-        _check_tied_head(files, embedding(cfg))
     for path, wanted in by_file.items():
         with open_tensors(path) as file:
             for piece in wanted:
                 piece.write(_read_shard(file.get_slice(piece.hf_name), piece))
 
 
-def untrained_tensors(folder: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of a folder that are no part of the model that is trained (`ModelConfig.untrained`), as they are there.
+def tensor_shapes(files: Mapping[str, Path]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape, by the files' headers."""
+    shapes = {}
+    for path, names in names_by_file(files).items():
+        with open_tensors(path) as file:
+            shapes.update({name: tuple(file.get_slice(name).get_shape()) for name in names})
+    return shapes
+
+
+def untrained_tensors(folder: str | Path, prefixes: tuple[str, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of a folder that are no part of the model that is trained, by how their names begin, as they are there.
 
     Raises:
         UserError: no weights, or an unreadable file.
     """
-    prefixes = ModelConfig.from_hf(folder).untrained
     files = tensor_files(Path(folder)) if prefixes else {}
     for path, names in names_by_file(files).items():
         with open_tensors(path) as file:
@@ -199,7 +207,7 @@ def check_tensor_names(files: Mapping[str, Path], cfg: ModelConfig, folder: Path
     extra = [
         name
         for name in files
-        if name not in allowed and not name.endswith(_DERIVED) and not name.startswith(cfg.untrained)
+        if name not in allowed and not name.endswith(DERIVED) and not name.startswith(cfg.untrained)
     ]
     problems = [f"tensor {name} is missing" for name in missing[:5]]
     problems += [
@@ -210,12 +218,12 @@ def check_tensor_names(files: Mapping[str, Path], cfg: ModelConfig, folder: Path
         raise UserError(f"{folder}: " + "; ".join(problems) + (f"; and {unnamed} more" if unnamed else ""))
 
 
-def _check_tied_head(files: Mapping[str, Path], table: str) -> None:
+def check_tied_head(files: Mapping[str, Path], head: str, table: str) -> None:
     """Some tied checkpoints store the head too; one that differs would be silently dropped."""
-    with open_tensors(files[HEAD]) as head, open_tensors(files[table]) as embeddings:
-        if not torch.equal(head.get_tensor(HEAD), embeddings.get_tensor(table)):
+    with open_tensors(files[head]) as file, open_tensors(files[table]) as embeddings:
+        if not torch.equal(file.get_tensor(head), embeddings.get_tensor(table)):
             raise UserError(
-                f"{files[HEAD]}: tensor {HEAD} differs from {table}, but config.json has tie_word_embeddings true"
+                f"{files[head]}: tensor {head} differs from {table}, but config.json has tie_word_embeddings true"
             )
 
 

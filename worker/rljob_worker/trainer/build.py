@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from rljob_api.spec import RLJobSpec
+from rljob_api.spec import RLJobSpec, TrainingBackend
 from rljob_worker.devices import Device
 from rljob_worker.trainer.backend import TrainerBackend
 from rljob_worker.trainer.rendezvous import Notices
@@ -34,7 +34,14 @@ def build_backend(
         stop: set when a running pass is to end early.
         notices: what the ranks agree on over the store.
     """
-    # One is built: `spec.training.backend` has no other value.
+    if spec.training.backend is TrainingBackend.FSDP:
+        from rljob_worker.trainer.fsdp import rank_state as fsdp
+        from rljob_worker.trainer.fsdp.backend import FsdpBackend
+
+        rows = fsdp.build_rank_state(
+            spec, device, rank=rank, world_size=world_size, store=store, model_folder=model_folder
+        )
+        return FsdpBackend(rows, spec, device, stop, notices)
     from rljob_worker.trainer.megatron.backend import MegatronBackend
     from rljob_worker.trainer.megatron.rank_state import build_rank_state, join_ranks
 

@@ -1,4 +1,4 @@
-"""From a checkpoint's per-rank states to one Hugging Face folder, without starting Megatron."""
+"""From a checkpoint's per-rank states to one Hugging Face folder, without starting a trainer."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from rljob_api.spec import RolloutSpec
+import torch
+
+from rljob_api.spec import Precision, RolloutSpec
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.facts import read_hf_config
 from rljob_worker.models.generation_config import write_generation_config
 from rljob_worker.models.hf_io import copy_picture_files, save_hf_folder, untrained_tensors
 from rljob_worker.tensor_slice import Piece
-from rljob_worker.trainer.megatron.models.convert import assemble
-from rljob_worker.trainer.saved_state import MODEL_PREFIX, layout_of, saved_format
+from rljob_worker.trainer.assemble import assemble
+from rljob_worker.trainer.saved_state import MODEL_PREFIX, SavedFormat, layout_of, saved_format
 from rljob_worker.trainer.state_file import StateReader, path_of
 
 
@@ -42,12 +43,13 @@ def export_checkpoint(
     Raises:
         UserError: `target` holds weights, or the states do not fit the model.
     """
-    config = ModelConfig.from_hf(model_folder)
-    if config.untrained and beginning is None:
-        raise ValueError(f"a {config.model_type} checkpoint is exported with what is not trained: give its beginning")
+    saved = format_of(checkpoint, model_folder)
+    if saved.untrained and beginning is None:
+        raise ValueError(f"{checkpoint} is exported with what is not trained: give its beginning")
     try:
-        trained = assemble(_pieces(checkpoint, model_folder, world_size), config)
-        tensors = trained if beginning is None else itertools.chain(trained, untrained_tensors(beginning))
+        tensors = _trained(checkpoint, saved, world_size)
+        if beginning is not None:
+            tensors = itertools.chain(tensors, untrained_tensors(beginning, saved.untrained))
         hf_config = read_hf_config(model_folder)
         save_hf_folder(target, tensors, hf_config, model_folder)
         if beginning is not None:
@@ -66,8 +68,22 @@ def _as_umask_says(folder: Path) -> None:
         entry.chmod((0o777 if entry.is_dir() else 0o666) & ~mask)
 
 
-def _pieces(checkpoint: Path, model_folder: Path, world_size: int) -> Iterator[Piece]:
-    saved = saved_format(StateReader(path_of(checkpoint, 0)), model_folder)
+def format_of(checkpoint: Path, model_folder: Path) -> SavedFormat:
+    """The format of a checkpoint of the model of a folder; UserError when it is damaged, or of a later version."""
+    try:
+        return saved_format(StateReader(path_of(checkpoint, 0)), model_folder)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _trained(checkpoint: Path, saved: SavedFormat, world_size: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights, as engines get them: a backend that keeps fp32 alone rounds them to the precision of training."""
+    bf16 = StateReader(path_of(checkpoint, 0)).metadata.get("precision") == Precision.BF16.value
+    for name, tensor in assemble(_pieces(checkpoint, saved, world_size), saved.manifest):
+        yield name, tensor.to(torch.bfloat16) if bf16 else tensor
+
+
+def _pieces(checkpoint: Path, saved: SavedFormat, world_size: int) -> Iterator[Piece]:
     for rank in range(world_size):
         reader = StateReader(path_of(checkpoint, rank))
         names = [name for name in reader.names if name.startswith(MODEL_PREFIX)]

@@ -17,20 +17,32 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
+from rljob_api.json_types import Json
 from rljob_api.spec import TrainingBackend
 from rljob_api.wire.values import block
+from rljob_worker.models.manifest import Manifest
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece, TensorSlice
 from rljob_worker.trainer.state_file import StateReader, path_of
 
 MODEL_PREFIX = "model."
-_FORMATS = {TrainingBackend.MEGATRON: "rljob_worker.trainer.megatron.saved_format"}
+MASTER_PREFIX = "master."
+FORMAT = 1
+_FORMATS = {
+    TrainingBackend.MEGATRON: "rljob_worker.trainer.megatron.saved_format",
+    TrainingBackend.FSDP: "rljob_worker.trainer.fsdp.saved_format",
+}
 """Modules whose `saved_format(model_folder)` says where a backend's states have what; none of them is imported here,
 for backends import this module."""
 
 
 class SavedFormat(Protocol):
     """Where the states that a backend saved have the parts of Hugging Face tensors."""
+
+    manifest: Manifest
+    """Tensors of a whole checkpoint, without those that are not trained."""
+    untrained: tuple[str, ...]
+    """How the names of those begin."""
 
     def pieces_of(self, shard: Mapping[str, Tensor], layout: ParallelLayout) -> list[Piece]:
         """The Hugging Face tensors' parts in what a rank of that layout saved, by parameter.
@@ -62,6 +74,31 @@ def saved_format(reader: StateReader, model_folder: Path) -> SavedFormat:
     """The format of a file, for the model of a folder; ValueError when this version does not have it."""
     module = importlib.import_module(_FORMATS[backend_of(reader)])
     return cast("SavedFormat", module.saved_format(model_folder))
+
+
+def state_metadata(
+    backend: TrainingBackend, layout: ParallelLayout, *, updates: int, precision: str
+) -> dict[str, Json]:
+    """What every rank's file says of itself."""
+    return {
+        "format": FORMAT,
+        "backend": backend.value,
+        "updates": updates,
+        "precision": precision,
+        "coordinates": dict(layout.coordinates()),
+    }
+
+
+def check_precision(reader: StateReader, precision: str) -> None:
+    """ValueError when a file was saved in another format or with another precision of training."""
+    saved = reader.metadata
+    if saved.get("format") != FORMAT:
+        raise ValueError(f"{reader.path}: state format {saved.get('format')}, this version reads {FORMAT}")
+    if saved["precision"] != precision:
+        raise ValueError(
+            f"{reader.path}: was saved with another precision (training.precision {saved['precision']} there, "
+            f"{precision} here); resume with that, or export it and start a new job from the export"
+        )
 
 
 def layout_of(reader: StateReader) -> ParallelLayout:
@@ -100,6 +137,12 @@ class SavedState:
             if self._format.may_be_primary(at):
                 self._index(at)
         self._last: tuple[tuple[str, int, str], list[Piece]] | None = None
+
+    @property
+    def weights(self) -> str:
+        """Kind of the most exact weights that were saved: fp32 master weights, where parameters are apart from them."""
+        masters = any(name.startswith(MASTER_PREFIX) for name in self._reader(0).names)
+        return MASTER_PREFIX if masters else MODEL_PREFIX
 
     def fill(self, kind: str, pieces: Sequence[Piece]) -> None:
         """Write what was saved into pieces of the rank that asks; what they do not cover stays as it is.
@@ -146,28 +189,30 @@ class SavedState:
 
     def _part(self, kind: str, wanted: TensorSlice) -> Tensor:
         whole: Tensor | None = None
-        covered, length = 0, wanted.length
-        for source, dim in self._overlapping(wanted):
-            saved = next(piece for piece in self._saved(kind, source) if piece.place == source.place)
-            part = saved.read()
-            if whole is None:
-                whole = torch.empty(wanted.shape, dtype=part.dtype)
-            there, here = _span(source.place, dim), _span(wanted, dim)
-            start, end = max(there.start, here.start), min(there.stop, here.stop)
-            whole.narrow(dim, start - here.start, end - start).copy_(part.narrow(dim, start - there.start, end - start))
-            covered, length = covered + end - start, len(here)
-        if whole is None or covered != length:
-            raise ValueError(f"{self._folder}: {wanted.hf_name}: {covered} of {length} rows or columns were saved")
+        covered = 0
+        for source, shared in self._overlapping(wanted):
+            part = next(piece for piece in self._saved(kind, source) if piece.place == source.place).read()
+            whole = torch.empty(wanted.shape, dtype=part.dtype) if whole is None else whole
+            target = whole
+            for dim, span in shared.items():
+                target = target.narrow(dim, span.start - _span(wanted, dim).start, len(span))
+                part = part.narrow(dim, span.start - _span(source.place, dim).start, len(span))
+            target.copy_(part)
+            covered += part.numel()
+        if whole is None or covered != whole.numel():
+            raise ValueError(
+                f"{self._folder}: {wanted.hf_name}: {covered} of {math.prod(wanted.shape)} elements were saved"
+            )
         return whole
 
-    def _overlapping(self, wanted: TensorSlice) -> Iterator[tuple[_Source, int]]:
-        """Sources that have something of it, and along which dimension they are cut."""
+    def _overlapping(self, wanted: TensorSlice) -> Iterator[tuple[_Source, dict[int, range]]]:
+        """Sources that have something of it, and what of the tensor along each dimension that either is cut along."""
         for source in self._sources.get(wanted.hf_name, []):
             dims = {place.dim for place in (source.place, wanted) if place.dim is not None}
-            dim = dims.pop() if dims else 0
-            there, here = _span(source.place, dim), _span(wanted, dim)
-            if max(there.start, here.start) < min(there.stop, here.stop):
-                yield source, dim
+            spans = {dim: (_span(source.place, dim), _span(wanted, dim)) for dim in dims}
+            shared = {d: range(max(a.start, b.start), min(a.stop, b.stop)) for d, (a, b) in spans.items()}
+            if all(shared.values()):
+                yield source, shared
 
     def _saved(self, kind: str, source: _Source) -> list[Piece]:
         """The Hugging Face tensors in a saved parameter; the last one is kept, for it may hold several."""
@@ -202,4 +247,6 @@ class SavedState:
 
 
 def _span(place: TensorSlice, dim: int) -> range:
-    return range(place.hf_shape[dim]) if place.dim is None else range(place.start, place.start + place.length)
+    if place.dim != dim:
+        return range(place.hf_shape[dim])
+    return range(place.start, place.start + place.length)

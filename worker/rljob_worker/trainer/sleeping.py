@@ -61,3 +61,22 @@ class RankMemory:
         """TransitionRefused, naming `what`, when asleep."""
         if self._saver is not None:
             self._saver.require(MemorySaverState.ACTIVE, what)
+
+
+class SleepingBackend:
+    """What training backends share: how a rank of theirs sleeps."""
+
+    def __init__(self, memory: RankMemory) -> None:
+        self._rank_memory = memory
+
+    def sleep(self) -> MemoryMove:
+        """Give memory and, where the job says so, communicators away."""
+        return self._rank_memory.sleep()
+
+    def wake_up(self) -> MemoryMove:
+        """Take them back."""
+        return self._rank_memory.wake_up()
+
+    def require_awake(self, what: str) -> None:
+        """TransitionRefused, naming `what`, when asleep."""
+        self._rank_memory.require_awake(what)

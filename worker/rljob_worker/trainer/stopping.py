@@ -32,8 +32,14 @@ class StopAgreement:
         self._next = 0
         self._stop_at: int | None = None
 
-    def begin_pass(self) -> None:
-        """Start counting the micro-batches of a forward or forward-backward pass."""
+    def begin_pass(self, leader: int | None = None) -> None:
+        """Start counting the micro-batches of a forward or forward-backward pass.
+
+        Args:
+            leader: of this pass and those that follow; None: as before.
+        """
+        if leader is not None:
+            self._leader = leader
         self._pass += 1
         self._next = 0
         self._stop_at = None

@@ -28,17 +28,18 @@ from rljob_worker.trainer.megatron.rank_state import RankState
 from rljob_worker.trainer.megatron.updates import Updater
 from rljob_worker.trainer.objective import PolicyLoss
 from rljob_worker.trainer.rendezvous import Notices
-from rljob_worker.trainer.sleeping import MemoryMove, RankMemory
+from rljob_worker.trainer.sleeping import RankMemory, SleepingBackend
 from rljob_worker.trainer.snapshots import Reference
 from rljob_worker.trainer.stopping import StopAgreement
 
 
-class MegatronBackend:
+class MegatronBackend(SleepingBackend):
     """A `TrainerBackend`: one rank's model, schedule and optimizer."""
 
     def __init__(
         self, rank: RankState, spec: RLJobSpec, device: Device, stop: threading.Event, notices: Notices
     ) -> None:
+        super().__init__(RankMemory(spec, device, rank.memory, rank.groups))
         self.rank = rank
         self.layout = rank.layout
         self.vocab_size = rank.config.vocab_size
@@ -59,7 +60,6 @@ class MegatronBackend:
         self._updater = Updater(rank, self._pipeline, replay)
         needs_reference = get_algorithm(spec.algorithm.name).needs_reference(spec.algorithm)
         self._reference = Reference(rank.parameters) if needs_reference else None
-        self._rank_memory = RankMemory(spec, device, rank.memory, rank.groups)
 
     @property
     def parameter_count(self) -> int:
@@ -99,18 +99,6 @@ class MegatronBackend:
     def load(self, folder: str) -> Loaded:
         """Read this rank's file, or its parts of all files of another layout."""
         return load_rank(self.rank, folder, precision=self._precision)
-
-    def sleep(self) -> MemoryMove:
-        """Give memory and, where the job says so, communicators away."""
-        return self._rank_memory.sleep()
-
-    def wake_up(self) -> MemoryMove:
-        """Take them back."""
-        return self._rank_memory.wake_up()
-
-    def require_awake(self, what: str) -> None:
-        """TransitionRefused, naming `what`, when asleep."""
-        self._rank_memory.require_awake(what)
 
     def close(self) -> None:
         """Drop Megatron's state and leave the process groups."""

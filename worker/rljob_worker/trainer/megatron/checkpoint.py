@@ -13,10 +13,16 @@ from rljob_worker.trainer.backend import Loaded
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.megatron.models.convert import local_pieces
 from rljob_worker.trainer.megatron.rank_state import RankState
-from rljob_worker.trainer.saved_state import MODEL_PREFIX, SavedState, backend_of, layout_of, saved_format
+from rljob_worker.trainer.saved_state import (
+    MODEL_PREFIX,
+    SavedState,
+    backend_of,
+    check_precision,
+    layout_of,
+    saved_format,
+    state_metadata,
+)
 from rljob_worker.trainer.state_file import StateReader, path_of, write_state
-
-FORMAT = 1
 
 
 def save_rank(rank: RankState, folder: str, *, updates: int, precision: str) -> CheckedFile:
@@ -32,13 +38,7 @@ def save_rank(rank: RankState, folder: str, *, updates: int, precision: str) -> 
     return write_state(
         path_of(folder, rank.layout.rank),
         tensors,
-        {
-            "format": FORMAT,
-            "backend": TrainingBackend.MEGATRON.value,
-            "updates": updates,
-            "precision": precision,
-            "coordinates": rank.layout.coordinates(),
-        },
+        state_metadata(TrainingBackend.MEGATRON, rank.layout, updates=updates, precision=precision),
     )
 
 
@@ -51,7 +51,7 @@ def load_rank(rank: RankState, folder: str, *, precision: str) -> Loaded:
     """
     own = path_of(folder, rank.layout.rank)
     reader = StateReader(own if own.is_file() else path_of(folder, 0))
-    _check(reader, precision)
+    check_precision(reader, precision)
     updates = whole(reader.metadata["updates"], f"{reader.path}: updates")
     there = layout_of(reader)
     if backend_of(reader) is not TrainingBackend.MEGATRON or not there.same_cut(rank.layout):
@@ -83,19 +83,8 @@ def _load_resharded(rank: RankState, saved: SavedState) -> None:
         if rank.state.owns_masters:
             # Rows that only fill up the vocabulary are in no checkpoint.
             state.copy_(parameter)
-            saved.fill("master.", pieces)
+            saved.fill(saved.weights, pieces)
             shard.master.copy_(state.flatten()[part])
-
-
-def _check(reader: StateReader, precision: str) -> None:
-    saved = reader.metadata
-    if saved.get("format") != FORMAT:
-        raise ValueError(f"{reader.path}: state format {saved.get('format')}, this version reads {FORMAT}")
-    if saved["precision"] != precision:
-        raise ValueError(
-            f"{reader.path}: was saved with another precision (training.precision {saved['precision']} there, "
-            f"{precision} here); resume with that, or export it and start a new job from the export"
-        )
 
 
 def _optimizer_tensors(rank: RankState) -> dict[str, Tensor]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
+from rljob_worker.memory.sleeping import Region
 from rljob_worker.upstream.megatron_types import Bucket, Buffer, DistributedDataParallel
-
-Region = Callable[[str], AbstractContextManager[object]]
-"""`with region(tag)`: tensors created inside belong to the memory saver under that tag (`backup` or `discard`)."""
 
 
 def move_buffers(ddp: DistributedDataParallel, region: Region, empty_cache: Callable[[], None]) -> list[Tensor]:

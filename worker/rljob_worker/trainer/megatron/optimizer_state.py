@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rljob_worker.trainer.megatron.flat_buffers import Region
+from rljob_worker.memory.sleeping import Region
 from rljob_worker.upstream.megatron_types import ChainedOptimizer, DistributedDataParallel
 
 if TYPE_CHECKING:

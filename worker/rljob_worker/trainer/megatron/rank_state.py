@@ -13,10 +13,10 @@ from torch import Tensor
 
 from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.devices import Device
-from rljob_worker.memory.sleeping import SleepingMemory, sleeping_memory
+from rljob_worker.memory.sleeping import Region, SleepingMemory, sleeping_memory
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.parallel_layout import ParallelLayout
-from rljob_worker.trainer.megatron.flat_buffers import Region, move_buffers
+from rljob_worker.trainer.megatron.flat_buffers import move_buffers
 from rljob_worker.trainer.megatron.models.platforms import megatron_platform
 from rljob_worker.trainer.megatron.optimizer_state import OptimizerState
 from rljob_worker.trainer.megatron.parallel_state import initialize

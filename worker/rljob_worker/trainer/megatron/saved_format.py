@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
 from rljob_worker.trainer.megatron.models.convert import is_expert, local_pieces
@@ -23,6 +24,8 @@ class MegatronFormat:
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
+        self.manifest = hf_manifest(config)
+        self.untrained = config.untrained
 
     def pieces_of(self, shard: Mapping[str, Tensor], layout: ParallelLayout) -> list[Piece]:
         """The Hugging Face tensors' parts in a rank's parameters."""

@@ -1,0 +1,157 @@
+"""transformers' own model of a checkpoint, built so that its parameters have no memory.
+
+Whatever the architecture, parameters are on the meta device from the moment they are registered and buffers are real:
+what a constructor computes (rotary frequencies, scales) is right without a list of names, and ties are as the
+constructor made them. Building the whole model on meta, and its buffers again by name, is how other
+trainers got garbage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils.hooks import RemovableHandle
+
+from rljob_worker.errors import UserError
+from rljob_worker.models.facts import HfConfig, hf_config, hf_source, sees
+
+_ATTENTIONS = ("full_attention", "sliding_attention", "chunked_attention")
+"""Kinds of layers without a state that runs from one sample of a row into the next."""
+
+
+class _Output(Protocol):
+    logits: Tensor
+    """[1, rows of the head's input, vocabulary]."""
+
+
+class _Decoder(Protocol):
+    layers: nn.ModuleList
+
+
+if TYPE_CHECKING:
+
+    class HfModel(nn.Module):
+        """What is used of transformers' models of causal language modelling."""
+
+        config: object
+
+        def __call__(self, *, input_ids: Tensor, position_ids: Tensor, use_cache: bool) -> _Output:
+            """Logits of [b, S] int64 tokens at int64 positions."""
+            ...
+
+        def get_decoder(self) -> _Decoder:
+            """The stack of layers."""
+            ...
+
+        def get_input_embeddings(self) -> nn.Embedding:
+            """The token embedding."""
+            ...
+
+        def get_output_embeddings(self) -> nn.Linear:
+            """The head."""
+            ...
+
+        def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, bool]) -> None:
+            """Recompute layers in the backward pass."""
+            ...
+
+
+class _ModelClass(Protocol):
+    _is_stateful: bool
+    _supports_sdpa: bool
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Modules that are made inside get parameters without memory; buffers, and tensors at large, are real."""
+    # torch's types lack that a hook may give another parameter.
+    register: Callable[..., RemovableHandle] = register_module_parameter_registration_hook
+
+    def without_memory(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter | None:
+        if parameter.is_meta:
+            return None
+        # Made anew, and not moved: nothing of a parameter is ever read.
+        return nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+
+    handle = register(without_memory)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def build_hf_model(source: str | Path | Mapping[str, object], *, attention: str = "sdpa") -> HfModel:
+    """The model of a checkpoint folder, or of a config given as a dict: fp32 parameters on meta, in evaluation mode.
+
+    Args:
+        source: the folder or the config.
+        attention: transformers' name of the attention that is computed, where the model allows it.
+
+    Raises:
+        UserError: no model of causal language modelling over text, or one that packed rows would be wrong for; names
+            the config and the field.
+    """
+    from transformers import AutoModelForCausalLM
+
+    raw, where = hf_source(source)
+    check_trainable(raw, where)
+    config = hf_config(raw, where)
+    with parameters_on_meta():
+        model = cast(
+            "HfModel",
+            AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation=_attention(raw, config, attention)
+            ),
+        )
+    _check_buffers(model, where)
+    # torch gives the row of the padding token no gradient, and a policy may well sample that token.
+    model.get_input_embeddings().padding_idx = None
+    return model.eval()
+
+
+def check_trainable(raw: Mapping[str, object], where: str) -> None:
+    """Refuse a config that no transformers model of causal language modelling is for; UserError names the field."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if sees(raw, where):
+        raise UserError(
+            f"{where}: model_type {raw['model_type']!r} is of a model that sees; training.backend FSDP trains models "
+            "of text alone"
+        )
+    model_type = str(raw["model_type"])
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UserError(f"{where}: transformers has no model of causal language modelling for {model_type!r}")
+    if raw.get("quantization_config"):
+        raise UserError(f"{where}: quantization_config is not supported; use an unquantized checkpoint")
+    kinds = {kind for kind in getattr(hf_config(raw, where), "layer_types", None) or () if kind not in _ATTENTIONS}
+    stateful = _model_class(model_type)._is_stateful
+    if kinds or stateful:
+        what = ", ".join(sorted(kinds)) or "layers with a state"
+        raise UserError(f"{where}: {model_type!r} has {what}; training.backend FSDP trains attention alone")
+
+
+def _attention(raw: Mapping[str, object], config: HfConfig, wanted: str) -> str:
+    """Eager where any other would be wrong: it drops a cap of the attention's logits, and has no sinks."""
+    supported = _model_class(str(raw["model_type"]))._supports_sdpa
+    return wanted if supported and getattr(config, "attn_logit_softcapping", None) is None else "eager"
+
+
+def _model_class(model_type: str) -> _ModelClass:
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return cast("Mapping[type, _ModelClass]", MODEL_FOR_CAUSAL_LM_MAPPING)[CONFIG_MAPPING[model_type]]
+
+
+def _check_buffers(model: nn.Module, where: str) -> None:
+    kept = model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys()
+    if kept:
+        raise UserError(
+            f"{where}: the checkpoint has {min(kept)}, which is no parameter; the weight sync does not carry such "
+            "tensors"
+        )

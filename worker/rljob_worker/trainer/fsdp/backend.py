@@ -1,0 +1,96 @@
+"""FSDP as a training backend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rljob_api.spec import Precision, RLJobSpec
+from rljob_worker.algorithms import get_algorithm
+from rljob_worker.devices import Device
+from rljob_worker.models.cost import pairs_share
+from rljob_worker.models.facts import ModelFacts
+from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.tensor_slice import Piece
+from rljob_worker.trainer.backend import Compute, Loaded, UpdateResult
+from rljob_worker.trainer.batches import MicroBatch, Update
+from rljob_worker.trainer.checked_file import CheckedFile
+from rljob_worker.trainer.fsdp.checkpoint import load_rank, save_rank
+from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
+from rljob_worker.trainer.fsdp.rank_state import RankState
+from rljob_worker.trainer.fsdp.updates import Passes, Updater
+from rljob_worker.trainer.objective import PolicyLoss
+from rljob_worker.trainer.rendezvous import Notices
+from rljob_worker.trainer.sleeping import RankMemory, SleepingBackend
+from rljob_worker.trainer.snapshots import Reference
+from rljob_worker.trainer.stopping import StopAgreement
+
+
+class FsdpBackend(SleepingBackend):
+    """A `TrainerBackend`: one rank's rows of any transformers model."""
+
+    def __init__(
+        self, rank: RankState, spec: RLJobSpec, device: Device, stop: threading.Event, notices: Notices
+    ) -> None:
+        super().__init__(RankMemory(spec, device, rank.memory, rank.groups))
+        self.rank = rank
+        self.layout = rank.layout
+        facts = ModelFacts.from_hf(rank.model_folder)
+        self.vocab_size = facts.vocab_size
+        self.pair_cost = pairs_share(facts, facts.num_layers, rank.model.passed)
+        self.manifest = [(view.name, view.shape) for view in rank.views]
+        self.sync_dtype = torch.bfloat16 if spec.training.precision is Precision.BF16 else torch.float32
+        self.groups = rank.groups
+        self.memory = rank.memory
+        self.trained = list(rank.shards.rows.values())
+        self.optimizer_state = [*rank.optimizer.flats, rank.optimizer.steps]
+        self._precision = spec.training.precision.value
+        agreement = StopAgreement(stop, rank.layout.rank, rank.layout.world_size, 0, notices)
+        self._passes = Passes(rank.model, rank.layout, agreement, rank.device)
+        self._updater = Updater(self._passes, rank.optimizer, rank.layout, spec.training.optimizer.clip_grad)
+        needs_reference = get_algorithm(spec.algorithm.name).needs_reference(spec.algorithm)
+        self._reference = Reference(self.trained) if needs_reference else None
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of this rank's rows."""
+        return sum(rows.numel() for rows in self.trained)
+
+    def forward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
+        """Results of `compute`, on every rank."""
+        return self._passes.without_gradients(micro_batches, compute)
+
+    def reference(self) -> AbstractContextManager[None]:
+        """The starting weights in the place of the present ones."""
+        if self._reference is None:
+            raise RuntimeError("ref_log_probs: this job has no reference policy (algorithm.kl)")
+        return self._reference
+
+    def from_output_rank(self, values: Tensor) -> None:
+        """Nothing: every rank has the output layer."""
+
+    def update(self, update: Update, loss: PolicyLoss, learning_rate: float) -> UpdateResult:
+        """Gradients of one update's loss, then a clipped AdamW update."""
+        return self._updater.run(update, loss, learning_rate)
+
+    def pieces(self, layout: ParallelLayout) -> list[Piece]:
+        """Views of this rank's rows."""
+        return pieces_of_rows(self.rank.shards.rows, self.rank.views, self.rank.shards.sizes, layout)
+
+    def save(self, folder: str, *, updates: int) -> CheckedFile:
+        """Write this rank's file."""
+        return save_rank(self.rank, folder, updates=updates, precision=self._precision)
+
+    def load(self, folder: str) -> Loaded:
+        """Read this rank's file, or its rows of all files of another layout or backend."""
+        return load_rank(self.rank, folder, precision=self._precision)
+
+    def close(self) -> None:
+        """Leave the process groups."""
+        if dist.is_initialized():
+            self.groups.close()

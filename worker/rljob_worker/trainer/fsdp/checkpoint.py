@@ -1,0 +1,100 @@
+"""Saving and loading one FSDP rank's training state."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rljob_api.spec import TrainingBackend
+from rljob_api.wire.values import whole
+from rljob_worker.trainer.backend import Loaded
+from rljob_worker.trainer.checked_file import CheckedFile
+from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
+from rljob_worker.trainer.fsdp.rank_state import RankState
+from rljob_worker.trainer.saved_state import (
+    MODEL_PREFIX,
+    SavedState,
+    backend_of,
+    check_precision,
+    layout_of,
+    saved_format,
+    state_metadata,
+)
+from rljob_worker.trainer.state_file import StateReader, path_of, write_state
+
+_MOMENTS = ("exp_avg.", "exp_avg_sq.")
+_STEP = "step."
+
+
+def save_rank(rank: RankState, folder: str, *, updates: int, precision: str) -> CheckedFile:
+    """Write this rank's file, asleep or awake, and sync it.
+
+    `model.`, `exp_avg.`, `exp_avg_sq.` and transformers' name are its rows of a parameter and of Adam's moments,
+    float32; `step.` counts updates; `rng.` are the generators' states, the only ones of ranks that hold further copies.
+    """
+    tensors = {} if rank.layout.rank >= rank.layout.shards else _tensors(rank)
+    readable = rank.memory.readable if rank.memory is not None else torch.Tensor.detach
+    return write_state(
+        path_of(folder, rank.layout.rank),
+        {name: readable(tensor) for name, tensor in tensors.items()} | _rng_states(rank.device),
+        state_metadata(TrainingBackend.FSDP, rank.layout, updates=updates, precision=precision),
+    )
+
+
+def load_rank(rank: RankState, folder: str, *, precision: str) -> Loaded:
+    """Read a checkpoint into the awake model and optimizer: this rank's rows, from files of any layout or backend.
+
+    Raises:
+        ValueError: no file, a damaged one, or one of another precision or model; nothing is changed when the precision
+            differs.
+    """
+    own = path_of(folder, rank.layout.rank)
+    reader = StateReader(own if own.is_file() else path_of(folder, 0))
+    check_precision(reader, precision)
+    updates = whole(reader.metadata["updates"], f"{reader.path}: updates")
+    there = layout_of(reader)
+    if backend_of(reader) is not TrainingBackend.FSDP or not there.same_cut(rank.layout):
+        _load_resharded(rank, SavedState(folder, partial(saved_format, model_folder=rank.model_folder)))
+        return Loaded(updates, resharded=f"{there.sizes()}, to {rank.layout.sizes()}")
+    if there != rank.layout:
+        raise ValueError(f"{own}: was saved by rank {there.rank}, or is missing")
+    first = rank.layout.rank % rank.layout.shards
+    values = reader if first == rank.layout.rank else StateReader(path_of(folder, first))
+    for name, tensor in _tensors(rank).items():
+        values.read_into(name, tensor)
+    _set_rng_states(reader, rank.device)
+    return Loaded(updates)
+
+
+@torch.no_grad()
+def _load_resharded(rank: RankState, saved: SavedState) -> None:
+    pieces = partial(pieces_of_rows, views=rank.views, sizes=rank.shards.sizes, layout=rank.layout)
+    saved.fill(saved.weights, pieces(rank.shards.rows))
+    states = rank.optimizer.states
+    for prefix in _MOMENTS:
+        moments = {name: getattr(state, prefix.removesuffix(".")) for name, state in states.items()}
+        saved.fill(prefix, pieces(moments))
+    for name, rows in rank.shards.rows.items():
+        states[name].step.fill_(saved.updates_of(name, pieces({name: rows})))
+
+
+def _tensors(rank: RankState) -> dict[str, Tensor]:
+    tensors = {MODEL_PREFIX + name: rows for name, rows in rank.shards.rows.items()}
+    for name, state in rank.optimizer.states.items():
+        tensors |= {f"exp_avg.{name}": state.exp_avg, f"exp_avg_sq.{name}": state.exp_avg_sq, _STEP + name: state.step}
+    return tensors
+
+
+def _rng_states(device: torch.device) -> dict[str, Tensor]:
+    states = {"rng.torch": torch.get_rng_state()}
+    if device.type != "cpu":
+        states["rng.device"] = torch.get_device_module(device).get_rng_state(device)
+    return states
+
+
+def _set_rng_states(reader: StateReader, device: torch.device) -> None:
+    torch.set_rng_state(reader.read("rng.torch"))
+    if device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(reader.read("rng.device"), device)

@@ -1,0 +1,129 @@
+"""transformers' model over the ranks: what is gathered together, and what a pass computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from rljob_worker.trainer.batches import MicroBatch
+from rljob_worker.trainer.objective import Logits
+
+if TYPE_CHECKING:
+    from rljob_worker.models.hf_model import HfModel
+
+
+class ShardedModel:
+    """A model whose parameters are divided row by row, and gathered unit by unit for what is computed with them.
+
+    Computation is in `dtype`; gradients are summed over the ranks in fp32.
+
+    Args:
+        model: as `build_hf_model` made it.
+        mesh: of the ranks that divide a copy; with a first dimension over the copies, where there are several.
+        dtype: of what is gathered.
+        recompute: whether layers are computed again in the backward pass.
+        reshard_after_forward: whether a layer's parameters are gathered again for it.
+
+    Attributes:
+        passed: parameters of the layers that a token passes.
+    """
+
+    def __init__(
+        self,
+        model: HfModel,
+        mesh: DeviceMesh,
+        dtype: torch.dtype,
+        *,
+        recompute: bool,
+        reshard_after_forward: bool = True,
+    ) -> None:
+        self.module = model
+        self.passed = _passed(model)
+        self._selected: Tensor | None = None
+        if recompute:
+            _recompute_layers(model)
+        model.get_output_embeddings().register_forward_pre_hook(self._select)
+        self._units = _sharded_units(model, mesh, dtype, reshard_after_forward)
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Around passes: nothing is gathered afterwards.
+
+        After one without gradients the root stays gathered, and whoever then wrote other values into the shards would
+        compute with the old ones.
+        """
+        try:
+            yield
+        finally:
+            for unit in self._units:
+                unit.reshard()
+
+    def logits(self, micro_batch: MicroBatch) -> Logits:
+        """Those of the response positions; only these rows reach the head."""
+        self._selected = micro_batch.rows
+        output = self.module(input_ids=micro_batch.input_ids, position_ids=micro_batch.position_ids, use_cache=False)
+        return Logits(output.logits.squeeze(0))
+
+    def take_gradients(self) -> dict[str, Tensor]:
+        """This rank's rows of the gradients, by parameter; none are left in the model.
+
+        Raises:
+            RuntimeError: a parameter has none.
+        """
+        found = {}
+        for name, parameter in self.module.named_parameters():
+            gradient, parameter.grad = parameter.grad, None
+            if not isinstance(gradient, DTensor):
+                raise RuntimeError(f"{name} got no gradient: no part of the model that was computed uses it")
+            found[name] = gradient.to_local()
+        return found
+
+    def drop_gradients(self) -> None:
+        """Forget what a pass that was given up has left."""
+        for parameter in self.module.parameters():
+            parameter.grad = None
+
+    def _select(self, _head: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        assert self._selected is not None
+        hidden, *rest = args
+        return (hidden.flatten(0, 1).index_select(0, self._selected).unsqueeze(0), *rest)
+
+
+def _passed(model: HfModel) -> float:
+    """Parameters of the layers that a token passes: of experts, which are one parameter of three dimensions, some."""
+    chosen: int = getattr(model.config, "num_experts_per_tok", None) or 1
+    layers = model.get_decoder().layers.parameters()
+    return float(sum(p.numel() * (chosen / p.shape[0] if p.dim() == 3 else 1.0) for p in layers))
+
+
+def _recompute_layers(model: HfModel) -> None:
+    """Layers alone are in training mode, by which transformers recomputes; what is in them, dropout as well, is not."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in model.get_decoder().layers:
+        layer.training = True
+
+
+def _sharded_units(
+    model: HfModel, mesh: DeviceMesh, dtype: torch.dtype, reshard_after_forward: bool
+) -> list[FSDPModule]:
+    """A unit for each layer, the embedding and the head; tied, these two are one parameter, which the root has."""
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    modules: list[nn.Module] = list(model.get_decoder().layers)
+    if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
+        modules += [model.get_input_embeddings(), model.get_output_embeddings()]
+    units: list[FSDPModule] = []
+    for module in [*modules, model]:
+        sharded = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+        # The loss is a share of the whole batch's already: gradients are added up. Neither gloo nor HCCL divides as
+        # they add.
+        sharded.set_force_sum_reduction_for_comms(True)
+        sharded.set_gradient_divide_factor(1.0)
+        units.append(sharded)
+    return units

@@ -1,0 +1,130 @@
+"""AdamW on a rank's own rows, its state in few flat tensors that can sleep, be saved and rolled back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from rljob_api.spec import OptimizerSpec
+from rljob_worker.memory.sleeping import Region
+
+BUCKET_ELEMENTS = 2**24
+"""Of the state that is brought to the device at a time, where it is kept on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsState:
+    """Adam's state of one parameter's rows; views of the flat tensors."""
+
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    step: Tensor
+    """0-dim float32, updates so far."""
+
+
+class ShardedAdamW:
+    """Fused AdamW with decoupled weight decay, not applied to norms and biases.
+
+    On local tensors: the utilities of DTensor take 3.5 times as long for the same numbers.
+
+    Args:
+        rows: this rank's fp32 rows of each parameter, which are updated in place.
+        spec: the job's optimizer.
+        region: where the state sleeps.
+        on_host: it lives in pinned host memory, and is on the device bucket by bucket during an update alone.
+    """
+
+    def __init__(self, rows: Mapping[str, Tensor], spec: OptimizerSpec, region: Region, *, on_host: bool) -> None:
+        self._rows = dict(rows)
+        self._spec = spec
+        device = next(iter(rows.values())).device
+        home, pinned = (torch.device("cpu"), device.type != "cpu") if on_host else (device, False)
+        self._on_host = on_host
+        total = sum(tensor.numel() for tensor in rows.values())
+        with region("backup"):
+            self.flats = [torch.zeros(total, device=home, pin_memory=pinned) for _ in range(2)]
+            self.steps = torch.zeros(len(rows), device=home)
+        self._buckets = list(_buckets(rows))
+
+    @property
+    def states(self) -> dict[str, RowsState]:
+        """By parameter, in model order."""
+        found: dict[str, RowsState] = {}
+        for bucket in self._buckets:
+            found |= self._states(bucket, [flat[bucket.span] for flat in self.flats], self.steps[bucket.places])
+        return found
+
+    def step(self, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
+        """Update all rows, given the gradient of each."""
+        for bucket in self._buckets:
+            homes = [*(flat[bucket.span] for flat in self.flats), self.steps[bucket.places]]
+            device = self._rows[bucket.names[0]].device
+            here = [home.to(device, copy=True) for home in homes] if self._on_host else homes
+            self._step(self._states(bucket, here[:2], here[2]), gradients, learning_rate)
+            if self._on_host:
+                for home, tensor in zip(homes, here, strict=True):
+                    home.copy_(tensor)
+
+    def _states(self, bucket: _Bucket, flats: list[Tensor], steps: Tensor) -> dict[str, RowsState]:
+        found: dict[str, RowsState] = {}
+        start = 0
+        for index, name in enumerate(bucket.names):
+            shape = self._rows[name].shape
+            exp_avg, exp_avg_sq = (flat[start : start + shape.numel()].view(shape) for flat in flats)
+            found[name] = RowsState(exp_avg, exp_avg_sq, steps[index])
+            start += shape.numel()
+        return found
+
+    @torch.no_grad()
+    def _step(self, states: Mapping[str, RowsState], gradients: Mapping[str, Tensor], learning_rate: float) -> None:
+        spec = self._spec
+        for decay in (spec.weight_decay, 0.0):
+            names = [name for name in states if self._decay(name) == decay and self._rows[name].numel()]
+            adamw(
+                [self._rows[name] for name in names],
+                [gradients[name] for name in names],
+                [states[name].exp_avg for name in names],
+                [states[name].exp_avg_sq for name in names],
+                [],
+                [states[name].step for name in names],
+                fused=True,
+                amsgrad=False,
+                beta1=spec.beta1,
+                beta2=spec.beta2,
+                lr=learning_rate,
+                weight_decay=decay,
+                eps=spec.eps,
+                maximize=False,
+            )
+            if spec.weight_decay == 0.0:
+                break
+
+    def _decay(self, name: str) -> float:
+        return self._spec.weight_decay if self._rows[name].dim() > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """Neighbours whose state moves together."""
+
+    names: list[str]
+    span: slice
+    """Of the flat tensors."""
+    places: slice
+    """Of the steps."""
+
+
+def _buckets(rows: Mapping[str, Tensor]) -> Iterator[_Bucket]:
+    names: list[str] = []
+    start = end = place = 0
+    for name, tensor in rows.items():
+        if names and end + tensor.numel() - start > BUCKET_ELEMENTS:
+            yield _Bucket(names, slice(start, end), slice(place, place + len(names)))
+            start, place, names = end, place + len(names), []
+        names.append(name)
+        end += tensor.numel()
+    yield _Bucket(names, slice(start, end), slice(place, place + len(names)))

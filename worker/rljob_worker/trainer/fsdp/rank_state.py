@@ -1,0 +1,151 @@
+"""Everything that one FSDP rank is made of: its place among the others, and the model there."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed import DeviceMesh
+
+from rljob_api.spec import Precision, Recompute, RLJobSpec
+from rljob_worker.devices import Device
+from rljob_worker.memory.sleeping import Region, SleepingMemory, sleeping_memory
+from rljob_worker.models.checkpoint_views import CheckpointView, check_headers, checkpoint_views
+from rljob_worker.models.hf_io import check_tied_head, read_pieces, tensor_files, tensor_shapes
+from rljob_worker.models.hf_model import build_hf_model
+from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.trainer.fsdp.model import ShardedModel
+from rljob_worker.trainer.fsdp.optimizer import ShardedAdamW
+from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
+from rljob_worker.trainer.fsdp.placement import Shards, place_shards
+from rljob_worker.trainer.process_groups import ProcessGroups
+from rljob_worker.upstream.install import install
+from rljob_worker.upstream.patch import Process
+
+if TYPE_CHECKING:
+    from rljob_worker.models.hf_model import HfModel
+
+GROUP_HOLDERS = (
+    "torch.distributed.fsdp",
+    "torch.distributed.device_mesh",
+    "torch.distributed.distributed_c10d",
+)
+_ATTENTION = {"npu": "flash_attention_2"}
+"""transformers' attention on a device, where it is not torch's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """One rank's model and optimizer.
+
+    Attributes:
+        groups: all that the rank is in.
+        memory: where its tensors are and sleep; None where the memory saver is off.
+        device: where they are.
+        model_folder: Hugging Face folder with the starting weights.
+        views: of the checkpoint's tensors.
+        shards: the rows that this rank has and updates.
+    """
+
+    layout: ParallelLayout
+    groups: ProcessGroups
+    memory: SleepingMemory | None
+    device: torch.device
+    model_folder: Path
+    model: ShardedModel
+    views: list[CheckpointView]
+    shards: Shards
+    optimizer: ShardedAdamW
+
+
+def build_rank_state(
+    spec: RLJobSpec, device: Device, *, rank: int, world_size: int, store: str, model_folder: Path
+) -> RankState:
+    """Join the other ranks, and build the model with the checkpoint's weights and its optimizer; collective.
+
+    Raises:
+        UserError: a model or a checkpoint that does not fit; names the tensor.
+    """
+    training = spec.training
+    install(Process.TRAINER, device.name, training.backend)
+    device.set_current()
+    # First of all: its check lets the device's memory sleep once, and a preloaded library that is not in never will be.
+    memory = sleeping_memory(spec.memory_saver.mode, device)
+    region: Region = nullcontext if memory is None else memory.region
+    groups = ProcessGroups(
+        store,
+        rank=rank,
+        world_size=world_size,
+        backend=device.process_group_backend,
+        timeout_seconds=min(spec.timeouts.start_seconds, spec.timeouts.phase_seconds),
+        holders=GROUP_HOLDERS,
+    )
+    torch.manual_seed(spec.seed)
+    layout = ParallelLayout.of_training(training, world_size, rank)
+    model = build_hf_model(model_folder, attention=_ATTENTION.get(device.name, "sdpa"))
+    views = checkpoint_views(model)
+    files = _checked_files(model, views, model_folder)
+    sharded = ShardedModel(
+        model,
+        _mesh(groups, layout, device.torch_device.type),
+        torch.bfloat16 if training.precision is Precision.BF16 else torch.float32,
+        recompute=training.recompute is not Recompute.NONE,
+    )
+    shards = place_shards(model, region, device.torch_device)
+    read_pieces(pieces_of_rows(shards.rows, views, shards.sizes, layout), files)
+    offload = training.optimizer.host_offload
+    # Host memory does not sleep: what is offloaded stays outside the memory saver.
+    optimizer = ShardedAdamW(
+        shards.rows,
+        training.optimizer,
+        nullcontext if offload else region,
+        on_host=offload and device.own_memory,
+    )
+    return RankState(
+        layout=layout,
+        groups=groups,
+        memory=memory,
+        device=device.torch_device,
+        model_folder=model_folder,
+        model=sharded,
+        views=views,
+        shards=shards,
+        optimizer=optimizer,
+    )
+
+
+def _checked_files(model: HfModel, views: list[CheckpointView], folder: Path) -> dict[str, Path]:
+    """Tensor name -> file, of what the views and the headers agree on."""
+    files = tensor_files(folder)
+    tied = _tied_names(model)
+    check_headers(views, tensor_shapes(files), str(folder), may_have=list(tied))
+    for name, table in tied.items():
+        if name in files:
+            check_tied_head(files, name, table)
+    return files
+
+
+def _tied_names(model: HfModel) -> dict[str, str]:
+    """Further names of parameters that have several -> the first one."""
+    first: dict[int, str] = {}
+    tied = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            tied[name] = first[id(parameter)]
+    return tied
+
+
+def _mesh(groups: ProcessGroups, layout: ParallelLayout, device: str) -> DeviceMesh:
+    """Of groups that can be given up while the rank sleeps; over the world's own, FSDP would keep the old one."""
+    ranks = torch.arange(layout.world_size).view(-1, layout.shards)
+    with groups.recording():
+        # All ranks make all groups, in the same order.
+        shard = [dist.new_group(line) for line in ranks.tolist()][layout.rank // layout.shards]
+        if len(ranks) == 1:
+            return DeviceMesh.from_group(shard, device)
+        copies = [dist.new_group(line) for line in ranks.T.tolist()][layout.rank % layout.shards]
+    return DeviceMesh.from_group([copies, shard], device, mesh=ranks, mesh_dim_names=("copies", "shards"))

@@ -1,0 +1,42 @@
+"""Where the states of FSDP's ranks have the parts of Hugging Face tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from rljob_worker.models.checkpoint_views import checkpoint_views
+from rljob_worker.models.hf_model import build_hf_model
+from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.tensor_slice import Piece
+from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
+
+
+def saved_format(model_folder: Path) -> FsdpFormat:
+    """The format for the model of a folder."""
+    return FsdpFormat(model_folder)
+
+
+class FsdpFormat:
+    """A `SavedFormat`: rows of transformers' parameters, and the optimizer's state of the same rows."""
+
+    def __init__(self, model_folder: Path) -> None:
+        model = build_hf_model(model_folder)
+        self._views = checkpoint_views(model)
+        self._sizes = {name: parameter.shape[0] for name, parameter in model.named_parameters()}
+        self.untrained: tuple[str, ...] = ()
+        self.manifest = [(view.name, view.shape) for view in self._views]
+
+    def pieces_of(self, shard: Mapping[str, Tensor], layout: ParallelLayout) -> list[Piece]:
+        """The Hugging Face tensors' parts in a rank's rows."""
+        return pieces_of_rows(shard, self._views, self._sizes, layout)
+
+    def may_be_primary(self, at: ParallelLayout) -> bool:
+        """Whether it belongs to the first copy, which alone is saved."""
+        return at.rank < at.shards
+
+    def sharers(self, parameter: str, at: ParallelLayout) -> list[int]:
+        """The rank itself: it updates its own rows."""
+        return [at.rank]
