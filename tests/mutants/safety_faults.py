@@ -370,7 +370,7 @@ SAFETY_FAULTS = (
     Fault(
         "a part that was not saved is not missed",
         "worker/rljob_worker/trainer/saved_state.py",
-        "if whole is None or covered != length:",
+        "if whole is None or covered != whole.numel():",
         "if whole is None:",
         "tests/worker/trainer/test_resharding.py",
     ),

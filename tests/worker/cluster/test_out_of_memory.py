@@ -9,7 +9,7 @@ import pytest
 import ray
 import ray.exceptions
 
-from rljob_worker.cluster.calls import Calls
+from rljob_worker.cluster.calls import Call, Calls
 from rljob_worker.cluster.out_of_memory import in_short
 from rljob_worker.errors import ProcessDiedError
 
@@ -50,5 +50,5 @@ def test_the_one_who_asked_is_told_that(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(ray, "get", ended)
     calls = Calls(threading.Event(), lambda: None, lambda name: f"{name} died", lambda what: None)
     with pytest.raises(ProcessDiedError) as caught:
-        calls._value("update_weights", "engine-0", None)
+        calls._value("update_weights", Call("engine-0", None), None)
     assert str(caught.value) == f"update_weights: engine-0 died\nOutOfMemoryError: {in_short(MESSAGE)}"

@@ -23,8 +23,11 @@ from rljob_worker.trainer.state_file import StateReader, path_of
 ROOT = Path(__file__).parents[3]
 ROLLOUT = RolloutSpec.model_validate({"promptsPerStep": 1, "samplesPerPrompt": 2, "maxResponseTokens": 4})
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "pickle5"}
-ALLOWED = {"worker/rljob_worker/rewards/pool.py": {"pickle"}}
-"""The driver pickles what it sends to scoring processes; they answer in JSON."""
+ALLOWED = {
+    "worker/rljob_worker/rewards/pool.py": {"pickle"},
+    "worker/rljob_worker/environments/hosts.py": {"pickle"},
+}
+"""The driver pickles what it sends to confined processes; they answer in JSON."""
 
 
 def unsafe(path: Path) -> set[str]:
