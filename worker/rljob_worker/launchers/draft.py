@@ -213,3 +213,14 @@ def one_of(names: Mapping[str, object], otherwise: str) -> Callable[[object], ob
         return names[said]
 
     return convert
+
+
+def listed(value: object) -> list[object]:
+    """The values of a setting that has one or several."""
+    return value if isinstance(value, list) else [value]
+
+
+schedule = one_of({name: name for name in ("constant", "linear", "cosine")}, "constant, linear or cosine")
+"""A learning-rate schedule, which all frameworks call alike."""
+TRACKERS = ("wandb", "mlflow", "clearml", "swanlab", "trackio")
+"""Experiment trackers of `spec.records.trackers`, which other frameworks call alike."""

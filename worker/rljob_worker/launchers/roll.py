@@ -12,9 +12,11 @@ from rljob_worker.launchers.draft import (
     Settings,
     apply,
     later,
+    listed,
     nowhere,
     number,
     one_of,
+    schedule,
     switch,
     take,
     text,
@@ -24,7 +26,6 @@ from rljob_worker.launchers.draft import (
 from rljob_worker.launchers.variables import apply_variables
 
 _ALGORITHMS = {"grpo": "grpo", "reinforce": "reinforce"}
-_SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine"}
 _RANGE = re.compile(r"\s*list\(range\((\d+)\s*,\s*(\d+)\)\)\s*")
 _FOLDERS = "the run folder follows from the job's name"
 _TURNS = "environments with several turns are not built; a prompt has one response"
@@ -67,9 +68,7 @@ RULES: dict[str, Rule] = {
     "actor_train.training_args.learning_rate": to("training.optimizer.lr", number),
     "actor_train.training_args.weight_decay": to("training.optimizer.weightDecay", number),
     "actor_train.training_args.warmup_steps": to("training.optimizer.warmupSteps", whole),
-    "actor_train.training_args.lr_scheduler_type": to(
-        "training.optimizer.schedule", one_of(_SCHEDULES, "constant, linear or cosine")
-    ),
+    "actor_train.training_args.lr_scheduler_type": to("training.optimizer.schedule", schedule),
     "actor_train.training_args.per_device_train_batch_size": later,
     "actor_train.training_args.gradient_accumulation_steps": later,
     "actor_train.data_args.template": nowhere("the tokenizer's own chat template"),
@@ -208,8 +207,7 @@ def _data(draft: Draft, last: Settings) -> None:
     common: dict[str, object] = {"promptKey": str(key.value)} if key else {}
     common |= {"labelKey": "ground_truth", "applyChatTemplate": True}
     names = [name.split(".")[3] for name in last if name.startswith("actor_train.data_args.domain_interleave_probs.")]
-    listed = files.value if files and isinstance(files.value, list) else [files.value] if files else []
-    paths = [_path(str(file), str(folder.value) if folder else "") for file in listed]
+    paths = [_path(str(file), str(folder.value) if folder else "") for file in (listed(files.value) if files else ())]
     rewards = {name.split(".")[1] for name in last if name.startswith("rewards.")}
     for setting in [found for found in (folder, key) if found]:
         draft.note(setting, "data")

@@ -16,10 +16,12 @@ from rljob_worker.launchers.draft import (
     Settings,
     apply,
     later,
+    listed,
     memory,
     nowhere,
     number,
     one_of,
+    schedule,
     switch,
     take,
     text,
@@ -34,7 +36,6 @@ _ALGORITHMS = {"grpo": "grpo", "gspo": "gspo", "cispo": "cispo", "reinforce_plus
                "reinforce_plus_plus_baseline": "reinforce_pp_baseline"}  # fmt: skip
 _REWARDS = {"math": "math", "deepscaler": "math", "dapo": "math", "gsm8k": "gsm8k"}
 _KL = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "low_var"}
-_SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine"}
 _TRACKERS = {"--use-wandb": "wandb", "--use-clearml": "clearml", "--use-swanlab": "swanlab", "--use-mlflow": "mlflow"}
 _CLUSTER = "KubeRay or `rljob run` starts Ray"
 _ARCHITECTURE = "the checkpoint's config.json says it"
@@ -98,8 +99,8 @@ RULES: dict[str, Rule] = {
     "--rollout-temperature": to("rollout.temperature", number),
     "--rollout-top-p": to("rollout.topP", number),
     "--rollout-top-k": to("rollout.topK", lambda value: max(0, whole(value))),
-    "--rollout-stop": to("rollout.stop", lambda value: _listed(value)),
-    "--rollout-stop-token-ids": to("rollout.stopTokenIds", lambda value: [whole(item) for item in _listed(value)]),
+    "--rollout-stop": to("rollout.stop", listed),
+    "--rollout-stop-token-ids": to("rollout.stopTokenIds", lambda value: [whole(item) for item in listed(value)]),
     "--over-sampling-batch-size": later,
     "--dynamic-sampling-filter-path": later,
     "--partial-rollout": to("rollout.partial", lambda value: {}),
@@ -142,7 +143,7 @@ RULES: dict[str, Rule] = {
     ),
     "--lr": to("training.optimizer.lr", number),
     "--min-lr": to("training.optimizer.minLr", number),
-    "--lr-decay-style": to("training.optimizer.schedule", one_of(_SCHEDULES, "constant, linear or cosine")),
+    "--lr-decay-style": to("training.optimizer.schedule", schedule),
     "--lr-warmup-iters": to("training.optimizer.warmupSteps", whole),
     "--lr-decay-iters": to("training.optimizer.decaySteps", whole),
     "--weight-decay": to("training.optimizer.weightDecay", number),
@@ -197,10 +198,6 @@ RULES: dict[str, Rule] = {
         nowhere("there is one way: no dropout, fused attention, gradients in fp32"),
     ),
 }  # fmt: skip
-
-
-def _listed(value: object) -> list[object]:
-    return value if isinstance(value, list) else [value]
 
 
 def _mapping(value: object) -> dict[str, object]:
@@ -323,7 +320,7 @@ def _oversample(draft: Draft, last: Settings) -> None:
 def _evaluate(draft: Draft, last: Settings) -> None:
     setting = last.get("--eval-prompt-data")
     if setting:
-        names = [str(value) for value in _listed(setting.value)]
+        names = [str(value) for value in listed(setting.value)]
         pairs = list(zip(names[::2], names[1::2], strict=False))
         if len(names) % 2:
             draft.leave(setting, "is no list of NAME PATH pairs: evaluation.sets")

@@ -10,12 +10,14 @@ from collections.abc import Iterator, Sequence
 
 from rljob_worker.errors import UserError
 from rljob_worker.launchers.draft import (
+    TRACKERS,
     Draft,
     Rule,
     Setting,
     Settings,
     apply,
     later,
+    listed,
     nowhere,
     number,
     one_of,
@@ -30,7 +32,6 @@ from rljob_worker.launchers.shell import Command
 _LOSSES = {"grpo": "grpo", "dapo": "grpo", "bnpo": "grpo", "dr_grpo": "dr_grpo", "cispo": "cispo", "sapo": "sapo"}
 _AGGREGATIONS = {"grpo": "SequenceMean", "dapo": "TokenMean", "bnpo": "TokenMean"}
 _SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "constant_with_warmup": "constant"}
-_TRACKERS = ("wandb", "mlflow", "clearml", "swanlab", "trackio")
 _REWARDS = {"accuracy_reward": "math"}
 _MICRO = "by tokens: training.maxTokensPerMicroBatch"
 _VLLM = "always vLLM, started by the job"
@@ -255,8 +256,7 @@ def _data(draft: Draft, last: Settings) -> None:
 
 def _record(draft: Draft, last: Settings) -> None:
     if setting := last.get("report_to"):
-        names = setting.value if isinstance(setting.value, list) else [setting.value]
-        trackers = [{"name": str(name)} for name in names if str(name) in _TRACKERS]
+        trackers = [{"name": str(name)} for name in listed(setting.value) if str(name) in TRACKERS]
         if trackers:
             draft.put(setting, "records.trackers", trackers)
         else:

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rljob_worker.launchers.draft import (
+    TRACKERS,
     Draft,
     Rule,
     Setting,
     Settings,
     apply,
     later,
+    listed,
     nowhere,
     number,
     one_of,
+    schedule,
     switch,
     take,
     text,
@@ -29,7 +32,6 @@ _ALGORITHMS = {"grpo": "grpo", "gspo": "gspo", "rloo": "rloo", "reinforce_plus_p
                "reinforce_plus_plus_baseline": "reinforce_pp_baseline"}  # fmt: skip
 _LOSSES = {"vanilla": "", "gspo": "gspo", "sapo": "sapo", "cispo": "cispo"}
 _KL = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "low_var", "k3": "low_var"}
-_TRACKERS = ("wandb", "mlflow", "clearml", "swanlab", "trackio")
 _PLACE = "follows from spec.mode and the planner"
 _MICRO = "by tokens: training.maxTokensPerMicroBatch"
 _A, _R, _M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.actor.megatron"
@@ -106,8 +108,7 @@ RULES: dict[str, Rule] = {
     f"{_A}.kl_loss_type": to("algorithm.kl.estimator", one_of(_KL, "kl, mse or low_var_kl")),
     f"{_A}.optim.lr": to("training.optimizer.lr", number),
     f"{_A}.optim.min_lr": to("training.optimizer.minLr", number),
-    f"{_A}.optim.lr_decay_style": to("training.optimizer.schedule", one_of(
-        {"constant": "constant", "linear": "linear", "cosine": "cosine"}, "constant, linear or cosine")),
+    f"{_A}.optim.lr_decay_style": to("training.optimizer.schedule", schedule),
     f"{_A}.optim.lr_warmup_steps": to("training.optimizer.warmupSteps", lambda value: max(0, whole(value))),
     f"{_A}.optim.lr_decay_steps": to("training.optimizer.decaySteps", whole),
     f"{_A}.optim.weight_decay": to("training.optimizer.weightDecay", number),
@@ -195,7 +196,7 @@ def _data(draft: Draft, last: Settings) -> None:
     draft.assume("data.applyChatTemplate", True)
     draft.assume("data.labelKey", "reward_model.ground_truth")
     if setting := last.get("data.train_files"):
-        files = setting.value if isinstance(setting.value, list) else [setting.value]
+        files = listed(setting.value)
         if len(files) == 1:
             take(draft, Setting(setting.name, files[0], setting.unknown), "data.path", text)
         else:
@@ -214,7 +215,7 @@ def _data(draft: Draft, last: Settings) -> None:
                 block.pop(key, None)
     every = last.get("trainer.test_freq")
     if (setting := last.get("data.val_files")) and not (every and str(every.value) in ("-1", "0")):
-        files = setting.value if isinstance(setting.value, list) else [setting.value]
+        files = listed(setting.value)
         sets = [
             {
                 "name": _stem(str(file)),
@@ -292,9 +293,8 @@ def _positive(value: object) -> int:
 def _record(draft: Draft, last: Settings) -> None:
     names = {"trainer.project_name": "project", "trainer.experiment_name": "run"}
     logger = last.get("trainer.logger")
-    loggers = [str(name) for name in logger.value] if logger and isinstance(logger.value, list) else []
-    loggers = [str(logger.value)] if logger and not isinstance(logger.value, list) else loggers
-    trackers = [{"name": name} for name in loggers if name in _TRACKERS]
+    loggers = [str(name) for name in listed(logger.value)] if logger else []
+    trackers = [{"name": name} for name in loggers if name in TRACKERS]
     for name, key in names.items():
         if setting := last.get(name):
             for tracker in trackers:
