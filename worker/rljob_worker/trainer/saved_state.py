@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rljob_api.json_types import Json
 from rljob_api.spec import TrainingBackend
-from rljob_api.wire.values import block
+from rljob_api.wire.values import block, whole
 from rljob_worker.models.manifest import Manifest
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece, TensorSlice
@@ -104,6 +104,35 @@ def check_precision(reader: StateReader, precision: str) -> None:
 def layout_of(reader: StateReader) -> ParallelLayout:
     """The layout of the rank that saved a file; ValueError when it has none."""
     return ParallelLayout.of_coordinates(block(reader.metadata.get("coordinates"), f"{reader.path}: coordinates"))
+
+
+@dataclass(frozen=True, slots=True)
+class RankFile:
+    """The file of a checkpoint that a rank begins with."""
+
+    reader: StateReader
+    updates: int
+    resharded: str
+    """From which layout to which, where another backend or layout saved it and the rank's parts are in several files;
+    empty where neither differs."""
+
+
+def open_rank_file(folder: str, backend: TrainingBackend, layout: ParallelLayout, precision: str) -> RankFile:
+    """Open a rank's own file, or rank 0's where a checkpoint of fewer ranks has none.
+
+    Raises:
+        ValueError: no file, a damaged one, or one of another precision or rank.
+    """
+    own = path_of(folder, layout.rank)
+    reader = StateReader(own if own.is_file() else path_of(folder, 0))
+    check_precision(reader, precision)
+    updates = whole(reader.metadata["updates"], f"{reader.path}: updates")
+    there = layout_of(reader)
+    if backend_of(reader) is not backend or not there.same_cut(layout):
+        return RankFile(reader, updates, f"{there.sizes()}, to {layout.sizes()}")
+    if there != layout:
+        raise ValueError(f"{own}: was saved by rank {there.rank}, or is missing")
+    return RankFile(reader, updates, "")
 
 
 @dataclass(frozen=True, slots=True)

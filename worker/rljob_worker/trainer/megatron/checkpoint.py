@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from rljob_api.spec import TrainingBackend
-from rljob_api.wire.values import whole
 from rljob_worker.trainer.backend import Loaded
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.megatron.models.convert import local_pieces
@@ -16,9 +15,7 @@ from rljob_worker.trainer.megatron.rank_state import RankState
 from rljob_worker.trainer.saved_state import (
     MODEL_PREFIX,
     SavedState,
-    backend_of,
-    check_precision,
-    layout_of,
+    open_rank_file,
     saved_format,
     state_metadata,
 )
@@ -49,22 +46,17 @@ def load_rank(rank: RankState, folder: str, *, precision: str) -> Loaded:
         ValueError: no file, a damaged one, or one of another precision or model; nothing is changed when the precision
             differs.
     """
-    own = path_of(folder, rank.layout.rank)
-    reader = StateReader(own if own.is_file() else path_of(folder, 0))
-    check_precision(reader, precision)
-    updates = whole(reader.metadata["updates"], f"{reader.path}: updates")
-    there = layout_of(reader)
-    if backend_of(reader) is not TrainingBackend.MEGATRON or not there.same_cut(rank.layout):
+    own = open_rank_file(folder, TrainingBackend.MEGATRON, rank.layout, precision)
+    if own.resharded:
         _load_resharded(rank, SavedState(folder, partial(saved_format, model_folder=rank.model_folder)))
-        return Loaded(updates, resharded=f"{there.sizes()}, to {rank.layout.sizes()}")
-    if there != rank.layout:
-        raise ValueError(f"{own}: was saved by rank {there.rank}, or is missing")
+        return Loaded(own.updates, resharded=own.resharded)
+    reader = own.reader
     for name, tensor in rank.named_parameters().items():
         reader.read_into(MODEL_PREFIX + name, tensor)
     for name, tensor in _optimizer_tensors(rank).items():
         reader.read_into(name, tensor)
     _set_rng_states(reader, rank)
-    return Loaded(updates)
+    return Loaded(own.updates)
 
 
 @torch.no_grad()
