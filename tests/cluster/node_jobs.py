@@ -17,8 +17,9 @@ from whole_system import WholeSystem
 START_SECONDS = 600.0
 """From its creation, or from a fault, until steps are made: pods, Ray, Megatron and vLLM on two cores."""
 RUN_SECONDS = 600.0
-PROCESSES = {"driver": "rljob run", "trainer": "ray::Train", "engine": "ray::Engine"}
-"""Beginning or part of the command line of each process of the worker."""
+PROCESSES = {"driver": "rljob run", "trainer": "ray::trainer", "engine": "ray::engine"}
+"""Part of the command line of each process of the worker, in lower case: Ray names an actor's process by its class
+(`ray::TrainerActor`), and while a method runs by what the actor calls itself (`ray::trainer-0.train`)."""
 
 
 class NodeJob:
@@ -111,10 +112,17 @@ class NodeJob:
         return {pid: line for pod in self.pods(role) for pid, line in processes_of(pod["metadata"]["uid"]).items()}
 
     def pid_of(self, process: str) -> int:
-        """Id of the driver, the trainer or the engine."""
+        """Id of the driver, the trainer or the engine; a process that is renaming itself has no name for a moment."""
         role = "head" if process == "driver" else "worker"
-        found = self.processes(role)
-        return min(pid for pid, line in found.items() if PROCESSES[process] in line and not line.startswith("/bin/sh"))
+        found: set[int] = set()
+
+        def seen() -> bool:
+            lines = {pid: line for pid, line in self.processes(role).items() if not line.startswith("/bin/sh")}
+            found.update(pid for pid, line in lines.items() if PROCESSES[process] in line.lower())
+            return bool(found)
+
+        assert wait_until(seen, 10, 0.1), f"no {process}: {self.processes(role)}"
+        return min(found)
 
     def kill(self, process: str) -> None:
         """SIGKILL the driver, the trainer or the engine."""
