@@ -12,15 +12,19 @@ from pathlib import Path
 
 import pytest
 from kube import Kube, wait_until
-from node_jobs import NodeJob
+from node_attacks import SAYS, with_attacks
+from node_jobs import START_SECONDS, NodeJob
 from policies import policies_enforced
 from stranger import METRICS, PAGE
 from strangers import listening, strangers
 from whole_system import NAMESPACE, PROMETHEUS_PORT, WholeSystem
 
+from rljob_worker.confined import landlock
+
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1200)]
 
 DRIVER_PORT = 8300
+needs_landlock = pytest.mark.skipif(landlock.abi() < landlock.SIGNALS_SINCE, reason="a kernel without Landlock")
 RAY_PORT = 8265
 TENANT = "tenant-b"
 CRD = "rljobs.rljob.dev"
@@ -31,7 +35,7 @@ EARLIER = Path(__file__).parent / "charts" / "rljob-0.0.9.tgz"
 @pytest.fixture(scope="module")
 def job(system: WholeSystem) -> Iterator[NodeJob]:
     """A job that runs as long as these tests do."""
-    job = NodeJob(system, "long").going_on().create()
+    job = with_attacks(NodeJob(system, "long").going_on()).create()
     try:
         job.wait("Running")
         yield job
@@ -40,6 +44,20 @@ def job(system: WholeSystem) -> Iterator[NodeJob]:
 
 
 # --- who may do what ---------------------------------------------------------------------------
+
+
+@needs_landlock
+def test_a_reward_in_the_pod_reaches_no_secret_and_no_process(job: NodeJob) -> None:
+    """Attacks from inside a scoring process, under the pod's own bounds: another user than root, RuntimeDefault."""
+    said: list[str] = []
+
+    def told() -> bool:
+        lines = job.system.cluster.kubectl("rljob", "logs", job.name).splitlines()
+        said[:] = [line.split(SAYS)[1] for line in lines if SAYS in line]
+        return bool(said)
+
+    assert wait_until(told, START_SECONDS, 1), job.describe()
+    assert all(line.startswith("[] of ") for line in said), said
 
 
 def ask(job: NodeJob, port: int, path: str, method: str = "GET") -> int:

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,16 @@ def secret_of(pid: int) -> None:
     assert b"SECRET" in Path(f"/proc/{pid}/environ").read_bytes()
 
 
-def secret_anywhere() -> None:
+def has_capabilities(pid: str) -> bool:
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        return any(line.startswith("CapPrm:") and int(line.split()[1], 16) for line in status.splitlines())
+    return False
+
+
+def secret_anywhere(of: Callable[[str], bool] = lambda pid: True) -> None:
     found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid in filter(of, filter(str.isdigit, os.listdir("/proc"))):
         for read in (
             lambda pid: b"SECRET" in Path(f"/proc/{pid}/environ").read_bytes(),
             lambda pid: os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY)) is None,
@@ -80,6 +88,7 @@ def enter_network() -> None:
 
 REFUSED: dict[str, Callable[[], object]] = {
     "a secret in any process": secret_anywhere,
+    "a secret in a process with capabilities": lambda: secret_anywhere(has_capabilities),
     "environ": lambda: secret_of(VICTIM),
     "mem": lambda: os.open(f"/proc/{VICTIM}/mem", os.O_RDONLY),
     "files through root": lambda: os.listdir(f"/proc/{VICTIM}/root/tmp"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
@@ -57,6 +58,9 @@ def floods(response):
 def prints(response):
     print("a\\x1b[2J\\u202e 日本\\rrljob: Succeeded", flush=True)
     os.write(1, b"\\xff\\n")
+    return 1.0
+def says(response):
+    print("scored", response)
     return 1.0
 def leaves(response):
     program = "import os, time; os.setsid(); open('left.pid', 'w').write(str(os.getpid())); time.sleep(1000)"
@@ -222,6 +226,18 @@ def test_what_it_prints_is_shown_and_not_obeyed(
     lines = capfd.readouterr().err.splitlines()
     assert lines.count(r"reward | a\x1b[2J\u202e 日本\rrljob: Succeeded") == 2
     assert lines.count(r"reward | \xff") == 2
+
+
+def test_what_it_prints_is_shown_while_it_goes_on(make_runner: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    runner, spec = hostile(make_runner, "says")
+    assert scores(runner, spec, ["a"]) == [1.0]
+    shown = ""
+    deadline = time.monotonic() + 30
+    while "reward | scored a" not in shown and time.monotonic() < deadline:
+        shown += capfd.readouterr().err
+        time.sleep(0.02)
+    assert "reward | scored a" in shown
+    assert scores(runner, spec, ["a"]) == [1.0], "the process is still there"
 
 
 @pytest.mark.parametrize("response", ["a", "b"])

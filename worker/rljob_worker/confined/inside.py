@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import mmap
 import os
+import sys
 from multiprocessing import connection, synchronize
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,12 @@ _MANY = 1024
 
 
 def adapt() -> None:
-    """Make `multiprocessing` of this process work: locks and queues of forked children, and managers."""
+    """Make `multiprocessing` of this process work: locks and queues of forked children, and managers.
+
+    Each line that is printed leaves the process at once, as in a terminal; a pipe holds 8 KiB back otherwise.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
     # A manager listens on a Unix socket otherwise.
     connection.default_family = "AF_INET"  # type: ignore[attr-defined]
     semaphores = _Semaphores(synchronize._multiprocessing.SemLock)  # type: ignore[attr-defined]
