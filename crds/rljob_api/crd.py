@@ -6,7 +6,13 @@ from typing import Any
 
 from rljob_api.job import GROUP, KIND, PLURAL, VERSION, RLJob
 from rljob_api.rules import rules_on
-from rljob_api.schema import rule_entry, structural_schema, transition_entries, without_item_defaults
+from rljob_api.schema import (
+    rule_entry,
+    structural_schema,
+    transition_entries,
+    without_item_defaults,
+    without_repeated_texts,
+)
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobStatus
 
@@ -41,7 +47,7 @@ def custom_resource_definition() -> dict[str, Any]:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": without_item_defaults(structural_schema(RLJobSpec)),
+            "spec": without_item_defaults(without_repeated_texts(structural_schema(RLJobSpec))),
             "status": structural_schema(RLJobStatus),
         },
         "x-kubernetes-validations": [

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rljob_api.profiles import PROFILES
-from rljob_api.spec import DeviceGroupSpec, Mode, PodResources, RLJobSpec
+from rljob_api.spec import DataSource, DeviceGroupSpec, Mode, PodResources, RLJobSpec, TextEnvironmentSpec
 from rljob_api.spec.algorithm import RatioAnchor
 from rljob_api.spec.rollout import StalenessLimit, StalenessSpec
 
@@ -240,3 +241,38 @@ def release_process_groups(spec: RLJobSpec) -> bool:
     if spec.memory_saver.release_process_groups is not None:
         return spec.memory_saver.release_process_groups
     return PROFILES[spec.resources.profile].uses_hccl
+
+
+def data_sources(spec: RLJobSpec) -> Iterator[tuple[str, DataSource]]:
+    """The training data's sources, each with its place below `spec`."""
+    if not spec.data.sources:
+        yield "data", spec.data
+    for index, source in enumerate(spec.data.sources):
+        yield f"data.sources[{index}]", source
+
+
+def held_out_sources(spec: RLJobSpec) -> Iterator[tuple[str, DataSource]]:
+    """The data sets of the evaluation, each with its place below `spec`; none without one."""
+    if spec.evaluation is None:
+        return
+    if spec.evaluation.data is not None:
+        yield "evaluation.data", spec.evaluation.data
+    for index, source in enumerate(spec.evaluation.sets or []):
+        yield f"evaluation.sets[{index}]", source
+
+
+def environments(spec: RLJobSpec) -> Iterator[tuple[str, TextEnvironmentSpec]]:
+    """The environments of training and evaluation, each with its source's place below `spec`."""
+    for sources in (data_sources(spec), held_out_sources(spec)):
+        yield from ((place, source.environment) for place, source in sources if source.environment is not None)
+
+
+def is_deterministic(environment: TextEnvironmentSpec) -> bool:
+    """Whether an environment of an episode can be made anew by its seed and actions."""
+    return environment.python is None if environment.deterministic is None else environment.deterministic
+
+
+def max_tokens_per_turn(spec: RLJobSpec) -> int:
+    """Tokens of an answer at most."""
+    own = None if spec.episodes is None else spec.episodes.max_tokens_per_turn
+    return spec.rollout.max_response_tokens if own is None else own

@@ -56,6 +56,7 @@ BUILTIN_REWARDS: Mapping[str, BuiltinReward] = {
     "format": BuiltinReward(arguments={"tags": _TAGS, "opened": _SWITCH, "rest": _SWITCH}),
     "length": BuiltinReward(arguments={"limit": _TOKENS, "target": _TARGET}),
     "overlong": BuiltinReward(arguments={"limit": _TOKENS, "cache": _TOKENS}, required=("cache",)),
+    "environment": BuiltinReward(),
 }
 
 

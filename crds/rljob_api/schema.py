@@ -87,6 +87,46 @@ def without_item_defaults(node: Node, *, in_list: bool = False) -> Node:
     return made
 
 
+def without_repeated_texts(spec: Node) -> Node:
+    """Return the schema of `spec` in which the fields of a block in a list, or of an evaluation, refer to the equal
+    block elsewhere that has their texts: `kubectl apply` keeps what it applied in an annotation of at most 256 KiB."""
+    described: list[tuple[Node, str]] = []
+    _note_blocks(spec, "spec", described)
+    return _referring(spec, described, repeated=False)
+
+
+def _note_blocks(node: Node, path: str, described: list[tuple[Node, str]]) -> None:
+    for name, field in node.get("properties", {}).items():
+        if "properties" in field and name != "evaluation":
+            described.append((field["properties"], f"{path}.{name}"))
+            _note_blocks(field, f"{path}.{name}", described)
+
+
+def _referring(node: Node, described: list[tuple[Node, str]], *, repeated: bool) -> Node:
+    made = dict(node)
+    if "items" in node:
+        made["items"] = _referring(node["items"], described, repeated=True)
+    if "properties" in node:
+        like = next((path for fields, path in described if repeated and fields == node["properties"]), None)
+        made["properties"] = {
+            name: _with_text(field, f"See {like}.")
+            if like
+            else _referring(field, described, repeated=repeated or name == "evaluation")
+            for name, field in node["properties"].items()
+        }
+    return made
+
+
+def _with_text(node: Node, text: str) -> Node:
+    """A field and all below it with this description."""
+    made = node | ({"description": text} if "description" in node else {})
+    if "properties" in node:
+        made["properties"] = {name: _with_text(field, text) for name, field in node["properties"].items()}
+    if "items" in node:
+        made["items"] = _with_text(node["items"], text)
+    return made
+
+
 def _subclasses(base: type[ApiModel]) -> dict[str, type[ApiModel]]:
     found: dict[str, type[ApiModel]] = {}
     for cls in base.__subclasses__():

@@ -126,7 +126,7 @@ def test_all_problems_at_once() -> None:
         "spec.rollout.topP: 2: is too large",
         "spec.training.tensorParallel: 3: the job's devices",
         "spec.data: {",
-        'spec.data.sources[0]: {"promptKey": "x"}: needs exactly one of path and synthetic',
+        'spec.data.sources[0]: {"promptKey": "x"}: needs exactly one of path, synthetic and seeds',
         'spec.timeouts.phases: {"rolout": 3}: names a phase that does not exist',
         'spec.reward: {"name": null}: needs exactly one of name, python and parts',
     ]

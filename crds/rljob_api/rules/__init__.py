@@ -13,6 +13,7 @@ from rljob_api.blocks import BlockField, fields_of
 from rljob_api.rules.changes import CHANGES, MUTABLE_FIELDS, RESUMABLE_FIELDS, without_changeable
 from rljob_api.rules.core import Rule
 from rljob_api.rules.devices import DEVICE_CHECKS, DEVICES
+from rljob_api.rules.episodes import EPISODES
 from rljob_api.rules.findings import Check, Finding
 from rljob_api.rules.infrastructure import CLUSTER, NETWORK, NOT_BUILT, PARALLELISM
 from rljob_api.rules.learning import ENGINE_ARGS, LEARNING, MODEL_AND_DATA
@@ -42,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     *DEVICE_GROUPS,
     *PARALLELISM,
     *MODEL_AND_DATA,
+    *EPISODES,
     *STALENESS,
     *LEARNING,
     *ENGINE_ARGS,

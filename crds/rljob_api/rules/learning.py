@@ -109,16 +109,17 @@ MODEL_AND_DATA = (
         check=lambda m: m.revision is None or m.path is not None,
         cel="!has(self.revision) || has(self.path)",
     ),
-    exactly_one(DataSource, "path", "synthetic"),
-    exactly_one(EvaluationSet, "path", "synthetic"),
+    exactly_one(DataSource, "path", "synthetic", "seeds"),
+    exactly_one(EvaluationSet, "path", "synthetic", "seeds"),
     *(_chat_rule(source) for source in (DataSource, DataSpec, EvaluationSet)),
     Rule(
         on=DataSpec,
         field="",
-        wrong="needs exactly one of path, synthetic and sources",
-        allowed="one of path, synthetic, sources (not empty), and none of the others",
-        check=lambda d: (d.path is not None) + (d.synthetic is not None) + bool(d.sources) == 1,
-        cel="(has(self.path) ? 1 : 0) + (has(self.synthetic) ? 1 : 0) + (size(self.sources) > 0 ? 1 : 0) == 1",
+        wrong="needs exactly one of path, synthetic, seeds and sources",
+        allowed="one of path, synthetic, seeds, sources (not empty), and none of the others",
+        check=lambda d: sum(one is not None for one in (d.path, d.synthetic, d.seeds)) + bool(d.sources) == 1,
+        cel="(has(self.path) ? 1 : 0) + (has(self.synthetic) ? 1 : 0) + (has(self.seeds) ? 1 : 0)"
+        " + (size(self.sources) > 0 ? 1 : 0) == 1",
     ),
     Rule(
         on=DataSpec,

@@ -45,6 +45,7 @@ from rljob_api.spec import (
     RolloutSpec,
     SchedulingSpec,
     StorageSpec,
+    TextEnvironmentSpec,
     VolumeSpec,
 )
 from rljob_api.wire.names import ATTEMPT_VARIABLE, PRIVATE_VARIABLES
@@ -96,6 +97,7 @@ _OF_A_DATASET = {"split": "train", "subset": None, "hub": Hub.HUGGING_FACE}
 _OF_EACH_SOURCE = {
     **{"name": None, "split": "train", "subset": None, "hub": Hub.HUGGING_FACE, "promptKey": "prompt"},
     **{"labelKey": "label", "applyChatTemplate": False, "weight": 1.0, "chat": None},
+    "environment": None,
 }
 
 
@@ -126,7 +128,9 @@ def _source(source: Any) -> Iterator[Finding]:
         yield Finding(("name",), "is no name of a data set: it stands in names of metrics", "without '/' and '\\'")
     if source.label_key is not None and source.label_key == source.prompt_key:
         yield Finding(("labelKey",), "is the column of the prompt", "another column, or null")
-    one_file = source.synthetic is not None or (source.path or "").endswith((".jsonl", ".parquet"))
+    one_file = (
+        source.synthetic is not None or source.seeds is not None or (source.path or "").endswith((".jsonl", ".parquet"))
+    )
     if one_file:
         for field, default in _OF_A_DATASET.items():
             if getattr(source, field) != default:
@@ -179,6 +183,21 @@ def _reward(reward: Any) -> Iterator[Finding]:
     yield from _function(reward)
 
 
+def _text_environment(environment: Any) -> Iterator[Finding]:
+    if to_number(environment.memory) < _LEAST_MEMORY:
+        yield Finding(("memory",), "is too little for a process that imports Python", "at least 64Mi")
+    for i, name in enumerate(environment.environment):
+        if name in _NEVER_GIVEN:
+            yield Finding(("environment", i), f"{name} is never given to an environment", "another variable")
+    if environment.gymnasium is not None and environment.args:
+        yield Finding(("args",), "has no effect beside gymnasium", "gymnasium.kwargs")
+    if environment.python is not None and unprintable(environment.python):
+        yield Finding(("python",), "holds control characters", "package.module:Class, or ./file.py:Class")
+    for name in environment.args if environment.python is not None else ():
+        if not name.isidentifier() or keyword.iskeyword(name):
+            yield Finding(("args", name), "is no name of an argument", "letters, digits and '_', no word of Python's")
+
+
 def _function(reward: Any) -> Iterator[Finding]:
     if reward.name is not None:
         for key, wrong, allowed in argument_faults(reward.name, reward.args):
@@ -215,6 +234,12 @@ def _rewards(spec: Any) -> Iterator[Finding]:
         if facts is not None and facts.compares and source.label_key is None:
             wrong = f"compares with a label, but labelKey of {'.'.join(map(str, at))} is null"
             yield Finding((*place, "name"), wrong, "a labelKey")
+        elif facts is not None and facts.compares and source.seeds is not None:
+            wrong = f"compares with a label, and seeds, which {'.'.join(map(str, at))} has, have none"
+            yield Finding((*place, "name"), wrong, "environment, format, length, overlong or a function")
+        if function.name == "environment" and source.environment is None:
+            wrong = f"is the reward of an environment, and {'.'.join(map(str, at))} has none"
+            yield Finding((*place, "name"), wrong, "another reward for this source")
         cache = function.args.get("cache")
         if function.name == "overlong" and place not in seen and isinstance(cache, int):
             limit = token_limit(function.args, spec.rollout.max_response_tokens)
@@ -394,6 +419,7 @@ TEXT_CHECKS: dict[type, tuple[Check, ...]] = {
     DataSource: (_source,),
     DataSpec: (_sources,),
     EvaluationSet: (_source,),
+    TextEnvironmentSpec: (_text_environment,),
     EvaluationSpec: (_evaluation,),
     RewardPart: (_function,),
     RewardSpec: (_reward,),

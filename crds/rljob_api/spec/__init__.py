@@ -50,6 +50,7 @@ from rljob_api.spec.data import (
     RewardSpec,
     SyntheticData,
 )
+from rljob_api.spec.episodes import EpisodeError, EpisodesSpec, GymnasiumSpec, SeedRows, TextEnvironmentSpec
 from rljob_api.spec.job import Mode, RLJobSpec
 from rljob_api.spec.lifecycle import (
     CheckpointSpec,
@@ -79,6 +80,8 @@ __all__ = [
     "DeviceGroupSpec",
     "EarlyStopSpec",
     "EnvironmentSpec",
+    "EpisodeError",
+    "EpisodesSpec",
     "EvaluationSet",
     "EvaluationSpec",
     "FailureAction",
@@ -86,6 +89,7 @@ __all__ = [
     "FailureReason",
     "FailureRule",
     "Fraction",
+    "GymnasiumSpec",
     "HcclPorts",
     "HcclSpec",
     "Hub",
@@ -129,9 +133,11 @@ __all__ = [
     "RolloutSpec",
     "SapoSpec",
     "SchedulingSpec",
+    "SeedRows",
     "SpeculativeSpec",
     "StorageSpec",
     "SyntheticData",
+    "TextEnvironmentSpec",
     "TimeoutsSpec",
     "TisLevel",
     "TisOutside",

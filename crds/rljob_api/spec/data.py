@@ -21,15 +21,14 @@ from rljob_api.base import (
     TokenCount,
     keyed_by,
 )
+from rljob_api.spec.episodes import PYTHON_OBJECT, SeedRows, TextEnvironmentSpec, VariableName
 from rljob_api.spec.model import Hub
 
-_FUNCTION = r"^([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*$"
 PromptRow = Annotated[
     Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=r"^(.*/)?[0-9]+$", max_length=300)],
     WithJsonSchema({"x-kubernetes-int-or-string": True}),
 ]
 """A row of the data: its number, or the number behind its source's name."""
-_VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253)]
 _Path = Annotated[str, Field(pattern=r"^(/|~/|~$)", max_length=4096)]
 
 
@@ -53,11 +52,13 @@ class SyntheticData(ApiModel):
 class RewardFunction(ApiModel):
     """What scores a response: exactly one of `name` and `python`."""
 
-    name: Literal["match", "exact", "regex", "math", "gsm8k", "format", "length", "overlong"] | None = None
+    name: Literal["match", "exact", "regex", "math", "gsm8k", "format", "length", "overlong", "environment"] | None = (
+        None
+    )
     """Built in: `match` (share of the label's tokens that are right, position by position), `exact`, `regex`, `math`
     (the final answer), `gsm8k` (the number after `####`), `format` (tags such as `<think>`), `length` and `overlong`
-    (penalties: 0 down to -1)."""
-    python: Annotated[str, Field(pattern=_FUNCTION, max_length=1024)] | None = None
+    (penalties: 0 down to -1), `environment` (the sum of an episode's rewards)."""
+    python: Annotated[str, Field(pattern=PYTHON_OBJECT, max_length=1024)] | None = None
     """`package.module:function`, or a file and its function, `./rewards.py:function`, relative to the manifest's folder
     (on a cluster an absolute path, in a volume or the image). Sync or async; takes one sample, or a list when `batch`
     is true."""
@@ -105,7 +106,7 @@ class RewardSpec(RewardFunction):
     network: bool = True
     """False: the reward's processes get a network of their own, with nothing in it. Refused where the kernel or the
     container does not allow that."""
-    environment: Annotated[list[_VariableName], Field(max_length=64)] = []
+    environment: Annotated[list[VariableName], Field(max_length=64)] = []
     """Variables of the driver that the reward sees beside `environment.variables`: others are not passed on, since a
     reward may run what a model wrote."""
 
@@ -123,7 +124,7 @@ class ChatSpec(ApiModel):
 
 
 class DataSource(ApiModel):
-    """One data set: exactly one of `path` and `synthetic`."""
+    """One data set: exactly one of `path`, `synthetic` and `seeds`."""
 
     name: Name | None = None
     """Name in metrics; default: the file's or folder's name."""
@@ -137,6 +138,10 @@ class DataSource(ApiModel):
     """Split of a dataset folder or hub data set."""
     synthetic: SyntheticData | None = None
     """A generated data set instead of a file."""
+    seeds: SeedRows | None = None
+    """Seeds of `environment` instead of a file: an episode's prompt is the environment's first observation."""
+    environment: TextEnvironmentSpec | None = None
+    """What answers the policy turn by turn."""
     prompt_key: Name = "prompt"
     """Column with the prompt: a string, or a list of chat messages; `a.b` names field `b` of a column of mappings."""
     label_key: Name | None = "label"
@@ -155,8 +160,8 @@ class DataSpec(DataSource):
     """The prompts: one data set written in place, or several under `sources`."""
 
     sources: Annotated[list[DataSource], Field(max_length=32)] = []
-    """Several data sets, mixed by `weight`; excludes `path` and `synthetic` beside it. Each has its own keys and
-    template switch."""
+    """Several data sets, mixed by `weight`; excludes `path`, `synthetic` and `seeds` beside it. Each has its own
+    keys, template switch and environment."""
     shuffle: bool = True
     """Shuffle each epoch with the job's seed."""
     skip: Annotated[list[PromptRow], Field(max_length=1024)] = []

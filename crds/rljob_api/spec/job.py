@@ -16,6 +16,7 @@ from rljob_api.spec.cluster import (
 )
 from rljob_api.spec.colocation import HcclSpec, MemorySaverSpec, WeightSyncSpec
 from rljob_api.spec.data import DataSpec, EvaluationSpec, RewardSpec
+from rljob_api.spec.episodes import EpisodesSpec
 from rljob_api.spec.lifecycle import CheckpointSpec, EarlyStopSpec, FailurePolicy, RecordsSpec, TimeoutsSpec
 from rljob_api.spec.model import ModelSpec
 from rljob_api.spec.rollout import RolloutSpec
@@ -54,6 +55,8 @@ class RLJobSpec(ApiModel):
     """How responses are scored; needed unless every data source has its own."""
     evaluation: EvaluationSpec | None = None
     """Scoring on held-out data."""
+    episodes: EpisodesSpec | None = None
+    """Turns of the policy and an environment; needed where a data source has one."""
     algorithm: AlgorithmSpec = AlgorithmSpec()
     """The algorithm."""
     rollout: RolloutSpec

@@ -10,7 +10,8 @@ from typing import Any
 import gymnasium
 import pytest
 
-from rljob_worker.environments.answers import Actions, Form
+from rljob_api.environments import Form
+from rljob_worker.environments.answers import Actions
 from rljob_worker.environments.frozen_lake import FrozenLake, LakeSettings, draw_map
 from rljob_worker.environments.load import Source, maker
 from rljob_worker.environments.sokoban import Room, SokobanSettings, draw_room

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from rljob_api import derived
 from rljob_api.spec import DataSource, Hub, RLJobSpec
 from rljob_worker.data.chat import read_template
 from rljob_worker.data.columns import TableRows
@@ -73,19 +74,12 @@ class LoadedSource:
 
 def data_sources(spec: RLJobSpec) -> list[tuple[str, DataSource]]:
     """The training data's sources, each with its place in the manifest."""
-    if spec.data.sources:
-        return [(f"spec.data.sources[{index}]", source) for index, source in enumerate(spec.data.sources)]
-    return [("spec.data", spec.data)]
+    return [(f"spec.{place}", source) for place, source in derived.data_sources(spec)]
 
 
 def evaluation_sources(spec: RLJobSpec) -> list[tuple[str, DataSource]]:
     """The held-out data sets, each with its place in the manifest; none without `spec.evaluation`."""
-    evaluation = spec.evaluation
-    if evaluation is None:
-        return []
-    if evaluation.data is not None:
-        return [("spec.evaluation.data", evaluation.data)]
-    return [(f"spec.evaluation.sets[{index}]", source) for index, source in enumerate(evaluation.sets or [])]
+    return [(f"spec.{place}", source) for place, source in derived.held_out_sources(spec)]
 
 
 def load_sources(spec: RLJobSpec) -> list[LoadedSource]:

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from enum import StrEnum
 
-
-class Form(StrEnum):
-    """How a policy writes its action."""
-
-    PLAIN = "Plain"
-    """As a word: the last one that is an action counts."""
-    ANSWER = "Answer"
-    """Between `<answer>` and `</answer>`: the last ones count."""
-    THINK = "Think"
-    """`<think>...</think> <answer>...</answer>` and nothing else."""
-
+from rljob_api.environments import Form
 
 _ANSWER = re.compile(r"<answer>\s*([^<>]*?)\s*</answer>")
 _THINK = re.compile(r"\s*<think>(?:(?!</think>).)*</think>\s*<answer>\s*([^<>]*?)\s*</answer>\s*", re.DOTALL)

@@ -9,7 +9,8 @@ from typing import Annotated
 from pydantic import Field
 
 from rljob_api.base import ApiModel, FiniteFloat
-from rljob_worker.environments.answers import Actions, Form
+from rljob_api.environments import Form
+from rljob_worker.environments.answers import Actions
 
 
 class BoardSettings(ApiModel):

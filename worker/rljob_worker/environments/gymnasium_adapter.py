@@ -4,31 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
-
-from rljob_api.base import ApiModel, FiniteFloat, Name
-from rljob_worker.environments.answers import Actions, Form
+from rljob_api.spec import GymnasiumSpec
+from rljob_worker.environments.answers import Actions
 from rljob_worker.errors import UserError
 
 _MARKED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 """Colours of a terminal, with which `ansi` renderings mark where one stands."""
-
-
-class GymnasiumSettings(ApiModel):
-    """Which environment, and how a policy sees it."""
-
-    id: Name
-    """As `gymnasium.make` takes it; `module:id` imports the module first."""
-    made_with: Annotated[dict[str, Any], Field(alias="kwargs")] = {}
-    """Of `gymnasium.make`."""
-    actions: Annotated[dict[str, int], Field(max_length=64)] = {}
-    """Names of numbered actions; none: the environment takes text."""
-    form: Form = Form.PLAIN
-    """How a policy writes one of `actions`."""
-    format_penalty: Annotated[FiniteFloat, Field(le=0)] = -0.1
-    """Reward of an answer that is none of `actions`; the environment is not asked then."""
 
 
 class GymnasiumEnvironment:
@@ -41,7 +24,7 @@ class GymnasiumEnvironment:
         UserError: gymnasium cannot make it.
     """
 
-    def __init__(self, settings: GymnasiumSettings) -> None:
+    def __init__(self, settings: GymnasiumSpec) -> None:
         self._settings = settings
         self._numbers = list(settings.actions.values())
         self._actions = Actions(list(settings.actions), settings.form) if settings.actions else None

@@ -36,7 +36,7 @@ class Source:
     python: str | None = None
     """`FILE.py:Class` or `package.module:Class`."""
     gymnasium: Mapping[str, object] | None = None
-    """Settings of `GymnasiumSettings`."""
+    """Settings of `GymnasiumSpec`."""
     args: Mapping[str, object] = field(default_factory=dict)
     """Of the environment that is built in, or of the class."""
 
@@ -58,9 +58,10 @@ def maker(source: Source) -> Make:
         return _builtin(source.name, source.args)
     if source.gymnasium is not None:
         # Models take longer to import than all else that a host of the user's own class needs.
-        from rljob_worker.environments.gymnasium_adapter import GymnasiumEnvironment, GymnasiumSettings
+        from rljob_api.spec import GymnasiumSpec
+        from rljob_worker.environments.gymnasium_adapter import GymnasiumEnvironment
 
-        settings = _settings(GymnasiumSettings, source.gymnasium, "environment.gymnasium")
+        settings = _settings(GymnasiumSpec, source.gymnasium, "environment.gymnasium")
         return lambda: GymnasiumEnvironment(settings)
     assert source.python is not None
     return _class(source.python, source.args)

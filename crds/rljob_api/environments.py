@@ -1,0 +1,16 @@
+"""What manifest and worker both know of environments. Environment hosts import it: keep it light."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Form(StrEnum):
+    """How a policy writes its action."""
+
+    PLAIN = "Plain"
+    """As a word: the last one that is an action counts."""
+    ANSWER = "Answer"
+    """Between `<answer>` and `</answer>`: the last ones count."""
+    THINK = "Think"
+    """`<think>...</think> <answer>...</answer>` and nothing else."""

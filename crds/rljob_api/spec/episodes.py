@@ -1,0 +1,121 @@
+"""`spec.episodes`, and the environment of a data source: answers turn by turn."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob_api.base import (
+    INT64_MAX,
+    ApiModel,
+    FiniteFloat,
+    Fraction,
+    FreeForm,
+    Name,
+    PositiveFloat,
+    Quantity,
+    SampleCount,
+    Seed,
+    TokenCount,
+)
+from rljob_api.environments import Form
+
+PYTHON_OBJECT = r"^([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*$"
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253)]
+
+
+class SeedRows(ApiModel):
+    """Rows that are seeds of an environment: row N of the data is the seed `first` + N."""
+
+    first: Annotated[Seed, Field(le=INT64_MAX - 2**31)] = 0
+    """The first seed. A held-out set has seeds that training does not have."""
+    count: Annotated[int, Field(ge=1, le=10**9, json_schema_extra={"format": "int32"})]
+    """How many there are."""
+
+
+class GymnasiumSpec(ApiModel):
+    """Which environment of gymnasium, and how a policy sees it."""
+
+    id: Name
+    """As `gymnasium.make` takes it; `module:id` imports the module first."""
+    made_with: Annotated[FreeForm, Field(alias="kwargs")] = {}
+    """Of `gymnasium.make`. An observation that is no text is replaced by what `render` gives: `{render_mode: ansi}`."""
+    actions: Annotated[dict[str, int], Field(max_length=64)] = {}
+    """Names of numbered actions; none: the environment takes text."""
+    form: Form = Form.PLAIN
+    """How a policy writes one of `actions`. `Plain`: as a word, of which the last that is an action counts. `Answer`:
+    `<answer>Left</answer>`, the last of them. `Think`: `<think>...</think> <answer>...</answer>`, and nothing else."""
+    format_penalty: Annotated[FiniteFloat, Field(le=0)] = -0.1
+    """Reward of an answer that is none of `actions`; the environment is not asked then."""
+
+
+class TextEnvironmentSpec(ApiModel):
+    """What answers the policy turn by turn: exactly one of `name`, `gymnasium` and `python`."""
+
+    name: Literal["FrozenLake", "Sokoban"] | None = None
+    """Built in."""
+    gymnasium: GymnasiumSpec | None = None
+    """One that is registered with gymnasium."""
+    python: Annotated[str, Field(pattern=PYTHON_OBJECT, max_length=1024)] | None = None
+    """`package.module:Class`, or a file and its class, `./game.py:Game`, relative to the manifest's folder (on a
+    cluster an absolute path, in a volume or the image). It has gymnasium's methods, with text for observations and
+    actions."""
+    args: FreeForm = {}
+    """Arguments of the environment that is built in, or of the class."""
+    processes: Annotated[int, Field(ge=1, le=1024, json_schema_extra={"format": "int32"})] | None = None
+    """Processes that hold environments, on the driver's node; default: 4, or as many as it has cores."""
+    per_process: Annotated[int, Field(ge=1, le=4096, json_schema_extra={"format": "int32"})] = 16
+    """Environments that one of them holds at most, and steps one after the other. A slow one makes its neighbours
+    wait."""
+    deterministic: bool | None = None
+    """Whether the same seed and actions give the same answers: an episode whose process was lost is then made anew by
+    them. Default: true, with `python` false."""
+    reset_seconds: PositiveFloat = 60.0
+    """Deadline of a reset; its process is ended then."""
+    step_seconds: PositiveFloat = 30.0
+    """Deadline of a step; its process is ended then."""
+    memory: Quantity = "2Gi"
+    """Memory that one of the processes may use, with all that it starts; more ends it."""
+    network: bool = True
+    """False: the processes get a network of their own, with nothing in it. Refused where the kernel or the container
+    does not allow that."""
+    environment: Annotated[list[VariableName], Field(max_length=64)] = []
+    """Variables of the driver that they see beside `environment.variables`."""
+
+
+class EpisodeError(StrEnum):
+    """What becomes of an episode whose environment raised, or returned what is no answer."""
+
+    END = "End"
+    FAIL = "Fail"
+
+
+class EpisodesSpec(ApiModel):
+    """How a policy and the environment of a data source take turns."""
+
+    max_turns: Annotated[int, Field(ge=1, le=4096, json_schema_extra={"format": "int32"})]
+    """Answers in an episode at most."""
+    max_tokens: TokenCount
+    """Tokens of an episode at most: prompt, answers and observations. One that has no room for another answer ends."""
+    max_tokens_per_turn: TokenCount | None = None
+    """Tokens of an answer at most; a longer one is cut, and given to the environment as it is. Default:
+    `rollout.maxResponseTokens`."""
+    max_observation_tokens: TokenCount = 1024
+    """Longer observations are cut in their middle, and say so there."""
+    before: Annotated[str, Field(max_length=1024)] = "\n"
+    """Text before each observation but the first, where the data source has no chat template."""
+    after: Annotated[str, Field(max_length=1024)] = "\n"
+    """Text behind each observation, where the data source has no chat template."""
+    concurrency: SampleCount | None = None
+    """Episodes that are open at once; default: as many as the engines run at once."""
+    retries: Annotated[int, Field(ge=0, le=100, json_schema_extra={"format": "int32"})] = 2
+    """How often what an environment was asked is tried again after its process died, or was ended."""
+    on_error: EpisodeError = EpisodeError.END
+    """`End`: an episode whose environment raised, or returned what is no answer, ends with `errorReward` and is trained
+    on. `Fail`: it fails the job."""
+    error_reward: FiniteFloat = 0.0
+    """Reward of an episode that ended so."""
+    max_error_share: Fraction = 0.2
+    """More of a step's episodes, and two of them or more, fail the job."""
