@@ -29,9 +29,9 @@ VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_len
 class SeedRows(ApiModel):
     """Rows that are seeds of an environment: row N of the data is the seed `first` + N."""
 
-    first: Annotated[Seed, Field(le=INT64_MAX - 2**31)] = 0
+    first: Annotated[Seed, Field(le=INT64_MAX - 10**7)] = 0
     """The first seed. A held-out set has seeds that training does not have."""
-    count: Annotated[int, Field(ge=1, le=10**9, json_schema_extra={"format": "int32"})]
+    count: Annotated[int, Field(ge=1, le=10**7)]
     """How many there are."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rljob_api.rewards import BUILTIN_REWARDS
@@ -12,6 +12,7 @@ from rljob_api.spec import DataSource, RewardFunction, RewardSpec
 from rljob_worker.data.chat import ChatTemplate
 from rljob_worker.data.labels import label_text
 from rljob_worker.data.prompts import check_prompt
+from rljob_worker.data.seeds import SEED
 from rljob_worker.data.sources import LoadedSource
 from rljob_worker.data.tokenizer import tokens_added_after
 from rljob_worker.errors import UserError
@@ -49,6 +50,7 @@ class Renderer:
         self._chat: ChatTemplate | None = None
         if loaded.source.apply_chat_template:
             self._chat = ChatTemplate(loaded.source, loaded.field, tokenizer, loaded.template)
+        if self._chat is not None and loaded.source.seeds is None:
             key = loaded.source.prompt_key
             first = [(content[key], loaded.place(row)) for row, content in enumerate(loaded.rows[:_RENDERED])]
             for prompt, place in first:
@@ -76,11 +78,18 @@ class Renderer:
             )
 
     def render(self, rows: Sequence[int]) -> list[Prompt]:
-        """The prompts of these rows, tokenized as one batch."""
+        """The prompts of these rows, tokenized as one batch; those of seeds have no tokens before a reset."""
         if not rows:
             return []
         source = self.loaded.source
         contents = [self.loaded.rows[row] for row in rows]
+        if source.seeds is not None:
+            return [
+                replace(
+                    self._prompt(row, content, "", (), source), environment=self.loaded.field, seed=int(content[SEED])
+                )
+                for row, content in zip(rows, contents)
+            ]
         texts = [self._text(content[source.prompt_key], row) for content, row in zip(contents, rows)]
         # A chat template writes the special tokens itself.
         encoded = self._tokenizer(texts, add_special_tokens=not source.apply_chat_template, return_attention_mask=False)
@@ -109,7 +118,9 @@ class Renderer:
             metadata={k: v for k, v in content.items() if k not in (source.prompt_key, source.label_key)},
             row=content,
             label_key=source.label_key,
-            messages=None if self._chat is None else self._chat.messages(content[source.prompt_key]),
+            messages=None
+            if self._chat is None or source.seeds is not None
+            else self._chat.messages(content[source.prompt_key]),
         )
 
     def _text(self, prompt: Any, row: int) -> str:

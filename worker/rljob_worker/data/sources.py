@@ -25,6 +25,7 @@ from rljob_worker.data.labels import label_text
 from rljob_worker.data.nested import lift
 from rljob_worker.data.prompts import check_prompt, is_plain
 from rljob_worker.data.rows import Row, RowFacts
+from rljob_worker.data.seeds import SeededRows
 from rljob_worker.data.synthetic import generate_rows
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.encodings import not_text, without_mark
@@ -169,8 +170,10 @@ def _check_parquet(head: bytes, path: Path, field: str) -> None:
 def _load_rows(source: DataSource, field: str) -> LoadedSource:
     if source.synthetic is not None:
         return _load_synthetic(source, field)
+    if source.seeds is not None:
+        return _load_seeds(source, field)
     if source.path is None:
-        raise UserError(f"{field}: has neither path nor synthetic: exactly one is needed")
+        raise UserError(f"{field}: has neither path, synthetic nor seeds: exactly one is needed")
     check_path(source, field)
     path = Path(source.path).expanduser()
     default_name = path.stem if path.is_file() else path.name
@@ -208,6 +211,19 @@ def _load_synthetic(source: DataSource, field: str) -> LoadedSource:
     fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(pairs).encode())
     name = source.name or source.synthetic.task
     return LoadedSource(name, field, f"{field}.synthetic", source, rows, fingerprint)
+
+
+def _load_seeds(source: DataSource, field: str) -> LoadedSource:
+    """Other settings of the environment make other data of the same seeds."""
+    assert source.seeds is not None
+    assert source.environment is not None
+    environment = source.environment
+    kind = environment.name or environment.python or (environment.gymnasium and environment.gymnasium.id)
+    said = environment.model_dump_json(include={"name", "gymnasium", "python", "args"})
+    fingerprint = xxhash.xxh3_128_hexdigest(f"{source.seeds.model_dump_json()}\0{said}".encode())
+    name = source.name or re.sub(r"[^\w.-]+", "-", str(kind)).strip(".-")
+    unlabelled = source.model_copy(update={"label_key": None})
+    return LoadedSource(name, field, f"{field}.seeds", unlabelled, SeededRows(source.seeds), fingerprint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,15 +46,20 @@ CHAT_TEMPLATE = (
 )
 
 
-def prepare_tokenizer(spec: RLJobSpec, out: Path) -> Path:
+def prepare_tokenizer(spec: RLJobSpec, out: Path, spoken: Iterable[str] = ()) -> Path:
     """Put the job's tokenizer into the folder `out` and return it: a folder that transformers and vLLM load.
 
     `model.path`: the tokenizer files of the checkpoint folder or hub repository, as they are. `model.random`: a
     tokenizer trained on the prompts and labels of the job's data, the same for the same data. Raises UserError.
+
+    Args:
+        spec: the job.
+        out: a folder, which is made.
+        spoken: what environments say and take, for a tokenizer that is trained.
     """
     out.mkdir(parents=True, exist_ok=True)
     if spec.model.random is not None:
-        tokenizer = _train(spec, spec.model.random)
+        tokenizer = _train(spec, spec.model.random, spoken)
         with writing(out):
             tokenizer.save_pretrained(out)
     elif spec.model.path is not None:
@@ -156,14 +162,14 @@ def _copy_files(folder: Path, out: Path, name: str) -> None:
             shutil.copyfile(file, out / file.name)
 
 
-def _train(spec: RLJobSpec, model: RandomModel) -> PreTrainedTokenizerBase:
+def _train(spec: RLJobSpec, model: RandomModel, spoken: Iterable[str]) -> PreTrainedTokenizerBase:
     from transformers import PreTrainedTokenizerFast
 
     sources = data_sources(spec) + evaluation_sources(spec)
     chat = any(source.apply_chat_template for _, source in sources)
     special = [PAD, EOS, UNKNOWN, *(f"<|{role}|>" for role in ROLES if chat)]
     train = _train_word if model.tokenizer.kind == "Word" else _train_bpe
-    tokenizer = train(_texts(sources), special, model.tokenizer.vocab_size)
+    tokenizer = train(chain(_texts(sources), spoken), special, model.tokenizer.vocab_size)
     arguments: dict[str, Any] = {"pad_token": PAD, "eos_token": EOS, "unk_token": UNKNOWN}
     if chat:
         arguments |= {"additional_special_tokens": special[3:], "chat_template": CHAT_TEMPLATE}
@@ -176,6 +182,11 @@ def _texts(sources: Iterable[tuple[str, DataSource]]) -> Iterator[str]:
         chat = None
         if source.chat is not None and source.apply_chat_template:
             chat = ChatTemplate(source, field, _renderer(), loaded.template)
+        if source.seeds is not None:
+            # What is said there, its environment says.
+            if chat is not None and source.chat is not None and source.chat.system is not None:
+                yield source.chat.system
+            continue
         for number, row in enumerate(loaded.rows):
             prompt = parsed_prompt(row[source.prompt_key])
             if chat is not None:
