@@ -7,9 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
-from fault_rows import ROWS, spec_of
-from jobs import manifest, run
+from fault_rows import ROWS, spec_of, steps_of
+from jobs import RUN_SECONDS, manifest, run
 
+STEP_SECONDS = 4.0
+"""At most, on a busy machine; `make test-faults` has rows of hundreds of steps."""
 SAID = "said"
 """What the driver printed, beside the run folder."""
 
@@ -22,7 +24,8 @@ def calm_run(name: str, factory: pytest.TempPathFactory) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / SAID).exists():
             job = manifest(folder, **spec_of(name, folder, save_every=1))
-            code, output = run("run", job, "--output", folder / "run", report=ROWS[name].report)
+            seconds = RUN_SECONDS + STEP_SECONDS * steps_of(name)
+            code, output = run("run", job, "--output", folder / "run", report=ROWS[name].report, seconds=seconds)
             assert code == 0, output
             (folder / SAID).write_text(output)
     return folder / "run"

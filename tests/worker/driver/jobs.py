@@ -120,10 +120,14 @@ def finish(process: Started, seconds: float = RUN_SECONDS) -> tuple[int, str]:
 
 
 def run(
-    *arguments: str | Path, environment: dict[str, str] | None = None, cold: bool = False, report: bool = False
+    *arguments: str | Path,
+    environment: dict[str, str] | None = None,
+    cold: bool = False,
+    report: bool = False,
+    seconds: float = RUN_SECONDS,
 ) -> tuple[int, str]:
-    """Run `rljob ARGUMENTS` to its end; the rest as `start` has it."""
-    return finish(start(*arguments, environment=environment, cold=cold, report=report))
+    """Run `rljob ARGUMENTS` to its end, which comes within so many seconds; the rest as `start` has it."""
+    return finish(start(*arguments, environment=environment, cold=cold, report=report), seconds)
 
 
 def wait_for(condition: Any, what: str, seconds: float = RUN_SECONDS, pause: float = 0.02) -> Any:

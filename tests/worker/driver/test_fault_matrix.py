@@ -22,7 +22,7 @@ from support.trace_rules import check_trace
 
 from rljob_worker.checkpoints.reader import Checkpoints
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 STRUCK = [name for name in DRAWN_ROWS if name != ASYNC]
 CELLS = [pytest.param(name, cell, id=f"{name}-{cell}") for name in STRUCK for cell in cells_of(name)]
@@ -135,12 +135,12 @@ def test_no_process_survives_the_driver(tmp_path: Path) -> None:
     process.kill()
     finish(process)
     try:
-        wait_for(lambda: not any(map(alive, children)), f"end of {children}", 20)
+        wait_for(lambda: not any(map(alive, children)), f"end of {children}", 60)
     except AssertionError:
         # What it is, and what it waits for, is gone when the test is over.
         left = {child: Path(f"/proc/{child}/status").read_text() for child in children if alive(child)}
         raise AssertionError(f"they survived: {left}") from None
-    wait_for(lambda: not any(slot.exists() for slot in slots), f"end of {slots}", 20)
+    wait_for(lambda: not any(slot.exists() for slot in slots), f"end of {slots}", 60)
     assert sorted(path.name for path in logs.glob("*.log")) == ["engine-0.log", "trainer-0.log"]
 
 
