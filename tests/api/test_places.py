@@ -43,8 +43,8 @@ def test_a_third_file_waits_until_one_has_ended(tmp_path: Path) -> None:
         assert not begun.wait(0.5), "the file goes on with its next test"
         with running(first, item("a"), item("d")):
             assert not begun.wait(0.5)
-        assert begun.wait(10)
-    waiting.join(10)
+        assert begun.wait(60)
+    waiting.join(60)
 
 
 def test_fast_tests_and_the_nodes_wait_for_nobody(tmp_path: Path) -> None:

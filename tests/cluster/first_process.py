@@ -45,7 +45,7 @@ def main() -> None:
     address, folder = sys.argv[1:]
     Path(folder, "resolv.conf").write_text(f"nameserver {address}\n")
     for line in steps(address, folder):
-        done = subprocess.run(line.split(), capture_output=True, text=True, timeout=10)
+        done = subprocess.run(line.split(), capture_output=True, text=True, timeout=60)
         if done.returncode:
             sys.exit(f"`{line}`: {done.stderr.strip()}")
     print("ready", flush=True)

@@ -19,7 +19,7 @@ from network import Network, check, die_with_parent, enter_namespace
 _CLONE_NEWPID = 0x20000000
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWNET = 0x40000000
-_START_SECONDS = 20.0
+_START_SECONDS = 60.0
 _END_SECONDS = 30.0
 _FIRST_PROCESS = Path(__file__).with_name("first_process.py")
 _libc = ctypes.CDLL(None, use_errno=True)

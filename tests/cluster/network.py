@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import IO, TypeVar
 
+from support.ports import free_port
+
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 _SIGKILL = 9
@@ -31,7 +33,7 @@ class Network:
         self._descriptor = _in_thread(_new_namespace)
         for command in (f"addr add {self.ADDRESS}/24 dev lo", "link set lo up"):
             done = self.spawn(["ip", *command.split()], subprocess.DEVNULL, None)
-            if done.wait(timeout=10):
+            if done.wait(timeout=60):
                 raise RuntimeError(f"`ip {command}` failed inside the network namespace")
 
     def enter(self) -> None:
@@ -57,9 +59,7 @@ class Network:
 
     def free_port(self) -> int:
         """A port of the loopback address that nobody listens on."""
-        with self.listen("127.0.0.1") as listening:
-            port: int = listening.getsockname()[1]
-            return port
+        return self.run(free_port)
 
     def spawn(
         self, command: Sequence[str], log: int | IO[bytes], environment: dict[str, str] | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from small_jobs import wait_phase
 from support.slow_reward import write_slow_reward
 from whole_system import WholeSystem
 
+from rljob_worker.host.processes import start_time
+
+SEEN_SECONDS = 60.0
+"""Until a listing shows what is there: a pod that replaces another, a process that has its name."""
 START_SECONDS = 600.0
 """From its creation, or from a fault, until steps are made: pods, Ray, Megatron and vLLM on two cores."""
 RUN_SECONDS = 600.0
@@ -90,8 +95,8 @@ class NodeJob:
     def records(self) -> list[dict[str, Any]]:
         """The step records so far."""
         files = (self.system.folder / "shared" / self.name).glob("default/*/steps.jsonl")
-        lines = [line for file in files for line in file.read_text().splitlines()]
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        # What follows the last line break is being written.
+        return [json.loads(line) for file in files for line in file.read_bytes().split(b"\n")[:-1]]
 
     def pods(self, role: str = "") -> list[Object]:
         """Its pods that are not being deleted; role: head or worker."""
@@ -99,9 +104,20 @@ class NodeJob:
         pods = self.kube.list("Pod", "default", labels)
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
+    def pod(self, role: str) -> Object:
+        """Its head or worker pod; while one is being replaced there may be none or two."""
+        pods: list[Object] = []
+
+        def one() -> bool:
+            pods[:] = self.pods(role)
+            return len(pods) == 1
+
+        assert wait_until(one, SEEN_SECONDS), self.describe()
+        return pods[0]
+
     def run_in(self, role: str, *command: str) -> str:
         """Run a command in its head or worker pod."""
-        [pod] = self.pods(role)
+        pod = self.pod(role)
         where = (pod["metadata"]["name"], f"--container=ray-{role}", "--namespace=default")
         return self.system.cluster.kubectl("exec", *where, "--", *command)
 
@@ -112,17 +128,21 @@ class NodeJob:
         return {pid: line for pod in self.pods(role) for pid, line in processes_of(pod["metadata"]["uid"]).items()}
 
     def pid_of(self, process: str) -> int:
-        """Id of the driver, the trainer or the engine; a process that is renaming itself has no name for a moment."""
+        """Id of the driver, the trainer or the engine; a process that is renaming itself has no name for a moment.
+
+        Of several the one that was started first: its children have its name.
+        """
         role = "head" if process == "driver" else "worker"
-        found: set[int] = set()
+        found: list[int | None] = []
 
         def seen() -> bool:
             lines = {pid: line for pid, line in self.processes(role).items() if not line.startswith("/bin/sh")}
-            found.update(pid for pid, line in lines.items() if PROCESSES[process] in line.lower())
-            return bool(found)
+            found.append(oldest(pid for pid, line in lines.items() if PROCESSES[process] in line.lower()))
+            return found[-1] is not None
 
-        assert wait_until(seen, 10, 0.1), f"no {process}: {self.processes(role)}"
-        return min(found)
+        assert wait_until(seen, SEEN_SECONDS, 0.1), f"no {process}: {self.processes(role)}"
+        assert found[-1] is not None
+        return found[-1]
 
     def kill(self, process: str) -> None:
         """SIGKILL the driver, the trainer or the engine."""
@@ -130,12 +150,18 @@ class NodeJob:
 
     def delete_pod(self, role: str) -> None:
         """Delete its head or worker pod at once, as a node that dies does."""
-        [pod] = self.pods(role)
+        pod = self.pod(role)
         self.kube.delete("Pod", "default", pod["metadata"]["name"], gracePeriodSeconds=0)
 
     def change(self, spec: Object) -> None:
         """Merge into the spec."""
         self.kube.patch("RLJob", "default", self.name, {"spec": spec})
+
+
+def oldest(pids: Iterable[int]) -> int | None:
+    """The one that was started first of those that live; the least id may be a newer one's, once ids begin anew."""
+    started = {pid: int(began) for pid in pids if (began := start_time(pid)) is not None}
+    return min(started, key=lambda pid: started[pid], default=None)
 
 
 def processes_of(pod_uid: str) -> dict[int, str]:

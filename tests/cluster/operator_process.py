@@ -13,7 +13,7 @@ from kube import ApiError, Kube
 from processes import Process
 from ray_standin import RayStandIn
 
-READY_SECONDS = 30.0
+READY_SECONDS = 60.0
 WHAT_TESTS_NAME = {"hostPaths": ["/"], "serviceAccounts": ["*"], "priorityClasses": ["*"]}
 """The administrator's policy for the jobs of these tests, which have their shared folder on the node."""
 REPOSITORY = Path(__file__).parents[2]

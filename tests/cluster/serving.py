@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 from network import Network
 
-_START_SECONDS = 10.0
+_START_SECONDS = 60.0
 
 
 class Server:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from control_plane import unique
 from kube import Object
-from node_jobs import NodeJob
+from node_jobs import NodeJob, oldest, processes_of
 
 _SCRIPT = Path(__file__).with_name("stranger.py")
 _LISTEN = "0A"
@@ -89,11 +89,12 @@ def listening(job: NodeJob) -> dict[str, list[int]]:
     """The TCP ports that a job's pods listen on beyond loopback, by the pod's address."""
     found = {}
     for pod in job.pods():
-        pid = min(job.processes(pod["metadata"]["labels"]["ray.io/node-type"]))
+        # The oldest that is there: a probe's process may end before it is read.
+        first = oldest(processes_of(pod["metadata"]["uid"]))
         lines = [
             line.split()
             for table in ("tcp", "tcp6")
-            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+            for line in Path(f"/proc/{first}/net/{table}").read_text().splitlines()[1:]
         ]
         places = [line[1].split(":") for line in lines if line[3] == _LISTEN]
         found[pod["status"]["podIP"]] = sorted({int(port, 16) for address, port in places if address not in _LOOPBACK})

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.cluster
 scenario = Scenarios()
 FAILS = Attempt(exit_code=1, fail_at_step=2, log=("Traceback ...", "RuntimeError: out of luck"))
 WORKS = Attempt()
-LONG = Attempt(step_seconds=0.5)
+HANGS = Attempt(step_seconds=0.5, hang_at_step=8)
+"""It does not end before the test has done something to it, however slow the machine is."""
 
 
 def attempts(job: Object) -> list[Object]:
@@ -125,7 +126,7 @@ def a_phase_past_its_deadline_has_its_reason(case: Case) -> None:
 
 @scenario
 def a_killed_driver_shows_the_signal(case: Case) -> None:
-    case.create("steps=30", attempts=[LONG, WORKS])
+    case.create("steps=30", attempts=[HANGS, WORKS])
     case.wait_status(lambda status: status.get("progress", {}).get("step", 0) >= 1)
     case.ray.kill_driver(case.namespace, "job")
     done = case.wait("Succeeded")
@@ -150,7 +151,7 @@ def restarts_wait_longer_each_time(case: Case) -> None:
 
 @scenario
 def a_lost_head_begins_anew_from_the_checkpoint(case: Case) -> None:
-    job = case.create("steps=12", attempts=[LONG, WORKS])
+    job = case.create("steps=12", attempts=[HANGS, WORKS])
     case.wait_status(lambda status: status.get("progress", {}).get("step", 0) >= 2)
     [head] = case.pods("head")
     cluster = case.wait_cluster()
@@ -168,7 +169,7 @@ def a_lost_head_begins_anew_from_the_checkpoint(case: Case) -> None:
 
 @scenario
 def a_head_that_forgot_the_driver(case: Case) -> None:
-    case.create("steps=12", attempts=[LONG, WORKS])
+    case.create("steps=12", attempts=[HANGS, WORKS])
     case.wait_status(lambda status: status.get("progress", {}).get("step", 0) >= 1)
     case.ray.forget_submissions(case.namespace, "job")
     done = case.wait("Succeeded", seconds=180)
@@ -179,7 +180,7 @@ def a_head_that_forgot_the_driver(case: Case) -> None:
 @scenario
 def a_rule_for_a_lost_head(case: Case) -> None:
     rules = "failurePolicy.rules=[{reasons: [HeadLost], action: Ignore}]"
-    case.create("steps=12", rules, "failurePolicy.maxRestarts=0", attempts=[LONG, WORKS])
+    case.create("steps=12", rules, "failurePolicy.maxRestarts=0", attempts=[HANGS, WORKS])
     case.wait_status(lambda status: status.get("progress", {}).get("step", 0) >= 1)
     [head] = case.pods("head")
     case.kube.delete("Pod", case.namespace, head["metadata"]["name"], gracePeriodSeconds=0)
@@ -188,7 +189,7 @@ def a_rule_for_a_lost_head(case: Case) -> None:
 
 
 def two_workers(case: Case, *more: str) -> Object:
-    job = case.create("steps=120", "resources.nodes=2", *more, attempts=[LONG, Attempt(step_seconds=0.02)])
+    job = case.create("steps=120", "resources.nodes=2", *more, attempts=[HANGS, Attempt(step_seconds=0.02)])
     case.wait_status(lambda status: status.get("progress", {}).get("step", 0) >= 1)
     return job
 
@@ -291,7 +292,7 @@ def someone_else_s_cluster_of_the_same_name_is_left_alone(case: Case) -> None:
 
 @scenario
 def a_deleted_cluster_is_made_anew(case: Case) -> None:
-    case.create("steps=12", attempts=[LONG, WORKS])
+    case.create("steps=12", attempts=[HANGS, WORKS])
     case.wait_status(lambda status: status.get("progress", {}).get("step", 0) >= 1)
     first = case.wait_cluster()["metadata"]["uid"]
     case.kube.delete("RayCluster", case.namespace, "job")

@@ -14,6 +14,8 @@ from scenarios import Case
 
 pytestmark = pytest.mark.cluster
 TOGETHER = 3
+FEWER = 2
+"""Writes by which a life may be shorter than another."""
 LIFE = [Attempt(exit_code=1, fail_at_step=2), Attempt()]
 """A driver that fails once, so that a restart is part of the life."""
 
@@ -95,22 +97,28 @@ def test_killed_after_any_one_write(
 ) -> None:
     expected, writes = undisturbed
 
+    reached: set[int] = set()
+
     def die_after(number: int) -> str:
         case = Case(control_plane, ray, None)
         try:
-            job, _, died = life_with_deaths(case, [number])
+            job, made, died = life_with_deaths(case, [number])
         except AssertionError as error:
             return f"killed after write {number}: {error}"
         found = end_state(case, job)
         case.close()
-        if not died:
-            return f"the operator did not make write {number} and so was not killed"
+        if died:
+            reached.add(number)
+        elif made >= number:
+            return f"the operator was not killed after write {number} of {made}"
         differ = {key: (found[key], value) for key, value in expected.items() if found[key] != value}
         return f"killed after write {number}: {differ}" if differ else ""
 
     with ThreadPoolExecutor(TOGETHER) as pool:
         wrong = list(filter(None, pool.map(die_after, range(1, writes + 1))))
     assert wrong == []
+    # A status is written at most so often: how many writes a life takes depends on its pace.
+    assert reached >= set(range(1, writes - FEWER + 1)), (reached, writes)
 
 
 def test_killed_after_every_write(
@@ -118,6 +126,6 @@ def test_killed_after_every_write(
 ) -> None:
     case = Case(control_plane, ray, None)
     job, writes, died = life_with_deaths(case, [1] * 40)
-    assert died >= undisturbed[1] - 2, (died, writes)
+    assert died >= undisturbed[1] - FEWER, (died, writes)
     assert end_state(case, job) == undisturbed[0]
     case.close()

@@ -99,7 +99,8 @@ def one_runs_and_the_other_waits_for_the_quota(case: Case) -> None:
 @scenario
 def a_preempted_job_goes_on_from_its_checkpoint(case: Case) -> None:
     make_queue(case)
-    case.create(*queued("steps=20"), name="low", attempts=[Attempt(step_seconds=1.0), Attempt()])
+    # Far more than it makes until it is preempted, however slow the machine is.
+    case.create(*queued("steps=200"), name="low", attempts=[Attempt(step_seconds=1.0), Attempt(step_seconds=0.01)])
     case.wait_status(lambda status: status.get("progress", {}).get("step", 0) >= 2, "low")
     pace = Attempt(step_seconds=1.0)
     case.create(*queued("steps=100", f"scheduling.priorityClass={URGENT}"), name="high", attempts=[pace])
@@ -113,10 +114,10 @@ def a_preempted_job_goes_on_from_its_checkpoint(case: Case) -> None:
     assert low.get("restarts", 0) == 0
     assert [(one["reason"], one.get("counted", False)) for one in low["attempts"][:1]] == [("Preempted", False)]
     assert len(low["attempts"]) == 2
-    assert low["progress"]["step"] == 20
+    assert low["progress"]["step"] == 200
     assert high["completionTime"] <= low["completionTime"]
     run = case.ray.run_of(case.job("low")["metadata"]["uid"])
-    assert [record["step"] for record in run.records] == list(range(1, 21))
+    assert [record["step"] for record in run.records] == list(range(1, 201))
 
 
 @scenario

@@ -63,7 +63,7 @@ def told_of_each(job: NodeJob, role: str, file: str) -> Iterator[tuple[int, str]
 
 
 def test_it_was_scheduled_by_the_resource(first: NodeJob) -> None:
-    [worker], [head] = first.pods("worker"), first.pods("head")
+    worker, head = first.pod("worker"), first.pod("head")
     sizes = worker["spec"]["containers"][0]["resources"]
     assert sizes["requests"][RESOURCE] == sizes["limits"][RESOURCE] == "1"
     assert RESOURCE not in head["spec"]["containers"][0]["resources"]["limits"]
@@ -120,15 +120,20 @@ def test_the_driver_says_on_what_it_computes(first: NodeJob) -> None:
     assert "computing on the CPU, whatever the profile is: RLJOB_COMPUTE_DEVICE is set" in log
 
 
-def test_the_other_job_waits_with_a_reason_and_then_runs(jobs: tuple[NodeJob, NodeJob]) -> None:
+def test_the_other_job_waits_with_a_reason_and_then_gets_the_device(jobs: tuple[NodeJob, NodeJob]) -> None:
     first, second = jobs
+
+    def has_a_worker() -> bool:
+        return [pod["status"]["phase"] for pod in second.pods("worker")] == ["Running"]
 
     assert wait_until(lambda: f"Insufficient {RESOURCE}" in second.why(), 60, 1), second.why()
     assert second.status()["phase"] in ("Queued", "Pending")
     assert second.records() == []
     first.change({"suspend": True})
-    second.wait("Succeeded", seconds=RUN_SECONDS)
-    assert first.status()["phase"] == "Suspended"
+    # What it then does is what the first one did.
+    assert wait_until(has_a_worker, RUN_SECONDS, 0.5), second.describe()
+    assert second.run_in("worker", "cat", "/dev/davinci0") == "device 0\n"
+    first.wait("Suspended")
 
 
 @pytest.fixture
@@ -152,7 +157,7 @@ def test_a_pod_that_could_not_train_does_not_start_and_says_why(examined: NodeJo
     assert wait_until(refused_by_the_doctor, START_SECONDS, 2), examined.describe()
     assert "torch_npu" in said[-1]
     assert f"`kubectl rljob doctor -n default {examined.name}` has every line" in said[-1]
-    [worker] = examined.pods("worker")
+    worker = examined.pod("worker")
     [ray] = worker["status"]["containerStatuses"]
     assert ray["state"]["waiting"]["reason"] == "PodInitializing"
     with pytest.raises(RuntimeError, match="the doctor found problems") as refused:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Iterator
@@ -22,6 +21,8 @@ from node_faults import FAULTS, HARMLESS, PREEMPTED, QUEUE_CPUS, settle
 from node_jobs import NodeJob
 from support.samples import ALL, SEED
 from whole_system import WholeSystem
+
+from rljob_worker.records.event_lines import read_events
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(1800)]
 
@@ -113,8 +114,7 @@ def last_step(job: NodeJob) -> int:
 
 def phase_alive(job: NodeJob) -> str:
     """The phase that the events file says has begun last: proof of what was alive."""
-    lines = (job.run_folder / "events.jsonl").read_text().splitlines()
-    phases = [json.loads(line).get("phase") for line in lines[-20:] if line.endswith("}")]
+    phases = [event.get("phase") for event in read_events(job.run_folder)]
     return next((phase for phase in reversed(phases) if phase), "start")
 
 

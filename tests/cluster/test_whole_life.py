@@ -249,7 +249,7 @@ def several_workers(case: Case) -> None:
 
 def delete_and_see_nothing_left(case: Case) -> None:
     case.kube.delete("RLJob", case.namespace, "job")
-    case.kube.wait_gone("RLJob", case.namespace, "job", 5)
+    case.kube.wait_gone("RLJob", case.namespace, "job")
     case.wait_no_children()
 
 

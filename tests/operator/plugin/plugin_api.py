@@ -136,7 +136,7 @@ class FakeApi:
         target = path + (f"?{query}" if query else "")
         if not isinstance(behind, int):
             return behind(target, headers)
-        connection = http.client.HTTPConnection("127.0.0.1", behind, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", behind, timeout=60)
         passed = {name: value for name, value in headers.items() if name not in ("host", "connection")}
         connection.request(method, target, headers=passed)
         answer = connection.getresponse()

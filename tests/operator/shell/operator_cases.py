@@ -143,7 +143,7 @@ class Case:
             yield controller
         finally:
             controller.stop()
-            await asyncio.wait_for(running, 10)
+            await asyncio.wait_for(running, 60)
 
 
 @asynccontextmanager

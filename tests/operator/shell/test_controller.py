@@ -572,10 +572,10 @@ def test_readiness_names_what_is_missing() -> None:
 def test_a_slow_api_server_ends_at_the_deadline_and_the_job_is_looked_at_again() -> None:
     async def test(case: Case) -> None:
         await case.api.put("rljobs", manifest())
-        case.api.fail("PATCH", "/status", delay=30.0)
+        case.api.fail("PATCH", "/status", delay=100.0)
         async with case.operator(lambda observed, now: say("x"), request_seconds=0.3):
-            await until(lambda: case.status().get("message") == "x", seconds=4.0)
-            assert case.api.count("PATCH", "/status") == 2
+            await until(lambda: case.status().get("message") == "x")
+            assert case.api.count("PATCH", "/status") >= 2
 
     play(test)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import yaml
 from dashboard_queries import dashboard_queries
 from operator_cases import Case, a_case, hurried, make_ready, manifest, until
+from support.ports import free_port
 
 from rljob_operator.shell.jobs.controller import Controller
 from rljob_operator.state.reconcile import reconcile
@@ -41,9 +41,7 @@ async def prometheus(folder: Path, target: int) -> AsyncIterator[str]:
     scrape = {"job_name": "rljob", "honor_labels": True, "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}
     times = {"scrape_interval": "1s", "scrape_timeout": "1s"}
     (folder / "prometheus.yml").write_text(yaml.safe_dump({"global": times, "scrape_configs": [scrape]}))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = await asyncio.create_subprocess_exec(
         "prometheus",
         f"--config.file={folder / 'prometheus.yml'}",

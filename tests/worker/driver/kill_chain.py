@@ -86,7 +86,7 @@ class Chain:
             assert cell.process == "driver" or f"{cell.process} died" in output, output
 
     def _check_the_deadline(self, cell: Cell, code: int, output: str, done: dict[str, Any]) -> None:
-        wait_for(lambda: not alive(done["pid"]), "end of the stopped process", 10)
+        wait_for(lambda: not alive(done["pid"]), "end of the stopped process", 60)
         if cell.process == "driver":
             assert code == -signal.SIGKILL, output
         elif cell.process == "reward":

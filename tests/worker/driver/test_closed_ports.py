@@ -57,17 +57,24 @@ class Run:
             except psutil.Error:
                 continue
             if marked:
-                family |= {process.pid, *(child.pid for child in process.children(recursive=True))}
-        return [psutil.Process(pid) for pid in family if psutil.pid_exists(pid)]
+                family.add(process.pid)
+                with suppress(psutil.NoSuchProcess):
+                    family |= {child.pid for child in process.children(recursive=True)}
+        found = []
+        for pid in family:
+            with suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(pid))
+        return found
 
     def listening(self) -> list[tuple[str, int, str]]:
         """Address, port and process of every TCP socket that listens and every UDP socket that has no peer."""
         found = []
         for process in self.processes():
-            for socket in process.net_connections(kind="inet"):
-                without_peer = socket.status == psutil.CONN_NONE and not socket.raddr
-                if socket.laddr and (socket.status == psutil.CONN_LISTEN or without_peer):
-                    found.append((socket.laddr.ip, socket.laddr.port, process.name()))
+            with suppress(psutil.NoSuchProcess):
+                for socket in process.net_connections(kind="inet"):
+                    without_peer = socket.status == psutil.CONN_NONE and not socket.raddr
+                    if socket.laddr and (socket.status == psutil.CONN_LISTEN or without_peer):
+                        found.append((socket.laddr.ip, socket.laddr.port, process.name()))
         return found
 
     def tells_the_token_to_nobody(self) -> None:
@@ -77,9 +84,9 @@ class Run:
         token = file.read_text()
         assert len(token) >= 32
         for process in self.processes():
-            # A command line can be read by all users: not even the file is named there.
-            assert not [argument for argument in process.cmdline() if "token" in argument.lower()], process
             with suppress(psutil.NoSuchProcess):
+                # A command line can be read by all users: not even the file is named there.
+                assert not [argument for argument in process.cmdline() if "token" in argument.lower()], process
                 assert token not in " ".join(process.environ().values()), process
         written = [path for folder in (file.parent, self.output) for path in folder.rglob("*") if path.is_file()]
         assert any(path.suffix in (".log", ".err", ".out") for path in written)

@@ -315,7 +315,7 @@ def run_python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
 STOP = (
     "import os, signal, sys, time; from rljob_worker.driver.stop import StopSignal\n"
     "stop = StopSignal(float(sys.argv[1]), lambda: print('killed', flush=True)); stop.install()\n"
-    "os.kill(os.getpid(), {signal}); assert stop.requested.wait(5); print('asked', flush=True)\n"
+    "os.kill(os.getpid(), {signal}); assert stop.requested.wait(60); print('asked', flush=True)\n"
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,10 +57,8 @@ def model(made: dict[str, bytes], tmp_path: Path) -> Path:
 
 
 def refused(tmp_path: Path, kind: type[Exception] = UserError, **blocks: Any) -> str:
-    begun = time.monotonic()
     with pytest.raises(kind) as error:
         read_inputs(spec_of(**blocks), tmp_path / "run")
-    assert time.monotonic() - begun < 20, "on a machine that does other things too"
     return str(error.value)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from environment_hosts import MakeHosts, place_of
+from support.children import children as children
 
 from rljob_worker.environments.hosts import Deadlines, EnvironmentHosts
 from rljob_worker.environments.load import Source

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from environment_hosts import MakeHosts, case
+from support.children import Children
 
 from rljob_worker.environments.base import Answer, Began, EnvironmentFailure, FailureKind, Reset, Step, Stepped
 from rljob_worker.environments.episodes import EpisodeEnvironment
@@ -29,12 +29,8 @@ def texts(answers: dict[int, Answer]) -> dict[int, str]:
     return {key: one.text if isinstance(one, EnvironmentFailure) else one.observation for key, one in answers.items()}
 
 
-def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
-
-
 def test_episodes_share_processes_and_answer_each_for_itself(
-    make_hosts: MakeHosts, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    make_hosts: MakeHosts, children: Children, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hosts = make_hosts(case("Counting", length=2, folder=str(tmp_path)), processes=2, per_process=3)
     for key in range(6):
@@ -49,7 +45,7 @@ def test_episodes_share_processes_and_answer_each_for_itself(
     assert texts(began) == {key: f"seed {10 + key} {'[' + repr('row') + ']' if key == 5 else '[]'}" for key in range(6)}
     assert began[0] == Began("seed 10 []", {"size": 2.0})
     # Two keepers, each with a host.
-    assert len(children()) == 4
+    assert len(children(recursive=True)) == 4
     for key in range(6):
         hosts.step(key, "a")
     assert taken(hosts)[3] == Stepped("13: 1 a", 1.0, False, False, {"steps": 1.0})
@@ -69,7 +65,7 @@ def test_episodes_share_processes_and_answer_each_for_itself(
     assert sorted(path.name for path in tmp_path.glob("closed-*")) == [
         f"closed-{n}" for n in (10, 11, 12, 13, 14, 15, 20)
     ]
-    assert not children()
+    assert not children(recursive=True)
     assert r"environment | \x1b[2Jstep of 13" in capfd.readouterr().err.splitlines()
 
 
@@ -169,13 +165,13 @@ def test_a_deadline_is_named(make_hosts: MakeHosts) -> None:
     assert hosts.counts.restarts == 2
 
 
-def test_an_idle_host_that_was_killed_is_made_anew_when_it_is_needed(make_hosts: MakeHosts) -> None:
+def test_an_idle_host_that_was_killed_is_made_anew_when_it_is_needed(make_hosts: MakeHosts, children: Children) -> None:
     hosts = make_hosts(case("Counting"))
     hosts.begin(0, 4)
     taken(hosts)
     hosts.step(0, "a")
     taken(hosts)
-    (keeper,) = psutil.Process().children()
+    (keeper,) = children()
     keeper.children()[0].kill()
     keeper.wait(20)
     hosts.step(0, "b")
@@ -235,7 +231,9 @@ def test_what_cannot_be_used_is_refused_by_name(source: Source, message: str) ->
     assert str(refused.value).startswith("environment")
 
 
-def test_what_cannot_be_used_is_refused_before_it_starts(make_hosts: MakeHosts, tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_refused_before_it_starts(
+    make_hosts: MakeHosts, children: Children, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=r"^environment\.python: .*has no method step: it needs reset and step"):
         make_hosts(case("NoStep")).start()
     (tmp_path / "leaves.py").write_text("import os\nos._exit(3)\n")
@@ -243,7 +241,7 @@ def test_what_cannot_be_used_is_refused_before_it_starts(make_hosts: MakeHosts, 
         make_hosts(Source(python="leaves.py:Game")).start()
     with pytest.raises(UserError, match=r"^environment\.python: gone\.py: there is no file "):
         make_hosts(Source(python="gone.py:Game"))
-    assert not children()
+    assert not children(recursive=True)
 
 
 def test_it_runs_confined(make_hosts: MakeHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,21 +147,21 @@ def test_the_state_waits_for_a_running_transition() -> None:
 
     def slow_pause() -> None:
         entered.set()
-        assert leave.wait(10)
+        assert leave.wait(60)
         real_pause()
 
     backend.pause = slow_pause  # type: ignore[method-assign]
     mover = threading.Thread(target=saver.pause)
     mover.start()
-    assert entered.wait(10)
+    assert entered.wait(60)
     seen: list[MemorySaverState] = []
     reader = threading.Thread(target=lambda: seen.append(saver.state))
     reader.start()
     reader.join(0.1)
     assert seen == []
     leave.set()
-    reader.join(10)
-    mover.join(10)
+    reader.join(60)
+    mover.join(60)
     assert seen == [MemorySaverState.PAUSED]
 
 

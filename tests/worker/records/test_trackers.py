@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.ports import free_port
 from support.samples import unless_all
 
 from rljob_api import RLJobSpec
@@ -129,8 +130,7 @@ sys.stdin.read()
 @contextmanager
 def trackio_server(folder: Path) -> Iterator[tuple[str, str]]:
     """Trackio's own server: address and token. A closed standard input ends it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "TRACKIO_DIR": str(folder)}
     command = [PYTHON, "-P", "-c", SERVER, str(port)]
     pipe = subprocess.PIPE

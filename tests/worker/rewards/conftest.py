@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from reward_cases import WORDS, Make, make_spec
+from support.children import children as children
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 

@@ -41,7 +41,7 @@ def samples_of(spec: RLJobSpec, texts: list[str], uid: str = "data/0", label: st
     return samples
 
 
-def soon(seconds: float = 30) -> float:
+def soon(seconds: float = 60) -> float:
     return time.monotonic() + seconds
 
 
@@ -49,7 +49,7 @@ def scores(runner: RewardRunner, spec: RLJobSpec, texts: list[str]) -> list[floa
     return [result.score for result in runner.score(samples_of(spec, texts), soon())]
 
 
-def gone(pid: int, seconds: float = 5) -> bool:
+def gone(pid: int, seconds: float = 60) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from reward_cases import Make, gone, make_spec, samples_of, scores, soon
+from support.children import Children
 from transformers import PreTrainedTokenizerBase
 
 from rljob_worker.confined import landlock
@@ -147,13 +148,15 @@ def test_a_reward_sees_no_secret_of_the_driver(
         ("forks", "it had started more than 64 processes"),
     ],
 )
-def test_a_reward_that_takes_too_much_is_ended_alone(make_runner: Make, function: str, message: str) -> None:
+def test_a_reward_that_takes_too_much_is_ended_alone(
+    make_runner: Make, children: Children, function: str, message: str
+) -> None:
     runner, spec = hostile(make_runner, function, memory="256Mi", timeoutSeconds=60)
     with pytest.raises(RewardError, match=message):
         runner.score(samples_of(spec, ["b"]), soon(60))
     assert scores(runner, spec, ["a"]) == [1.0]
     runner.close()
-    assert not [p for p in psutil.Process().children(recursive=True) if "hostile" in " ".join(p.cmdline())]
+    assert not children(recursive=True)
 
 
 @pytest.mark.parametrize(("function", "message"), [("opens", "Too many open files"), ("writes", "File too large")])
@@ -212,13 +215,13 @@ def test_what_it_prints_is_bounded(make_runner: Make, capfd: pytest.CaptureFixtu
 
 
 def test_what_it_prints_is_shown_and_not_obeyed(
-    workdir: Path, tokenizer: PreTrainedTokenizerBase, capfd: pytest.CaptureFixture[str]
+    workdir: Path, tokenizer: PreTrainedTokenizerBase, children: Children, capfd: pytest.CaptureFixture[str]
 ) -> None:
     spec = make_spec({"python": "hostile_rewards_for_test:prints"})
     runner = RewardRunner(spec, tokenizer, workdir=workdir, processes=1)
     assert scores(runner, spec, ["a"]) == [1.0]
     # A keeper that is slow finds output and its order to end at once.
-    (keeper,) = psutil.Process().children()
+    (keeper,) = children()
     keeper.suspend()
     assert scores(runner, spec, ["a"]) == [1.0]
     Timer(0.3, keeper.resume).start()
@@ -243,7 +246,9 @@ def test_what_it_prints_is_shown_while_it_goes_on(make_runner: Make, capfd: pyte
 @pytest.mark.parametrize("response", ["a", "b"])
 def test_a_grandchild_in_a_session_of_its_own_ends_with_it(make_runner: Make, workdir: Path, response: str) -> None:
     (workdir / "left.pid").unlink(missing_ok=True)
-    runner, spec = hostile(make_runner, "leaves", timeoutSeconds=3, onError="Score")
+    # It starts two programs before it is late for the second response.
+    seconds = 60 if response == "a" else 5
+    runner, spec = hostile(make_runner, "leaves", timeoutSeconds=seconds, onError="Score")
     assert scores(runner, spec, [response]) == [1.0 if response == "a" else 0.0]
     left = int((workdir / "left.pid").read_text())
     if response == "a":

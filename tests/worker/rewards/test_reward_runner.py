@@ -315,7 +315,7 @@ def test_a_label_that_cannot_be_matched_follows_the_policy(make_runner: Make) ->
 def test_a_catastrophic_regex_does_not_hang_the_job(make_runner: Make) -> None:
     runner, spec = make_runner(name="regex", args={"pattern": "(?:(?:a )+)+$"}, timeoutSeconds=1)
     with pytest.raises(RewardError, match=r"sample 1 failed: no result within reward\.timeoutSeconds"):
-        runner.score(samples_of(spec, ["a", "a " * 40 + "b"]), soon(10))
+        runner.score(samples_of(spec, ["a", "a " * 40 + "b"]), soon())
 
 
 def test_the_callers_deadline_holds(make_runner: Make, tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_results_are_taken_as_they_come_each_with_its_sample(make_runner: Make) 
 
 
 def take_until_it_fails(runner: RewardRunner) -> None:
-    for _ in range(200):
+    for _ in range(1200):
         runner.take(0.05, 30.0)
 
 
@@ -365,7 +365,7 @@ def test_after_a_failure_the_next_round_is_clean(make_runner: Make) -> None:
     assert scores(runner, spec, ["a", "c"]) == [1.0, 1.0]
     # A call of the failed round may still be running; after it nothing counts as busy.
     runner.take_busy_seconds()
-    deadline = soon(10)
+    deadline = soon(60)
     while time.monotonic() < deadline:
         time.sleep(0.1)
         if runner.take_busy_seconds() == 0.0:

@@ -49,7 +49,7 @@ def test_a_result_that_comes_while_others_are_taken_is_taken_then_or_next(visit:
     seen = EndsWhenSeen(ScoreCall(sample, part, time.monotonic()), calls, visit)
     calls.begin([seen])
     taken = [one for _ in range(4) for one in calls.take(0.01, 60.0)]
-    seen.ending.join(10)
+    seen.ending.join(60)
     taken += calls.take(0.01, 60.0)
     assert [result.score for _, result in taken] == [1.0]
     assert calls.outstanding == 0

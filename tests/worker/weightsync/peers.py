@@ -152,7 +152,7 @@ class ProcessPeer:
     def kill(self) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGKILL)
-        self.process.join(10)
+        self.process.join(60)
 
     def stop(self) -> None:
         if self.process.is_alive():

