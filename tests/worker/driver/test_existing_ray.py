@@ -56,15 +56,6 @@ def failed(cluster: RayCluster, submission: str, seconds: float = 120) -> tuple[
     return info["driver_exit_code"], cluster.logs(submission)
 
 
-def test_a_device_that_is_not_built_is_refused(cluster: RayCluster, tmp_path: Path) -> None:
-    job = manifest(tmp_path, resources={"profile": "ascend-a2", "nodes": 2, "devicesPerNode": 1})
-    cluster.submit(job, tmp_path / "run", "npu")
-    code, logs = failed(cluster, "npu")
-    assert code == ExitCode.USER_ERROR
-    assert "rljob: spec.resources.profile: 'ascend-a2' cannot be used here: torch_npu is not installed" in logs
-    assert not (tmp_path / "run").exists()
-
-
 def test_too_few_nodes_are_waited_for_and_listed(cluster: RayCluster, tmp_path: Path) -> None:
     timeouts = {"startSeconds": 3, "phaseSeconds": 60}
     job = manifest(tmp_path, **SPEC, resources=resources(2, 2), timeouts=timeouts)

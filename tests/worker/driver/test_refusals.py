@@ -84,6 +84,13 @@ def test_responses_that_leave_no_room_for_prompts(tmp_path: Path, capsys: pytest
     assert "spec.rollout.maxResponseTokens" in refused(capsys, "run", job, "--output", tmp_path / "run")
 
 
+def test_a_device_without_its_library(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = manifest(tmp_path, resources={"profile": "ascend-a2", "devicesPerNode": 1})
+    message = refused(capsys, "run", job, "--output", tmp_path / "run")
+    assert "rljob: spec.resources.profile: 'ascend-a2' cannot be used here: torch_npu is not installed" in message
+    assert not (tmp_path / "run").exists()
+
+
 def test_refused_run_leaves_the_folder_free(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = manifest(tmp_path, data={"path": str(tmp_path / "absent.jsonl")})
     refused(capsys, "run", bad, "--output", tmp_path / "run")
