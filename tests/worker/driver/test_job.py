@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -169,8 +170,8 @@ def test_a_stop_during_an_evaluation_loses_neither_it_nor_the_step(tmp_path: Pat
     few = {"name": "few", "synthetic": {"rows": 8, "seed": 5}, "samplesPerPrompt": 2, "passAt": [2], "maxPrompts": 2}
     one = {"name": "one", "synthetic": {"rows": 3}}
     held_out = {"everySteps": 100, "temperature": 1, "sets": [few, one], "atStart": True}
-    code = "def score(response, **_):\n    return {'score': len(response) % 3, 'long': len(response) > 4, '$': 1}\n"
-    (tmp_path / "my_parts.py").write_text(code)
+    score = "{'score': sum(map(ord, response)) % 7 / 3, 'long': len(response) > 4, '$': 1}"
+    (tmp_path / "my_parts.py").write_text(f"def score(response, **_):\n    return {score}\n")
     job = manifest(
         tmp_path,
         steps=2,
@@ -203,6 +204,35 @@ def test_a_stop_during_an_evaluation_loses_neither_it_nor_the_step(tmp_path: Pat
         *("eval/few", "eval/few/truncated_ratio", "eval/few/pass@2"),
         *("eval/one", "eval/one/truncated_ratio", "eval/one/pass@1"),
     }
+    _evaluated_again(job, tmp_path / "run", {name: last["metrics"][name] for name in evaluated})
+
+
+def _evaluated_again(job: Path, run_folder: Path, expected: dict[str, float]) -> None:
+    """`rljob eval` gives a checkpoint the scores of its run, to the bit, with engines alone."""
+    folder = job.parent / "evaluated"
+    code, output = run("eval", job, "--checkpoint", run_folder, "--step", "2", "--output", folder)
+    assert code == 0, output
+    few, one = json.loads((folder / "evaluation.json").read_text())["sets"]
+    assert expected == {
+        "eval/few": few["mean"],
+        "eval/few/truncated_ratio": few["truncated"],
+        "eval/few/pass@2": few["pass_at"]["2"],
+        "eval/one": one["mean"],
+        "eval/one/truncated_ratio": one["truncated"],
+        "eval/one/pass@1": one["pass_at"]["1"],
+    }
+    assert (few["prompts"], few["responses"], one["prompts"], one["responses"]) == (2, 4, 3, 3)
+    assert few["parts"].keys() == {"long", "$"}
+    assert {path.stem for path in (folder / "logs").glob("*.log")} == {"engine-0"}
+    assert sorted(entry.name for entry in job.parent.iterdir() if "weights" in entry.name) == []
+    trajectories = folder / "trajectories" / "step-000000.jsonl.gz"
+    rows = [json.loads(line) for line in gzip.decompress(trajectories.read_bytes()).splitlines()]
+    assert [row["source"] for row in rows] == ["few"] * 4 + ["one"] * 3
+    assert len({row["reward"] for row in rows}) > 1
+    assert "Worst and best samples of few" in (folder / "report.html").read_text()
+    code, output = run("score", job, "--responses", trajectories)
+    assert code == 0, output
+    assert "as recorded in the run: 4 of 4" in output
 
 
 def test_a_bit_flipped_after_landing_is_caught_by_the_probe_and_fails_the_step(tmp_path: Path) -> None:

@@ -58,6 +58,12 @@ class Found:
     passed_over: Sequence[PassedOver] = ()
 
 
+def step_of_folder(folder: Path) -> int | None:
+    """The step of a checkpoint by its folder's name; None where it has the name of none."""
+    match = _NAME.fullmatch(folder.name)
+    return None if match is None else int(match[1])
+
+
 def checkpoint_root(run_folder: Path, given: str | None) -> Path:
     """Where the checkpoints of a run are: `spec.checkpoint.path` where it is given."""
     return Path(given) if given else run_folder / "checkpoints"

@@ -66,6 +66,27 @@ def _chosen(arguments: argparse.Namespace, spec: dict[str, Any], store: Checkpoi
     return found
 
 
+def export_found(found: Found, run_folder: Path, spec: dict[str, Any], target: Path) -> None:
+    """Write a run's checkpoint as a Hugging Face folder.
+
+    Args:
+        found: the checkpoint.
+        run_folder: of the run.
+        spec: the run's job, as `run.json` has it.
+        target: folder to write; must hold no weights yet.
+    """
+    from rljob_api.spec import ModelSpec, RolloutSpec
+    from rljob_worker.driver.inputs import MODEL_FOLDER, checkpoint_folder
+    from rljob_worker.trainer.export import export_checkpoint, format_of
+
+    rollout = RolloutSpec.model_validate(spec["rollout"])
+    own = run_folder / MODEL_FOLDER
+    beginning = None
+    if format_of(found.folder, own).untrained:
+        beginning = checkpoint_folder(ModelSpec.model_validate(spec["model"]))
+    export_checkpoint(found.folder, own, target, found.state.world_size, rollout, beginning)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Export the checkpoint."""
     from rljob_worker.data.hub import check_push, push_folder
@@ -83,22 +104,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--public: only with --push-to")
     found = _chosen(arguments, spec, store)
     say(found)
+    export_found(found, arguments.folder, spec, arguments.to)
     # Only now what takes seconds to import.
     from rljob_api.safe_text import visible_line
-    from rljob_api.spec import ModelSpec, RolloutSpec
-    from rljob_worker.driver.inputs import MODEL_FOLDER, checkpoint_folder
-    from rljob_worker.trainer.export import export_checkpoint, format_of
 
-    rollout = RolloutSpec.model_validate(spec["rollout"])
-    own = arguments.folder / MODEL_FOLDER
-    beginning = None
-    if format_of(found.folder, own).untrained:
-        beginning = checkpoint_folder(ModelSpec.model_validate(spec["model"]))
-    state = found.state
-    export_checkpoint(found.folder, own, arguments.to, state.world_size, rollout, beginning)
-    print(f"step {state.step} exported to {arguments.to}")
+    step = found.state.step
+    print(f"step {step} exported to {arguments.to}")
     if arguments.push_to is not None:
-        message = f"{run_of.name}: step {state.step}"
+        message = f"{run_of.name}: step {step}"
         url = push_folder(arguments.to, arguments.push_to, message, private=not arguments.public)
         print(f"pushed to {visible_line(url)}")
     return 0

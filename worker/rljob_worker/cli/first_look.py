@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from rljob_api import RLJob
+from rljob_api.derived import NodeGroup
 from rljob_worker.checkpoints.reader import Checkpoints
 from rljob_worker.checkpoints.run_folder import folder_error
 from rljob_worker.cli.model_folder import check_model_folder, local_folder
@@ -26,7 +28,15 @@ from rljob_worker.records.run_files import read_run
 from rljob_worker.rewards.source_check import check_sources
 
 
-def look_first(job: RLJob, output: Path, resume: str | None, *, on_this_machine: bool) -> None:
+def look_first(
+    job: RLJob,
+    output: Path,
+    resume: str | None,
+    *,
+    on_this_machine: bool,
+    model: bool = True,
+    groups: Sequence[NodeGroup] | None = None,
+) -> None:
     """Refuse paths of the manifest and the command line that lead nowhere, or to what they should not.
 
     Args:
@@ -34,6 +44,8 @@ def look_first(job: RLJob, output: Path, resume: str | None, *, on_this_machine:
         output: its run folder.
         resume: as given on the command line.
         on_this_machine: its processes run here, not on the nodes of a Ray cluster.
+        model: whether `spec.model` is used.
+        groups: what its nodes hold; None: trainers and engines.
 
     Raises:
         UserError: naming field or option.
@@ -48,11 +60,11 @@ def look_first(job: RLJob, output: Path, resume: str | None, *, on_this_machine:
     check_layout(spec)
     if on_this_machine:
         check_library(spec)
-        check_processes(spec, len(os.sched_getaffinity(0)), HostMemory().info().total)
+        check_processes(spec, len(os.sched_getaffinity(0)), HostMemory().info().total, groups)
     check_trackers(spec)
     check_port(spec.records.http_host, spec.records.http_port)
     check_engine_arguments(list(spec.rollout.engine_args))
-    folder = local_folder(spec.model)
+    folder = local_folder(spec.model) if model else None
     if folder is not None:
         check_model_folder(folder, spec)
     for field, source in data_sources(spec) + evaluation_sources(spec):

@@ -39,6 +39,7 @@ COMMANDS = (
     "run",
     "validate",
     "score",
+    "eval",
     "env",
     "plan",
     "doctor",

@@ -63,6 +63,18 @@ def read_manifest(arguments: argparse.Namespace) -> RLJob:
         raise UserError(str(error)) from None
 
 
+def without_outlets(job: RLJob) -> RLJob:
+    """The job without what it tells others, and without a run's own checkpoints, which stay as they are."""
+    own = {"trackers": [], "tensorboard": False, "http_port": None, "journal": False, "otlp": None}
+    spec = job.spec.model_copy(
+        update={
+            "records": job.spec.records.model_copy(update=own),
+            "checkpoint": job.spec.checkpoint.model_copy(update={"path": None}),
+        }
+    )
+    return job.model_copy(update={"spec": spec})
+
+
 def close_standard_input() -> None:
     """Leave nothing to read there: no library may ask, behind the progress, for leave to do what RLJob does not do."""
     with open(os.devnull) as nothing:

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rljob_worker.cli.manifest import folder_name
+from rljob_worker.cli.manifest import folder_name, without_outlets
 from rljob_worker.cli.trust import add_trust_argument, checkpoints_of, say
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = arguments.output or Path(tempfile.mkdtemp(prefix="rljob-replay-"))
     with RunProgress(Console(stderr=False), len(plan.trained)) as progress:
         outcome = run_job(
-            _alone(job),
+            without_outlets(job),
             output,
             resume=False,
             on_record=lambda record: None,
@@ -105,18 +105,6 @@ def _job(manifest: object) -> RLJob:
         return RLJob.model_validate(manifest)
     except ValidationError as error:
         raise UserError(f"run.json: the job in it is not one of this version of RLJob: {error}") from None
-
-
-def _alone(job: RLJob) -> RLJob:
-    """The job without what it tells others, and without the run's own checkpoints, which stay as they are."""
-    own = {"trackers": [], "tensorboard": False, "http_port": None, "journal": False}
-    spec = job.spec.model_copy(
-        update={
-            "records": job.spec.records.model_copy(update=own),
-            "checkpoint": job.spec.checkpoint.model_copy(update={"path": None}),
-        }
-    )
-    return job.model_copy(update={"spec": spec})
 
 
 def _told(plan: Plan, found: Comparison) -> str:

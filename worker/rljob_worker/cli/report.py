@@ -39,9 +39,15 @@ def _steps(text: str) -> range:
 
 def run(arguments: argparse.Namespace) -> int:
     """Draw the report."""
-    from rljob_worker.records.run_files import require_run_folder
+    from rljob_worker.records.run_files import EVALUATION_FILE, require_run_folder
 
     require_run_folder(arguments.folder)
+    if (arguments.folder / EVALUATION_FILE).is_file():
+        from rljob_worker.report.evaluation import evaluation_text, read_evaluation, write_evaluation_page
+
+        print(evaluation_text(read_evaluation(arguments.folder)))
+        print(f"report  {write_evaluation_page(arguments.folder)}")
+        return 0
     # Only now what takes seconds to import.
     from rljob_worker.report.build import build_report
     from rljob_worker.report.table import phase_table_text

@@ -115,9 +115,11 @@ def _score(spec: RLJobSpec, file: Path | None, rows: int | None) -> list[tuple[R
         from rljob_worker.cli.counted_progress import CountedProgress
         from rljob_worker.cli.score_responses import Data
         from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
+        from rljob_worker.driver.preflight import apply_environment
         from rljob_worker.rewards.runner import RewardRunner
         from rljob_worker.rewards.trial import never_failing, score_all
 
+    apply_environment(spec)
     counted = never_failing(spec)
     with tempfile.TemporaryDirectory(prefix="rljob-score-") as folder:
         with waiting_for("the tokenizer of spec.model"):

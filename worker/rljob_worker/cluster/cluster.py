@@ -25,7 +25,7 @@ from rljob_worker.cluster.elastic import Elastic, network_route
 from rljob_worker.cluster.groups import Group, Process
 from rljob_worker.cluster.nodes import Nodes
 from rljob_worker.cluster.phase_calls import PhaseCalls
-from rljob_worker.cluster.placement import Placement, reserve_devices
+from rljob_worker.cluster.placement import Placement, engines_alone, reserve_devices
 from rljob_worker.cluster.processes import ON_A_CLUSTER, Place, Processes
 from rljob_worker.cluster.roles import ENGINE, ONLOOKER, TRAINER
 from rljob_worker.devices.kinds import device_kind
@@ -56,6 +56,7 @@ class Cluster:
         model_folder: Hugging Face folder with the starting weights, likewise.
         checkpoints: folder of the checkpoints, likewise.
         on_change: told of engines that are lost, join and leave, as an event with what is to be said of it.
+        trains: whether there are trainers; False: engines alone, which keep the weights of `model_folder`.
     """
 
     def __init__(
@@ -65,8 +66,11 @@ class Cluster:
         model_folder: Path,
         checkpoints: Path,
         on_change: Callable[..., None] = lambda event, **about: None,
+        *,
+        trains: bool = True,
     ) -> None:
         self.spec = spec
+        self._groups = derived.node_groups(spec) if trains else engines_alone(spec)
         self._model_folder = model_folder
         self._checkpoints = checkpoints
         self._made = Processes(spec, run_folder)
@@ -74,7 +78,8 @@ class Cluster:
         self._placement: Placement | None = None
         self._nodes: Nodes | None = None
         self._kind = device_kind(spec.resources)
-        self._shares_devices = not derived.divides_devices(spec)
+        self._trains = trains
+        self._shares_devices = trains and not derived.divides_devices(spec)
         self.engines_sleep_first = self._shares_devices and self._kind.ray_resource is not None
         """Whether engines are asleep after `start`."""
         self._on_change = on_change
@@ -101,7 +106,7 @@ class Cluster:
         embedded = scratch is not None
         self._made.logs.mkdir(parents=True, exist_ok=True)
         seconds = self.spec.timeouts.start_seconds
-        placement = self._placement = reserve_devices(self.spec, stop, more_may_join=not embedded)
+        placement = self._placement = reserve_devices(self.spec, stop, more_may_join=not embedded, groups=self._groups)
         nodes = self._nodes = Nodes(placement, scratch, ON_A_CLUSTER)
         self._made.use(nodes, embedded, hidden)
         folders = nodes.folders(seconds)
@@ -176,7 +181,7 @@ class Cluster:
         their own, or the job wants them to go through a folder."""
         own_memory = derived.divides_devices(self.spec) and self._kind.ray_resource is not None
         through_folder = self.spec.weight_sync.transport is WeightTransport.DISK
-        return derived.has_nodes_apart(self.spec) or own_memory or through_folder
+        return self._trains and (derived.has_nodes_apart(self.spec) or own_memory or through_folder)
 
     def _visible_devices(self, calls: Calls, placement: Placement) -> dict[int, str]:
         """What Ray shows a process on each of the job's devices; empty where CPUs stand for devices.

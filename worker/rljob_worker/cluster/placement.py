@@ -62,8 +62,11 @@ class Placement:
     """What each node holds."""
 
     def trainers(self, training: TrainingSpec) -> list[int]:
-        """The job's device that each trainer runs on, by rank, as `ParallelLayout.nodes` deals them."""
+        """The job's device that each trainer runs on, by rank, as `ParallelLayout.nodes` deals them; empty for engines
+        alone."""
         devices = [device for first, own in self._each() for device in range(first, first + own.trainers)]
+        if not devices:
+            return []
         layout = ParallelLayout.of_training(training, len(devices))
         ranks = chain.from_iterable(layout.nodes(max(own.trainers for own in self.holds)))
         return [device for _, device in sorted(zip(ranks, devices, strict=True))]
@@ -96,6 +99,15 @@ class Placement:
         """For each node its first device and what it holds."""
         firsts = accumulate((own.devices for own in self.holds), initial=0)
         return list(zip(firsts, self.holds, strict=False))
+
+
+def engines_alone(spec: RLJobSpec) -> tuple[NodeGroup, ...]:
+    """The job's nodes with the devices of its engines and no trainers."""
+    return tuple(
+        replace(own, devices=own.engine_devices, trainers=0, first_engine_device=0)
+        for own in derived.node_groups(spec)
+        if own.engine_devices
+    )
 
 
 def bundle_cpus(spec: RLJobSpec) -> int:
@@ -150,12 +162,12 @@ def idle_first(
     return sorted(nodes, key=busy)
 
 
-def _candidates(spec: RLJobSpec) -> list[tuple[NodeGroup, list[Node]]]:
-    """For each group of the job the nodes that can hold it, idle ones first; no node for two of them."""
+def _candidates(spec: RLJobSpec, groups: Sequence[NodeGroup]) -> list[tuple[NodeGroup, list[Node]]]:
+    """For each group the nodes that can hold it, idle ones first; no node for two of them."""
     table, available = ray.nodes(), available_resources_per_node()
     taken: set[str] = set()
     found = []
-    for own in derived.node_groups(spec):
+    for own in groups:
         able = [node for node in capable_nodes(spec, own, table) if node.id not in taken]
         able = idle_first(spec, own, able, available)
         taken |= {node.id for node in able[: own.nodes]}
@@ -163,28 +175,37 @@ def _candidates(spec: RLJobSpec) -> list[tuple[NodeGroup, list[Node]]]:
     return found
 
 
-def reserve_devices(spec: RLJobSpec, stop: threading.Event, *, more_may_join: bool) -> Placement:
+def reserve_devices(
+    spec: RLJobSpec, stop: threading.Event, *, more_may_join: bool, groups: Sequence[NodeGroup] | None = None
+) -> Placement:
     """Reserve the devices of each of the job's nodes, waiting for nodes that have yet to join.
 
     Where the job may begin with fewer nodes with engines than it wants, the others are waited for a moment only.
+
+    Args:
+        spec: the job.
+        stop: set when the job was asked to stop.
+        more_may_join: whether nodes may join yet.
+        groups: what its nodes hold; None: trainers and engines.
 
     Raises:
         UserError: no node can join, and those that are there have too few devices.
         JobError: they are not to be had within `timeouts.startSeconds`; says which nodes there are.
         StopRequested: the job was asked to stop meanwhile.
     """
+    groups = derived.node_groups(spec) if groups is None else groups
     deadline = time.monotonic() + spec.timeouts.start_seconds
     others_until = time.monotonic() + _CHOICE_SECONDS
     while True:
-        candidates = _candidates(spec)
+        candidates = _candidates(spec, groups)
         chosen = [(own, node) for own, able in candidates for node in able[: own.nodes]]
-        complete = len(chosen) == derived.nodes(spec)
+        complete = len(chosen) == sum(own.nodes for own in groups)
         enough = all(len(able) >= derived.node_bounds(spec, own)[0] for own, able in candidates)
         if complete or not enough:
             others_until = time.monotonic() + _CHOICE_SECONDS
         enough = complete or (enough and time.monotonic() >= others_until)
         if not enough and not more_may_join:
-            raise UserError(_lack(spec, ray.nodes()))
+            raise UserError(_lack(spec, groups[0], ray.nodes()))
         if enough:
             holds, nodes = tuple(own for own, _ in chosen), tuple(node for _, node in chosen)
             group = _group(spec, chosen)
@@ -197,7 +218,7 @@ def reserve_devices(spec: RLJobSpec, stop: threading.Event, *, more_may_join: bo
         if stop.is_set():
             raise StopRequested
         if time.monotonic() > deadline:
-            raise JobError(_shortage(spec, ray.nodes()))
+            raise JobError(_shortage(spec, groups, ray.nodes()))
         stop.wait(_POLL_SECONDS)
 
 
@@ -234,18 +255,18 @@ def _reserved(group: PlacementGroup, nodes: Sequence[Node], stop: threading.Even
     return True
 
 
-def _shortage(spec: RLJobSpec, table: Sequence[NodeTable]) -> str:
-    wanted = " and ".join(f"{own.nodes} node(s) with {_wanted(spec, own)} each" for own in derived.node_groups(spec))
+def _shortage(spec: RLJobSpec, groups: Sequence[NodeGroup], table: Sequence[NodeTable]) -> str:
+    wanted = " and ".join(f"{own.nodes} node(s) with {_wanted(spec, own)} each" for own in groups)
     return (
         f"start: {wanted} (spec.resources) were not to be had within {spec.timeouts.start_seconds:g} s "
         f"(spec.timeouts.startSeconds); the Ray cluster's nodes: {_there(spec, table)}"
     )
 
 
-def _lack(spec: RLJobSpec, table: Sequence[NodeTable]) -> str:
+def _lack(spec: RLJobSpec, own: NodeGroup, table: Sequence[NodeTable]) -> str:
     variable = device_kind(spec.resources).visible_variable
     shown = f" ({variable}={os.environ[variable]} in this shell)" if variable and variable in os.environ else ""
-    wanted = _wanted(spec, derived.node_groups(spec)[0])
+    wanted = _wanted(spec, own)
     return f"spec.resources.devicesPerNode: the job needs {wanted}; this machine is {_there(spec, table)}{shown}"
 
 

@@ -33,8 +33,14 @@ MODEL_FOLDER = "model"
 _MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
-def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
-    """Model, tokenizer, data and rewards, each checked; a random model and its tokenizer are made in the run folder."""
+def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
+    """Model, tokenizer, data and rewards, each checked; a random model and its tokenizer are made in the run folder.
+
+    Args:
+        spec: the job.
+        folder: its run folder.
+        saves: whether there will be checkpoints, which need room.
+    """
     private = [folder, checkpoint_root(folder, spec.checkpoint.path)]
     own = folder / MODEL_FOLDER
     if spec.model.path is not None and (here := Path(spec.model.path).expanduser()).is_dir():
@@ -68,7 +74,8 @@ def read_inputs(spec: RLJobSpec, folder: Path) -> Inputs:
                 f"spec.model.path: the tokenizer has {len(tokenizer)} tokens, the model's embedding {model.vocab_size} "
                 "(vocab_size of its config.json): they are not of one model"
             )
-    check_room(spec, folder, checkpoint_bytes(model, spec.training.precision))
+    if saves:
+        check_room(spec, folder, checkpoint_bytes(model, spec.training.precision))
     length = max_model_length(spec, model)
     limit = _room_for_prompts(length, "spec.rollout.maxResponseTokens", spec.rollout.max_response_tokens)
     evaluation_limit = limit

@@ -152,6 +152,20 @@ class Job(ABC, Generic[H]):
             self.recovery.save_before_leaving()
         return reason
 
+    def goal(self) -> str:
+        """What it does once it is ready, for people."""
+        return f"continuing after step {self.progress.step}" if self.progress.step else "training"
+
+    def done(self) -> str:
+        """What it did, for people."""
+        return f"{self.progress.step} steps done"
+
+    def stopped(self) -> str:
+        """Save what a stop request may not lose; returns what became of it, for people."""
+        saved = self.recovery.save_before_leaving() if self.ready else None
+        what = f"saved {saved.name}" if saved else f"nothing new to save after step {self.progress.step}"
+        return f"{what}; --resume continues"
+
     def stopping(self) -> bool:
         """Whether the job was asked to stop."""
         return self._stop.is_set()

@@ -9,10 +9,13 @@ import importlib.util
 import os
 import shutil
 import socket
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rljob_api import RLJobSpec, derived
+from rljob_api.derived import NodeGroup
 from rljob_api.profiles import PROFILES
 from rljob_api.roles import COMPUTE_VARIABLE
 from rljob_api.rules.pods import PROCESS_BYTES, too_many_processes
@@ -22,6 +25,16 @@ from rljob_worker.records.trackers.packages import python_with
 
 _ROOM_FOR = 2
 """Checkpoints: a new one is written whole before the oldest is deleted."""
+
+
+def apply_environment(spec: RLJobSpec) -> None:
+    """Give this process, and the reward processes it starts, the manifest's variables and Python path."""
+    os.environ.update(spec.environment.variables)
+    paths = [str(Path(path).expanduser()) for path in spec.environment.python_path]
+    sys.path[:0] = paths
+    if paths:
+        inherited = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, inherited] if inherited else paths)
 
 
 def check_port(host: str, port: int | None) -> None:
@@ -76,20 +89,21 @@ def check_library(spec: RLJobSpec) -> None:
     )
 
 
-def check_processes(spec: RLJobSpec, cores: int, memory: int) -> None:
+def check_processes(spec: RLJobSpec, cores: int, memory: int, groups: Sequence[NodeGroup] | None = None) -> None:
     """Refuse more processes than this machine can run, where its CPU stands for devices.
 
     Args:
         spec: the job, of one node.
         cores: of this machine, that this process may use.
         memory: bytes of this machine.
+        groups: what its node holds; None: trainers and engines.
 
     Raises:
         UserError: with both numbers.
     """
     if PROFILES[spec.resources.profile].has_devices and os.environ.get(COMPUTE_VARIABLE) != "cpu":
         return
-    (group,) = derived.node_groups(spec)
+    (group,) = derived.node_groups(spec) if groups is None else groups
     field = "spec.resources." + ("rollout.devicesPerNode" if derived.divides_devices(spec) else "devicesPerNode")
     if wrong := too_many_processes(group, spec.rollout.tensor_parallel, cores):
         raise UserError(f"{field}: {wrong[0]}; allowed: {wrong[1]}")

@@ -34,7 +34,7 @@ from rljob_worker.driver.inputs import read_inputs
 from rljob_worker.driver.job import Job, Surroundings
 from rljob_worker.driver.loops import LOOPS
 from rljob_worker.driver.outcome import Outcome, conclude, failed, with_all_records
-from rljob_worker.driver.preflight import check_layout, check_port, check_trackers
+from rljob_worker.driver.preflight import apply_environment, check_layout, check_port, check_trackers
 from rljob_worker.driver.stop import StopSignal
 from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.host.files import WriteFailures
@@ -68,6 +68,7 @@ def run_job(
     on_record: Sink,
     on_event: Callable[[str], None],
     loop: Callable[[Surroundings], Job[Any]] | None = None,
+    engines_alone: bool = False,
 ) -> Outcome:
     """Run a validated job in a run folder.
 
@@ -79,11 +80,12 @@ def run_job(
         on_record: called with each step's record.
         on_event: called with a sentence about what the job is doing.
         loop: what is done with its processes; None: that of its mode.
+        engines_alone: start no trainers; nothing is saved then.
 
     Raises:
         UserError: model, data, reward or run folder are not what the manifest says; nothing was started.
     """
-    _apply_environment(job.spec)
+    apply_environment(job.spec)
     try:
         check_profile(job.spec.resources.profile.value)
     except ValueError as error:
@@ -102,7 +104,7 @@ def run_job(
             on_event(f"other users of this machine can read {' and '.join(map(str, seen))} (chmod 700 shuts them out)")
         on_event("reading model, tokenizer and data")
         try:
-            inputs = read_inputs(job.spec, folder.path)
+            inputs = read_inputs(job.spec, folder.path, saves=not engines_alone)
             _check_same_data(folder, inputs)
             inputs.labels.run()
             if folder.attempt == 1:
@@ -114,13 +116,15 @@ def run_job(
         failures = WriteFailures()
         log = StepLog(folder.path, failures, folder.check)
         stack.callback(log.close)
-        outcome = _run(job, loop or LOOPS[job.spec.mode], folder, inputs, log, failures, address, on_record, on_event)
+        made = loop or LOOPS[job.spec.mode]
+        outcome = _run(job, made, engines_alone, folder, inputs, log, failures, address, on_record, on_event)
         return conclude(outcome, folder, inputs, log, failures)
 
 
 def _run(
     manifest: RLJob,
     loop: Callable[[Surroundings], Job[Any]],
+    engines_alone: bool,
     folder: RunFolder,
     inputs: Inputs,
     log: StepLog,
@@ -162,7 +166,8 @@ def _run(
         early_stop = EarlyStop(spec.early_stop, earlier)
         writer = RecordWriter(folder.path, log, folder.attempt, sinks, trackers.samples, early_stop)
         checkpoints = folder.checkpoints(lambda steps: _best_of(spec.checkpoint, log, steps))
-        cluster = Cluster(spec, folder.path, inputs.model_folder, checkpoints.root, events.write)
+        model = inputs.model_folder
+        cluster = Cluster(spec, folder.path, model, checkpoints.root, events.write, trains=not engines_alone)
         stop = StopSignal(spec.checkpoint.grace_seconds, cluster.kill)
         ray_watch = stack.enter_context(RayWatch(lambda lost: _end_without_ray(events, lost)).running())
         calls = Calls(
@@ -201,7 +206,8 @@ def _run(
                 inputs.rewards.start()
             stack.callback(inputs.labels.close)
             inputs.labels.start(lambda what: _unreadable(events, what))
-            on_event(f"starting {derived.trainers(spec)} trainer(s) and {derived.engines(spec)} engine(s)")
+            trainers = "" if engines_alone else f"{derived.trainers(spec)} trainer(s) and "
+            on_event(f"starting {trainers}{derived.engines(spec)} engine(s)")
             outcome = with_all_records(_train(job, cluster, session, calls, stop, events, on_event), log, failures)
             # What was asked for is on disk: a request that arrives from here on has nothing to wait for.
             stop.finished()
@@ -240,7 +246,6 @@ def _train(
     on_event: Callable[[str], None],
 ) -> Outcome:
     """Start, restore, train, and obey a stop request at whatever point it arrives."""
-    ready = False
     try:
         started = time.monotonic()
         total_updates = job.spec.steps * derived.updates_per_step(job.spec)
@@ -252,19 +257,16 @@ def _train(
         session.settled()
         with waiting_for("the checkpoint, and the engines to have the trainers' weights"):
             restored = job.start()
-        ready = job.ready = True
-        where = f"continuing after step {restored}" if restored else "training"
-        on_event(f"ready after {time.monotonic() - started:.0f} s; {where}")
+        job.ready = True
+        on_event(f"ready after {time.monotonic() - started:.0f} s; {job.goal()}")
         events.write("ready", restored=restored)
         job.train()
         reason = job.end()
         early = f"; stopped early: {reason}" if reason else ""
-        return Outcome(ExitCode.OK, RunOutcome.SUCCEEDED, f"{job.progress.step} steps done{early}")
+        return Outcome(ExitCode.OK, RunOutcome.SUCCEEDED, f"{job.done()}{early}")
     except StopRequested:
-        events.write("stopping", ready=ready)
-        saved = job.recovery.save_before_leaving() if ready else None
-        what = f"saved {saved.name}" if saved else f"nothing new to save after step {job.progress.step}"
-        return Outcome(ExitCode.STOPPED, RunOutcome.STOPPED, f"stopped as asked; {what}; --resume continues")
+        events.write("stopping", ready=job.ready)
+        return Outcome(ExitCode.STOPPED, RunOutcome.STOPPED, f"stopped as asked; {job.stopped()}")
 
 
 def _best_of(spec: CheckpointSpec, log: StepLog, steps: Collection[int]) -> int | None:
@@ -318,16 +320,6 @@ def _serve(
     with failures.tolerated("the driver's address", folder / ADDRESS_FILE):
         server.start()
     return server
-
-
-def _apply_environment(spec: RLJobSpec) -> None:
-    """Give this process, and the reward processes it starts, the manifest's variables and Python path."""
-    os.environ.update(spec.environment.variables)
-    paths = [str(Path(path).expanduser()) for path in spec.environment.python_path]
-    sys.path[:0] = paths
-    if paths:
-        inherited = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, inherited] if inherited else paths)
 
 
 def _check_same_data(folder: RunFolder, inputs: Inputs) -> None:

@@ -9,6 +9,9 @@ from rljob_api.wire.run_status import RUN_FILE, RunDescription
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import MOST_RUN_BYTES, read_file
 
+EVALUATION_FILE = "evaluation.json"
+"""In a run folder of `rljob eval`: what was evaluated, and the results."""
+
 
 def read_run(folder: Path) -> RunDescription | None:
     """The content of `run.json`, or None when there is none.

@@ -44,6 +44,11 @@ def write_trajectories(
     return write_step_file(run_folder / FOLDER, step, lines, "trajectories", failures or WriteFailures())
 
 
+def write_evaluated(run_folder: Path, rows: Sequence[dict[str, Any]], failures: WriteFailures) -> Path | None:
+    """Write all responses of an evaluation without training, as step 0; the file, None where it cannot be written."""
+    return write_step_file(run_folder / FOLDER, 0, map(_without_nan, rows), "trajectories", failures)
+
+
 def trajectory_files(run_folder: Path) -> dict[int, Path]:
     """Step -> file, of the steps that have one."""
     return step_files(run_folder / FOLDER)

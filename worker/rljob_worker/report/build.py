@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 import statistics
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rljob_api import metrics as m
@@ -21,18 +19,11 @@ from rljob_worker.records.steps import effective_steps, read_steps
 from rljob_worker.records.summary import phase_table
 from rljob_worker.records.trajectories import read_trajectories, trajectory_files
 from rljob_worker.report.gantt import draw_gantt, gantt_of
+from rljob_worker.report.page import document, sample_table, table
 from rljob_worker.report.plot import plot_run
 from rljob_worker.report.text import number
 from rljob_worker.report.tokens import token_rows
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; color: #222; }
-h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem } img { max-width: 100% }
-table { border-collapse: collapse } td, th { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #ddd }
-td:first-child, th:first-child { text-align: left } td { vertical-align: top }
-td.text { text-align: left; font-family: monospace; white-space: pre-wrap; overflow-wrap: anywhere }
-"""
-_EXAMPLES = 5
 _LANE_STEPS = 5
 
 
@@ -96,23 +87,16 @@ def _page(
     lanes: str,
     folder: Path,
 ) -> str:
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">',
-            f'<head><meta charset="utf-8"/><title>{html.escape(name)}</title><style>{_STYLE}</style></head>',
-            f"<body><h1>{html.escape(name)}</h1>",
-            _table([], _facts(run, records, kept)),
-            _image(png, "reward, phase seconds, training metrics"),
-            "<h2>Phases</h2>",
-            lanes,
-            _phases(kept),
-            _tokens(kept),
-            _examples(folder),
-            "<h2>Manifest</h2>",
-            f"<pre>{html.escape(visible(json.dumps(run.job, indent=1, ensure_ascii=False)))}</pre>",
-            "</body></html>\n",
-        ]
-    )
+    parts = [
+        table([], _facts(run, records, kept)),
+        _image(png, "reward, phase seconds, training metrics"),
+        "<h2>Phases</h2>",
+        lanes,
+        _phases(kept),
+        _tokens(kept),
+        _examples(folder),
+    ]
+    return document(name, parts, run.job)
 
 
 def _image(png: Path, alt: str) -> str:
@@ -161,12 +145,12 @@ def _phases(kept: list[StepRecord]) -> str:
         ]
         for row in phase_table(kept)
     ]
-    return _table(["phase", "median ms", "p95 ms", "total s", "share", "steps"], rows)
+    return table(["phase", "median ms", "p95 ms", "total s", "share", "steps"], rows)
 
 
 def _tokens(kept: list[StepRecord]) -> str:
     rows = token_rows(kept)
-    return f"<h2>Tokens</h2>\n{_table(['sampled tokens', 'count', 'share'], rows)}" if rows else ""
+    return f"<h2>Tokens</h2>\n{table(['sampled tokens', 'count', 'share'], rows)}" if rows else ""
 
 
 def _tail(kept: list[StepRecord]) -> str:
@@ -181,20 +165,4 @@ def _examples(folder: Path) -> str:
     if not trajectory_files(folder):
         return ""
     step, samples = read_trajectories(folder)
-    ordered = sorted((s for s in samples if s["reward"] is not None), key=lambda sample: float(sample["reward"]))
-    chosen = [*ordered[:_EXAMPLES], *ordered[-_EXAMPLES:]] if len(ordered) > 2 * _EXAMPLES else ordered
-    rows = [[number(sample["reward"]), sample["prompt"], sample["response"], str(sample["label"])] for sample in chosen]
-    table = _table(["reward", "prompt", "response", "label"], rows, text_from=1)
-    return f"<h2>Worst and best samples of step {step}</h2>\n{table}"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], text_from: int = 1000) -> str:
-    """An HTML table of plain texts; columns from `text_from` on hold what the policy or a user wrote."""
-    lines = ["<table>"]
-    if head:
-        lines.append("<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr>")
-    for row in rows:
-        opening = ['<td class="text">' if column >= text_from else "<td>" for column in range(len(row))]
-        cells = (f"{tag}{html.escape(visible(cell))}</td>" for tag, cell in zip(opening, row, strict=True))
-        lines.append("<tr>" + "".join(cells) + "</tr>")
-    return "\n".join([*lines, "</table>"])
+    return f"<h2>Worst and best samples of step {step}</h2>\n{sample_table(samples)}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rljob_api import RLJobSpec
+from rljob_api.spec import EvaluationSpec
 from rljob_api.spec.rollout import RolloutAssignment
 from rljob_worker.data.evaluate import EvaluatedPrompt, aggregate, held_out_settings
 from rljob_worker.engine.seeds import request_seed
@@ -17,6 +19,14 @@ from rljob_worker.rollouts.generator import Generator
 from rljob_worker.rollouts.growth import Growth
 from rljob_worker.rollouts.policies.whole import in_shares
 from rljob_worker.types import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A held-out prompt and its scored responses."""
+
+    prompt: Prompt
+    group: Group
 
 
 class HeldOut:
@@ -39,20 +49,20 @@ class HeldOut:
         self._prompts = prompts
         self._stop = stop
 
-    def metrics(self, version: int) -> dict[str, float]:
-        """Metrics of the prompts under weights of `version`; StopRequested when the job was asked to stop.
+    def answered(self, version: int) -> list[Answered]:
+        """The prompts with scored responses of weights of `version`; StopRequested when the job was asked to stop.
 
         With the same seeds each time, evaluations differ by the weights alone.
         """
         while True:
             try:
-                return self._metrics(version)
+                return self._answered(version)
             except ProcessDiedError as error:
                 self._generator.goes_on_without(error)
                 # All prompts are answered again by those that are left: what was scored of them goes.
                 self._growth.collect(OpenGroups())
 
-    def _metrics(self, version: int) -> dict[str, float]:
+    def _answered(self, version: int) -> list[Answered]:
         evaluation = self._spec.evaluation
         assert evaluation is not None
         alike: dict[int, list[Prompt]] = {}
@@ -61,9 +71,9 @@ class HeldOut:
         scored = [one for samples, prompts in alike.items() for one in self._evaluate(prompts, samples, version)]
         # Those of the next step are its own.
         self._generator.take_draft_counts()
-        return aggregate(scored, evaluation)
+        return scored
 
-    def _evaluate(self, prompts: Sequence[Prompt], samples: int, version: int) -> list[EvaluatedPrompt]:
+    def _evaluate(self, prompts: Sequence[Prompt], samples: int, version: int) -> list[Answered]:
         if self._stop.is_set():
             raise StopRequested
         groups = OpenGroups()
@@ -75,11 +85,17 @@ class HeldOut:
         sampling = evaluation_sampling(self._spec)
         self._growth.grow(groups, assignment, sampling, version, self._generator.occupancy())
         self._growth.collect(groups)
-        return [
-            EvaluatedPrompt(
-                prompts[group.ordinal].source,
-                [result.score for result in group.results],
-                sum(episode.finish is Finish.LENGTH for episode in group.episodes),
-            )
-            for group in groups.groups
-        ]
+        return [Answered(prompts[group.ordinal], group) for group in groups.groups]
+
+
+def evaluation_metrics(answered: Sequence[Answered], evaluation: EvaluationSpec) -> dict[str, float]:
+    """Metrics of an evaluation, as `data.evaluate.aggregate` has them."""
+    prompts = [
+        EvaluatedPrompt(
+            one.prompt.source,
+            [result.score for result in one.group.results],
+            sum(episode.finish is Finish.LENGTH for episode in one.group.episodes),
+        )
+        for one in answered
+    ]
+    return aggregate(prompts, evaluation)

@@ -12,7 +12,7 @@ from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.errors import JobError, StopRequested, UserError
 from rljob_worker.flow import Decision, Group, GroupPool
 from rljob_worker.rollouts.batch import too_few_groups, training_sampling
-from rljob_worker.rollouts.evaluation import HeldOut
+from rljob_worker.rollouts.evaluation import Answered, HeldOut, evaluation_metrics
 from rljob_worker.rollouts.generator import Generator
 from rljob_worker.rollouts.growth import Growth
 from rljob_worker.rollouts.inputs import Inputs
@@ -206,7 +206,12 @@ class Rollouts:
         return self._pool.counts() if self._policy.outlasts else {}
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics of the held-out prompts; with the same seeds each time, evaluations differ by the weights alone.
+        """Metrics of the held-out prompts; StopRequested as `answered`."""
+        assert self._spec.evaluation is not None
+        return evaluation_metrics(self.answered(), self._spec.evaluation)
+
+    def answered(self) -> list[Answered]:
+        """The held-out prompts with scored responses; with the same seeds each time, they differ by the weights alone.
 
         Rewards of training samples come first: the same processes score both.
 
@@ -218,7 +223,7 @@ class Rollouts:
                 raise StopRequested
             self._growth.receive(self._pool, _SLICE_SECONDS)
         self._growth.receive(self._pool, 0.0)
-        return self._held_out.metrics(self._progress.weight_version)
+        return self._held_out.answered(self._progress.weight_version)
 
     # --- inside -------------------------------------------------------------------------------
 

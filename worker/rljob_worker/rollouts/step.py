@@ -10,6 +10,7 @@ import numpy as np
 from rljob_worker.engine.reports import DraftCounts
 from rljob_worker.flow import Decision, Group, Span, SpanKind, TokenStream
 from rljob_worker.flow.occupancy import Occupancy
+from rljob_worker.rollouts.rows import response_row
 from rljob_worker.types import FloatArray, Prompt, StepMetrics
 
 
@@ -102,28 +103,13 @@ class Step:
         ]
 
     def _sample(self, group: Group, index: int, advantage: float | None) -> dict[str, Any]:
-        prompt, result, episode = self.prompts[group.ordinal], group.results[index], group.episodes[index]
-        assert episode.finish is not None
-        assert episode.text is not None
         assert group.decision is not None
-        return {
-            "ordinal": group.ordinal,
-            "prompt_uid": prompt.uid,
-            "prompt": prompt.text,
-            "label": prompt.label,
-            "sample": episode.sample,
-            "response": episode.text,
-            "response_tokens": episode.response_length,
-            "finish_reason": episode.finish.value,
-            "reward": float(result.score),
-            "reward_parts": result.parts,
-            "reward_error": result.error,
-            "decision": group.decision.value,
-            "advantage": advantage,
-            "weight_version": self.weight_version,
-            "spans": [
-                {"version": span.version, "tokens": len(span)} | ({"masked": True} if self.masks(span) else {})
-                for span in episode.stream.spans
-                if span.kind is SpanKind.SAMPLED
-            ],
-        }
+        return response_row(
+            self.prompts[group.ordinal],
+            group,
+            index,
+            decision=group.decision.value,
+            weight_version=self.weight_version,
+            advantage=advantage,
+            oldest_trained=self.oldest_trained,
+        )

@@ -1,0 +1,67 @@
+"""Evaluation alone: the held-out prompts under the weights that the engines started with."""
+
+from __future__ import annotations
+
+from rljob_worker.cluster.phase_calls import PhaseCalls
+from rljob_worker.driver.handover import Handover
+from rljob_worker.driver.job import Generation, Job, Surroundings
+from rljob_worker.errors import JobError
+from rljob_worker.host.files import WriteFailures
+from rljob_worker.records.trajectories import write_evaluated
+from rljob_worker.rollouts.evaluation import Answered, evaluation_metrics
+from rljob_worker.rollouts.rows import response_row
+
+_EVALUATED = "evaluated"
+
+
+class EvaluationLoop(Job[Handover]):
+    """One lane, without trainers: what is evaluated is recorded as step 0, with a row for each response."""
+
+    def __init__(self, given: Surroundings) -> None:
+        calls = PhaseCalls(given.calls, given.clock, given.spec.timeouts)
+        super().__init__(given, Generation(calls, given.stop), Handover)
+        self._count = 0
+
+    def start(self) -> int:
+        """Nothing is restored or handed over: the engines have their weights."""
+        return 0
+
+    def train(self) -> None:
+        """Evaluate, and train nothing; StopRequested when the job was asked to stop before it was done."""
+        self.evaluate_at_start()
+
+    def end(self) -> str:
+        """Nothing: an evaluation leaves no checkpoint."""
+        return ""
+
+    def goal(self) -> str:
+        """What it does once it is ready, for people."""
+        return f"evaluating {len(self._inputs.evaluation_prompts)} prompts"
+
+    def done(self) -> str:
+        """What it did, for people."""
+        return f"{self._count} responses evaluated"
+
+    def stopped(self) -> str:
+        """Save nothing."""
+        return "nothing of the evaluation is kept"
+
+    def _held_out(self) -> dict[str, float]:
+        assert self.spec.evaluation is not None
+        answered = self.rollouts.answered()
+        self._write(answered)
+        return evaluation_metrics(answered, self.spec.evaluation)
+
+    def _write(self, answered: list[Answered]) -> None:
+        """Write all rows; JobError where they cannot be, for they are what was asked for."""
+        version = self.progress.weight_version
+        rows = [
+            response_row(one.prompt, one.group, index, decision=_EVALUATED, weight_version=version)
+            | {"source": one.prompt.source}
+            for one in answered
+            for index in range(len(one.group.results))
+        ]
+        failures = WriteFailures()
+        if write_evaluated(self._records.folder, rows, failures) is None:
+            raise JobError(f"the responses cannot be written: {failures.last('trajectories')}")
+        self._count = len(rows)
