@@ -84,7 +84,7 @@ class RemoteEngine:
         if self.process.poll() is None:
             self.call("shutdown")
         self._connection.close()
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 def _serve(connection: Connection) -> None:
