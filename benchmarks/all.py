@@ -23,6 +23,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("rollout_vs_vllm",),
     # In a process of its own: vLLM's groups of one process meet once.
     ("rollout_vs_vllm", "--case", "large"),
+    ("rollout_limit",),
     ("train_vs_megatron",),
     ("train_vs_megatron", "--preset", "medium", "--rounds", "7"),
     ("train_limit",),

@@ -178,18 +178,22 @@ def run(case: Case, folder: str, rounds: int, threads: int) -> Figure:
     return Figure(f"rollout tokens/s, {case.name}", "`vllm.LLM.generate`, same prompts and settings", ratio, LIMIT)
 
 
+def begin_again_as_an_engine(threads: int) -> None:
+    """Replace this process by the same one with an engine's environment; nothing in that one."""
+    if "RLJOB_BENCHMARK_CHILD" in os.environ:
+        return
+    spec = RLJobSpec.model_validate(spec_of(CASES["small"], "unused", threads))
+    environment = os.environ | engine_environment(spec) | {"RLJOB_BENCHMARK_CHILD": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, help="default: 15 of small, 3 of large")
     parser.add_argument("--case", choices=sorted(CASES), default="small", help="default: small")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
     arguments = parser.parse_args()
-    if "RLJOB_BENCHMARK_CHILD" not in os.environ:
-        spec = RLJobSpec.model_validate(spec_of(CASES["small"], "unused", arguments.threads))
-        environment = (
-            os.environ | engine_environment(spec) | {"RLJOB_BENCHMARK_CHILD": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-        )
-        os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+    begin_again_as_an_engine(arguments.threads)
     case = CASES[arguments.case]
     with tempfile.TemporaryDirectory() as folder:
         return report([run(case, str(Path(folder) / "model"), arguments.rounds or case.rounds, arguments.threads)])
