@@ -28,6 +28,8 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("train_vs_megatron", "--preset", "medium", "--rounds", "7"),
     ("train_limit",),
     ("train_limit", "--setting", "medium"),
+    ("shared_prompts",),
+    ("shared_prompts", "--setting", "short"),
     ("balance",),
     ("weight_sync",),
     ("arena",),

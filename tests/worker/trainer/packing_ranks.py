@@ -1,4 +1,5 @@
-"""Loss, gradients and log-probabilities of rows, and of one sample a micro-batch; `test_packing.py` compares them.
+"""Loss, gradients and log-probabilities of rows, of rows with shared prompts, and of one sample a micro-batch;
+`test_packing.py` compares them.
 
 Called as `tests/worker/trainer/cases.py` is, with cells of `CELLS` for cases.
 """
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import cases
+import numpy as np
 import torch
-from cases import SAMPLES, SAMPLING, Process, Result, make_batch, step, with_experts
+from cases import MAX_RESPONSE, SAMPLES, SAMPLING, VOCAB, Process, Result, pieces, step, with_experts
 
 from rljob_worker.trainer.trainer import Trainer
 from rljob_worker.types import TrainBatch
@@ -34,19 +36,80 @@ CELLS: dict[str, dict[str, Any]] = {
 """Of two ranks, but for those whose names begin with `one`."""
 ROW, SAMPLE = 24, 1
 """Bounds on tokens: by the second one, each sample is longer than a row."""
+PROMPTS = (6, 4, 5, 7)
+"""Tokens of each group's prompt."""
+
+
+def grouped_batch(seed: int, *, experts: bool) -> TrainBatch:
+    """Groups of four samples of one prompt, whose experts are equal too; some responses are of one token."""
+    random = np.random.default_rng(seed)
+    lengths = np.repeat(PROMPTS, SAMPLES // len(PROMPTS))
+    responses = np.where(np.arange(SAMPLES) % 5 == 1, 1, random.integers(1, MAX_RESPONSE + 1, SAMPLES))
+    prompts = [prompt for length in PROMPTS for prompt in [random.integers(0, VOCAB, length)] * (SAMPLES // 4)]
+    batch = TrainBatch.of_responses(
+        tokens=[np.concatenate([prompt, random.integers(0, VOCAB, r)]) for prompt, r in zip(prompts, responses)],
+        prompt_lengths=lengths,
+        rollout_log_probs=[(-3 - random.random(r)).astype(np.float32) for r in responses],
+        advantages=random.standard_normal(SAMPLES).astype(np.float32),
+    )
+    if not experts:
+        return batch
+    batch = with_experts(batch, seed)
+    assert batch.experts is not None
+    starts = np.cumsum(batch.lengths) - batch.lengths - np.arange(SAMPLES)
+    for sample, length in enumerate(lengths):
+        first = starts[sample - sample % 4]
+        batch.experts[starts[sample] : starts[sample] + length] = batch.experts[first : first + length]
+    return batch
 
 
 def compared(process: Process, model: str = "dense", **training: Any) -> Result:
-    """The first update of a step that is cut into rows, and into samples, from the same weights."""
+    """The first update of a step from the same weights: in rows, with and without shared prompts, and in samples."""
     trainer = process.trainer(model, algorithm=GSPO, globalBatchSize=SAMPLES // 2, **training)
     # From here on the policy is not its reference any more.
     step(trainer, 0)
-    batch = make_batch(1)
-    if trainer.spec.rollout.router_replay:
-        batch = with_experts(batch, 1)
+    batch = grouped_batch(1, experts=trainer.spec.rollout.router_replay)
     result = {name: measured(trainer, batch, bound) for name, bound in (("rows", ROW), ("samples", SAMPLE))}
+    backend: Any = trainer._backend
+    if backend.segment_cost is not None:
+        # Of a model as small as this one, kernels cost more than a prompt.
+        backend.segment_cost = 0.0
+        result |= {name: measured(trainer, batch, 2 * ROW) for name in ("shared", "again")}
     trainer.close()
     return result
+
+
+def resumed(process: Process) -> Result:
+    """The weights after two steps with shared prompts, in one go and with another process's trainer in between."""
+    result: Result = {}
+    folder = process.folder / "resumed"
+    for name, seeds in (("whole", (1, 2)), ("first", (1,)), ("second", (2,))):
+        trainer = process.trainer(algorithm=GSPO)
+        backend: Any = trainer._backend
+        backend.segment_cost = 0.0
+        if name == "second":
+            trainer.load(str(folder))
+        result[name] = [shared_step(trainer, seed) for seed in seeds]
+        if name == "first":
+            folder.mkdir()
+            trainer.save(str(folder))
+        result[f"{name} weights"] = pieces(trainer)
+        trainer.close()
+    return result
+
+
+def shared_step(trainer: Trainer, seed: int) -> tuple[dict[str, float], int]:
+    """Metrics, and how many segments of its rows went on from a prompt."""
+    batch = grouped_batch(seed, experts=False)
+    trainer.ref_log_probs(batch, SAMPLING)
+    trainer.log_probs(batch, SAMPLING)
+    found = shared_segments(trainer, batch)
+    return dict(trainer.train(batch, SAMPLING, seed + 1).metrics), found
+
+
+def shared_segments(trainer: Trainer, batch: TrainBatch) -> int:
+    rows = [row for update in trainer._plan(batch) for row in update.micro_batches]
+    return sum(int((row.prefixes >= 0).sum()) for row in rows if row.prefixes is not None)
 
 
 def measured(trainer: Trainer, batch: TrainBatch, bound: int) -> Result:
@@ -72,6 +135,7 @@ def measured(trainer: Trainer, batch: TrainBatch, bound: int) -> Result:
     }
     return {
         "micro_batches": len(updates[0].micro_batches),
+        "shared_segments": shared_segments(trainer, batch),
         "metrics": metrics,
         "norm": float(optimizer.get_grad_norm()),
         "gradients": torch.cat(own),
@@ -81,4 +145,5 @@ def measured(trainer: Trainer, batch: TrainBatch, bound: int) -> Result:
 
 if __name__ == "__main__":
     cases.CASES |= {name: lambda process, cell=cell: compared(process, **cell) for name, cell in CELLS.items()}
+    cases.CASES["resumed"] = resumed
     cases.main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

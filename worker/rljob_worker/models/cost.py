@@ -8,6 +8,10 @@ from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.facts import ModelFacts
 from rljob_worker.models.manifest import HEAD, embedding, hf_manifest
 
+SEGMENT_PARAMETERS = 4e6
+"""Parameters that a token passes, forward and backward, while the kernels of one layer take a sequence of a few tokens:
+220 us on a core that computes 110 GFLOP/s (an Intel Xeon)."""
+
 
 def pair_cost(model: ModelConfig) -> float:
     """Work of a token's look at one other token, as a part of all else that a token costs.
@@ -17,13 +21,24 @@ def pair_cost(model: ModelConfig) -> float:
     2104.04473, appendix). A token passes some of a layer's experts; the embedding is looked up, and the output layer
     computes responses only. Linear attention has no pairs.
     """
+    layers = sum(not model.is_linear(layer) for layer in range(model.num_layers))
+    return pairs_share(model, layers, _passed(model))
+
+
+def segment_cost(model: ModelConfig) -> float:
+    """Work of one more sequence in a row beside its tokens', in that of a token: on CPU each has kernels of its own in
+    each layer, which start and copy."""
+    return SEGMENT_PARAMETERS * model.num_layers / _passed(model)
+
+
+def _passed(model: ModelConfig) -> float:
+    """Parameters of the layers that a token passes."""
     passed = 0.0
     for name, shape in hf_manifest(model):
         if name not in (embedding(model), HEAD):
             share = model.experts_per_token / model.num_experts if ".experts." in name else 1.0
             passed += math.prod(shape) * share
-    layers = sum(not model.is_linear(layer) for layer in range(model.num_layers))
-    return pairs_share(model, layers, passed)
+    return passed
 
 
 def pairs_share(model: ModelFacts, layers: int, passed: float) -> float:

@@ -61,6 +61,9 @@ class TrainerBackend(Protocol):
     """Tensors that engines get."""
     pair_cost: float
     """Work of a token's look at one other, as a part of all else that a token costs (`models.cost`)."""
+    segment_cost: float | None
+    """What one more sequence in a row costs beside its tokens, in those units; None where the model or its kernels take
+    no rows in which samples share a prompt."""
     sync_dtype: torch.dtype
     """Number format in which they get them."""
     groups: ProcessGroups

@@ -11,21 +11,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rljob_worker.trainer.dealing import Dealing, plan_update
+from rljob_worker.trainer.sharing import Prompts, plan_sharing, segments_of
 from rljob_worker.types import ExpertArray, IntArray, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One row: the inputs of `b` samples, one after the other, and their `n` response tokens in the same order."""
+    """One row: the inputs of `b` samples, one after the other, and their `n` response tokens in the same order.
+
+    Its `s` segments are the samples, each a sequence. Where samples share their prompt, it is a segment, and so is what
+    each of them has after it.
+    """
 
     samples: IntArray
     """[b] indices into the step's batch; empty for a filler that only keeps ranks in step."""
     input_ids: Tensor
-    """[1, T] int64: of each sample all tokens but the last one."""
+    """[1, T] int64: of each sample all tokens but the last one; a prompt that is shared stands once."""
     position_ids: Tensor
     """[1, T] int64, each token's place in its own sample."""
     bounds: IntArray
-    """[b + 1] int32, where each sample begins; the last is T. On the host, whatever the device is."""
+    """[s + 1] int32, where each segment begins; the last is T. On the host, whatever the device is."""
     rows: Tensor
     """[n] int64, which of the T hidden states predict a response token."""
     labels: Tensor
@@ -40,13 +45,19 @@ class MicroBatch:
     """[n] float32."""
     versions: Tensor
     """[n] int64, the weights that sampled each of them."""
+    prefixes: IntArray | None = None
+    """[s] int32, the segment of the prompt that each segment goes on from, or -1; None: nothing is shared. On the host.
+    """
     experts: Tensor | None = None
     """[T, 1, layers with experts, experts of a token] uint8 or int16, to route by; None: the trainer's own choice."""
 
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence."""
-        return int(np.diff(self.bounds).max())
+        lengths = np.diff(self.bounds)
+        if self.prefixes is not None:
+            lengths = lengths + np.where(self.prefixes >= 0, lengths[self.prefixes], 0)
+        return int(lengths.max())
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same with its tensors on `device`; itself where they are there."""
@@ -72,6 +83,7 @@ class MicroBatch:
             input_ids=F.pad(self.input_ids, (0, missing)),
             position_ids=torch.cat([self.position_ids, places], dim=1),
             bounds=np.append(self.bounds, np.int32(length + missing)),
+            prefixes=None if self.prefixes is None else np.append(self.prefixes, np.int32(-1)),
             experts=experts,
         )
 
@@ -108,16 +120,43 @@ class PackedBatch:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def micro_batch(self, samples: IntArray) -> MicroBatch:
-        """Inputs for the samples with these indices."""
+    @property
+    def inputs(self) -> IntArray:
+        """[N], tokens of each sample that are computed: all but the last, but one at least."""
+        return np.maximum(self.lengths - 1, 1)
+
+    def prompts(self, samples: IntArray) -> IntArray:
+        """Tokens of each before the first sampled one; of a sample without such a token, all but the last."""
+        first = np.minimum(self.sampled_starts[samples], max(len(self.places) - 1, 0))
+        found = self.places[first] if len(self.places) else np.zeros(len(samples), dtype=np.int64)
+        return np.where(self.responses[samples] > 0, found, self.inputs[samples])
+
+    def groups(self, samples: IntArray) -> list[IntArray]:
+        """Those of `samples` whose prompts are equal, two or more of each; to the engine's experts as well."""
+        found: dict[bytes, list[int]] = {}
+        with_answers = samples[self.responses[samples] > 0]
+        for sample, length in zip(with_answers.tolist(), self.prompts(with_answers).tolist(), strict=True):
+            start = int(self.starts[sample])
+            key = self.tokens[start : start + length].tobytes()
+            if self.experts is not None:
+                key += self.experts[start - sample : start - sample + length].tobytes()
+            found.setdefault(key, []).append(sample)
+        return [np.array(group, dtype=np.int64) for group in found.values() if len(group) > 1]
+
+    def micro_batch(self, samples: IntArray, sizes: IntArray | None = None) -> MicroBatch:
+        """Inputs for the samples with these indices.
+
+        Args:
+            samples: [b].
+            sizes: how many of them, one after the other, share one prompt; ones that share none are 1. Default: none.
+        """
         if not len(samples):
             return _filler()
-        lengths, counts = self.lengths[samples], self.responses[samples]
-        # A sample of one token has nothing to predict, and is computed all the same.
-        inputs = np.maximum(lengths - 1, 1)
-        bounds = np.append(0, np.cumsum(inputs))
-        sample = np.repeat(np.arange(len(samples)), inputs)
-        places = np.arange(bounds[-1]) - bounds[sample]
+        counts = self.responses[samples]
+        segments = segments_of(samples, self.inputs[samples], self.prompts(samples), sizes)
+        sample = np.repeat(segments.samples, segments.lengths)
+        bounds = np.append(0, np.cumsum(segments.lengths))
+        places = np.arange(bounds[-1]) + np.repeat(segments.places - bounds[:-1], segments.lengths)
 
         row = np.repeat(np.arange(len(samples)), counts)
         first = np.cumsum(counts) - counts
@@ -126,17 +165,18 @@ class PackedBatch:
         in_sample = self.places[chosen]
         return MicroBatch(
             samples=samples,
-            input_ids=torch.from_numpy(self.tokens[self.starts[samples][sample] + places]).unsqueeze(0),
+            input_ids=torch.from_numpy(self.tokens[self.starts[sample] + places]).unsqueeze(0),
             position_ids=torch.from_numpy(places).unsqueeze(0),
             bounds=bounds.astype(np.int32),
-            rows=torch.from_numpy(bounds[row] + in_sample - 1),
+            rows=torch.from_numpy(segments.rows(row, in_sample - 1)),
             labels=torch.from_numpy(self.tokens[self.starts[samples][row] + in_sample]),
             sequences=torch.from_numpy(np.repeat(np.cumsum(counts > 0) - 1, counts)),
             mask=torch.from_numpy(np.arange(max(1, int(counts.max()))) < counts[:, None]),
             rollout_log_probs=torch.from_numpy(self.rollout[chosen]),
             advantages=torch.from_numpy(self.advantages[chosen]),
             versions=torch.from_numpy(self.versions[chosen]),
-            experts=None if self.experts is None else self._experts(self.experts, samples[sample], places),
+            prefixes=segments.prefixes,
+            experts=None if self.experts is None else self._experts(self.experts, sample, places),
         )
 
     def _experts(self, experts: ExpertArray, sample: IntArray, places: IntArray) -> Tensor:
@@ -212,12 +252,20 @@ def plan_step(packed: PackedBatch, global_batch_size: int | None, dealing: Deali
         raise ValueError(f"training.globalBatchSize: {size} does not divide the step's {len(packed)} samples")
     updates = []
     for start in range(0, len(packed), size):
-        lengths = np.maximum(packed.lengths[start : start + size] - 1, 1)
         updates.append(
             Update(
-                micro_batches=[packed.micro_batch(row + start) for row in plan_update(lengths, dealing, part)],
+                micro_batches=_micro_batches(packed, np.arange(start, start + size), dealing, part),
                 num_tokens=int(packed.responses[start : start + size].sum()),
                 num_sequences=size,
             )
         )
     return updates
+
+
+def _micro_batches(packed: PackedBatch, samples: IntArray, dealing: Dealing, part: int) -> list[MicroBatch]:
+    lengths = packed.inputs[samples]
+    if dealing.segment_cost is None:
+        return [packed.micro_batch(samples[row]) for row in plan_update(lengths, dealing, part)]
+    groups = [group - samples[0] for group in packed.groups(samples)]
+    prompts = Prompts(lengths, packed.prompts(samples), packed.responses[samples], groups)
+    return [packed.micro_batch(samples[row], sizes) for row, sizes in plan_sharing(prompts, dealing, part)]

@@ -37,6 +37,9 @@ class Dealing:
     """Whether ranks wait for one another at each row, as those that exchange experts do, not at the update alone."""
     pair_cost: float = 0.0
     """What a token's look at one other costs, in units of all else that a token costs (`models.cost`)."""
+    segment_cost: float | None = None
+    """What one more sequence of its own in a row costs beside its tokens, in the same units (`models.cost`); None:
+    samples do not share prompts."""
 
     def costs(self, lengths: IntArray) -> npt.NDArray[np.float64]:
         """Work of sequences of these lengths [N], in units of one token without attention: [N] float64."""
@@ -62,23 +65,33 @@ def plan_update(lengths: IntArray, dealing: Dealing, part: int) -> list[IntArray
 
     Every rank gets the same number of rows, empty ones where its samples run out: the fewest that the bound allows.
     """
-    plan = _Plan(lengths, dealing)
-    ranks = plan.ranks_even()
-    if dealing.lockstep:
-        candidates = [ranks, *plan.rows_alike(ranks)]
-        ranks = min(candidates, key=plan.waited_for)
-    return ranks[part]
+    return Plan(lengths, dealing.costs(lengths), dealing).ranks[part]
 
 
 Rows = list[IntArray]
 
 
-class _Plan:
-    def __init__(self, lengths: IntArray, dealing: Dealing) -> None:
-        self._lengths, self._dealing = lengths, dealing
-        self._costs = dealing.costs(lengths)
+class Plan:
+    """Rows of each rank, of what is dealt out as a whole.
 
-    def ranks_even(self) -> list[Rows]:
+    Args:
+        lengths: [N] tokens of each.
+        costs: [N] work of each.
+        dealing: by what.
+
+    Attributes:
+        ranks: rows (indices, longest first) of each rank, those of most work first, as many on all of them.
+        waited_for: work that all ranks wait for.
+    """
+
+    def __init__(self, lengths: IntArray, costs: npt.NDArray[np.float64], dealing: Dealing) -> None:
+        self._lengths, self._costs, self._dealing = lengths, costs, dealing
+        self.ranks = self._ranks_even()
+        if dealing.lockstep:
+            self.ranks = min([self.ranks, *self._rows_alike(self.ranks)], key=self._slowest)
+        self.waited_for = self._slowest(self.ranks)
+
+    def _ranks_even(self) -> list[Rows]:
         """Rows of each rank: first ranks are dealt equal work, then the rows of each."""
         shares = deal(self._costs, self._dealing.parts)
         tokens = max(int(self._lengths[share].sum()) for share in shares)
@@ -92,7 +105,7 @@ class _Plan:
                 return ranks
             count += 1
 
-    def rows_alike(self, ranks: list[Rows]) -> Iterator[list[Rows]]:
+    def _rows_alike(self, ranks: list[Rows]) -> Iterator[list[Rows]]:
         """Plans of as many rows, dealt over all ranks at once.
 
         One sample may be more work than a row is on average. All ranks wait for its row, so their rows beside it are to
@@ -106,9 +119,10 @@ class _Plan:
             if dealt is not None:
                 yield [self._sorted(dealt[rank::parts]) for rank in range(parts)]
 
-    def waited_for(self, ranks: list[Rows]) -> float:
-        """Work of the slowest rank at each row, added up."""
-        return float(np.max([self._work(rows) for rows in ranks], axis=0).sum())
+    def _slowest(self, ranks: list[Rows]) -> float:
+        """Work of the slowest rank: at each row, added up, or in all."""
+        work = np.array([self._work(rows) for rows in ranks])
+        return float(work.max(axis=0).sum() if self._dealing.lockstep else work.sum(axis=1).max())
 
     def _rows(self, samples: IntArray, wanted: npt.NDArray[np.float64]) -> Rows | None:
         """Each sample, longest first, goes to the row that lacks most of the work wanted of it and has room; None where

@@ -108,8 +108,8 @@ class _Context(Protocol):
     def save_for_backward(self, *tensors: Tensor) -> None: ...
 
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 class _AttentionOfRuns(torch.autograd.Function):
@@ -125,7 +125,7 @@ class _AttentionOfRuns(torch.autograd.Function):
         kept = []
         for run in parts:
             inputs = run.inputs(query, key, value)
-            made, log_sum_exp = _flash(*inputs, 0.0, True, scale=scale)
+            made, log_sum_exp = flash(*inputs, 0.0, True, scale=scale)
             run.by_head(context).copy_(made)
             kept += [*inputs, log_sum_exp]
         ctx.save_for_backward(context, *kept)
@@ -140,7 +140,7 @@ class _AttentionOfRuns(torch.autograd.Function):
         for number, run in enumerate(ctx.runs):
             *inputs, log_sum_exp = kept[4 * number : 4 * number + 4]
             upper, made = run.by_head(grad), run.by_head(context)
-            found = _flash_backward(upper, *inputs, made, log_sum_exp, 0.0, True, scale=ctx.scale)
+            found = flash_backward(upper, *inputs, made, log_sum_exp, 0.0, True, scale=ctx.scale)
             for whole, of_run in zip(grads, found, strict=True):
                 run.by_head(whole).copy_(of_run)
         return *grads, None, None

@@ -230,7 +230,7 @@ class Trainer:
                     np.zeros(count, dtype=np.float32),
                 )
             )
-            groups = plan_update(np.maximum(packed.lengths - 1, 1), self._dealing(parts=1), 0)
+            groups = plan_update(packed.inputs, self._dealing(parts=1), 0)
             micro_batches = [packed.micro_batch(group) for group in groups]
             rows = self._backend.forward(micro_batches, self._log_probs_of(sampling or SamplingParams(max_tokens=1)))
             values = torch.cat(rows).cpu() if rows else torch.zeros(int(packed.responses.sum()))
@@ -314,7 +314,14 @@ class Trainer:
     def _dealing(self, parts: int) -> Dealing:
         """Between `parts` ranks."""
         layout, bound = self._backend.layout, self.spec.training.max_tokens_per_micro_batch
-        return Dealing(bound, parts, layout.pp, lockstep=layout.ep > 1, pair_cost=self._backend.pair_cost)
+        return Dealing(
+            bound,
+            parts,
+            layout.pp,
+            lockstep=layout.ep > 1,
+            pair_cost=self._backend.pair_cost,
+            segment_cost=self._backend.segment_cost,
+        )
 
     def _log_probs_of(self, sampling: SamplingParams) -> LogProbs:
         return LogProbs(sampling, self._backend.vocab_size)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.attention import by_formula
 
 from rljob_worker.trainer.megatron.models import megatron_npu
 from rljob_worker.trainer.megatron.models.kernels import CausalAttention, CpuCausalAttention, SwiGLU
@@ -85,18 +86,6 @@ def test_an_unknown_device_is_refused() -> None:
         megatron_platform("tpu")
 
 
-def by_formula(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: list[int], scale: float
-) -> torch.Tensor:
-    """softmax(scale * q k^T, masked) v, where a token sees those of its own sequence up to itself: [T, H, D]."""
-    sequence = torch.bucketize(torch.arange(len(query)), torch.tensor(ends), right=True)
-    hidden = (sequence[:, None] != sequence) | torch.ones(len(query), len(query)).bool().triu(1)
-    repeats = query.shape[1] // key.shape[1]
-    q, k, v = query.transpose(0, 1), *(t.repeat_interleave(repeats, 1).transpose(0, 1) for t in (key, value))
-    scores = (q @ k.transpose(-1, -2) * scale).masked_fill(hidden, float("-inf"))
-    return (scores.softmax(-1) @ v).transpose(0, 1)
-
-
 def fusion_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, head_num: int, input_layout: str, **options: Any
 ) -> tuple[torch.Tensor]:
@@ -137,7 +126,7 @@ def test_attention_of_a_row_is_the_same_on_all_platforms(scale: float | None, le
     key, value = (torch.randn(bounds[-1], 1, 2, 16, requires_grad=True) for _ in range(2))
     given = query.squeeze(1), key.squeeze(1), value.squeeze(1)
     results = [by_formula(*given, bounds[1:].tolist(), scale or 0.25).flatten(1).unsqueeze(1)]
-    params = types.SimpleNamespace(cu_seqlens_q=torch.from_numpy(bounds))
+    params = types.SimpleNamespace(cu_seqlens_q=torch.from_numpy(bounds), cu_seqlens_kv_padded=None)
     for kind in (CausalAttention, CpuCausalAttention, megatron_npu.FusionAttention):
         results.append(kind(None, scale)(query, key, value, packed_seq_params=params))
     upper = torch.randn_like(results[0])
@@ -155,7 +144,8 @@ def test_a_row_of_equal_sequences_is_the_batch_of_them(lengths: list[int]) -> No
     shape = (max(lengths), len(lengths))
     batch = [torch.randn(*shape, heads, 16) for heads in (4, 2, 2)]
     row = [tensor.transpose(0, 1).flatten(0, 1).unsqueeze(1) for tensor in batch]
-    params = types.SimpleNamespace(cu_seqlens_q=torch.arange(len(lengths) + 1) * shape[0])
+    bounds = torch.arange(len(lengths) + 1) * shape[0]
+    params = types.SimpleNamespace(cu_seqlens_q=bounds, cu_seqlens_kv_padded=None)
     got = CpuCausalAttention(None)(*row, packed_seq_params=params)
     expected = CpuCausalAttention(None)(*batch)
     assert torch.equal(got.squeeze(1), expected.transpose(0, 1).flatten(0, 1))

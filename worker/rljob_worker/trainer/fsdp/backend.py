@@ -43,6 +43,8 @@ class FsdpBackend(SleepingBackend):
         facts = ModelFacts.from_hf(rank.model_folder)
         self.vocab_size = facts.vocab_size
         self.pair_cost = pairs_share(facts, facts.num_layers, rank.model.passed)
+        # transformers' attention is told of no prompts that samples share.
+        self.segment_cost: float | None = None
         self.manifest = [(view.name, view.shape) for view in rank.views]
         self.sync_dtype = torch.bfloat16 if spec.training.precision is Precision.BF16 else torch.float32
         self.groups = rank.groups

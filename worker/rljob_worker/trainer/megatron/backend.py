@@ -12,7 +12,7 @@ from torch import Tensor
 from rljob_api.spec import Recompute, RLJobSpec
 from rljob_worker.algorithms import get_algorithm
 from rljob_worker.devices import Device
-from rljob_worker.models.cost import pair_cost
+from rljob_worker.models.cost import pair_cost, segment_cost
 from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
@@ -22,6 +22,7 @@ from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.megatron.checkpoint import load_rank, save_rank
 from rljob_worker.trainer.megatron.expert_replay import ExpertReplay
 from rljob_worker.trainer.megatron.models.convert import local_pieces
+from rljob_worker.trainer.megatron.models.platforms import megatron_platform
 from rljob_worker.trainer.megatron.parallel_state import lockstep_leader
 from rljob_worker.trainer.megatron.pipeline import PipelineRunner
 from rljob_worker.trainer.megatron.rank_state import RankState
@@ -45,6 +46,9 @@ class MegatronBackend(SleepingBackend):
         self.vocab_size = rank.config.vocab_size
         self.manifest = hf_manifest(rank.config)
         self.pair_cost = pair_cost(rank.config)
+        attention = megatron_platform(device.name).attention
+        shares = attention.shares_prompts and rank.config.linear_attention is None
+        self.segment_cost = segment_cost(rank.config) if shares else None
         self.sync_dtype = rank.parameters[0].dtype
         self.groups = rank.groups
         self.memory = rank.memory

@@ -20,13 +20,20 @@ def packed_seq_params(micro_batch: MicroBatch) -> PackedSeqParams:
 
     Only the format `thd` changes shapes in megatron-core 0.16, and turns the rotary embedding into a loop over
     sequences that waits for the device. By any other name it goes to core attention untouched. The bounds stay on the
-    host, where kernels read them.
+    host, where kernels read them. Where prompts are shared, the last field that has no use by another name than `thd`
+    says which segments go on from which.
     """
     from megatron.core.packed_seq_params import PackedSeqParams
 
     bounds, longest = torch.from_numpy(micro_batch.bounds), micro_batch.longest
+    prefixes = None if micro_batch.prefixes is None else torch.from_numpy(micro_batch.prefixes)
     return PackedSeqParams(
-        qkv_format="sbhd", cu_seqlens_q=bounds, cu_seqlens_kv=bounds, max_seqlen_q=longest, max_seqlen_kv=longest
+        qkv_format="sbhd",
+        cu_seqlens_q=bounds,
+        cu_seqlens_kv=bounds,
+        cu_seqlens_kv_padded=prefixes,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
     )
 
 

@@ -134,6 +134,8 @@ class GatedDeltaNet(torch.nn.Module):
         """[S, B, H] of [S, B, H], causal: of a row of sequences with their bounds, or of a batch of equal ones."""
         if any(options.get(name) is not None for name in ("attention_mask", "inference_context", "attention_bias")):
             raise ValueError("linear attention takes no mask, bias or cache: give the bounds of the row's sequences")
+        if packed_seq_params is not None and packed_seq_params.cu_seqlens_kv_padded is not None:
+            raise ValueError("linear attention takes no rows with shared prompts: its state runs over each sample")
         key, value, heads = self._key_width, self._value_width, self._heads
         projected = self.in_proj(hidden)[0].transpose(0, 1)
         mixed, gate, beta, decay = projected.split((2 * key + value, value, heads, heads), dim=-1)

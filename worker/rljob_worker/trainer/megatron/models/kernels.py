@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rljob_worker.trainer.packed_attention import attend_on_cpu, attend_on_cuda
+from rljob_worker.trainer.shared_attention import attend_shared_on_cpu
 
 if TYPE_CHECKING:
     from megatron.core.packed_seq_params import PackedSeqParams
@@ -23,6 +24,9 @@ class CausalAttention(torch.nn.Module):
     def __init__(self, config: object, softmax_scale: float | None = None, **_kwargs: object) -> None:
         super().__init__()
         self.softmax_scale = softmax_scale
+
+    shares_prompts = False
+    """Whether it takes rows in which samples go on from one prompt."""
 
     def forward(
         self,
@@ -39,11 +43,19 @@ class CausalAttention(torch.nn.Module):
             raise ValueError("causal attention takes no mask or bias: give the bounds of the row's sequences")
         if packed_seq_params is None:
             return self._attend(query, key, value)
-        return self._attend_row(query, key, value, packed_seq_params.cu_seqlens_q.tolist())
+        bounds, prefixes = packed_seq_params.cu_seqlens_q.tolist(), packed_seq_params.cu_seqlens_kv_padded
+        if prefixes is not None:
+            return self._attend_shared(query, key, value, bounds, prefixes.tolist())
+        return self._attend_row(query, key, value, bounds)
 
     def _attend_row(self, query: Tensor, key: Tensor, value: Tensor, bounds: list[int]) -> Tensor:
         row = (query.squeeze(1), key.squeeze(1), value.squeeze(1))
         return attend_on_cuda(*row, bounds, self._scale(query)).flatten(1).unsqueeze(1)
+
+    def _attend_shared(
+        self, query: Tensor, key: Tensor, value: Tensor, bounds: list[int], prefixes: list[int]
+    ) -> Tensor:
+        raise ValueError(f"{type(self).__name__} takes no rows with shared prompts: give each sample its own")
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         context = F.scaled_dot_product_attention(
@@ -65,9 +77,18 @@ class CpuCausalAttention(CausalAttention):
     bfloat16 where the processor has no bfloat16 arithmetic.
     """
 
+    shares_prompts = True
+
     def _attend_row(self, query: Tensor, key: Tensor, value: Tensor, bounds: list[int]) -> Tensor:
         row = (query.squeeze(1).float(), key.squeeze(1).float(), value.squeeze(1).float())
         return attend_on_cpu(*row, bounds, self._scale(query)).flatten(1).unsqueeze(1).to(query.dtype)
+
+    def _attend_shared(
+        self, query: Tensor, key: Tensor, value: Tensor, bounds: list[int], prefixes: list[int]
+    ) -> Tensor:
+        row = (query.squeeze(1).float(), key.squeeze(1).float(), value.squeeze(1).float())
+        context = attend_shared_on_cpu(*row, bounds, prefixes, self._scale(query))
+        return context.flatten(1).unsqueeze(1).to(query.dtype)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return super()._attend(query.float(), key.float(), value.float()).to(query.dtype)

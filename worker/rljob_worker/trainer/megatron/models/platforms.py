@@ -17,7 +17,7 @@ class Platform:
 
     seed: Callable[[int], None]
     """Call with the job's seed after `initialize_model_parallel`."""
-    attention: type[torch.nn.Module]
+    attention: type[CausalAttention]
     """Core attention of every layer."""
     activation: type[torch.nn.Module]
     """Gated activation of every MLP."""
