@@ -276,3 +276,44 @@ def max_tokens_per_turn(spec: RLJobSpec) -> int:
     """Tokens of an answer at most."""
     own = None if spec.episodes is None else spec.episodes.max_tokens_per_turn
     return spec.rollout.max_response_tokens if own is None else own
+
+
+def longest_sampled(spec: RLJobSpec) -> int:
+    """Tokens that are sampled at most of what is trained on: of a response, or of all answers of an episode."""
+    lengths = [spec.rollout.max_response_tokens] if _any_answers_once(spec) else []
+    if spec.episodes is not None and _any_environment(spec):
+        lengths.append(min(spec.episodes.max_turns * max_tokens_per_turn(spec), spec.episodes.max_tokens))
+    return max(lengths)
+
+
+def longest_sample(spec: RLJobSpec, prompt: int) -> int:
+    """Tokens at most of what is trained on, where prompts outside of episodes have up to so many."""
+    lengths = [prompt + spec.rollout.max_response_tokens] if _any_answers_once(spec) else []
+    if spec.episodes is not None and _any_environment(spec):
+        lengths.append(spec.episodes.max_tokens)
+    return max(lengths)
+
+
+def longest_sequence(spec: RLJobSpec) -> int | None:
+    """Tokens of the longest sequence of an engine, in training or evaluation; None: as many as the model takes."""
+    prompt = spec.data.max_prompt_tokens
+    held_out = [source.environment for _, source in held_out_sources(spec)]
+    if None in held_out or (prompt is None and _any_answers_once(spec)):
+        return None
+    episode = spec.episodes.max_tokens if held_out and spec.episodes is not None else 0
+    return max(episode, longest_sample(spec, prompt or 0))
+
+
+def prompts_have_room(spec: RLJobSpec) -> tuple[str, int]:
+    """Field below `spec` and tokens that an engine keeps free beside a prompt."""
+    if spec.episodes is None or _any_answers_once(spec):
+        return "rollout.maxResponseTokens", spec.rollout.max_response_tokens
+    return "episodes.maxTokensPerTurn", max_tokens_per_turn(spec)
+
+
+def _any_answers_once(spec: RLJobSpec) -> bool:
+    return any(source.environment is None for _, source in data_sources(spec))
+
+
+def _any_environment(spec: RLJobSpec) -> bool:
+    return any(source.environment is not None for _, source in data_sources(spec))

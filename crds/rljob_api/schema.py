@@ -88,8 +88,8 @@ def without_item_defaults(node: Node, *, in_list: bool = False) -> Node:
 
 
 def without_repeated_texts(spec: Node) -> Node:
-    """Return the schema of `spec` in which the fields of a block in a list, or of an evaluation, refer to the equal
-    block elsewhere that has their texts: `kubectl apply` keeps what it applied in an annotation of at most 256 KiB."""
+    """Return the schema of `spec` in which a field in a list or in an evaluation refers to the equal field elsewhere
+    that has its text: `kubectl apply` keeps what it applied in an annotation of at most 256 KiB."""
     described: list[tuple[Node, str]] = []
     _note_blocks(spec, "spec", described)
     return _referring(spec, described, repeated=False)
@@ -106,24 +106,26 @@ def _referring(node: Node, described: list[tuple[Node, str]], *, repeated: bool)
     made = dict(node)
     if "items" in node:
         made["items"] = _referring(node["items"], described, repeated=True)
-    if "properties" in node:
-        like = next((path for fields, path in described if repeated and fields == node["properties"]), None)
-        made["properties"] = {
-            name: _with_text(field, f"See {like}.")
+    for name, field in node.get("properties", {}).items():
+        like = next((path for fields, path in described if repeated and fields.get(name) == field), None)
+        made["properties"] = made["properties"] | {
+            name: _see(field, name, like)
             if like
             else _referring(field, described, repeated=repeated or name == "evaluation")
-            for name, field in node["properties"].items()
         }
     return made
 
 
-def _with_text(node: Node, text: str) -> Node:
-    """A field and all below it with this description."""
-    made = node | ({"description": text} if "description" in node else {})
+def _see(node: Node, name: str, block: str) -> Node:
+    """A field and all below it, referring to those of a block with their texts where that is shorter."""
+    made, reference = dict(node), f"See {block}."
+    if len(reference) < len(node.get("description", "")):
+        made["description"] = reference
     if "properties" in node:
-        made["properties"] = {name: _with_text(field, text) for name, field in node["properties"].items()}
+        inside = {below: _see(field, below, f"{block}.{name}") for below, field in node["properties"].items()}
+        made["properties"] = inside
     if "items" in node:
-        made["items"] = _with_text(node["items"], text)
+        made["items"] = _see(node["items"], name, block)
     return made
 
 

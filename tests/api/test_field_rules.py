@@ -39,17 +39,29 @@ ALONE = [
     "resources={profile: cpu, devicesPerNode: 1}", "training={tensorParallel: 1}", "rollout.tensorParallel=1",
 ]  # fmt: skip
 """One trainer and one engine."""
+EPISODES = ["data={seeds: {count: 8}, environment: {name: FrozenLake}}", "reward={name: environment}",
+            "rollout.maxResponseTokens=64", "episodes={maxTurns: 4, maxTokens: 512}"]  # fmt: skip
+NOT_BUILT = "spec.data.environment"
+"""Refused whatever the rest is."""
 LAKE = ["data={seeds: {count: 8}, environment: {name: FrozenLake}}", "reward={name: environment}"]
 """Data that is an environment."""
 REFUSED: list[tuple[list[str], list[str]]] = [
-    ([*LAKE, "episodes={maxTurns: 4, maxTokens: 512}"], ["spec.data.environment"]),
+    (EPISODES, [NOT_BUILT]),
+    ([*EPISODES, "episodes.maxTokensPerTurn=65"], [NOT_BUILT, "spec.episodes.maxTokensPerTurn"]),
+    ([*EPISODES, "episodes.maxTokens=64"], [NOT_BUILT, "spec.episodes.maxTokens"]),
+    ([*EPISODES, "episodes.maxTokensPerTurn=8", "episodes.maxTokens=8"], [NOT_BUILT, "spec.episodes.maxTokens"]),
+    ([*EPISODES, "episodes.maxTokensPerTurn=8", "episodes.maxTokens=9"], [NOT_BUILT]),
+    ([*EPISODES, "episodes.onError=Fail", "episodes.errorReward=-1"], [NOT_BUILT, "spec.episodes.errorReward"]),
+    ([*EPISODES, "rollout.partial={}"], [NOT_BUILT, "spec.rollout.partial"]),
+    ([*EPISODES, "rollout.tail={}"], [NOT_BUILT, "spec.rollout.tail"]),
+    ([*EPISODES, *APART], [NOT_BUILT, "spec.mode"]),
     (LAKE, ["spec.data.environment", "spec.episodes"]),
-    (["episodes={maxTurns: 4, maxTokens: 512}"], ["spec.episodes"]),
+    (["episodes={maxTurns: 4, maxTokens: 9000}"], ["spec.episodes"]),
     (["data={seeds: {count: 8}}"], ["spec.data.environment", "spec.reward.name"]),
     (["data.environment={name: Sokoban}"], ["spec.data.environment", "spec.data.environment", "spec.episodes"]),
     (
-        [*LAKE, "episodes={maxTurns: 4, maxTokens: 512}", "data.environment.python=./game.py:Game"],
-        ["spec.data.environment", "spec.data.environment"],
+        [*EPISODES, "data.environment.python=./game.py:Game"],
+        [NOT_BUILT, "spec.data.environment"],
     ),
     (["mode=Disaggregated", "resources={profile: cpu, devicesPerNode: 4}"], ["spec.resources.devicesPerNode"]),
     (["mode=Disaggregated", "resources={profile: cpu, nodes: 2}"], ["spec.resources.nodes"]),

@@ -8,7 +8,16 @@ from typing import Any
 from rljob_api.base import ApiModel
 from rljob_api.derived import environments
 from rljob_api.rules.core import Rule, exactly_one
-from rljob_api.spec import DataSource, DataSpec, EvaluationSet, RLJobSpec, TextEnvironmentSpec
+from rljob_api.spec import (
+    DataSource,
+    DataSpec,
+    EpisodeError,
+    EpisodesSpec,
+    EvaluationSet,
+    Mode,
+    RLJobSpec,
+    TextEnvironmentSpec,
+)
 
 _ANYWHERE = (
     "(has(self.data.environment) || self.data.sources.exists(s, has(s.environment))"
@@ -26,6 +35,31 @@ def _source_rules(source: type[ApiModel]) -> Iterator[Rule]:
         check=lambda s: (s.environment is None) == (s.seeds is None),
         cel="has(self.environment) == has(self.seeds)",
     )
+
+
+def _without(field: str, wrong: str) -> Rule:
+    """Something of a rollout that episodes cannot have."""
+    return Rule(
+        on=RLJobSpec,
+        field=f"rollout.{field}",
+        wrong=wrong,
+        allowed="leave it out with episodes",
+        check=lambda s: s.episodes is None or getattr(s.rollout, field) is None,
+        cel=f"!has(self.episodes) || !has(self.rollout.{field})",
+    )
+
+
+def _turn_fits(spec: Any) -> bool:
+    own = spec.episodes and spec.episodes.max_tokens_per_turn
+    return own is None or own <= spec.rollout.max_response_tokens
+
+
+def _answer_fits(spec: Any) -> bool:
+    if spec.episodes is None:
+        return True
+    turn = spec.episodes.max_tokens_per_turn
+    answer = spec.rollout.max_response_tokens if turn is None else turn
+    return bool(spec.episodes.max_tokens > answer)
 
 
 def _has_environment(spec: Any) -> bool:
@@ -62,5 +96,41 @@ EPISODES = (
         allowed="episodes: {maxTurns, maxTokens}",
         check=lambda s: s.episodes is not None or not _has_environment(s),
         cel=f"has(self.episodes) || !{_ANYWHERE}",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="episodes.maxTokensPerTurn",
+        wrong="is more than any answer may have",
+        allowed="at most rollout.maxResponseTokens",
+        check=_turn_fits,
+        cel="!has(self.episodes) || !has(self.episodes.maxTokensPerTurn)"
+        " || self.episodes.maxTokensPerTurn <= self.rollout.maxResponseTokens",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="episodes.maxTokens",
+        wrong="leaves no room for an observation beside an answer",
+        allowed="more than episodes.maxTokensPerTurn, or rollout.maxResponseTokens where that is left out",
+        check=_answer_fits,
+        cel="!has(self.episodes) || self.episodes.maxTokens > (has(self.episodes.maxTokensPerTurn)"
+        " ? self.episodes.maxTokensPerTurn : self.rollout.maxResponseTokens)",
+    ),
+    Rule(
+        on=EpisodesSpec,
+        field="errorReward",
+        wrong="has no effect with onError: Fail",
+        allowed="only with onError: End",
+        check=lambda e: e.error_reward == 0 or e.on_error == EpisodeError.END,
+        cel="self.errorReward == 0.0 || self.onError == 'End'",
+    ),
+    _without("partial", "episodes are not carried over an update of the weights"),
+    _without("tail", "a deferred episode would be played a second time from its beginning"),
+    Rule(
+        on=RLJobSpec,
+        field="mode",
+        wrong="episodes are not carried over an update of the weights",
+        allowed="Colocated or Disaggregated with episodes",
+        check=lambda s: s.episodes is None or s.mode != Mode.ASYNC,
+        cel="!has(self.episodes) || self.mode != 'Async'",
     ),
 )

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rljob_api.derived import longest_sequence
 from rljob_api.profiles import PROFILES
 from rljob_api.rules.findings import Check, Finding
 from rljob_api.spec import Precision, RandomModel, RLJobSpec
@@ -187,6 +188,9 @@ def parallel_findings(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]
     if positions and spec.rollout.max_response_tokens >= positions:
         wrong = f"leaves no room for a prompt: the model takes {positions} tokens"
         yield Finding(("rollout", "maxResponseTokens"), wrong, f"below max_position_embeddings ({positions})")
+    if positions and spec.episodes is not None and spec.episodes.max_tokens > positions:
+        wrong = f"is more than the model takes (max_position_embeddings {positions})"
+        yield Finding(("episodes", "maxTokens"), wrong, f"at most {positions}")
 
 
 def _language(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -249,8 +253,8 @@ def _sequence_bytes(config: Mapping[str, Any], spec: Any) -> tuple[int, int] | N
     given = rollout.engine_args.get("max_model_len")
     if type(given) is int and given > 0:
         length = min(length, given)
-    elif spec.data.max_prompt_tokens is not None and spec.evaluation is None:
-        length = min(length, spec.data.max_prompt_tokens + rollout.max_response_tokens)
+    elif (longest := longest_sequence(spec)) is not None:
+        length = min(length, longest)
     size = 2 if spec.training.precision == Precision.BF16 else 4
     return length, 2 * layers * max(1, groups // rollout.tensor_parallel) * head * size * length
 

@@ -240,6 +240,9 @@ def _rewards(spec: Any) -> Iterator[Finding]:
         if function.name == "environment" and source.environment is None:
             wrong = f"is the reward of an environment, and {'.'.join(map(str, at))} has none"
             yield Finding((*place, "name"), wrong, "another reward for this source")
+        if function.name in ("length", "overlong") and source.environment is not None and "limit" not in function.args:
+            wrong = f"needs a limit: an episode of {'.'.join(map(str, at))} has no one response that it could be of"
+            yield Finding((*place, "args"), wrong, "limit: TOKENS, of all answers of an episode together")
         cache = function.args.get("cache")
         if function.name == "overlong" and place not in seen and isinstance(cache, int):
             limit = token_limit(function.args, spec.rollout.max_response_tokens)
@@ -247,6 +250,26 @@ def _rewards(spec: Any) -> Iterator[Finding]:
                 wrong = "every response would be punished"
                 yield Finding((*place, "args", "cache"), wrong, f"at most the limit, {limit} tokens")
         seen.add(place)
+
+
+def _held_out_seeds(spec: Any) -> Iterator[Finding]:
+    """Seeds of an evaluation that the same environment has in training."""
+    sources = spec.data.sources or [spec.data]
+    for place, held_out in _held_out(spec.evaluation) if spec.evaluation is not None else ():
+        for source in sources if held_out.seeds is not None else ():
+            if source.seeds is None or not _same_environment(source.environment, held_out.environment):
+                continue
+            first, last = source.seeds.first, source.seeds.first + source.seeds.count - 1
+            if held_out.seeds.first <= last and first < held_out.seeds.first + held_out.seeds.count:
+                at = ("evaluation", *place, "seeds")
+                yield Finding(at, "are seeds of the training data too", f"others than {first} to {last}")
+
+
+def _same_environment(one: Any, other: Any) -> bool:
+    if one is None or other is None or (one.name, one.python) != (other.name, other.python):
+        return False
+    ids = [environment.gymnasium and environment.gymnasium.id for environment in (one, other)]
+    return bool(one.args == other.args and ids[0] == ids[1])
 
 
 def _environment(environment: Any) -> Iterator[Finding]:
@@ -372,6 +395,8 @@ def _length(spec: Any) -> Iterator[Finding]:
     if length < wanted[field] + prompt:
         least = wanted[field] + prompt
         yield Finding(at, f"leaves no room for prompts beside {field} ({wanted[field]})", f"at least {least}")
+    elif spec.episodes is not None and length < spec.episodes.max_tokens:
+        yield Finding(at, "is less than episodes.maxTokens", f"at least {spec.episodes.max_tokens}")
     elif spec.data.max_prompt_tokens is not None and length < spec.data.max_prompt_tokens + wanted[field]:
         least = spec.data.max_prompt_tokens + wanted[field]
         yield Finding(at, f"is less than data.maxPromptTokens and {field} together", f"at least {least}")
@@ -423,7 +448,7 @@ TEXT_CHECKS: dict[type, tuple[Check, ...]] = {
     EvaluationSpec: (_evaluation,),
     RewardPart: (_function,),
     RewardSpec: (_reward,),
-    RLJobSpec: (_rewards, _image, _length, _batch, _generated),
+    RLJobSpec: (_rewards, _held_out_seeds, _image, _length, _batch, _generated),
     RolloutSpec: (_engine_arguments,),
     EnvironmentSpec: (_environment,),
     ProfileOverrides: (_overrides,),

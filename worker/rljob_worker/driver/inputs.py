@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from rljob_api import RLJobSpec
+from rljob_api import RLJobSpec, derived
 from rljob_api.blocks import path_text
 from rljob_api.rules.model_config import parallel_findings
 from rljob_api.spec import ModelSpec
@@ -77,7 +77,8 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
     if saves:
         check_room(spec, folder, checkpoint_bytes(model, spec.training.precision))
     length = max_model_length(spec, model)
-    limit = _room_for_prompts(length, "spec.rollout.maxResponseTokens", spec.rollout.max_response_tokens)
+    field, tokens = derived.prompts_have_room(spec)
+    limit = _room_for_prompts(length, f"spec.{field}", tokens)
     evaluation_limit = limit
     if spec.evaluation is not None and spec.evaluation.max_response_tokens is not None:
         field, tokens = "spec.evaluation.maxResponseTokens", spec.evaluation.max_response_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_api.derived import max_sequences
+from rljob_api.derived import longest_sequence, max_sequences
 from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.engine.platforms import MERGED, engine_platform
@@ -11,14 +11,12 @@ from rljob_worker.models.facts import ModelFacts
 
 
 def max_model_length(spec: RLJobSpec, model: ModelFacts) -> int:
-    """Longest prompt plus response in tokens that the engine has to hold: the model's length, or less where known."""
-    data, rollout = spec.data, spec.rollout
-    given = rollout.engine_args.get("max_model_len")
+    """Longest sequence in tokens that the engine has to hold: the model's length, or less where that is known."""
+    given = spec.rollout.engine_args.get("max_model_len")
     if isinstance(given, int) and given > 0:
         return given
-    if data.max_prompt_tokens is None or spec.evaluation is not None:
-        return model.max_position_embeddings
-    return min(model.max_position_embeddings, data.max_prompt_tokens + rollout.max_response_tokens)
+    longest = longest_sequence(spec)
+    return model.max_position_embeddings if longest is None else min(model.max_position_embeddings, longest)
 
 
 def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, object]:

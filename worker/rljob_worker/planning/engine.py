@@ -92,7 +92,7 @@ def kv_bytes_per_token(model: ModelConfig, tp: int, size: int) -> int:
 
 
 def _usual_length(spec: RLJobSpec, longest: int) -> int:
-    return min(longest, prompt_tokens(spec)[0] + spec.rollout.max_response_tokens)
+    return min(longest, derived.longest_sample(spec, prompt_tokens(spec)[0]))
 
 
 def _weights(model: ModelConfig, tp: int) -> int:

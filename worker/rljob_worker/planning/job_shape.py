@@ -91,15 +91,14 @@ def largest_micro_batch(spec: RLJobSpec, model: ModelConfig, job: JobShape) -> M
     `maxTokensPerMicroBatch` bounds the tokens of a row; one longer sample is a row of its own. Logits are computed at
     response positions only, so short prompts are the worst.
     """
-    response = spec.rollout.max_response_tokens
     prompt, assumed = prompt_tokens(spec)
-    longest = min(prompt + response, model.max_position_embeddings)
+    longest = min(derived.longest_sample(spec, prompt), model.max_position_embeddings)
     bound = spec.training.max_tokens_per_micro_batch
     samples = -(-(spec.training.global_batch_size or derived.samples_per_step(spec)) // job.trainers.dp)
     tokens = min(max(bound, longest), samples * longest)
     return MicroBatch(
         tokens=tokens,
-        responses=min(tokens, samples * response),
+        responses=min(tokens, samples * derived.longest_sampled(spec)),
         count=max(1, samples * longest // tokens),
         longest=longest,
         assumed_prompt=assumed,
@@ -107,10 +106,14 @@ def largest_micro_batch(spec: RLJobSpec, model: ModelConfig, job: JobShape) -> M
 
 
 def prompt_tokens(spec: RLJobSpec) -> tuple[int, bool]:
-    """Tokens of the longest prompt, and whether that is assumed."""
+    """Tokens of the longest prompt, and whether that is assumed; none where all data are environments, whose first
+    observations are bounded as whole episodes are."""
+    sources = [source for _, source in derived.data_sources(spec) if source.environment is None]
+    if not sources:
+        return 0, False
     if spec.data.max_prompt_tokens is not None:
         return spec.data.max_prompt_tokens, False
-    symbols = [source.synthetic.prompt_symbols for source in spec.data.sources or [spec.data] if source.synthetic]
-    if len(symbols) == len(spec.data.sources or [spec.data]):
+    symbols = [source.synthetic.prompt_symbols for source in sources if source.synthetic]
+    if len(symbols) == len(sources):
         return max(symbols) + _SPECIAL_TOKENS, False
     return ASSUMED_PROMPT_TOKENS, True

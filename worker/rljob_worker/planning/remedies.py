@@ -142,6 +142,9 @@ def _kinds(spec: RLJobSpec, plan: MemoryPlan) -> list[list[Change]]:
             "longer responses are cut: another task",
         ),
     ]
+    if spec.episodes is not None:
+        shorter = _halved(spec.episodes.max_tokens, _SHORTEST_RESPONSE)
+        kinds.append(_numbers("episodes.maxTokens", shorter, "longer episodes end early: another task"))
     if plan.job.kind == "npu":
         smaller = _halved(spec.hccl.buffer_size_mb or 200, _SMALLEST_HCCL_MIB)
         kinds.insert(2, _numbers("hccl.bufferSizeMb", smaller, "slower large collectives"))

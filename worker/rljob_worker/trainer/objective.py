@@ -78,7 +78,7 @@ class PolicyLoss:
         self._denominators = {
             "num_tokens": update.num_tokens,
             "num_sequences": update.num_sequences,
-            "constant_length": spec.rollout.max_response_tokens,
+            "constant_length": derived.longest_sampled(spec),
         }
         self._version = version
         self._num_ages = derived.max_staleness(spec) + 1 if derived.mixes_versions(spec) else 0
