@@ -108,24 +108,10 @@ def _referring(node: Node, described: list[tuple[Node, str]], *, repeated: bool)
         made["items"] = _referring(node["items"], described, repeated=True)
     for name, field in node.get("properties", {}).items():
         like = next((path for fields, path in described if repeated and fields.get(name) == field), None)
-        made["properties"] = made["properties"] | {
-            name: _see(field, name, like)
-            if like
-            else _referring(field, described, repeated=repeated or name == "evaluation")
-        }
-    return made
-
-
-def _see(node: Node, name: str, block: str) -> Node:
-    """A field and all below it, referring to those of a block with their texts where that is shorter."""
-    made, reference = dict(node), f"See {block}."
-    if len(reference) < len(node.get("description", "")):
-        made["description"] = reference
-    if "properties" in node:
-        inside = {below: _see(field, below, f"{block}.{name}") for below, field in node["properties"].items()}
-        made["properties"] = inside
-    if "items" in node:
-        made["items"] = _see(node["items"], name, block)
+        below = _referring(field, described, repeated=repeated or name == "evaluation")
+        if like and len(reference := f"See {like}.") < len(field.get("description", "")):
+            below["description"] = reference
+        made["properties"] = made["properties"] | {name: below}
     return made
 
 

@@ -157,6 +157,16 @@ def test_every_field_is_described() -> None:
     assert silent == []
 
 
+def test_fields_of_lists_and_evaluations_refer_to_a_text_of_their_own_name() -> None:
+    texts = {path: node.get("description", "") for path, node in ALL}
+    referring = {path: text for path, text in texts.items() if text.startswith("See spec.")}
+    assert len(referring) > 100
+    for path, text in referring.items():
+        described = f".{text.removeprefix('See ').removesuffix('.')}.{path.rpartition('.')[2]}"
+        assert not texts[described].startswith("See "), path
+        assert len(texts[described]) > len(text), path
+
+
 def test_status_is_a_subresource_and_spec_is_required() -> None:
     assert VERSION["subresources"] == {
         "status": {},
