@@ -4,6 +4,7 @@ from __future__ import annotations
 
 PHASES = (
     "rollout",
+    "env_wait",
     "reward",
     "rollout_sleep",
     "wake_up",
@@ -21,12 +22,14 @@ PHASES = (
     "admission_wait",
 )
 
-WAITS = ("batch_wait", "reward_wait", "admission_wait")
-"""Where trainers and engines have devices of their own, each side has a lane of phases; in these it does nothing:
-the trainers wait for a batch, the engines for rewards, and for leave to generate."""
+WAITS = ("env_wait", "batch_wait", "reward_wait", "admission_wait")
+"""In these a lane does nothing. `env_wait` is the part of a rollout in which no engine has a request and an episode is
+in its environment. Where trainers and engines have devices of their own, the trainers wait for a batch, the engines for
+rewards, and for leave to generate."""
 
-TIMED_PHASES = tuple(name for name in PHASES if name not in ("batch_wait", "admission_wait"))
-"""Those that have deadlines of their own; a wait for the other lane ends by what that lane does."""
+TIMED_PHASES = tuple(name for name in PHASES if name not in ("env_wait", "batch_wait", "admission_wait"))
+"""Those that have deadlines of their own; a wait for the other lane ends by what that lane does, and one for
+environments by their own deadlines."""
 
 SWITCH_PHASES = ("rollout_sleep", "wake_up", "rollout_wake_weights", "update_weights", "sleep", "rollout_wake_kv")
 """Their sum is what a step pays for sharing devices."""

@@ -111,6 +111,20 @@ class PhaseClock:
                 self._counting = None
             self._running = None, ended
 
+    def attribute(self, name: str, seconds: float) -> None:
+        """Count seconds of the open phase, which have passed in it, as those of another one.
+
+        Of a phase that a step's end has cut in two, no more than has passed since.
+        """
+        assert name in PHASES, name
+        with self._lock:
+            self._count(self._now())
+            assert self._counting is not None, f"{name}: no phase is open"
+            opened = self._counting[0]
+            moved = min(seconds, self._phases[opened])
+            self._phases[opened] -= moved
+            self._phases[name] = self._phases.get(name, 0.0) + moved
+
     def so_far(self) -> StepTiming:
         """The running step until now, an open phase included."""
         with self._lock:

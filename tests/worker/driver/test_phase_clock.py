@@ -184,3 +184,28 @@ def test_it_tells_how_long_a_phase_has_run_and_for_how_long_none_has() -> None:
     assert clock.running() == (None, 2.0)
     clock.restart()
     assert clock.running() == (None, 0.0)
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS, st.booleans()), min_size=1, max_size=8))
+def test_what_is_attributed_to_another_phase_is_taken_from_the_open_one(parts: list[tuple[float, float, bool]]) -> None:
+    now = 0.0
+    clock = PhaseClock(now=lambda: now)
+    clock.restart()
+    total = moved = 0.0
+    with clock.phase("rollout"):
+        for seconds, waited, cut in parts:
+            now += seconds
+            total += seconds
+            # A step that ended meanwhile has its part.
+            if cut:
+                timing = clock.end_step()
+                assert math.fsum(timing.phases.values()) == pytest.approx(timing.step_seconds, abs=1e-6)
+                total = moved = 0.0
+            left = total - moved
+            clock.attribute("env_wait", waited)
+            moved += min(waited, left)
+            assert clock.so_far().phases.get("env_wait", 0.0) == pytest.approx(moved, abs=1e-6)
+    timing = clock.end_step()
+    assert timing.phases["rollout"] == pytest.approx(total - moved, abs=1e-6)
+    assert timing.step_seconds == pytest.approx(total, abs=1e-6)
+    assert timing.phases["rollout"] >= 0

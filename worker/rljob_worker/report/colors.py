@@ -4,6 +4,7 @@ from __future__ import annotations
 
 PHASE_COLORS = {
     "rollout": "#1f77b4",
+    "env_wait": "#17becf",
     "reward": "#9ecae1",
     "rollout_sleep": "#fdd0a2",
     "wake_up": "#fdae6b",
