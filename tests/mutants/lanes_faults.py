@@ -333,8 +333,8 @@ LANES_FAULTS = (
     Fault(
         "a replay samples with the noise of the group's first sample",
         f"{WORKER}/driver/replay.py",
-        "one.seed + episode.sample",
-        "one.seed",
+        "group.seed + episode.sample",
+        "group.seed",
         f"{REPLAY}::test_a_span_is_asked_for_after_what_stood_before_it_and_up_to_where_it_was_cut",
     ),
     Fault(

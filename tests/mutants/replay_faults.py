@@ -10,8 +10,8 @@ TRAINER = "tests/worker/trainer/test_trainer.py"
 REPLAY_FAULTS = (
     Fault(
         "a checkpoint forgets the experts of what it carries",
-        "worker/rljob_worker/flow/group.py",
-        "**({} if episode.experts is None else",
+        "worker/rljob_worker/flow/episode.py",
+        "**({} if self.experts is None else",
         "**({} if True else",
         "tests/worker/rollouts/test_groups.py::test_a_checkpoint_keeps_the_experts_of_what_is_finished",
     ),

@@ -28,9 +28,9 @@ TAIL_FAULTS = (
     ),
     Fault(
         "a group that begins anew keeps its tokens",
-        "worker/rljob_worker/flow/group.py",
-        "TokenStream.of_prompt(one.stream.ids[: one.stream.prompt_length])",
-        "one.stream",
+        "worker/rljob_worker/flow/episode.py",
+        "TokenStream.of_prompt(self.stream.ids[: self.stream.prompt_length])",
+        "self.stream",
         "tests/worker/rollouts/test_groups.py::test_a_group_begins_anew_with_its_own_noise",
     ),
     Fault(

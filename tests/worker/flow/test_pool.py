@@ -217,3 +217,15 @@ def test_samples_of_a_group_grow_in_two_threads(make: Any) -> None:
     for thread in threads:
         thread.join()
     assert [one.lengths for one in pool.unscored()] == [[20, 20]] * 7
+
+
+def test_a_group_that_is_given_back_is_drawn_again(make: Any) -> None:
+    pool = filled(make)
+    uid = pool.prompt(1).uid
+    pool.give_back(1)
+    assert 1 not in pool
+    assert 2 in pool
+    assert [(one.ordinal, one.prompt.uid) for one in pool.draw(1)] == [(1, uid)]
+    # One whose environments never began had no group.
+    pool.give_back(1)
+    assert [one.ordinal for one in pool.draw(2)] == [1, 3]

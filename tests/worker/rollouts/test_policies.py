@@ -168,6 +168,10 @@ def test_a_round_begins_what_is_missing_up_to_the_limit() -> None:
     assert not policy.exhausted(step, groups)
     step.drawn = 6
     assert policy.exhausted(step, groups)
+    step.given_back = 1
+    assert not policy.exhausted(step, groups)
+    step.passed = 0
+    assert policy.room(step, groups) == 1, "another in the place of what was lost"
 
 
 def test_a_step_whose_filter_took_too_many_groups_says_what_they_scored() -> None:

@@ -89,7 +89,7 @@ def sample_text(sample: dict[str, Any]) -> str:
         f"  advantage {number(sample['advantage'])}  {sample['response_tokens']} tokens ({sample['finish_reason']})"
         f"  weights {_weights(sample)}{_untrained(sample)}",
         _texts("prompt", sample["prompt"]),
-        _texts("response", sample["response"]),
+        *(_turns(sample["turns"]) if "turns" in sample else [_texts("response", sample["response"])]),
     ]
     if sample["label"] is not None:
         lines.append(_texts("label", str(sample["label"])))
@@ -97,6 +97,19 @@ def sample_text(sample: dict[str, Any]) -> str:
     if sample["reward_error"]:
         lines.append(f"reward failed: {visible_block(sample['reward_error'], _MARGIN)}")
     return "\n".join([visible_line(lines[0]), *lines[1:]])
+
+
+def _turns(turns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was answered in each turn, and what came of it."""
+    lines = []
+    for count, turn in enumerate(turns, 1):
+        tokens = f"{turn['tokens']} token{'' if turn['tokens'] == 1 else 's'}"
+        lines.append(_texts(f"turn {count} <", f"{turn['action']}  ({tokens}, reward {number(turn['reward'], 4)})"))
+        if turn["error"]:
+            lines.append(_texts("  failed", str(turn["error"])))
+        elif not turn["done"] and count < len(turns):
+            lines.append(_texts("       >", turn["observation"]))
+    return lines
 
 
 def _texts(name: str, text: str) -> str:

@@ -29,6 +29,11 @@ class PhaseCalls:
         """Seconds that a phase may take."""
         return self._timeouts.phases.get(phase, self._timeouts.phase_seconds)
 
+    def attribute(self, name: str, of: str, seconds: float) -> None:
+        """Count seconds of the running phase as those of another one, where it is `of` that runs."""
+        if self._clock.current == of:
+            self._clock.attribute(name, seconds)
+
     def gather(self, otherwise: str, calls: Sequence[Call[T]], *, stoppable: bool = False) -> list[T]:
         """Results in the order of `calls`; errors as `Calls.gather`."""
         phase = self.phase(otherwise)

@@ -129,6 +129,10 @@ class ChatTemplate:
                 f"{place}: the chat template refuses the prompt: {type(error).__name__}: {error}"
             ) from error
 
+    def conversation(self, messages: Sequence[Mapping[str, str]], opened: bool) -> str:
+        """A conversation as text, with the opening of the next answer or without; raises what the template raises."""
+        return self._rendered([dict(message) for message in messages], generation_prompt=opened)
+
     def _rendered(
         self, messages: Messages, *, generation_prompt: bool = True, more: Mapping[str, Any] | None = None
     ) -> str:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from pyarrow import Table
 
+TURNS = "turns"
+"""Among the columns that rewards are given: the turns of an episode."""
 _LOOKED_AT = 100
 _FILES = (".jsonl", ".parquet")
 _HEAD_BYTES = 2**20
@@ -64,8 +66,10 @@ class LoadedSource:
     """[rows]: changes where a row does; empty for rows that no file holds."""
 
     def reward_columns(self) -> frozenset[str]:
-        """Columns of the first rows that are neither prompt nor label."""
+        """Columns of the first rows that are neither prompt nor label, and what an episode has in their place."""
         found = {name for row in self.rows[:_LOOKED_AT] for name in row}
+        if self.source.environment is not None:
+            found.add(TURNS)
         return frozenset(found - {self.source.prompt_key, self.source.label_key})
 
     def place(self, row: int) -> str:

@@ -26,6 +26,7 @@ from rljob_worker.models.random_model import make_random_model
 from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rollouts.inputs import Inputs
+from rljob_worker.rollouts.worlds import JobEnvironments
 from rljob_worker.waiting import waiting_for
 
 MODEL_FOLDER = "model"
@@ -34,7 +35,9 @@ _MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
 def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
-    """Model, tokenizer, data and rewards, each checked; a random model and its tokenizer are made in the run folder.
+    """Model, tokenizer, data, environments and rewards, each checked.
+
+    A random model and its tokenizer are made in the run folder.
 
     Args:
         spec: the job.
@@ -42,11 +45,13 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
         saves: whether there will be checkpoints, which need room.
     """
     private = [folder, checkpoint_root(folder, spec.checkpoint.path)]
+    with waiting_for("the environments of spec.data and spec.evaluation to be tried"):
+        environments = JobEnvironments(spec, private)
     own = folder / MODEL_FOLDER
     if spec.model.path is not None and (here := Path(spec.model.path).expanduser()).is_dir():
         check_json_files(here)
     with waiting_for("the tokenizer of spec.model"):
-        prepare_tokenizer(spec, own)
+        prepare_tokenizer(spec, own, environments.spoken() if spec.model.random is not None else ())
     if spec.model.random is None:
         model_folder = checkpoint_folder(spec.model)
         check_json_files(model_folder)
@@ -97,6 +102,8 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
         rewards=rewards,
         labels=LabelCheck(scored),
         evaluation_prompts=evaluation_prompts,
+        hosts=environments.hosts,
+        worlds=environments.worlds(tokenizer, model_folder),
     )
 
 

@@ -36,6 +36,7 @@ from rljob_worker.records.writer import RecordWriter
 from rljob_worker.rewards.parts import PartMeans
 from rljob_worker.rollouts.batch import (
     draft_metrics,
+    episode_metrics,
     limit_metrics,
     oversampling_metrics,
     partial_metrics,
@@ -260,6 +261,7 @@ class Job(ABC, Generic[H]):
             self._records.metrics(draft_metrics(step.drafts))
         if self.spec.rollout.tail is not None:
             self._records.metrics(tail_metrics(step))
+        self._records.metrics(episode_metrics(step.groups) | step.environments.metrics())
         self._records.metrics(self._part_means.metrics([result for group in step.groups for result in group.results]))
         self._records.metrics(step.trained[0].metrics)
         self._records.overlapped({"reward": self._inputs.rewards.take_busy_seconds()})

@@ -16,7 +16,7 @@ from rljob_api.wire.step_record import StepRecord
 from rljob_worker.checkpoints.journal import JournalStep, journal_files, read_journal
 from rljob_worker.checkpoints.reader import Checkpoints, Found
 from rljob_worker.errors import UserError
-from rljob_worker.flow import Group, Span
+from rljob_worker.flow import Episode, Group, SpanKind
 from rljob_worker.records.audit import changes_of
 from rljob_worker.records.steps import effective_steps, read_steps
 from rljob_worker.types import FloatArray, GenerationRequest, IntArray, Prompt
@@ -163,28 +163,33 @@ class AskedSpan:
 
 def asked_spans(one: Group, prompt: Prompt, version: int) -> list[AskedSpan]:
     """What `version` sampled of a group; UserError where its prompt has other tokens now."""
-    if one.prompt_tokens != prompt.token_ids:
+    if prompt.environment is None and one.prompt_tokens != prompt.token_ids:
         raise UserError(
             f"spec.data: prompt {prompt.uid} has other tokens than in the journal: data, template or tokenizer"
         )
     return [
         AskedSpan(
             f"{prompt.uid} sample {episode.sample}, weights {version}",
-            GenerationRequest(
-                prompt.token_ids,
-                one.seed + episode.sample,
-                tuple(episode.stream.ids[episode.stream.prompt_length : span.start].tolist()),
-                one.ordinal,
-                _limit(span, episode.stream.prompt_length, len(episode.stream)),
-            ),
+            _request(episode, place, one),
             (episode.stream.ids[span.start : span.stop], episode.stream.log_probs[span.start : span.stop]),
         )
         for episode in one.episodes
-        for span in episode.stream.spans
+        for place, span in enumerate(episode.stream.spans)
         if span.version == version
     ]
 
 
-def _limit(span: Span, prompt: int, length: int) -> int | None:
-    """Where a span was cut; the last one ended by itself."""
-    return None if span.stop == length else span.stop - prompt
+def _request(episode: Episode, place: int, group: Group) -> GenerationRequest:
+    """What gives a span again, the one in this place: what was before its answer, and what of the answer was."""
+    stream = episode.stream
+    span = stream.spans[place]
+    start = next(one.stop for one in reversed(stream.spans[:place]) if one.kind is not SpanKind.SAMPLED)
+    # The last span of a response ended by itself; answers of a turn have limits of their own.
+    ends_alone = episode.opening is None and span.stop == len(stream)
+    return GenerationRequest(
+        tuple(stream.ids[:start].tolist()),
+        group.seed + episode.sample,
+        tuple(stream.ids[start : span.start].tolist()),
+        group.ordinal,
+        None if ends_alone else span.stop - start,
+    )

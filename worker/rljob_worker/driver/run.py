@@ -113,6 +113,8 @@ def run_job(
             folder.discard_if_new()
             raise
         stack.callback(inputs.rewards.close)
+        for hosts in inputs.hosts:
+            stack.callback(hosts.close)
         failures = WriteFailures()
         log = StepLog(folder.path, failures, folder.check)
         stack.callback(log.close)
@@ -204,6 +206,9 @@ def _run(
         try:
             with waiting_for("scoring processes to import their reward"):
                 inputs.rewards.start()
+            with waiting_for("environments to be imported"):
+                for hosts in inputs.hosts:
+                    hosts.start()
             stack.callback(inputs.labels.close)
             inputs.labels.start(lambda what: _unreadable(events, what))
             trainers = "" if engines_alone else f"{derived.trainers(spec)} trainer(s) and "

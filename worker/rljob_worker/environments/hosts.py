@@ -6,7 +6,7 @@ import itertools
 import pickle
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 
@@ -101,7 +101,7 @@ class EnvironmentHosts:
         self._source, self._place = source, place
         self._processes, self._per_process = processes, per_process
         self._deadlines = deadlines or Deadlines()
-        self._deterministic, self._retries = deterministic, retries
+        self.deterministic, self._retries = deterministic, retries
         self._hosts: list[_Host] = []
         self._episodes: dict[int, EpisodeEnvironment] = {}
         self._where: dict[int, tuple[_Host, int]] = {}
@@ -133,26 +133,41 @@ class EnvironmentHosts:
             raise UserError(said)
         host.ready, self.examples = True, [str(one) for one in value]
 
-    def begin(self, key: int, seed: int, options: Mapping[str, object] | None = None) -> None:
+    def begin(
+        self,
+        key: int,
+        seed: int,
+        options: Mapping[str, object] | None = None,
+        answers: Sequence[Began | Stepped] = (),
+        actions: Sequence[str] = (),
+    ) -> None:
         """Make an episode's environment and reset it.
 
         Args:
             key: names the episode.
             seed: of the reset.
             options: of the reset.
+            answers: of one that was elsewhere before, of its reset and of each step; it is made anew with the next
+                step, and must answer as before.
+            actions: of these steps.
 
         Raises:
-            ValueError: there is an episode of that name, or no place for a further one.
+            ValueError: there is an episode of that name, or no place for a further one; there are not as many answers
+                as the reset and the actions have.
         """
+        if answers and len(answers) != len(actions) + 1:
+            raise ValueError(f"environments: {len(answers)} answers to a reset and {len(actions)} actions")
         if key in self._episodes:
             raise ValueError(f"environments: there is an episode {key} already")
-        if len(self._episodes) >= self._processes * self._per_process:
+        if len(self._episodes) >= self.places:
             raise ValueError(
                 f"environments: {len(self._episodes)} episodes are open, and {self._processes} processes hold "
                 f"{self._per_process} each"
             )
-        self._episodes[key] = EpisodeEnvironment(key, seed, options or {})
-        self._enqueue(self._episodes[key])
+        episode = EpisodeEnvironment(key, seed, options or {}, list(answers), list(actions))
+        self._episodes[key] = episode
+        if episode.waits:
+            self._enqueue(episode)
 
     def step(self, key: int, action: str) -> None:
         """Answer an episode's action; ValueError where it has ended, or is not there."""
@@ -173,6 +188,11 @@ class EnvironmentHosts:
             host.numbers.pop(number, None)
             host.queue.append((number, None))
             self._give(host)
+
+    @property
+    def places(self) -> int:
+        """Episodes that may be open at once."""
+        return self._processes * self._per_process
 
     @property
     def outstanding(self) -> int:
@@ -338,7 +358,7 @@ class EnvironmentHosts:
                 if episode.losses > self._retries:
                     self._fail(episode, FailureKind.INFRA, why)
                     continue
-            if episode.answers and not self._deterministic:
+            if episode.answers and not self.deterministic:
                 self._fail(
                     episode, FailureKind.INFRA, f"{why}; it is not deterministic, so that it cannot be made anew"
                 )

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
-from rljob_worker.flow.streams import TokenStream, packed, unpacked
-from rljob_worker.types import ExpertArray, FloatArray, Generation, GenerationRequest, Prompt, RewardResult
-
-
-class Finish(StrEnum):
-    """Why an episode's generation ended."""
-
-    STOP = "stop"
-    """An end token, a stop token or a stop string."""
-    LENGTH = "length"
-    """The longest response allowed."""
+from rljob_worker.flow.episode import Episode
+from rljob_worker.flow.streams import TokenStream
+from rljob_worker.flow.turns import Budget, Opening
+from rljob_worker.types import FloatArray, Generation, GenerationRequest, Prompt, RewardResult
 
 
 class Decision(StrEnum):
@@ -32,57 +26,6 @@ class Decision(StrEnum):
     """The step had enough before it: its prompt is sampled again, in the next step or a later one."""
     SKIPPED = "skipped"
     """Its row was to be left out: no sample of it counts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """One sample of a prompt.
-
-    Attributes:
-        ordinal: number of the prompt in the data.
-        sample: number of the sample within its group.
-        stream: its tokens so far.
-        finish: why it ended; None while it may go on.
-        stop_text: the stop string that ended it, if any.
-        experts: of a finished one, those that the engine sent each token but the last to, where the trainer is to do
-            the same: [tokens - 1, layers with experts, experts of a token]. What may go on has none: its next reading
-            tells those of all tokens.
-        text: of a finished one, its response in words, once it was decoded; a checkpoint does not hold it.
-
-    Raises:
-        ValueError: there are experts of more or fewer tokens.
-    """
-
-    ordinal: int
-    sample: int
-    stream: TokenStream
-    finish: Finish | None = None
-    stop_text: str | None = None
-    experts: ExpertArray | None = field(default=None, compare=False)
-    text: str | None = field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.experts is not None and len(self.experts) != len(self.stream) - 1:
-            raise ValueError(
-                f"sample {self.sample} of prompt {self.ordinal} has {len(self.stream)} tokens and experts of "
-                f"{len(self.experts)}; all but the last have some"
-            )
-
-    @property
-    def response_length(self) -> int:
-        """Tokens after the prompt."""
-        return len(self.stream) - self.stream.prompt_length
-
-    @property
-    def generation(self) -> Generation:
-        """The whole response, from whatever weights its parts are; without experts."""
-        stream = self.stream
-        return Generation(
-            np.array(stream.ids[stream.prompt_length :]),
-            np.array(stream.log_probs[stream.prompt_length :]),
-            "" if self.finish is None else self.finish.value,
-            self.stop_text,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +96,25 @@ class Group:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each response."""
-        return [episode.response_length for episode in self.episodes]
+        """Tokens of each sample that the policy sampled."""
+        return [episode.sampled_length for episode in self.episodes]
 
     @classmethod
     def begun(cls, ordinal: int, prompt: Prompt, samples: int, seed: int, version: int) -> Group:
         """A group that has nothing but its prompt, for weights of `version`."""
         stream = TokenStream.of_prompt(prompt.token_ids)
         episodes = tuple(Episode(ordinal, sample, stream) for sample in range(samples))
+        return cls(ordinal, version, episodes, seed=seed, prompt_uid=prompt.uid)
+
+    @classmethod
+    def opened(
+        cls, ordinal: int, prompt: Prompt, starts: Sequence[tuple[Opening, Sequence[int]]], seed: int, version: int
+    ) -> Group:
+        """A group whose samples have an environment each; `starts`: how they began, and the prompts made of that."""
+        episodes = tuple(
+            Episode(ordinal, sample, TokenStream.of_prompt(ids), opening=opening)
+            for sample, (opening, ids) in enumerate(starts)
+        )
         return cls(ordinal, version, episodes, seed=seed, prompt_uid=prompt.uid)
 
     def at(self, version: int) -> Group:
@@ -171,49 +125,27 @@ class Group:
 
     def anew(self) -> Group:
         """Without what was sampled of it."""
-        episodes = tuple(
-            Episode(one.ordinal, one.sample, TokenStream.of_prompt(one.stream.ids[: one.stream.prompt_length]))
-            for one in self.episodes
-        )
-        return replace(self, episodes=episodes, results=())
+        return replace(self, episodes=tuple(one.from_prompt() for one in self.episodes), results=())
 
     def sampled_again(self, version: int) -> Group:
         """Without what was sampled of it, which is too old, for weights of `version`."""
         return replace(self.anew().at(version), renewed=True)
 
-    def requests(self) -> list[tuple[int, GenerationRequest]]:
-        """What is missing, with the number of the sample."""
-        return [
-            (
-                episode.sample,
-                GenerationRequest(
-                    prompt_token_ids=tuple(episode.stream.ids[: episode.stream.prompt_length].tolist()),
-                    seed=self.seed + episode.sample,
-                    sampled_token_ids=tuple(episode.stream.ids[episode.stream.prompt_length :].tolist()),
-                    group=self.ordinal,
-                ),
-            )
-            for episode in self.episodes
-            if episode.finish is None
-        ]
+    def requests(self, budget: Budget | None = None) -> list[tuple[int, GenerationRequest]]:
+        """What engines are asked for, with the number of the sample; `budget` is of episodes with environments."""
+        asked = ((one.sample, one.request(self.seed + one.sample, budget)) for one in self.episodes)
+        return [(sample, request) for sample, request in asked if request is not None]
 
     def extended(self, sample: int, generation: Generation, version: int) -> Group:
         """With what weights of `version` added to a sample."""
-        before = self.episodes[sample]
-        after = replace(
-            before,
-            stream=before.stream.append_sampled(generation.token_ids, generation.log_probs, version=version),
-            finish=Finish(generation.finish_reason) if generation.finish_reason else None,
-            stop_text=generation.stop_text,
-            experts=generation.experts if generation.finish_reason else None,
-        )
-        return self._with(after)
+        return self.with_episode(self.episodes[sample].with_sampled(generation, version))
 
     def with_text(self, sample: int, text: str) -> Group:
         """With a sample's response in words."""
-        return self._with(replace(self.episodes[sample], text=text))
+        return self.with_episode(replace(self.episodes[sample], text=text))
 
-    def _with(self, episode: Episode) -> Group:
+    def with_episode(self, episode: Episode) -> Group:
+        """With another state of a sample."""
         place = episode.sample
         return replace(self, episodes=(*self.episodes[:place], episode, *self.episodes[place + 1 :]))
 
@@ -231,15 +163,7 @@ class Group:
             "results": [asdict(result) for result in self.results],
             **({} if self.deferred_at is None else {"deferred_at": self.deferred_at}),
             **({"renewed": True} if self.renewed else {}),
-            "episodes": [
-                {
-                    "stream": episode.stream.as_json(),
-                    "finish": None if episode.finish is None else episode.finish.value,
-                    "stop_text": episode.stop_text,
-                    **({} if episode.experts is None else {"experts": _experts_as_json(episode.experts)}),
-                }
-                for episode in self.episodes
-            ],
+            "episodes": [episode.as_json() for episode in self.episodes],
         }
 
     @classmethod
@@ -248,15 +172,7 @@ class Group:
         try:
             ordinal = int(value["ordinal"])
             episodes = tuple(
-                Episode(
-                    ordinal,
-                    sample,
-                    TokenStream.from_json(episode["stream"]),
-                    None if episode["finish"] is None else Finish(episode["finish"]),
-                    episode["stop_text"],
-                    _experts_from_json(episode["experts"]) if "experts" in episode else None,
-                )
-                for sample, episode in enumerate(value["episodes"])
+                Episode.from_json(ordinal, sample, episode) for sample, episode in enumerate(value["episodes"])
             )
             results = tuple(RewardResult(**result) for result in value["results"])
             deferred = None if value.get("deferred_at") is None else int(value["deferred_at"])
@@ -274,16 +190,3 @@ class Group:
         if results and len(results) != (len(episodes) if made.complete else 0):
             raise ValueError(f"the group of prompt {ordinal} has {len(episodes)} samples and {len(results)} rewards")
         return made
-
-
-def _experts_as_json(experts: ExpertArray) -> dict[str, Any]:
-    dtype = "<u1" if experts.dtype == np.uint8 else "<u2"
-    return {"shape": list(experts.shape), "dtype": dtype, "values": packed(experts, dtype)}
-
-
-def _experts_from_json(value: dict[str, Any]) -> ExpertArray:
-    dtype = value["dtype"]
-    if dtype not in ("<u1", "<u2"):
-        raise ValueError(f"experts of type {dtype!r}")
-    experts: ExpertArray = unpacked(value["values"], dtype).reshape(value["shape"])
-    return experts

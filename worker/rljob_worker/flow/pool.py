@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
+from rljob_worker.flow.episode import Episode
 from rljob_worker.flow.frontier import Frontier
 from rljob_worker.flow.group import Decision, Group
 from rljob_worker.types import Generation, Prompt, RewardResult
@@ -96,6 +97,9 @@ class OpenGroups:
     def __getitem__(self, ordinal: int) -> Group:
         return self._groups[ordinal]
 
+    def __contains__(self, ordinal: int) -> bool:
+        return ordinal in self._groups
+
     def counts(self) -> dict[str, int]:
         """How many groups are growing, scoring and ready."""
         groups = self.groups
@@ -112,6 +116,16 @@ class OpenGroups:
         with self._lock:
             grown = self._groups[ordinal] = self._groups[ordinal].extended(sample, generation, version)
             return grown
+
+    def replace(self, ordinal: int, episode: Episode) -> None:
+        """Put another state of a sample in the place of what there is of it."""
+        with self._lock:
+            self._groups[ordinal] = self._groups[ordinal].with_episode(episode)
+
+    def give_back(self, ordinal: int) -> None:
+        """Drop a group that cannot become complete, if it has begun; its prompt stays open."""
+        with self._lock:
+            self._groups.pop(ordinal, None)
 
     def say(self, ordinal: int, sample: int, text: str) -> None:
         """Give a sample its text."""
@@ -191,6 +205,12 @@ class GroupPool(OpenGroups):
                 drawn += [one for one in numbered if not self._data.skips(one.prompt.uid)]
             self._prompts.update(drawn)
             return drawn
+
+    def give_back(self, ordinal: int) -> None:
+        """As `OpenGroups`; the prompt is drawn again."""
+        with self._lock:
+            super().give_back(ordinal)
+            self._waiting.add(ordinal)
 
     @property
     def next_ordinal(self) -> int:
@@ -297,7 +317,9 @@ def still_good(carried: Sequence[Group], prompts: Mapping[int, Prompt], *, whole
     good: list[Group] = []
     for one in carried:
         prompt = prompts.get(one.ordinal)
-        if prompt is not None and one.prompt_tokens != prompt.token_ids:
+        # With an environment the prompt was made of what that said: whether it still does is seen when it goes on.
+        same = prompt is None or prompt.environment is not None or one.prompt_tokens == prompt.token_ids
+        if prompt is not None and not same:
             begun = Group.begun(one.ordinal, prompt, len(one.episodes), one.seed, one.admitted_version)
             one = replace(begun, deferred_at=one.deferred_at)
         if prompt is not None:

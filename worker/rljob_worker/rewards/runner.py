@@ -19,9 +19,10 @@ from rljob_worker.confined.bounds import Bounds, environment, network_can_be_clo
 from rljob_worker.confined.files import Files
 from rljob_worker.confined.kernel import Kernel
 from rljob_worker.confined.process import Place
-from rljob_worker.data.sources import data_sources, evaluation_sources
+from rljob_worker.data.sources import TURNS, data_sources, evaluation_sources
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.errors import UserError
+from rljob_worker.flow.turns import total_reward
 from rljob_worker.host.paths import home_expanded
 from rljob_worker.rewards.builtin import (
     check_args,
@@ -194,7 +195,7 @@ class RewardRunner:
     def _make_scorer(self, reward: RewardSpec) -> _Inline | _Isolated:
         if reward.name == "match":
             match = Match(self._tokenizer)
-            return _Inline(lambda sample, _: match(sample.generation.token_ids, _label(sample)), needs_text=False)
+            return _alone(lambda sample, _: match(sample.generation.token_ids, _label(sample)), needs_text=False)
         if (inline := _inline(reward, self._max_response_tokens)) is not None:
             return inline
         calling = self._callings.get(reward.model_dump_json())
@@ -247,7 +248,7 @@ class RewardRunner:
         outcomes: list[tuple[ScoreCall, RewardResult | str]] = []
         for call, text in zip(calls, texts):
             try:
-                outcomes.append((call, RewardResult(scorer.score(call.sample, text))))
+                outcomes.append((call, RewardResult(*scorer.score(call.sample, text))))
             except Exception as error:
                 outcomes.append((call, f"{type(error).__name__}: {error}"))
         self._calls.end(outcomes, self._calls.round)
@@ -290,7 +291,8 @@ class RewardRunner:
 
 @dataclass(frozen=True, slots=True)
 class _Inline:
-    score: Callable[[RewardSample, str], float]
+    score: Callable[[RewardSample, str], tuple[float, dict[str, float]]]
+    """Of a response and its text: the score, and what is recorded beside it."""
     needs_text: bool
 
 
@@ -305,18 +307,32 @@ def _inline(reward: RewardSpec, max_response_tokens: int) -> _Inline | None:
     args = reward.args
     limit = token_limit(args, max_response_tokens)
     if reward.name == "exact":
-        return _Inline(lambda sample, text: exact(text, _label(sample)), needs_text=True)
+        return _alone(lambda sample, text: exact(text, _label(sample)), needs_text=True)
     if reward.name == "gsm8k":
-        return _Inline(lambda sample, text: gsm8k(text, _label(sample), **args), needs_text=True)
+        return _alone(lambda sample, text: gsm8k(text, _label(sample), **args), needs_text=True)
     if reward.name == "format":
         fits = make_format(**args)
-        return _Inline(lambda _, text: fits(text), needs_text=True)
+        return _alone(lambda _, text: fits(text), needs_text=True)
     if reward.name == "length":
         target = args.get("target", 0)
-        return _Inline(lambda sample, _: length_penalty(_tokens(sample), limit, target), needs_text=False)
+        return _alone(lambda sample, _: length_penalty(_tokens(sample), limit, target), needs_text=False)
     if reward.name == "overlong":
-        return _Inline(lambda sample, _: overlong_penalty(_tokens(sample), limit, args["cache"]), needs_text=False)
+        return _alone(lambda sample, _: overlong_penalty(_tokens(sample), limit, args["cache"]), needs_text=False)
+    if reward.name == "environment":
+        return _Inline(_of_environment, needs_text=False)
     return None
+
+
+def _alone(score: Callable[[RewardSample, str], float], *, needs_text: bool) -> _Inline:
+    """A score with nothing beside it."""
+    return _Inline(lambda sample, text: (score(sample, text), {}), needs_text)
+
+
+def _of_environment(sample: RewardSample, _: str) -> tuple[float, dict[str, float]]:
+    """The reward of an episode, and the numbers that came with its last turn."""
+    if not sample.turns:
+        raise ValueError("the prompt has no environment")
+    return total_reward(sample.turns), dict(sample.turns[-1].values)
 
 
 def _outcome(call: ScoreCall, score: float | None, parts: dict[str, float]) -> RewardResult | str:
@@ -358,7 +374,7 @@ def _payload(sample: RewardSample, text: str) -> dict[str, Any]:
         "response": text,
         "label": sample.prompt.label,
         "finish_reason": sample.generation.finish_reason,
-        "metadata": sample.prompt.metadata,
+        "metadata": _metadata(sample),
         "row": sample.prompt.row,
         "raw_label": sample.prompt.row.get(sample.prompt.label_key, sample.prompt.label)
         if sample.prompt.label_key
@@ -367,6 +383,17 @@ def _payload(sample: RewardSample, text: str) -> dict[str, Any]:
         "source": sample.prompt.source,
         "response_tokens": _tokens(sample),
     }
+
+
+def _metadata(sample: RewardSample) -> Mapping[str, object]:
+    """The row's other columns, and of an episode its turns."""
+    if not sample.turns:
+        return sample.prompt.metadata
+    turns = [
+        {"action": turn.action, "observation": turn.observation, "reward": turn.reward, "values": dict(turn.values)}
+        for turn in sample.turns
+    ]
+    return {**sample.prompt.metadata, TURNS: turns}
 
 
 def _rewards(spec: RLJobSpec) -> Iterator[tuple[str, str, RewardSpec, str | None]]:

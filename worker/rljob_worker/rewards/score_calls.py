@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rljob_worker.errors import JobError
+from rljob_worker.flow.turns import Turn
 from rljob_worker.rewards.functions import representable
 from rljob_worker.rewards.weighted_parts import Part, join
 from rljob_worker.types import Generation, Prompt, RewardResult
@@ -35,6 +36,8 @@ class RewardSample:
     """Number of the prompt in the data, where the caller tells results apart by it."""
     renewed: bool = False
     """Whether its group was sampled a second time: the result of the first is not that of the second."""
+    turns: tuple[Turn, ...] = ()
+    """What an environment answered, where one did; `text` is then what the policy said last, `generation` all of it."""
 
 
 @dataclass(slots=True, eq=False)

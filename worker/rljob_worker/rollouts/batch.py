@@ -148,6 +148,30 @@ def oversampling_metrics(step: Step) -> dict[str, float]:
     return metrics
 
 
+def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """How the episodes of several turns went; empty where there are none."""
+    episodes = [one for group in groups for one in group.episodes if one.opening is not None]
+    if not episodes:
+        return {}
+    turns = [len(one.turns) for one in episodes]
+    observed = [len(one.stream) - one.stream.prompt_length - one.sampled_length for one in episodes]
+    reached = [one.turns[-1].values["success"] for one in episodes if "success" in one.turns[-1].values]
+    answers = [turn for one in episodes for turn in one.turns]
+    finishes = Counter(one.finish for one in episodes)
+    return {
+        "rollout/episodes/turns/mean": sum(turns) / len(episodes),
+        "rollout/episodes/turns/max": float(max(turns)),
+        **{
+            f"rollout/episodes/finish/{finish.value}": finishes[finish] / len(episodes)
+            for finish in (Finish.ENVIRONMENT, Finish.TURNS, Finish.LENGTH, Finish.FAILED)
+        },
+        "rollout/episodes/observed_tokens": float(sum(observed)),
+        "rollout/episodes/invalid_actions": float(sum(turn.values.get("valid") == 0 for turn in answers)),
+        "rollout/episodes/restarted": float(sum(one.restarts for one in episodes)),
+        **({"rollout/episodes/success": sum(reached) / len(reached)} if reached else {}),
+    }
+
+
 def draft_metrics(drafts: DraftCounts) -> dict[str, float]:
     """How often the guesses of speculative decoding were right."""
     return {

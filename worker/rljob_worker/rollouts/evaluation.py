@@ -11,13 +11,14 @@ from rljob_api.spec import EvaluationSpec
 from rljob_api.spec.rollout import RolloutAssignment
 from rljob_worker.data.evaluate import EvaluatedPrompt, aggregate, held_out_settings
 from rljob_worker.engine.seeds import request_seed
-from rljob_worker.errors import ProcessDiedError, StopRequested
+from rljob_worker.errors import JobError, ProcessDiedError, StopRequested
 from rljob_worker.flow import Finish, Group
 from rljob_worker.flow.pool import OpenGroups
 from rljob_worker.rollouts.batch import evaluation_sampling
 from rljob_worker.rollouts.generator import Generator
 from rljob_worker.rollouts.growth import Growth
 from rljob_worker.rollouts.policies.whole import in_shares
+from rljob_worker.rollouts.turns import Beginning
 from rljob_worker.types import Prompt
 
 
@@ -77,15 +78,30 @@ class HeldOut:
         if self._stop.is_set():
             raise StopRequested
         groups = OpenGroups()
-        for place, prompt in enumerate(prompts):
-            seed = request_seed(self._spec.seed, 0, place, 0)
-            groups.put(prompt, Group.begun(place, prompt, samples, seed, version))
-        when_free = self._spec.rollout.assignment is RolloutAssignment.WHEN_FREE
-        assignment = in_shares(groups.groups, self._generator.fleet, when_free=when_free)
-        sampling = evaluation_sampling(self._spec)
-        self._growth.grow(groups, assignment, sampling, version, self._generator.occupancy())
+        at_once = self._growth.turns.at_once(prompts, samples)
+        numbered = [
+            Beginning(place, prompt, request_seed(self._spec.seed, 0, place, 0)) for place, prompt in enumerate(prompts)
+        ]
+        try:
+            for part in batched(numbered, at_once):
+                self._grow(groups, part, samples, version)
+        finally:
+            self._growth.turns.forget(groups)
         self._growth.collect(groups)
         return [Answered(prompts[group.ordinal], group) for group in groups.groups]
+
+    def _grow(self, groups: OpenGroups, beginnings: Sequence[Beginning], samples: int, version: int) -> None:
+        self._growth.begin(groups, beginnings, samples, version)
+        growing = [one for one in groups.groups if not one.complete]
+        when_free = self._spec.rollout.assignment is RolloutAssignment.WHEN_FREE
+        assignment = in_shares(growing, self._generator.fleet, when_free=when_free)
+        sampling = evaluation_sampling(self._spec)
+        self._growth.grow(groups, assignment, sampling, version, self._generator.occupancy())
+        if lost := self._growth.turns.take_given_back():
+            raise JobError(
+                f"evaluation: the environments of {len(lost)} held-out prompts were lost more often than is tried "
+                "again (spec.episodes.retries)"
+            )
 
 
 def evaluation_metrics(answered: Sequence[Answered], evaluation: EvaluationSpec) -> dict[str, float]:
@@ -99,3 +115,8 @@ def evaluation_metrics(answered: Sequence[Answered], evaluation: EvaluationSpec)
         for one in answered
     ]
     return aggregate(prompts, evaluation)
+
+
+def batched(beginnings: Sequence[Beginning], most: int) -> list[Sequence[Beginning]]:
+    """Parts of them, one after the other, of so many at most."""
+    return [beginnings[start : start + most] for start in range(0, len(beginnings), most)]

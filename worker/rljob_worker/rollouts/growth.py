@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from rljob_worker.cluster.phase_calls import PhaseCalls
@@ -17,11 +18,8 @@ from rljob_worker.rewards.score_calls import RewardSample
 from rljob_worker.rollouts.generator import Generator
 from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.rollouts.policies.base import Assignment
-from rljob_worker.rollouts.turns import Next, Turns
-from rljob_worker.types import GenerationRequest, RewardResult, SamplingParams
-
-Sample = tuple[int, int]
-"""Ordinal of a group, and number of a sample in it."""
+from rljob_worker.rollouts.turns import Beginning, Next, Sample, Turns, World, next_of
+from rljob_worker.types import Generation, GenerationRequest, Prompt, RewardResult, SamplingParams
 
 
 class Growth:
@@ -32,14 +30,32 @@ class Growth:
         calls: gives deadlines.
         inputs: tokenizer and rewards.
         stop: set when generation is to end early.
+        worlds: environments, by place in the manifest of their source.
     """
 
-    def __init__(self, generator: Generator, calls: PhaseCalls, inputs: Inputs, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        calls: PhaseCalls,
+        inputs: Inputs,
+        stop: threading.Event,
+        worlds: Mapping[str, World] | None = None,
+    ) -> None:
         self._generator = generator
         self._calls = calls
         self._inputs = inputs
         self._stop = stop
-        self._turns = Turns()
+        self.turns = Turns(worlds or {}, stop)
+
+    def begin(self, groups: OpenGroups, beginnings: Sequence[Beginning], samples: int, version: int) -> None:
+        """Put groups that have nothing but their prompts, for weights of `version`; errors as of `Turns.begin`."""
+        alone = [one for one in beginnings if one.prompt.environment is None]
+        for one in alone:
+            groups.put(one.prompt, Group.begun(one.ordinal, one.prompt, samples, one.seed, version))
+        if len(alone) < len(beginnings):
+            with self._waiting_for_environments():
+                played = [one for one in beginnings if one.prompt.environment is not None]
+                self.turns.begin(groups, played, samples, version)
 
     def grow(
         self,
@@ -60,26 +76,74 @@ class Growth:
             assignment: which engine has which of them.
             sampling, version, occupancy, each, lost: as of `Generator.responses`.
         """
-        responses = self._generator.responses(
-            [[one for ordinal in ordinals for one in _missing(groups[ordinal])] for ordinals in assignment.held],
-            sampling,
-            version,
-            occupancy,
-            cuts=assignment.cuts,
-            waiting=[_missing(groups[ordinal]) for ordinal in assignment.waiting],
-            each=each,
-            lost=lost,
-        )
-        for chunk in responses:
-            for (ordinal, sample), generation in chunk:
-                groups.extend(ordinal, sample, generation, version)
-            done = [key for key, _ in chunk if self._turns.next(_episode(groups, key)) is Next.DONE]
-            # All texts of a chunk at once, while the engines go on.
-            for (ordinal, sample), text in zip(done, self._decoded([_episode(groups, key) for key in done])):
-                groups.say(ordinal, sample, text)
-            for ordinal in dict.fromkeys(ordinal for ordinal, _ in done):
-                if groups[ordinal].complete:
-                    self.submit(groups, groups[ordinal])
+        assigned = [ordinal for ordinals in (*assignment.held, assignment.waiting) for ordinal in ordinals]
+        # Answers that a run before it had waited for.
+        self._act(groups, [key for ordinal in assigned for key in _answered(groups[ordinal])])
+        while True:
+            self._observe(groups)
+            responses = self._generator.responses(
+                [
+                    [one for ordinal in ordinals for one in self._missing(groups, ordinal)]
+                    for ordinals in assignment.held
+                ],
+                sampling,
+                version,
+                occupancy,
+                cuts=assignment.cuts,
+                waiting=[self._missing(groups, ordinal) for ordinal in assignment.waiting],
+                each=each,
+                lost=lost,
+            )
+            was_cut = False
+            for chunk in responses:
+                was_cut |= self._take(groups, chunk, version)
+            if was_cut or lost or not self.turns.outstanding:
+                break
+        self._observe(groups)
+        self.turns.check_errors(groups, assigned)
+
+    def _missing(self, groups: OpenGroups, ordinal: int) -> list[tuple[Sample, GenerationRequest]]:
+        # Its environments may have been lost since it was assigned.
+        return self.turns.requests(groups[ordinal], groups.prompt(ordinal)) if ordinal in groups else []
+
+    def _take(self, groups: OpenGroups, chunk: Sequence[tuple[Sample, Generation]], version: int) -> bool:
+        """Add what engines returned; whether some of it goes on as the same answer."""
+        for (ordinal, sample), generation in chunk:
+            groups.extend(ordinal, sample, generation, version)
+        following = {key: next_of(_episode(groups, key)) for key, _ in chunk}
+        done = [key for key, then in following.items() if then is Next.DONE]
+        # All texts of a chunk at once, while the engines go on.
+        for (ordinal, sample), text in zip(done, self._decoded([_episode(groups, key).generation for key in done])):
+            groups.say(ordinal, sample, text)
+        self._submit_complete(groups, done)
+        self._act(groups, [key for key, then in following.items() if then is Next.STEPS])
+        return Next.GOES_ON in following.values()
+
+    def _act(self, groups: OpenGroups, answered: Sequence[Sample]) -> None:
+        """Have environments answer what was said."""
+        texts = self._decoded([_episode(groups, key).answer for key in answered])
+        for (ordinal, sample), text in zip(answered, texts):
+            self.turns.step(groups, ordinal, sample, text)
+
+    def _observe(self, groups: OpenGroups) -> None:
+        """Wait for what environments say; nothing is in the engines."""
+        if self.turns.outstanding:
+            with self._waiting_for_environments():
+                ended = self.turns.observe(groups)
+            self._submit_complete(groups, ended)
+
+    def _submit_complete(self, groups: OpenGroups, ended: Sequence[Sample]) -> None:
+        for ordinal in dict.fromkeys(ordinal for ordinal, _ in ended):
+            if ordinal in groups and groups[ordinal].complete:
+                self.submit(groups, groups[ordinal])
+
+    @contextmanager
+    def _waiting_for_environments(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._calls.attribute("env_wait", "rollout", time.perf_counter() - began)
 
     def submit(self, groups: OpenGroups, group: Group) -> None:
         """Begin to score a group that is complete."""
@@ -88,7 +152,9 @@ class Growth:
         groups.scoring(group.ordinal)
         self._inputs.rewards.submit(
             [
-                RewardSample(prompt, one.sample, one.generation, one.text, group.ordinal, group.renewed)
+                RewardSample(
+                    _seen(prompt, one), one.sample, one.generation, one.text, group.ordinal, group.renewed, one.turns
+                )
                 for one in group.episodes
             ]
         )
@@ -120,15 +186,22 @@ class Growth:
         """A complete group with the text of each response; one that a checkpoint holds has none."""
         if all(one.text is not None for one in group.episodes):
             return group
-        texts = self._decoded(group.episodes)
+        texts = self._decoded([one.generation for one in group.episodes])
+        if group.episodes[0].opening is not None:
+            texts = [one.turns[-1].action for one in group.episodes]
         return replace(group, episodes=tuple(replace(one, text=text) for one, text in zip(group.episodes, texts)))
 
-    def _decoded(self, episodes: Sequence[Episode]) -> list[str]:
-        return decode_responses(self._inputs.tokenizer, [one.generation for one in episodes]) if episodes else []
+    def _decoded(self, generations: Sequence[Generation]) -> list[str]:
+        return decode_responses(self._inputs.tokenizer, generations) if generations else []
 
 
-def _missing(group: Group) -> list[tuple[Sample, GenerationRequest]]:
-    return [((group.ordinal, sample), request) for sample, request in group.requests()]
+def _answered(group: Group) -> list[Sample]:
+    return [(group.ordinal, one.sample) for one in group.episodes if one.answered is not None]
+
+
+def _seen(prompt: Prompt, episode: Episode) -> Prompt:
+    """A prompt as the policy saw it."""
+    return prompt if episode.opening is None else replace(prompt, text=episode.opening.observation)
 
 
 def _episode(groups: OpenGroups, key: Sample) -> Episode:

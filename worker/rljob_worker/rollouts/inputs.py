@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from rljob_worker.data.dataset import PromptSource
+from rljob_worker.environments.hosts import EnvironmentHosts
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.runner import RewardRunner
+from rljob_worker.rollouts.turns import World
 from rljob_worker.types import Prompt
 
 
@@ -25,3 +28,7 @@ class Inputs:
     rewards: RewardRunner
     labels: LabelCheck
     evaluation_prompts: list[Prompt]
+    hosts: Sequence[EnvironmentHosts] = ()
+    """Of environments; to be started, and closed at the end."""
+    worlds: Mapping[str, World] = field(default_factory=dict)
+    """Environments, by place in the manifest of their source."""

@@ -18,6 +18,7 @@ from rljob_worker.rollouts.growth import Growth
 from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.rollouts.policies.base import Policy
 from rljob_worker.rollouts.step import Progress, Step
+from rljob_worker.rollouts.turns import Beginning
 
 _SLICE_SECONDS = 0.05
 
@@ -56,7 +57,7 @@ class Rollouts:
         self._progress = progress
         self._stop = stop
         self.generator = Generator(spec, engines, calls)
-        self._growth = Growth(self.generator, calls, inputs, stop)
+        self._growth = Growth(self.generator, calls, inputs, stop, inputs.worlds)
         self._held_out = HeldOut(spec, self.generator, self._growth, inputs.evaluation_prompts, stop)
         self._sampling = training_sampling(spec)
         self._drawn, self._paused = threading.Event(), threading.Event()
@@ -111,7 +112,7 @@ class Rollouts:
         Raises:
             JobError: what was carried over cannot be trained on in time: the checkpoint is of a job with another bound.
         """
-        self._begin_groups(step)
+        self._begin_groups(step, self._policy.room(step, self._pool.groups))
         for one in self._pool.unscored():
             # It was carried over by a run that ended before its rewards came.
             self._growth.submit(self._pool, one)
@@ -120,9 +121,15 @@ class Rollouts:
         while True:
             assignment, lost = self._policy.assign(step, self._pool.groups, self.generator.fleet), list[str]()
             self._growth.grow(self._pool, assignment, self._sampling, version, step.occupancy, each=each, lost=lost)
+            given_back = len(self._growth.turns.take_given_back())
+            step.given_back += given_back
+            if given_back and not self._paused.is_set():
+                self._begin_groups(step, given_back)
+                continue
             # What an engine that was lost had returned stays; the rest of it grows in the others.
             if not lost or self._paused.is_set():
                 break
+        step.environments.add(self._growth.turns.take_times())
         step.drafts += self.generator.take_draft_counts()
         step.rounds += 1
 
@@ -227,12 +234,13 @@ class Rollouts:
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _begin_groups(self, step: Step) -> None:
+    def _begin_groups(self, step: Step, count: int) -> None:
         samples, version = self._spec.rollout.samples_per_prompt, self._progress.weight_version
-        for ordinal, prompt in self._pool.draw(max(0, self._policy.room(step, self._pool.groups))):
-            seed = self._policy.seed(step, ordinal)
-            self._pool.put(prompt, Group.begun(ordinal, prompt, samples, seed, version))
+        beginnings = []
+        for ordinal, prompt in self._pool.draw(max(0, count)):
+            beginnings.append(Beginning(ordinal, prompt, self._policy.seed(step, ordinal)))
             step.drawn += 1
+        self._growth.begin(self._pool, beginnings, samples, version)
 
 
 def _has_errors(group: Group) -> bool:

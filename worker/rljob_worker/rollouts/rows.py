@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
-from rljob_worker.flow import Group, SpanKind
+from rljob_worker.flow import Episode, Group, SpanKind
 from rljob_worker.types import Prompt
 
 
@@ -35,11 +36,11 @@ def response_row(
     return {
         "ordinal": group.ordinal,
         "prompt_uid": prompt.uid,
-        "prompt": prompt.text,
+        "prompt": prompt.text if episode.opening is None else episode.opening.observation,
         "label": prompt.label,
         "sample": episode.sample,
         "response": episode.text,
-        "response_tokens": episode.response_length,
+        "response_tokens": episode.sampled_length,
         "finish_reason": episode.finish.value,
         "reward": float(result.score),
         "reward_parts": result.parts,
@@ -53,4 +54,25 @@ def response_row(
             for span in episode.stream.spans
             if span.kind is SpanKind.SAMPLED
         ],
+        **({} if episode.opening is None else {"turns": turn_rows(episode), "restarts": episode.restarts}),
     }
+
+
+def turn_rows(episode: Episode) -> list[dict[str, Any]]:
+    """The turns of an episode: what was answered, with how many tokens, and what came of it; JSON values."""
+    sampled = Counter[int]()
+    for span in episode.stream.spans:
+        if span.kind is SpanKind.SAMPLED:
+            sampled[span.turn] += len(span)
+    return [
+        {
+            "action": turn.action,
+            "tokens": sampled[number],
+            "observation": turn.observation,
+            "reward": turn.reward,
+            "done": turn.done,
+            "values": dict(turn.values),
+            "error": turn.error,
+        }
+        for number, turn in enumerate(episode.turns)
+    ]

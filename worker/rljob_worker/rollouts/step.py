@@ -11,6 +11,7 @@ from rljob_worker.engine.reports import DraftCounts
 from rljob_worker.flow import Decision, Group, Span, SpanKind, TokenStream
 from rljob_worker.flow.occupancy import Occupancy
 from rljob_worker.rollouts.rows import response_row
+from rljob_worker.rollouts.times import EnvironmentTimes
 from rljob_worker.types import FloatArray, Prompt, StepMetrics
 
 
@@ -31,6 +32,8 @@ class Step:
     """Of the weights that it begins to train with; its tokens are of these or, with a staleness, of earlier ones."""
     drawn: int = 0
     """New prompts so far, over all rounds."""
+    given_back: int = 0
+    """Of those, prompts that are drawn again: the environments of their groups were lost."""
     rounds: int = 0
     groups: list[Group] = field(default_factory=list)
     """All that was scored and decided on, by ordinal; with partial rollout without what is carried over."""
@@ -54,6 +57,8 @@ class Step:
     """[N], of the samples of the groups that are trained on."""
     occupancy: Occupancy = field(default_factory=lambda: Occupancy(1, 1))
     """Of the engines, while they generated for it."""
+    environments: EnvironmentTimes = field(default_factory=EnvironmentTimes)
+    """How long environments took to answer."""
     rows: list[list[dict[str, Any]]] = field(default_factory=list)
     """One a response, by group: what its trajectories hold."""
     trained: list[StepMetrics] = field(default_factory=list)

@@ -1,10 +1,35 @@
-"""What follows a generation of a sample: today nothing, for an episode is one answer to its prompt."""
+"""What follows an answer: nothing, or what an environment says to it, and the next answer.
+
+An answer goes to its environment as soon as it is there, and is answered beside what engines still generate. A group
+whose environment was lost for good is given back: all of it, since advantages are relative to all samples of a prompt.
+"""
 
 from __future__ import annotations
 
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
-from rljob_worker.flow import Episode
+from rljob_worker.environments.base import Answer, Began, EnvironmentFailure, FailureKind, Stepped
+from rljob_worker.environments.hosts import EnvironmentHosts
+from rljob_worker.errors import JobError, StopRequested
+from rljob_worker.flow import Episode, Finish, Group, TokenStream
+from rljob_worker.flow.pool import OpenGroups
+from rljob_worker.flow.turns import Budget, Opening, Turn
+from rljob_worker.rollouts.observations import Observations
+from rljob_worker.rollouts.times import EnvironmentTimes
+from rljob_worker.types import GenerationRequest, Prompt
+
+Sample = tuple[int, int]
+"""Ordinal of a group, and number of a sample in it."""
+_PATIENCE_SECONDS = 0.2
+_TRIES = 3
+"""Of a group, whose environments are lost for good each time."""
 
 
 class Next(StrEnum):
@@ -14,11 +39,299 @@ class Next(StrEnum):
     """Nothing: the sample is complete."""
     GOES_ON = "goes on"
     """The same answer: it was cut."""
+    STEPS = "steps"
+    """The environment answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The environments of a source, and how their turns become tokens.
+
+    Attributes:
+        hosts: hold them.
+        observations: their texts as tokens.
+        budget: how long an episode may be.
+        error_reward: of an episode whose environment gave what is no answer; None: that fails the job.
+        max_error_share: of a generation's episodes that may end so.
+    """
+
+    hosts: EnvironmentHosts
+    observations: Observations
+    budget: Budget
+    error_reward: float | None = 0.0
+    max_error_share: float = 0.2
+
+
+class Beginning(NamedTuple):
+    """A group that is to begin."""
+
+    ordinal: int
+    prompt: Prompt
+    seed: int
+    """Of its first sample's noise."""
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """An environment that is there, or will be."""
+
+    key: int
+    world: World
+    groups: OpenGroups
+    ordinal: int
+    sample: int
+    prompt: Prompt
+    steps: int = 0
+    """That it has answered."""
+    action: str | None = None
+    """What it is asked; None: its reset."""
+    asked: float = 0.0
+
+
+def next_of(episode: Episode) -> Next:
+    """What follows what was just sampled of an episode."""
+    if episode.answered is not None:
+        return Next.STEPS
+    return Next.GOES_ON if episode.finish is None else Next.DONE
 
 
 class Turns:
-    """Episodes of one turn."""
+    """The environments of open episodes. One thread calls.
 
-    def next(self, episode: Episode) -> Next:
-        """What follows what was just added to an episode."""
-        return Next.GOES_ON if episode.finish is None else Next.DONE
+    Args:
+        worlds: by place in the manifest of the source, as `Prompt.environment` names it.
+        stop: set when the job was asked to stop.
+    """
+
+    def __init__(self, worlds: Mapping[str, World], stop: threading.Event) -> None:
+        self._worlds, self._stop = worlds, stop
+        self._keys = itertools.count()
+        self._by_key: dict[int, _Live] = {}
+        self._by_sample: dict[tuple[OpenGroups, int, int], _Live] = {}
+        self._lost: Counter[tuple[OpenGroups, int]] = Counter()
+        """How often a group was given back."""
+        self._given_back: list[int] = []
+        self._times = EnvironmentTimes()
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether an environment was asked for something that was not taken."""
+        return any(hosts.outstanding for hosts in self._hosts())
+
+    # --- groups -------------------------------------------------------------------------------
+
+    def at_once(self, prompts: Sequence[Prompt], samples: int) -> int:
+        """How many of these prompts may begin together, each with so many samples."""
+        worlds = [self._worlds[one.environment] for one in prompts if one.environment is not None]
+        return min((max(1, world.hosts.places // samples) for world in worlds), default=max(1, len(prompts)))
+
+    def begin(self, groups: OpenGroups, wanted: Sequence[Beginning], samples: int, version: int) -> None:
+        """Put groups whose samples have an environment each, once all of those have begun.
+
+        Those that `take_given_back` then names are not there.
+
+        Raises:
+            JobError: an environment does not begin, or leaves no room for an answer.
+            StopRequested: the job was asked to stop.
+        """
+        begun: dict[int, dict[int, Opening]] = {one.ordinal: {} for one in wanted}
+        for one in wanted:
+            for sample in range(samples):
+                self._reset(groups, one.ordinal, sample, one.prompt)
+        for live, answer in self._answers():
+            if isinstance(answer, Began):
+                begun[live.ordinal][live.sample] = _opening(live.prompt, answer)
+            else:
+                assert isinstance(answer, EnvironmentFailure)
+                self._fail(live, answer)
+        for one in wanted:
+            if len(openings := begun[one.ordinal]) == samples and one.ordinal not in self._given_back:
+                starts = [(opening, self._first(one.prompt, opening)) for _, opening in sorted(openings.items())]
+                groups.put(one.prompt, Group.opened(one.ordinal, one.prompt, starts, one.seed, version))
+
+    def requests(self, group: Group, prompt: Prompt) -> list[tuple[Sample, GenerationRequest]]:
+        """What engines are asked for to go on with a group."""
+        budget = None if prompt.environment is None else self._worlds[prompt.environment].budget
+        return [((group.ordinal, sample), request) for sample, request in group.requests(budget)]
+
+    def take_given_back(self) -> list[int]:
+        """Groups that were given up since the last time, for their environments were lost."""
+        taken, self._given_back = self._given_back, []
+        return taken
+
+    def take_times(self) -> EnvironmentTimes:
+        """How long environments took since the last time."""
+        taken, self._times = self._times, EnvironmentTimes()
+        return taken
+
+    # --- turns --------------------------------------------------------------------------------
+
+    def step(self, groups: OpenGroups, ordinal: int, sample: int, action: str) -> None:
+        """Have the environment of a sample answer what the policy said.
+
+        One that is not there is made anew by its seed and what was done in it, or begins anew where that cannot be.
+        """
+        episode, prompt = groups[ordinal].episodes[sample], groups.prompt(ordinal)
+        live = self._by_sample.get((groups, ordinal, sample))
+        if live is not None and live.steps != len(episode.turns):
+            # What was sampled with it was dropped.
+            self._end(live)
+            live = None
+        if live is None:
+            live = self._new(groups, ordinal, sample, prompt)
+            if episode.turns and not live.world.hosts.deterministic:
+                self._restart(live)
+                return
+            assert episode.opening is not None
+            began = Began(episode.opening.observation, episode.opening.values)
+            before: list[Began | Stepped] = [began]
+            before += [Stepped(one.observation, one.reward, False, False, one.values) for one in episode.turns]
+            live.steps = len(episode.turns)
+            live.world.hosts.begin(
+                live.key, episode.opening.seed, prompt.options, before, [one.action for one in episode.turns]
+            )
+        live.action, live.asked = action, time.monotonic()
+        live.world.hosts.step(live.key, action)
+
+    def observe(self, groups: OpenGroups) -> list[Sample]:
+        """Give groups what environments say, once all have; returns samples that ended with it.
+
+        Raises:
+            JobError: an environment failed where that fails the job.
+            StopRequested: the job was asked to stop.
+        """
+        ended = []
+        for live, answer in self._answers():
+            assert live.groups is groups, "an environment of other groups was asked"
+            after = self._after(live, groups[live.ordinal].episodes[live.sample], answer)
+            if after is None:
+                continue
+            groups.replace(live.ordinal, after)
+            if after.finish is not None:
+                self._end(live)
+                ended.append((live.ordinal, live.sample))
+        return ended
+
+    def check_errors(self, groups: OpenGroups, ordinals: Iterable[int]) -> None:
+        """JobError where environments failed in too many episodes of these groups; one is none too many."""
+        if not self._worlds:
+            return
+        by_world: dict[str, list[Episode]] = {}
+        for ordinal in ordinals:
+            if ordinal in groups and (place := groups.prompt(ordinal).environment) is not None:
+                by_world.setdefault(place, []).extend(groups[ordinal].episodes)
+        for place, episodes in by_world.items():
+            failed = [one for one in episodes if one.finish is Finish.FAILED]
+            most = self._worlds[place].max_error_share
+            if len(failed) > max(1.0, most * len(episodes)):
+                raise JobError(
+                    f"{place}.environment: {len(failed)} of {len(episodes)} episodes ended with an error, which is "
+                    f"more than spec.episodes.maxErrorShare {most:g}; the first: {failed[0].turns[-1].error}"
+                )
+
+    def forget(self, groups: OpenGroups) -> None:
+        """Close the environments of these groups."""
+        for live in [live for live in self._by_key.values() if live.groups is groups]:
+            self._end(live)
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _hosts(self) -> list[EnvironmentHosts]:
+        return list({id(world.hosts): world.hosts for world in self._worlds.values()}.values())
+
+    def _answers(self) -> Iterator[tuple[_Live, Answer]]:
+        """What environments answer, until none is asked for anything; also what is asked meanwhile."""
+        while asked := [hosts for hosts in self._hosts() if hosts.outstanding]:
+            if self._stop.is_set():
+                raise StopRequested
+            for hosts in asked:
+                for key, answer in hosts.take(_PATIENCE_SECONDS / len(asked)):
+                    live = self._by_key.get(key)
+                    if live is None:
+                        continue
+                    seconds = time.monotonic() - live.asked
+                    (self._times.resets if live.action is None else self._times.steps).append(seconds)
+                    yield live, answer
+
+    def _after(self, live: _Live, episode: Episode, answer: Answer) -> Episode | None:
+        """An episode with what its environment says; None where it begins anew or is not there any more."""
+        world = live.world
+        if isinstance(answer, Began):
+            opening = _opening(live.prompt, answer)
+            stream = TokenStream.of_prompt(self._first(live.prompt, opening))
+            return Episode(live.ordinal, live.sample, stream, opening=opening, restarts=episode.restarts + 1)
+        if isinstance(answer, EnvironmentFailure):
+            if answer.kind is not FailureKind.DATA or world.error_reward is None:
+                self._fail(live, answer, episode.restarts)
+                return None
+            turn = Turn(live.action or "", "", world.error_reward, True, {}, answer.text)
+            return episode.ended(turn, Finish.FAILED)
+        live.steps += 1
+        assert live.action is not None
+        turn = Turn(live.action, answer.observation, answer.reward, answer.done, answer.values)
+        turns, tokens = len(episode.turns) + 1, len(episode.stream)
+        end = Finish.ENVIRONMENT if answer.done else world.budget.next(tokens, turns)
+        if isinstance(end, Finish):
+            return episode.ended(turn, end)
+        ids = world.observations.after(episode.ended_by, answer.observation)
+        end = world.budget.next(tokens + len(ids), turns)
+        return episode.ended(turn, end) if isinstance(end, Finish) else episode.observed(turn, ids)
+
+    def _first(self, prompt: Prompt, opening: Opening) -> tuple[int, ...]:
+        assert prompt.environment is not None
+        world = self._worlds[prompt.environment]
+        ids = world.observations.first(opening.observation)
+        if isinstance(world.budget.next(len(ids), 0), Finish):
+            raise JobError(
+                f"{prompt.environment}.environment: the first observation with seed {opening.seed} has {len(ids)} "
+                f"tokens, which leaves no room for an answer: spec.episodes.maxTokens is {world.budget.max_tokens}"
+            )
+        return ids
+
+    def _fail(self, live: _Live, failure: EnvironmentFailure, restarts: int = 0) -> None:
+        """Begin an episode anew, give its group back, or raise JobError."""
+        # Its hosts have given it up.
+        self._forget(live)
+        if failure.kind is FailureKind.REPLAY and not restarts:
+            again = self._new(live.groups, live.ordinal, live.sample, live.prompt)
+            self._restart(again)
+            return
+        self._lost[live.groups, live.ordinal] += 1
+        if failure.kind is not FailureKind.INFRA or self._lost[live.groups, live.ordinal] >= _TRIES:
+            raise JobError(failure.text)
+        self._give_back(live.groups, live.ordinal)
+
+    def _give_back(self, groups: OpenGroups, ordinal: int) -> None:
+        for live in [one for one in self._by_key.values() if (one.groups, one.ordinal) == (groups, ordinal)]:
+            self._end(live)
+        groups.give_back(ordinal)
+        self._given_back.append(ordinal)
+
+    def _new(self, groups: OpenGroups, ordinal: int, sample: int, prompt: Prompt) -> _Live:
+        assert prompt.environment is not None
+        live = _Live(next(self._keys), self._worlds[prompt.environment], groups, ordinal, sample, prompt)
+        self._by_key[live.key] = self._by_sample[groups, ordinal, sample] = live
+        return live
+
+    def _reset(self, groups: OpenGroups, ordinal: int, sample: int, prompt: Prompt) -> None:
+        before = self._by_sample.get((groups, ordinal, sample))
+        if before is not None:
+            self._end(before)
+        self._restart(self._new(groups, ordinal, sample, prompt))
+
+    def _restart(self, live: _Live) -> None:
+        live.steps, live.action, live.asked = 0, None, time.monotonic()
+        live.world.hosts.begin(live.key, live.prompt.seed, live.prompt.options)
+
+    def _end(self, live: _Live) -> None:
+        live.world.hosts.end(live.key)
+        self._forget(live)
+
+    def _forget(self, live: _Live) -> None:
+        self._by_key.pop(live.key, None)
+        if self._by_sample.get((live.groups, live.ordinal, live.sample)) is live:
+            del self._by_sample[live.groups, live.ordinal, live.sample]
+
+
+def _opening(prompt: Prompt, began: Began) -> Opening:
+    return Opening(prompt.seed, began.observation, began.values)

@@ -155,11 +155,11 @@ class Policy(ABC):
 
     def exhausted(self, step: Step, groups: Sequence[Group]) -> bool:
         """Whether nothing grows, and the step may draw no more prompts."""
-        return step.drawn >= self._most_prompts and not self.growing(step, groups)
+        return step.drawn - step.given_back >= self._most_prompts and not self.growing(step, groups)
 
     def _most(self, step: Step) -> int:
         """Groups that a step may still begin where more grow at once than it trains on."""
-        return max(self._most_prompts, self._at_once) - step.drawn
+        return max(self._most_prompts, self._at_once) - step.drawn + step.given_back
 
 
 def cut_assignment(held: Sequence[Sequence[int]], cuts: Sequence[Cut]) -> Assignment:

@@ -49,7 +49,7 @@ class WholePolicy(Policy):
         """As many as are missing, times the factor of over-sampling."""
         del groups
         wanted = derived.prompts_of_round(self._wanted - step.passed, self._factor)
-        return min(wanted, self._most_prompts - step.drawn)
+        return min(wanted, self._most_prompts - step.drawn + step.given_back)
 
     def assign(self, step: Step, groups: Sequence[Group], fleet: Fleet) -> Assignment:
         """Each engine its share of the new groups, side by side."""

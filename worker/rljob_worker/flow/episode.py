@@ -1,0 +1,217 @@
+"""One sample of a prompt: its tokens, and the turns that an environment answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rljob_worker.flow.streams import SpanKind, TokenStream, packed, unpacked
+from rljob_worker.flow.turns import Budget, Finish, Opening, Turn, TurnEnd
+from rljob_worker.types import ExpertArray, Generation, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One sample of a prompt.
+
+    Attributes:
+        ordinal: number of the prompt in the data.
+        sample: number of the sample within its group.
+        stream: its tokens so far.
+        finish: why it ended; None while it may go on.
+        stop_text: the stop string that ended it, if any.
+        experts: of a finished one, those that the engine sent each token but the last to, where the trainer is to do
+            the same: [tokens - 1, layers with experts, experts of a token]. What may go on has none: its next reading
+            tells those of all tokens.
+        text: of a finished one, its response in words, once it was decoded; a checkpoint does not hold it.
+        opening: how its environment began; None: it has none, and is one answer.
+        turns: answers that the environment has answered.
+        answered: how its newest answer ended, which the environment has not answered yet; None: there is no such one.
+        restarts: how often it began anew, for its environment was lost and could not be made again as it was.
+
+    Raises:
+        ValueError: there are experts of more or fewer tokens.
+    """
+
+    ordinal: int
+    sample: int
+    stream: TokenStream
+    finish: Finish | None = None
+    stop_text: str | None = None
+    experts: ExpertArray | None = field(default=None, compare=False)
+    text: str | None = field(default=None, compare=False)
+    opening: Opening | None = None
+    turns: tuple[Turn, ...] = ()
+    answered: TurnEnd | None = None
+    restarts: int = 0
+
+    def __post_init__(self) -> None:
+        if self.experts is not None and len(self.experts) != len(self.stream) - 1:
+            raise ValueError(
+                f"sample {self.sample} of prompt {self.ordinal} has {len(self.stream)} tokens and experts of "
+                f"{len(self.experts)}; all but the last have some"
+            )
+
+    @property
+    def sampled_length(self) -> int:
+        """Tokens that the policy sampled: those of the response, or of all answers."""
+        return self.stream.num_sampled
+
+    @property
+    def generation(self) -> Generation:
+        """All that was sampled, from whatever weights its parts are; without experts."""
+        stream, sampled = self.stream, self.stream.sampled
+        reason = "" if self.finish is None else self.finish.value
+        return Generation(stream.ids[sampled], stream.log_probs[sampled], reason, self.stop_text)
+
+    @property
+    def answer_start(self) -> int:
+        """Index in the stream of the first token of its newest answer, or of the one to come."""
+        spans = self.stream.spans
+        return next(span.stop for span in reversed(spans) if span.kind is not SpanKind.SAMPLED)
+
+    @property
+    def answer(self) -> Generation:
+        """Its newest answer, as far as there is one."""
+        start, stream = self.answer_start, self.stream
+        reason = "" if self.answered is None else self.answered.value
+        return Generation(np.array(stream.ids[start:]), np.array(stream.log_probs[start:]), reason, self.stop_text)
+
+    @property
+    def ended_by(self) -> int | None:
+        """The token that ended its newest answer; None where that was cut, or ended by a stop string."""
+        ended = self.answered is TurnEnd.STOP and self.stop_text is None
+        return int(self.stream.ids[-1]) if ended else None
+
+    def with_sampled(self, generation: Generation, version: int) -> Episode:
+        """With what weights of `version` added."""
+        reason = generation.finish_reason
+        after = replace(
+            self,
+            stream=self.stream.append_sampled(generation.token_ids, generation.log_probs, version=version),
+            stop_text=generation.stop_text,
+            experts=generation.experts if reason else None,
+        )
+        if not reason:
+            return after
+        if self.opening is None:
+            return replace(after, finish=Finish(reason))
+        return replace(after, answered=TurnEnd(reason))
+
+    def observed(self, turn: Turn, ids: Sequence[int]) -> Episode:
+        """With what its environment gave for its newest answer, after which another one comes.
+
+        Args:
+            turn: the answer and what it gave.
+            ids: tokens that are appended to the stream.
+
+        Raises:
+            ValueError: no answer waits for that, or there are no tokens: the next answer could not be told from this.
+        """
+        self._must_wait()
+        if not ids:
+            raise ValueError(f"sample {self.sample} of prompt {self.ordinal}: a turn appends no tokens")
+        stream = self.stream.append_observed(ids)
+        return replace(self, stream=stream, turns=(*self.turns, turn), answered=None, stop_text=None, experts=None)
+
+    def ended(self, turn: Turn, finish: Finish) -> Episode:
+        """With the last that its environment gave; ValueError where no answer waits for that."""
+        self._must_wait()
+        return replace(self, turns=(*self.turns, turn), answered=None, finish=finish, text=turn.action)
+
+    def _must_wait(self) -> None:
+        if self.answered is None:
+            raise ValueError(f"sample {self.sample} of prompt {self.ordinal}: no answer waits for its environment")
+
+    def from_prompt(self) -> Episode:
+        """Without what was sampled."""
+        prompt = TokenStream.of_prompt(self.stream.ids[: self.stream.prompt_length])
+        return Episode(self.ordinal, self.sample, prompt, opening=self.opening, restarts=self.restarts)
+
+    def request(self, seed: int, budget: Budget | None) -> GenerationRequest | None:
+        """What an engine is asked for to go on with it; None: nothing, it has ended or its environment is asked.
+
+        Args:
+            seed: of its noise.
+            budget: of episodes with environments.
+        """
+        if self.finish is not None or self.answered is not None:
+            return None
+        start, ids = self.answer_start, self.stream.ids
+        most: int | None = None
+        if self.opening is not None:
+            assert budget is not None
+            following = budget.next(start, len(self.turns))
+            assert not isinstance(following, Finish), "an episode that may say no more has not ended"
+            most = following
+        return GenerationRequest(
+            prompt_token_ids=tuple(ids[:start].tolist()),
+            seed=seed,
+            sampled_token_ids=tuple(ids[start:].tolist()),
+            group=self.ordinal,
+            max_tokens=most,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """A JSON value that `from_json` takes back to the same bits, but for the text of a response."""
+        stream = self.stream.as_json()
+        return {
+            "stream": stream,
+            "finish": None if self.finish is None else self.finish.value,
+            "stop_text": self.stop_text,
+            **({} if self.experts is None else {"experts": _experts_as_json(self.experts)}),
+            **_turns_as_json(self),
+        }
+
+    @classmethod
+    def from_json(cls, ordinal: int, sample: int, value: dict[str, Any]) -> Episode:
+        """What `as_json` gave; KeyError, TypeError, ValueError or zlib.error when it is not such a value."""
+        stream = TokenStream.from_json(value["stream"])
+        return cls(
+            ordinal,
+            sample,
+            stream,
+            None if value["finish"] is None else Finish(value["finish"]),
+            value["stop_text"],
+            _experts_from_json(value["experts"]) if "experts" in value else None,
+            **_turns_from_json(value),
+        )
+
+
+def _turns_as_json(episode: Episode) -> dict[str, Any]:
+    """Nothing for an episode of one answer: as versions without environments had it."""
+    if episode.opening is None:
+        return {}
+    return {
+        "opening": asdict(episode.opening),
+        "turns": [asdict(turn) for turn in episode.turns],
+        "answered": None if episode.answered is None else episode.answered.value,
+        "restarts": episode.restarts,
+    }
+
+
+def _turns_from_json(value: dict[str, Any]) -> dict[str, Any]:
+    if "opening" not in value:
+        return {}
+    return {
+        "opening": Opening(**value["opening"]),
+        "turns": tuple(Turn(**turn) for turn in value["turns"]),
+        "answered": None if value["answered"] is None else TurnEnd(value["answered"]),
+        "restarts": int(value["restarts"]),
+    }
+
+
+def _experts_as_json(experts: ExpertArray) -> dict[str, Any]:
+    dtype = "<u1" if experts.dtype == np.uint8 else "<u2"
+    return {"shape": list(experts.shape), "dtype": dtype, "values": packed(experts, dtype)}
+
+
+def _experts_from_json(value: dict[str, Any]) -> ExpertArray:
+    dtype = value["dtype"]
+    if dtype not in ("<u1", "<u2"):
+        raise ValueError(f"experts of type {dtype!r}")
+    experts: ExpertArray = unpacked(value["values"], dtype).reshape(value["shape"])
+    return experts

@@ -1,0 +1,51 @@
+"""What an environment says, as tokens of a stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rljob_worker.data.turns import OBSERVED_BY, TurnRenderer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Observations:
+    """Tokens of a first observation, and of one after an answer; longer ones are cut in the middle, and say so.
+
+    Args:
+        renderer: by the source's chat template.
+        tokenizer: of the model.
+        max_tokens: of an observation, without what the template writes around it.
+        system: message before the first one; None: there is none.
+    """
+
+    def __init__(
+        self, renderer: TurnRenderer, tokenizer: PreTrainedTokenizerBase, max_tokens: int, system: str | None = None
+    ) -> None:
+        self._renderer, self._tokenizer = renderer, tokenizer
+        self._max_tokens, self._system = max_tokens, system
+
+    def first(self, observation: str) -> tuple[int, ...]:
+        """A stream's prompt."""
+        system = [] if self._system is None else [{"role": "system", "content": self._system}]
+        return self._renderer.first([*system, {"role": OBSERVED_BY, "content": self._cut(observation)}])
+
+    def after(self, ended_by: int | None, observation: str) -> tuple[int, ...]:
+        """What is appended after an answer; `ended_by` as of `TurnRenderer.after`."""
+        shown = self._cut(observation)
+        return self._renderer.after(ended_by, shown).ids
+
+    def _cut(self, observation: str) -> str:
+        """The text, or its beginning and end where it has too many tokens."""
+        # A token has at least a byte.
+        if len(observation) <= self._max_tokens:
+            return observation
+        ids = self._tokenizer(observation, add_special_tokens=False)["input_ids"]
+        if len(ids) <= self._max_tokens:
+            return observation
+        head, tail = (self._max_tokens + 1) // 2, self._max_tokens // 2
+        decode = self._tokenizer.decode
+        return (
+            f"{decode(ids[:head])} [... {len(ids) - head - tail} tokens left out ...] {decode(ids[len(ids) - tail :])}"
+        )

@@ -1,0 +1,33 @@
+"""How long environments took to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(slots=True)
+class EnvironmentTimes:
+    """Seconds from asking an environment to having its answer, what it waited for others included."""
+
+    resets: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+
+    def add(self, others: EnvironmentTimes) -> None:
+        """Take others in."""
+        self.resets += others.resets
+        self.steps += others.steps
+
+    def metrics(self) -> dict[str, float]:
+        """Mean, 99th percentile and maximum, of what there is."""
+        return dict(self._metrics())
+
+    def _metrics(self) -> Iterator[tuple[str, float]]:
+        for name, seconds in (("reset", self.resets), ("step", self.steps)):
+            if seconds:
+                values = np.array(seconds)
+                yield f"perf/env_{name}_time/mean", float(values.mean())
+                yield f"perf/env_{name}_time/p99", float(np.percentile(values, 99))
+                yield f"perf/env_{name}_time/max", float(values.max())

@@ -1,0 +1,209 @@
+"""The environments of a job: their hosts, what they say, and how that becomes tokens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from rljob_api import RLJobSpec, derived
+from rljob_api.quantities import to_number
+from rljob_api.spec import DataSource, TextEnvironmentSpec
+from rljob_api.spec.episodes import EpisodeError
+from rljob_worker.data.chat import ChatTemplate, read_template
+from rljob_worker.data.sources import data_sources, evaluation_sources
+from rljob_worker.data.turns import Message, Render, TurnRenderer
+from rljob_worker.environments.base import Began, EnvironmentFailure, Stepped
+from rljob_worker.environments.check import check_environment
+from rljob_worker.environments.hosts import Deadlines, EnvironmentHosts
+from rljob_worker.environments.load import Source
+from rljob_worker.environments.place import environment_place
+from rljob_worker.errors import UserError
+from rljob_worker.flow.turns import Budget
+from rljob_worker.models.generation_config import end_tokens
+from rljob_worker.rollouts.observations import Observations
+from rljob_worker.rollouts.turns import World
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MAX_PROCESSES = 4
+_LISTENED = 64
+"""Episodes of which a trained tokenizer has its words."""
+_LISTENED_STEPS = 8
+_PATIENCE_SECONDS = 0.5
+
+
+class JobEnvironments:
+    """The environments of a job's sources, in hosts that those of equal settings share.
+
+    Construction tries each of them, in processes that end at once.
+
+    Args:
+        spec: the job.
+        private: folders of the job that no environment reads.
+
+    Raises:
+        UserError: an environment cannot be used, or has too few places.
+    """
+
+    def __init__(self, spec: RLJobSpec, private: Iterable[Path] = ()) -> None:
+        self._spec, self._private = spec, tuple(private)
+        self._sources = [one for one in data_sources(spec) + evaluation_sources(spec) if one[1].environment]
+        self._hosts: dict[str, EnvironmentHosts] = {}
+        """By the environment's settings."""
+        self._examples: dict[str, tuple[str, ...]] = {}
+        trained = {field for field, _ in data_sources(spec)}
+        for field, source in self._sources:
+            assert source.environment is not None
+            key = source.environment.model_dump_json()
+            if key not in self._hosts:
+                try:
+                    self._add(key, source.environment)
+                except UserError as error:
+                    raise UserError(f"{field}.{error}") from None
+            if field in trained:
+                self._check_places(field, self._hosts[key])
+
+    @property
+    def hosts(self) -> list[EnvironmentHosts]:
+        """All of them; none has a process yet."""
+        return list(self._hosts.values())
+
+    def spoken(self) -> list[str]:
+        """What environments say and take in some episodes, for a tokenizer that is trained; the same each time."""
+        texts: list[str] = []
+        # Those of an environment in training come first.
+        listened: dict[str, tuple[str, DataSource]] = {}
+        for field, source in self._sources:
+            assert source.environment is not None
+            listened.setdefault(source.environment.model_dump_json(), (field, source))
+        for field, source in listened.values():
+            assert source.environment is not None
+            assert source.seeds is not None
+            examples = self._examples[source.environment.model_dump_json()]
+            seeds = range(source.seeds.first, source.seeds.first + min(source.seeds.count, _LISTENED))
+            with self._made(source.environment, per_process=_LISTENED, processes=1) as hosts:
+                texts += [*examples, *_said(hosts, seeds, examples, field)]
+        return texts
+
+    def worlds(self, tokenizer: PreTrainedTokenizerBase, model_folder: Path) -> dict[str, World]:
+        """Each source's environment and how its turns become tokens, by the source's place in the manifest.
+
+        Raises:
+            UserError: a chat template is one that a stream cannot follow.
+        """
+        episodes = self._spec.episodes
+        if not self._sources or episodes is None:
+            return {}
+        assert tokenizer.eos_token_id is not None
+        stops = [int(tokenizer.eos_token_id), *end_tokens(model_folder), *self._spec.rollout.stop_token_ids]
+        budget = Budget(episodes.max_turns, derived.max_tokens_per_turn(self._spec), episodes.max_tokens)
+        found = {}
+        for field, source in self._sources:
+            assert source.environment is not None
+            renderer = TurnRenderer(self._render(field, source, tokenizer), tokenizer, stops, _where(field, source))
+            system = None if source.chat is None else source.chat.system
+            found[field] = World(
+                self._hosts[source.environment.model_dump_json()],
+                Observations(renderer, tokenizer, episodes.max_observation_tokens, system),
+                budget,
+                episodes.error_reward if episodes.on_error is EpisodeError.END else None,
+                episodes.max_error_share,
+            )
+        return found
+
+    def _render(self, field: str, source: DataSource, tokenizer: PreTrainedTokenizerBase) -> Render:
+        if source.apply_chat_template:
+            return ChatTemplate(source, field, tokenizer, read_template(source, field)).conversation
+        assert self._spec.episodes is not None
+        return plain(self._spec.episodes.before, self._spec.episodes.after)
+
+    def _add(self, key: str, environment: TextEnvironmentSpec) -> None:
+        checked = check_environment(lambda: self._made(environment, processes=1))
+        if derived.is_deterministic(environment) and not checked.repeats:
+            raise UserError(
+                "environment.deterministic: the same seed and actions give other answers each time; allowed: false"
+            )
+        self._examples[key] = checked.examples
+        self._hosts[key] = self._made(environment)
+
+    def _made(
+        self, environment: TextEnvironmentSpec, *, processes: int | None = None, per_process: int | None = None
+    ) -> EnvironmentHosts:
+        source = source_of(environment)
+        variables = dict(self._spec.environment.variables)
+        variables |= {name: os.environ[name] for name in environment.environment if name in os.environ}
+        place = environment_place(
+            source,
+            memory=int(to_number(environment.memory)),
+            network=environment.network,
+            workdir=Path.cwd(),
+            variables=variables,
+            private=self._private,
+        )
+        retries = 2 if self._spec.episodes is None else self._spec.episodes.retries
+        return EnvironmentHosts(
+            source,
+            place,
+            processes=processes or environment.processes or min(MAX_PROCESSES, os.cpu_count() or 1),
+            per_process=per_process or environment.per_process,
+            deadlines=Deadlines(environment.reset_seconds, environment.step_seconds),
+            deterministic=derived.is_deterministic(environment),
+            retries=retries,
+        )
+
+    def _check_places(self, field: str, hosts: EnvironmentHosts) -> None:
+        needed = derived.prompts_at_once(self._spec) * self._spec.rollout.samples_per_prompt
+        if needed > hosts.places:
+            raise UserError(
+                f"{field}.environment.perProcess: {needed} episodes are open at once, and its processes hold "
+                f"{hosts.places} environments together; allowed: more of them in each, or more processes"
+            )
+
+
+def source_of(environment: TextEnvironmentSpec) -> Source:
+    """What names an environment, for its hosts."""
+    gymnasium = environment.gymnasium
+    settings = None if gymnasium is None else gymnasium.model_dump(mode="json", by_alias=True)
+    return Source(environment.name, environment.python, settings, environment.args)
+
+
+def plain(before: str, after: str) -> Render:
+    """Renders without a chat template: what an environment says, between two texts; what was answered, as it is."""
+
+    def render(messages: Sequence[Message], opened: bool) -> str:
+        del opened
+        parts = []
+        for place, message in enumerate(messages):
+            said = message["role"] == "user"
+            parts.append(f"{before if said and place else ''}{message['content']}{after if said else ''}")
+        return "".join(parts)
+
+    return render
+
+
+def _where(field: str, source: DataSource) -> str:
+    return f"{field}.applyChatTemplate: the chat template" if source.apply_chat_template else f"{field}"
+
+
+def _said(hosts: EnvironmentHosts, seeds: Sequence[int], examples: Sequence[str], field: str) -> list[str]:
+    """Observations of some episodes, played by chance; UserError where one fails."""
+    texts: dict[int, list[str]] = {}
+    steps: dict[int, int] = {}
+    for seed in seeds:
+        hosts.begin(seed, seed)
+        texts[seed], steps[seed] = [], 0
+    while hosts.outstanding:
+        for seed, answer in hosts.take(_PATIENCE_SECONDS):
+            if isinstance(answer, EnvironmentFailure):
+                raise UserError(f"{field}.environment: {answer.text}")
+            assert isinstance(answer, Began | Stepped)
+            texts[seed].append(answer.observation)
+            ended = isinstance(answer, Stepped) and answer.done
+            if examples and not ended and steps[seed] < _LISTENED_STEPS:
+                steps[seed] += 1
+                hosts.step(seed, Random(f"{seed} {steps[seed]}").choice(examples))
+    return [text for seed in seeds for text in texts[seed]]
