@@ -165,7 +165,8 @@ def _of_group(spec: RLJobSpec, group: DeviceGroupSpec | None, fewest: int) -> in
 def _for_training(spec: RLJobSpec) -> int:
     training = spec.training
     stages = training.pipeline_parallel
-    return math.lcm(training.tensor_parallel * stages, training.expert_parallel * stages)
+    shards = (training.fsdp and training.fsdp.shard_size) or 1
+    return math.lcm(training.tensor_parallel * stages, training.expert_parallel * stages, shards)
 
 
 def data_parallel(spec: RLJobSpec) -> int:

@@ -153,7 +153,13 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["rollout.speculative={}", "rollout.minP=0.1"], ["spec.rollout.minP"]),
     (["rollout.engineArgs.speculative_config=ngram"], ["spec.rollout.engineArgs.speculative_config"]),
     (["rollout.temperature=0.001"], ["spec.rollout.temperature"]),
-    (["training.backend=FSDP"], ["spec.training.backend"]),
+    (["training.backend=FSDP"], ["spec.training.tensorParallel"]),
+    (["training={backend: FSDP, pipelineParallel: 2}"], ["spec.training.pipelineParallel"]),
+    (["training={backend: FSDP, expertParallel: 2}"], ["spec.training.expertParallel"]),
+    (["training={backend: FSDP, recompute: Selective}"], ["spec.training.recompute"]),
+    (["training={backend: FSDP, fsdp: {shardSize: 3}}"], ["spec.training.fsdp.shardSize"]),
+    (["training={backend: FSDP}", "rollout.routerReplay=true"], ["spec.rollout.routerReplay"]),
+    (["training.fsdp={}"], ["spec.training.fsdp"]),
     (["training.tensorParallel=3"], ["spec.training.tensorParallel"]),
     (["training.pipelineParallel=8"], ["spec.training.tensorParallel"]),
     (["rollout.tensorParallel=3"], ["spec.rollout.tensorParallel"]),
@@ -376,6 +382,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 ]
 
 ACCEPTED: list[list[str]] = [
+    ["training={backend: FSDP, recompute: Full, fsdp: {shardSize: 2, reshardAfterForward: false}}"],
     ELASTIC,
     [*ELASTIC, "resources.rollout.minNodes=null", "rollout.tensorParallel=2", "resources.rollout.nodes=4"],
     [*APART, "rollout.staleness={max: 15, order: ReadyFirst}"],

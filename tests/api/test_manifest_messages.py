@@ -53,7 +53,9 @@ def problems(document: object) -> list[str]:
         ),
         (
             ["training.backend=FSDP"],
-            'spec.training.backend: "FSDP": this training backend is not built yet; allowed: Megatron',
+            "spec.training.tensorParallel: 2: FSDP divides parameters row by row, and gathers each layer whole; "
+            "allowed: 1 with backend FSDP, whose fsdp.shardSize says what is divided; with backend Megatron any "
+            "tensorParallel",
         ),
         (
             ["algorithm.name=ppo"],
@@ -96,7 +98,7 @@ def test_message(changes: list[str], message: str) -> None:
         (["topK=5"], "spec.topK: 5: unknown field, there is spec.rollout.topK; allowed: "),
         (["training.lr=1"], "spec.training.lr: 1: unknown field, there is spec.training.optimizer.lr; allowed: "),
         (["metadata.label=a"], 'metadata.label: "a": unknown field, did you mean labels?'),
-        (["training.zzz=1"], "spec.training.zzz: 1: unknown field; allowed: backend, tensorParallel, "),
+        (["training.zzz=1"], "spec.training.zzz: 1: unknown field; allowed: backend, fsdp, tensorParallel, "),
     ],
 )
 def test_unknown_fields_name_the_nearest(changes: list[str], message: str) -> None:

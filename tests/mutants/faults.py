@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.ascend_faults import ASCEND_FAULTS
 from mutants.environment_faults import ENVIRONMENT_FAULTS
 from mutants.fault import Fault
+from mutants.fsdp_faults import FSDP_FAULTS
 from mutants.lanes_faults import LANES_FAULTS
 from mutants.replay_faults import REPLAY_FAULTS
 from mutants.safety_faults import SAFETY_FAULTS
@@ -660,4 +661,5 @@ FAULTS: tuple[Fault, ...] = (
     *TAIL_FAULTS,
     *ASCEND_FAULTS,
     *ENVIRONMENT_FAULTS,
+    *FSDP_FAULTS,
 )

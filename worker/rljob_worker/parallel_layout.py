@@ -146,7 +146,8 @@ class ParallelLayout:
     @classmethod
     def of_training(cls, training: TrainingSpec, world_size: int, rank: int = 0) -> ParallelLayout:
         """The layout that a manifest asks for."""
-        shards = world_size if training.backend is TrainingBackend.FSDP else 1
+        given = training.fsdp and training.fsdp.shard_size
+        shards = (given or world_size) if training.backend is TrainingBackend.FSDP else 1
         return cls(
             world_size, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel, rank, shards
         )
@@ -161,6 +162,10 @@ class ParallelLayout:
 def check_sizes(training: TrainingSpec, world_size: int) -> None:
     """Refuse parallel sizes that do not fit the number of devices; ValueError names the field."""
     model = training.tensor_parallel * training.pipeline_parallel
+    if training.fsdp is not None and world_size % (training.fsdp.shard_size or 1):
+        raise ValueError(
+            f"training.fsdp.shardSize: {training.fsdp.shard_size} does not divide the {world_size} devices"
+        )
     if world_size % model:
         raise ValueError(
             f"training.tensorParallel x training.pipelineParallel is {training.tensor_parallel} x "
@@ -189,6 +194,11 @@ def check_nodes(training: TrainingSpec, ranks_per_node: int, nodes: int) -> None
     layout = ParallelLayout.of_training(training, ranks_per_node * nodes)
     together = layout.nodes_of_replica(ranks_per_node)
     if nodes % together:
+        if layout.shards > 1:
+            raise ValueError(
+                f"training.fsdp.shardSize: with {layout.shards} devices a copy of the model {together} nodes of "
+                f"{ranks_per_node} devices hold whole copies between them, which does not divide the {nodes} nodes"
+            )
         raise ValueError(
             f"training.pipelineParallel: with {training.pipeline_parallel} stages {together} nodes of {ranks_per_node} "
             f"devices hold whole copies of the model between them, which does not divide the {nodes} nodes"

@@ -10,12 +10,13 @@ from typing import Any
 
 from rljob_api.base import ApiModel
 from rljob_api.blocks import BlockField, fields_of
+from rljob_api.rules.backends import BACKENDS
 from rljob_api.rules.changes import CHANGES, MUTABLE_FIELDS, RESUMABLE_FIELDS, without_changeable
 from rljob_api.rules.core import Rule
 from rljob_api.rules.devices import DEVICE_CHECKS, DEVICES
 from rljob_api.rules.episodes import EPISODES
 from rljob_api.rules.findings import Check, Finding
-from rljob_api.rules.infrastructure import CLUSTER, NETWORK, NOT_BUILT, PARALLELISM
+from rljob_api.rules.infrastructure import CLUSTER, NETWORK, PARALLELISM
 from rljob_api.rules.learning import ENGINE_ARGS, LEARNING, MODEL_AND_DATA
 from rljob_api.rules.model_config import MODEL_CHECKS
 from rljob_api.rules.modes import DEVICE_GROUPS, STALENESS
@@ -39,8 +40,8 @@ __all__ = [
 ]
 
 RULES: tuple[Rule, ...] = (
-    *NOT_BUILT,
     *DEVICE_GROUPS,
+    *BACKENDS,
     *PARALLELISM,
     *MODEL_AND_DATA,
     *EPISODES,

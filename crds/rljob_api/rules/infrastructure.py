@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 from rljob_api import derived
-from rljob_api.base import ApiModel
 from rljob_api.job import RLJob
 from rljob_api.ray_ports import WORKER_PORTS, worker_ports
 from rljob_api.rules.core import Rule, exactly_one
@@ -20,26 +19,8 @@ from rljob_api.spec import (
     SchedulingSpec,
     StorageSpec,
     Toleration,
-    TrainingSpec,
     VolumeSpec,
 )
-
-
-def _built(on: type[ApiModel], field: str, what: str, *built: str) -> Rule:
-    listed = ", ".join(f"'{value}'" for value in built)
-    return Rule(
-        on=on,
-        field=field,
-        wrong=f"this {what} is not built yet",
-        allowed=", ".join(built),
-        check=lambda block: getattr(block, field) in built,
-        cel=f"self in [{listed}]",
-        at_field=True,
-    )
-
-
-NOT_BUILT = (_built(TrainingSpec, "backend", "training backend", "Megatron"),)
-"""Values that are in the schema so that manifests keep their shape, but that this version cannot run."""
 
 
 def _batch_fits_data_parallel(spec: Any) -> bool:
@@ -78,6 +59,13 @@ _TRAINER_NODES = (
 
 
 _NOT_GIVEN, _PER_NODE = _own("trainer")
+
+
+def trainer_devices() -> tuple[str, str]:
+    """CEL: where the trainers' devices are not given, and how many there are in all."""
+    return _NOT_GIVEN, _DEVICES
+
+
 _NO_ENGINES_GIVEN, _ENGINES_PER_NODE = _own("rollout")
 _DEVICES = f"({_TRAINER_NODES}) * ({_PER_NODE})"
 _MODEL_SIZE = "has(self.training) ? self.training.tensorParallel * self.training.pipelineParallel : 1"

@@ -9,7 +9,7 @@ from typing import Any
 from rljob_api.derived import longest_sequence
 from rljob_api.profiles import PROFILES
 from rljob_api.rules.findings import Check, Finding
-from rljob_api.spec import Precision, RandomModel, RLJobSpec
+from rljob_api.spec import Precision, RLJobSpec, TrainingBackend
 
 MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
 CHECKPOINT_TYPES = (*MODEL_TYPES, "qwen3_5")
@@ -47,9 +47,16 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def config_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
+def config_findings(config: Mapping[str, Any], backend: TrainingBackend) -> Iterator[Finding]:
     """What is wrong with a config that RLJob is to build a model from."""
     kind = config.get("model_type")
+    if backend == TrainingBackend.FSDP and kind not in MODEL_TYPES:
+        # transformers has the model, and says what it takes.
+        if not isinstance(kind, str) or not kind:
+            at = ("model_type",) if "model_type" in config else ()
+            yield Finding(at, "names no model", "model_type: as transformers and vLLM call it, like llama")
+        yield from _of_any(config)
+        return
     if kind not in MODEL_TYPES:
         yield Finding(("model_type",) if "model_type" in config else (), "names no model that is built",
                       f"model_type: {', '.join(MODEL_TYPES)}")  # fmt: skip
@@ -65,16 +72,28 @@ def config_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _divisible(config)
 
 
-def value_findings(config: Mapping[str, Any]) -> Iterator[Finding]:
+def value_findings(config: Mapping[str, Any], backend: TrainingBackend) -> Iterator[Finding]:
     """What is wrong with the config of a checkpoint, which may say more than RLJob knows, and null for a default."""
+    if backend == TrainingBackend.FSDP:
+        yield from _of_any({key: value for key, value in config.items() if value is not None})
+        return
     language = config.get("text_config")
     if isinstance(language, Mapping):
-        for finding in value_findings(language):
+        for finding in value_findings(language, backend):
             yield Finding(("text_config", *finding.path), finding.wrong, finding.allowed)
         return
     given = {key: value for key, value in config.items() if value is not None or key in _NEEDED}
     yield from _of_values(given)
     yield from _divisible(given)
+
+
+def _of_any(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """What no model can have, whatever else its family's settings are."""
+    yield from size_findings(config)
+    for key in ("dtype", "torch_dtype"):
+        if key in config and not _is_dtype(config[key]):
+            yield Finding((key,), "is no type of weights that is read", ", ".join(_DTYPES))
+    yield from _divisible(config)
 
 
 def _sizes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -259,11 +278,6 @@ def _sequence_bytes(config: Mapping[str, Any], spec: Any) -> tuple[int, int] | N
     return length, 2 * layers * max(1, groups // rollout.tensor_parallel) * head * size * length
 
 
-def _of_random(model: Any) -> Iterator[Finding]:
-    for finding in config_findings(model.config):
-        yield Finding(("config", *finding.path), finding.wrong, finding.allowed)
-
-
 def _fits(spec: Any) -> Iterator[Finding]:
     if spec.model.random is not None:
         tokenizer = spec.model.random.tokenizer
@@ -272,8 +286,10 @@ def _fits(spec: Any) -> Iterator[Finding]:
         if tokenizer.vocab_size <= special:
             wrong = f"leaves no room for words beside {special} special tokens"
             yield Finding(("model", "random", "tokenizer", "vocabSize"), wrong, f"above {special}")
+        for finding in config_findings(spec.model.random.config, spec.training.backend):
+            yield Finding(("model", "random", "config", *finding.path), finding.wrong, finding.allowed)
         vocabulary = {"vocab_size": tokenizer.vocab_size}
         yield from parallel_findings(vocabulary | spec.model.random.config, spec)
 
 
-MODEL_CHECKS: dict[type, tuple[Check, ...]] = {RandomModel: (_of_random,), RLJobSpec: (_fits,)}
+MODEL_CHECKS: dict[type, tuple[Check, ...]] = {RLJobSpec: (_fits,)}

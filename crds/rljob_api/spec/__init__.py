@@ -69,7 +69,15 @@ from rljob_api.spec.lifecycle import (
 )
 from rljob_api.spec.model import Hub, ModelSpec, RandomModel, TrainedTokenizer
 from rljob_api.spec.rollout import RolloutSpec, SpeculativeSpec
-from rljob_api.spec.training import LrSchedule, OptimizerSpec, Precision, Recompute, TrainingBackend, TrainingSpec
+from rljob_api.spec.training import (
+    FsdpSpec,
+    LrSchedule,
+    OptimizerSpec,
+    Precision,
+    Recompute,
+    TrainingBackend,
+    TrainingSpec,
+)
 
 __all__ = [
     "AlgorithmSpec",
@@ -89,6 +97,7 @@ __all__ = [
     "FailureReason",
     "FailureRule",
     "Fraction",
+    "FsdpSpec",
     "GymnasiumSpec",
     "HcclPorts",
     "HcclSpec",

@@ -28,8 +28,8 @@ class RandomModel(ApiModel):
     """A model with random weights, for tests and demonstrations."""
 
     config: FreeForm
-    """Hugging Face config, with `model_type` (`qwen2`, `qwen3` or `qwen3_moe`); `vocab_size` defaults to the
-    tokenizer's."""
+    """Hugging Face config, with `model_type` (`qwen2`, `qwen3` or `qwen3_moe`; any with FSDP); `vocab_size` defaults to
+    the tokenizer's."""
     seed: Seed = 0
     """Seed of the initial weights."""
     tokenizer: TrainedTokenizer = TrainedTokenizer()

@@ -1,4 +1,4 @@
-"""`spec.training`: Megatron-core and its optimizer."""
+"""`spec.training`: what trains, and its optimizer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LrSchedule(StrEnum):
 
 
 class OptimizerSpec(ApiModel):
-    """Adam with decoupled weight decay, in Megatron's distributed optimizer."""
+    """Adam with decoupled weight decay; its state is divided over the trainers."""
 
     lr: Annotated[float, Field(gt=0, le=1)] = 1.0e-6
     """Peak learning rate."""
@@ -76,11 +76,24 @@ class Recompute(StrEnum):
     SELECTIVE = "Selective"
 
 
+class FsdpSpec(ApiModel):
+    """How FSDP divides parameters, gradients and optimizer state: row by row, a layer is gathered where it computes."""
+
+    shard_size: GroupSize | None = None
+    """Devices that divide one copy of the model; must divide the trainers; default: all of them."""
+    reshard_after_forward: bool = True
+    """Gather a layer's weights again for the backward pass; false: keep all of them between the two, which takes the
+    memory of the whole model."""
+
+
 class TrainingSpec(ApiModel):
-    """Training by Megatron-core. Data parallel size is devices / (tensor x pipeline parallel size)."""
+    """Training by Megatron-core, or by FSDP. Data parallel size is devices / (tensor x pipeline parallel size)."""
 
     backend: TrainingBackend = TrainingBackend.MEGATRON
-    """Training library; this version builds `Megatron`."""
+    """`Megatron`: Qwen2, Qwen3, Qwen3-MoE and Qwen3.5 with tensor, pipeline and expert parallelism. `FSDP`: any model
+    of text that transformers and vLLM both have, its layers gathered one at a time."""
+    fsdp: FsdpSpec | None = None
+    """Only with backend `FSDP`."""
     tensor_parallel: GroupSize = 1
     """Tensor parallel size."""
     pipeline_parallel: GroupSize = 1
@@ -95,6 +108,6 @@ class TrainingSpec(ApiModel):
     max_tokens_per_micro_batch: TokenCount = 16384
     """Tokens in one micro-batch, a row of samples without padding; a longer sample is a row of its own."""
     recompute: Recompute = Recompute.NONE
-    """Activation recomputation."""
+    """Activation recomputation; `Selective` (MLPs alone) is Megatron's."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """Optimizer and schedule."""

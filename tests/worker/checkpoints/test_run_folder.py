@@ -129,6 +129,8 @@ def test_another_layout_does_not_make_another_job(tmp_path: Path) -> None:
     devices = {"profile": "cpu", "devicesPerNode": 4}
     RunFolder(tmp_path, job(training=layout, resources=devices, rollout={"tensorParallel": 4}), resume=True).close()
     assert require_run_folder(tmp_path).spec["training"]["tensorParallel"] == 2
+    rows = {"backend": "FSDP", "fsdp": {"shardSize": 2}}
+    RunFolder(tmp_path, job(training=rows, resources=devices), resume=True).close()
     with pytest.raises(UserError, match="belongs to another job") as caught:
         RunFolder(tmp_path, job(training={"precision": "fp32"}, resources=devices), resume=True)
     assert str(caught.value).count("spec.") == 1

@@ -97,9 +97,11 @@ def _colocated(folder: Path) -> dict[str, Any]:
     }
 
 
-def _of_ranks(layout: dict[str, Any], example: str | None = None) -> Callable[[Path], dict[str, Any]]:
-    model = {} if example is None else {"model": model_of(example)}
-    return lambda folder: scored(folder) | {"training": {**FP32, "globalBatchSize": 8, **layout}} | model
+def _of_ranks(layout: dict[str, Any], example: str | None = None, **resources: int) -> Callable[[Path], dict[str, Any]]:
+    more: dict[str, Any] = {} if example is None else {"model": model_of(example)}
+    if resources:
+        more["resources"] = {"profile": "cpu", "nodes": 1, **resources}
+    return lambda folder: scored(folder) | {"training": {**FP32, "globalBatchSize": 8, **layout}} | more
 
 
 def _growing(rollout: dict[str, Any], **more: Any) -> Callable[[Path], dict[str, Any]]:
@@ -185,6 +187,13 @@ ROWS: dict[str, Row] = {
         _of_ranks({"tensorParallel": 2, "pipelineParallel": 2}),
         kills(("driver", *(f"trainer-{rank}" for rank in range(4)), "engine-0", "reward"), RANK_PHASES),
         ranks=4,
+        drawn=False,
+        exact=True,
+    ),
+    "rows on two": Row(
+        _of_ranks({"backend": "FSDP"}, "fsdp.yaml", devicesPerNode=2),
+        kills(("driver", "trainer-0", "trainer-1", "engine-0"), RANK_PHASES),
+        ranks=2,
         drawn=False,
         exact=True,
     ),

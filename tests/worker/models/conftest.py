@@ -11,10 +11,24 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from model_cases import CASES, CONFIGS, LAYOUTS
+from model_cases import CASES, CONFIGS, LAYOUTS, WORDS
 from support import qwen3_5
 
 WORKER = Path(__file__).with_name("megatron_ranks.py")
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer of words alone."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+    fast.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_cases import CONFIGS
+from model_cases import CONFIGS, WORDS
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rljob_api.spec import RandomModel
 from rljob_worker.errors import UserError
@@ -23,18 +22,6 @@ from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
 from rljob_worker.trainer.assemble import assemble
 from rljob_worker.trainer.megatron.models.convert import local_pieces
-
-WORDS = ["<pad>", "<eos>", *(f"w{index}" for index in range(60))]
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
-    fast.save_pretrained(folder)
-    return folder
 
 
 def write_model(out: Path, tokenizer_folder: Path, name: str = "qwen3", seed: int = 0, **changes: object) -> Path:

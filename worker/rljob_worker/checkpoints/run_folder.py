@@ -33,12 +33,12 @@ _NO_FOLDER = {errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP}
 _LOCK_SECONDS = 60.0
 """How long a driver before this one may take to end: on another host its lock lives until the file server notices."""
 _LAYOUT = {
-    "training": ("tensorParallel", "pipelineParallel", "expertParallel"),
+    "training": ("backend", "fsdp", "tensorParallel", "pipelineParallel", "expertParallel"),
     "rollout": ("tensorParallel",),
     "resources": ("nodes", "devicesPerNode", "trainer", "rollout"),
 }
-"""Fields that a resume may change beside those of `rljob_api.rules.changes`: how model and samples are divided; the
-checkpoint is resharded."""
+"""Fields that a resume may change beside those of `rljob_api.rules.changes`: how model and samples are divided, and by
+which backend; the checkpoint is resharded."""
 
 
 class RunFolder:

@@ -7,7 +7,7 @@ from pathlib import Path
 from rljob_api.blocks import path_text
 from rljob_api.problems import ManifestError, Problem
 from rljob_api.rules.model_config import CHECKPOINT_TYPES, parallel_findings, value_findings
-from rljob_api.spec import ModelSpec, RLJobSpec
+from rljob_api.spec import ModelSpec, RLJobSpec, TrainingBackend
 from rljob_worker.data.hub import is_hub_id
 from rljob_worker.data.tokenizer import TOKENIZER_FILES
 from rljob_worker.errors import UserError
@@ -55,7 +55,7 @@ def check_model_folder(folder: Path, spec: RLJobSpec) -> None:
     """
     config = folder / "config.json"
     content = read_hf_config(folder)
-    for problem in config_problems(content):
+    for problem in config_problems(content, spec.training.backend):
         raise UserError(f"{FIELD}: {config}: {problem}")
     check_json_files(folder)
     names = {path.name: path for path in folder.iterdir()}
@@ -78,13 +78,13 @@ def fit_problems(config: dict[str, object], spec: RLJobSpec) -> list[Problem]:
     ]
 
 
-def config_problems(config: dict[str, object]) -> list[Problem]:
+def config_problems(config: dict[str, object], backend: TrainingBackend) -> list[Problem]:
     """What RLJob cannot build a model from, by the names in config.json."""
-    if config.get("model_type") not in CHECKPOINT_TYPES:
+    if backend is TrainingBackend.MEGATRON and config.get("model_type") not in CHECKPOINT_TYPES:
         return [Problem("model_type", "is not built", ", ".join(CHECKPOINT_TYPES), config.get("model_type"))]
     return [
         Problem(".".join(map(str, finding.path)), finding.wrong, finding.allowed, _value_at(config, finding.path))
-        for finding in value_findings(config)
+        for finding in value_findings(config, backend)
     ]
 
 

@@ -12,8 +12,8 @@ from rljob_worker.cli.manifest import add_manifest_arguments, bytes_of, read_man
 from rljob_worker.errors import UserError
 
 if TYPE_CHECKING:
-    from rljob_api.spec import ModelSpec
-    from rljob_worker.models.config import ModelConfig
+    from rljob_api.spec import RLJobSpec
+    from rljob_worker.models.trained import TrainedModel
 
 _DESCRIPTION = """Say how much device and host memory a job needs in each phase, before it has any device.
 
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         None if given is None else bytes_of(given, option)
         for given, option in ((arguments.device_memory, "--device-memory"), (arguments.node_memory, "--node-memory"))
     )
-    _check_config(job.spec.model, arguments.model)
+    _check_config(job.spec, arguments.model)
     from functools import partial
 
     from rich.console import Console
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rljob_worker.planning.remedies import find_remedies, larger_cache
     from rljob_worker.planning.render import as_json, as_renderable
 
-    model = _model_config(job.spec.model, arguments.model)
+    model = _model_config(job.spec, arguments.model)
     replan = partial(plan_memory, model=model, device_bytes=device_bytes, node_bytes=node_bytes)
     plan = replan(job.spec)
     remedies = None if plan.fits else find_remedies(job, plan, replan)
@@ -82,31 +82,33 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.OK if plan.fits else ExitCode.FAILED
 
 
-def _check_config(model: ModelSpec, given: Path | None) -> None:
+def _check_config(spec: RLJobSpec, given: Path | None) -> None:
     """Refuse a config that is none before what plans with it is imported, which takes seconds."""
     from rljob_worker.cli.model_folder import config_problems, local_folder
     from rljob_worker.models.facts import read_hf_config
 
     folder = given
-    if given is None and model.path is not None:
-        folder = local_folder(model, elsewhere=_ELSEWHERE)
+    if given is None and spec.model.path is not None:
+        folder = local_folder(spec.model, elsewhere=_ELSEWHERE)
     if folder is not None:
         option = "--model" if given is not None else "spec.model.path"
-        for problem in config_problems(read_hf_config(folder)):
+        for problem in config_problems(read_hf_config(folder), spec.training.backend):
             raise UserError(f"{option}: {folder / 'config.json'}: {problem}")
 
 
-def _model_config(model: ModelSpec, folder: Path | None) -> ModelConfig:
+def _model_config(spec: RLJobSpec, folder: Path | None) -> TrainedModel:
     from rljob_worker.cli.model_folder import local_folder
     from rljob_worker.data.hub import snapshot
-    from rljob_worker.models.config import ModelConfig
+    from rljob_worker.models.trained import trained_model
 
+    model, backend = spec.model, spec.training.backend
     if folder is not None:
-        return ModelConfig.from_hf(folder)
+        return trained_model(backend, folder)
     if model.random is not None:
-        return ModelConfig.from_hf({"vocab_size": model.random.tokenizer.vocab_size} | model.random.config)
+        return trained_model(backend, {"vocab_size": model.random.tokenizer.vocab_size} | model.random.config)
     assert model.path is not None
     local = local_folder(model, elsewhere=_ELSEWHERE)
     if local is not None:
-        return ModelConfig.from_hf(local)
-    return ModelConfig.from_hf(snapshot(model.path, model.hub, "spec.model", revision=model.revision, patterns=_CONFIG))
+        return trained_model(backend, local)
+    fetched = snapshot(model.path, model.hub, "spec.model", revision=model.revision, patterns=_CONFIG)
+    return trained_model(backend, fetched)

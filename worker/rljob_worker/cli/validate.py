@@ -97,7 +97,7 @@ def _of_local_model(job: RLJob) -> list[Problem]:
         return []
     check_json_files(folder)
     config = read_hf_config(folder)
-    wrong = config_problems(config)
+    wrong = config_problems(config, job.spec.training.backend)
     if wrong:
         where = folder / "config.json"
         return [Problem("spec.model.path", f"{where}: {problem}", "", job.spec.model.path) for problem in wrong]

@@ -23,6 +23,7 @@ from rljob_worker.models.facts import read_hf_config
 from rljob_worker.models.hf_check import check_hf_weights, checkpoint_bytes
 from rljob_worker.models.json_files import check_json_files
 from rljob_worker.models.random_model import make_random_model
+from rljob_worker.models.trained import trained_model
 from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rollouts.inputs import Inputs
@@ -63,10 +64,11 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
     # Of a local folder and of random weights the command line has looked at it already.
     for finding in parallel_findings(read_hf_config(model_folder), spec):
         raise UserError(f"{path_text(('spec', *finding.path))}: {finding.wrong}; allowed: {finding.allowed}")
-    model = ModelConfig.from_hf(model_folder)
     training = spec.training
-    check_parallel(model, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
-    if spec.rollout.router_replay and not model.num_experts:
+    model = trained_model(training.backend, model_folder)
+    if isinstance(model, ModelConfig):
+        check_parallel(model, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
+    if spec.rollout.router_replay and not any(model.moe_layers):
         raise UserError("spec.rollout.routerReplay: the model has no experts; leave it out")
     engine_platform(device_kind(spec.resources).name).check_model(spec, model)
     tokenizer = load_tokenizer(own)

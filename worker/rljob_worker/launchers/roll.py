@@ -76,7 +76,7 @@ RULES: dict[str, Rule] = {
     "actor_train.data_args.dataset_dir": later,
     "actor_train.data_args.messages": later,
     "actor_train.data_args.interleave_probs": nowhere("data.sources[].weight"),
-    "actor_train.strategy_args.strategy_name": nowhere("training.backend Megatron"),
+    "actor_train.strategy_args.strategy_name": later,
     "actor_train.strategy_args.strategy_config": later,
     "actor_train.device_mapping": later,
     "actor_train.infer_batch_size": nowhere("by tokens: training.maxTokensPerMicroBatch"),
@@ -249,6 +249,21 @@ def _path(file: str, folder: str) -> str:
     return file if file.startswith("/") or not folder.startswith("/") else f"{folder}/{file.removeprefix('data/')}"
 
 
+def _strategy(draft: Draft, last: Settings) -> None:
+    """FSDP is what divides weights too: FSDP2 and DeepSpeed's ZeRO-3."""
+    name = last.get("actor_train.strategy_args.strategy_name")
+    config = last.get("actor_train.strategy_args.strategy_config")
+    rows = "fsdp" in str(name and name.value) or "zero3" in str(config and config.value)
+    if name and rows:
+        draft.put(name, "training.backend", "FSDP")
+    elif name:
+        draft.leave(name, "training.backend Megatron")
+    if config and "offload" in str(config.value):
+        draft.put(Setting(config.name, config.value), "training.optimizer.hostOffload", True)
+    elif config:
+        draft.leave(config, "training.backend FSDP" if rows else "Megatron's distributed optimizer is ZeRO-1 of it")
+
+
 def _batch(draft: Draft, last: Settings) -> None:
     each = last.get("actor_train.training_args.per_device_train_batch_size")
     steps = last.get("actor_train.training_args.gradient_accumulation_steps")
@@ -261,11 +276,7 @@ def _batch(draft: Draft, last: Settings) -> None:
         else:
             draft.put(steps, "training.globalBatchSize", size, "samples a device x accumulation x devices")
             draft.note(each, "training.globalBatchSize")
-    if config := last.get("actor_train.strategy_args.strategy_config"):
-        if "offload" in str(config.value):
-            draft.put(Setting(config.name, config.value), "training.optimizer.hostOffload", True)
-        else:
-            draft.leave(config, "Megatron's distributed optimizer is ZeRO-1 of it")
+    _strategy(draft, last)
     if draft.get("rollout.samplesPerPrompt") is None:
         groups = last.get("train_env_manager.group_size") or last.get(
             "actor_infer.generating_args.num_return_sequences"

@@ -30,6 +30,7 @@ from rljob_worker.launchers.shell import Command
 
 _ALGORITHMS = {"grpo": "grpo", "gspo": "gspo", "rloo": "rloo", "reinforce_plus_plus": "reinforce_pp",
                "reinforce_plus_plus_baseline": "reinforce_pp_baseline"}  # fmt: skip
+_BACKENDS = {"megatron": "Megatron", "fsdp": "FSDP", "fsdp2": "FSDP"}
 _LOSSES = {"vanilla": "", "gspo": "gspo", "sapo": "sapo", "cispo": "cispo"}
 _KL = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "low_var", "k3": "low_var"}
 _PLACE = "follows from spec.mode and the planner"
@@ -84,7 +85,7 @@ RULES: dict[str, Rule] = {
     "actor_rollout_ref.model.custom_chat_template": nowhere("data.chat.templateFile"),
     **dict.fromkeys((f"{_R}.multi_turn", f"{_R}.agent"), nowhere("one response to a prompt: no tools")),
     f"{_R}.over_sample_rate": nowhere("rollout.oversampling, with a filter"),
-    f"{_A}.strategy": to("training.backend", one_of({"megatron": "Megatron"}, "this version trains with Megatron")),
+    f"{_A}.strategy": to("training.backend", one_of(_BACKENDS, "fsdp, fsdp2 or megatron")),
     f"{_A}.ppo_mini_batch_size": later,
     f"{_A}.ppo_epochs": lambda draft, setting: draft.leave(
         setting, "always 1" if str(setting.value) == "1" else "always 1: several updates a step, each on other samples"
@@ -120,6 +121,8 @@ RULES: dict[str, Rule] = {
     f"{_M}.context_parallel_size": nowhere("not built"),
     f"{_M}.optimizer_offload": later,
     f"{_A}.fsdp_config.optimizer_offload": later,
+    f"{_A}.fsdp_config.fsdp_size": later,
+    f"{_A}.fsdp_config.reshard_after_forward": later,
     **dict.fromkeys(
         (f"{_M}.param_offload", f"{_M}.grad_offload", f"{_A}.fsdp_config.param_offload"),
         nowhere("all trainer memory leaves the device while it sleeps"),
@@ -262,6 +265,7 @@ def _learn(draft: Draft, last: Settings) -> None:
             take(draft, loss, "algorithm.name", one_of(_LOSSES, "no such loss here; docs/algorithms.md"))
     for offload in (last.get(f"{_M}.optimizer_offload"), last.get(f"{_A}.fsdp_config.optimizer_offload")):
         take(draft, offload, "training.optimizer.hostOffload", switch)
+    _fsdp(draft, last)
     file, function = last.get("custom_reward_function.path"), last.get("custom_reward_function.name")
     if file:
         name = text(function.value) if function else "compute_score"
@@ -269,6 +273,24 @@ def _learn(draft: Draft, last: Settings) -> None:
         draft.assume("reward.signature", "Verl")
         if function:
             draft.note(function, "reward.python")
+
+
+def _fsdp(draft: Draft, last: Settings) -> None:
+    size, again = (last.get(f"{_A}.fsdp_config.{name}") for name in ("fsdp_size", "reshard_after_forward"))
+    if draft.get("training.backend") == "FSDP":
+        take(draft, size, "training.fsdp.shardSize", _shards)
+        take(draft, again, "training.fsdp.reshardAfterForward", switch)
+        return
+    for setting in (size, again):
+        if setting:
+            draft.leave(setting, f"{_A}.strategy is not fsdp")
+
+
+def _shards(value: object) -> int:
+    found = whole(value)
+    if found < 1:
+        raise ValueError("all trainers divide one copy, as by default")
+    return found
 
 
 def _batch(draft: Draft, last: Settings) -> None:

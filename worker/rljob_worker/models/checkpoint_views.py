@@ -70,6 +70,10 @@ class CheckpointView:
             )
         return outer[0] if outer else None
 
+    def of(self, parameter: Tensor) -> Tensor:
+        """The tensor, of a whole parameter."""
+        return parameter.contiguous().as_strided(self.shape, self.stride, self.offset)
+
     def rows(self, first: int, count: int) -> tuple[TensorSlice, RowsView] | None:
         """The part that `count` rows of the parameter from `first` on have, and where they have it; None: none."""
         dim, start = self.dim, self.offset // self.row

@@ -42,8 +42,6 @@ class ModelConfig(ModelFacts):
     """Whether the query projection also makes what gates the output of full attention."""
     zero_centered_norms: bool = False
     """Whether norms scale by 1 + weight; that of a linear attention's output never does."""
-    linear_layers: tuple[bool, ...] = ()
-    """For each layer, whether its attention is linear."""
 
     @classmethod
     def from_hf(cls, source: str | Path | Mapping[str, object]) -> ModelConfig:
@@ -61,10 +59,6 @@ class ModelConfig(ModelFacts):
     def is_moe(self, layer: int) -> bool:
         """Whether a layer (0-based, over the whole model) is a mixture of experts."""
         return self.num_experts > 0 and self.moe_layers[layer]
-
-    def is_linear(self, layer: int) -> bool:
-        """Whether a layer's (0-based, over the whole model) attention is linear."""
-        return self.linear_attention is not None and self.linear_layers[layer]
 
     @property
     def untrained(self) -> tuple[str, ...]:
@@ -127,7 +121,6 @@ def _from_dict(raw: Mapping[str, object], where: str) -> ModelConfig:
         rotary_fraction=float(hf.rope_parameters.get("partial_rotary_factor", 1.0)),
         output_gate=model_type == "qwen3_5",
         zero_centered_norms=model_type == "qwen3_5",
-        linear_layers=tuple(kind == _LINEAR for kind in hf.layer_types) if model_type == "qwen3_5" else (),
     )
 
 

@@ -56,6 +56,10 @@ class ModelFacts:
     """For each layer, whether it is a mixture of experts."""
     linear_attention: LinearAttention | None
     """In a model some of whose layers have such."""
+    linear_layers: tuple[bool, ...]
+    """For each layer, whether its attention is linear; empty in a model without such."""
+    mlp_width: int
+    """The most numbers of a token between an MLP's matrices, those of all its experts together."""
     language_half: bool
     """Whether it is the language half of a model that sees."""
 
@@ -72,6 +76,10 @@ class ModelFacts:
         if missing:
             raise UserError(f"{where}: has no {', '.join(missing)}; it must be the config of a decoder-only model")
         return ModelFacts(**facts_of(raw, where, hf))
+
+    def is_linear(self, layer: int) -> bool:
+        """Whether a layer's (0-based, over the whole model) attention is linear."""
+        return self.linear_attention is not None and self.linear_layers[layer]
 
 
 _NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
@@ -91,6 +99,8 @@ class ModelValues(TypedDict):
     tied_embeddings: bool
     moe_layers: tuple[bool, ...]
     linear_attention: LinearAttention | None
+    linear_layers: tuple[bool, ...]
+    mlp_width: int
     language_half: bool
 
 
@@ -205,6 +215,8 @@ def facts_of(raw: Mapping[str, object], where: str, hf: HfConfig) -> ModelValues
         tied_embeddings=bool(hf.tie_word_embeddings),
         moe_layers=_moe_layers(hf),
         linear_attention=_linear_attention(hf),
+        linear_layers=_linear_layers(hf),
+        mlp_width=_mlp_width(hf),
         language_half=sees(raw, where),
     )
 
@@ -219,6 +231,19 @@ def _linear_attention(hf: HfConfig) -> LinearAttention | None:
         value_head_dim=hf.linear_value_head_dim,
         kernel_size=hf.linear_conv_kernel_dim,
     )
+
+
+def _linear_layers(hf: HfConfig) -> tuple[bool, ...]:
+    if not hasattr(hf, "linear_num_key_heads"):
+        return ()
+    return tuple(kind == "linear_attention" for kind in hf.layer_types)
+
+
+def _mlp_width(hf: HfConfig) -> int:
+    dense = getattr(hf, "intermediate_size", None) or 4 * hf.hidden_size
+    of_expert = getattr(hf, "moe_intermediate_size", None) or dense
+    chosen = getattr(hf, "num_experts_per_tok", None) or 0
+    return max(dense, chosen * of_expert)
 
 
 def _moe_layers(hf: HfConfig) -> tuple[bool, ...]:

@@ -10,14 +10,14 @@ import torch
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.hf_io import check_tensor_names, names_by_file, open_tensors, tensor_files
-from rljob_worker.models.manifest import HEAD, embedding, hf_manifest
+from rljob_worker.models.trained import TrainedModel, checkpoint_tensors
 
 _DTYPES = ("F32", "BF16", "F16")
 _SAMPLED = 4096
 """Numbers of a tensor that are looked at, at its beginning and at its end."""
 
 
-def check_hf_weights(folder: Path, cfg: ModelConfig) -> None:
+def check_hf_weights(folder: Path, model: TrainedModel) -> None:
     """Refuse weights that the trainers would refuse minutes later, or that hold NaN.
 
     Every tensor's name, file, shape and dtype is compared with the config; of each, up to 2 x 4,096 numbers are read.
@@ -25,11 +25,10 @@ def check_hf_weights(folder: Path, cfg: ModelConfig) -> None:
     Raises:
         UserError: naming tensor and file.
     """
-    files = tensor_files(folder)
-    check_tensor_names(files, cfg, folder)
-    shapes = dict(hf_manifest(cfg))
-    if cfg.tied_embeddings:
-        shapes[HEAD] = shapes[embedding(cfg)]
+    files, tensors = tensor_files(folder), checkpoint_tensors(model)
+    check_tensor_names(files, tensors, f"{model.model_type} model", folder)
+    shapes = dict(tensors.trained)
+    shapes |= {name: shapes[table] for name, table in tensors.tied if table in shapes}
     for path, names in names_by_file(files).items():
         with open_tensors(path) as file:
             for name in names:
@@ -47,7 +46,8 @@ def check_hf_weights(folder: Path, cfg: ModelConfig) -> None:
                         raise UserError(f"{path}: tensor {name} holds numbers that are not finite")
 
 
-def checkpoint_bytes(cfg: ModelConfig, precision: str) -> int:
-    """Bytes of a checkpoint: weights, fp32 master weights where they are bf16, and Adam's two moments in fp32."""
-    parameters = sum(math.prod(shape) for _, shape in hf_manifest(cfg))
-    return parameters * (4 + 4 + 4 + (2 if precision == "bf16" else 0))
+def checkpoint_bytes(model: TrainedModel, precision: str) -> int:
+    """Bytes of a checkpoint: fp32 weights and Adam's two moments in fp32; Megatron's has its bf16 weights too."""
+    parameters = sum(math.prod(shape) for _, shape in checkpoint_tensors(model).trained)
+    both = precision == "bf16" and isinstance(model, ModelConfig)
+    return parameters * (4 + 4 + 4 + (2 if both else 0))

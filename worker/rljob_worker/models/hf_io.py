@@ -18,7 +18,9 @@ from rljob_worker.host.files import write_whole, writing
 from rljob_worker.models.checkpoint_views import DERIVED
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.json_files import read_json_object
-from rljob_worker.models.manifest import HEAD, embedding, hf_manifest
+from rljob_worker.models.manifest import CheckpointTensors
+from rljob_worker.models.served import architecture_of
+from rljob_worker.models.trained import checkpoint_tensors
 from rljob_worker.tensor_slice import Piece
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -43,6 +45,7 @@ _ARCHITECTURES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
 }
+"""Of what Megatron trains; other models are of transformers' class of causal language modelling."""
 
 
 def load_hf_weights(pieces: Iterable[Piece], folder: str | Path) -> None:
@@ -57,13 +60,15 @@ def load_hf_weights(pieces: Iterable[Piece], folder: str | Path) -> None:
     shapes = {piece.hf_name: piece.hf_shape for piece in pieces}
     files = tensor_files(folder)
     cfg = ModelConfig.from_hf(folder)
-    check_tensor_names(files, cfg, folder)
+    tensors = checkpoint_tensors(cfg)
+    check_tensor_names(files, tensors, f"{cfg.model_type} model", folder)
     found = tensor_shapes(files)
     for name, shape in shapes.items():
         if found[name] != shape:
             raise UserError(f"{files[name]}: tensor {name} has shape {found[name]}, expected {shape}")
-    if cfg.tied_embeddings and HEAD in files:
-        check_tied_head(files, HEAD, embedding(cfg))
+    for head, table in tensors.tied:
+        if head in files:
+            check_tied_head(files, head, table)
     read_pieces(pieces, files)
 
 
@@ -199,20 +204,17 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def check_tensor_names(files: Mapping[str, Path], cfg: ModelConfig, folder: Path) -> None:
-    """UserError when tensors of the model are missing, or others are there."""
-    expected = {name for name, _ in hf_manifest(cfg)}
-    missing = [name for name, _ in hf_manifest(cfg) if name not in files]
-    allowed = expected | ({HEAD} if cfg.tied_embeddings else set())
+def check_tensor_names(files: Mapping[str, Path], tensors: CheckpointTensors, what: str, folder: Path) -> None:
+    """UserError when tensors of the model, called so, are missing, or others are there."""
+    missing = [name for name, _ in tensors.trained if name not in files]
+    allowed = {name for name, _ in (*tensors.trained, *tensors.tied)}
     extra = [
         name
         for name in files
-        if name not in allowed and not name.endswith(DERIVED) and not name.startswith(cfg.untrained)
+        if name not in allowed and not name.endswith(DERIVED) and not name.startswith(tensors.untrained)
     ]
     problems = [f"tensor {name} is missing" for name in missing[:5]]
-    problems += [
-        f"tensor {name} in {files[name].name} is not part of this {cfg.model_type} model" for name in extra[:5]
-    ]
+    problems += [f"tensor {name} in {files[name].name} is not part of this {what}" for name in extra[:5]]
     unnamed = len(missing) + len(extra) - len(problems)
     if problems:
         raise UserError(f"{folder}: " + "; ".join(problems) + (f"; and {unnamed} more" if unnamed else ""))
@@ -258,7 +260,8 @@ def save_hf_folder(
         writer.add(name, tensor)
     writer.close()
     config = {key: value for key, value in hf_config.items() if key not in ("torch_dtype", "dtype")}
-    config.setdefault("architectures", [_ARCHITECTURES[str(config["model_type"])]])
+    kind = str(config["model_type"])
+    config.setdefault("architectures", [_ARCHITECTURES.get(kind) or architecture_of(kind)])
     config["dtype"] = str(writer.dtype).removeprefix("torch.")
     if isinstance(language := config.get("text_config"), Mapping):
         config["text_config"] = {**language, "dtype": config["dtype"]}

@@ -8,6 +8,7 @@ trainers got garbage.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ from rljob_worker.models.facts import HfConfig, hf_config, hf_source, sees
 
 _ATTENTIONS = ("full_attention", "sliding_attention", "chunked_attention")
 """Kinds of layers without a state that runs from one sample of a row into the next."""
+_OLDER_SETTINGS = ("rope_theta", "rope_scaling", "torch_dtype", "num_experts", "num_local_experts")
+"""Names that transformers takes beside those that it writes."""
 
 
 class _Output(Protocol):
@@ -115,6 +118,27 @@ def build_hf_model(source: str | Path | Mapping[str, object], *, attention: str 
     return model.eval()
 
 
+def gathered_apart(model: HfModel) -> list[nn.Module]:
+    """Modules whose parameters are gathered together, each on its own: layers, then an untied embedding and head.
+
+    A tied embedding is the head too: it stays with what is gathered for the whole pass.
+    """
+    modules: list[nn.Module] = list(model.get_decoder().layers)
+    if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
+        modules += [model.get_input_embeddings(), model.get_output_embeddings()]
+    return modules
+
+
+def tied_names(model: nn.Module) -> tuple[tuple[str, str], ...]:
+    """Further names of parameters that have several, and the first one of each."""
+    first: dict[int, str] = {}
+    tied = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            tied.append((name, first[id(parameter)]))
+    return tuple(tied)
+
+
 def check_trainable(raw: Mapping[str, object], where: str) -> None:
     """Refuse a config that no transformers model of causal language modelling is for; UserError names the field."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -134,6 +158,20 @@ def check_trainable(raw: Mapping[str, object], where: str) -> None:
     if kinds or stateful:
         what = ", ".join(sorted(kinds)) or "layers with a state"
         raise UserError(f"{where}: {model_type!r} has {what}; training.backend FSDP trains attention alone")
+
+
+def check_settings(raw: Mapping[str, object], where: str) -> None:
+    """Refuse settings of a config that its family does not have: transformers keeps what it does not know."""
+    from transformers import CONFIG_MAPPING
+
+    check_trainable(raw, where)
+    made = CONFIG_MAPPING[str(raw["model_type"])]()
+    known = {*made.to_dict(), *_OLDER_SETTINGS}
+    for key in raw:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f", did you mean {near[0]}?" if near else ""
+            raise UserError(f"{where}: {key}: unknown setting of a {raw['model_type']} model{hint}")
 
 
 def _attention(raw: Mapping[str, object], config: HfConfig, wanted: str) -> str:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rljob_worker.models.config import ModelConfig
 
 HEAD = "lm_head.weight"
 Manifest = list[tuple[str, tuple[int, ...]]]
 """Name and shape of each tensor, in the order of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTensors:
+    """What a Hugging Face checkpoint of a model has."""
+
+    trained: tuple[tuple[str, tuple[int, ...]], ...]
+    """Name and shape of each tensor that engines get, in the order of the model."""
+    tied: tuple[tuple[str, str], ...] = ()
+    """Names of tensors that it may have as well, and the one above that each of them is."""
+    untrained: tuple[str, ...] = ()
+    """How the names of further tensors begin."""
 
 
 def embedding(cfg: ModelConfig) -> str:

@@ -9,25 +9,30 @@ import torch
 
 from rljob_api.spec import RandomModel
 from rljob_worker.errors import UserError
-from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.checkpoint_views import checkpoint_views
+from rljob_worker.models.config import SUPPORTED_MODEL_TYPES, ModelConfig
+from rljob_worker.models.facts import hf_config
 from rljob_worker.models.hf_io import save_hf_folder
+from rljob_worker.models.hf_model import build_hf_model, check_settings
 from rljob_worker.models.manifest import hf_manifest
 
 
 def make_random_model(spec: RandomModel, tokenizer_folder: str | Path, out: Path) -> None:
-    """Write a Hugging Face folder with weights drawn as transformers' Qwen initialisation does.
+    """Write a Hugging Face folder with weights drawn as transformers' initialisation of the model does.
 
-    Matrices are normal with standard deviation `initializer_range` (default 0.02), biases 0, norms 1; float32 unless
-    the config names a `dtype`. The same spec gives the same bytes.
+    Of what Megatron trains, matrices are normal with standard deviation `initializer_range` (default 0.02), biases 0,
+    norms 1; any other model draws its own. float32 unless the config names a `dtype`. The same spec gives the same
+    bytes, whichever backend trains it.
     `out` may be `tokenizer_folder`; what an interrupted call left there is replaced.
 
     Raises:
         UserError: a config that is not supported, or a vocabulary smaller than the tokenizer's.
     """
     config = _complete_config(spec.config, tokenizer_folder)
-    cfg = ModelConfig.from_hf(config)
-    if cfg.language_half:
-        raise UserError(f"model.random.config: {cfg.model_type!r} is trained from a checkpoint alone: give model.path")
+    own = config.get("model_type") in SUPPORTED_MODEL_TYPES
+    if own and ModelConfig.from_hf(config).language_half:
+        kind = config["model_type"]
+        raise UserError(f"model.random.config: {kind!r} is trained from a checkpoint alone: give model.path")
     name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(name)
     if dtype is None:
@@ -39,7 +44,11 @@ def make_random_model(spec: RandomModel, tokenizer_folder: str | Path, out: Path
         # config.json is written last: without it, weights are what an interrupted call left behind.
         for leftover in (*out.glob("*.safetensors*"), *out.glob(".part-*")):
             leftover.unlink()
-    save_hf_folder(out, _random_tensors(cfg, spec.seed, std, dtype), config, tokenizer_folder)
+    if own:
+        tensors = _random_tensors(ModelConfig.from_hf(config), spec.seed, std, dtype)
+    else:
+        tensors = _drawn_by_transformers(config, spec.seed, dtype)
+    save_hf_folder(out, tensors, config, tokenizer_folder)
 
 
 def _complete_config(given: Mapping[str, object], tokenizer_folder: str | Path) -> dict[str, object]:
@@ -64,3 +73,19 @@ def _random_tensors(cfg: ModelConfig, seed: int, std: float, dtype: torch.dtype)
             yield name, torch.ones(shape, dtype=dtype)
         else:
             yield name, torch.empty(shape).normal_(std=std, generator=generator).to(dtype)
+
+
+def _drawn_by_transformers(
+    config: Mapping[str, object], seed: int, dtype: torch.dtype
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """A checkpoint of transformers' own random weights of any model."""
+    from transformers import AutoModelForCausalLM
+
+    check_settings(config, "model.random.config")
+    views = checkpoint_views(build_hf_model(config))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(hf_config(config, "model.random.config"), dtype=torch.float32)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    for view in views:
+        yield view.name, view.of(parameters[view.parameter]).to(dtype, copy=True)

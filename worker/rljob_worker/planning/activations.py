@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rljob_api.spec import Precision, Recompute, RLJobSpec
 from rljob_worker.algorithms.logits import CHUNK_ELEMENTS, DEFAULT_CHUNK_ELEMENTS
 from rljob_worker.models.config import ModelConfig, sequence_parallel
+from rljob_worker.models.facts import ModelFacts
 from rljob_worker.planning.job_shape import JobShape, MicroBatch, itemsize
 
 _FP32 = 4
@@ -123,6 +124,10 @@ class PassBytes:
     logits: int
     work: int
     """Needed for a moment: a layer's gradients, a weight's gradient before it is added up, chunks of the loss."""
+    gathered: int = 0
+    """Whole weights of what computes, where ranks have rows of them."""
+    gradients: int = 0
+    """Of all parameters, where they are there in the pass alone."""
 
 
 def training_pass(
@@ -153,9 +158,9 @@ def training_pass(
     if stage == job.trainers.pp - 1:
         tokens = 2 * batch.tokens // _position_shares(model, job) + batch.responses
         activations += tokens * model.hidden_size * size
-        logits = _logits(spec, model, job, batch, copies=2)
+        logits = logits_bytes(spec, model, job, batch, copies=2)
     layer_gradients = batch.tokens * size * (2 * model.hidden_size + _widest(model, job))
-    work = max(layer_gradients, largest * size, _loss_chunks(spec, model, job) if logits else 0)
+    work = max(layer_gradients, largest * size, loss_chunks(spec, model, job) if logits else 0)
     return PassBytes(activations, logits, work)
 
 
@@ -168,8 +173,8 @@ def forward_pass(spec: RLJobSpec, model: ModelConfig, job: JobShape, stage: int,
     hidden = (batch.tokens + batch.responses) * model.hidden_size * size
     return PassBytes(
         max(batch.tokens * layer, hidden),
-        _logits(spec, model, job, batch, copies=1),
-        _loss_chunks(spec, model, job),
+        logits_bytes(spec, model, job, batch, copies=1),
+        loss_chunks(spec, model, job),
     )
 
 
@@ -177,18 +182,18 @@ def _widest(model: ModelConfig, job: JobShape) -> int:
     return max(_mlp_elements(model, layer, job) for layer in range(model.num_layers))
 
 
-def _logits(spec: RLJobSpec, model: ModelConfig, job: JobShape, batch: MicroBatch, *, copies: int) -> int:
+def logits_bytes(spec: RLJobSpec, model: ModelFacts, job: JobShape, batch: MicroBatch, *, copies: int) -> int:
     """Vocabulary-parallel logits of the response positions in the parameters' dtype, and the mask of kept tokens.
 
     `copies` is 2 where their gradient is beside them: the backward of `algorithms.logits` makes it whole.
     """
-    columns = model.padded_vocab_size(job.trainers.tp) // job.trainers.tp
+    columns = -(-model.vocab_size // job.trainers.tp)
     rollout = spec.rollout
     masked = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
     return batch.responses * columns * (copies * itemsize(spec) + masked)
 
 
-def _loss_chunks(spec: RLJobSpec, model: ModelConfig, job: JobShape) -> int:
+def loss_chunks(spec: RLJobSpec, model: ModelFacts, job: JobShape) -> int:
     """fp32 temporaries of the loss: bounded chunks, at least one row."""
     chunk = max(CHUNK_ELEMENTS.get(job.kind, DEFAULT_CHUNK_ELEMENTS), model.vocab_size // job.trainers.tp)
     return _LOSS_TEMPORARIES * chunk * _FP32

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from rljob_api import derived
-from rljob_api.spec import MemorySaverMode, RLJobSpec
+from rljob_api.spec import MemorySaverMode, RLJobSpec, TrainingBackend
 from rljob_worker.host.sockets import is_local_name
-from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.facts import ModelFacts
 from rljob_worker.planning.job_shape import ASSUMED_PROMPT_TOKENS
 from rljob_worker.planning.memory import PROCESS_BYTES, RAY_BYTES, RUNTIME_BYTES
 from rljob_worker.planning.tables import GIB, MemoryPlan
 
 
-def assumptions(spec: RLJobSpec, model: ModelConfig, plan: MemoryPlan) -> list[str]:
+def assumptions(spec: RLJobSpec, model: ModelFacts, plan: MemoryPlan) -> list[str]:
     """The assumptions that matter to this job."""
     kind = plan.job.kind
     lines = [
@@ -24,7 +24,7 @@ def assumptions(spec: RLJobSpec, model: ModelConfig, plan: MemoryPlan) -> list[s
         lines.append(f"prompts of at most {ASSUMED_PROMPT_TOKENS} tokens: data.maxPromptTokens is not set")
     if spec.model.random is not None and "vocab_size" not in spec.model.random.config:
         lines.append(f"a vocabulary of {model.vocab_size}, the tokenizer's upper bound: it is trained at start-up")
-    if model.num_experts:
+    if any(model.moe_layers):
         lines.append("tokens spread evenly over the experts")
     if spec.records.http_port is not None and not is_local_name(spec.records.http_host):
         lines.append(
@@ -39,7 +39,9 @@ def assumptions(spec: RLJobSpec, model: ModelConfig, plan: MemoryPlan) -> list[s
         return lines
     lines += [
         f"each process takes {RUNTIME_BYTES[kind] / GIB:g} GiB of a device for context, streams and operators",
-        "activations are those of fused norms, rotary embedding and attention",
+        "activations are those of fused norms, rotary embedding and attention"
+        if spec.training.backend is TrainingBackend.MEGATRON
+        else "activations are those of transformers' model with torch's attention",
         "each device has two staging slots of its own, outside the memory saver",
         f"{'HCCL' if kind == 'npu' else 'NCCL'} holds 2 x {spec.hccl.buffer_size_mb or 200} MiB a communicator "
         "and nothing else",
@@ -52,7 +54,8 @@ def assumptions(spec: RLJobSpec, model: ModelConfig, plan: MemoryPlan) -> list[s
     if spec.memory_saver.mode is not MemorySaverMode.OFF and not derived.divides_devices(spec):
         lines.append("the memory saver keeps a pinned copy of all that it pauses, awake too")
     if spec.training.optimizer.host_offload:
-        lines.append("with hostOffload the optimizer's state is on the device only while an update is applied")
+        part = "" if spec.training.backend is TrainingBackend.MEGATRON else ", and a part of it at a time"
+        lines.append(f"with hostOffload the optimizer's state is on the device only while an update is applied{part}")
     if plan.devices[0].limit is None:
         lines.append("the device's memory is not known: give --device-memory to compare")
     return lines

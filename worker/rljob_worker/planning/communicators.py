@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rljob_api.spec import RLJobSpec
 from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.facts import ModelFacts
 from rljob_worker.planning.job_shape import JobShape
 
 _DEFAULT_MIB = 200
@@ -12,13 +13,18 @@ _BUFFERS = 2
 variable reference; facts of torch_npu: memory is given back only when the group is destroyed)."""
 
 
-def trainer_groups(model: ModelConfig, job: JobShape) -> list[str]:
-    """Megatron's process groups of more than one rank that a training step uses on the device.
+def trainer_groups(model: ModelFacts, job: JobShape) -> list[str]:
+    """A backend's process groups of more than one rank that a training step uses on the device.
 
     Communicators are made at a group's first collective, so groups that are never used cost nothing. Which ones are
     used was seen by recording the collectives of real training steps (tests/worker/planning/test_communicators.py).
-    The names are those of `parallel_state.get_..._group`.
+    Megatron's names are those of `parallel_state.get_..._group`. FSDP gathers over the ranks that divide a copy, adds
+    gradients up over the copies, and the rest over all ranks.
     """
+    if not isinstance(model, ModelConfig):
+        trainers = job.trainers
+        sizes = {"shards": trainers.shards, "copies": trainers.world_size // trainers.shards}
+        return [name for name, size in {**sizes, "world": trainers.world_size}.items() if size > 1]
     groups = {
         "tensor_model_parallel": job.trainers.tp,
         "pipeline_model_parallel": job.trainers.pp,
@@ -38,11 +44,11 @@ def trainer_groups(model: ModelConfig, job: JobShape) -> list[str]:
     return [name for name, size in groups.items() if size > 1]
 
 
-def engine_groups(model: ModelConfig, job: JobShape) -> list[str]:
+def engine_groups(model: ModelFacts, job: JobShape) -> list[str]:
     """vLLM's process groups of more than one rank: tensor parallel, and the experts' on devices."""
     if job.engine_tp == 1:
         return []
-    return ["tensor_parallel", "expert_parallel"] if model.num_experts else ["tensor_parallel"]
+    return ["tensor_parallel", "expert_parallel"] if any(model.moe_layers) else ["tensor_parallel"]
 
 
 def communicator_bytes(spec: RLJobSpec, job: JobShape, groups: list[str]) -> int:

@@ -10,8 +10,8 @@ from rljob_api.profiles import PROFILES
 from rljob_api.spec import RLJobSpec
 from rljob_worker.engine.arguments import max_model_length, max_sequences
 from rljob_worker.engine.platforms import CPU_KV_CACHE_BYTES
-from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.manifest import HEAD, embedding, hf_manifest
+from rljob_worker.models.facts import ModelFacts
+from rljob_worker.models.trained import TrainedModel, checkpoint_tensors
 from rljob_worker.planning.job_shape import JobShape, itemsize, prompt_tokens
 
 _LOGITS_COPIES = 4
@@ -42,7 +42,7 @@ class EngineMemory:
 
 
 def engine_memory(
-    spec: RLJobSpec, model: ModelConfig, job: JobShape, device_bytes: int | None, outside: int, module_elements: int
+    spec: RLJobSpec, model: TrainedModel, job: JobShape, device_bytes: int | None, outside: int, module_elements: int
 ) -> EngineMemory:
     """What vLLM will allocate.
 
@@ -80,7 +80,7 @@ def engine_memory(
     )
 
 
-def kv_bytes_per_token(model: ModelConfig, tp: int, size: int) -> int:
+def kv_bytes_per_token(model: ModelFacts, tp: int, size: int) -> int:
     """Key and value of each layer: 2 x layers x heads x width x bytes (vllm/v1/kv_cache_interface.py,
     FullAttentionSpec.page_size_bytes / block_size). Above the number of key/value heads, ranks hold copies.
 
@@ -95,12 +95,12 @@ def _usual_length(spec: RLJobSpec, longest: int) -> int:
     return min(longest, derived.longest_sample(spec, prompt_tokens(spec)[0]))
 
 
-def _weights(model: ModelConfig, tp: int) -> int:
+def _weights(model: TrainedModel, tp: int) -> int:
     """Elements on one rank: matrices and vocabulary are cut, norms and routers are not; experts are cut like MLPs."""
     elements = 0
-    for name, shape in hf_manifest(model):
+    for name, shape in checkpoint_tensors(model).trained:
         count = math.prod(shape)
-        if name in (embedding(model), HEAD):
+        if len(shape) == 2 and shape[0] == model.vocab_size:
             elements += count // model.vocab_size * (-(-model.vocab_size // (64 * tp)) * 64)
         elif "norm" in name or name.endswith("mlp.gate.weight"):
             elements += count
@@ -111,7 +111,7 @@ def _weights(model: ModelConfig, tp: int) -> int:
     return elements
 
 
-def _step(spec: RLJobSpec, model: ModelConfig, tp: int, size: int, device_bytes: int | None) -> int:
+def _step(spec: RLJobSpec, model: ModelFacts, tp: int, size: int, device_bytes: int | None) -> int:
     """One scheduler step without gradients: a layer's tensors at a time, then fp32 logits of each sequence.
 
     The default of `max_num_batched_tokens` is vLLM 0.23's for its offline class: 8192, 16384 on devices of 70 GiB and
@@ -125,6 +125,5 @@ def _step(spec: RLJobSpec, model: ModelConfig, tp: int, size: int, device_bytes:
     ) * max_model_length(spec, model)
     tokens = min(spec.rollout.max_batched_tokens or default, prompts)
     heads = (model.num_heads + 2 * model.num_query_groups) * model.head_dim
-    width = max(model.ffn_hidden_size, model.experts_per_token * model.expert_ffn_hidden_size)
-    layer = 4 * model.hidden_size + (2 * heads + 3 * width) // tp
+    layer = 4 * model.hidden_size + (2 * heads + 3 * model.mlp_width) // tp
     return tokens * layer * size + max_sequences(spec) * model.vocab_size * 4 * _LOGITS_COPIES

@@ -9,6 +9,7 @@ from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.devices.kinds import kind_of
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, check_parallel
+from rljob_worker.models.facts import ModelFacts
 from rljob_worker.parallel_layout import ParallelLayout, check_nodes, check_sizes
 
 ASSUMED_PROMPT_TOKENS = 1024
@@ -34,13 +35,13 @@ class JobShape:
         trainers = self.trainers
         return [replace(trainers, rank=rank).pp_rank for rank in trainers.nodes(self.per_node)[node]]
 
-    def layers(self, model: ModelConfig, stage: int) -> range:
+    def layers(self, model: ModelFacts, stage: int) -> range:
         """Layers of a stage: an even cut."""
         count = model.num_layers // self.trainers.pp
         return range(stage * count, (stage + 1) * count)
 
 
-def job_shape(spec: RLJobSpec, model: ModelConfig) -> JobShape:
+def job_shape(spec: RLJobSpec, model: ModelFacts) -> JobShape:
     """What a job is made of.
 
     Raises:
@@ -54,8 +55,8 @@ def job_shape(spec: RLJobSpec, model: ModelConfig) -> JobShape:
         check_nodes(training, derived.trainers_per_node(spec), derived.trainer_nodes(spec))
     except ValueError as error:
         raise UserError(f"spec.{error}") from None
-    tp, pp, ep = training.tensor_parallel, training.pipeline_parallel, training.expert_parallel
-    check_parallel(model, tp, pp, ep)
+    if isinstance(model, ModelConfig):
+        check_parallel(model, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
     return JobShape(
         kind=kind,
         trainers=ParallelLayout.of_training(training, world),
@@ -85,7 +86,7 @@ class MicroBatch:
     """Whether the prompt's length is assumed."""
 
 
-def largest_micro_batch(spec: RLJobSpec, model: ModelConfig, job: JobShape) -> MicroBatch:
+def largest_micro_batch(spec: RLJobSpec, model: ModelFacts, job: JobShape) -> MicroBatch:
     """Worst case of `trainer.batches.plan_step`: all samples of an update as long as they may be.
 
     `maxTokensPerMicroBatch` bounds the tokens of a row; one longer sample is a row of its own. Logits are computed at

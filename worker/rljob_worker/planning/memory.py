@@ -15,10 +15,11 @@ from rljob_api.quantities import to_number
 from rljob_api.spec import MemorySaverMode, Precision, RLJobSpec
 from rljob_worker.algorithms import get_algorithm
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.manifest import hf_manifest
+from rljob_worker.models.trained import TrainedModel, checkpoint_tensors
 from rljob_worker.planning.activations import PassBytes, forward_pass, training_pass
 from rljob_worker.planning.communicators import communicator_bytes, engine_groups, trainer_groups
 from rljob_worker.planning.engine import engine_memory
+from rljob_worker.planning.fsdp import fsdp_forward_pass, fsdp_state, fsdp_training_pass
 from rljob_worker.planning.job_shape import JobShape, MicroBatch
 from rljob_worker.planning.parameters import TrainingState, rank_parameters, training_state
 from rljob_worker.planning.tables import GIB, KEPT_FREE, Bytes, MemoryTable, PhaseMemory, used
@@ -47,14 +48,14 @@ class Planner:
     """Puts the parts together, phase by phase."""
 
     def __init__(
-        self, spec: RLJobSpec, model: ModelConfig, job: JobShape, batch: MicroBatch, device_bytes: int | None
+        self, spec: RLJobSpec, model: TrainedModel, job: JobShape, batch: MicroBatch, device_bytes: int | None
     ) -> None:
         self._spec, self._model, self._job, self._batch = spec, model, job, batch
         self._device_bytes = device_bytes
         self._engines_per_node = derived.engines_per_node(spec)
         self._cpu = job.kind == "cpu"
         self._saver = spec.memory_saver.mode is not MemorySaverMode.OFF
-        manifest = hf_manifest(model)
+        manifest = list(checkpoint_tensors(model).trained)
         engine_communicators = communicator_bytes(spec, job, engine_groups(model, job))
         runtime = RUNTIME_BYTES[job.kind]
         dtype = _dtype(spec.training.precision)
@@ -82,6 +83,12 @@ class Planner:
     def rank(self, stage: int) -> Rank:
         """The parts of a rank of one stage."""
         spec, model, job = self._spec, self._model, self._job
+        if not isinstance(model, ModelConfig):
+            return Rank(
+                fsdp_state(model, job),
+                fsdp_training_pass(spec, model, job, self._batch),
+                fsdp_forward_pass(spec, model, job, self._batch),
+            )
         parameters = rank_parameters(model, job, stage)
         return Rank(
             training_state(parameters, job, spec.training.precision),
@@ -154,7 +161,7 @@ class Planner:
             kept = {"activations": rank.training.activations}
             peaks.append(awake | kept | {"work": rank.state.exchanged})
         if self._spec.training.optimizer.host_offload and not self._cpu:
-            peaks.append(awake | {"optimizer": rank.state.optimizer})
+            peaks.append(awake | {"optimizer": rank.state.on_device})
         return peaks
 
     def _awake(self, rank: Rank) -> dict[str, int]:
@@ -204,6 +211,7 @@ class Planner:
         if not self._spec.rollout.router_replay:
             return 0
         model = self._model
+        assert isinstance(model, ModelConfig)  # no other backend replays
         each = np.min_scalar_type(model.num_experts - 1).itemsize
         of_token = sum(model.moe_layers) * model.experts_per_token * each
         return derived.samples_per_step(self._spec) * self._batch.longest * of_token
@@ -230,7 +238,8 @@ def _dtype(precision: Precision) -> torch.dtype:
 
 
 def _pass_parts(peak: PassBytes) -> dict[str, int]:
-    return {"activations": peak.activations, "logits": peak.logits, "work": peak.work}
+    parts = {"activations": peak.activations, "logits": peak.logits, "work": peak.work, "gathered": peak.gathered}
+    return parts | ({"gradients": peak.gradients} if peak.gradients else {})
 
 
 def _total(components: Bytes) -> int:

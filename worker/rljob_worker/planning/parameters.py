@@ -9,6 +9,7 @@ from functools import lru_cache
 from rljob_api.spec import Precision
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.manifest import HEAD, embedding, final_norm, hf_manifest, layer_prefix
+from rljob_worker.models.trained import TrainedModel, checkpoint_tensors
 from rljob_worker.planning.job_shape import JobShape
 
 _FP32 = 4
@@ -77,6 +78,8 @@ class TrainingState:
     optimizer: int
     exchanged: int
     """Largest buffer of gradients that is reduced over other ranks; 0 without any."""
+    on_device: int
+    """Of the optimizer's state, during an update, where it is kept on the host."""
 
 
 def training_state(parameters: RankParameters, job: JobShape, precision: Precision) -> TrainingState:
@@ -89,18 +92,20 @@ def training_state(parameters: RankParameters, job: JobShape, precision: Precisi
     bf16 = precision is Precision.BF16
     flats = 3 if bf16 else 2
     own = parameters.dense / job.trainers.dp + parameters.experts / job.trainers.expert_dp
+    optimizer = round(own * _FP32 * flats)
     return TrainingState(
         weights=parameters.total * (2 if bf16 else 4),
         gradients=parameters.total * _FP32,
-        optimizer=round(own * _FP32 * flats),
+        optimizer=optimizer,
         exchanged=_FP32
         * max(
             parameters.dense if job.trainers.dp > 1 else 0,
             parameters.experts if job.trainers.expert_dp > 1 else 0,
         ),
+        on_device=optimizer,
     )
 
 
-def model_parameters(model: ModelConfig) -> int:
+def model_parameters(model: TrainedModel) -> int:
     """Parameters of the whole model, as its authors count them (a tied embedding once)."""
-    return sum(math.prod(shape) for _, shape in hf_manifest(model))
+    return sum(math.prod(shape) for _, shape in checkpoint_tensors(model).trained)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rljob_api import derived
 from rljob_api.hardware import device_memory
 from rljob_api.spec import RLJobSpec
-from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.trained import TrainedModel
 from rljob_worker.planning.job_shape import job_shape, largest_micro_batch
 from rljob_worker.planning.memory import Planner
 from rljob_worker.planning.tables import MemoryPlan
@@ -13,7 +13,7 @@ from rljob_worker.planning.two_groups import TwoGroupsPlanner
 
 
 def plan_memory(
-    spec: RLJobSpec, model: ModelConfig, *, device_bytes: int | None = None, node_bytes: int | None = None
+    spec: RLJobSpec, model: TrainedModel, *, device_bytes: int | None = None, node_bytes: int | None = None
 ) -> MemoryPlan:
     """Plan a job's memory.
 

@@ -130,6 +130,10 @@ def _kinds(spec: RLJobSpec, plan: MemoryPlan) -> list[list[Change]]:
         * (training.recompute is Recompute.NONE),
         [Change("training.recompute", "Full", "every layer is computed twice: about a third more training time")]
         * (training.recompute is not Recompute.FULL),
+        [Change("training.fsdp.reshardAfterForward", "true", "each layer is gathered twice in training")]
+        * (training.fsdp is not None and not training.fsdp.reshard_after_forward),
+        [Change("training.fsdp.shardSize", "null", "gathers over all trainers, slower between nodes")]
+        * (training.fsdp is not None and training.fsdp.shard_size is not None),
         [Change("training.optimizer.hostOffload", "true", "optimizer updates over the host's memory: slower")]
         * (not training.optimizer.host_offload),
         _parallel("rollout.tensorParallel", rollout.tensor_parallel, plan, "fewer engines, each on more devices"),

@@ -16,6 +16,7 @@ _ORDER = (
     "weights",
     "gradients",
     "optimizer",
+    "gathered",
     "activations",
     "logits",
     "work",

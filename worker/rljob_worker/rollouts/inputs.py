@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rljob_worker.data.dataset import PromptSource
 from rljob_worker.environments.hosts import EnvironmentHosts
-from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.facts import ModelFacts
 from rljob_worker.rewards.label_check import LabelCheck
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rollouts.turns import World
@@ -23,7 +23,7 @@ class Inputs:
 
     tokenizer: PreTrainedTokenizerBase
     model_folder: Path
-    model: ModelConfig
+    model: ModelFacts
     prompts: PromptSource
     rewards: RewardRunner
     labels: LabelCheck

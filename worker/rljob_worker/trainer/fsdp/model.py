@@ -12,6 +12,7 @@ from torch.distributed import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from rljob_worker.models.hf_model import gathered_apart
 from rljob_worker.trainer.batches import MicroBatch
 from rljob_worker.trainer.objective import Logits
 
@@ -113,13 +114,10 @@ def _recompute_layers(model: HfModel) -> None:
 def _sharded_units(
     model: HfModel, mesh: DeviceMesh, dtype: torch.dtype, reshard_after_forward: bool
 ) -> list[FSDPModule]:
-    """A unit for each layer, the embedding and the head; tied, these two are one parameter, which the root has."""
+    """A unit for each layer, the embedding and the head, and the root for the rest."""
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    modules: list[nn.Module] = list(model.get_decoder().layers)
-    if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
-        modules += [model.get_input_embeddings(), model.get_output_embeddings()]
     units: list[FSDPModule] = []
-    for module in [*modules, model]:
+    for module in [*gathered_apart(model), model]:
         sharded = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
         # The loss is a share of the whole batch's already: gradients are added up. Neither gloo nor HCCL divides as
         # they add.

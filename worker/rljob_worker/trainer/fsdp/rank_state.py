@@ -16,7 +16,7 @@ from rljob_worker.devices import Device
 from rljob_worker.memory.sleeping import Region, SleepingMemory, sleeping_memory
 from rljob_worker.models.checkpoint_views import CheckpointView, check_headers, checkpoint_views
 from rljob_worker.models.hf_io import check_tied_head, read_pieces, tensor_files, tensor_shapes
-from rljob_worker.models.hf_model import build_hf_model
+from rljob_worker.models.hf_model import build_hf_model, tied_names
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.fsdp.model import ShardedModel
 from rljob_worker.trainer.fsdp.optimizer import ShardedAdamW
@@ -94,6 +94,7 @@ def build_rank_state(
         _mesh(groups, layout, device.torch_device.type),
         torch.bfloat16 if training.precision is Precision.BF16 else torch.float32,
         recompute=training.recompute is not Recompute.NONE,
+        reshard_after_forward=training.fsdp is None or training.fsdp.reshard_after_forward,
     )
     shards = place_shards(model, region, device.torch_device)
     read_pieces(pieces_of_rows(shards.rows, views, shards.sizes, layout), files)
@@ -121,22 +122,12 @@ def build_rank_state(
 def _checked_files(model: HfModel, views: list[CheckpointView], folder: Path) -> dict[str, Path]:
     """Tensor name -> file, of what the views and the headers agree on."""
     files = tensor_files(folder)
-    tied = _tied_names(model)
+    tied = dict(tied_names(model))
     check_headers(views, tensor_shapes(files), str(folder), may_have=list(tied))
     for name, table in tied.items():
         if name in files:
             check_tied_head(files, name, table)
     return files
-
-
-def _tied_names(model: HfModel) -> dict[str, str]:
-    """Further names of parameters that have several -> the first one."""
-    first: dict[int, str] = {}
-    tied = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if first.setdefault(id(parameter), name) != name:
-            tied[name] = first[id(parameter)]
-    return tied
 
 
 def _mesh(groups: ProcessGroups, layout: ParallelLayout, device: str) -> DeviceMesh:

@@ -1,0 +1,71 @@
+"""Rules about what each training backend can do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rljob_api import derived
+from rljob_api.rules.core import Rule
+from rljob_api.rules.infrastructure import trainer_devices
+from rljob_api.spec import Recompute, RLJobSpec, TrainingBackend, TrainingSpec
+
+_ROWS = "FSDP divides parameters row by row, and gathers each layer whole"
+
+
+def _uncut(field: str, attribute: str) -> Rule:
+    """A size by which Megatron cuts a layer or a stack of them."""
+    return Rule(
+        on=TrainingSpec,
+        field=field,
+        wrong=_ROWS,
+        allowed=f"1 with backend FSDP, whose fsdp.shardSize says what is divided; with backend Megatron any {field}",
+        check=lambda training: training.backend != TrainingBackend.FSDP or getattr(training, attribute) == 1,
+        cel=f"self.backend != 'FSDP' || self.{field} == 1",
+    )
+
+
+def _shards_fit(spec: Any) -> bool:
+    return spec.training.fsdp is None or derived.trainers(spec) % (spec.training.fsdp.shard_size or 1) == 0
+
+
+_NOT_GIVEN, _DEVICES = trainer_devices()
+
+BACKENDS = (
+    Rule(
+        on=TrainingSpec,
+        field="fsdp",
+        wrong="backend Megatron does not read it",
+        allowed="only with backend FSDP",
+        check=lambda training: training.fsdp is None or training.backend == TrainingBackend.FSDP,
+        cel="!has(self.fsdp) || self.backend == 'FSDP'",
+    ),
+    _uncut("tensorParallel", "tensor_parallel"),
+    _uncut("pipelineParallel", "pipeline_parallel"),
+    _uncut("expertParallel", "expert_parallel"),
+    Rule(
+        on=TrainingSpec,
+        field="recompute",
+        wrong="FSDP computes whole layers again or none",
+        allowed="None or Full with backend FSDP",
+        check=lambda training: training.backend != TrainingBackend.FSDP or training.recompute != Recompute.SELECTIVE,
+        cel="self.backend != 'FSDP' || self.recompute != 'Selective'",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="training.fsdp.shardSize",
+        wrong="the trainers cannot be divided into copies of the model",
+        allowed="a divisor of nodes x devicesPerNode of resources (with mode Disaggregated or Async: of"
+        " resources.trainer)",
+        check=_shards_fit,
+        cel=f"{_NOT_GIVEN} || !has(self.training) || !has(self.training.fsdp) || !has(self.training.fsdp.shardSize)"
+        f" || ({_DEVICES}) % self.training.fsdp.shardSize == 0",
+    ),
+    Rule(
+        on=RLJobSpec,
+        field="rollout.routerReplay",
+        wrong="backend FSDP routes tokens as transformers does, and cannot be told other experts",
+        allowed="false, or training.backend Megatron",
+        check=lambda spec: spec.training.backend != TrainingBackend.FSDP or not spec.rollout.router_replay,
+        cel="!has(self.training) || self.training.backend != 'FSDP' || !self.rollout.routerReplay",
+    ),
+)

@@ -1,0 +1,53 @@
+"""Faults of FSDP's jobs, made by hand."""
+
+from __future__ import annotations
+
+from mutants.fault import Fault
+
+MODELS = "tests/worker/models/test_transformers_model.py"
+ROWS = "tests/worker/planning/test_fsdp_rows.py"
+
+FSDP_FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "a tied embedding gathered apart from the head that it is",
+        "worker/rljob_worker/models/hf_model.py",
+        "model.get_output_embeddings().weight is not model.get_input_embeddings().weight",
+        "model.get_output_embeddings() is not model.get_input_embeddings()",
+        MODELS,
+    ),
+    Fault(
+        "a model that vLLM does not have",
+        "worker/rljob_worker/models/served.py",
+        "if served and trained not in served:",
+        "if not served and trained not in served:",
+        MODELS,
+    ),
+    Fault(
+        "random weights drawn from the process's own generator",
+        "worker/rljob_worker/models/random_model.py",
+        "        torch.manual_seed(seed)\n",
+        "",
+        MODELS,
+    ),
+    Fault(
+        "saved memory counted for each tensor in it",
+        "worker/rljob_worker/planning/fsdp.py",
+        "if storage not in self._own and storage not in self._kept:",
+        "if storage not in self._own:",
+        ROWS,
+    ),
+    Fault(
+        "rows planned without the first rank's larger share",
+        "worker/rljob_worker/planning/fsdp.py",
+        "-(-shape[0] // shards)",
+        "shape[0] // shards",
+        ROWS,
+    ),
+    Fault(
+        "layers that stay gathered, planned as if they did not",
+        "worker/rljob_worker/planning/fsdp.py",
+        "if fsdp is not None and not fsdp.reshard_after_forward:",
+        "if fsdp is None:",
+        ROWS,
+    ),
+)

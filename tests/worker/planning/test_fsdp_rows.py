@@ -1,0 +1,120 @@
+"""The plan of FSDP's ranks against what real ones have: rows, and the tensors that autograd saved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.architectures import ARCHITECTURES
+from torch import Tensor, nn
+
+from rljob_api.spec import RLJobSpec
+from rljob_worker.models.hf_model import build_hf_model
+from rljob_worker.models.transformers_model import TransformersModel, elements
+from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.planning.fsdp import fsdp_forward_pass, fsdp_state, fsdp_training_pass, saved_bytes
+from rljob_worker.planning.job_shape import JobShape, job_shape, largest_micro_batch
+from rljob_worker.planning.plan import plan_memory
+from rljob_worker.trainer.fsdp.pieces import rows_of
+
+ONE = JobShape("cpu", ParallelLayout(), per_node=1, engine_tp=1)
+LENGTHS = (40, 16, 8)
+TOKENS, RESPONSES = sum(LENGTHS), 20
+
+
+def spec_of(**training: Any) -> RLJobSpec:
+    return RLJobSpec.model_validate(
+        {
+            "steps": 1,
+            "model": {"random": {"config": {}}},
+            "data": {"synthetic": {}},
+            "rollout": {"promptsPerStep": 4, "samplesPerPrompt": 4, "maxResponseTokens": 16},
+            "training": {"backend": "FSDP", "precision": "fp32", **training},
+            "resources": {"profile": "cpu", "devicesPerNode": 2},
+        }
+    )
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("name", ["llama_tied", "mixtral"])
+def test_rows_are_those_that_the_first_rank_has(name: str, shards: int) -> None:
+    model = TransformersModel.from_hf(ARCHITECTURES[name])
+    layout = ParallelLayout(shards, shards=shards)
+    held = sum(
+        len(rows_of(p.shape[0], layout)) * p[0].numel() for p in build_hf_model(ARCHITECTURES[name]).parameters()
+    )
+    state = fsdp_state(model, replace(ONE, trainers=layout))
+    assert (state.weights, state.optimizer, state.gradients) == (4 * held, 8 * held, 0)
+
+
+def saved_by_a_real_model(config: dict[str, Any], dtype: torch.dtype) -> tuple[list[int], int]:
+    """Bytes that each layer keeps for the backward pass, and all of them."""
+    model = build_hf_model(config).to(dtype)
+    model._apply(lambda p: torch.randn(p.shape, dtype=p.dtype) * 0.02 if p.is_meta else p)
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, Tensor] = {}
+    marks: list[int] = []
+
+    def total() -> int:
+        return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    def mark(_layer: nn.Module, *_: object) -> None:
+        marks.append(total())
+
+    for layer in model.get_decoder().layers:
+        layer.register_forward_pre_hook(mark)
+        layer.register_forward_hook(mark)
+
+    def select(_head: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (args[0][:, torch.arange(RESPONSES)], *args[1:])
+
+    model.get_output_embeddings().register_forward_pre_hook(select)
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(input_ids=torch.randint(0, 60, (1, TOKENS)), position_ids=positions, use_cache=False)
+    return [after - before for before, after in zip(marks[::2], marks[1::2])], total()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "olmo2"])
+def test_activations_are_the_saved_tensors_of_a_real_pass(name: str, dtype: torch.dtype) -> None:
+    config = ARCHITECTURES[name]
+    layers, total = saved_by_a_real_model(config, dtype)
+    planned = saved_bytes(TransformersModel.from_hf(config).config, TOKENS, RESPONSES, dtype.itemsize)
+    assert list(planned.layers) == pytest.approx(layers, rel=0.03)
+    assert planned.outside + sum(planned.layers) == pytest.approx(total, rel=0.03)
+    assert planned.input == TOKENS * 128 * dtype.itemsize
+
+
+def test_what_is_gathered_and_what_recomputation_saves() -> None:
+    model = TransformersModel.from_hf(ARCHITECTURES["llama"])
+    layer = elements(model.units[0])
+    root = elements(model.root)
+    bf16 = spec_of(precision="bf16")
+    job = job_shape(bf16, model)
+    batch = largest_micro_batch(bf16, model, job)
+    assert fsdp_forward_pass(bf16, model, job, batch).gathered == 2 * (2 * layer + root)
+    kept = spec_of(precision="bf16", fsdp={"reshardAfterForward": False})
+    assert fsdp_training_pass(kept, model, job, batch).gathered == 2 * elements(model.parameters)
+    whole, again = (
+        fsdp_training_pass(spec_of(recompute=kind), model, job, batch).activations for kind in ("None", "Full")
+    )
+    assert again < whole
+
+
+def test_a_plan_has_gradients_and_gathered_layers_in_training_alone() -> None:
+    model = TransformersModel.from_hf(ARCHITECTURES["llama"])
+    plan = plan_memory(spec_of(), model)
+    rows = {phase.phase: phase.components for phase in plan.devices[0].phases}
+    weights = fsdp_state(model, plan.job).weights
+    assert rows["actor_train"]["gradients"] == rows["actor_train"]["weights"] == weights
+    assert "gradients" not in rows["wake_up"]
+    assert "gathered" not in rows["wake_up"]
+    assert rows["wake_up"]["optimizer"] == 2 * weights

@@ -1,0 +1,32 @@
+"""The model of a job, as its training backend sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rljob_api.spec import TrainingBackend
+from rljob_worker.models.config import ModelConfig
+from rljob_worker.models.manifest import HEAD, CheckpointTensors, embedding, hf_manifest
+from rljob_worker.models.transformers_model import TransformersModel
+
+TrainedModel = ModelConfig | TransformersModel
+
+
+def trained_model(backend: TrainingBackend, source: str | Path | Mapping[str, object]) -> TrainedModel:
+    """Read the config of a checkpoint folder, or a config given as a dict.
+
+    Raises:
+        UserError: no readable config, or a model or setting that the backend does not train; names it.
+    """
+    if backend is TrainingBackend.FSDP:
+        return TransformersModel.from_hf(source)
+    return ModelConfig.from_hf(source)
+
+
+def checkpoint_tensors(model: TrainedModel) -> CheckpointTensors:
+    """What a checkpoint of a model has."""
+    if isinstance(model, TransformersModel):
+        return model.tensors
+    tied = ((HEAD, embedding(model)),) if model.tied_embeddings else ()
+    return CheckpointTensors(tuple(hf_manifest(model)), tied, model.untrained)

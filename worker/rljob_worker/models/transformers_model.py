@@ -1,0 +1,69 @@
+"""Shape of any model that transformers builds and vLLM serves: what FSDP trains, seen without its weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from rljob_worker.models.checkpoint_views import checkpoint_views
+from rljob_worker.models.facts import ModelFacts, facts_of, hf_config, hf_source
+from rljob_worker.models.hf_model import build_hf_model, gathered_apart, tied_names
+from rljob_worker.models.manifest import CheckpointTensors
+from rljob_worker.models.served import check_served
+
+Shapes = tuple[tuple[int, ...], ...]
+"""Of parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersModel(ModelFacts):
+    """Shape of a model that FSDP trains; sizes are in elements."""
+
+    config: str
+    """As in `config.json`: what transformers builds the model of."""
+    tensors: CheckpointTensors
+    units: tuple[Shapes, ...]
+    """Parameters of what is gathered together: each layer, then an untied embedding and head; each layer is alone."""
+    root: Shapes
+    """Parameters that are in none of them."""
+
+    @classmethod
+    def from_hf(cls, source: str | Path | Mapping[str, object]) -> TransformersModel:
+        """Read the config of a checkpoint folder, or a config given as a dict.
+
+        Raises:
+            UserError: no readable config, or a model that transformers or vLLM does not have or that FSDP cannot
+                train; names it.
+        """
+        raw, where = hf_source(source)
+        model = build_hf_model(raw if isinstance(source, Mapping) else source)
+        check_served(raw, where)
+        apart = gathered_apart(model)
+        inside = {id(parameter) for module in apart for parameter in module.parameters()}
+        views = checkpoint_views(model)
+        return cls(
+            **facts_of(raw, where, hf_config(raw, where)),
+            config=json.dumps(dict(raw)),
+            tensors=CheckpointTensors(tuple((view.name, view.shape) for view in views), tied_names(model)),
+            units=tuple(_shapes(module) for module in apart),
+            root=tuple(tuple(p.shape) for p in model.parameters() if id(p) not in inside),
+        )
+
+    @property
+    def parameters(self) -> Shapes:
+        """Of all of the model."""
+        return tuple(shape for unit in (*self.units, self.root) for shape in unit)
+
+
+def elements(shapes: Shapes) -> int:
+    """Of some parameters."""
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def _shapes(module: nn.Module) -> Shapes:
+    return tuple(tuple(parameter.shape) for parameter in module.parameters())

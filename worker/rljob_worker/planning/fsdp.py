@@ -1,0 +1,171 @@
+"""What a rank of FSDP keeps between micro-batches, and what it gathers and keeps in a pass.
+
+What a pass keeps follows from running transformers' own model on tensors without memory: any architecture, and no
+formula for any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from rljob_api.spec import Recompute, RLJobSpec
+from rljob_worker.models.hf_model import build_hf_model
+from rljob_worker.models.transformers_model import TransformersModel, elements
+from rljob_worker.planning.activations import PassBytes, logits_bytes, loss_chunks
+from rljob_worker.planning.job_shape import JobShape, MicroBatch, itemsize
+from rljob_worker.planning.parameters import TrainingState
+from rljob_worker.trainer.fsdp.optimizer import BUCKET_ELEMENTS
+
+if TYPE_CHECKING:
+    from rljob_worker.models.hf_model import HfModel
+
+_FP32 = 4
+
+
+def fsdp_state(model: TransformersModel, job: JobShape) -> TrainingState:
+    """This rank's rows: fp32 weights and two moments, all the time. Gradients are there in training passes alone."""
+    shards = job.trainers.shards
+    largest = max(_rows(shape, shards) for shape in model.parameters)
+    rows = sum(_rows(shape, shards) for shape in model.parameters)
+    return TrainingState(
+        weights=rows * _FP32,
+        gradients=0,
+        optimizer=2 * rows * _FP32,
+        exchanged=0,
+        on_device=2 * min(rows, max(BUCKET_ELEMENTS, largest)) * _FP32,
+    )
+
+
+def fsdp_training_pass(spec: RLJobSpec, model: TransformersModel, job: JobShape, batch: MicroBatch) -> PassBytes:
+    """Forward and backward.
+
+    The next layer is gathered while one computes, and a layer's gradients are whole, in the format of computation and
+    in fp32, before each rank gets the sums of its rows.
+    """
+    size, kept = itemsize(spec), saved_bytes(model.config, batch.tokens, batch.responses, itemsize(spec))
+    activations = kept.outside + sum(kept.layers)
+    if spec.training.recompute is not Recompute.NONE:
+        activations = kept.outside + len(kept.layers) * kept.input + max(kept.layers)
+    layer_gradients = batch.tokens * size * (2 * model.hidden_size + 3 * model.mlp_width)
+    reduced = _largest(model) * (size + _FP32)
+    return PassBytes(
+        activations,
+        logits_bytes(spec, model, job, batch, copies=2),
+        max(layer_gradients + reduced, loss_chunks(spec, model, job)),
+        gathered=_gathered(spec, model),
+        gradients=fsdp_state(model, job).weights,
+    )
+
+
+def fsdp_forward_pass(spec: RLJobSpec, model: TransformersModel, job: JobShape, batch: MicroBatch) -> PassBytes:
+    """Forward only: nothing is kept but the layer at work; then logits without their gradient."""
+    kept = saved_bytes(model.config, batch.tokens, batch.responses, itemsize(spec))
+    return PassBytes(
+        max(kept.layers) + kept.input,
+        logits_bytes(spec, model, job, batch, copies=1),
+        loss_chunks(spec, model, job),
+        gathered=_gathered(spec, model),
+    )
+
+
+def _rows(shape: tuple[int, ...], shards: int) -> int:
+    """Elements of the first rank's rows of a parameter, padding and all."""
+    return -(-shape[0] // shards) * elements((shape[1:],))
+
+
+def _largest(model: TransformersModel) -> int:
+    return max(elements(unit) for unit in (*model.units, model.root))
+
+
+def _gathered(spec: RLJobSpec, model: TransformersModel) -> int:
+    fsdp = spec.training.fsdp
+    if fsdp is not None and not fsdp.reshard_after_forward:
+        return elements(model.parameters) * itemsize(spec)
+    largest = max(elements(unit) for unit in model.units)
+    return (2 * largest + elements(model.root)) * itemsize(spec)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedBytes:
+    """What a forward pass keeps for the backward pass, in bytes."""
+
+    layers: tuple[int, ...]
+    """Of each layer."""
+    input: int
+    """Of a layer's input, which recomputation keeps instead."""
+    outside: int
+    """Of all else."""
+
+
+@lru_cache(maxsize=64)
+def saved_bytes(config: str, tokens: int, responses: int, size: int) -> SavedBytes:
+    """Run a model forward over one row of tokens without memory, and add up what autograd would keep.
+
+    Args:
+        config: the model's, as JSON.
+        tokens: of the row.
+        responses: positions that logits are computed at.
+        size: bytes of a number that is computed with.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    dtype = torch.bfloat16 if size == 2 else torch.float32
+    raw: Mapping[str, object] = json.loads(config)
+    with torch.random.fork_rng(devices=[]):
+        model = build_hf_model(raw).to(dtype)
+        with FakeTensorMode() as mode:
+            model._apply(_without_memory(mode.from_tensor, dtype))
+            row = torch.zeros((1, tokens), dtype=torch.int64)
+            return _Walk(model).run(row, responses)
+
+
+def _without_memory(fake: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: torch.empty(tensor.shape, dtype=dtype) if tensor.is_meta else fake(tensor)
+
+
+class _Walk:
+    """Adds up saved storages, each once, by the layer that was first to save it."""
+
+    def __init__(self, model: HfModel) -> None:
+        self._model = model
+        self._own = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._kept: dict[int, Tensor] = {}
+        self._total = 0
+        self._layers: list[int] = []
+        self._before = self._input = 0
+
+    def run(self, row: Tensor, responses: int) -> SavedBytes:
+        def enter(_layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+            self._before, self._input = self._total, args[0].nbytes
+
+        def leave(_layer: nn.Module, _args: object, _result: object) -> None:
+            self._layers.append(self._total - self._before)
+
+        def select(_head: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (args[0][:, :responses], *args[1:])
+
+        for layer in self._model.get_decoder().layers:
+            layer.register_forward_pre_hook(enter)
+            layer.register_forward_hook(leave)
+        self._model.get_output_embeddings().register_forward_pre_hook(select)
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
+            self._model(input_ids=row, position_ids=row, use_cache=False)
+        return SavedBytes(tuple(self._layers), self._input, self._total - sum(self._layers))
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        storage = _storage(tensor)
+        if storage not in self._own and storage not in self._kept:
+            self._kept[storage] = tensor
+            self._total += tensor.untyped_storage().nbytes()
+        return tensor
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
