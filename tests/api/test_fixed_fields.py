@@ -189,7 +189,7 @@ def test_every_field_is_tried() -> None:
     tried = {field_of(change) for change in MAY_CHANGE + WHILE_SUSPENDED + BEFORE_THE_FIRST_ATTEMPT}
     fields = {info.alias for info in RLJobSpec.model_fields.values()}
     assert fields - {path.partition(".")[0] for path in tried} == {"mode", "episodes"}, (
-        "the other modes need other devices, which are fixed too; no job has episodes yet"
+        "the other modes need other devices, which are fixed too; episodes need another data source"
     )
     assert {path.partition(".")[0] for path in (*MUTABLE_FIELDS, *RESUMABLE_FIELDS)} <= fields
     # errorScore goes with onError alone.

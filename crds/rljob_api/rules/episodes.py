@@ -66,19 +66,7 @@ def _has_environment(spec: Any) -> bool:
     return any(True for _ in environments(spec))
 
 
-NOT_BUILT = (
-    Rule(
-        on=TextEnvironmentSpec,
-        field="",
-        wrong="jobs with environments are not built yet",
-        allowed="leave it out; `rljob env` plays one",
-        check=lambda _: False,
-        cel="false",
-    ),
-)
-
 EPISODES = (
-    *NOT_BUILT,
     exactly_one(TextEnvironmentSpec, "name", "gymnasium", "python"),
     *(rule for source in (DataSource, DataSpec, EvaluationSet) for rule in _source_rules(source)),
     Rule(

@@ -16,7 +16,6 @@ from rljob_api.base import (
     Name,
     PositiveFloat,
     Quantity,
-    SampleCount,
     Seed,
     TokenCount,
 )
@@ -108,8 +107,6 @@ class EpisodesSpec(ApiModel):
     """Text before each observation but the first, where the data source has no chat template."""
     after: Annotated[str, Field(max_length=1024)] = "\n"
     """Text behind each observation, where the data source has no chat template."""
-    concurrency: SampleCount | None = None
-    """Episodes that are open at once; default: as many as the engines run at once."""
     retries: Annotated[int, Field(ge=0, le=100, json_schema_extra={"format": "int32"})] = 2
     """How often what an environment was asked is tried again after its process died, or was ended."""
     on_error: EpisodeError = EpisodeError.END
