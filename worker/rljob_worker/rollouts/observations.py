@@ -39,7 +39,7 @@ class Observations:
     def _cut(self, observation: str) -> str:
         """The text, or its beginning and end where it has too many tokens."""
         # A token has at least a byte.
-        if len(observation) <= self._max_tokens:
+        if len(observation.encode(errors="replace")) <= self._max_tokens:
             return observation
         ids = self._tokenizer(observation, add_special_tokens=False)["input_ids"]
         if len(ids) <= self._max_tokens:
