@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +19,7 @@ import pytest
 
 import rljob_worker
 from rljob_api import safe_text
-from rljob_worker.confined import keeper, landlock
+from rljob_worker.confined import keeper, landlock, usage
 from rljob_worker.confined.bounds import Bounds
 from rljob_worker.confined.files import Files
 
@@ -129,6 +131,36 @@ def test_memory_that_is_held_twice_counts_once(place: Path) -> None:
     )
     done = confined(place, "root", str(program), files=Files(read=("/",)), memory=2**28)
     assert done.returncode == 0, done.stderr
+
+
+def test_processes_that_end_while_they_are_looked_at_are_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both end after their memory was read, and before it was read which part of it is a file that counts once."""
+    holder = (
+        "import mmap, os, sys\nf = os.memfd_create('m'); os.ftruncate(f, 2**27); m = mmap.mmap(f, 2**27)\n"
+        "for i in range(0, 2**27, 4096): m[i] = 1\n"
+        "c = os.fork(); sum(m[::4096])\nif not c: os.write(1, b'.')\n"
+        "else: os.write(1, b'%d ' % c)\nsys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        said = b""
+        while not (b"." in said and b" " in said):
+            said += os.read(parent.stdout.fileno(), 100)
+        pids = [parent.pid, int(said.replace(b".", b""))]
+        files = usage.NamelessFiles.of(pids)
+        mapped = usage._mapped_of
+        assert not usage.exceeds(pids, 2**28, files.memory, 0)
+        assert usage.exceeds(pids, 2**27, files.memory, 0)
+
+        def mapped_when_all_have_ended(pid: int, files: dict[usage.File, int]) -> int:
+            for one in reversed(pids):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGKILL)
+            parent.wait()
+            return mapped(pid, files)
+
+        monkeypatch.setattr(usage, "_mapped_of", mapped_when_all_have_ended)
+        assert not usage.exceeds(pids, 2**28, files.memory, 0)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ def exceeds(pids: list[int], limit: int, files: dict[File, int], beside: int) ->
     # What is shared, after a fork or with a file above, counts in each of them: exact figures take longer.
     if sum(map(_memory, pids)) + held <= limit:
         return False
-    return sum(map(_own_share, pids)) - sum(_mapped_of(pid, files) for pid in pids) + held > limit
+    # One that ends between two readings is found with its memory and without its files: what is over stays over.
+    return all(sum(_own_share(pid) - _mapped_of(pid, files) for pid in pids) + held > limit for _ in range(2))
 
 
 def folder(path: str) -> tuple[int, int, int]:
