@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,3 +39,12 @@ def report(figures: Sequence[Figure]) -> int:
     """Print the rows; the exit code."""
     print(*figures, sep="\n", flush=True)
     return int(not all(figure.passes for figure in figures))
+
+
+def add_processor_time(parser: argparse.ArgumentParser) -> None:
+    """Add `--processor-time`, for a machine that does other work beside the benchmark."""
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="count the processor time of one thread, on a machine that others use too",
+    )

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from figures import Figure, report
+from figures import Figure, add_processor_time, report
 from rollout_vs_vllm import CASES, Case, begin_again_as_an_engine, spec_of, write_model
 
 from rljob_worker.engine.seeds import request_seed
@@ -87,11 +87,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
-    parser.add_argument(
-        "--processor-time",
-        action="store_true",
-        help="count the processor time of one thread, on a machine that others use too",
-    )
+    add_processor_time(parser)
     arguments = parser.parse_args()
     threads, clock = arguments.threads, time.perf_counter
     if arguments.processor_time:

@@ -14,19 +14,16 @@ import json
 import os
 import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 
 import numpy as np
 import torch
-from figures import Figure, report
+from figures import Figure, add_processor_time, report
 from padded_plan import PaddedSide
-from train_vs_megatron import PRESETS, make_trainer, write_model
+from train_vs_megatron import PRESETS, timed_trainer
 
 from rljob_worker.types import SamplingParams, TrainBatch
 
@@ -82,20 +79,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setting", choices=SETTINGS, default="skewed")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each")
-    parser.add_argument(
-        "--processor-time",
-        action="store_true",
-        help="count the processor time of one thread, on a machine that others use too",
-    )
+    add_processor_time(parser)
     arguments = parser.parse_args()
-    size, batch, clock = SETTINGS[arguments.setting], make_batch(arguments.setting), time.perf_counter
-    if arguments.processor_time:
-        os.environ["OMP_NUM_THREADS"] = "1"
-        clock = time.process_time
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as name:
-        write_model(Path(name), size)
-        trainer = make_trainer(Path(name), size)
+    size, batch = SETTINGS[arguments.setting], make_batch(arguments.setting)
+    trainer, clock = timed_trainer(size, processor_time=arguments.processor_time)
     padded, sampling = PaddedSide(trainer), SamplingParams(max_tokens=size["response"])
     limit = products(size, int((batch.lengths - 1).sum()))
     seconds: dict[str, list[float]] = {"rows": [], "padded": [], "products": []}

@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,17 @@ def make_trainer(folder: Path, size: dict[str, int]) -> Trainer:
     )
     trainer.setup()
     return trainer
+
+
+def timed_trainer(size: dict[str, int], *, processor_time: bool) -> tuple[Trainer, Callable[[], float]]:
+    """A trainer of a random model, and the clock of its steps: of the wall, or the processor time of one thread."""
+    if processor_time:
+        os.environ["OMP_NUM_THREADS"] = "1"
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as name:
+        write_model(Path(name), size)
+        trainer = make_trainer(Path(name), size)
+    return trainer, time.process_time if processor_time else time.perf_counter
 
 
 class BareLoop:
