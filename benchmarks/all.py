@@ -32,6 +32,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("shared_prompts", "--setting", "short"),
     ("balance",),
     ("weight_sync",),
+    ("weight_sync", "--null"),
     ("arena",),
     ("device_switch", "--device", "cpu", "--gibibytes", "2"),
     ("lanes",),

@@ -1,6 +1,7 @@
 """Weight sync of a Qwen3 with about 150 M parameters against a memory copy, and against pickled tensors over Ray.
 
     python benchmarks/weight_sync.py
+    python benchmarks/weight_sync.py --null     # what the host does for a bucket, see null_device.py
 
 A trainer process holds the weights in Megatron's layout, an engine process runs vLLM; both are Ray actors, as in a job.
 Verification is on. The copies, the syncs and the pickled transfers take turns, and medians are compared, so that what
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import null_device
 import torch
 from figures import Figure
 from figures import report as report_rows
@@ -206,7 +208,10 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", choices=COPY_LIMITS, default=list(COPY_LIMITS), help="of engines")
     parser.add_argument("--bucket-bytes", type=int, default=256 * 2**20, help="as spec.weightSync.bucketBytes")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each process")
+    parser.add_argument("--null", action="store_true", help="the host's work alone, on a null device")
     options = parser.parse_args()
+    if options.null:
+        return report_rows(null_device.compare(max(options.repeats, 15)))
 
     import ray
 
