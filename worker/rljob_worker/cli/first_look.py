@@ -10,6 +10,7 @@ from rljob_api import RLJob
 from rljob_api.derived import NodeGroup
 from rljob_worker.checkpoints.reader import Checkpoints
 from rljob_worker.checkpoints.run_folder import folder_error
+from rljob_worker.cli.environments import check_environment_code
 from rljob_worker.cli.model_folder import check_model_folder, local_folder
 from rljob_worker.data.chat import read_template
 from rljob_worker.data.sources import check_head, check_path, data_sources, evaluation_sources
@@ -72,6 +73,7 @@ def look_first(
         check_head(source, field)
         read_template(source, field)
     check_sources(spec)
+    check_environment_code(spec)
 
 
 def _check_folder(path: Path, what: str) -> None:

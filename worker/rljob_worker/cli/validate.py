@@ -9,6 +9,7 @@ from rljob_api import RLJob, RLJobSpec
 from rljob_api.problems import ManifestError, Problem
 from rljob_api.safe_text import visible, visible_line
 from rljob_api.spec import DataSource
+from rljob_worker.cli.environments import TriedEnvironments
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
 from rljob_worker.data.sources import check_head, check_path, data_sources, evaluation_sources, load_source
 from rljob_worker.driver.preflight import check_engine_arguments, check_layout
@@ -24,7 +25,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="check a manifest",
         description="Check a manifest by the API's rules, as `kubectl apply` would; prints each problem with its path. "
         "Where the model's folder is on this machine, its files and its config are checked too; where the data are, "
-        "all of their rows; where both are, the first prompt is shown as the policy will get it.",
+        "all of their rows; where both are, the first prompt is shown as the policy will get it. Environments are "
+        "reset and stepped in processes like a job's.",
     )
     add_manifest_arguments(command)
     command.set_defaults(run=run)
@@ -39,9 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
     if problems:
         raise UserError(str(ManifestError(problems, arguments.manifest)))
     told = told_signatures(job.spec)
-    shown = _first_prompts(job.spec)
+    environments = TriedEnvironments(job.spec)
+    shown = [*_first_prompts(job.spec), *(environments.first_prompts() if _has_tokenizer(job.spec) else [])]
     print(f"{arguments.manifest}: {job.metadata.name} is valid")
-    for sentence in told:
+    for sentence in [*told, *environments.lines()]:
         print(visible_line(sentence))
     for line in shown:
         print(visible(line))
@@ -70,6 +73,14 @@ def _first_prompts(spec: RLJobSpec) -> list[str]:
     for field, source in evaluation_sources(spec):
         load_source(source, field)
     return [line for preview in first_prompts(spec) for line in preview.lines()]
+
+
+def _has_tokenizer(spec: RLJobSpec) -> bool:
+    """Whether this machine has the model's tokenizer, or all that one is trained on."""
+    if spec.model.random is None:
+        return _here(spec.model.path)
+    sources = data_sources(spec) + evaluation_sources(spec)
+    return all(source.path is None or _is_here(source) for _, source in sources)
 
 
 def _is_here(source: DataSource) -> bool:

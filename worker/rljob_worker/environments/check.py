@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rljob_worker.environments.base import Answer, EnvironmentFailure, Stepped
 from rljob_worker.environments.hosts import EnvironmentHosts
@@ -13,7 +13,7 @@ NO_ACTION = "rljob-42-answer"
 """Text that a policy might write, and that is no action of anything."""
 _STEPS = 6
 _PATIENCE_SECONDS = 0.5
-_SEEDS = (3, 5)
+_FIRST_SEED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,18 @@ class Checked:
     """Whether the same seed and actions give the same answers."""
     examples: tuple[str, ...]
     """Answers that it calls valid."""
+    answers: tuple[Answer, ...] = field(default=(), compare=False)
+    """Of the first seed: its reset, and steps of which the first is no action."""
 
 
-def check_environment(make_hosts: Callable[[], EnvironmentHosts]) -> Checked:
+def check_environment(
+    make_hosts: Callable[[], EnvironmentHosts], seeds: tuple[int, int] = (_FIRST_SEED, _FIRST_SEED + 1)
+) -> Checked:
     """Reset and step an environment, alone and beside another episode.
 
     Args:
-        make_hosts: hosts of one process.
+        make_hosts: hosts of one process, which try nothing again.
+        seeds: of the two episodes.
 
     Raises:
         UserError: it cannot be used, fails, or has two episodes disturb each other.
@@ -38,19 +43,19 @@ def check_environment(make_hosts: Callable[[], EnvironmentHosts]) -> Checked:
     with make_hosts() as hosts:
         hosts.start()
         actions = _actions(hosts.examples)
-        alone = _play(hosts, [0], _SEEDS, actions)[0]
-        _check_examples(hosts)
+        alone = _play(hosts, [0], seeds, actions)[0]
+        _check_examples(hosts, seeds[0])
     with make_hosts() as hosts:
-        again = _play(hosts, [0], _SEEDS, actions)[0]
+        again = _play(hosts, [0], seeds, actions)[0]
         # After one that ended, and beside one with another seed.
-        beside = _play(hosts, [1, 2], (_SEEDS[0], _SEEDS[1]), actions)[0]
+        beside = _play(hosts, [1, 2], seeds, actions)[0]
     if alone == again != beside:
         raise UserError(
-            f"environment: two episodes disturb each other: with seed {_SEEDS[0]} and the same actions, "
+            f"environment: two episodes disturb each other: with seed {seeds[0]} and the same actions, "
             f"{_first(alone, beside)} It shares what it changes between its objects, like the module `random`, a "
             "global or an attribute of the class: give each object its own (`random.Random(seed)`)"
         )
-    return Checked(alone == again, tuple(hosts.examples))
+    return Checked(alone == again, tuple(hosts.examples), tuple(alone))
 
 
 def _actions(examples: Sequence[str]) -> list[str]:
@@ -82,10 +87,10 @@ def _play(
     return [found[key] for key in keys]
 
 
-def _check_examples(hosts: EnvironmentHosts) -> None:
+def _check_examples(hosts: EnvironmentHosts, seed: int) -> None:
     """Refuse an environment that does not take what it calls valid, where it says what it takes."""
     for key, example in enumerate(hosts.examples):
-        hosts.begin(key, _SEEDS[0])
+        hosts.begin(key, seed)
         answers: list[Answer] = []
         for action in (None, example):
             if action is not None:

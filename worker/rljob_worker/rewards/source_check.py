@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import ast
-import difflib
-import importlib.machinery
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
 from rljob_api import RLJobSpec
 from rljob_api.rewards import function_file
 from rljob_api.spec import RewardFunction, RewardSpec
+from rljob_worker.confined.named_source import check_named
 from rljob_worker.data.sources import data_sources, evaluation_sources
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file
 from rljob_worker.rewards.signatures import Signature, recognise
-
-_COMPOUND = (ast.If, ast.Try, ast.With, ast.For, ast.While, ast.Match)
 
 
 def check_sources(spec: RLJobSpec) -> None:
@@ -26,15 +22,13 @@ def check_sources(spec: RLJobSpec) -> None:
     Raises:
         UserError: naming the field, the file and the line.
     """
-    places = ["", *(str(Path(path).expanduser()) for path in spec.environment.python_path)]
     for field, function in _functions(spec):
-        path = str(function.python)
-        named = function_file(path)
-        if named is not None:
-            _check_file(f"{field}.python", Path(named[0]), named[1])
-        else:
-            package = path.partition(":")[0].partition(".")[0]
-            _check_package(f"{field}.python", package, places)
+        check_named(f"{field}.python", str(function.python), package_places(spec))
+
+
+def package_places(spec: RLJobSpec) -> list[str]:
+    """Folders in which the job's processes find packages, beside what is installed."""
+    return ["", *(str(Path(path).expanduser()) for path in spec.environment.python_path)]
 
 
 def told_signatures(spec: RLJobSpec) -> list[str]:
@@ -94,48 +88,3 @@ def _functions(spec: RLJobSpec) -> Iterator[tuple[str, RewardFunction]]:
         for index, part in enumerate(reward.parts or []):
             if part.python is not None:
                 yield f"{field}.parts[{index}]", part
-
-
-def _check_file(field: str, file: Path, function: str) -> None:
-    try:
-        tree = ast.parse(read_file(file.expanduser()), filename=str(file))
-    except FileNotFoundError:
-        raise UserError(f"{field}: {file} does not exist") from None
-    except OSError as error:
-        raise UserError(f"{field}: {file}: {error.strerror}") from None
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        said = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise UserError(f"{field}: {file}{line}: no Python: {said}") from None
-    names = set(_names(tree))
-    if function not in names and "*" not in names:
-        near = difflib.get_close_matches(function, names)
-        raise UserError(
-            f"{field}: {file} has no {function!r}" + (f"; did you mean {' or '.join(near)}?" if near else "")
-        )
-
-
-def _names(tree: ast.Module) -> Iterator[str]:
-    """Names that a module has, `*` where its source alone does not tell."""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield "*" if node.name == "__getattr__" else node.name
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, _COMPOUND):
-            yield "*"
-        else:
-            yield from (name.id for name in ast.walk(node) if isinstance(name, ast.Name))
-
-
-def _check_package(field: str, package: str, places: list[str]) -> None:
-    try:
-        found = importlib.machinery.PathFinder.find_spec(package, places) or importlib.util.find_spec(package)
-    except ValueError:
-        # A module that is loaded and says nothing of where it comes from.
-        return
-    if found is None:
-        raise UserError(
-            f"{field}: there is no module {package!r}: it is neither installed nor in the folder where the job runs, "
-            "nor in one of spec.environment.pythonPath"
-        )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rljob_worker.data.turns import OBSERVED_BY, TurnRenderer
+from rljob_worker.environments.base import Answer, Began, Stepped
+from rljob_worker.errors import UserError
+from rljob_worker.flow.turns import Budget
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,4 +52,36 @@ class Observations:
         decode = self._tokenizer.decode
         return (
             f"{decode(ids[:head])} [... {len(ids) - head - tail} tokens left out ...] {decode(ids[len(ids) - tail :])}"
+        )
+
+
+def check_room(field: str, observations: Observations, budget: Budget, answers: Sequence[Answer]) -> None:
+    """Refuse what leaves no room for a first answer, or for a second one where there may be one.
+
+    Args:
+        field: place in the manifest of the source.
+        observations: its texts as tokens.
+        budget: of its episodes.
+        answers: of an episode: its reset, and its steps.
+
+    Raises:
+        UserError: with both numbers, and what would be right.
+    """
+    began, *steps = answers
+    assert isinstance(began, Began)
+    first = len(observations.first(began.observation))
+    found = f"spec.episodes.maxTokens: {budget.max_tokens}, and {field}.environment begins with {first} tokens"
+    if first + budget.max_answer > budget.max_tokens:
+        raise UserError(
+            f"{found}, which leaves no room for an answer of {budget.max_answer}; allowed: {first + budget.max_answer} "
+            "or more, or a smaller episodes.maxObservationTokens"
+        )
+    if not steps or not isinstance(steps[0], Stepped) or steps[0].done or budget.max_turns == 1:
+        return
+    observed = len(observations.after(None, steps[0].observation))
+    # The shortest answer is one token.
+    if first + 1 + observed >= budget.max_tokens:
+        raise UserError(
+            f"{found} and answers with {observed}, which leaves no room for a second turn of {budget.max_turns}; "
+            f"allowed: more than {first + 1 + observed}, a smaller episodes.maxObservationTokens, or one turn"
         )

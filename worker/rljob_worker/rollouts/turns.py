@@ -274,6 +274,12 @@ class Turns:
         if isinstance(end, Finish):
             return episode.ended(turn, end)
         ids = world.observations.after(episode.ended_by, answer.observation)
+        if not ids:
+            empty = (
+                f"environment of {live.prompt.environment}, seed {live.prompt.seed}, step {turns}: its observation is "
+                "empty, and spec.episodes.before and .after are no tokens: a turn has to append something"
+            )
+            return self._after(live, episode, EnvironmentFailure(FailureKind.DATA, empty))
         end = world.budget.next(tokens + len(ids), turns)
         return episode.ended(turn, end) if isinstance(end, Finish) else episode.observed(turn, ids)
 

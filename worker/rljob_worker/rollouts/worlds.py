@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -16,14 +16,14 @@ from rljob_worker.data.chat import ChatTemplate, read_template
 from rljob_worker.data.sources import data_sources, evaluation_sources
 from rljob_worker.data.turns import Message, Render, TurnRenderer
 from rljob_worker.environments.base import Began, EnvironmentFailure, Stepped
-from rljob_worker.environments.check import check_environment
+from rljob_worker.environments.check import Checked, check_environment
 from rljob_worker.environments.hosts import Deadlines, EnvironmentHosts
 from rljob_worker.environments.load import Source
 from rljob_worker.environments.place import environment_place
 from rljob_worker.errors import UserError
 from rljob_worker.flow.turns import Budget
 from rljob_worker.models.generation_config import end_tokens
-from rljob_worker.rollouts.observations import Observations
+from rljob_worker.rollouts.observations import Observations, check_room
 from rljob_worker.rollouts.turns import World
 
 if TYPE_CHECKING:
@@ -44,28 +44,39 @@ class JobEnvironments:
     Args:
         spec: the job.
         private: folders of the job that no environment reads.
+        fields: places in the manifest of the sources that are meant; None: all.
+        here: whether the job runs on this machine, whose cores are then its own.
 
     Raises:
         UserError: an environment cannot be used, or has too few places.
     """
 
-    def __init__(self, spec: RLJobSpec, private: Iterable[Path] = ()) -> None:
-        self._spec, self._private = spec, tuple(private)
-        self._sources = [one for one in data_sources(spec) + evaluation_sources(spec) if one[1].environment]
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        private: Iterable[Path] = (),
+        *,
+        fields: Container[str] | None = None,
+        here: bool = True,
+    ) -> None:
+        self._spec, self._private, self._here = spec, tuple(private), here
+        self._sources = [
+            (field, source) for field, source in environment_sources(spec) if fields is None or field in fields
+        ]
         self._hosts: dict[str, EnvironmentHosts] = {}
         """By the environment's settings."""
-        self._examples: dict[str, tuple[str, ...]] = {}
+        self._checked: dict[str, Checked] = {}
         trained = {field for field, _ in data_sources(spec)}
         for field, source in self._sources:
             assert source.environment is not None
-            key = source.environment.model_dump_json()
+            key = _key(source)
             if key not in self._hosts:
                 try:
-                    self._add(key, source.environment)
+                    self._add(key, source)
                 except UserError as error:
                     raise UserError(f"{field}.{error}") from None
             if field in trained:
-                self._check_places(field, self._hosts[key])
+                self._check_places(field, source.environment, self._hosts[key])
 
     @property
     def hosts(self) -> list[EnvironmentHosts]:
@@ -78,22 +89,33 @@ class JobEnvironments:
         # Those of an environment in training come first.
         listened: dict[str, tuple[str, DataSource]] = {}
         for field, source in self._sources:
-            assert source.environment is not None
-            listened.setdefault(source.environment.model_dump_json(), (field, source))
+            listened.setdefault(_key(source), (field, source))
         for field, source in listened.values():
             assert source.environment is not None
             assert source.seeds is not None
-            examples = self._examples[source.environment.model_dump_json()]
+            examples = self._checked[_key(source)].examples
             seeds = range(source.seeds.first, source.seeds.first + min(source.seeds.count, _LISTENED))
             with self._made(source.environment, per_process=_LISTENED, processes=1) as hosts:
                 texts += [*examples, *_said(hosts, seeds, examples, field)]
         return texts
 
+    def openings(self) -> dict[str, tuple[int, Began]]:
+        """Seed and first observation with which each environment was tried, by the first source that has it."""
+        found: dict[str, tuple[int, Began]] = {}
+        for key, checked in self._checked.items():
+            field, source = next(one for one in self._sources if _key(one[1]) == key)
+            began = checked.answers[0]
+            assert isinstance(began, Began)
+            assert source.seeds is not None
+            found[field] = source.seeds.first, began
+        return found
+
     def worlds(self, tokenizer: PreTrainedTokenizerBase, model_folder: Path) -> dict[str, World]:
         """Each source's environment and how its turns become tokens, by the source's place in the manifest.
 
         Raises:
-            UserError: a chat template is one that a stream cannot follow.
+            UserError: a chat template is one that a stream cannot follow, or what environments said when they were
+                tried leaves no room for answers.
         """
         episodes = self._spec.episodes
         if not self._sources or episodes is None:
@@ -103,12 +125,14 @@ class JobEnvironments:
         budget = Budget(episodes.max_turns, derived.max_tokens_per_turn(self._spec), episodes.max_tokens)
         found = {}
         for field, source in self._sources:
-            assert source.environment is not None
             renderer = TurnRenderer(self._render(field, source, tokenizer), tokenizer, stops, _where(field, source))
             system = None if source.chat is None else source.chat.system
+            key = _key(source)
+            observations = Observations(renderer, tokenizer, episodes.max_observation_tokens, system)
+            check_room(field, observations, budget, self._checked[key].answers)
             found[field] = World(
-                self._hosts[source.environment.model_dump_json()],
-                Observations(renderer, tokenizer, episodes.max_observation_tokens, system),
+                self._hosts[key],
+                observations,
                 budget,
                 episodes.error_reward if episodes.on_error is EpisodeError.END else None,
                 episodes.max_error_share,
@@ -121,17 +145,27 @@ class JobEnvironments:
         assert self._spec.episodes is not None
         return plain(self._spec.episodes.before, self._spec.episodes.after)
 
-    def _add(self, key: str, environment: TextEnvironmentSpec) -> None:
-        checked = check_environment(lambda: self._made(environment, processes=1))
+    def _add(self, key: str, source: DataSource) -> None:
+        environment, seeds = source.environment, source.seeds
+        assert environment is not None
+        assert seeds is not None
+        checked = check_environment(
+            lambda: self._made(environment, processes=1, retries=0), (seeds.first, seeds.first + 1)
+        )
         if derived.is_deterministic(environment) and not checked.repeats:
             raise UserError(
                 "environment.deterministic: the same seed and actions give other answers each time; allowed: false"
             )
-        self._examples[key] = checked.examples
+        self._checked[key] = checked
         self._hosts[key] = self._made(environment)
 
     def _made(
-        self, environment: TextEnvironmentSpec, *, processes: int | None = None, per_process: int | None = None
+        self,
+        environment: TextEnvironmentSpec,
+        *,
+        processes: int | None = None,
+        per_process: int | None = None,
+        retries: int | None = None,
     ) -> EnvironmentHosts:
         source = source_of(environment)
         variables = dict(self._spec.environment.variables)
@@ -144,7 +178,8 @@ class JobEnvironments:
             variables=variables,
             private=self._private,
         )
-        retries = 2 if self._spec.episodes is None else self._spec.episodes.retries
+        if retries is None:
+            retries = 2 if self._spec.episodes is None else self._spec.episodes.retries
         return EnvironmentHosts(
             source,
             place,
@@ -155,13 +190,26 @@ class JobEnvironments:
             retries=retries,
         )
 
-    def _check_places(self, field: str, hosts: EnvironmentHosts) -> None:
+    def _check_places(self, field: str, environment: TextEnvironmentSpec, hosts: EnvironmentHosts) -> None:
+        if environment.processes is None and not self._here:
+            return
         needed = derived.prompts_at_once(self._spec) * self._spec.rollout.samples_per_prompt
         if needed > hosts.places:
             raise UserError(
                 f"{field}.environment.perProcess: {needed} episodes are open at once, and its processes hold "
                 f"{hosts.places} environments together; allowed: more of them in each, or more processes"
             )
+
+
+def environment_sources(spec: RLJobSpec) -> list[tuple[str, DataSource]]:
+    """Sources of data and evaluation that have an environment, each with its place in the manifest."""
+    return [one for one in data_sources(spec) + evaluation_sources(spec) if one[1].environment]
+
+
+def _key(source: DataSource) -> str:
+    """The settings of a source's environment."""
+    assert source.environment is not None
+    return source.environment.model_dump_json()
 
 
 def source_of(environment: TextEnvironmentSpec) -> Source:
