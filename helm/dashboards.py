@@ -128,10 +128,10 @@ def _per_step(selector: str, family: str = "rljob_phase_seconds") -> str:
     )
 
 
-def _share(phases: str) -> str:
+def _share(phases: str, metric: str = "rljob_phase_seconds") -> str:
     """What part of the steps' seconds these phases took."""
     return (
-        f'sum(increase(rljob_phase_seconds_sum{{{JOB}, phase=~"{phases}"}}[$window]))'
+        f'sum(increase({metric}_sum{{{JOB}, phase=~"{phases}"}}[$window]))'
         f" / sum(increase(rljob_step_seconds_sum{{{JOB}}}[$window]))"
     )
 
@@ -212,6 +212,20 @@ def job_dashboard() -> dashboard.Dashboard:
             (_share("rollout"), "rollout"),
             (_share("actor_train|log_probs|ref_log_probs"), "training"),
             unit="percentunit",
+        ),
+        graph(
+            "Environments",
+            "Share of the step's seconds in which the engines waited for environments, of the trainers' lane or of the "
+            "engines' own.",
+            (_share("env_wait"), "waiting"),
+            (_share("env_wait", "rljob_lane_phase_seconds"), "waiting, engines"),
+            unit="percentunit",
+        ),
+        graph(
+            "Failures of environments",
+            "In the chosen window, by class: processes that were lost (infra), answers that were none (data) or others "
+            "than before (replay), and what a policy said that was no action.",
+            (f"sum by (class) (increase(rljob_environment_failures_total{{{JOB}}}[$window]))", "{{class}}"),
         ),
         graph(
             "Reward",

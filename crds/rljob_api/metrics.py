@@ -98,6 +98,13 @@ MEMORY_BYTES = Metric(
     ("process", "rank", "state"),
     "bytes",
 )
+ENVIRONMENT_FAILURES = Metric(
+    "rljob_environment_failures",
+    Kind.COUNTER,
+    "What went wrong with environments, by class: infra (their process died, was late or over a bound), data (a reset "
+    "or step raised, or gave what is no answer), replay (made anew, one answered otherwise), policy (no valid action).",
+    ("class",),
+)
 LOST_STEPS = Metric(
     "rljob_lost_steps", Kind.COUNTER, "Executed steps that were run again after a restart.", unit="steps"
 )
@@ -127,6 +134,7 @@ JOB_METRICS = (
     SYNC_BYTES,
     LOGPROB_ABS_DIFF,
     MEMORY_BYTES,
+    ENVIRONMENT_FAILURES,
     LOST_STEPS,
 )
 """What follows from the step records of a job."""
@@ -256,6 +264,13 @@ REWARD_MAX_KEY = "rollout/raw_reward_max"
 RESPONSE_TOKENS_KEY = "rollout/response_tokens"
 RESPONSE_LENGTH_KEY = "rollout/response_len/mean"
 ROLLOUT_TAIL_KEY = "perf/rollout_tail_share"
+ENVIRONMENT_FAILURE_KEYS = {
+    "infra": "rollout/episodes/failures/infra",
+    "data": "rollout/episodes/failures/data",
+    "replay": "rollout/episodes/failures/replay",
+    "policy": "rollout/episodes/invalid_actions",
+}
+"""Class of `ENVIRONMENT_FAILURES` -> how many there were in a step."""
 LOGPROB_KEY = "train/train_rollout_logprob_abs_diff"
 LOGPROB_MAX_KEY = "train/train_rollout_logprob_abs_diff_max"
 """Entries of a step record's `metrics` block."""

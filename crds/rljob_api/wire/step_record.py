@@ -192,6 +192,7 @@ class StepRecord:
         for name in (m.REWARD_KEY, m.RESPONSE_LENGTH_KEY, m.LOGPROB_KEY, LEFT_OUT_KEY):
             record.metric(name)
         record.reward_parts()
+        record.environment_failures()
         return record
 
     def to_json(self) -> dict[str, Any]:
@@ -262,6 +263,15 @@ class StepRecord:
     def reward_parts_left_out(self) -> float:
         """How many names of parts the driver made no metric of."""
         return self.metric(LEFT_OUT_KEY) or 0.0
+
+    def environment_failures(self) -> dict[str, float]:
+        """How much went wrong with environments, by class; empty without episodes, WireError where it is no count."""
+        found = {kind: self.metric(name) for kind, name in m.ENVIRONMENT_FAILURE_KEYS.items()}
+        counts = {kind: value for kind, value in found.items() if value is not None}
+        for kind, value in counts.items():
+            if value < 0:
+                raise WireError(f"{self.where}: metrics.{m.ENVIRONMENT_FAILURE_KEYS[kind]} must not be negative")
+        return counts
 
     @property
     def response_length(self) -> float | None:

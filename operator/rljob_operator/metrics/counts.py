@@ -6,7 +6,7 @@ import math
 import statistics
 from array import array
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -102,6 +102,7 @@ class RunCounts:
         "behind",
         "complete",
         "count",
+        "environment_failures",
         "last",
         "lost_seconds",
         "lost_steps",
@@ -132,6 +133,8 @@ class RunCounts:
         self.reward_parts: Mapping[str, float] = {}
         """Means of the newest record by rendered labels; NaN for parts of earlier records."""
         self.parts_left_out = 0.0
+        self.environment_failures: Counter[str] = Counter()
+        """By class; those of a job without episodes are not there."""
         self.unverified = 0
         self.useful_seconds = 0.0
         self.lost_seconds = 0.0
@@ -183,6 +186,7 @@ class RunCounts:
         if record.applied:
             self.step = record.step
         self._parts.admit(record.reward_parts())
+        self.environment_failures.update(record.environment_failures())
         self.unverified += record.weights is not None and not record.weights.verified
 
     def show(self, newest: StepRecord, memory: Mapping[str, float]) -> None:

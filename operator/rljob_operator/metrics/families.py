@@ -76,6 +76,11 @@ def _reward_parts(job: JobMetrics, now: float) -> Iterator[str]:
             yield _line(m.REWARD_PART, job, value, own_labels)
 
 
+def _environment_failures(job: JobMetrics, now: float) -> Iterator[str]:
+    for kind, count in job.records.environment_failures.items() if job.records is not None else ():
+        yield _line(m.ENVIRONMENT_FAILURES, job, count, _label(**{"class": kind}))
+
+
 def _status_phase(job: JobMetrics, now: float) -> Iterator[str]:
     if job.status is not None and job.status.phase is not None:
         yield _line(m.STATUS_PHASE, job, 1, _label(phase=job.status.phase.value))
@@ -172,6 +177,7 @@ FAMILIES: tuple[tuple[m.Metric, Lines], ...] = (
     _single(m.SYNC_BYTES, lambda job: None if job.records is None else job.records.sync_bytes),
     _single(m.LOGPROB_ABS_DIFF, _logprob_abs_diff),
     (m.MEMORY_BYTES, _memory),
+    (m.ENVIRONMENT_FAILURES, _environment_failures),
     _single(m.LOST_STEPS, lambda job: None if job.records is None else job.records.lost_steps),
     (m.STATUS_PHASE, _status_phase),
     (m.CONDITION, _condition),

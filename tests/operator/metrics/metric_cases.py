@@ -47,6 +47,7 @@ def record(index: int, step: int | None = None, run: int = 0, ranks: int = 2, **
             "rollout/raw_reward": 0.25 + step / 1000,
             "rollout/reward_parts/format": 0.5 + step / 1000,
             "rollout/response_len/mean": 64.0 + step,
+            "rollout/episodes/failures/infra": 1.0,
             "train/train_rollout_logprob_abs_diff": 0.003,
             "train/loss": None,
         },

@@ -259,6 +259,22 @@ def test_an_unverified_hand_over_is_counted() -> None:
     assert samples(exposition(made))[f'rljob_weights_verification_failures_total{{{LABELS},source="record"}}'] == 1
 
 
+def test_failures_of_environments_add_up_by_class_with_their_zeros() -> None:
+    def metrics(infra: float, invalid: float) -> dict[str, float]:
+        failures = {"infra": infra, "data": 0.0, "replay": 0.0}
+        found = {f"rollout/episodes/failures/{kind}": count for kind, count in failures.items()}
+        return found | {"rollout/episodes/invalid_actions": invalid}
+
+    made = fed([record(0, metrics={}), record(1, metrics=metrics(2.0, 5.0)), record(2, metrics=metrics(1.0, 0.0))])
+    values = samples(exposition(made))
+    found = {name: value for name, value in values.items() if "environment_failures" in name}
+    expected = {"infra": 3, "data": 0, "replay": 0, "policy": 5}
+    assert found == {
+        f'rljob_environment_failures_total{{{LABELS},class="{kind}"}}': count for kind, count in expected.items()
+    }
+    assert not any("environment_failures" in name for name in samples(exposition(fed([record(0, metrics={})]))))
+
+
 BROKEN: list[tuple[Any, str]] = [
     ([], "must be an object, not list"),
     ({**record(3), "index": -1}, "index must be a whole number from 0, not -1"),
@@ -276,6 +292,10 @@ BROKEN: list[tuple[Any, str]] = [
     ({**record(3), "phases": {"rollout": "1"}}, "phases.rollout must be a finite number, not '1'"),
     ({**record(3), "metrics": {"rollout/raw_reward": []}}, "metrics.rollout/raw_reward must be a finite number"),
     ({**record(3), "metrics": {f"{PREFIX}a": "1"}}, "metrics.rollout/reward_parts/a must be a finite number, not '1'"),
+    (
+        {**record(3), "metrics": {"rollout/episodes/failures/infra": -1.0}},
+        "failures/infra must not be negative",
+    ),
     ({**record(3), "metrics": {LEFT_OUT_KEY: "many"}}, "reward_parts_left_out must be a finite number, not 'many'"),
     ({**record(3), "weights": {"version": "x"}}, "weights: version must be a whole number"),
     ({**record(3), "memory": {"trainer-0": 7}}, "memory.trainer-0 must hold an object"),

@@ -261,7 +261,9 @@ class Job(ABC, Generic[H]):
             self._records.metrics(draft_metrics(step.drafts))
         if self.spec.rollout.tail is not None:
             self._records.metrics(tail_metrics(step))
-        self._records.metrics(episode_metrics(step.groups) | step.environments.metrics())
+        if self.spec.episodes is not None:
+            given_back = {"rollout/episodes/given_back_groups": float(step.given_back)}
+            self._records.metrics(episode_metrics(step.groups) | step.environments.metrics() | given_back)
         self._records.metrics(self._part_means.metrics([result for group in step.groups for result in group.results]))
         self._records.metrics(step.trained[0].metrics)
         self._records.overlapped({"reward": self._inputs.rewards.take_busy_seconds()})

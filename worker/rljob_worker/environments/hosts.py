@@ -44,7 +44,7 @@ class Deadlines:
 
 @dataclass(slots=True)
 class Counts:
-    """What went wrong since the hosts were made."""
+    """What went wrong since they were taken."""
 
     restarts: int = 0
     """Hosts that were lost."""
@@ -188,6 +188,11 @@ class EnvironmentHosts:
             host.numbers.pop(number, None)
             host.queue.append((number, None))
             self._give(host)
+
+    def take_counts(self) -> Counts:
+        """What went wrong since the last time."""
+        taken, self.counts = self.counts, Counts()
+        return taken
 
     @property
     def places(self) -> int:

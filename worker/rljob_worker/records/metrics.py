@@ -62,6 +62,9 @@ class JobMetrics:
             # Without a value the last step's would pass for this one's.
             self._get(metric).set(math.nan if value is None else value)
         self._reward_parts(record)
+        for kind, count in record.environment_failures().items():
+            # Also the zeros: Prometheus sees no increase in a series that begins at 1.
+            self._get(m.ENVIRONMENT_FAILURES).labels(**{"class": kind}).inc(count)
         for (process, rank, state), value in record.memory_states().items():
             self._get(m.MEMORY_BYTES).labels(process=process, rank=rank, state=state).set(value)
 

@@ -1,11 +1,15 @@
-"""How long environments took to answer."""
+"""How long environments took to answer, and what went wrong with them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from rljob_api.metrics import ENVIRONMENT_FAILURE_KEYS
+from rljob_worker.environments.base import FailureKind
 
 
 @dataclass(slots=True)
@@ -14,11 +18,14 @@ class EnvironmentTimes:
 
     resets: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
+    failures: Counter[FailureKind] = field(default_factory=Counter)
+    """Processes of environments that were lost (infra), and answers that were none or others than before."""
 
     def add(self, others: EnvironmentTimes) -> None:
         """Take others in."""
         self.resets += others.resets
         self.steps += others.steps
+        self.failures.update(others.failures)
 
     def metrics(self) -> dict[str, float]:
         """Mean, 99th percentile and maximum, of what there is."""
@@ -31,3 +38,6 @@ class EnvironmentTimes:
                 yield f"perf/env_{name}_time/mean", float(values.mean())
                 yield f"perf/env_{name}_time/p99", float(np.percentile(values, 99))
                 yield f"perf/env_{name}_time/max", float(values.max())
+        if self.resets or self.steps or self.failures:
+            for kind in FailureKind:
+                yield ENVIRONMENT_FAILURE_KEYS[kind], float(self.failures[kind])

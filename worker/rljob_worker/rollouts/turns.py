@@ -160,8 +160,12 @@ class Turns:
         return taken
 
     def take_times(self) -> EnvironmentTimes:
-        """How long environments took since the last time."""
+        """How long environments took since the last time, and what went wrong with them, evaluations included."""
         taken, self._times = self._times, EnvironmentTimes()
+        for hosts in self._hosts():
+            counts = hosts.take_counts()
+            # An episode that failed for its process counts as that process.
+            taken.failures.update({**counts.failures, FailureKind.INFRA: counts.restarts})
         return taken
 
     # --- turns --------------------------------------------------------------------------------
