@@ -32,6 +32,8 @@ class Counting:
             os._exit(7)
         if action == "hang":
             time.sleep(600)
+        if action == "rest":
+            time.sleep(1.0)
         if action == "exit":
             sys.exit(0)
         if action == "raise":

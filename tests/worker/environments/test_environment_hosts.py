@@ -137,6 +137,33 @@ def test_a_host_that_dies_or_lies_is_replaced_and_its_neighbours_go_on(
     assert hosts.counts.failures[FailureKind.INFRA] == 1
 
 
+def test_many_steps_are_done_in_turn_whatever_they_weigh(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(case("Counting"), per_process=200)
+    for key in range(200):
+        hosts.begin(key, key)
+    taken(hosts)
+    # Answers of which a socket holds a few, while actions of which it holds one wait.
+    actions = {key: "x" * (300_000 if key % 20 == 0 else 5_000 if key % 2 else 1) for key in range(200)}
+    for key, action in actions.items():
+        hosts.step(key, action)
+    assert texts(taken(hosts)) == {key: f"{key}: 1 {action}" for key, action in actions.items()}
+    assert hosts.counts.restarts == 0
+
+
+def test_the_deadline_is_of_each_step_and_not_of_those_before_it(make_hosts: MakeHosts) -> None:
+    hosts = make_hosts(case("Counting"), step=2.5, retries=0)
+    for key in range(4):
+        hosts.begin(key, key)
+    taken(hosts)
+    for key, action in enumerate(("rest", "rest", "rest", "hang")):
+        hosts.step(key, action)
+    answers = taken(hosts)
+    failed = [key for key, answer in answers.items() if isinstance(answer, EnvironmentFailure)]
+    assert failed == [3]
+    assert texts({key: answers[key] for key in range(3)}) == {key: f"{key}: 1 rest" for key in range(3)}
+    assert hosts.counts.restarts == 1
+
+
 def test_a_step_that_hangs_ends_its_host_and_is_made_anew(make_hosts: MakeHosts, tmp_path: Path) -> None:
     hosts = make_hosts(case("DiesOnce", folder=str(tmp_path)), step=3.0)
     for key in range(2):

@@ -91,6 +91,8 @@ class Hosts:
             del self.open[key]
         self._answers[key] = answer
 
+    def send(self) -> None: ...
+
     def take_counts(self) -> Counts:
         return Counts()
 
@@ -399,11 +401,13 @@ def test_a_reward_sees_the_turns_and_the_policy_s_last_words() -> None:
 
 
 def test_times_of_environments() -> None:
-    times = EnvironmentTimes([1.0], [])
-    times.add(EnvironmentTimes([3.0], [2.0]))
+    times = EnvironmentTimes([1.0], [], Counter({FailureKind.DATA: 2}))
+    times.add(EnvironmentTimes([3.0], [2.0], Counter({FailureKind.INFRA: 1, FailureKind.DATA: 1})))
     assert times.metrics() == {
         "perf/env_reset_time/mean": 2.0, "perf/env_reset_time/p99": pytest.approx(2.98), "perf/env_reset_time/max": 3.0,
         "perf/env_step_time/mean": 2.0, "perf/env_step_time/p99": 2.0, "perf/env_step_time/max": 2.0,
+        "rollout/episodes/failures/infra": 1.0, "rollout/episodes/failures/data": 3.0,
+        "rollout/episodes/failures/replay": 0.0,
     }  # fmt: skip
     assert EnvironmentTimes().metrics() == {}
 

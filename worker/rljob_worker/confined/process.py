@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import struct
 import subprocess
@@ -62,6 +63,8 @@ class ConfinedProcess:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _STALL_SECONDS, 0))
         self.connection = Connection(ours.detach())
+        self._poll = select.poll()
+        self._poll.register(self.connection, select.POLLIN)
         with contextlib.suppress(OSError):
             self.connection.send(setup)
 
@@ -79,6 +82,10 @@ class ConfinedProcess:
         if not isinstance(message, list) or not message:
             raise NoMessageError("not a list")
         return message
+
+    def has_message(self) -> bool:
+        """Whether `read` would not wait: a message, a part of one, or the end is there."""
+        return bool(self._poll.poll(0))
 
     def end(self, seconds: float = _EXIT_SECONDS) -> str:
         """Wait a moment for a process whose connection is closed, end it, and say how it ended."""

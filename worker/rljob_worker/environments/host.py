@@ -2,7 +2,8 @@
 
 It holds environments by number, and does one thing after the other. The driver sends pickled tuples and is answered in
 JSON: first its `Source`, answered by `["ready", EXAMPLES]`, `["refused", what the user can change]` or
-`["failed", text]`; then `(task, number, call)`:
+`["failed", text]`; then lists of `(task, number, call)`, of which each is answered before the next is begun, so that
+the driver knows which one a process was at:
 
 * `Reset`: makes an environment; answered by `[task, "began", [observation, values]]`
 * `Step`: `[task, "stepped", [observation, reward, terminated, truncated, values]]`
@@ -45,16 +46,14 @@ def main() -> None:
             return
         _answer(connection, "ready", examples)
         while True:
-            task: int
-            number: int
-            call: Call
-            task, number, call = connection.recv()
-            try:
-                kind, value = held.do(make, call, number)
-            except (Exception, SystemExit) as error:
-                kind, value = "failed", f"{type(call).__name__.lower()}: {_describe(error)}"
-                held.forget(number)
-            _answer(connection, task, kind, value)
+            tasks: list[tuple[int, int, Call]] = connection.recv()
+            for task, number, call in tasks:
+                try:
+                    kind, value = held.do(make, call, number)
+                except (Exception, SystemExit) as error:
+                    kind, value = "failed", f"{type(call).__name__.lower()}: {_describe(error)}"
+                    held.forget(number)
+                _answer(connection, task, kind, value)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     finally:

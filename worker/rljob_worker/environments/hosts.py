@@ -6,7 +6,7 @@ import itertools
 import pickle
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 
@@ -20,6 +20,7 @@ from rljob_worker.environments.base import (
     EnvironmentFailure,
     FailureKind,
     Reset,
+    Step,
     Stepped,
     checked_began,
     checked_step,
@@ -28,6 +29,8 @@ from rljob_worker.environments.episodes import EpisodeEnvironment
 from rljob_worker.environments.load import Source
 from rljob_worker.errors import UserError
 
+_AHEAD, _AHEAD_BYTES = 64, 2**16
+"""What a process is given to do one after the other: that much waits in its socket, also while it writes an answer."""
 _CLOSE_SECONDS = 5.0
 """In which environments are closed before their hosts are ended."""
 
@@ -58,22 +61,33 @@ class Counts:
 class _Host:
     process: ConfinedProcess
     deadline: float
-    """Of its start, or of what it is at."""
+    """Of its start, or of the first that it is at."""
     ready: bool = False
     numbers: dict[int, EpisodeEnvironment] = field(default_factory=dict)
     """The environments that it holds, or will, by its own numbers."""
     queue: deque[tuple[int, EpisodeEnvironment | None]] = field(default_factory=deque)
     """What it does next: an episode's call, or with None the closing of a number."""
-    at: tuple[int, int, EpisodeEnvironment | None] | None = None
-    """(task, number, episode) of what it is at."""
+    at: deque[_Task] = field(default_factory=deque)
+    """What it was given and has not answered; it does one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    task: int
+    number: int
+    episode: EpisodeEnvironment | None
+    call: Call
+    size: int
+    """In bytes, about."""
 
 
 class EnvironmentHosts:
     """Holds one environment for each episode, in up to `processes` confined processes.
 
-    All that is asked for is begun at once and answered by `take`; each process does one thing after the other. A
-    process that dies, or is ended at a deadline, is replaced. The episode for which it was at work is tried again, up
-    to `retries` times; it and those that it held beside are made anew by seed and actions, and must answer as before.
+    What is asked for goes to the processes by `send`, all of it in one message to each, and is answered by `take`,
+    which sends, too. Each process does one thing after the other. One that dies, or is ended at a deadline, is
+    replaced. The episode for which it was at work is tried again, up to `retries` times; it and those that it held
+    beside are made anew by seed and actions, and must answer as before.
 
     An episode that failed is given up. One thread calls. Use as a context manager, or `close()`.
 
@@ -187,6 +201,10 @@ class EnvironmentHosts:
             host.queue = deque(one for one in host.queue if one[0] != number)
             host.numbers.pop(number, None)
             host.queue.append((number, None))
+
+    def send(self) -> None:
+        """Let processes begin with what is wanted of them."""
+        for host in list(self._hosts):
             self._give(host)
 
     def take_counts(self) -> Counts:
@@ -211,6 +229,7 @@ class EnvironmentHosts:
             patience: seconds to wait for the first.
         """
         deadline = time.monotonic() + patience
+        self.send()
         while not self._found and any(episode.waits for episode in self._episodes.values()):
             left = deadline - time.monotonic()
             if left < 0:
@@ -223,7 +242,7 @@ class EnvironmentHosts:
 
     def close(self) -> None:
         """Close all environments and end the hosts; idempotent."""
-        idle = [host for host in self._hosts if host.ready and host.at is None]
+        idle = [host for host in self._hosts if host.ready and not host.at]
         for host in idle:
             # It closes what it holds, and ends.
             host.process.connection.close()
@@ -261,32 +280,48 @@ class EnvironmentHosts:
             self._where[episode.key] = host, number
         host, number = self._where[episode.key]
         host.queue.append((number, episode))
-        self._give(host)
 
     def _give(self, host: _Host) -> None:
-        """Let a host do what is next, where it is at nothing."""
-        if not host.ready or host.at is not None or not host.queue:
+        """Let a host do what is next, where it has little or nothing to do."""
+        if not host.ready or len(host.at) > _AHEAD // 2:
             return
-        number, episode = host.queue.popleft()
-        call = Close() if episode is None else episode.call()
-        task = next(self._tasks)
-        host.at = task, number, episode
-        host.deadline = time.monotonic() + self._seconds(call)
+        given = list(self._next_tasks(host))
+        if not given:
+            return
+        if not host.at:
+            host.deadline = time.monotonic() + self._seconds(given[0].call)
+        host.at.extend(given)
         try:
-            host.process.connection.send_bytes(pickle.dumps((task, number, call)))
+            host.process.connection.send_bytes(pickle.dumps([(one.task, one.number, one.call) for one in given]))
         except OSError:
             self._lose(host, host.process.end())
 
+    def _next_tasks(self, host: _Host) -> Iterator[_Task]:
+        """What is taken out of a host's queue: one thing of any size where it has nothing to do, else what has room."""
+        count, size = len(host.at), sum(one.size for one in host.at)
+        while host.queue:
+            number, episode = host.queue[0]
+            call = Close() if episode is None else episode.call()
+            task = _Task(next(self._tasks), number, episode, call, _size(call))
+            count, size = count + 1, size + task.size
+            if count > 1 and (count > _AHEAD or size > _AHEAD_BYTES):
+                return
+            host.queue.popleft()
+            yield task
+
     def _receive(self, patience: float) -> None:
         now = time.monotonic()
-        busy = [host.deadline for host in self._hosts if host.at is not None or not host.ready]
+        busy = [host.deadline for host in self._hosts if host.at or not host.ready]
         timeout = max(0.0, min([patience, *(deadline - now for deadline in busy)]))
         by_connection = {host.process.connection: host for host in self._hosts}
         for source in wait(list(by_connection), timeout):
             assert isinstance(source, Connection)
+            host = by_connection[source]
             # Losing one may have ended another.
-            if by_connection[source] in self._hosts:
-                self._read(by_connection[source])
+            while host in self._hosts:
+                self._read(host)
+                if host not in self._hosts or not host.process.has_message():
+                    break
 
     def _read(self, host: _Host) -> None:
         try:
@@ -309,11 +344,13 @@ class EnvironmentHosts:
     def _answered(self, host: _Host, message: list[object]) -> None:
         """Take the answer to what a host is at; ValueError or TypeError when it is none."""
         task, kind, value = message
-        if host.at is None or task != host.at[0]:
+        if not host.at or task != host.at[0].task:
             raise ValueError(f"task {task!r}")
-        _, number, episode = host.at
-        answer = _received(Close() if episode is None else episode.call(), kind, value)
-        host.at = None
+        number, episode = host.at[0].number, host.at[0].episode
+        answer = _received(host.at[0].call, kind, value)
+        host.at.popleft()
+        if host.at:
+            host.deadline = time.monotonic() + self._seconds(host.at[0].call)
         if episode is None or self._episodes.get(episode.key) is not episode:
             return
         if isinstance(answer, str):
@@ -336,11 +373,10 @@ class EnvironmentHosts:
     def _expire(self) -> None:
         now = time.monotonic()
         for host in list(self._hosts):
-            if host.deadline > now or (host.ready and host.at is None) or host not in self._hosts:
+            if host.deadline > now or (host.ready and not host.at) or host not in self._hosts:
                 continue
             host.process.kill()
-            episode = host.at[2] if host.at else None
-            call = Close() if episode is None else episode.call()
+            call: Call = host.at[0].call if host.at else Close()
             verb = "reset" if isinstance(call, Reset) else "step"
             late = (
                 f"{verb} gave no answer within environment.{verb}Seconds ({self._seconds(call):g} s), and its host was "
@@ -353,7 +389,10 @@ class EnvironmentHosts:
         host.process.kill()
         self._hosts.remove(host)
         self.counts.restarts += 1
-        at_work = [host.at[2]] if host.ready and host.at else [one for _, one in host.queue] if not host.ready else []
+        # It answers each before it begins with the next.
+        at_work = (
+            [host.at[0].episode] if host.ready and host.at else [one for _, one in host.queue] if not host.ready else []
+        )
         for episode in host.numbers.values():
             self._where.pop(episode.key, None)
             episode.lost()
@@ -402,6 +441,11 @@ def _received(call: Call, kind: object, value: object) -> Began | Stepped | str 
     if kind != expected:
         raise ValueError(f"{kind!r} in the place of {expected!r}")
     return checked_began(value) if isinstance(call, Reset) else checked_step(value)
+
+
+def _size(call: Call) -> int:
+    """Bytes of a call, about."""
+    return 128 + (4 * len(call.action) if isinstance(call, Step) else 1024 if isinstance(call, Reset) else 0)
 
 
 def _bounded(action: str) -> str:

@@ -124,6 +124,7 @@ class Growth:
         texts = self._decoded([_episode(groups, key).answer for key in answered])
         for (ordinal, sample), text in zip(answered, texts):
             self.turns.step(groups, ordinal, sample, text)
+        self.turns.send()
 
     def _observe(self, groups: OpenGroups) -> None:
         """Wait for what environments say; nothing is in the engines."""

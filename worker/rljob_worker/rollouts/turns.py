@@ -197,6 +197,11 @@ class Turns:
         live.action, live.asked = action, time.monotonic()
         live.world.hosts.step(live.key, action)
 
+    def send(self) -> None:
+        """Let environments begin to answer what was said to them."""
+        for hosts in self._hosts():
+            hosts.send()
+
     def observe(self, groups: OpenGroups) -> list[Sample]:
         """Give groups what environments say, once all have; returns samples that ended with it.
 
