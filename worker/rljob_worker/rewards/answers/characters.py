@@ -12,6 +12,8 @@ _UNICODE = {
     "⁄": "/", "∞": r"\infty ", "√": r"\sqrt ", "∛": r"\sqrt[3] ", "π": r"\pi ", "≤": r"\le ", "≥": r"\ge ",
     "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap ",
     "∅": r"\emptyset ", "Ø": r"\emptyset ", "ℝ": r"\mathbb{R}", "±": r"\pm ", "∓": r"\mp ", "°": r"\deg ",
+    "º": r"\deg ", "˚": r"\deg ", "≡": r"\equiv ", "✓": r"\checkmark ", "✔": r"\checkmark ", "■": r"\blacksquare ",
+    "□": r"\square ", "∎": r"\blacksquare ", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}",
     "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ",
     "⟨": r"\langle ", "⟩": r"\rangle ", "∖": r"\setminus ", "∨": r"\lor ", "。": ".", "、": ",", "“": '"', "”": '"',
     "′": "'", "…": "...", "，": ",", "µ": "μ",
@@ -28,7 +30,8 @@ _SYMBOLS = {
     "lbrack": "[", "rbrack": "]", "lvert": "|", "rvert": "|", "vert": "|", "colon": ":", "quad": " ", "qquad": " ",
     "thinspace": " ", "enspace": " ", "space": " ", "displaystyle": " ", "textstyle": " ", "scriptstyle": " ",
     "limits": " ", "nolimits": " ", "strut": " ", "bf": " ", "rm": " ", "pounds": "£", "euro": "€", "dollar": "\ue000",
-    "lparen": "(", "rparen": ")", "nonumber": " ", "hfill": " ", "centerdot": "*", "medspace": " ",
+    "lparen": "(", "rparen": ")", "nonumber": " ", "hfill": " ", "centerdot": "*", "medspace": " ", "large": " ",
+    "Large": " ", "LARGE": " ", "huge": " ", "Huge": " ", "small": " ", "normalsize": " ", "bfseries": " ",
 }  # fmt: skip
 _LEFT_RIGHT = re.compile(r"\\(?:left|right|middle)(?![a-zA-Z])\.?|\\[bB]igg?[lrm]?(?![a-zA-Z])")
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
@@ -37,7 +40,15 @@ _TEXT = re.compile(
     r"\\(?:text|textbf|textrm|textit|textsf|texttt|textnormal|textsc|emph|mbox|hbox|mathrm|mathit|mathsf|mathtt|"
     r"operatorname)\*?\s*\{"
 )
-_MATH_FONT = re.compile(r"\\(?:mathbf|boldsymbol|bm|mathnormal|mathcal|vec|hat|ensuremath|mathop)\s*\{([^{}]*)\}")
+_LOOKS = re.compile(
+    r"\\(?:text)?color\s*\{[^{}]*\}|"
+    r"\\(?:mathbf|boldsymbol|bm|mathnormal|mathcal|vec|hat|ensuremath|mathop|underline|uline)\s*(?=\{)"
+)
+_MODULUS = re.compile(
+    r"\( ?(?:\\(?:b?mod)(?![a-zA-Z])|\\text\{ ?mod ?\}|mod(?![a-zA-Z])) ?\{?(?P<bracketed>\w+)\}? ?\)|"
+    r"\\text\{ ?\( ?mod (?P<text>\w+) ?\) ?\}|"
+    r"(?:\\[pb]?mod(?![a-zA-Z])|\\text\{ ?mod ?\}) ?(?:\{ ?(?P<braced>\w+) ?\}|(?P<bare>\w+))"
+)
 _NAMES = "sin cos tan cot sec csc asin acos atan arcsin arccos arctan log ln exp lg gcd lcm"
 _FUNCTIONS = frozenset(_NAMES.split())
 _SEPARATORS = re.compile(r"\\text\{\s*,?\s*(and|or|或|和)\s*,?\s*\}")
@@ -57,11 +68,12 @@ def clean(text: str) -> str:
     text = re.sub(r"(?<!\\)\\[,;:> ]|~", " ", text)
     text = re.sub(r"\{([^{}]*)\\(choose|over)(?![a-zA-Z])([^{}]*)\}", _infix, text)
     text = _COMMAND.sub(_spell, text)
-    text = _MATH_FONT.sub(r"{\1}", text)
+    text = _LOOKS.sub("", text)
     text = _TEXT.sub(r"\\text{", text)
     text = re.sub(r"\\text\{([^{}]*)\}", _function_or_text, text)
     text = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))", r"\\deg ", text)
     text = _SEPARATORS.sub(r" \1 ", text)
+    text = _MODULUS.sub(lambda found: rf"\pmod{{{next(filter(None, found.groups()))}}}", text)
     text = re.sub(r"\\([%#&_])", r"\1", text) if r"\begin" not in text else text.replace(r"\%", "%")
     text = _SPACED.sub(lambda found: found[0].replace(" ", ""), text)
     text = _dollars(text)
@@ -117,13 +129,16 @@ def _dollars(text: str) -> str:
     return re.sub(r"(?<!\\)\\[()\[\]]", " ", text.replace("\ue000", "$"))
 
 
+_END_MARK = re.compile(r"(?<=\S) ?\\(?:checkmark|blacksquare|square|Box|qed)$")
+
+
 def unwrap(text: str) -> str:
-    """Without what surrounds an answer and says nothing: white space, a point, stars, braces, a box, `\\text`."""
+    """Without what surrounds an answer and says nothing: white space, a point, stars, braces, a box, a check mark."""
     while True:
         before = text
         text = text.strip().strip("`").strip()
         if not text.endswith("..."):
-            text = text.rstrip(".,;").rstrip()
+            text = _END_MARK.sub("", text.rstrip(".,;")).rstrip()
         for mark in ("**", "__", "*", '"'):
             if len(text) > 2 * len(mark) and text.startswith(mark) and text.endswith(mark):
                 text = text[len(mark) : -len(mark)]

@@ -33,7 +33,8 @@ _DEGREES = re.compile(r"^(.*?) ?(?:\\deg|\\text\{ ?(?:degrees?|deg|度) ?\}|(?<!
 _TEMPERATURE = re.compile(r"(.*\d) ?\\deg ?(?:\\text\{ ?)?([CF]) ?\}?")
 _ABOUT = re.compile(
     r"^\\approx ?|^(?:\\text\{ ?)?(?:about|approximately|exactly|roughly) ?\}? ?|"
-    r"^\\text\{[^{}\d]*(?: is| are|=|:| equals) ?\} ?"
+    r"^\\text\{[^{}\d]*(?: is| are|=|:| equals) ?\} ?|"
+    r"^(?:\\text\{)?(?=[^{}\\\d]*[\u4e00-\u9fff])[^{}\\\d不没無无非]{0,40}(?:[是为有共得:=]|等于) ?\}? ?"
 )
 
 

@@ -52,9 +52,18 @@ _ENVIRONMENT = re.compile(
     r"(.*)\\end ?\{\2\} ?(\)|\]|\\\}|\|)?(\^ ?\{? ?(?:T|\\top|\\text\{T\}) ?\}?)?$"
 )
 _NUMERAL = re.compile(
-    r"^\(? ?([0-9][0-9A-Fa-f ]*|[A-F][0-9A-F]*[0-9][0-9A-F]*) ?\)? ?_ ?"
-    r"(?:\{ ?(?:\\text\{)? ?(\d+|[a-z]+) ?\}?(?:\\text\{)? ?\}?|(\d+))$"
+    r"^(?:\(|\\text\{)? ?([0-9][0-9A-Fa-f ]*|[A-F][0-9A-F]*[0-9][0-9A-F]*) ?[)}]? ?_ ?"
+    r"(?:\{ ?(?:\\text\{|\()? ?(\d+|[a-z]+) ?\)?\}?(?:\\text\{)? ?\}?|(\d+))$"
 )
+_INTEGERS = r"(?:\\mathbb ?\{? ?[ZN] ?\}?|[ZN])(?:(?:\^|_)\{?[+*0]\}?)?"
+_BOUND = re.compile(
+    r",? ?\(? ?(?:\\text\{ ?,? ?(?:where|for|with|for all|for any|for some) ?\})? ?([a-zA-Z]) ?\\in ?"
+    rf"{_INTEGERS} ?\)?$|"
+    r",? ?\(? ?(?:\\text\{ ?,? ?(?:where|for|with|and)? ?\})? ?([a-z]) ?\\text\{ ?is any? integer ?\} ?\)?$|"
+    r",? ?\\text\{ ?,? ?for (?:any|all|some|every) integers? ?\} ?([a-z])$"
+)
+"""Behind an answer: its parameter, which is any integer."""
+_LETTERS = re.compile(r"[A-J]{2,6}")
 _CHOICE = re.compile(
     r"^(?:option |choice |\\text\{(?:option |choice )?\(?)?\(?\b([A-J])\b ?\)?(?:[.:)}]+|$) ?(.*)$", re.IGNORECASE
 )
@@ -74,8 +83,8 @@ def read(text: str, response: bool = False) -> list[Answer]:
     text = unwrap(clean(text).removeprefix("="))
     if not text:
         return []
-    readings = []
-    for spelling in _spellings(text, response):
+    readings: list[Answer] = []
+    for spelling in (one for said in _with_parameter(text) for one in _spellings(said, response)):
         for answer in _read_choices(spelling):
             if answer not in readings:
                 readings.append(answer)
@@ -94,6 +103,19 @@ def _spellings(text: str, response: bool) -> Iterator[str]:
     yield text
 
 
+def _with_parameter(text: str) -> Iterator[str]:
+    """The text without what says that its parameter is any integer: as it was named, and as every other one is."""
+    found = _BOUND.search(text)
+    head = "" if found is None else text[: found.start()].strip()
+    name = "" if found is None else next(filter(None, found.groups()))
+    alone = rf"(?<![a-zA-Z\\]){name}(?![a-zA-Z])"
+    if not name or head == name or not re.search(alone, head):
+        yield text
+        return
+    yield head
+    yield re.sub(alone, "k", head)
+
+
 def _read_choices(text: str) -> Iterator[Answer]:
     choice = _CHOICE.match(re.sub(r"^(\(?)\\text\{ ?(\(?[A-J]\)?[.:]?) ?\}", r"\1\2", text))
     if choice is not None and (choice[2] or len(text) > 1):
@@ -101,6 +123,8 @@ def _read_choices(text: str) -> Iterator[Answer]:
         if choice[2]:
             yield _read(unwrap(choice[2]))
     yield from _ambiguous(text)
+    if _LETTERS.fullmatch(text) and list(text) == sorted(set(text)):
+        yield Unordered(tuple(map(_read, text)), False)
 
 
 def _ambiguous(text: str) -> Iterator[Answer]:
@@ -128,7 +152,7 @@ def plain_words(text: str) -> str:
     stripped = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     if re.search(r"\\[a-zA-Z]|[\^_=<>+/|]", stripped):
         return re.sub(r"\s+", "", stripped)
-    words = re.findall(r"[^\W_]+", stripped)
+    words = re.findall(r"[^\W_]+", re.sub(r"(?<![A-Za-z])([ap])\. ?m\b\.?", r"\1m", stripped))
     return " ".join(words).lower() if len("".join(words)) > 1 else "".join(words)
 
 

@@ -30,8 +30,10 @@ _MAX_MAGNITUDE = 1 << 20
 """Of a power's binary exponent."""
 _MAX_ARGUMENT = 1 << 10
 """Binary exponent of what functions take."""
-_MAX_FACTORIAL = 2000
+_MAX_FACTORIAL = 2100
+"""The years that contests put into their questions are below it."""
 _DIGITS_OF_AN_APPROXIMATION = 6
+_ROUNDING = Fraction(1, 10**30)
 
 
 class NoValueError(ArithmeticError):
@@ -293,8 +295,10 @@ def _approximates(left: Node, right: Node, budget: Budget) -> bool:
         found = value(exact, budget)
         if isinstance(found, _CONTEXT.mpc) or _CONTEXT.isinf(_float(found)):
             continue
-        excess = _float(found) * sign - _float(inner.number)
-        if -_float(unit) / 2 <= excess < _float(unit):
+        excess = found - sign * inner.number if isinstance(found, Fraction) else found - _float(sign * inner.number)
+        # A whole unit off is another number: 0.999999 is no way to write 1. What is no fraction is off by its rounding.
+        low, high = (_float(edge) for edge in (-unit / 2, unit * (1 - _ROUNDING)))
+        if low <= _float(excess) * sign < high:
             return True
     return False
 
