@@ -69,6 +69,8 @@ WORDS = {
     "prefix_caching_hash_algo": ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),
 }
 """Arguments with a few values."""
+_BLOCK = 16
+"""Tokens: what vLLM's attention on CPU and FlashAttention's on GPUs take multiples of, and others multiples of that."""
 _FROM_0 = ("long_prefill_token_threshold", "max_logprobs")
 _MODEL = "leave it out: the model is what its folder's config.json says"
 _ROLE = "leave it out: engines generate tokens"
@@ -117,3 +119,5 @@ def value_faults(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]
             least = 1 if kind == _WHOLE and name not in _FROM_0 else 0
             if not least <= value <= 2**31 - 1:
                 yield name, "is too small" if value < least else "is too large", f"{least} to {2**31 - 1}"
+            elif name == "block_size" and value % _BLOCK:
+                yield name, "is no size that attention kernels have", f"a multiple of {_BLOCK}"

@@ -204,9 +204,11 @@ def parallel_findings(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]
     yield from _tokens_of(config, spec)
     yield from _cache_of(config, spec)
     positions = size_of(config, "max_position_embeddings")
-    if positions and spec.rollout.max_response_tokens >= positions:
-        wrong = f"leaves no room for a prompt: the model takes {positions} tokens"
-        yield Finding(("rollout", "maxResponseTokens"), wrong, f"below max_position_embeddings ({positions})")
+    for block in ("rollout", "evaluation"):
+        tokens = getattr(getattr(spec, block), "max_response_tokens", None)
+        if positions and tokens is not None and tokens >= positions:
+            wrong = f"leaves no room for a prompt: the model takes {positions} tokens"
+            yield Finding((block, "maxResponseTokens"), wrong, f"below max_position_embeddings ({positions})")
     if positions and spec.episodes is not None and spec.episodes.max_tokens > positions:
         wrong = f"is more than the model takes (max_position_embeddings {positions})"
         yield Finding(("episodes", "maxTokens"), wrong, f"at most {positions}")

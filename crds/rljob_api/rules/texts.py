@@ -299,12 +299,19 @@ def _overrides(overrides: Any) -> Iterator[Finding]:
     yield from labels(("nodeSelector",), overrides.node_selector)
 
 
+_MOST_ANNOTATIONS = 256 * 1024
+"""Bytes of all keys and values (apimachinery's TotalAnnotationSizeLimitB)."""
+
+
 def _metadata(metadata: Any) -> Iterator[Finding]:
     if metadata.namespace is not None and not names.is_dns_label(metadata.namespace):
         allowed = "at most 63 lower-case letters, digits and '-', a letter or digit first and last"
         yield Finding(("namespace",), "is no name of a namespace", allowed)
     yield from labels(("labels",), metadata.labels)
     yield from keys(("annotations",), metadata.annotations)
+    size = sum(len(text.encode()) for pair in (metadata.annotations or {}).items() for text in pair)
+    if size > _MOST_ANNOTATIONS:
+        yield Finding(("annotations",), f"are {size} bytes together", f"at most {_MOST_ANNOTATIONS} bytes")
 
 
 def _scheduling(scheduling: Any) -> Iterator[Finding]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from rljob_api import RLJob, RLJobSpec
 from rljob_api.problems import ManifestError, Problem
 from rljob_api.safe_text import visible, visible_line
-from rljob_api.spec import DataSource
 from rljob_worker.cli.environments import TriedEnvironments
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
 from rljob_worker.data.sources import check_head, check_path, data_sources, evaluation_sources, load_source
@@ -58,11 +56,12 @@ def _first_prompts(spec: RLJobSpec) -> list[str]:
         UserError: a row, a template or a tokenizer cannot be used.
     """
     sources = data_sources(spec) + evaluation_sources(spec)
-    local = [(field, source) for field, source in sources if _is_here(source)]
-    for field, source in local:
-        check_path(source, field)
-        check_head(source, field)
-    model_here = spec.model.random is not None or _here(spec.model.path)
+    local = [(field, source) for field, source in sources if not _elsewhere(source.path)]
+    for field, source in sources:
+        if _is_relative(source.path) or not _elsewhere(source.path):
+            check_path(source, field)
+            check_head(source, field)
+    model_here = spec.model.random is not None or not _elsewhere(spec.model.path)
     if not local or not model_here or len(local) < len(sources):
         for field, source in local:
             load_source(source, field)
@@ -72,38 +71,45 @@ def _first_prompts(spec: RLJobSpec) -> list[str]:
 
     for field, source in evaluation_sources(spec):
         load_source(source, field)
-    return [line for preview in first_prompts(spec) for line in preview.lines()]
+    return [line for preview in first_prompts(spec, _longest_prompt(spec)) for line in preview.lines()]
 
 
 def _has_tokenizer(spec: RLJobSpec) -> bool:
     """Whether this machine has the model's tokenizer, or all that one is trained on."""
     if spec.model.random is None:
-        return _here(spec.model.path)
+        return not _elsewhere(spec.model.path)
     sources = data_sources(spec) + evaluation_sources(spec)
-    return all(source.path is None or _is_here(source) for _, source in sources)
+    return all(source.path is None or not _elsewhere(source.path) for _, source in sources)
 
 
-def _is_here(source: DataSource) -> bool:
-    """Whether it is read from this machine: the paths of a cluster's job may be another one's."""
-    return source.path is not None and _here(source.path)
+def _longest_prompt(spec: RLJobSpec) -> int:
+    from rljob_worker.engine.arguments import longest_prompt
+    from rljob_worker.models.facts import ModelFacts
+
+    random = spec.model.random
+    if random is not None:
+        return longest_prompt(spec, ModelFacts.from_hf({"vocab_size": random.tokenizer.vocab_size} | random.config))
+    assert spec.model.path is not None
+    return longest_prompt(spec, ModelFacts.from_hf(home_expanded(spec.model.path)))
 
 
-def _here(path: str | None) -> bool:
-    if path is None:
-        return False
-    try:
-        return what_is_at(home_expanded(path)) != "nothing"
-    except OSError:
-        return False
+def _is_relative(path: str | None) -> bool:
+    """Whether it says itself that it is of this machine: neither a hub nor a pod has `./data`."""
+    return path is not None and path.startswith(("./", "../"))
 
 
 def _of_local_model(job: RLJob) -> list[Problem]:
-    """What of the job does not fit the config of a model folder on this machine."""
-    from rljob_worker.cli.model_folder import config_problems, fit_problems
+    """What of the job does not fit the config of a model folder on this machine.
+
+    Raises:
+        UserError: the folder is none, or lacks what trainers and engines start from.
+    """
+    from rljob_worker.cli.model_folder import check_model_folder, config_problems, fit_problems, local_folder
     from rljob_worker.models.facts import read_hf_config
     from rljob_worker.models.json_files import check_json_files
 
-    folder = _folder(job)
+    path = job.spec.model.path
+    folder = local_folder(job.spec.model) if _is_relative(path) or not _elsewhere(path) else None
     if folder is None:
         return []
     check_json_files(folder)
@@ -111,16 +117,16 @@ def _of_local_model(job: RLJob) -> list[Problem]:
     wrong = config_problems(config, job.spec.training.backend)
     if wrong:
         where = folder / "config.json"
-        return [Problem("spec.model.path", f"{where}: {problem}", "", job.spec.model.path) for problem in wrong]
-    return fit_problems(config, job.spec)
+        return [Problem("spec.model.path", f"{where}: {problem}", "", path) for problem in wrong]
+    problems = fit_problems(config, job.spec)
+    if not problems:
+        check_model_folder(folder, job.spec)
+    return problems
 
 
-def _folder(job: RLJob) -> Path | None:
-    """The model's folder, where this machine has it: it may be another machine's, or a hub's."""
-    if job.spec.model.path is None:
-        return None
+def _elsewhere(path: str | None) -> bool:
+    """Whether nothing of the path is here: it may be another machine's, or a hub's."""
     try:
-        folder = home_expanded(job.spec.model.path)
-        return folder if what_is_at(folder / "config.json") != "nothing" else None
-    except OSError as error:
-        raise UserError(f"spec.model.path: {job.spec.model.path}: {error.strerror}") from None
+        return path is None or what_is_at(home_expanded(path)) == "nothing"
+    except OSError:
+        return False

@@ -41,15 +41,19 @@ class Preview:
         yield "  no label" if self.label is None else f"  label {self.label!r}"
 
 
-def first_prompts(spec: RLJobSpec) -> list[Preview]:
+def first_prompts(spec: RLJobSpec, longest: int) -> list[Preview]:
     """The first row of each source of the training data, rendered by the job's own tokenizer.
+
+    Args:
+        spec: the job's.
+        longest: tokens of the longest prompt that an engine has room for.
 
     Raises:
         UserError: model, data or template cannot be used, as at a run's start.
     """
     with tempfile.TemporaryDirectory(prefix="rljob-validate-") as folder:
         tokenizer = load_tokenizer(prepare_tokenizer(spec, Path(folder)))
-        source = PromptSource(spec, tokenizer)
+        source = PromptSource(spec, tokenizer, max_prompt_tokens=longest)
         prompts = source.prompts_of([f"{name}/0" for name in source.rows])
         return [
             Preview(

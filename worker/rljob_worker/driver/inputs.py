@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from rljob_api import RLJobSpec, derived
+from rljob_api import RLJobSpec
 from rljob_api.blocks import path_text
 from rljob_api.rules.model_config import parallel_findings
 from rljob_api.spec import ModelSpec
@@ -15,7 +15,7 @@ from rljob_worker.data.hub import snapshot
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.preflight import check_engine_arguments, check_room
-from rljob_worker.engine.arguments import max_model_length
+from rljob_worker.engine.arguments import longest_prompt, max_model_length, room_for_prompts
 from rljob_worker.engine.platforms import engine_platform
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig, check_parallel
@@ -84,12 +84,11 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
     if saves:
         check_room(spec, folder, checkpoint_bytes(model, spec.training.precision))
     length = max_model_length(spec, model)
-    field, tokens = derived.prompts_have_room(spec)
-    limit = _room_for_prompts(length, f"spec.{field}", tokens)
+    limit = longest_prompt(spec, model)
     evaluation_limit = limit
     if spec.evaluation is not None and spec.evaluation.max_response_tokens is not None:
         field, tokens = "spec.evaluation.maxResponseTokens", spec.evaluation.max_response_tokens
-        evaluation_limit = _room_for_prompts(length, field, tokens)
+        evaluation_limit = room_for_prompts(length, field, tokens)
     with waiting_for("the rows of spec.data and spec.evaluation to be read"):
         prompts = PromptSource(spec, tokenizer, max_prompt_tokens=limit)
         scored = prompts.scored()
@@ -107,13 +106,6 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
         hosts=environments.hosts,
         worlds=environments.worlds(tokenizer, model_folder),
     )
-
-
-def _room_for_prompts(length: int, field: str, response_tokens: int) -> int:
-    room = length - response_tokens
-    if room < 1:
-        raise UserError(f"{field}: {response_tokens} leaves no room for a prompt; an engine takes {length} tokens")
-    return room
 
 
 def checkpoint_folder(model: ModelSpec) -> Path:

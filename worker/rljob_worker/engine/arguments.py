@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rljob_api.derived import longest_sequence, max_sequences
+from rljob_api.derived import longest_sequence, max_sequences, prompts_have_room
 from rljob_api.spec import Precision, RLJobSpec
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.engine.platforms import MERGED, engine_platform
@@ -17,6 +17,20 @@ def max_model_length(spec: RLJobSpec, model: ModelFacts) -> int:
         return given
     longest = longest_sequence(spec)
     return model.max_position_embeddings if longest is None else min(model.max_position_embeddings, longest)
+
+
+def longest_prompt(spec: RLJobSpec, model: ModelFacts) -> int:
+    """Tokens of the longest prompt that an engine has room for beside its answer; UserError where there is none."""
+    field, tokens = prompts_have_room(spec)
+    return room_for_prompts(max_model_length(spec, model), f"spec.{field}", tokens)
+
+
+def room_for_prompts(length: int, field: str, response_tokens: int) -> int:
+    """What an engine's length leaves beside an answer; UserError, which names `field`, where that is nothing."""
+    room = length - response_tokens
+    if room < 1:
+        raise UserError(f"{field}: {response_tokens} leaves no room for a prompt; an engine takes {length} tokens")
+    return room
 
 
 def engine_arguments(spec: RLJobSpec, model_folder: str) -> dict[str, object]:
