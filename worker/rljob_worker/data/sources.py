@@ -42,6 +42,8 @@ TURNS = "turns"
 _LOOKED_AT = 100
 _FILES = (".jsonl", ".parquet")
 _HEAD_BYTES = 2**20
+_AT_ONCE_BYTES = 2**24
+"""Of a file whose rows are all read before anything is imported: some 0.5 s."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -138,7 +140,10 @@ def check_path(source: DataSource, field: str) -> None:
 
 
 def check_head(source: DataSource, field: str) -> None:
-    """Refuse a file whose first row is none, or lacks the columns, without reading the others: UserError says why."""
+    """Refuse a file whose first row is none, or lacks the columns: UserError says why.
+
+    The others are looked at too where that takes no time; those of a large file are once it is read.
+    """
     path = Path(source.path or "").expanduser()
     if source.path is None or path.suffix not in _FILES or not path.is_file():
         return
@@ -147,7 +152,13 @@ def check_head(source: DataSource, field: str) -> None:
         raise UserError(f"{field}.path: {path} is empty: it has no rows")
     if path.suffix == ".parquet":
         _check_parquet(head, path, field)
-        return
+    else:
+        _check_first_line(head, path, source, field)
+    if path.stat().st_size <= _AT_ONCE_BYTES:
+        _load_rows(source, field)
+
+
+def _check_first_line(head: bytes, path: Path, source: DataSource, field: str) -> None:
     lines = without_mark(head).split(b"\n")
     if len(head) == _HEAD_BYTES:
         # Its last line may go on behind what was read.
