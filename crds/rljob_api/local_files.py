@@ -44,8 +44,14 @@ def resolved(job: RLJob, folder: Path) -> RLJob:
             raise FileNotFoundError(f"{field}: {file}: there is no such user, or the user has no home folder") from None
         if path.is_absolute():
             return str(path)
-        path = (folder / path).resolve()
-        if not path.is_file():
+        path = folder / path
+        try:
+            path = path.resolve()
+            found = path.is_file()
+        except (OSError, RuntimeError):
+            # A link that leads back to itself, or a name that is too long for one.
+            found = False
+        if not found:
             raise FileNotFoundError(f"{field}: {file}: there is no file {path}")
         return str(path)
 

@@ -82,6 +82,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         put(folder / name, "device")
     (folder / "nothing").mkdir()
     (folder / "loop").symlink_to(folder / "loop")
+    (folder / "loop.py").symlink_to("loop.py")
+    shutil.copy(JOB, folder / "beside.yaml")
     shutil.copytree(OLD_RUN, folder / "old")
     return folder
 
@@ -233,6 +235,12 @@ OF_OTHERS: list[tuple[list[str], str]] = [
     (["validate", JOB, *model("%/nothing")], "%/nothing/config.json: no such file"),
     (["validate", JOB, *model("%/no tokenizer")], "spec.model.path: %/no tokenizer has no tokenizer"),
     (["validate", JOB, *model("%/no weights")], "spec.model.path: %/no weights: no weights"),
+    (["validate", JOB, *reward("%/syntax.py:f")], "spec.reward.python: %/syntax.py, line 2: no Python"),
+    (["validate", JOB, *reward("%/scores.py:scor")], "%/scores.py has no 'scor'; did you mean score?"),
+    (["validate", JOB, *reward("%/pipe.py:f")], "spec.reward.python: %/pipe.py: "),
+    (["validate", "%/beside.yaml", *reward("./loop.py:f")], "spec.reward.python: ./loop.py: there is no file"),
+    (["validate", "%/beside.yaml", *template("./loop.py")], "spec.data.chat.templateFile: ./loop.py: there is no file"),
+    (["validate", JOB, *reward(f"./{LONG}.py:f")], f"spec.reward.python: ./{LONG}.py: there is no file"),
     (["validate", JOB, *data("./nowhere.jsonl")], "spec.data.path: nowhere.jsonl does not exist"),
     (["validate", JOB, *data("%/loop")], "spec.data.path: %/loop: Too many levels of symbolic links"),
     (

@@ -13,7 +13,7 @@ from rljob_worker.data.sources import check_head, check_path, data_sources, eval
 from rljob_worker.driver.preflight import check_engine_arguments, check_layout
 from rljob_worker.errors import UserError
 from rljob_worker.host.paths import home_expanded, what_is_at
-from rljob_worker.rewards.source_check import told_signatures
+from rljob_worker.rewards.source_check import check_sources, told_signatures
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     problems = _of_local_model(job)
     if problems:
         raise UserError(str(ManifestError(problems, arguments.manifest)))
+    check_sources(job.spec, on_this_machine=False)
     told = told_signatures(job.spec)
     environments = TriedEnvironments(job.spec)
     shown = [*_first_prompts(job.spec), *(environments.first_prompts() if _has_tokenizer(job.spec) else [])]

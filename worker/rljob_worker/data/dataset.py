@@ -359,8 +359,8 @@ class _Stream:
 def _none_fits(loaded: LoadedSource, limit: int) -> str:
     return (
         f"{loaded.field}: all {len(loaded.rows)} prompts of {loaded.origin} are longer than {limit} tokens, "
-        "the smaller of data.maxPromptTokens and the engine's length (the model's, or rollout.engineArgs.max_model_len) "
-        "less maxResponseTokens; raise what bounds them, or shorten the prompts"
+        "the smaller of data.maxPromptTokens and the engine's length (the model's, or engineArgs.max_model_len) less "
+        "maxResponseTokens; raise what bounds them, or shorten the prompts"
     )
 
 

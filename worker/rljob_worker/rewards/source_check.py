@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +17,21 @@ from rljob_worker.host.files import read_file
 from rljob_worker.rewards.signatures import Signature, recognise
 
 
-def check_sources(spec: RLJobSpec) -> None:
+def check_sources(spec: RLJobSpec, *, on_this_machine: bool = True) -> None:
     """Refuse a reward file that is none or has no such function, and a module of which there is no package.
+
+    Args:
+        spec: the job's.
+        on_this_machine: its rewards run here; otherwise what is not here may be where they do.
 
     Raises:
         UserError: naming the field, the file and the line.
     """
     for field, function in _functions(spec):
-        check_named(f"{field}.python", str(function.python), package_places(spec))
+        path = str(function.python)
+        named = function_file(path)
+        if on_this_machine or (named is not None and os.path.lexists(Path(named[0]).expanduser())):
+            check_named(f"{field}.python", path, package_places(spec))
 
 
 def package_places(spec: RLJobSpec) -> list[str]:
