@@ -207,16 +207,21 @@ def prompts_at_once(spec: RLJobSpec) -> int:
     return prompts_of_round(spec.rollout.prompts_per_step, oversampling.factor)
 
 
+def staleness(spec: RLJobSpec) -> StalenessSpec:
+    """Return `rollout.staleness`, its defaults where the manifest has none: rules tell the two apart."""
+    return spec.rollout.staleness or StalenessSpec()
+
+
 def max_staleness(spec: RLJobSpec) -> int:
     """How many updates older than the weights that are trained a token's may be."""
     if spec.rollout.partial is None and not divides_devices(spec):
         return 0
-    return (spec.rollout.staleness or StalenessSpec()).max
+    return staleness(spec).max
 
 
 def on_limit(spec: RLJobSpec) -> StalenessLimit:
     """What becomes of groups that reach the bound before they are complete."""
-    return (spec.rollout.staleness or StalenessSpec()).on_limit
+    return staleness(spec).on_limit
 
 
 def max_sequences(spec: RLJobSpec) -> int:

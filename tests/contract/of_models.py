@@ -7,7 +7,7 @@ from contracts import Contract, Kind, Source
 _NPU, _SEEDING, _SAVED = (
     "trainer/megatron/models/megatron_npu.py",
     "trainer/megatron/models/seeding.py",
-    "trainer/megatron/checkpoint.py",
+    "trainer/random_states.py",
 )
 _MINDSPEED_PATCH = "upstream/mindspeed.py"
 _META = "torch_npu/op_plugin/meta/_meta_registrations.py"

@@ -127,15 +127,15 @@ LANES_FAULTS = (
     Fault(
         "a group more than the steps within the bound have room for",
         "worker/rljob_worker/flow/admission.py",
-        "min(max_lag + 1, steps_left) * wanted\n",
-        "min(max_lag + 1, steps_left) * wanted + 1\n",
+        "min(max_staleness + 1, steps_left) * wanted\n",
+        "min(max_staleness + 1, steps_left) * wanted + 1\n",
         BOUND,
     ),
     Fault(
         "groups begun for steps past the last",
         "worker/rljob_worker/flow/admission.py",
-        "min(max_lag + 1, steps_left)",
-        "(max_lag + 1)",
+        "min(max_staleness + 1, steps_left)",
+        "(max_staleness + 1)",
         BOUND,
     ),
     Fault(
@@ -148,7 +148,7 @@ LANES_FAULTS = (
     Fault(
         "what is complete first, however old the rest gets",
         "worker/rljob_worker/flow/admission.py",
-        " and overdue(rest, wanted, version + 1, max_lag) is None",
+        " and overdue(rest, wanted, version + 1, max_staleness) is None",
         "",
         f"{ADMISSION}::test_ready_first_waits_for_those_that_would_be_too_old",
     ),

@@ -49,7 +49,7 @@ def run_tests(folder: Path, tests: str, expected: Collection[int]) -> int:
     path = os.pathsep.join(str(folder / part) for part in ("crds", "operator", "worker"))
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
     # Bytecode of the code before the fault would be taken for that of the code with it: they can be of one second.
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "RLJOB_FAULTS": "named"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
     if done.returncode not in expected:
         print(done.stdout[-3000:], done.stderr[-2000:], flush=True)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import prose
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"rljob_api": ROOT / "crds", "rljob_operator": ROOT / "operator", "rljob_worker": ROOT / "worker"}
 UPSTREAM = ("torch", "vllm", "vllm_ascend", "megatron", "ray", "mindspeed")
@@ -196,13 +198,16 @@ def weight_path(files: list[File]) -> list[str]:
 
 
 def forwarders(files: list[File]) -> list[str]:
-    """Methods whose only statement is a call of a method of their own name, of another object."""
+    """Methods that only pass their own arguments on to a method of their own name, of another object.
+
+    One that adds an argument, calls several objects or makes something of the result does not only forward.
+    """
     found = []
     for file in files:
         for holder in (node for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef)):
             for method in (node for node in holder.body if isinstance(node, ast.FunctionDef)):
                 body = [node for node in method.body if not _is_docstring(node)]
-                if len(body) == 1 and isinstance(body[0], ast.Return | ast.Expr) and _calls(body[0], method.name):
+                if len(body) == 1 and isinstance(body[0], ast.Return | ast.Expr) and _forwards(body[0].value, method):
                     found.append(file.at(method, f"{holder.name}.{method.name}"))
     return found
 
@@ -211,12 +216,14 @@ def _is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def _calls(node: ast.AST, name: str) -> bool:
-    called = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
-    return any(
-        isinstance(func, ast.Attribute) and func.attr == name and ast.unparse(func.value) != "super()"
-        for func in called
-    )
+def _forwards(value: ast.expr | None, method: ast.FunctionDef) -> bool:
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return False
+    own = {argument.arg for argument in ast.walk(method.args) if isinstance(argument, ast.arg)}
+    given = [one.value if isinstance(one, ast.Starred) else one for one in value.args]
+    given += [keyword.value for keyword in value.keywords]
+    passed = all(isinstance(one, ast.Name) and one.id in own for one in given)
+    return passed and value.func.attr == method.name and ast.unparse(value.func.value) != "super()"
 
 
 def files_in_driver(files: list[File]) -> list[str]:
@@ -227,6 +234,7 @@ def files_in_driver(files: list[File]) -> list[str]:
 def count_all() -> list[Count]:
     api, operator, worker = (files_of(package) for package in PACKAGES)
     everything = [*api, *operator, *worker]
+    begins, people = prose.findings()
     listed: list[tuple[str, Callable[[], list[str]], float, float]] = [
         ("folder pairs that import each other", lambda: mutual_imports(everything), *LIMITS["pairs"]),
         ("method names as strings", lambda: names_as_strings([*operator, *worker]), *LIMITS["names"]),
@@ -235,6 +243,8 @@ def count_all() -> list[Count]:
         ("files of a weight's way to an engine", lambda: weight_path(worker), *LIMITS["path"]),
         ("files in driver/", lambda: files_in_driver(worker), *LIMITS["driver"]),
         ("methods of the worker that only forward", lambda: forwarders(worker), *LIMITS["forward"]),
+        ("docstrings that begin with What, Of, As, Those, Which, How, Where", lambda: begins, *LIMITS["begins"]),
+        ("docstrings with who, whoever, told, knows", lambda: people, *LIMITS["people"]),
     ]
     counts = []
     for what, find, limit, goal in listed:
@@ -253,7 +263,9 @@ LIMITS: dict[str, tuple[float, float]] = {
     "patches": (0, 0),
     "path": (8, 8),
     "driver": (13, 22),
-    "forward": (35, 15),
+    "forward": (15, 15),
+    "begins": (1290, 0),
+    "people": (235, 0),
     "worker": (6, 8),
     "operator": (2, 8),
 }

@@ -10,8 +10,11 @@ Whoever is done goes on with what is left of the rest. How many large files run 
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,16 +95,19 @@ def give_way(workerinput: Mapping[str, Any] | None) -> None:
 
 
 class Seconds:
-    """How long each file, each folder and each process took."""
+    """Seconds of each file, each folder and each process, and the share of the processors that were busy meanwhile."""
 
     def __init__(self) -> None:
         self._files: defaultdict[str, float] = defaultdict(float)
         self._lanes: defaultdict[str, float] = defaultdict(float)
+        self._began = time.monotonic(), cpu_times()
+        self._ended: dict[str, float] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._files[report.nodeid.partition("::")[0]] += report.duration
         if node := getattr(report, "node", None):
             self._lanes[node.gateway.id] += report.duration
+            self._ended[node.gateway.id] = time.monotonic() - self._began[0]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if len(self._files) < 2:
@@ -116,7 +122,31 @@ class Seconds:
             if rows:
                 terminalreporter.section(title)
             for name, seconds in rows:
-                terminalreporter.write_line(f"{seconds:7.1f}s {name}")
+                ended = f", its last test after {self._ended[name]:.1f} s" if name in self._ended else ""
+                terminalreporter.write_line(f"{seconds:7.1f}s {name}{ended}")
+        terminalreporter.write_line(busy_share(self._began[1], cpu_times()))
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """Seconds of all processors since the machine was started."""
+
+    busy: float
+    idle: float
+
+
+def cpu_times() -> CpuTimes:
+    """Read the machine's counters. Time that a hypervisor took is neither busy nor idle."""
+    user, nice, system, idle, waiting, irq, soft_irq = map(int, Path("/proc/stat").read_text().split()[1:8])
+    ticks = os.sysconf("SC_CLK_TCK")
+    return CpuTimes((user + nice + system + irq + soft_irq) / ticks, (idle + waiting) / ticks)
+
+
+def busy_share(began: CpuTimes, ended: CpuTimes) -> str:
+    """A line on the processors' time between two readings, other programs' included."""
+    busy, idle = ended.busy - began.busy, ended.idle - began.idle
+    share = busy / (busy + idle) if busy + idle else 0.0
+    return f"processors of this machine: {busy:.1f} s busy, {idle:.1f} s idle ({share:.0%} busy)"
 
 
 def by_folder(files: Mapping[str, float]) -> dict[str, float]:

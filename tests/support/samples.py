@@ -13,6 +13,8 @@ SEED = int(os.environ.setdefault("RLJOB_SEED", str(time.time_ns())))
 """Of all that a run draws, once for all of its processes: the first of them draws it, unless somebody gave it."""
 ALL = os.environ.get("RLJOB_FAULTS") == "all"
 """`make test-faults`, which runs every file of tests that asks for it here."""
+NONE_SKIPPED = ALL or os.environ.get("RLJOB_FAULTS") == "named"
+"""`make test-mutants` too names the tests that it wants."""
 GROUPS = (
     (
         "NPUs: two replicas, two engines",
@@ -25,7 +27,13 @@ GROUPS = (
         "a replica over two nodes",
         "a replica over two nodes, engines elsewhere",
     ),
-    ("vLLM's models", "vLLM's models on devices", "vLLM, tensor parallel", "vLLM's hybrid models"),
+    (
+        "vLLM's models",
+        "vLLM's models on devices",
+        "vLLM, tensor parallel",
+        "vLLM's hybrid models",
+        "FSDP's rows into vLLM",
+    ),
     (
         "engines apart: the bits of one machine",
         "engines apart: they come and go",
@@ -37,6 +45,10 @@ GROUPS = (
     ("the chart's rights: some namespaces", "the chart's rights: all namespaces"),
     ("Ray with a token", "Ray without"),
     ("lanes in turns: Async", "lanes in turns: Disaggregated"),
+    ("staleness 0: Async", "staleness 0: Disaggregated"),
+    ("groups at the bound: Mask", "groups at the bound: Discard"),
+    ("left alone: partial rollout", "left alone: tail batching"),
+    ("a plan held to a job: two replicas", "a plan held to a job: tensor parallel"),
 )
 """Tests of a group go through the same code on other devices, or places."""
 
@@ -54,4 +66,4 @@ def unless_all(reason: str) -> pytest.MarkDecorator:
 
 
 def _left_out_if(condition: bool, reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(condition and not ALL, reason=f"{reason}: make test-faults runs it")
+    return pytest.mark.skipif(condition and not NONE_SKIPPED, reason=f"{reason}: make test-faults runs it")

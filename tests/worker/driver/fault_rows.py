@@ -225,7 +225,7 @@ ROWS: dict[str, Row] = {
 }
 """Mode Async above staleness 0 has no bits that two runs share: test_async.py has its faults."""
 ASYNC = "async"
-ROWS_A_RUN = 3
+ROWS_A_RUN = 2
 _rows = [*(name for name, row in ROWS.items() if row.drawn), ASYNC]
 DRAWN_ROWS = [*ROWS, ASYNC] if ALL else random.Random(f"{SEED} rows").sample(_rows, ROWS_A_RUN)
 """Rows in which something goes wrong in this run of the tests."""

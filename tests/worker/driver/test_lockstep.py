@@ -16,6 +16,7 @@ from fault_rows import ROLLOUT, steps_of
 from jobs import ONE_AND_ONE, REPOSITORY, events, final_state, manifest, run
 from lane_sums import ENGINE, TRAINER, check_lanes
 from support.run_bits import digest_of_trajectories
+from support.samples import unless_drawn
 from support.step_lines import read_steps
 from support.trace_rules import check_trace
 
@@ -27,7 +28,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = steps_of("lockstep")
 
 
-@pytest.mark.parametrize("mode", ["Disaggregated", "Async"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=unless_drawn(f"staleness 0: {mode}")) for mode in ("Disaggregated", "Async")]
+)
 def test_staleness_0_has_the_bits_of_colocated(mode: str, together: Path, tmp_path: Path) -> None:
     apart = _run_on_few_prompts(tmp_path, mode, {**ROLLOUT, "staleness": {"max": 0}}, ONE_AND_ONE)
     assert final_state(apart) == final_state(together)

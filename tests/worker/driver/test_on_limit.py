@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from jobs import ONE_AND_ONE, manifest, run
+from support.samples import unless_drawn
 from support.step_lines import read_steps
 
 from rljob_worker.checkpoints.journal import journal_files, read_journal
@@ -45,7 +46,10 @@ async def score(response, prompt, **_):
 """
 
 
-@pytest.fixture(scope="module", params=["Mask", "Discard"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(limit, marks=unless_drawn(f"groups at the bound: {limit}")) for limit in ("Mask", "Discard")],
+)
 def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("limit")
     (folder / "run").mkdir()

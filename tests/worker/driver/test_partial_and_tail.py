@@ -12,6 +12,7 @@ import pytest
 from calm_runs import calm_run
 from fault_rows import steps_of
 from spans import check_carried_log_probs
+from support.samples import unless_drawn
 from support.step_lines import read_steps
 
 from rljob_worker.checkpoints.reader import Checkpoints
@@ -20,6 +21,7 @@ from rljob_worker.records.trajectories import read_trajectories
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = steps_of("partial")
+in_partial = unless_drawn("left alone: partial rollout")
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,7 @@ def tail(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return calm_run("tail", tmp_path_factory)
 
 
+@in_partial
 def test_responses_grow_over_several_steps_and_say_so(partial: Path) -> None:
     metrics = [record["metrics"] for record in read_steps(partial)]
     assert any(m["rollout/carried_tokens"] for m in metrics)
@@ -59,10 +62,12 @@ def test_responses_grow_over_several_steps_and_say_so(partial: Path) -> None:
     assert [one["ordinal"] for one in last.carried] == last.data_cursor["ledger"]["open"] != []
 
 
+@in_partial
 def test_a_span_has_the_log_probabilities_of_its_own_weights(partial: Path, tmp_path: Path) -> None:
     check_carried_log_probs(partial, [2, 3], tmp_path)
 
 
+@unless_drawn("left alone: tail batching")
 def test_long_responses_have_steps_of_their_own_and_are_sampled_by_their_weights(tail: Path) -> None:
     records = read_steps(tail)
     metrics = [record["metrics"] for record in records]

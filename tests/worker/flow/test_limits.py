@@ -29,13 +29,13 @@ def group(ordinal: int, *versions: int, complete: bool = True, renewed: bool = F
 @given(
     seed=st.integers(0, 2**32),
     wanted=st.integers(1, 4),
-    max_lag=st.integers(0, 3),
+    max_staleness=st.integers(0, 3),
     steps=st.integers(1, 14),
     limit=st.sampled_from([MASK, DISCARD]),
     slow=st.floats(0, 0.9),
 )
 def test_a_whole_run_trains_on_each_prompt_once_and_on_no_token_that_is_too_old(
-    seed: int, wanted: int, max_lag: int, steps: int, limit: StalenessLimit, slow: float
+    seed: int, wanted: int, max_staleness: int, steps: int, limit: StalenessLimit, slow: float
 ) -> None:
     """A step is taken as soon as one can be made; some groups hardly ever get on, and are complete in the end."""
     chance, trained, begun, again = random.Random(seed), list[int](), 0, set[int]()
@@ -43,18 +43,18 @@ def test_a_whole_run_trains_on_each_prompt_once_and_on_no_token_that_is_too_old(
     ready: set[int] = set()
     lazy: set[int] = set()
     for version in range(steps):
-        for one in expired(open_groups.values(), version, max_lag, limit):
+        for one in expired(open_groups.values(), version, max_staleness, limit):
             assert one.ordinal not in again, "sampled a third time"
             again.add(one.ordinal)
             ready.discard(one.ordinal)
             begun_again = group(one.ordinal, complete=False, renewed=True)
             open_groups[one.ordinal] = replace(begun_again, admitted_version=version)
-        for _ in range(room(len(open_groups), wanted, steps - version, max_lag)):
+        for _ in range(room(len(open_groups), wanted, steps - version, max_staleness)):
             open_groups[begun] = replace(group(begun, complete=False), admitted_version=version)
             lazy |= {begun} if chance.random() < slow else set()
             begun += 1
         rounds = 0
-        while (batch := _batch(open_groups, ready, wanted, version, max_lag, limit)) is None:
+        while (batch := _batch(open_groups, ready, wanted, version, max_staleness, limit)) is None:
             growing = [one for one in open_groups.values() if one.ordinal not in ready]
             assert growing, "all are complete, and no batch can be made of them"
             for one in growing:
@@ -70,9 +70,11 @@ def test_a_whole_run_trains_on_each_prompt_once_and_on_no_token_that_is_too_old(
             rounds += 1
         assert len(batch) == wanted
         for one in batch:
-            learned = [v for v in one.episodes[0].stream.versions[1:] if v >= oldest_trained(version, max_lag, limit)]
+            learned = [
+                v for v in one.episodes[0].stream.versions[1:] if v >= oldest_trained(version, max_staleness, limit)
+            ]
             assert learned, "nothing is learned from it"
-            assert version - min(learned) <= max_lag
+            assert version - min(learned) <= max_staleness
             del open_groups[one.ordinal]
         trained += [one.ordinal for one in batch]
     assert not open_groups
@@ -80,11 +82,11 @@ def test_a_whole_run_trains_on_each_prompt_once_and_on_no_token_that_is_too_old(
 
 
 def _batch(
-    open_groups: dict[int, Group], ready: set[int], wanted: int, version: int, max_lag: int, limit: StalenessLimit
+    open_groups: dict[int, Group], ready: set[int], wanted: int, version: int, max_staleness: int, limit: StalenessLimit
 ) -> list[Group] | None:
     waited_for = [one for one in open_groups.values() if is_waited_for(one, limit)]
-    assert overdue(waited_for, wanted, version, max_lag) is None
-    return next_batch(open_groups.values(), ready, wanted, version, max_lag, READY_FIRST, limit)
+    assert overdue(waited_for, wanted, version, max_staleness) is None
+    return next_batch(open_groups.values(), ready, wanted, version, max_staleness, READY_FIRST, limit)
 
 
 def test_a_step_does_not_wait_for_what_its_limit_takes() -> None:

@@ -25,9 +25,9 @@ def completed(of: Group) -> Group:
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.booleans())
 def test_every_group_is_trained_on_in_time(
-    data: st.DataObject, wanted: int, max_lag: int, engines: int, filtering: bool
+    data: st.DataObject, wanted: int, max_staleness: int, engines: int, filtering: bool
 ) -> None:
-    at_once = data.draw(st.integers(wanted, wanted * (max_lag + 1)))
+    at_once = data.draw(st.integers(wanted, wanted * (max_staleness + 1)))
     opened, closed = 0, []
     groups: dict[int, Group] = {}
     for version in range(8):
@@ -36,8 +36,8 @@ def test_every_group_is_trained_on_in_time(
             fresh = range(opened, opened + at_once - len(groups))
             groups |= {ordinal: group(ordinal, version) for ordinal in fresh}
             opened = fresh.stop
-            assert overdue(groups.values(), wanted, version, max_lag) is None
-            _generate(data, groups, wanted, version, max_lag, engines)
+            assert overdue(groups.values(), wanted, version, max_staleness) is None
+            _generate(data, groups, wanted, version, max_staleness, engines)
             for one in [one for one in groups.values() if one.complete and filtering]:
                 if data.draw(st.integers(0, 3)) == 0:
                     del groups[one.ordinal]
@@ -50,19 +50,21 @@ def test_every_group_is_trained_on_in_time(
             return
         assert len(trained) == wanted
         assert [one.ordinal for one in trained] == sorted(one.ordinal for one in trained)
-        assert all(one.complete and one.lag(version) <= max_lag for one in trained)
+        assert all(one.complete and one.staleness(version) <= max_staleness for one in trained)
         closed += [one.ordinal for one in trained]
         for one in trained:
             del groups[one.ordinal]
-        assert all(one.lag(version + 1) <= max_lag for one in groups.values()), "it was to be trained on in this step"
+        assert all(one.staleness(version + 1) <= max_staleness for one in groups.values()), (
+            "it was to be trained on in this step"
+        )
     assert sorted(closed + list(groups)) == list(range(opened))
 
 
 def _generate(
-    data: st.DataObject, groups: dict[int, Group], wanted: int, version: int, max_lag: int, engines: int
+    data: st.DataObject, groups: dict[int, Group], wanted: int, version: int, max_staleness: int, engines: int
 ) -> None:
     """Each engine completes its groups in any order, until its quotas are met."""
-    needed = quotas(list(groups.values()), wanted, version, max_lag)
+    needed = quotas(list(groups.values()), wanted, version, max_staleness)
     growing = [one.ordinal for one in groups.values() if not one.complete]
     done: set[int] = set()
     for held in spread(growing, engines):

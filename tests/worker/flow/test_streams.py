@@ -143,7 +143,7 @@ def episode(sample: int, *versions: int, ordinal: int = 7, finish: Finish | None
 
 def test_a_group_is_as_old_as_its_oldest_token() -> None:
     group = Group(7, 3, (episode(0, 5, 6), episode(1, 4, 6), episode(2)))
-    assert (group.oldest_version, group.lag(6), group.complete) == (4, 2, True)
+    assert (group.oldest_version, group.staleness(6), group.complete) == (4, 2, True)
     untouched = Group(7, 3, (episode(0, finish=None),))
     assert (untouched.oldest_version, untouched.complete) == (3, False)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.warm.protocol import TRAINER
+from support.warm.scripts import run_text
 
 SCRIPT = """
 import sys
@@ -84,11 +83,4 @@ print("done")
 
 @pytest.mark.slow
 def test_flat_buffers_sleep_and_train_on(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "store")],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.stdout.endswith("done\n"), done.stderr[-3000:]
+    assert "done\n" in run_text(TRAINER, SCRIPT, tmp_path, tmp_path / "store")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from jobs import REPOSITORY, finish, start
+from support.samples import unless_drawn
 from support.step_lines import read_steps
 
 from rljob_api import RLJob
@@ -46,6 +47,11 @@ SETTINGS = {
     ],
 }
 
+DRAWN = {
+    "fp32-two-replicas": unless_drawn("a plan held to a job: two replicas"),
+    "bf16-tensor-parallel-offloaded": unless_drawn("a plan held to a job: tensor parallel"),
+}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -61,7 +67,7 @@ class Case:
         return sum(row.components.get(name, 0) for name in components)
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=DRAWN[name]) for name in SETTINGS])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """One step of each setting. A sequence fills a block of the KV cache, and shares none."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from published_models import PARAMETERS, published
 from support import qwen3_5
+from support.warm.protocol import TRAINER
+from support.warm.scripts import answer_in, run_text
 
 from rljob_api.spec import Precision, Recompute
 from rljob_worker.models.config import ModelConfig
@@ -155,11 +154,7 @@ LAYERS = {
 
 @pytest.mark.slow
 def test_activations_are_the_saved_tensors_of_real_layers(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
-    command = [sys.executable, "-c", SAVED, json.dumps(LAYERS), str(tmp_path / "store")]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
-    measured = json.loads(ended.stdout.splitlines()[-1])
+    measured = answer_in(run_text(TRAINER, SAVED, tmp_path, json.dumps(LAYERS), tmp_path / "store"))
     planned = {}
     for name, config in LAYERS.items():
         model = ModelConfig.from_hf(config)

@@ -125,7 +125,7 @@ def test_a_group_that_was_too_old_has_its_noise_again_and_says_so_in_a_checkpoin
     one = begun().extended(0, part([7, 8], "stop"), 4).extended(1, part([9]), 5)
     again = saved(one.sampled_again(7))
     assert again == one.sampled_again(7)
-    assert (again.num_sampled, again.renewed, again.lag(7)) == (0, True, 0)
+    assert (again.num_sampled, again.renewed, again.staleness(7)) == (0, True, 0)
     assert again.requests() == begun().requests(), "other noise than the first time"
     assert "renewed" not in one.as_json(), "an older version reads what it knows"
 

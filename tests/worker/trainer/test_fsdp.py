@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from support.samples import unless_all
-from test_trainer import ROOT, Results, whole_tensors, write_model
+from support.warm.protocol import TRAINER
+from support.warm.scripts import run_script
+from test_trainer import Results, whole_tensors, write_model
 
 pytestmark = pytest.mark.slow
 
@@ -42,24 +41,8 @@ def launch(folder: Path, ranks: int, cases: list[str]) -> Results:
         # A policy samples the padding token as any other.
         config = json.loads((folder / model / "config.json").read_text())
         (folder / model / "config.json").write_text(json.dumps(config | {"pad_token_id": 3}))
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "crds"), str(ROOT / "worker")]),
-        "OMP_NUM_THREADS": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-    }
-    script, port = str(Path(__file__).with_name("fsdp_ranks.py")), str(random.randint(15000, 28000))
-    logs = [folder / f"{rank}.log" for rank in range(ranks)]
-    processes = []
-    for rank, log in enumerate(logs):
-        command = [sys.executable, script, str(rank), str(folder), port, *cases]
-        with open(log, "w") as output:
-            processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
-    try:
-        codes = [process.wait(timeout=400) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert codes == [0] * ranks, "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in logs)
+    script, port = Path(__file__).with_name("fsdp_ranks.py"), random.randint(15000, 28000)
+    run_script(TRAINER, script, *([rank, folder, port, *cases] for rank in range(ranks)))
     return Results(folder)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.warm.protocol import TRAINER
+from support.warm.scripts import answer_in, run_script
 
 RANK = """
 import json, sys
@@ -33,19 +32,8 @@ print(json.dumps([first, bad["loss"] != bad["loss"]]))
 @pytest.mark.slow
 @pytest.mark.parametrize("all_reduce", ["plain", "broken"])
 def test_metrics_are_of_all_ranks_and_equal_on_each(tmp_path: Path, all_reduce: str) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store"), all_reduce],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    (tmp_path / "rank.py").write_text(RANK)
+    ranks = ([rank, tmp_path / "store", all_reduce] for rank in range(2))
+    said = list(map(answer_in, run_script(TRAINER, tmp_path / "rank.py", *ranks)))
     sums = {"loss": 1.0 + 2.0 + 2.0 + 2.0, "train_rollout_logprob_abs_diff_max": 0.5}
     assert said == [[sums, True]] * 2, "the sum and the maximum over both, and a NaN of one is everybody's"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from group_ranks import DEADLINE
-from test_trainer import ROOT, write_model
+from support.warm.protocol import TRAINER
+from support.warm.scripts import run_script
+from test_trainer import write_model
 
 pytestmark = pytest.mark.slow
 
@@ -27,15 +26,10 @@ FAULTS = [f"{where}/{victim}:3" for where in WHERE for victim in (0, 1)]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("groups")
     write_model(folder / "dense")
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "crds"), str(ROOT / "worker")]),
-        "OMP_NUM_THREADS": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-    }
-    script, port = str(Path(__file__).with_name("group_ranks.py")), str(random.randint(15000, 28000))
-    command = [sys.executable, script, str(folder), port, "states:4", "stuck:2", "foreign:2", *FAULTS, *TRAINING]
-    with open(folder / "log", "w") as log:
-        subprocess.run(command, env=environment, stdout=log, stderr=log, timeout=550, check=True)
+    script, port = Path(__file__).with_name("group_ranks.py"), random.randint(15000, 28000)
+    cases = ["states:4", "stuck:2", "foreign:2", *FAULTS, *TRAINING]
+    (said,) = run_script(TRAINER, script, [folder, port, *cases], seconds=550)
+    (folder / "log").write_text(said)
     return folder
 
 

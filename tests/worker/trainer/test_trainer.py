@@ -19,6 +19,8 @@ import pytest
 import torch
 from cases import make_batch, with_experts
 from safetensors.torch import save_file
+from support.warm.protocol import TRAINER
+from support.warm.scripts import run_script
 from transformers import Qwen3MoeForCausalLM
 
 from rljob_worker.models.config import ModelConfig
@@ -125,7 +127,7 @@ def launch(
     script: tuple[Path | str, ...] = (Path(__file__).with_name("cases.py"),),
     packages: Iterable[Path] = (),
 ) -> None:
-    """Run cases in two fresh processes: first those of two ranks, then each process its own of one rank.
+    """Run cases in two processes: first those of two ranks, then each process its own of one rank.
 
     Args:
         folder: with the models; logs and results go there.
@@ -133,19 +135,24 @@ def launch(
         together: cases of two ranks.
         alone: cases of one rank, for each process.
         script: what runs them, with its first arguments.
-        packages: further folders that it imports from.
+        packages: further folders that it imports from, before anything else has imported Megatron.
     """
+    port = random.randint(15000, 28000)
+    arguments = [
+        [*script[1:], rank, folder, port, *together, *(f"alone:{case}" for case in alone[rank])] for rank in range(2)
+    ]
+    if not packages:
+        run_script(TRAINER, Path(script[0]), *arguments)
+        return
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "crds", ROOT / "worker", *packages))),
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",
     }
-    port = random.randint(15000, 28000)
     logs = [folder / f"{name}-{rank}.log" for rank in range(2)]
     processes = []
     for rank, log in enumerate(logs):
-        cases = [*together, *(f"alone:{case}" for case in alone[rank])]
-        command = [sys.executable, *map(str, (*script, rank, folder, port)), *cases]
+        command = [sys.executable, *map(str, (script[0], *arguments[rank]))]
         with open(log, "w") as output:
             processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
     try:

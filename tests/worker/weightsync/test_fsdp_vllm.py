@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.samples import unless_drawn
 
 HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
+@unless_drawn("FSDP's rows into vLLM")
 @pytest.mark.parametrize("name", ["qwen3_moe"])
 def test_an_engine_with_rows_of_three_ranks_computes_as_transformers(name: str) -> None:
     command = [sys.executable, str(HERE / "fsdp_vllm_process.py"), name]

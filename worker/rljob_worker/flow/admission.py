@@ -1,9 +1,10 @@
 """How far generation may run ahead of training, and which groups a step trains on. Pure.
 
 A step trains on `wanted` groups with weights of some version, and leads to the next one. No token that is trained on
-may be more than `max_lag` versions old, and nothing need be thrown away for that: groups are only begun while those
-that are open have room in the steps that may still train on them. A group that is begun under version v can be trained
-on by the step of version v + `max_lag` at the latest, and the steps from v to there have room for `wanted` groups each.
+may be more than `max_staleness` versions old, and nothing need be thrown away for that: groups are only begun while
+those that are open have room in the steps that may still train on them. A group that is begun under version v can be
+trained on by the step of version v + `max_staleness` at the latest, and the steps from v to there have room for
+`wanted` groups each.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from rljob_worker.flow.limits import is_waited_for
 from rljob_worker.flow.partial import chosen, overdue
 
 
-def room(open_groups: int, wanted: int, steps_left: int, max_lag: int, most: int | None = None) -> int:
+def room(open_groups: int, wanted: int, steps_left: int, max_staleness: int, most: int | None = None) -> int:
     """How many groups may be begun, before the first of the steps that are left has taken its own.
 
     Args:
         open_groups: begun and not yet trained on: those that grow, wait for a reward, or are ready.
         wanted: groups that a step trains on.
         steps_left: steps that the job still does.
-        max_lag: how many versions old a token may be that is trained on.
+        max_staleness: how many versions old a token may be that is trained on.
         most: groups that may be open, at least `wanted`; None: as many as the bound allows.
     """
-    within_bound = min(max_lag + 1, steps_left) * wanted
+    within_bound = min(max_staleness + 1, steps_left) * wanted
     return max(0, (within_bound if most is None else min(most, within_bound)) - open_groups)
 
 
@@ -37,7 +38,7 @@ def next_batch(
     ready: Collection[int],
     wanted: int,
     version: int,
-    max_lag: int,
+    max_staleness: int,
     order: StalenessOrder,
     limit: StalenessLimit = StalenessLimit.WAIT,
 ) -> list[Group] | None:
@@ -58,7 +59,7 @@ def next_batch(
     taken = {group.ordinal for group in picked}
     rest = [group for group in groups if group.ordinal not in taken and is_waited_for(group, limit)]
     # Whoever would be too old in the next step is waited for in this one.
-    enough = len(picked) == wanted and overdue(rest, wanted, version + 1, max_lag) is None
+    enough = len(picked) == wanted and overdue(rest, wanted, version + 1, max_staleness) is None
     return picked if enough else None
 
 

@@ -79,7 +79,7 @@ class Group:
         versions = [episode.stream.newest_version for episode in self.episodes]
         return max((version for version in versions if version is not None), default=self.admitted_version)
 
-    def lag(self, version: int) -> int:
+    def staleness(self, version: int) -> int:
         """How many versions older than `version` its oldest token is: the staleness that is bounded."""
         return version - self.oldest_version
 

@@ -17,7 +17,7 @@ def is_waited_for(group: Group, limit: StalenessLimit) -> bool:
     return limit is StalenessLimit.WAIT or group.renewed
 
 
-def expired(groups: Iterable[Group], version: int, max_lag: int, limit: StalenessLimit) -> list[Group]:
+def expired(groups: Iterable[Group], version: int, max_staleness: int, limit: StalenessLimit) -> list[Group]:
     """Groups that cannot be trained on as they are, neither by the step of weights `version` nor by a later one.
 
     `Discard`: those with a token that is too old. `Mask`: those that are complete, with tokens that all are; of others
@@ -26,16 +26,16 @@ def expired(groups: Iterable[Group], version: int, max_lag: int, limit: Stalenes
     Args:
         groups: all open ones.
         version: of the weights that the step begins to train with.
-        max_lag: how many versions old a token may be that is trained on.
+        max_staleness: how many versions old a token may be that is trained on.
         limit: of the job.
     """
     if limit is StalenessLimit.WAIT:
         return []
     if limit is StalenessLimit.DISCARD:
-        return [group for group in groups if group.lag(version) > max_lag]
-    return [group for group in groups if group.complete and version - group.newest_version > max_lag]
+        return [group for group in groups if group.staleness(version) > max_staleness]
+    return [group for group in groups if group.complete and version - group.newest_version > max_staleness]
 
 
-def oldest_trained(version: int, max_lag: int, limit: StalenessLimit) -> int:
+def oldest_trained(version: int, max_staleness: int, limit: StalenessLimit) -> int:
     """The weights whose tokens are the oldest that the step of weights `version` learns from; 0 without `Mask`."""
-    return max(0, version - max_lag) if limit is StalenessLimit.MASK else 0
+    return max(0, version - max_staleness) if limit is StalenessLimit.MASK else 0

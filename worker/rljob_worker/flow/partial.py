@@ -1,9 +1,10 @@
 """Which groups a step of partial rollout waits for, and which of them it trains on. Pure.
 
 A step trains on `wanted` groups. A group that is not complete then goes on in the next step, under other weights, but
-no token that is trained on is more than `max_lag` versions old. Nothing is thrown away for that: each group has a last
-step, `oldest_version + max_lag`, and of the groups with a last step of d or earlier no more are ever left over than the
-steps up to d have room for, `wanted` each. Whatever completes first, the oldest can be trained on in time.
+no token that is trained on is more than `max_staleness` versions old. Nothing is thrown away for that: each group has
+a last step, `oldest_version + max_staleness`, and of the groups with a last step of d or earlier no more are ever left
+over than the steps up to d have room for, `wanted` each. Whatever completes first, the oldest can be trained on in
+time.
 """
 
 from __future__ import annotations
@@ -15,32 +16,32 @@ from rljob_worker.flow.group import Group
 from rljob_worker.types import Quota
 
 
-def overdue(groups: Iterable[Group], wanted: int, version: int, max_lag: int) -> Group | None:
+def overdue(groups: Iterable[Group], wanted: int, version: int, max_staleness: int) -> Group | None:
     """A group that cannot be trained on in time, whatever the steps from `version` on wait for; None: all can."""
     for place, group in enumerate(_oldest_first(groups)):
         # Steps from this one to the group's last one have room for so many.
-        if place >= wanted * (group.oldest_version + max_lag - version + 1):
+        if place >= wanted * (group.oldest_version + max_staleness - version + 1):
             return group
     return None
 
 
-def quotas(groups: Collection[Group], wanted: int, version: int, max_lag: int) -> tuple[Quota, ...]:
+def quotas(groups: Collection[Group], wanted: int, version: int, max_staleness: int) -> tuple[Quota, ...]:
     """What must be complete before the step of weights `version` may end.
 
     Args:
         groups: all open ones; `overdue` of them is None.
         wanted: groups that a step trains on.
         version: of the weights of this step.
-        max_lag: how many versions old a token may be that is trained on.
+        max_staleness: how many versions old a token may be that is trained on.
 
     Returns:
         How many of which incomplete groups, by ordinal, must become complete; those before are counted. Empty: the
         step needs none.
     """
     found = []
-    last_steps = sorted({group.oldest_version + max_lag for group in groups})
+    last_steps = sorted({group.oldest_version + max_staleness for group in groups})
     for last in last_steps:
-        due = [group for group in groups if group.oldest_version + max_lag <= last]
+        due = [group for group in groups if group.oldest_version + max_staleness <= last]
         must = len(due) - wanted * (last - version)
         if last == last_steps[-1]:
             must = max(must, wanted)

@@ -91,14 +91,16 @@ def staleness_metrics(step: Step) -> dict[str, float]:
     versions: Counter[int] = Counter()
     for stream in step.trained_streams():
         versions.update(stream.tokens_by_version())
-    lags = {step.weight_version - v: count for v, count in versions.items() if v >= step.oldest_trained}
-    oldest, tokens = max(lags, default=0), sum(lags.values())
+    counts = {step.weight_version - v: count for v, count in versions.items() if v >= step.oldest_trained}
+    oldest, tokens = max(counts, default=0), sum(counts.values())
     metrics = {
-        "rollout/staleness/mean": sum(lag * count for lag, count in lags.items()) / tokens if tokens else 0.0,
+        "rollout/staleness/mean": sum(staleness * count for staleness, count in counts.items()) / tokens
+        if tokens
+        else 0.0,
         "rollout/staleness/max": float(oldest),
     }
-    shown = range(oldest + 1) if lags else ()
-    return metrics | {f"rollout/staleness/tokens_{lag}": float(lags.get(lag, 0)) for lag in shown}
+    shown = range(oldest + 1) if counts else ()
+    return metrics | {f"rollout/staleness/tokens_{staleness}": float(counts.get(staleness, 0)) for staleness in shown}
 
 
 def limit_metrics(step: Step) -> dict[str, float]:

@@ -22,7 +22,7 @@ from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.objective import Logits, PolicyLoss
 from rljob_worker.trainer.process_groups import ProcessGroups
-from rljob_worker.trainer.sleeping import MemoryMove
+from rljob_worker.trainer.rank_backend import MemoryMove
 
 Compute = Callable[[int, MicroBatch, Logits], tuple[Tensor, Tensor]]
 """(index of the micro-batch, itself, logits of its response positions) -> (its share of the loss, a result to collect).

@@ -30,9 +30,9 @@ from rljob_worker.trainer.checked_file import CheckedFile, damage
 from rljob_worker.trainer.dealing import Dealing, plan_update
 from rljob_worker.trainer.learning_rate import learning_rate
 from rljob_worker.trainer.objective import LogProbs, PolicyLoss, mean_over_updates
+from rljob_worker.trainer.rank_backend import MemoryMove
 from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.reports import TrainerMemory, TrainerStarted
-from rljob_worker.trainer.sleeping import MemoryMove
 from rljob_worker.trainer.snapshots import Snapshot
 from rljob_worker.trainer.weight_sender import WeightSender
 from rljob_worker.types import FloatArray, IntArray, SamplingParams, StepMetrics, TrainBatch, TrainerReport

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rljob_api import RLJobSpec, derived
-from rljob_api.spec.rollout import StalenessLimit, StalenessSpec
+from rljob_api.spec.rollout import StalenessLimit
 from rljob_worker.engine.seeds import request_seed
 from rljob_worker.errors import JobError
 from rljob_worker.flow import Group
@@ -28,7 +28,7 @@ class OverlappedPolicy(Policy):
     def __init__(self, spec: RLJobSpec) -> None:
         super().__init__(spec)
         self._max_staleness = derived.max_staleness(spec)
-        self._staleness = spec.rollout.staleness or StalenessSpec()
+        self._staleness = derived.staleness(spec)
         self._limit = derived.on_limit(spec)
 
     def begin(self, step: Step, groups: Sequence[Group]) -> Beginning:
@@ -66,10 +66,10 @@ class OverlappedPolicy(Policy):
         order, version = self._staleness.order, step.weight_version
         batch = next_batch(groups, ready, self._wanted, version, self._max_staleness, order, self._limit)
         for group in batch or ():
-            if (lag := group.lag(version)) > self._max_staleness and self._limit is not StalenessLimit.MASK:
+            if (staleness := group.staleness(version)) > self._max_staleness and self._limit is not StalenessLimit.MASK:
                 raise JobError(
-                    f"rollout: the group of prompt {group.ordinal} has tokens of weights {group.oldest_version}, {lag} "
-                    f"updates before the {version} of step {step.number}; spec.rollout.staleness.max is "
+                    f"rollout: the group of prompt {group.ordinal} has tokens of weights {group.oldest_version}, "
+                    f"{staleness} updates before the {version} of step {step.number}; spec.rollout.staleness.max is "
                     f"{self._max_staleness}"
                 )
         return Selection(passed=len(batch or ()), trained=batch or ())

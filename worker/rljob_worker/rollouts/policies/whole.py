@@ -37,10 +37,10 @@ class WholePolicy(Policy):
         if len(groups) != self._wanted or not all(one.complete for one in groups):
             raise JobError(f"checkpoint: {len(groups)} groups were carried over, not {self._wanted} complete ones")
         for one in groups:
-            if (lag := one.lag(step.weight_version)) > self._max_staleness:
+            if (staleness := one.staleness(step.weight_version)) > self._max_staleness:
                 raise JobError(
                     f"rollout: the group of prompt {one.ordinal} has tokens of weights "
-                    f"{one.oldest_version}, {lag} updates before the {step.weight_version} of step "
+                    f"{one.oldest_version}, {staleness} updates before the {step.weight_version} of step "
                     f"{step.number}; spec.rollout.staleness.max is {self._max_staleness}"
                 )
         return Beginning(groups)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rljob_api.spec import Precision, RLJobSpec
-from rljob_worker.algorithms import get_algorithm
 from rljob_worker.devices import Device
 from rljob_worker.models.cost import pairs_share
 from rljob_worker.models.facts import ModelFacts
@@ -25,19 +23,18 @@ from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
 from rljob_worker.trainer.fsdp.rank_state import RankState
 from rljob_worker.trainer.fsdp.updates import Passes, Updater
 from rljob_worker.trainer.objective import PolicyLoss
+from rljob_worker.trainer.rank_backend import RankBackend
 from rljob_worker.trainer.rendezvous import Notices
-from rljob_worker.trainer.sleeping import RankMemory, SleepingBackend
-from rljob_worker.trainer.snapshots import Reference
 from rljob_worker.trainer.stopping import StopAgreement
 
 
-class FsdpBackend(SleepingBackend):
+class FsdpBackend(RankBackend):
     """A `TrainerBackend`: one rank's rows of any transformers model."""
 
     def __init__(
         self, rank: RankState, spec: RLJobSpec, device: Device, stop: threading.Event, notices: Notices
     ) -> None:
-        super().__init__(RankMemory(spec, device, rank.memory, rank.groups))
+        super().__init__(spec, device, rank.memory, rank.groups, list(rank.shards.rows.values()))
         self.rank = rank
         self.layout = rank.layout
         facts = ModelFacts.from_hf(rank.model_folder)
@@ -47,16 +44,11 @@ class FsdpBackend(SleepingBackend):
         self.segment_cost: float | None = None
         self.manifest = [(view.name, view.shape) for view in rank.views]
         self.sync_dtype = torch.bfloat16 if spec.training.precision is Precision.BF16 else torch.float32
-        self.groups = rank.groups
-        self.memory = rank.memory
-        self.trained = list(rank.shards.rows.values())
         self.optimizer_state = [*rank.optimizer.flats, rank.optimizer.steps]
         self._precision = spec.training.precision.value
         agreement = StopAgreement(stop, rank.layout.rank, rank.layout.world_size, 0, notices)
         self._passes = Passes(rank.model, rank.layout, agreement, rank.device)
         self._updater = Updater(self._passes, rank.optimizer, rank.layout, spec.training.optimizer.clip_grad)
-        needs_reference = get_algorithm(spec.algorithm.name).needs_reference(spec.algorithm)
-        self._reference = Reference(self.trained) if needs_reference else None
 
     @property
     def parameter_count(self) -> int:
@@ -66,12 +58,6 @@ class FsdpBackend(SleepingBackend):
     def forward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
         """Results of `compute`, on every rank."""
         return self._passes.without_gradients(micro_batches, compute)
-
-    def reference(self) -> AbstractContextManager[None]:
-        """The starting weights in the place of the present ones."""
-        if self._reference is None:
-            raise RuntimeError("ref_log_probs: this job has no reference policy (algorithm.kl)")
-        return self._reference
 
     def from_output_rank(self, values: Tensor) -> None:
         """Nothing: every rank has the output layer."""

@@ -12,6 +12,7 @@ from rljob_worker.trainer.backend import Loaded
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
 from rljob_worker.trainer.fsdp.rank_state import RankState
+from rljob_worker.trainer.random_states import random_states, restore_random_states
 from rljob_worker.trainer.saved_state import (
     MODEL_PREFIX,
     SavedState,
@@ -35,7 +36,7 @@ def save_rank(rank: RankState, folder: str, *, updates: int, precision: str) -> 
     readable = rank.memory.readable if rank.memory is not None else torch.Tensor.detach
     return write_state(
         path_of(folder, rank.layout.rank),
-        {name: readable(tensor) for name, tensor in tensors.items()} | _rng_states(rank.device),
+        {name: readable(tensor) for name, tensor in tensors.items()} | random_states(rank.device),
         state_metadata(TrainingBackend.FSDP, rank.layout, updates=updates, precision=precision),
     )
 
@@ -56,7 +57,7 @@ def load_rank(rank: RankState, folder: str, *, precision: str) -> Loaded:
     values = reader if first == rank.layout.rank else StateReader(path_of(folder, first))
     for name, tensor in _tensors(rank).items():
         values.read_into(name, tensor)
-    _set_rng_states(reader, rank.device)
+    restore_random_states(reader, rank.device)
     return Loaded(own.updates)
 
 
@@ -77,16 +78,3 @@ def _tensors(rank: RankState) -> dict[str, Tensor]:
     for name, state in rank.optimizer.states.items():
         tensors |= {f"exp_avg.{name}": state.exp_avg, f"exp_avg_sq.{name}": state.exp_avg_sq, _STEP + name: state.step}
     return tensors
-
-
-def _rng_states(device: torch.device) -> dict[str, Tensor]:
-    states = {"rng.torch": torch.get_rng_state()}
-    if device.type != "cpu":
-        states["rng.device"] = torch.get_device_module(device).get_rng_state(device)
-    return states
-
-
-def _set_rng_states(reader: StateReader, device: torch.device) -> None:
-    torch.set_rng_state(reader.read("rng.torch"))
-    if device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(reader.read("rng.device"), device)

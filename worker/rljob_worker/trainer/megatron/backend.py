@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 import torch.distributed as dist
 from torch import Tensor
 
 from rljob_api.spec import Recompute, RLJobSpec
-from rljob_worker.algorithms import get_algorithm
 from rljob_worker.devices import Device
 from rljob_worker.models.cost import pair_cost, segment_cost
 from rljob_worker.models.manifest import hf_manifest
@@ -28,19 +26,18 @@ from rljob_worker.trainer.megatron.pipeline import PipelineRunner
 from rljob_worker.trainer.megatron.rank_state import RankState
 from rljob_worker.trainer.megatron.updates import Updater
 from rljob_worker.trainer.objective import PolicyLoss
+from rljob_worker.trainer.rank_backend import RankBackend
 from rljob_worker.trainer.rendezvous import Notices
-from rljob_worker.trainer.sleeping import RankMemory, SleepingBackend
-from rljob_worker.trainer.snapshots import Reference
 from rljob_worker.trainer.stopping import StopAgreement
 
 
-class MegatronBackend(SleepingBackend):
+class MegatronBackend(RankBackend):
     """A `TrainerBackend`: one rank's model, schedule and optimizer."""
 
     def __init__(
         self, rank: RankState, spec: RLJobSpec, device: Device, stop: threading.Event, notices: Notices
     ) -> None:
-        super().__init__(RankMemory(spec, device, rank.memory, rank.groups))
+        super().__init__(spec, device, rank.memory, rank.groups, rank.parameters)
         self.rank = rank
         self.layout = rank.layout
         self.vocab_size = rank.config.vocab_size
@@ -50,9 +47,6 @@ class MegatronBackend(SleepingBackend):
         shares = attention.shares_prompts and rank.config.linear_attention is None
         self.segment_cost = segment_cost(rank.config) if shares else None
         self.sync_dtype = rank.parameters[0].dtype
-        self.groups = rank.groups
-        self.memory = rank.memory
-        self.trained = rank.parameters
         self.optimizer_state = [*rank.state.flats, *(shard.step for shard in rank.state.shards)]
         self._precision = spec.training.precision.value
         agreement = StopAgreement(stop, rank.layout.rank, rank.layout.world_size, lockstep_leader(), notices)
@@ -62,8 +56,6 @@ class MegatronBackend(SleepingBackend):
             replay = ExpertReplay(rank.ddp.module, rank.config, rank.layout, recomputes=recomputes)
         self._pipeline = PipelineRunner(rank.ddp, rank.layout, agreement, rank.tp_group, replay)
         self._updater = Updater(rank, self._pipeline, replay)
-        needs_reference = get_algorithm(spec.algorithm.name).needs_reference(spec.algorithm)
-        self._reference = Reference(rank.parameters) if needs_reference else None
 
     @property
     def parameter_count(self) -> int:
@@ -73,12 +65,6 @@ class MegatronBackend(SleepingBackend):
     def forward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
         """Results of `compute` on the last pipeline stage, [] on the others."""
         return self._pipeline.forward(micro_batches, compute)
-
-    def reference(self) -> AbstractContextManager[None]:
-        """The starting weights in the place of the present ones."""
-        if self._reference is None:
-            raise RuntimeError("ref_log_probs: this job has no reference policy (algorithm.kl)")
-        return self._reference
 
     def from_output_rank(self, values: Tensor) -> None:
         """Broadcast from the last pipeline stage."""

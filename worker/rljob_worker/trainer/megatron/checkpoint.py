@@ -12,6 +12,7 @@ from rljob_worker.trainer.backend import Loaded
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.megatron.models.convert import local_pieces
 from rljob_worker.trainer.megatron.rank_state import RankState
+from rljob_worker.trainer.random_states import random_states, restore_random_states
 from rljob_worker.trainer.saved_state import (
     MODEL_PREFIX,
     SavedState,
@@ -93,20 +94,14 @@ def _optimizer_tensors(rank: RankState) -> dict[str, Tensor]:
 def _rng_states(rank: RankState) -> dict[str, Tensor]:
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
-    states = {"rng.torch": torch.get_rng_state()}
-    device = rank.parameters[0].device
-    if device.type != "cpu":
-        states["rng.device"] = torch.get_device_module(device).get_rng_state(device)
-    tracker = get_cuda_rng_tracker()
-    return states | {f"rng.megatron.{name}": state for name, state in tracker.get_states().items()}
+    tracked = get_cuda_rng_tracker().get_states()
+    own = {f"rng.megatron.{name}": state for name, state in tracked.items()}
+    return random_states(rank.parameters[0].device) | own
 
 
 def _set_rng_states(reader: StateReader, rank: RankState) -> None:
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
-    torch.set_rng_state(reader.read("rng.torch"))
-    device = rank.parameters[0].device
-    if device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(reader.read("rng.device"), device)
+    restore_random_states(reader, rank.parameters[0].device)
     tracker = get_cuda_rng_tracker()
     tracker.set_states({name: reader.read(f"rng.megatron.{name}") for name in tracker.get_states()})

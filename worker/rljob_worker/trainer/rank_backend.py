@@ -1,16 +1,21 @@
-"""A rank's memory, and its communicators where the job asks for it, given away and taken back."""
+"""What training backends share: a rank's memory and communicators, given away and taken back, and its reference."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from rljob_api import derived
 from rljob_api.quantities import to_number
 from rljob_api.spec import RLJobSpec
+from rljob_worker.algorithms import get_algorithm
 from rljob_worker.devices import Device
 from rljob_worker.memory.sleeping import SleepingMemory
 from rljob_worker.memory.states import MemorySaver, MemorySaverState, Transition
 from rljob_worker.trainer.process_groups import ProcessGroups
+from rljob_worker.trainer.snapshots import Reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,30 +28,51 @@ class MemoryMove:
     """That giving up or rebuilding the process groups took; 0 where they stay."""
 
 
-class RankMemory:
-    """What of a rank sleeps. Where `memorySaver.releaseProcessGroups` says so, both calls are collective.
+class RankBackend:
+    """State that training backends share: how a rank sleeps, and its reference policy.
+
+    Where `memorySaver.releaseProcessGroups` says so, `sleep` and `wake_up` are collective.
 
     Args:
         spec: the job.
         device: the rank's.
         memory: where its tensors are; None where the memory saver is off.
         groups: all that it is in.
+        trained: parameters, which hold the starting weights now.
     """
 
-    def __init__(self, spec: RLJobSpec, device: Device, memory: SleepingMemory | None, groups: ProcessGroups) -> None:
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        device: Device,
+        memory: SleepingMemory | None,
+        groups: ProcessGroups,
+        trained: list[Tensor],
+    ) -> None:
+        self.memory = memory
+        self.groups = groups
+        self.trained = trained
         self._saver: MemorySaver | None = None
         if memory is not None:
             self._margin_bytes = to_number(spec.memory_saver.train_memory_margin)
             self._saver = MemorySaver(memory, device, margin_bytes=self._margin_bytes)
             self._device = device
             device.keep_free(self._margin_bytes)
-        self._groups = groups if derived.release_process_groups(spec) else None
+        self._released = groups if derived.release_process_groups(spec) else None
+        needs_reference = get_algorithm(spec.algorithm.name).needs_reference(spec.algorithm)
+        self._reference = Reference(trained) if needs_reference else None
+
+    def reference(self) -> AbstractContextManager[None]:
+        """The starting weights in the place of the present ones."""
+        if self._reference is None:
+            raise RuntimeError("ref_log_probs: this job has no reference policy (algorithm.kl)")
+        return self._reference
 
     def sleep(self) -> MemoryMove:
         """Give it away: the groups first, while the devices can still talk; nothing when asleep."""
         if self._saver is None:
             return MemoryMove(None)
-        seconds = self._groups.release() if self._groups is not None else 0.0
+        seconds = self._released.release() if self._released is not None else 0.0
         return MemoryMove(self._saver.pause(), seconds)
 
     def wake_up(self) -> MemoryMove:
@@ -55,28 +81,9 @@ class RankMemory:
             return MemoryMove(None)
         done = self._saver.resume()
         self._device.keep_free(self._margin_bytes)
-        return MemoryMove(done, self._groups.rebuild() if self._groups is not None else 0.0)
+        return MemoryMove(done, self._released.rebuild() if self._released is not None else 0.0)
 
     def require_awake(self, what: str) -> None:
         """TransitionRefused, naming `what`, when asleep."""
         if self._saver is not None:
             self._saver.require(MemorySaverState.ACTIVE, what)
-
-
-class SleepingBackend:
-    """What training backends share: how a rank of theirs sleeps."""
-
-    def __init__(self, memory: RankMemory) -> None:
-        self._rank_memory = memory
-
-    def sleep(self) -> MemoryMove:
-        """Give memory and, where the job says so, communicators away."""
-        return self._rank_memory.sleep()
-
-    def wake_up(self) -> MemoryMove:
-        """Take them back."""
-        return self._rank_memory.wake_up()
-
-    def require_awake(self, what: str) -> None:
-        """TransitionRefused, naming `what`, when asleep."""
-        self._rank_memory.require_awake(what)

@@ -1,0 +1,63 @@
+"""Scripts of tests that import what a trainer or an engine imports: forks of a process that has imported it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from support.warm.client import WarmProcess
+
+VARIABLES = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+"""The same for all scripts, so that all scripts of a role are forked from one process."""
+OUTPUT_SHOWN = 3000
+
+
+def run_script(role: str, script: Path, *processes: Sequence[object], seconds: float = 400) -> list[str]:
+    """Run a script in processes that work side by side, and return the output of each.
+
+    Args:
+        role: a role of `support.warm.protocol`, whose modules the processes have imported.
+        script: the main module.
+        processes: arguments of each process.
+        seconds: until the last one has to end.
+
+    Raises:
+        AssertionError: a process did not end with exit code 0; the message has the end of each output.
+    """
+    path = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, **VARIABLES, "PYTHONPATH": path}
+    started = [WarmProcess(role, [str(script), *map(str, arguments)], environment) for arguments in processes]
+    outputs = [_output(process, seconds) for process in started]
+    codes = [process.returncode for process in started]
+    shown = (f"--- {script.name} {number}\n{text[-OUTPUT_SHOWN:]}" for number, text in enumerate(outputs))
+    assert codes == [0] * len(codes), f"{codes}\n" + "\n".join(shown)
+    return outputs
+
+
+def run_text(role: str, text: str, folder: Path, *arguments: object, seconds: float = 400) -> str:
+    """Run a script that is given as text, as `run_script` does; its file is made in `folder`."""
+    script = folder / "script.py"
+    script.write_text(text)
+    (output,) = run_script(role, script, arguments, seconds=seconds)
+    return output
+
+
+def answer_in(output: str) -> Any:
+    """The last line of an output that is a JSON object or list: libraries log to the same place."""
+    lines = [line for line in output.splitlines() if line.startswith(("{", "["))]
+    assert lines, output[-OUTPUT_SHOWN:]
+    return json.loads(lines[-1])
+
+
+def _output(process: WarmProcess, seconds: float) -> str:
+    try:
+        return process.communicate(seconds)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return f"{process.communicate()[0]}\nnot finished after {seconds} s"
