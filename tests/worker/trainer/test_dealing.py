@@ -97,6 +97,13 @@ def test_equal_lengths_fill_the_bound() -> None:
     assert [len(row) for row in rows] == [32] * 3
 
 
+@pytest.mark.parametrize(("last", "rows"), [(4, [[1, 0, 3, 2]]), (5, [[1, 2], [3, 0]])])
+def test_one_row_is_all_samples_while_they_fit(last: int, rows: list[list[int]]) -> None:
+    lengths = np.array([4, 6, 3, last])
+    planned = plan_update(lengths, Dealing(17), 0)
+    assert [row.tolist() for row in planned] == rows
+
+
 def test_a_pipeline_gets_rows_for_its_stages_while_they_are_full() -> None:
     lengths = np.full(64, 1024)
     assert len(plan_update(lengths, Dealing(65536), 0)) == 1

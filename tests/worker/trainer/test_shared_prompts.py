@@ -20,6 +20,7 @@ from rljob_worker.trainer.dealing import Dealing, plan_update
 from rljob_worker.trainer.megatron.models.kernels import CausalAttention, CpuCausalAttention
 from rljob_worker.trainer.megatron.models.megatron_npu import FusionAttention
 from rljob_worker.trainer.shared_attention import attend_shared_on_cpu
+from rljob_worker.trainer.sharing import Prompts, plan_sharing
 from rljob_worker.types import TrainBatch
 
 GROUPS = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(0, 7), min_size=1, max_size=6)), min_size=1)
@@ -137,6 +138,36 @@ def test_where_it_does_not_pay_rows_are_as_they_were(groups: list[tuple[int, lis
         rows = plan_update(packed.inputs, dealing, part)
         assert [row.samples.tolist() for row in update.micro_batches] == [row.tolist() for row in rows]
         assert all(row.prefixes is None for row in update.micro_batches)
+
+
+@settings(max_examples=50)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40), st.integers(0, 2)), min_size=1, max_size=12),
+    segment=st.floats(0.5, 80.0),
+    pair=st.sampled_from([0.0, 0.01]),
+    parts=st.integers(1, 3),
+)
+def test_nothing_is_planned_of_prompts_too_short_to_share(
+    lengths: list[tuple[int, int, int]], segment: float, pair: float, parts: int
+) -> None:
+    update = Prompts(
+        lengths=np.array([prompt + answer for prompt, answer, _ in lengths]),
+        prompts=np.array([prompt for prompt, _, _ in lengths]),
+        responses=np.array([answer for _, answer, _ in lengths]),
+        groups=[
+            np.array(group)
+            for which in range(3)
+            for length in {one[0] for one in lengths}
+            if len(group := [i for i, one in enumerate(lengths) if (one[0], one[2]) == (length, which)]) > 1
+        ],
+    )
+    dealing = Dealing(100, parts, pair_cost=pair, segment_cost=segment)
+    if dealing.may_share(int(update.prompts.max())):
+        return
+    for part in range(parts):
+        rows = plan_sharing(update, dealing, part)
+        assert [row.tolist() for row, _ in rows] == [row.tolist() for row in plan_update(update.lengths, dealing, part)]
+        assert all(sizes is None for _, sizes in rows)
 
 
 def test_a_group_is_parted_where_ranks_would_stand_idle() -> None:

@@ -264,7 +264,7 @@ def plan_step(packed: PackedBatch, global_batch_size: int | None, dealing: Deali
 
 def _micro_batches(packed: PackedBatch, samples: IntArray, dealing: Dealing, part: int) -> list[MicroBatch]:
     lengths = packed.inputs[samples]
-    if dealing.segment_cost is None:
+    if not dealing.may_share(int(packed.prompts(samples).max())):
         return [packed.micro_batch(samples[row]) for row in plan_update(lengths, dealing, part)]
     groups = [group - samples[0] for group in packed.groups(samples)]
     prompts = Prompts(lengths, packed.prompts(samples), packed.responses[samples], groups)

@@ -41,6 +41,13 @@ class Dealing:
     """What one more sequence of its own in a row costs beside its tokens, in the same units (`models.cost`); None:
     samples do not share prompts."""
 
+    def may_share(self, prompt: int) -> bool:
+        """Whether samples of a prompt of so many tokens may be less work with the prompt once.
+
+        n samples save the work of n - 1 prompts, and have n + 2 sequences in the place of n.
+        """
+        return self.segment_cost is not None and float(self.costs(np.array(prompt))) > self.segment_cost
+
     def costs(self, lengths: IntArray) -> npt.NDArray[np.float64]:
         """Work of sequences of these lengths [N], in units of one token without attention: [N] float64."""
         return lengths + self.pair_cost * lengths.astype(np.float64) ** 2
@@ -51,9 +58,12 @@ def deal(costs: npt.NDArray[np.float64], parts: int) -> list[IntArray]:
 
     Graham's rule ("Bounds on multiprocessing timing anomalies", 1969). Ties go to the lower index and part.
     """
+    longest_first = np.argsort(-costs, kind="stable")
+    if parts == 1:
+        return [longest_first]
     shares: list[list[int]] = [[] for _ in range(parts)]
     loads = [(0.0, part) for part in range(parts)]
-    for index in np.argsort(-costs, kind="stable").tolist():
+    for index in longest_first.tolist():
         load, part = loads[0]
         shares[part].append(index)
         heapq.heapreplace(loads, (load + float(costs[index]), part))
@@ -127,6 +137,9 @@ class Plan:
     def _rows(self, samples: IntArray, wanted: npt.NDArray[np.float64]) -> Rows | None:
         """Each sample, longest first, goes to the row that lacks most of the work wanted of it and has room; None where
         there is no such row."""
+        if len(wanted) == 1:
+            fits = len(samples) < 2 or self._lengths[samples].sum() <= self._dealing.max_tokens
+            return [samples] if fits else None
         rows: list[list[int]] = [[] for _ in wanted]
         tokens, loads = np.zeros(len(rows), dtype=np.int64), -wanted
         for index in samples.tolist():
