@@ -44,7 +44,7 @@ def state(step: int) -> DriverState:
     """A state with all that one can have."""
     records = [StepRecord(step - back, 1, 1.0, 1.0, {"rollout": 0.5}, 1.0, 0.0, metrics={"a": 0.5}) for back in (0, 1)]
     part = Generation(np.array([4, 5]), np.array([-0.1, -0.2], np.float32), "")
-    group = Group.begun(7, PROMPT, samples=2, seed=2**61 + 1, version=step).extended(0, part, step)
+    group = Group.begun(7, PROMPT, samples=2, seed=2**61 + 1, version=step).extended({0: part}, step)
     return DriverState(
         step,
         step,

@@ -52,7 +52,7 @@ def generation(*tokens: int, reason: str = "stop") -> Generation:
 def scored(ordinal: int, of: Prompt, generations: list[Generation], rewards: list[float]) -> Group:
     answered = Group.begun(ordinal, of, len(generations), 0, 3)
     for sample, one in enumerate(generations):
-        answered = answered.extended(sample, one, 3)
+        answered = answered.extended({sample: one}, 3)
     return replace(answered, results=tuple(RewardResult(reward) for reward in rewards))
 
 

@@ -184,7 +184,7 @@ class Made:
             ]
             self.pool.put(prompt, Group.begun(ordinal, prompt, 2, 10 * ordinal, version))
             for sample, part in enumerate(parts):
-                self.pool.extend(ordinal, sample, part, version)
+                self.pool.extend(ordinal, {sample: part}, version)
             self.pool.scoring(ordinal)
             for sample in (0, 1):
                 self.pool.score(ordinal, sample, RewardResult(chance.random(), {"a": chance.random()}))

@@ -34,7 +34,7 @@ def step_of(number: int, *versions: int) -> Step:
         for sample in range(2):
             end = "length" if version == versions[-1] else ""
             part = Generation(np.array([version + sample]), np.array([-0.1], np.float32), end)
-            one = one.extended(sample, part, version)
+            one = one.extended({sample: part}, version)
     step = Step(number, number - 1)
     one = replace(one, results=(RewardResult(0.5), RewardResult(1.0)))
     step.take(one, Decision.FILTERED, PROMPT)

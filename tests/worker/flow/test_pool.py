@@ -113,9 +113,9 @@ def filled(make: Any, count: int = 3) -> GroupPool:
 def test_a_group_is_growing_then_scoring_then_ready(make: Any) -> None:
     pool = filled(make)
     assert pool.counts() == {"growing": 3, "scoring": 0, "ready": 0}
-    pool.extend(1, 0, part(5), 0)
+    pool.extend(1, {0: part(5)}, 0)
     assert not pool[1].complete
-    grown = pool.extend(1, 1, part(6, 7), 0)
+    grown = pool.extend(1, {1: part(6, 7)}, 0)
     assert (grown, grown.complete) == (pool[1], True)
     assert [one.ordinal for one in pool.unscored()] == [1]
     pool.scoring(1)
@@ -133,13 +133,13 @@ def test_a_group_is_growing_then_scoring_then_ready(make: Any) -> None:
 def test_rewards_of_what_was_dropped_are_not_those_of_what_is_sampled_again(make: Any) -> None:
     pool = filled(make, 1)
     for sample in (0, 1):
-        pool.extend(0, sample, part(5), 0)
+        pool.extend(0, {sample: part(5)}, 0)
     pool.scoring(0)
     pool.score(0, 0, RewardResult(1.0, {}))
     pool.update([pool[0].sampled_again(3)])
     pool.score(0, 1, RewardResult(1.0, {}))
     for sample in (0, 1):
-        pool.extend(0, sample, part(6), 3)
+        pool.extend(0, {sample: part(6)}, 3)
     pool.scoring(0)
     pool.score(0, 0, RewardResult(1.0, {}))
     pool.score(0, 1, RewardResult(0.5, {}), renewed=True)
@@ -154,7 +154,7 @@ def test_rewards_of_what_was_dropped_are_not_those_of_what_is_sampled_again(make
 def test_groups_that_an_update_leaves_as_they_are_keep_their_rewards(make: Any) -> None:
     pool = filled(make, 1)
     for sample in (0, 1):
-        pool.extend(0, sample, part(5), 0)
+        pool.extend(0, {sample: part(5)}, 0)
     pool.scoring(0)
     pool.score(0, 0, RewardResult(0.5, {}))
     pool.update([one.at(4) for one in pool.groups])
@@ -177,11 +177,11 @@ def test_prompts_with_a_group_are_not_drawn_again_and_those_without_come_first(m
 
 def test_what_was_saved_goes_on_whatever_the_running_step_does(make: Any) -> None:
     pool = filled(make)
-    pool.extend(2, 0, part(5, 6, end=""), 0)
+    pool.extend(2, {0: part(5, 6, end="")}, 0)
     pool.take(0)
     pool.settle([0], [])
     saved = pool.saved
-    pool.extend(1, 0, part(9), 1)
+    pool.extend(1, {0: part(9)}, 1)
     pool.take(2)
     pool.draw(2)
     assert pool.saved is saved
@@ -196,8 +196,7 @@ def test_what_was_saved_goes_on_whatever_the_running_step_does(make: Any) -> Non
 
 def test_texts_go_with_their_tokens(make: Any) -> None:
     pool = filled(make, 1)
-    pool.extend(0, 1, part(5), 0)
-    pool.say(0, 1, "five")
+    pool.extend(0, {1: part(5)}, 0, {1: "five"})
     assert [one.text for one in pool[0].episodes] == [None, "five"]
     assert [one.text for one in pool[0].anew().episodes] == [None, None]
     assert "five" not in json.dumps(pool[0].as_json())
@@ -209,7 +208,7 @@ def test_samples_of_a_group_grow_in_two_threads(make: Any) -> None:
     def grow(sample: int) -> None:
         for ordinal in range(7):
             for token in range(20):
-                pool.extend(ordinal, sample, part(token, end="" if token < 19 else "stop"), 0)
+                pool.extend(ordinal, {sample: part(token, end="" if token < 19 else "stop")}, 0)
 
     threads = [threading.Thread(target=grow, args=(sample,)) for sample in (0, 1)]
     for thread in threads:

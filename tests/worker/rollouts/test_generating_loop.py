@@ -193,7 +193,7 @@ def test_what_is_cut_goes_on_from_where_it_was() -> None:
     fakes = Engines(1, first)
     made = Loop(fakes, 2)
     cut = Generation(np.array([7]), np.array([-0.1], np.float32), "")
-    made.groups.extend(0, 1, cut, 2)
+    made.groups.extend(0, {1: cut}, 2)
     cuts = [Cut(())]
     made.grow(Assignment([[0]], cuts))
     assert [(request.seed, request.sampled_token_ids) for request in fakes.asked[0]] == [(0, ()), (1, (7,))]

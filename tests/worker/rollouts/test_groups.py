@@ -36,12 +36,13 @@ def saved(one: Group) -> Group:
 def test_a_group_goes_on_where_it_was_with_its_own_seed() -> None:
     one = begun()
     assert [(i, r.seed, r.sampled_token_ids, r.group) for i, r in one.requests()] == [(0, 100, (), 3), (1, 101, (), 3)]
-    one = one.extended(0, part([7, 8], "stop", "x"), 4).extended(1, part([9]), 4)
+    assert len({id(request.prompt_token_ids) for _, request in one.requests()}) == 1, "sent once"
+    one = one.extended({0: part([7, 8], "stop", "x")}, 4).extended({1: part([9])}, 4)
     assert not one.complete
     (sample, request), *others = one.requests()
     assert (sample, request.prompt_token_ids, request.sampled_token_ids, request.seed) == (1, (5, 6), (9,), 101)
     assert not others
-    one = one.extended(1, part([], "length"), 5)
+    one = one.extended({1: part([], "length")}, 5)
     assert one.complete
     assert one.oldest_version == 4
     whole = [episode.generation for episode in one.episodes]
@@ -52,11 +53,11 @@ def test_a_group_goes_on_where_it_was_with_its_own_seed() -> None:
 
 def test_a_group_that_never_ran_is_as_old_as_the_step_that_lets_it() -> None:
     assert begun(version=4).at(6).oldest_version == 6
-    assert begun(version=4).extended(0, part([1]), 4).at(6).oldest_version == 4
+    assert begun(version=4).extended({0: part([1])}, 4).at(6).oldest_version == 4
 
 
 def test_a_group_begins_anew_with_its_own_noise() -> None:
-    one = begun().extended(0, part([7, 8], "stop"), 4).extended(1, part([9]), 4)
+    one = begun().extended({0: part([7, 8], "stop")}, 4).extended({1: part([9])}, 4)
     one = replace(one, deferred_at=7)
     again = saved(one.anew())
     assert again == one.anew()
@@ -67,10 +68,10 @@ def test_a_group_begins_anew_with_its_own_noise() -> None:
 
 
 def test_metrics_count_what_will_be_sampled_again() -> None:
-    done = begun().extended(0, part([1, 2, 3], "stop"), 6).extended(1, part([5], "stop"), 6)
+    done = begun().extended({0: part([1, 2, 3], "stop")}, 6).extended({1: part([5], "stop")}, 6)
     done = replace(done, results=(RewardResult(0.0),) * 2)
     scored = [replace(done, decision=decision) for decision in (Decision.TRAINED, Decision.SURPLUS)]
-    late = begun(7).extended(0, part([1, 2]), 6)
+    late = begun(7).extended({0: part([1, 2])}, 6)
     waiting = [replace(begun(o), deferred_at=since) for o, since in ((5, 6), (7, 7), (8, None))]
     step = Step(7, 6, groups=scored, left=tuple(waiting), deferred=[late])
     assert tail_metrics(step) == {
@@ -91,9 +92,9 @@ def test_metrics_count_what_will_be_sampled_again() -> None:
 def test_a_checkpoint_keeps_every_bit(parts: list[tuple[list[int], int]], score: float, error: str | None) -> None:
     one = begun(version=0)
     for ids, version in parts:
-        one = one.extended(0, part(ids), version)
+        one = one.extended({0: part(ids)}, version)
     assert saved(one) == one
-    done = one.extended(0, part([1], "stop", "\n"), 9).extended(1, part([], "length"), 9)
+    done = one.extended({0: part([1], "stop", "\n")}, 9).extended({1: part([], "length")}, 9)
     done = replace(done, results=(RewardResult(score, {"a": score / 3}, error), RewardResult(0.0)))
     again = saved(done)
     assert replace(again, results=()) == replace(done, results=())
@@ -105,9 +106,9 @@ def test_a_checkpoint_keeps_every_bit(parts: list[tuple[list[int], int]], score:
 def test_a_checkpoint_keeps_the_experts_of_what_is_finished(dtype: type) -> None:
     of_all = np.arange(4 * 3 * 2).reshape(4, 3, 2).astype(dtype)
     cut = replace(part([7, 8]), experts=of_all[:3])
-    one = begun().extended(0, cut, 4)
+    one = begun().extended({0: cut}, 4)
     assert one.episodes[0].experts is None, "its next reading tells those of all tokens"
-    one = one.extended(0, replace(part([9], "stop"), experts=of_all), 5).extended(1, part([1]), 5)
+    one = one.extended({0: replace(part([9], "stop"), experts=of_all)}, 5).extended({1: part([1])}, 5)
     document = one.as_json()
     again = Group.from_json(json.loads(json.dumps(document))).episodes
     assert again[1].experts is None
@@ -122,7 +123,7 @@ def test_a_checkpoint_keeps_the_experts_of_what_is_finished(dtype: type) -> None
 
 
 def test_a_group_that_was_too_old_has_its_noise_again_and_says_so_in_a_checkpoint() -> None:
-    one = begun().extended(0, part([7, 8], "stop"), 4).extended(1, part([9]), 5)
+    one = begun().extended({0: part([7, 8], "stop")}, 4).extended({1: part([9])}, 5)
     again = saved(one.sampled_again(7))
     assert again == one.sampled_again(7)
     assert (again.num_sampled, again.renewed, again.staleness(7)) == (0, True, 0)
@@ -134,7 +135,7 @@ def test_experts_of_more_or_fewer_tokens_are_refused() -> None:
     """All but the last of the five have some."""
     for count in (3, 5):
         with pytest.raises(ValueError, match=f"sample 0 of prompt 3 has 5 tokens and experts of {count}"):
-            begun().extended(0, replace(part([7, 8, 9], "stop"), experts=np.zeros((count, 1, 2), np.uint8)), 4)
+            begun().extended({0: replace(part([7, 8, 9], "stop"), experts=np.zeros((count, 1, 2), np.uint8))}, 4)
 
 
 @pytest.mark.parametrize(
@@ -153,10 +154,15 @@ def test_what_is_no_such_group_is_refused(change: dict, message: str) -> None:
 
 
 def test_metrics_count_what_is_new_what_is_left_and_how_old_what_is_trained_on_is() -> None:
-    done = begun().extended(0, part([1, 2, 3]), 4).extended(0, part([4], "stop"), 6).extended(1, part([5], "stop"), 5)
-    left = begun(7).extended(0, part([1, 2]), 5).extended(0, part([3, 3, 3]), 6)
+    done = (
+        begun()
+        .extended({0: part([1, 2, 3])}, 4)
+        .extended({0: part([4], "stop")}, 6, {0: "a"})
+        .extended({1: part([5], "stop")}, 5, {1: "b"})
+    )
+    left = begun(7).extended({0: part([1, 2])}, 5).extended({0: part([3, 3, 3])}, 6)
     step = Step(7, 6, left=(left,))
-    scored = replace(done, results=(RewardResult(0.0),) * 2).with_text(0, "a").with_text(1, "b")
+    scored = replace(done, results=(RewardResult(0.0),) * 2)
     step.take(scored, Decision.TRAINED, PROMPT)
     assert partial_metrics(step) == {
         "rollout/carried_groups": 1.0,
@@ -179,10 +185,15 @@ def test_metrics_count_what_is_new_what_is_left_and_how_old_what_is_trained_on_i
 
 
 def test_tokens_that_are_too_old_stay_in_the_stream_and_out_of_the_loss() -> None:
-    done = begun().extended(0, part([1, 2, 3]), 4).extended(0, part([4], "stop"), 6).extended(1, part([5], "stop"), 4)
-    lost = begun(7).extended(0, part([1, 2]), 3)
+    done = (
+        begun()
+        .extended({0: part([1, 2, 3])}, 4)
+        .extended({0: part([4], "stop")}, 6, {0: "a"})
+        .extended({1: part([5], "stop")}, 4, {1: "b"})
+    )
+    lost = begun(7).extended({0: part([1, 2])}, 3)
     step = Step(7, 6, discarded=[lost], oldest_trained=5, advantages=np.array([1, -1], np.float32))
-    scored = replace(done, results=(RewardResult(0.0),) * 2).with_text(0, "a").with_text(1, "b")
+    scored = replace(done, results=(RewardResult(0.0),) * 2)
     step.take(scored, Decision.TRAINED, PROMPT)
     assert limit_metrics(step) == {
         "rollout/masked_tokens": 4.0,

@@ -48,7 +48,7 @@ def grown(ordinal: int, version: int = 0, end: str = "", tokens: int = 1, sample
     group = begun(ordinal, version, samples)
     for sample in range(samples):
         part = Generation(np.arange(tokens), np.full(tokens, -0.1, np.float32), end)
-        group = group.extended(sample, part, version)
+        group = group.extended({sample: part}, version)
     return group
 
 

@@ -167,7 +167,7 @@ def test_an_audit_knows_skipped_prompts(make: Callable[..., PromptSource]) -> No
 
 
 def test_groups_of_rows_that_are_others_do_not_go_on() -> None:
-    grown = [begun(ordinal).extended(0, part([7]), 4) for ordinal in (3, 4, 5)]
+    grown = [begun(ordinal).extended({0: part([7])}, 4) for ordinal in (3, 4, 5)]
     grown[1] = replace(grown[1], deferred_at=2)
     waiting = {3: PROMPT, 4: replace(PROMPT, token_ids=(5, 6, 7))}
     kept, renewed = still_good(grown, waiting, whole=False)

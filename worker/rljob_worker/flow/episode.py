@@ -63,9 +63,20 @@ class Episode:
     @property
     def generation(self) -> Generation:
         """All that was sampled, from whatever weights its parts are; without experts."""
-        stream, sampled = self.stream, self.stream.sampled
+        stream = self.stream
+        # A slice where all of it is one answer: a mask of all tokens takes ten times as long.
+        sampled = stream.sampled if self.opening is not None else slice(stream.prompt_length, None)
         reason = "" if self.finish is None else self.finish.value
         return Generation(stream.ids[sampled], stream.log_probs[sampled], reason, self.stop_text)
+
+    def whole(self, added: Generation) -> Generation:
+        """As `generation` will be with what is added to it, of a sample without an environment."""
+        start = self.stream.prompt_length
+        if len(self.stream) == start:
+            return added
+        ids = np.concatenate([self.stream.ids[start:], added.token_ids])
+        log_probs = np.concatenate([self.stream.log_probs[start:], added.log_probs])
+        return Generation(ids, log_probs, added.finish_reason, added.stop_text)
 
     @property
     def answer_start(self) -> int:
@@ -86,20 +97,23 @@ class Episode:
         ended = self.answered is TurnEnd.STOP and self.stop_text is None
         return int(self.stream.ids[-1]) if ended else None
 
-    def with_sampled(self, generation: Generation, version: int) -> Episode:
-        """With what weights of `version` added."""
-        reason = generation.finish_reason
-        after = replace(
-            self,
+    def with_sampled(self, generation: Generation, version: int, text: str | None = None) -> Episode:
+        """With what weights of `version` added, and the text of the response where it ends with that."""
+        reason, alone = generation.finish_reason, self.opening is None
+        # Named one by one: `replace` takes three times as long, and each sample of a step comes by here.
+        return Episode(
+            ordinal=self.ordinal,
+            sample=self.sample,
             stream=self.stream.append_sampled(generation.token_ids, generation.log_probs, version=version),
+            finish=Finish(reason) if reason and alone else self.finish,
             stop_text=generation.stop_text,
             experts=generation.experts if reason else None,
+            text=text,
+            opening=self.opening,
+            turns=self.turns,
+            answered=TurnEnd(reason) if reason and not alone else self.answered,
+            restarts=self.restarts,
         )
-        if not reason:
-            return after
-        if self.opening is None:
-            return replace(after, finish=Finish(reason))
-        return replace(after, answered=TurnEnd(reason))
 
     def observed(self, turn: Turn, ids: Sequence[int]) -> Episode:
         """With what its environment gave for its newest answer, after which another one comes.
@@ -131,24 +145,27 @@ class Episode:
         prompt = TokenStream.of_prompt(self.stream.ids[: self.stream.prompt_length])
         return Episode(self.ordinal, self.sample, prompt, opening=self.opening, restarts=self.restarts)
 
-    def request(self, seed: int, budget: Budget | None) -> GenerationRequest | None:
+    def request(self, seed: int, budget: Budget | None, prompt: tuple[int, ...]) -> GenerationRequest | None:
         """What an engine is asked for to go on with it; None: nothing, it has ended or its environment is asked.
 
         Args:
             seed: of its noise.
             budget: of episodes with environments.
+            prompt: the tokens of its group's prompt, which are taken where it has no environment.
         """
         if self.finish is not None or self.answered is not None:
             return None
-        start, ids = self.answer_start, self.stream.ids
+        ids = self.stream.ids
         most: int | None = None
+        start = len(prompt) if self.opening is None else self.answer_start
         if self.opening is not None:
             assert budget is not None
             following = budget.next(start, len(self.turns))
             assert not isinstance(following, Finish), "an episode that may say no more has not ended"
             most = following
+            prompt = tuple(ids[:start].tolist())
         return GenerationRequest(
-            prompt_token_ids=tuple(ids[:start].tolist()),
+            prompt_token_ids=prompt,
             seed=seed,
             sampled_token_ids=tuple(ids[start:].tolist()),
             group=self.ordinal,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -132,22 +132,26 @@ class Group:
         return replace(self.anew().at(version), renewed=True)
 
     def requests(self, budget: Budget | None = None) -> list[tuple[int, GenerationRequest]]:
-        """What engines are asked for, with the number of the sample; `budget` is of episodes with environments."""
-        asked = ((one.sample, one.request(self.seed + one.sample, budget)) for one in self.episodes)
+        """What engines are asked for, with the number of the sample; `budget` is of episodes with environments.
+
+        Requests of one prompt have one tuple of its tokens: it is sent to the engine, and made a list there, once.
+        """
+        prompt = self.prompt_tokens
+        asked = ((one.sample, one.request(self.seed + one.sample, budget, prompt)) for one in self.episodes)
         return [(sample, request) for sample, request in asked if request is not None]
 
-    def extended(self, sample: int, generation: Generation, version: int) -> Group:
-        """With what weights of `version` added to a sample."""
-        return self.with_episode(self.episodes[sample].with_sampled(generation, version))
+    def extended(self, parts: Mapping[int, Generation], version: int, texts: Mapping[int, str] | None = None) -> Group:
+        """With what weights of `version` added, by sample, and the texts of responses that end with it."""
+        texts = texts or {}
+        grown = (self.episodes[i].with_sampled(part, version, texts.get(i)) for i, part in parts.items())
+        return self.with_episodes(grown)
 
-    def with_text(self, sample: int, text: str) -> Group:
-        """With a sample's response in words."""
-        return self.with_episode(replace(self.episodes[sample], text=text))
-
-    def with_episode(self, episode: Episode) -> Group:
-        """With another state of a sample."""
-        place = episode.sample
-        return replace(self, episodes=(*self.episodes[:place], episode, *self.episodes[place + 1 :]))
+    def with_episodes(self, changed: Iterable[Episode]) -> Group:
+        """With another state of some samples."""
+        episodes = list(self.episodes)
+        for episode in changed:
+            episodes[episode.sample] = episode
+        return replace(self, episodes=tuple(episodes))
 
     @property
     def num_sampled(self) -> int:

@@ -111,26 +111,24 @@ class OpenGroups:
         with self._lock:
             self._prompts[group.ordinal], self._groups[group.ordinal] = prompt, group
 
-    def extend(self, ordinal: int, sample: int, generation: Generation, version: int) -> Group:
-        """Add what weights of `version` sampled to a sample of a group; returns the group with it."""
+    def extend(
+        self, ordinal: int, parts: Mapping[int, Generation], version: int, texts: Mapping[int, str] | None = None
+    ) -> Group:
+        """Add what weights of `version` sampled of a group, by sample, and the texts of responses that end with it;
+        returns the group with it."""
         with self._lock:
-            grown = self._groups[ordinal] = self._groups[ordinal].extended(sample, generation, version)
+            grown = self._groups[ordinal] = self._groups[ordinal].extended(parts, version, texts)
             return grown
 
     def replace(self, ordinal: int, episode: Episode) -> None:
         """Put another state of a sample in the place of what there is of it."""
         with self._lock:
-            self._groups[ordinal] = self._groups[ordinal].with_episode(episode)
+            self._groups[ordinal] = self._groups[ordinal].with_episodes([episode])
 
     def give_back(self, ordinal: int) -> None:
         """Drop a group that cannot become complete, if it has begun; its prompt stays open."""
         with self._lock:
             self._groups.pop(ordinal, None)
-
-    def say(self, ordinal: int, sample: int, text: str) -> None:
-        """Give a sample its text."""
-        with self._lock:
-            self._groups[ordinal] = self._groups[ordinal].with_text(sample, text)
 
     def unscored(self) -> list[Group]:
         """Complete groups, by ordinal, that did not go to their rewards."""

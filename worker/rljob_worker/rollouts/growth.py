@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.data.tokenizer import decode_responses
@@ -20,6 +21,8 @@ from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.rollouts.policies.base import Assignment
 from rljob_worker.rollouts.turns import Beginning, Next, Sample, Turns, World, next_of
 from rljob_worker.types import Generation, GenerationRequest, Prompt, RewardResult, SamplingParams
+
+T = TypeVar("T")
 
 
 class Growth:
@@ -108,13 +111,14 @@ class Growth:
 
     def _take(self, groups: OpenGroups, chunk: Sequence[tuple[Sample, Generation]], version: int) -> bool:
         """Add what engines returned; whether some of it goes on as the same answer."""
-        for (ordinal, sample), generation in chunk:
-            groups.extend(ordinal, sample, generation, version)
+        # All texts of a chunk at once, while the engines go on; a group at once, for each state of it is a value.
+        ended = [(key, _episode(groups, key), part) for key, part in chunk if part.finish_reason]
+        alone = [(key, before.whole(part)) for key, before, part in ended if before.opening is None]
+        texts = _by_group(zip([key for key, _ in alone], self._decoded([response for _, response in alone])))
+        for ordinal, parts in _by_group(chunk).items():
+            groups.extend(ordinal, parts, version, texts.get(ordinal))
         following = {key: next_of(_episode(groups, key)) for key, _ in chunk}
         done = [key for key, then in following.items() if then is Next.DONE]
-        # All texts of a chunk at once, while the engines go on.
-        for (ordinal, sample), text in zip(done, self._decoded([_episode(groups, key).generation for key in done])):
-            groups.say(ordinal, sample, text)
         self._submit_complete(groups, done)
         self._act(groups, [key for key, then in following.items() if then is Next.STEPS])
         return Next.GOES_ON in following.values()
@@ -194,6 +198,14 @@ class Growth:
 
     def _decoded(self, generations: Sequence[Generation]) -> list[str]:
         return decode_responses(self._inputs.tokenizer, generations) if generations else []
+
+
+def _by_group(values: Iterable[tuple[Sample, T]]) -> dict[int, dict[int, T]]:
+    """Values by the ordinals of their groups, and by sample."""
+    found: dict[int, dict[int, T]] = {}
+    for (ordinal, sample), value in values:
+        found.setdefault(ordinal, {})[sample] = value
+    return found
 
 
 def _answered(group: Group) -> list[Sample]:
