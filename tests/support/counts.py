@@ -262,7 +262,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "fields": (0, 0),
     "patches": (0, 0),
     "path": (8, 8),
-    "driver": (13, 22),
+    "driver": (14, 22),
     "forward": (15, 15),
     "begins": (1290, 0),
     "people": (235, 0),

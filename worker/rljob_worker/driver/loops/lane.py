@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -124,6 +125,32 @@ class LanedLoop(Job[Handover]):
         )
         generation = Generation(PhaseCalls(engines, clock, spec.timeouts), given_up)
         super().__init__(replace(given, calls=trainers), generation, Handover)
+
+    def train(self) -> None:
+        """Run steps until the job is done; StopRequested when it was asked to stop before."""
+        try:
+            if self.due_initial_evaluation():
+                self.evaluate_at_start()
+            self.complete_restored_step()
+            self.clock.restart()
+            self.train_steps()
+        finally:
+            self.lane.close()
+
+    @abstractmethod
+    def train_steps(self) -> None:
+        """Run steps until the job is done; StopRequested when it was asked to stop before one."""
+
+    def hand_over(self) -> None:
+        """Give the engines, which stand still, the weights of the step; evaluate where it is due."""
+        self.lane.release()
+        with self.clock.phase("update_weights"), self.lane.clock.phase("update_weights"):
+            self.handover.update_weights()
+            if self.handover.due_probe():
+                self.handover.probe_weights()
+        if self.due_evaluation():
+            with self.clock.phase("batch_wait"):
+                self.evaluate()
 
     @property
     def _patience(self) -> float:

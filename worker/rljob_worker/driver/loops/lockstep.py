@@ -11,23 +11,16 @@ from rljob_worker.rollouts.step import Step
 class LockstepLoop(LanedLoop):
     """Trainers and engines meet once a step, over whole batches."""
 
-    def train(self) -> None:
-        """Run steps until the job is done; StopRequested when it was asked to stop before."""
-        try:
-            if self.due_initial_evaluation():
-                self.evaluate_at_start()
-            self.complete_restored_step()
-            self.clock.restart()
-            while not self.finished():
-                if self.stopping():
-                    raise StopRequested
-                self.train_step()
-        finally:
-            self.lane.close()
+    def train_steps(self) -> None:
+        """Run steps until the job is done."""
+        while not self.finished():
+            if self.stopping():
+                raise StopRequested
+            self.train_step()
 
     def train_step(self) -> None:
         """One step: train, while the engines generate for the next one where the staleness allows it; then meet."""
-        clock, engines = self.clock, self.lane.clock
+        clock = self.clock
         step = self.rollouts.next_step()
         if not self.rollouts.select(step):
             self.begin_batch(step)
@@ -52,14 +45,7 @@ class LockstepLoop(LanedLoop):
         if self.recovery.due_checkpoint():
             with clock.phase("checkpoint"):
                 self.recovery.save_checkpoint()
-        self.lane.release()
-        with clock.phase("update_weights"), engines.phase("update_weights"):
-            self.handover.update_weights()
-            if self.handover.due_probe():
-                self.handover.probe_weights()
-        if self.due_evaluation():
-            with clock.phase("batch_wait"):
-                self.evaluate()
+        self.hand_over()
         self.record(step)
 
     def begin_batch(self, step: Step | None) -> None:

@@ -11,26 +11,19 @@ from rljob_worker.rollouts.step import Step
 class OverlappedLoop(LanedLoop):
     """Trainers take what is ready; engines stand still only where new weights are handed over."""
 
-    def train(self) -> None:
-        """Run steps until the job is done; StopRequested when it was asked to stop before."""
-        try:
-            if self.due_initial_evaluation():
-                self.evaluate_at_start()
-            self.complete_restored_step()
-            self.clock.restart()
-            step = None if self.finished() else self.begin_step()
-            while step is not None:
-                if self.stopping():
-                    raise StopRequested
-                step = self.train_step(step)
-        finally:
-            self.lane.close()
+    def train_steps(self) -> None:
+        """Run steps until the job is done."""
+        step = None if self.finished() else self.begin_step()
+        while step is not None:
+            if self.stopping():
+                raise StopRequested
+            step = self.train_step(step)
 
     def train_step(self, step: Step) -> Step | None:
         """Train on what is ready, and stop the engines for the new weights; returns the next step, begun by then."""
-        clock, engines = self.clock, self.lane.clock
+        clock = self.clock
         with clock.phase("batch_wait"):
-            self.take_batch(step)
+            self.rollouts.take_batch(step, self._lane_works)
         learn(self.training, clock, step, beside=self.write_samples)
 
         with clock.phase("batch_wait"):
@@ -43,14 +36,7 @@ class OverlappedLoop(LanedLoop):
         if not complete:
             self.describe(step)
             raise StopRequested
-        self.lane.release()
-        with clock.phase("update_weights"), engines.phase("update_weights"):
-            self.handover.update_weights()
-            if self.handover.due_probe():
-                self.handover.probe_weights()
-        if self.due_evaluation():
-            with clock.phase("batch_wait"):
-                self.evaluate()
+        self.hand_over()
         ahead = None if self.finished() else self.begin_step()
         self.describe(step)
         if self.recovery.due_checkpoint():
@@ -71,10 +57,6 @@ class OverlappedLoop(LanedLoop):
 
         self.lane.begin(make)
         return step
-
-    def take_batch(self, step: Step) -> None:
-        """Wait for the groups that the step trains on; StopRequested when the job was asked to stop."""
-        self.rollouts.take_batch(step, self._lane_works)
 
     def pause(self, step: Step) -> bool:
         """Bring the engines to a stand, with what they have; False where a stop request ended them before.
