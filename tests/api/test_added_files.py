@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md promises: a hardware profile is one file, and so is an algorithm.
+"""Promises of CONTRIBUTING.md: a profile, an algorithm and a policy are one file, a failure reason is two lines.
 
 The packages are copied, a file is added, and all of them take it: types, CRD, command line and rendering.
 """
@@ -82,6 +82,43 @@ print(json.dumps({"problem": problem} if problem else {
 """
 
 
+POLICY = '''
+"""A step begins one group at a time."""
+
+from collections.abc import Sequence
+
+from rljob_worker.flow import Group
+from rljob_worker.rollouts.policies.whole import WholePolicy
+from rljob_worker.rollouts.step import Step
+
+
+class OneAtATimePolicy(WholePolicy):
+    """Groups one after the other."""
+
+    def room(self, step: Step, groups: Sequence[Group]) -> int:
+        """One."""
+        return min(1, super().room(step, groups))
+'''
+CHOSEN = """
+import json, sys
+from rljob_api.validation import load_manifest
+from rljob_worker.rollouts.policies import policy_of
+
+policy = policy_of(load_manifest(json.loads(sys.argv[1])).spec)
+print(type(policy).__name__)
+"""
+SAID = """
+import json, sys
+from rljob_api.spec import FailureReason
+from rljob_operator.state.causes import Cause
+from rljob_operator.state.reasons import FACTS, said_of, severity
+
+missing = [reason.name for reason in FailureReason if reason not in FACTS]
+order = sorted(FailureReason, key=lambda reason: severity(Cause(reason, "")))
+print(json.dumps({"missing": missing, "order": order, "said": said_of("FabricLost", None)}))
+"""
+
+
 class Copy:
     """The packages in a folder of their own."""
 
@@ -95,6 +132,12 @@ class Copy:
 
     def add(self, path: str, text: str) -> None:
         (self.root / path).write_text(text.lstrip(), encoding="utf-8")
+
+    def insert(self, path: str, line: str, before: str) -> None:
+        """Add a line to a file, before the one that begins with this text."""
+        lines = (self.root / path).read_text(encoding="utf-8").splitlines(keepends=True)
+        (place,) = [number for number, one in enumerate(lines) if one.startswith(before)]
+        (self.root / path).write_text("".join([*lines[:place], f"{line}\n", *lines[place:]]), encoding="utf-8")
 
     def run(self, *arguments: str, status: int = 0) -> str:
         path = os.pathsep.join(str(self.root / name) for name in ("crds", "operator", "worker"))
@@ -194,3 +237,30 @@ def test_an_algorithm_is_one_file(copy: Copy) -> None:
         "print(found.tolist())"
     )
     assert copy.run("-c", advantages).splitlines()[-1] == "[[1.5, 0.0, -1.5]]"
+
+
+def test_a_failure_reason_is_a_member_and_a_row(copy: Copy) -> None:
+    copy.insert("crds/rljob_api/spec/lifecycle.py", '    FABRIC_LOST = "FabricLost"', '    HCCL_FAILED = "')
+    assert json.loads(copy.run("-c", SAID).splitlines()[-1])["missing"] == ["FABRIC_LOST"]
+
+    row = '    FailureReason.FABRIC_LOST: ReasonFacts("The fabric between the nodes is gone"),'
+    copy.insert("operator/rljob_operator/state/reasons.py", row, "    FailureReason.HCCL_FAILED:")
+    found = json.loads(copy.run("-c", SAID).splitlines()[-1])
+    assert found["missing"] == []
+    assert found["said"] == "The fabric between the nodes is gone."
+    assert found["order"][-3:] == ["FabricLost", "HcclFailed", "DriverExited"], "it explains those after it"
+    copy.run("-m", "rljob_api.generate")
+    assert '"FabricLost"' in json.dumps(copy.spec_schema()["failurePolicy"])
+
+
+@pytest.mark.slow
+def test_a_policy_is_a_file_and_two_lines(copy: Copy) -> None:
+    jobs = [json.dumps(manifest(*more)) for more in ([], ["algorithm.name=gspo"])]
+    copy.add("worker/rljob_worker/rollouts/policies/one_at_a_time.py", POLICY)
+    chooser = "worker/rljob_worker/rollouts/policies/__init__.py"
+    imported = "from rljob_worker.rollouts.policies.one_at_a_time import OneAtATimePolicy"
+    copy.insert(chooser, imported, "from rljob_worker.rollouts.policies.overlapped ")
+    line = '    if spec.algorithm.name == "gspo": return OneAtATimePolicy(spec)'
+    copy.insert(chooser, line, "    if spec.rollout.partial is not None:")
+    chosen = [copy.run("-c", CHOSEN, job).splitlines()[-1] for job in jobs]
+    assert chosen == ["WholePolicy", "OneAtATimePolicy"]
