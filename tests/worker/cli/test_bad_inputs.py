@@ -135,8 +135,8 @@ OF_RUN: list[tuple[list[str], str]] = [
     (model("%/nothing"), "%/nothing/config.json: no such file; a model folder needs config.json"),
     (model("%/no tokenizer"), "spec.model.path: %/no tokenizer has no tokenizer: none of tokenizer*"),
     (model("%/no weights"), "spec.model.path: %/no weights: no weights: there is no *.safetensors file"),
-    (model("%/tokenizer.json pipe"), "%/tokenizer.json pipe/tokenizer.json is a pipe or device"),
-    (model("%/tokenizer.json device"), "%/tokenizer.json device/tokenizer.json is a pipe or device"),
+    (model("%/tokenizer.json pipe"), f"%/tokenizer.json pipe/tokenizer.json: cannot be read: {NO_FILE}"),
+    (model("%/tokenizer.json device"), f"%/tokenizer.json device/tokenizer.json: cannot be read: {NO_FILE}"),
     (model("%/model.safetensors pipe"), "%/model.safetensors pipe/model.safetensors is a pipe or device"),
     (model("%/model.safetensors device"), "%/model.safetensors device/model.safetensors is a pipe or device"),
     (

@@ -124,7 +124,7 @@ def test_damaged_index(index: str, model: Path, tmp_path: Path) -> None:
         ("config.json", "{", "not valid JSON"),
         ("config.json", "[" * 5000, "not valid JSON"),
         ("config.json", "\udcff", "not valid JSON"),
-        ("config.json", json.dumps(CONFIG | {"vocab_size": 5}), "the embedding"),
+        ("config.json", json.dumps(CONFIG | {"vocab_size": 5}), "tokens, the model's embedding 5 "),
         ("tokenizer.json", "{", "tokenizer.json: not valid JSON: the file is cut off"),
         ("tokenizer_config.json", "[]", "tokenizer_config.json: must hold a JSON object, got list"),
         ("tokenizer.json", None, "tokenizer"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from rljob_worker.errors import UserError
 from rljob_worker.host.encodings import not_text, without_mark
 from rljob_worker.host.files import read_file
+from rljob_worker.models.token_files import check_tokens
 
 _HEAD = 64
 _OBJECTS = (
@@ -53,15 +55,21 @@ def check_json_files(folder: Path) -> None:
     Raises:
         UserError: names the file and what is wrong.
     """
-    for name in _OBJECTS:
+    values: dict[str, dict[str, Any]] = {}
+    for name in (*_OBJECTS, *_TEXTS):
         path = folder / name
-        if path.is_file():
-            value = read_json_object(path)
-            if name in _CHECKS:
-                _CHECKS[name](value, path)
-    for name in _TEXTS:
-        if (folder / name).is_file():
-            _content(folder / name)
+        if not os.path.lexists(path):
+            continue
+        try:
+            if name in _TEXTS:
+                _content(path)
+                continue
+            values[name] = read_json_object(path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise UserError(f"{path}: cannot be read: it is a link to nothing") from None
+        if name in _CHECKS:
+            _CHECKS[name](values[name], path)
+    check_tokens(values, folder)
 
 
 def _content(path: Path) -> str:
@@ -102,7 +110,14 @@ def _check_chat_template(value: dict[str, Any], path: Path) -> None:
         raise UserError(f"{path}: chat_template is {type(template).__name__}: the text of a template is needed")
 
 
+def _check_tokenizer_config(value: dict[str, Any], path: Path) -> None:
+    length = value.get("model_max_length")
+    if length is not None and (isinstance(length, bool) or not isinstance(length, int | float)):
+        raise UserError(f"{path}: model_max_length is {length!r}: a number of tokens is needed")
+
+
 _CHECKS: dict[str, Callable[[dict[str, Any], Path], None]] = {
     "generation_config.json": _check_generation_config,
     "chat_template.json": _check_chat_template,
+    "tokenizer_config.json": _check_tokenizer_config,
 }

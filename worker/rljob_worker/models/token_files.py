@@ -1,0 +1,76 @@
+"""Tokens that the files of a model folder name: each must be one of the tokenizer and of the model's embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rljob_worker.errors import UserError
+
+Files = Mapping[str, Mapping[str, Any]]
+"""Name of a file -> the object in it."""
+
+
+def check_tokens(files: Files, folder: Path) -> None:
+    """Refuse a folder whose files are not of one model.
+
+    Args:
+        files: those that the folder has.
+        folder: for messages.
+
+    Raises:
+        UserError: naming the file and the token.
+    """
+    vocabulary = _embedding(files.get("config.json", {}))
+    ends = files.get("generation_config.json", {}).get("eos_token_id")
+    for token in ends if isinstance(ends, list) else [ends]:
+        if vocabulary is not None and type(token) is int and token >= vocabulary:
+            raise UserError(
+                f"{folder / 'generation_config.json'}: eos_token_id {token} is no token of the model, whose vocab_size "
+                f"(config.json) is {vocabulary}; allowed: below {vocabulary}"
+            )
+    known = set(_known(files))
+    if not known:
+        return
+    if vocabulary is not None and len(known) > vocabulary:
+        raise UserError(
+            f"spec.model.path: the tokenizer has {len(known)} tokens, the model's embedding {vocabulary} (vocab_size "
+            "of its config.json): they are not of one model"
+        )
+    end = files.get("tokenizer_config.json", {}).get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    if isinstance(end, str) and end not in known:
+        raise UserError(
+            f"{folder / 'tokenizer_config.json'}: eos_token {end!r} is no token of tokenizer.json: the model never saw "
+            "it; name the one that ends its answers"
+        )
+
+
+def _embedding(config: Mapping[str, Any]) -> int | None:
+    language = config.get("text_config")
+    size = (language if isinstance(language, dict) else config).get("vocab_size")
+    return size if type(size) is int and size > 0 else None
+
+
+def _known(files: Files) -> Iterator[str]:
+    """Texts of the tokens; none where there is no `tokenizer.json`, which alone says all of them."""
+    tokenizer = files.get("tokenizer.json", {})
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        yield from vocabulary
+    elif isinstance(vocabulary, list):
+        yield from (entry[0] for entry in vocabulary if isinstance(entry, list) and entry and isinstance(entry[0], str))
+    else:
+        return
+    decoder = files.get("tokenizer_config.json", {}).get("added_tokens_decoder")
+    added = [*_list(tokenizer.get("added_tokens")), *(decoder.values() if isinstance(decoder, dict) else ())]
+    for token in added:
+        if isinstance(token, dict) and isinstance(token.get("content"), str):
+            yield token["content"]
+    yield from files.get("added_tokens.json", {})
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
