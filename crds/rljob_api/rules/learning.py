@@ -141,6 +141,14 @@ MODEL_AND_DATA = (
         cel=None,
     ),
     Rule(
+        on=RewardSpec,
+        field="by",
+        wrong="is the column that rows of parts are values of",
+        allowed="by and rows in one or more parts, or neither",
+        check=lambda r: (r.by is not None) == any(part.rows for part in r.parts or []),
+        cel="has(self.by) == (has(self.parts) && self.parts.exists(p, has(p.rows)))",
+    ),
+    Rule(
         on=RLJobSpec,
         field="reward",
         wrong="is missing, and not every data source has its own",

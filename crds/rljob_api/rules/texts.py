@@ -231,13 +231,16 @@ def _rewards(spec: Any) -> Iterator[Finding]:
     seen = set()
     for (place, function), (at, source) in _functions(spec):
         facts = BUILTIN_REWARDS.get(function.name)
+        if getattr(function, "rows", None):
+            # It may score no row of this source: the rows tell.
+            facts = None
         if facts is not None and facts.compares and source.label_key is None:
             wrong = f"compares with a label, but labelKey of {'.'.join(map(str, at))} is null"
             yield Finding((*place, "name"), wrong, "a labelKey")
         elif facts is not None and facts.compares and source.seeds is not None:
             wrong = f"compares with a label, and seeds, which {'.'.join(map(str, at))} has, have none"
             yield Finding((*place, "name"), wrong, "environment, format, length, overlong or a function")
-        if function.name == "environment" and source.environment is None:
+        if function.name == "environment" and source.environment is None and not getattr(function, "rows", None):
             wrong = f"is the reward of an environment, and {'.'.join(map(str, at))} has none"
             yield Finding((*place, "name"), wrong, "another reward for this source")
         if function.name in ("length", "overlong") and source.environment is not None and "limit" not in function.args:

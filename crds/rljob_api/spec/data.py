@@ -78,6 +78,8 @@ class RewardPart(RewardFunction):
     """What its score is multiplied by; a negative weight makes a penalty of it."""
     record_as: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=63)] | None = None
     """Its name in trajectories and metrics; default: `name`, or the function's."""
+    rows: Annotated[list[Name], Field(min_length=1, max_length=256)] | None = None
+    """Values of the column `by` whose rows it scores; default: all rows."""
 
 
 class RewardSpec(RewardFunction):
@@ -86,6 +88,8 @@ class RewardSpec(RewardFunction):
     parts: Annotated[list[RewardPart], Field(min_length=1, max_length=8)] | None = None
     """Several rewards: the score is the sum of theirs, each times its weight. Each one's own score is recorded by its
     name, before the weight."""
+    by: Name | None = None
+    """Column that says which `parts` score a row, by their `rows`: `tag`, or `extra_info.source`."""
     timeout_seconds: PositiveFloat = 30.0
     """Deadline for one call."""
     on_error: Literal["Fail", "Score"] = "Fail"

@@ -26,7 +26,7 @@ CASES = {
     "trl.py": ("trl", {}, 8),
 }
 MISSING = {
-    "roll.yaml": ["spec.reward"],
+    "roll.yaml": ["spec.reward.parts[0]"],
     "trl.py": ["spec.reward", "spec.data"],
     "verl.sh": ["spec.steps"],
 }

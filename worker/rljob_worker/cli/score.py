@@ -134,7 +134,7 @@ def _score(spec: RLJobSpec, file: Path | None, rows: int | None) -> list[tuple[R
         for loaded in data.without_labels() if file is None else []:
             print(visible_line(f"rljob: {loaded.field} ({loaded.name}): left out: labelKey is null"), file=sys.stderr)
         with waiting_for("spec.reward to be imported and tried"):
-            runner = RewardRunner(counted, tokenizer, columns=data.training.columns())
+            runner = RewardRunner(counted, tokenizer, columns=data.training.columns(), routed=data.routed)
         with runner, CountedProgress(Console(stderr=True)) as progress:
             found = []
             for one in sets:

@@ -59,6 +59,7 @@ class Data:
         prompts = load_evaluation_prompts(spec, tokenizer, scored=held_out)
         self._held_out_sources = {one.loaded.name: one.loaded for one in held_out}
         self._held_out = {prompt.uid: prompt for prompt in prompts}
+        self.routed = {one.loaded.field: one.routed for one in scored + held_out if one.routed is not None}
 
     def labels(self, rows: int | None) -> list[ResponseSet]:
         """Labels as responses, of the first `rows` rows of each source that has labels."""

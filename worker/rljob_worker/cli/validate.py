@@ -7,8 +7,11 @@ import argparse
 from rljob_api import RLJob, RLJobSpec
 from rljob_api.problems import ManifestError, Problem
 from rljob_api.safe_text import visible, visible_line
+from rljob_api.spec import DataSource
 from rljob_worker.cli.environments import TriedEnvironments
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
+from rljob_worker.data.renderer import ScoredRows
+from rljob_worker.data.reward_rows import unused_parts
 from rljob_worker.data.sources import check_head, check_path, data_sources, evaluation_sources, load_source
 from rljob_worker.driver.preflight import check_engine_arguments, check_layout
 from rljob_worker.errors import UserError
@@ -64,15 +67,32 @@ def _first_prompts(spec: RLJobSpec) -> list[str]:
             check_head(source, field)
     model_here = spec.model.random is not None or not _elsewhere(spec.model.path)
     if not local or not model_here or len(local) < len(sources):
-        for field, source in local:
-            load_source(source, field)
-        return []
+        found = [_scored(spec, source, field) for field, source in local]
+        return _by_value(found, complete=len(local) == len(sources))
     # Importing transformers takes seconds: what is wrong in the first rows is said before.
     from rljob_worker.data.preview import first_prompts
 
-    for field, source in evaluation_sources(spec):
-        load_source(source, field)
-    return [line for preview in first_prompts(spec, _longest_prompt(spec)) for line in preview.lines()]
+    held_out = [_scored(spec, source, field) for field, source in evaluation_sources(spec)]
+    previews, training = first_prompts(spec, _longest_prompt(spec))
+    return [line for preview in previews for line in preview.lines()] + _by_value(training + held_out, complete=True)
+
+
+def _scored(spec: RLJobSpec, source: DataSource, field: str) -> ScoredRows:
+    """The rows of a source, each looked at."""
+    from rljob_worker.data.evaluate import held_out_settings
+
+    loaded = load_source(source, field)
+    if spec.evaluation is not None and field.startswith("spec.evaluation"):
+        return ScoredRows.of(loaded, spec.reward, held_out_settings(spec.evaluation, source.name).max_prompts)
+    own = [row for row in spec.data.skip if str(row).rpartition("/")[0] in ("", loaded.name)]
+    return ScoredRows.of(loaded, spec.reward, left_out=frozenset(int(str(row).rpartition("/")[2]) for row in own))
+
+
+def _by_value(scored: list[ScoredRows], *, complete: bool) -> list[str]:
+    """Lines with the rows of each value that chooses a reward, and, where all sources are here, parts without rows."""
+    routed = [one.routed for one in scored if one.routed is not None]
+    unused = unused_parts(routed) if complete else []
+    return [line for one in routed for line in one.lines()] + [f"warning: {said}" for said in unused]
 
 
 def _has_tokenizer(spec: RLJobSpec) -> bool:

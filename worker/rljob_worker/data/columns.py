@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -62,6 +63,24 @@ class TableRows(Sequence[Row]):
     def __iter__(self) -> Iterator[Row]:
         for batch in self._table.to_batches(max_chunksize=_CHUNK):
             yield from batch.to_pylist()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The columns, with those that a key lifted out of another."""
+        return frozenset(self._table.column_names)
+
+    def has(self, key: str) -> bool:
+        """Whether there is a column, or a field within one, of that name."""
+        return key in lifted(self._table, (key,)).column_names
+
+    def values(self, key: str | None, count: int) -> Iterator[Any]:
+        """Those of a column, or of a field within one, in the first rows; None where there is none."""
+        table = lifted(self._table, (key,))
+        if key is None or key not in table.column_names:
+            yield from repeat(None, min(count, len(self)))
+            return
+        for batch in table.select([key]).slice(0, count).to_batches(max_chunksize=_CHUNK):
+            yield from batch.column(0).to_pylist()
 
     def fingerprint(self) -> str:
         """Hash of the content, in the column order that the table has."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,27 +65,16 @@ class PromptSource:
         self._shares = weights / weights.sum()
         # With equal weights, the seed decides which source comes first.
         self._ties = np.argsort(_random_bits(len(weights), spec.seed, "mixing"), kind="stable").argsort()
-        self._skips = self._rows_to_skip(spec.data.skip)
+        self._skips = rows_to_skip(spec.data.skip, self.rows)
+        self._scored = [
+            ScoredRows.of(stream.loaded, spec.reward, left_out=rows_of(stream.name, self._skips))
+            for stream in self._streams
+        ]
         for stream in self._streams:
             stream.check_some_fit(self._skips)
         self._row_store: RowStore | None = None
         self.mended: tuple[str, ...] = ()
         """Rows that have another content since the cursor was saved that was restored."""
-
-    def _rows_to_skip(self, wanted: Sequence[int | str]) -> frozenset[str]:
-        names = {stream.name: len(stream.loaded.rows) for stream in self._streams}
-        found = set()
-        for place, row in enumerate(wanted):
-            field = f"spec.data.skip[{place}]: {row}"
-            name, _, number = str(row).rpartition("/")
-            if not name and len(names) > 1:
-                raise UserError(f"{field}: there are several sources: NAME/{number}, of {', '.join(names)}")
-            name = name or next(iter(names))
-            if name not in names or int(number) >= names[name]:
-                rows = ", ".join(f"{source}/0 to {source}/{count - 1}" for source, count in names.items())
-                raise UserError(f"{field}: there is no such row; there are {rows}")
-            found.add(f"{name}/{int(number)}")
-        return frozenset(found)
 
     def skips(self, uid: str) -> bool:
         """Whether a prompt is to be left out (`spec.data.skip`)."""
@@ -147,13 +136,7 @@ class PromptSource:
 
     def scored(self) -> list[ScoredRows]:
         """Each source with its reward and the rows that are used."""
-        left_out: dict[str, set[int]] = {stream.name: set() for stream in self._streams}
-        for name, _, row in (uid.rpartition("/") for uid in self._skips):
-            left_out[name].add(int(row))
-        return [
-            ScoredRows(stream.loaded, stream.reward, len(stream.loaded.rows), frozenset(left_out[stream.name]))
-            for stream in self._streams
-        ]
+        return list(self._scored)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken. UserError names the source whose data, weight or name is another one.
@@ -186,6 +169,33 @@ class PromptSource:
         )
 
 
+def rows_to_skip(wanted: Sequence[int | str], rows: Mapping[str, int]) -> frozenset[str]:
+    """The `Prompt.uid`s that `spec.data.skip` names.
+
+    Args:
+        wanted: the field's value.
+        rows: how many each source has.
+    """
+    found = set()
+    for place, row in enumerate(wanted):
+        field = f"spec.data.skip[{place}]: {row}"
+        name, _, number = str(row).rpartition("/")
+        if not name and len(rows) > 1:
+            raise UserError(f"{field}: there are several sources: NAME/{number}, of {', '.join(rows)}")
+        name = name or next(iter(rows))
+        if name not in rows or int(number) >= rows[name]:
+            there = ", ".join(f"{source}/0 to {source}/{count - 1}" for source, count in rows.items())
+            raise UserError(f"{field}: there is no such row; there are {there}")
+        found.add(f"{name}/{int(number)}")
+    return frozenset(found)
+
+
+def rows_of(source: str, uids: Iterable[str]) -> frozenset[int]:
+    """The rows of one source among these."""
+    named = (uid.rpartition("/") for uid in uids)
+    return frozenset(int(row) for name, _, row in named if name == source)
+
+
 def load_evaluation_prompts(
     spec: RLJobSpec,
     tokenizer: PreTrainedTokenizerBase,
@@ -201,19 +211,18 @@ def load_evaluation_prompts(
     """
     prompts = []
     for field, source in evaluation_sources(spec):
-        renderer = Renderer(load_source(source, field), tokenizer, spec.reward)
+        loaded = load_source(source, field)
         assert spec.evaluation is not None
-        most = held_out_settings(spec.evaluation, source.name).max_prompts
-        prompts += _held_out(renderer, most, max_prompt_tokens)
+        rows = ScoredRows.of(loaded, spec.reward, held_out_settings(spec.evaluation, source.name).max_prompts)
+        prompts += _held_out(Renderer(loaded, tokenizer, spec.reward), rows.count, max_prompt_tokens)
         if scored is not None:
-            rows = len(renderer.loaded.rows)
-            scored.append(ScoredRows(renderer.loaded, renderer.reward, min(rows, most or rows)))
+            scored.append(rows)
     return prompts
 
 
-def _held_out(renderer: Renderer, most: int | None, limit: int | None) -> list[Prompt]:
+def _held_out(renderer: Renderer, count: int, limit: int | None) -> list[Prompt]:
     loaded = renderer.loaded
-    prompts = renderer.render(range(min(len(loaded.rows), most or len(loaded.rows))))
+    prompts = renderer.render(range(count))
     if limit is None:
         return prompts
     fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]

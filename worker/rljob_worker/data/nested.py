@@ -16,11 +16,19 @@ def lift(row: Row, keys: Iterable[str | None]) -> None:
     for key in keys:
         if key is None or "." not in key or key in row:
             continue
-        found: object = row
-        for name in key.split("."):
-            found = found.get(name) if isinstance(found, dict) else None
+        found = value_at(row, key)
         if found is not None:
             row[key] = found
+
+
+def value_at(row: Row, key: str) -> object:
+    """The value of a column, or of a field within one; None where there is none."""
+    if key in row:
+        return row[key]
+    found: object = row
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
 
 
 def lifted(table: pa.Table, keys: Iterable[str | None]) -> pa.Table:

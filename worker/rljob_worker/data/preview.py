@@ -10,6 +10,7 @@ from pathlib import Path
 from rljob_api import RLJobSpec
 from rljob_api.safe_text import visible
 from rljob_worker.data.dataset import PromptSource
+from rljob_worker.data.renderer import ScoredRows
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 
 _ENDS = 4
@@ -41,8 +42,8 @@ class Preview:
         yield "  no label" if self.label is None else f"  label {self.label!r}"
 
 
-def first_prompts(spec: RLJobSpec, longest: int) -> list[Preview]:
-    """The first row of each source of the training data, rendered by the job's own tokenizer.
+def first_prompts(spec: RLJobSpec, longest: int) -> tuple[list[Preview], list[ScoredRows]]:
+    """The first row of each source of the training data, rendered by the job's own tokenizer, and all of their rows.
 
     Args:
         spec: the job's.
@@ -55,7 +56,7 @@ def first_prompts(spec: RLJobSpec, longest: int) -> list[Preview]:
         tokenizer = load_tokenizer(prepare_tokenizer(spec, Path(folder)))
         source = PromptSource(spec, tokenizer, max_prompt_tokens=longest)
         prompts = source.prompts_of([f"{name}/0" for name in source.rows])
-        return [
+        previews = [
             Preview(
                 prompt.uid,
                 prompt.text,
@@ -64,6 +65,7 @@ def first_prompts(spec: RLJobSpec, longest: int) -> list[Preview]:
             )
             for prompt in prompts
         ]
+        return previews, source.scored()
 
 
 def _token(token: tuple[int, str]) -> str:

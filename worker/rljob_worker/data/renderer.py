@@ -12,6 +12,7 @@ from rljob_api.spec import DataSource, RewardFunction, RewardSpec
 from rljob_worker.data.chat import ChatTemplate
 from rljob_worker.data.labels import label_text
 from rljob_worker.data.prompts import check_prompt
+from rljob_worker.data.reward_rows import RoutedRows, RowRewards, route
 from rljob_worker.data.seeds import SEED
 from rljob_worker.data.sources import LoadedSource
 from rljob_worker.data.tokenizer import tokens_added_after
@@ -37,6 +38,22 @@ class ScoredRows:
     """How many of its rows are used, from the first on."""
     left_out: frozenset[int] = frozenset()
     """Those of them that are not (`spec.data.skip`)."""
+    routed: RoutedRows | None = None
+    """The rows by value, where their reward follows from a column."""
+
+    @classmethod
+    def of(
+        cls,
+        loaded: LoadedSource,
+        default_reward: RewardSpec | None,
+        count: int | None = None,
+        left_out: frozenset[int] = frozenset(),
+    ) -> ScoredRows:
+        """The first `count` rows, or all. Raises UserError where one of them has no reward."""
+        reward = _reward_of(loaded, default_reward)
+        rows = len(loaded.rows)
+        count = min(rows, count or rows)
+        return cls(loaded, reward, count, left_out, route(loaded, reward, count, left_out))
 
 
 class Renderer:
@@ -46,6 +63,7 @@ class Renderer:
         self.loaded = loaded
         self._tokenizer = tokenizer
         self.reward = _reward_of(loaded, default_reward)
+        self._rewards = RowRewards(self.reward)
         self._check_labels()
         self._chat: ChatTemplate | None = None
         if loaded.source.apply_chat_template:
@@ -67,6 +85,9 @@ class Renderer:
 
     def _check_labels(self) -> None:
         """Refuse an empty label where a built-in reward compares with it."""
+        if self.reward.by is not None:
+            # Which reward compares depends on the row: `route` looks at each.
+            return
         blank = self.loaded.facts.blank_label
         parts: Sequence[RewardFunction] = self.reward.parts or [self.reward]
         compares = [part.name for part in parts if part.name is not None and BUILTIN_REWARDS[part.name].compares]
@@ -114,7 +135,7 @@ class Renderer:
             text=text,
             token_ids=ids,
             label=None if source.label_key is None else label_text(content[source.label_key]),
-            reward=self.reward,
+            reward=self._reward(content, row),
             metadata={k: v for k, v in content.items() if k not in (source.prompt_key, source.label_key)},
             row=content,
             label_key=source.label_key,
@@ -122,6 +143,12 @@ class Renderer:
             if self._chat is None or source.seeds is not None
             else self._chat.messages(content[source.prompt_key]),
         )
+
+    def _reward(self, content: dict[str, Any], row: int) -> RewardSpec:
+        try:
+            return self._rewards.of_row(content)
+        except ValueError as error:
+            raise UserError(f"{self.loaded.place(row)}: {error}") from None
 
     def _text(self, prompt: Any, row: int) -> str:
         source = self.loaded.source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rljob_api.spec import ModelSpec
 from rljob_worker.checkpoints.reader import checkpoint_root
 from rljob_worker.data.dataset import PromptSource, load_evaluation_prompts
 from rljob_worker.data.hub import snapshot
+from rljob_worker.data.reward_rows import unused_parts
 from rljob_worker.data.tokenizer import load_tokenizer, prepare_tokenizer
 from rljob_worker.devices.kinds import device_kind
 from rljob_worker.driver.preflight import check_engine_arguments, check_room
@@ -29,6 +31,8 @@ from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.rollouts.worlds import JobEnvironments
 from rljob_worker.waiting import waiting_for
+
+logger = logging.getLogger("rljob.data")
 
 MODEL_FOLDER = "model"
 """In the run folder: config and tokenizer of the model, and a random model's weights."""
@@ -93,8 +97,11 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
         prompts = PromptSource(spec, tokenizer, max_prompt_tokens=limit)
         scored = prompts.scored()
         evaluation_prompts = load_evaluation_prompts(spec, tokenizer, max_prompt_tokens=evaluation_limit, scored=scored)
+    routed = {one.loaded.field: one.routed for one in scored if one.routed is not None}
+    for sentence in unused_parts(routed.values()):
+        logger.warning("%s", sentence)
     with waiting_for("spec.reward to be imported and tried"):
-        rewards = RewardRunner(spec, tokenizer, columns=prompts.columns(), private=private)
+        rewards = RewardRunner(spec, tokenizer, columns=prompts.columns(), routed=routed, private=private)
     return Inputs(
         tokenizer=tokenizer,
         model_folder=model_folder,

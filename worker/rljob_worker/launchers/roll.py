@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rljob_worker.launchers.draft import (
     Draft,
@@ -201,6 +201,10 @@ def _place(draft: Draft, last: Settings) -> None:
             draft.note(mapping, f"resources.{role}")
 
 
+_FUNCTIONS: Mapping[str, dict[str, object]] = {"math_rule": {"name": "math"}}
+"""Built-in rewards by the names that ROLL's examples give theirs."""
+
+
 def _data(draft: Draft, last: Settings) -> None:
     files, folder = last.get("actor_train.data_args.file_name"), last.get("actor_train.data_args.dataset_dir")
     key = last.get("actor_train.data_args.messages")
@@ -211,10 +215,9 @@ def _data(draft: Draft, last: Settings) -> None:
     rewards = {name.split(".")[1] for name in last if name.startswith("rewards.")}
     for setting in [found for found in (folder, key) if found]:
         draft.note(setting, "data")
+    _reward(draft, last, sorted(rewards), one_file=len(paths) == 1)
     if len(paths) == 1 and files:
         draft.put(files, "data", {"path": paths[0], **common, **_known(draft, "data")})
-        if rewards == {"math_rule"}:
-            draft.assume("reward.name", "math")
     elif files and len(paths) == len(names):
         weights = [last[f"actor_train.data_args.domain_interleave_probs.{name}"].value for name in names]
         sources = [
@@ -223,7 +226,7 @@ def _data(draft: Draft, last: Settings) -> None:
                 "path": path,
                 **common,
                 "weight": weight,
-                **({"reward": {"name": "math"}} if name == "math_rule" else {}),
+                **({"reward": {"name": "math"}} if name == "math_rule" and not draft.get("reward") else {}),
             }
             for name, path, weight in zip(names, paths, weights, strict=True)
         ]
@@ -234,10 +237,28 @@ def _data(draft: Draft, last: Settings) -> None:
         draft.note(last[f"actor_train.data_args.domain_interleave_probs.{name}"], "data.sources[].weight")
     for name in sorted(rewards):
         said = Setting(f"rewards.{name}", "")
-        if name == "math_rule":
-            draft.note(said, "reward.name")
+        tags = last.get(f"rewards.{name}.tag_included")
+        if name in _FUNCTIONS:
+            draft.note(said, "reward.parts[].name" if draft.get("reward.by") else "reward.name")
         else:
             draft.leave(said, "reward.python: a function that scores it")
+        if tags and draft.get("reward.by"):
+            draft.note(tags, "reward.parts[].rows", "values of the column tag")
+        elif tags:
+            draft.leave(tags, "one source a domain, each with its reward; or reward.by: tag, and parts with rows")
+
+
+def _reward(draft: Draft, last: Settings, names: list[str], *, one_file: bool) -> None:
+    """ROLL sends a row to the reward whose `tag_included` has the row's tag; without tags one reward scores all."""
+    tags = {name: setting for name in names if (setting := last.get(f"rewards.{name}.tag_included"))}
+    if names == ["math_rule"] and one_file:
+        draft.assume("reward", dict(_FUNCTIONS["math_rule"]))
+    elif len(names) > 1 and len(tags) == len(names):
+        parts = [
+            _FUNCTIONS.get(name, {"recordAs": name}) | {"rows": [str(tag) for tag in listed(setting.value)]}
+            for name, setting in tags.items()
+        ]
+        draft.assume("reward", {"by": "tag", "parts": parts})
 
 
 def _known(draft: Draft, path: str) -> dict[str, object]:

@@ -64,7 +64,7 @@ RULES: dict[str, Rule] = {
     "data.train_files": later,
     "data.val_files": later,
     "data.prompt_key": to("data.promptKey", text),
-    "data.reward_fn_key": nowhere("one reward for each source: data.sources[].reward"),
+    "data.reward_fn_key": later,
     "data.train_batch_size": to("rollout.promptsPerStep", whole),
     "data.max_prompt_length": to("data.maxPromptTokens", whole),
     "data.max_response_length": to("rollout.maxResponseTokens", whole),
@@ -266,6 +266,12 @@ def _learn(draft: Draft, last: Settings) -> None:
     for offload in (last.get(f"{_M}.optimizer_offload"), last.get(f"{_A}.fsdp_config.optimizer_offload")):
         take(draft, offload, "training.optimizer.hostOffload", switch)
     _fsdp(draft, last)
+    _reward(draft, last)
+
+
+def _reward(draft: Draft, last: Settings) -> None:
+    """A function of the user's has the column in its arguments; verl's own choose by it."""
+    key = last.get("data.reward_fn_key")
     file, function = last.get("custom_reward_function.path"), last.get("custom_reward_function.name")
     if file:
         name = text(function.value) if function else "compute_score"
@@ -273,6 +279,11 @@ def _learn(draft: Draft, last: Settings) -> None:
         draft.assume("reward.signature", "Verl")
         if function:
             draft.note(function, "reward.python")
+    if key and file:
+        wanted = "the function gets the column data_source"
+        draft.leave(key, wanted if str(key.value) == "data_source" else f"{wanted}, under that name alone")
+    elif key:
+        draft.put(key, "reward.by", text(key.value), "name its values in reward.parts[].rows")
 
 
 def _fsdp(draft: Draft, last: Settings) -> None:

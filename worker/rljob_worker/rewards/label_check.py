@@ -14,8 +14,10 @@ from pathlib import Path
 
 import xxhash
 
+from rljob_api.spec import RewardSpec
 from rljob_worker.data.labels import label_text
 from rljob_worker.data.renderer import ScoredRows
+from rljob_worker.data.reward_rows import RowRewards
 from rljob_worker.data.sources import LoadedSource
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file, write_whole
@@ -110,7 +112,7 @@ class LabelCheck:
 
     def __init__(self, sources: Sequence[ScoredRows], cache: Path | None = None) -> None:
         cache = cache or cache_folder()
-        self._all = [labels for source in sources if (labels := _labels(source, cache)) is not None]
+        self._all = [labels for source in sources for labels in _labels(source, cache)]
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._told = 0
@@ -172,15 +174,37 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rljob" / "labels"
 
 
-def _labels(scored: ScoredRows, cache: Path) -> _Labels | None:
+def _labels(scored: ScoredRows, cache: Path) -> Iterator[_Labels]:
+    """The labels of a source by the rewards that read them, which may follow from a column."""
     source, reward, count = scored.loaded, scored.reward, scored.count
     key = source.source.label_key
-    names = sorted({name for part in parts_of(reward) if (name := part.reward.name) in READERS and name is not None})
-    if key is None or not names:
-        return None
-    digest = xxhash.xxh3_128_hexdigest(json.dumps([VERSION, source.fingerprint, key, names, count]).encode())
-    rows = ((row, label_text(content[key])) for row, content in enumerate(islice(source.rows, count)))
-    return _Labels(source, names, reward.on_error == "Fail", rows, cache / f"{digest}.json", scored.left_out)
+    values = [None] if scored.routed is None else list(scored.routed.values)
+    rewards = RowRewards(reward)
+    by_names: dict[tuple[str, ...], list[str | None]] = {}
+    for value in values:
+        if names := _readers(rewards.of_value(value)):
+            by_names.setdefault(names, []).append(value)
+    for names, own in by_names.items() if key is not None else ():
+        said = [VERSION, source.fingerprint, key, list(names), count]
+        said += [] if reward.by is None else [reward.by, sorted(map(str, own))]
+        digest = xxhash.xxh3_128_hexdigest(json.dumps(said).encode())
+        rows = _rows_of(scored, str(key), names)
+        yield _Labels(source, names, reward.on_error == "Fail", rows, cache / f"{digest}.json", scored.left_out)
+
+
+def _readers(reward: RewardSpec | None) -> tuple[str, ...]:
+    parts = [] if reward is None else parts_of(reward)
+    return tuple(sorted({name for part in parts if (name := part.reward.name) in READERS and name is not None}))
+
+
+def _rows_of(scored: ScoredRows, key: str, names: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """(row, label) of the rows whose labels these rewards read."""
+    rewards = RowRewards(scored.reward)
+    for row, content in enumerate(islice(scored.loaded.rows, scored.count)):
+        routed = scored.reward.by is not None
+        if routed and (row in scored.left_out or _readers(rewards.of_row(content)) != names):
+            continue
+        yield row, label_text(content[key])
 
 
 def _fault(readers: Sequence[str], label: str) -> str | None:

@@ -19,6 +19,7 @@ from rljob_worker.confined.bounds import Bounds, environment, network_can_be_clo
 from rljob_worker.confined.files import Files
 from rljob_worker.confined.kernel import Kernel
 from rljob_worker.confined.process import Place
+from rljob_worker.data.reward_rows import RoutedRows
 from rljob_worker.data.sources import TURNS, data_sources, evaluation_sources
 from rljob_worker.data.tokenizer import decode_responses
 from rljob_worker.errors import UserError
@@ -69,6 +70,7 @@ class RewardRunner:
         tokenizer: PreTrainedTokenizerBase,
         *,
         columns: Mapping[str, frozenset[str]] | None = None,
+        routed: Mapping[str, RoutedRows] | None = None,
         workdir: Path | None = None,
         processes: int | None = None,
         private: Iterable[Path] = (),
@@ -79,6 +81,7 @@ class RewardRunner:
             spec: the job.
             tokenizer: of the model.
             columns: by a source's place in the manifest, those that a reward is given beside prompt and label.
+            routed: by a source's place, its rows by the value that chooses their reward.
             workdir: working directory of the rewards; default: this process's.
             processes: how many score at once.
             private: folders of the job that no reward reads, wherever they are.
@@ -97,9 +100,15 @@ class RewardRunner:
         self._scorers: dict[str, _Inline | _Isolated] = {}
         self._known: dict[int, tuple[RewardSpec, list[tuple[Part, _Inline | _Isolated]]]] = {}
         for where, source, reward, label_key in _rewards(spec):
-            for part in parts_of(reward):
+            for index, part in enumerate(parts_of(reward)):
+                given = None if columns is None else columns.get(source)
+                needed = label_key is None
+                if part.rows is not None:
+                    # Its own rows tell its columns; whether they have labels was looked at.
+                    rows, needed = (routed or {}).get(source), False
+                    given = None if rows is None else rows.columns_of(index)
                 try:
-                    self._check(part.reward, label_key, None if columns is None else columns.get(source))
+                    self._check(part.reward, label_key, given, lacks_label=needed)
                 except UserError as error:
                     raise UserError(f"{where}{part.place}{str(error).removeprefix('reward')}") from error
             self._scorers_of(reward)
@@ -225,13 +234,15 @@ class RewardRunner:
         code = [self._workdir, *([Path(function[0]).parent] if function else [])]
         return files_of(code, paths["readPaths"], paths["writePaths"], self._private, variables)
 
-    def _check(self, reward: RewardSpec, label_key: str | None, columns: frozenset[str] | None) -> None:
+    def _check(
+        self, reward: RewardSpec, label_key: str | None, columns: frozenset[str] | None, *, lacks_label: bool
+    ) -> None:
         """UserError, which begins with `reward`, when the reward cannot be used."""
         if reward.python is None:
             assert reward.name is not None
             check_args(reward.name, reward.args)
             needs_label = BUILTIN_REWARDS[reward.name].compares or reward.args.get("compare") is True
-            if needs_label and label_key is None:
+            if needs_label and lacks_label:
                 raise UserError(f"reward.name: {reward.name} compares with a label, but the source's labelKey is null")
         if not reward.network and not network_can_be_closed():
             raise UserError(

@@ -22,6 +22,8 @@ class Part:
     weight: float
     reward: RewardSpec
     """The reward with this function alone."""
+    rows: Sequence[str] | None = None
+    """Values of the reward's column whose rows it scores; None: all rows."""
 
 
 def parts_of(reward: RewardSpec) -> list[Part]:
@@ -36,9 +38,10 @@ def parts_of(reward: RewardSpec) -> list[Part]:
             reward.model_copy(
                 update={
                     "name": part.name, "python": part.python, "batch": part.batch, "args": part.args, "parts": None,
-                    "signature": part.signature,
+                    "signature": part.signature, "by": None,
                 }
             ),
+            part.rows,
         )
         for index, part in enumerate(reward.parts)
     ]  # fmt: skip
