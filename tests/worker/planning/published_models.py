@@ -29,6 +29,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48}
     | {"num_attention_heads": 32, "num_key_value_heads": 4, "tie_word_embeddings": False, "norm_topk_prob": True}
     | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    "Qwen2.5-0.5B-Instruct": {
+        "model_type": "qwen2",
+        "vocab_size": 151936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+    }
+    | {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    | {"max_position_embeddings": 32768},
     "Qwen2.5-7B": {"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944}
     | {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}
     | {"max_position_embeddings": 131072},
@@ -40,6 +48,7 @@ PARAMETERS = {
     "Qwen3-4B": 4_022_468_096,
     "Qwen3-8B": 8_190_735_360,
     "Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen2.5-0.5B-Instruct": 494_032_768,
     "Qwen2.5-7B": 7_615_616_512,
 }
 """The sums of the safetensors on the hub."""

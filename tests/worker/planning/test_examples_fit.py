@@ -14,6 +14,7 @@ from rljob_worker.planning.tables import GIB
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PEAKS = {
+    "qwen2.5-0.5b-frozen-lake-8xnpu": ("Qwen2.5-0.5B-Instruct", [("actor_train", 19.90), ("rollout", 49.31)]),
     "qwen2.5-7b-rlvr-2x8": ("Qwen2.5-7B", [("actor_train", 38.56)]),
     "qwen2.5-7b-rlvr-2x8-apart": ("Qwen2.5-7B", [("actor_train", 37.17), ("update_weights", 50.83)]),
     "qwen2.5-7b-rlvr-2x8-halves": ("Qwen2.5-7B", [("actor_train", 37.17), ("update_weights", 50.83)]),
