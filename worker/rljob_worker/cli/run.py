@@ -16,6 +16,7 @@ from rljob_api.validation import ManifestError, check_runnable_locally
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli.addresses import check_ray_address
 from rljob_worker.cli.manifest import add_manifest_arguments, folder_name, read_manifest
+from rljob_worker.cli.sweep import add_sweep_argument, run_sweep
 from rljob_worker.cli.trust import add_trust_argument, trusting
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import keep_output_from_raising
@@ -32,6 +33,7 @@ events.jsonl, summary.json, report.html and report.png.
 examples:
   rljob run job.yaml
   rljob run job.yaml --set spec.steps=5 --output runs/try
+  rljob run job.yaml --sweep spec.training.optimizer.lr=1e-6,3e-6 --output runs/lr
   rljob run job.yaml --output runs/try --resume
   rljob run - --output /shared/try --resume auto < job.yaml"""
 
@@ -64,6 +66,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="HOST:PORT",
         help="Ray cluster to run on (default: RAY_ADDRESS; `local`: none but the embedded one)",
     )
+    add_sweep_argument(command)
     command.add_argument(
         "--no-report", action="store_true", help="draw no report at the end (`rljob report DIR` draws it later)"
     )
@@ -76,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--resume: needs --output with the run folder to continue")
     if arguments.trust_unverified and not arguments.resume:
         raise UserError("--trust-unverified: needs --resume; a new run reads no checkpoint")
+    if arguments.sweep:
+        return run_sweep(arguments)
     job = _without_rows(read_manifest(arguments), arguments.skip_prompt)
     if arguments.trust_unverified:
         job = trusting(job)
