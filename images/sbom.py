@@ -40,7 +40,11 @@ _HEAD = """# Licences
 As each package's own metadata says it, of the versions in `requirements/`, for whatever machine. What an image really
 holds, its base and the system's packages included, is in the SBOM that `make image-...` writes beside it
 (`dist/*.cdx.json`). `tests/images/test_licences.py` refuses GPL and AGPL in what is shipped; LGPL is neither. This page
-is written by `make generate`."""
+is written by `make generate`.
+
+uPlot 1.6.32 (MIT), which draws the charts of `report.html`, lies in `worker/rljob_worker/report/assets/uplot` as its
+npm package has it, with its licence."""
+
 _GPL = re.compile(r"(?<![A-Za-z])A?GPL|GNU (?:Affero )?General Public", re.IGNORECASE)
 _SYSTEM = {
     "dpkg-query": ("deb", ["-W", "-f", "${Package}\t${Version}\t${Architecture}\n"]),

@@ -164,7 +164,7 @@ class Driver:
         """Status and content of the answer to a request."""
         headers = f"Connection: close\r\nAuthorization: Bearer {_TOKEN}\r\n"
         connection = _Connection(f"{method} {path} HTTP/1.1\r\n{headers}\r\n".encode())
-        self._http(cast("Any", connection), ("operator", 0), cast("Any", None))
+        self._http(cast("Any", connection), ("operator", 0), cast("Any", self._server))
         answer = HTTPResponse(cast("Any", _Connection(bytes(connection.sent))))
         answer.begin()
         return answer.status, answer.read()

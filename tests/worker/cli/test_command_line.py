@@ -27,7 +27,21 @@ from rljob_worker.records.steps import StepLog
 
 REPOSITORY = Path(__file__).parents[3]
 COMMANDS = (
-    *("run", "validate", "score", "eval", "env", "plan", "doctor", "save", "profile", "report", "trace", "samples"),
+    *(
+        "run",
+        "validate",
+        "score",
+        "eval",
+        "env",
+        "plan",
+        "doctor",
+        "save",
+        "profile",
+        "report",
+        "view",
+        "trace",
+        "samples",
+    ),
     "export",
 )
 

@@ -24,7 +24,7 @@ from rljob_worker.report import build  # noqa: F401  (its libraries take seconds
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
 OLD_RUN = Path(__file__).parents[1] / "records" / "old_run"
-COMMANDS = {"report": [], "trace": [], "samples": [], "export": ["--to", "exported"]}
+COMMANDS = {"report": [], "view": [], "trace": [], "samples": [], "export": ["--to", "exported"]}
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ COMMANDS = (
     "save",
     "profile",
     "report",
+    "view",
     "trace",
     "samples",
     "audit",

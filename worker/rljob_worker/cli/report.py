@@ -23,6 +23,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="steps whose phases are drawn instant by instant, lane by lane, in lanes.png too (default: five in the "
         "middle of a run whose trainers and engines have devices of their own)",
     )
+    command.add_argument(
+        "--beside",
+        metavar="DIR",
+        type=folder_name,
+        help="folder of another run, in the charts of report.html too",
+    )
     command.set_defaults(run=run)
 
 
@@ -52,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rljob_worker.report.build import build_report
     from rljob_worker.report.table import phase_table_text
 
-    html, png = build_report(arguments.folder, arguments.steps)
+    html, png = build_report(arguments.folder, arguments.steps, arguments.beside)
     print(phase_table_text(arguments.folder))
     print(f"report  {html}\n        {png}")
     return 0

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 import secrets
-import socket
-import socketserver
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from rljob_api.wire import names
 from rljob_api.wire.driver_status import DriverStatus
@@ -26,7 +19,7 @@ from rljob_api.wire.run_status import DriverAddress
 from rljob_api.wire.steps_page import PAGE, PAGE_BYTES, page_text
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.host.files import read_text, write_whole
-from rljob_worker.host.sockets import is_local_name
+from rljob_worker.records.guarded_http import GuardedHandler, GuardedServer
 from rljob_worker.records.profile_request import BusyError, ProfileRequest, parse_request
 from rljob_worker.records.steps import StepLog
 
@@ -44,9 +37,6 @@ _ROUTES = {
     names.TRACE_PATH: "GET",
 }
 _PROBES = (names.HEALTH_PATH, names.READY_PATH)
-_TOKEN_HEADERS = ("Authorization", names.DRIVER_AUTHORIZATION_HEADER)
-_SOCKET_SECONDS = 10.0
-_LARGEST_BODY = 1 << 16
 _POLL_SECONDS = 0.05
 
 
@@ -110,13 +100,13 @@ class DriverServer:
         self.token = secrets.token_hex(32) if token is None else token.strip()
         self.last_read = -1
         try:
-            self._server = _Server((host, port), _handler(self))
+            self._server = GuardedServer((host, port), _handler(self), self.token)
         except (OSError, OverflowError) as error:
             raise UserError(
                 f"spec.records.httpHost {host}, spec.records.httpPort {port}: cannot listen there: {error}; "
                 "port 0 picks a free one"
             ) from None
-        self.local = ip_address(str(self._server.server_address[0])).is_loopback
+        self.local = self._server.local
         """Whether only processes of this machine can reach it."""
         self._address_file = address_file
         self._token_file = token_file if token is None else None
@@ -127,7 +117,7 @@ class DriverServer:
     @property
     def port(self) -> int:
         """The port that is listened on."""
-        return int(self._server.server_address[1])
+        return self._server.server_port
 
     def start(self) -> None:
         """Begin to serve and write token and address; OSError where only these files could not be written."""
@@ -163,26 +153,6 @@ def _remove_if(file: Path, content: str) -> None:
             file.unlink()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, handler)
-
-    def server_bind(self) -> None:
-        # HTTPServer would ask DNS for the host's name here, which can take longer than the job's start-up.
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if isinstance(sys.exception(), OSError):
-            logger.debug("connection from %s ended early", client_address)
-        else:
-            logger.exception("request from %s failed", client_address)
-
-
 def _first_of(lines: Sequence[str]) -> Sequence[str]:
     """The first records, up to the one that takes the answer to `PAGE_BYTES`: never none where there is one."""
     size = 0
@@ -193,50 +163,23 @@ def _first_of(lines: Sequence[str]) -> Sequence[str]:
     return lines
 
 
-def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = _SOCKET_SECONDS
-        protocol_version = "HTTP/1.1"
+def _handler(server: DriverServer) -> type[GuardedHandler]:
+    class Handler(GuardedHandler):
+        routes = _ROUTES
+        without_token = _PROBES
 
-        def do_GET(self) -> None:
-            self._respond("GET")
-
-        def do_POST(self) -> None:
-            self._respond("POST")
-
-        def _respond(self, method: str) -> None:
-            try:
-                url = urlsplit(self.path)
-            except ValueError as error:
-                self._refuse(HTTPStatus.BAD_REQUEST, f"not an address: {error}")
-                return
-            if not self._body_skipped() or not self._meant_for_us() or not self._allowed(url.path):
-                return
-            if url.path not in _ROUTES:
-                self._refuse(HTTPStatus.NOT_FOUND, f"no such path: {url.path}; there are {', '.join(_ROUTES)}")
-            elif _ROUTES[url.path] != method:
-                self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"{url.path} takes {_ROUTES[url.path]}, not {method}")
-            else:
-                try:
-                    self._serve(url.path, url.query)
-                except OSError:
-                    raise
-                except Exception:
-                    logger.exception("%s failed", self.path)
-                    self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "the driver failed to answer; its log says why")
-
-        def _serve(self, path: str, query: str) -> None:
+        def serve(self, path: str, query: str) -> None:
             if path == names.HEALTH_PATH:
-                self._answer({"ok": True})
+                self.answer({"ok": True})
             elif path == names.READY_PATH:
                 ready = server.status().ready
-                self._answer({"ready": ready}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+                self.answer({"ready": ready}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
             elif path == names.STATUS_PATH:
-                self._answer(server.status().to_json())
+                self.answer(server.status().to_json())
             elif path == names.STEPS_PATH:
                 self._steps(query)
             elif path == names.METRICS_PATH:
-                self._send(server.metrics(), "text/plain; version=0.0.4; charset=utf-8", HTTPStatus.OK)
+                self.send(server.metrics(), "text/plain; version=0.0.4; charset=utf-8", HTTPStatus.OK)
             elif path == names.ENGINE_NODES_PATH:
                 self._engine_nodes(query)
             elif path == names.PROFILE_PATH:
@@ -245,7 +188,7 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
                 self._trace()
             else:
                 server.request_checkpoint()
-                self._answer({"accepted": True}, HTTPStatus.ACCEPTED)
+                self.answer({"accepted": True}, HTTPStatus.ACCEPTED)
 
         def _engine_nodes(self, query: str) -> None:
             wanted = self._whole(query, "wanted", "")
@@ -254,27 +197,27 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
             try:
                 server.want_engine_nodes(wanted)
             except UserError as error:
-                self._refuse(HTTPStatus.CONFLICT, str(error))
+                self.refuse(HTTPStatus.CONFLICT, str(error))
             else:
-                self._answer({"accepted": True}, HTTPStatus.ACCEPTED)
+                self.answer({"accepted": True}, HTTPStatus.ACCEPTED)
 
         def _trace(self) -> None:
             try:
-                self._send(server.trace(), "application/gzip", HTTPStatus.OK)
+                self.send(server.trace(), "application/gzip", HTTPStatus.OK)
             except UserError as error:
-                self._refuse(HTTPStatus.CONFLICT, str(error))
+                self.refuse(HTTPStatus.CONFLICT, str(error))
             except JobError as error:
-                self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+                self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
         def _profile(self, query: str) -> None:
             try:
                 server.request_profile(parse_request(parse_qs(query, keep_blank_values=True)))
             except BusyError as error:
-                self._refuse(HTTPStatus.CONFLICT, str(error))
+                self.refuse(HTTPStatus.CONFLICT, str(error))
             except UserError as error:
-                self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+                self.refuse(HTTPStatus.BAD_REQUEST, str(error))
             else:
-                self._answer({"accepted": True}, HTTPStatus.ACCEPTED)
+                self.answer({"accepted": True}, HTTPStatus.ACCEPTED)
 
         def _whole(self, query: str, name: str, default: str) -> int | None:
             """A number of the query; None: it was refused."""
@@ -282,7 +225,7 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
             try:
                 return int(given)
             except ValueError:
-                self._refuse(HTTPStatus.BAD_REQUEST, f"{name}: {given[:80]!r} is not a whole number")
+                self.refuse(HTTPStatus.BAD_REQUEST, f"{name}: {given[:80]!r} is not a whole number")
                 return None
 
         def _steps(self, query: str) -> None:
@@ -290,63 +233,8 @@ def _handler(server: DriverServer) -> type[BaseHTTPRequestHandler]:
             if after is None:
                 return
             lines = _first_of(server.log.after(after)[:PAGE])
-            self._send(page_text(lines, len(server.log)).encode(), "application/json", HTTPStatus.OK)
+            self.send(page_text(lines, len(server.log)).encode(), "application/json", HTTPStatus.OK)
             if lines and names.PEEK_HEADER not in self.headers:
                 server.last_read = max(server.last_read, max(after, -1) + len(lines))
-
-        def _body_skipped(self) -> bool:
-            """Read a body that nobody asked for: what stays unread would be taken for the next request."""
-            given = self.headers.get("Content-Length", "0")
-            if "Transfer-Encoding" in self.headers or not (given.isascii() and given.isdigit()):
-                self._refuse(HTTPStatus.BAD_REQUEST, "a body needs a Content-Length that is a whole number")
-                return False
-            if len(given) > 9 or int(given) > _LARGEST_BODY:
-                self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body may have {_LARGEST_BODY} bytes")
-                return False
-            self.rfile.read(int(given))
-            return True
-
-        def _meant_for_us(self) -> bool:
-            host, origin = self.headers.get("Host"), self.headers.get("Origin")
-            if host is not None and server.local and not is_local_name(host):
-                self._refuse(HTTPStatus.MISDIRECTED_REQUEST, f"Host: {host[:80]!r} is not localhost or 127.0.0.1")
-                return False
-            if origin is not None and origin != f"http://{host}":
-                self._refuse(HTTPStatus.FORBIDDEN, f"Origin: {origin[:80]!r}: pages of others are not answered")
-                return False
-            return True
-
-        def _allowed(self, path: str) -> bool:
-            if path in _PROBES:
-                return True
-            for header in _TOKEN_HEADERS:
-                scheme, _, given = self.headers.get(header, "").partition(" ")
-                right = hmac.compare_digest(given.strip().encode(), server.token.encode())
-                if scheme.lower() == "bearer" and right:
-                    return True
-            self._refuse(HTTPStatus.UNAUTHORIZED, "a bearer token is needed")
-            return False
-
-        def _refuse(self, status: HTTPStatus, message: str) -> None:
-            """An error; the connection ends with it, since it is not known what else was sent on it."""
-            self.close_connection = True
-            self._answer({"error": message}, status)
-
-        def _answer(self, content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> None:
-            self._send(json.dumps(content).encode(), "application/json", status)
-
-        def _send(self, body: bytes, kind: str, status: HTTPStatus) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            if status is HTTPStatus.UNAUTHORIZED:
-                self.send_header("WWW-Authenticate", "Bearer")
-            if self.close_connection:
-                self.send_header("Connection", "close")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Requests are not worth a line in the driver's log."""
 
     return Handler

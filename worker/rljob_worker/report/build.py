@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api import metrics as m
+from rljob_api.json_types import JsonObject
 from rljob_api.safe_text import visible
 from rljob_api.wire.run_status import RunDescription
 from rljob_api.wire.step_record import StepRecord
@@ -19,38 +20,82 @@ from rljob_worker.records.steps import effective_steps, read_steps
 from rljob_worker.records.summary import phase_table
 from rljob_worker.records.trajectories import read_trajectories, trajectory_files
 from rljob_worker.report.gantt import draw_gantt, gantt_of
-from rljob_worker.report.page import document, sample_table, table
+from rljob_worker.report.page import Heading, Paragraph, Part, Place, Table, document, picture, sample_table
+from rljob_worker.report.page_data import run_data, sample_data, sample_steps
 from rljob_worker.report.plot import plot_run
 from rljob_worker.report.text import number
 from rljob_worker.report.tokens import token_rows
 
 _LANE_STEPS = 5
+_CURVES = "reward, phase seconds, training metrics"
 
 
-def build_report(run_folder: Path, steps: range | None = None) -> tuple[Path, Path]:
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder, as its report shows it."""
+
+    folder: Path
+    about: RunDescription
+    every: Sequence[StepRecord]
+    """Of each executed step."""
+    drawn: Sequence[StepRecord]
+    """Each step once, an evaluation before the first among them."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        """Read the records; UserError where it is no run folder, or no step was finished yet."""
+        about, records = require_run_folder(folder), read_steps(folder)
+        run = cls(folder, about, [record for record in records if record.is_step], effective_steps(records))
+        if not run.kept:
+            raise UserError(f"{folder}: no step was finished yet, there is nothing to report")
+        return run
+
+    @property
+    def kept(self) -> list[StepRecord]:
+        """The steps, each once."""
+        return [record for record in self.drawn if record.is_step]
+
+
+def build_report(run_folder: Path, steps: range | None = None, beside: Path | None = None) -> tuple[Path, Path]:
     """Write the report from the run's records; returns the HTML and the PNG file.
 
     Args:
         run_folder: of the run.
         steps: whose phases are drawn instant by instant, in `lanes.png`; by default five in the middle of a run that
             has several lanes.
+        beside: folder of another run, whose curves are drawn in the same charts.
 
     Raises:
         UserError: not a run folder, or the run has no step record yet, or no event of the steps asked for.
     """
-    run = require_run_folder(run_folder)
-    everything = read_steps(run_folder)
-    drawn = effective_steps(everything)
-    records, kept = ([record for record in some if record.is_step] for some in (everything, drawn))
-    if not kept:
-        raise UserError(f"{run_folder}: no step was finished yet, there is nothing to report")
-    name, wanted = visible(run.name), run.spec["steps"]
-    png = plot_run(drawn, f"{name}: {kept[-1].step} of {wanted} steps", run_folder / "report.png")
+    run = Run.read(run_folder)
+    runs = [run, *([Run.read(beside)] if beside is not None else [])]
+    title = f"{visible(run.about.name)}: {run.kept[-1].step} of {run.about.spec['steps']} steps"
+    png = plot_run(run.drawn, title, run_folder / "report.png")
     page = run_folder / "report.html"
-    lanes = _lanes(run_folder, kept, steps)
+    data = {**page_data(runs), "samples": sample_data(run_folder)}
     # The manifest in it may name keys among its variables.
-    write_whole(page, _page(name, run, records, kept, png, lanes, run_folder), private=True)
+    write_whole(page, _page(runs, png, _lanes(run, steps), data), private=True)
     return page, png
+
+
+def page_data(runs: Sequence[Run]) -> JsonObject:
+    """The content of the page's scripts, but for the samples of the first run."""
+    names = [run.about.name for run in runs]
+    if len({*names}) < len(names):
+        names = [str(run.folder) for run in runs]
+    return {"runs": [run_data(name, run.drawn) for name, run in zip(names, runs)], "live": False}
+
+
+def live_page(runs: Sequence[Run], version: str) -> str:
+    """The page that `rljob view` serves: it asks for samples and for what is new.
+
+    Args:
+        runs: the run, and perhaps another beside it.
+        version: of their records, as `run.json` tells it.
+    """
+    data = {**page_data(runs), "samples": sample_steps(runs[0].folder), "live": True, "version": version}
+    return _page(runs, None, [], data)
 
 
 def _middle(kept: list[StepRecord]) -> range | None:
@@ -61,49 +106,47 @@ def _middle(kept: list[StepRecord]) -> range | None:
     return range(first, min(first + _LANE_STEPS, kept[-1].step + 1))
 
 
-def _lanes(folder: Path, kept: list[StepRecord], asked: range | None) -> str:
-    """What each lane did in some steps, as HTML; UserError where these were asked for and no event tells it."""
-    steps = asked or _middle(kept)
+def _lanes(run: Run, asked: range | None) -> list[Part]:
+    """What each lane did in some steps; UserError where these were asked for and no event tells it."""
+    steps = asked or _middle(run.kept)
     if steps is None:
-        return ""
+        return []
     try:
-        gantt = gantt_of(read_events(folder), steps)
+        gantt = gantt_of(read_events(run.folder), steps)
     except UserError as error:
         if asked:
             raise
         # Events that were lost take nothing from what the records say.
-        return f"<p>What each lane did cannot be drawn: {html.escape(visible(str(error)))}</p>"
+        return [Paragraph(f"What each lane did cannot be drawn: {error}")]
     shown = f"step {steps.start}" if len(gantt.steps) == 1 else f"steps {steps.start} to {gantt.steps[-1]}"
-    picture = draw_gantt(gantt, f"What each lane did in {shown}", folder / "lanes.png")
-    return _image(picture, "phases of each lane")
+    drawn = draw_gantt(gantt, f"What each lane did in {shown}", run.folder / "lanes.png")
+    return [picture(drawn, "phases of each lane")]
 
 
-def _page(
-    name: str,
-    run: RunDescription,
-    records: list[StepRecord],
-    kept: list[StepRecord],
-    png: Path,
-    lanes: str,
-    folder: Path,
-) -> str:
+def _page(runs: Sequence[Run], png: Path | None, lanes: Sequence[Part], data: JsonObject) -> str:
+    run = runs[0]
     parts = [
-        table([], _facts(run, records, kept)),
-        _image(png, "reward, phase seconds, training metrics"),
-        "<h2>Phases</h2>",
-        lanes,
-        _phases(kept),
-        _tokens(kept),
-        _examples(folder),
+        _facts(runs),
+        Place("charts"),
+        *([] if png is None else [picture(png, _CURVES, fallback=True)]),
+        Heading("Phases"),
+        *lanes,
+        _phases(run.kept),
+        *_tokens(run.kept),
+        *_samples(run.folder),
+        Paragraph("`rljob trace` writes the run as a trace, with each phase and process on one clock, for Perfetto."),
     ]
-    return document(name, parts, run.job)
+    return document(run.about.name, parts, run.about.job, data)
 
 
-def _image(png: Path, alt: str) -> str:
-    return f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(png.read_bytes()).decode()}"/>'
+def _facts(runs: Sequence[Run]) -> Table:
+    columns = [_facts_of(run) for run in runs]
+    rows = [[name, *(column.get(name, "-") for column in columns)] for name in {n: 0 for c in columns for n in c}]
+    return Table(["", *(str(run.folder) for run in runs)] if len(runs) > 1 else [], rows)
 
 
-def _facts(run: RunDescription, records: list[StepRecord], kept: list[StepRecord]) -> list[list[str]]:
+def _facts_of(run: Run) -> dict[str, str]:
+    kept = run.kept
     step, switch, other = (
         statistics.median(values)
         for values in zip(*((r.step_seconds, r.switch_seconds, r.other) for r in kept), strict=True)
@@ -111,12 +154,12 @@ def _facts(run: RunDescription, records: list[StepRecord], kept: list[StepRecord
     rewards = [number(record.reward) for record in (kept[0], kept[-1])]
     tokens = [r.metric(m.RESPONSE_TOKENS_KEY) for r in kept]
     seconds = sum(_rollout(r) for r, count in zip(kept, tokens, strict=True) if count is not None)
-    syncs = [record.weights for record in records if record.weights is not None]
-    facts = {
-        "steps": f"{kept[-1].step} of {run.spec['steps']}",
-        **({"stopped early": visible(kept[-1].stopped_early)} if kept[-1].stopped_early else {}),
-        "attempts": str(run.attempt),
-        "steps lost to restarts": str(len(records) - len(kept)),
+    syncs = [record.weights for record in run.every if record.weights is not None]
+    return {
+        "steps": f"{kept[-1].step} of {run.about.spec['steps']}",
+        **({"stopped early": kept[-1].stopped_early} if kept[-1].stopped_early else {}),
+        "attempts": str(run.about.attempt),
+        "steps lost to restarts": str(len(run.every) - len(kept)),
         "mean reward, first and last step": ", ".join(rewards),
         "seconds a step, median": number(step),
         "of which switching devices over": f"{number(switch)} ({100 * switch / step:.1f} %)",
@@ -125,7 +168,6 @@ def _facts(run: RunDescription, records: list[StepRecord], kept: list[StepRecord
         "of rollout with fewer than half of its places busy": _tail(kept),
         "weight syncs verified": f"{sum(sync.verified for sync in syncs)} of {len(syncs)}",
     }
-    return [[name, value] for name, value in facts.items()]
 
 
 def _rollout(record: StepRecord) -> float:
@@ -133,7 +175,7 @@ def _rollout(record: StepRecord) -> float:
     return sum(phases.get("rollout", 0.0) for phases in (record.phases, *record.lanes.values()))
 
 
-def _phases(kept: list[StepRecord]) -> str:
+def _phases(kept: list[StepRecord]) -> Table:
     rows = [
         [
             row.phase,
@@ -145,12 +187,12 @@ def _phases(kept: list[StepRecord]) -> str:
         ]
         for row in phase_table(kept)
     ]
-    return table(["phase", "median ms", "p95 ms", "total s", "share", "steps"], rows)
+    return Table(["phase", "median ms", "p95 ms", "total s", "share", "steps"], rows, name="phases")
 
 
-def _tokens(kept: list[StepRecord]) -> str:
+def _tokens(kept: list[StepRecord]) -> list[Part]:
     rows = token_rows(kept)
-    return f"<h2>Tokens</h2>\n{table(['sampled tokens', 'count', 'share'], rows)}" if rows else ""
+    return [Heading("Tokens"), Table(["sampled tokens", "count", "share"], rows)] if rows else []
 
 
 def _tail(kept: list[StepRecord]) -> str:
@@ -161,8 +203,9 @@ def _tail(kept: list[StepRecord]) -> str:
     return f"{100 * tail / seconds:.1f} %" if seconds else "-"
 
 
-def _examples(folder: Path) -> str:
+def _samples(folder: Path) -> list[Part]:
     if not trajectory_files(folder):
-        return ""
+        return []
     step, samples = read_trajectories(folder)
-    return f"<h2>Worst and best samples of step {step}</h2>\n{sample_table(samples)}"
+    shown: list[Part] = [Heading(f"Worst and best samples of step {step}"), sample_table(samples)]
+    return [*shown, Heading("All samples"), Place("samples")]

@@ -8,13 +8,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rljob_api.safe_text import visible, visible_line
+from rljob_api.json_types import JsonObject
+from rljob_api.safe_text import visible_line
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file, write_whole
 from rljob_worker.records.run_files import EVALUATION_FILE, require_run_folder
 from rljob_worker.records.steps import read_steps
 from rljob_worker.records.trajectories import read_trajectories
-from rljob_worker.report.page import document, heading, sample_table, table
+from rljob_worker.report.page import Heading, Part, Place, Table, document, sample_table
+from rljob_worker.report.page_data import sample_data
 from rljob_worker.report.text import number
 from rljob_worker.rewards.trial import Count, Distribution, counts
 
@@ -159,15 +161,17 @@ def write_evaluation_page(run_folder: Path) -> Path:
     run, evaluation = require_run_folder(run_folder), read_evaluation(run_folder)
     _, samples = read_trajectories(run_folder, 0)
     facts = [["weights", evaluation.weights], ["seconds of the evaluation", number(evaluation.seconds)]]
-    parts = [table([], facts), heading("Sets"), table(*_table(evaluation))]
+    parts: list[Part] = [Table([], facts), Heading("Sets"), Table(*_table(evaluation))]
     for one in evaluation.sets:
         values = [[_range(count), str(count.count)] for count in one.distribution]
-        parts += [table([f"rewards of {one.name}", "responses"], values)]
-        parts += [heading(f"Worst and best samples of {one.name}")]
+        parts += [Table([f"rewards of {one.name}", "responses"], values)]
+        parts += [Heading(f"Worst and best samples of {one.name}")]
         parts += [sample_table([row for row in samples if row["source"] == one.name])]
+    parts += [Heading("All samples"), Place("samples")]
+    data: JsonObject = {"runs": [], "live": False, "samples": sample_data(run_folder)}
     page = run_folder / "report.html"
     # The manifest in it may name keys among its variables.
-    write_whole(page, document(f"{visible(run.name)}: evaluation", parts, run.job), private=True)
+    write_whole(page, document(f"{run.name}: evaluation", parts, run.job, data), private=True)
     return page
 
 

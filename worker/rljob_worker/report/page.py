@@ -1,67 +1,154 @@
-"""Parts of the HTML pages: all text in them is shown, none obeyed."""
+"""HTML pages of runs and evaluations: one file that loads nothing, whose texts are shown and never obeyed."""
 
 from __future__ import annotations
 
-import html
+import base64
+import functools
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jinja2
+from markupsafe import Markup
 
 from rljob_api.json_types import JsonObject
 from rljob_api.safe_text import visible
-from rljob_worker.report.text import number
+from rljob_worker.report.text import excerpt, number
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; color: #222; }
-h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem } img { max-width: 100% }
-table { border-collapse: collapse } td, th { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #ddd }
-td:first-child, th:first-child { text-align: left } td { vertical-align: top }
-td.text { text-align: left; font-family: monospace; white-space: pre-wrap; overflow-wrap: anywhere }
-"""
+_ASSETS = resources.files("rljob_worker.report") / "assets"
+_SCRIPTS = ("uplot/uPlot.iife.min.js", "charts.js", "samples.js")
+_STYLES = ("uplot/uPlot.min.css", "report.css")
+_NO_LIMIT = 1000
 _EXAMPLES = 5
 
 
-def document(name: str, parts: Iterable[str], manifest: JsonObject) -> str:
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The title of a section."""
+
+    text: str
+    kind: ClassVar[str] = "heading"
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """A sentence or some."""
+
+    text: str
+    kind: ClassVar[str] = "paragraph"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A PNG image, kept within the page."""
+
+    base64: str
+    alt: str
+    fallback: bool = False
+    """Shown only where scripts do not run."""
+    kind: ClassVar[str] = "picture"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An empty section that a script fills."""
+
+    name: str
+    kind: ClassVar[str] = "place"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of plain texts."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    name: str = ""
+    """Under which the scripts find it."""
+    text_from: int = _NO_LIMIT
+    """First column of texts that the policy or a user wrote: they keep their line breaks."""
+    kind: ClassVar[str] = "table"
+
+
+Part = Heading | Paragraph | Picture | Place | Table
+
+
+def picture(png: Path, alt: str, *, fallback: bool = False) -> Picture:
+    """The picture in a file."""
+    return Picture(base64.b64encode(png.read_bytes()).decode(), alt, fallback)
+
+
+def sample_table(samples: Sequence[dict[str, Any]]) -> Table:
+    """The worst and the best of some rows of a trajectory file, by their rewards."""
+    ordered = sorted((s for s in samples if s["reward"] is not None), key=lambda sample: float(sample["reward"]))
+    chosen = [*ordered[:_EXAMPLES], *ordered[-_EXAMPLES:]] if len(ordered) > 2 * _EXAMPLES else ordered
+    texts = [[sample["prompt"], sample["response"], str(sample["label"])] for sample in chosen]
+    rows = [[number(sample["reward"]), *map(excerpt, row)] for sample, row in zip(chosen, texts, strict=True)]
+    return Table(["reward", "prompt", "response", "label"], rows, text_from=1)
+
+
+def document(name: str, parts: Iterable[Part], manifest: JsonObject, data: JsonObject | None = None) -> str:
     """A whole page.
 
     Args:
         name: its title.
-        parts: of its body, as HTML.
+        parts: of its body, in order.
         manifest: of the job, which ends the page.
+        data: of the scripts (`page_data`); None: the page has none.
     """
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">',
-            f'<head><meta charset="utf-8"/><title>{html.escape(name)}</title><style>{_STYLE}</style></head>',
-            f"<body><h1>{html.escape(name)}</h1>",
-            *parts,
-            "<h2>Manifest</h2>",
-            f"<pre>{html.escape(visible(json.dumps(manifest, indent=1, ensure_ascii=False)))}</pre>",
-            "</body></html>\n",
-        ]
+    scripts = [_asset(file) for file in _SCRIPTS] if data is not None else []
+    style = "\n".join(_asset(file) for file in _STYLES)
+    return _template().render(
+        name=name,
+        parts=list(parts),
+        manifest=json.dumps(manifest, indent=1, ensure_ascii=False),
+        data=None if data is None else Markup(script_json(data)),
+        scripts=[Markup(script) for script in scripts],
+        style=Markup(style),
+        policy=_policy(scripts, style, live=data is not None and bool(data.get("live"))),
     )
 
 
-def heading(text: str) -> str:
-    """A heading of plain text."""
-    return f"<h2>{html.escape(visible(text))}</h2>"
+def script_json(content: JsonObject) -> str:
+    """JSON in ASCII that can stand within a script element: no text in it ends the element or begins a comment."""
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", r"\u003c")
 
 
-def sample_table(samples: Sequence[dict[str, Any]]) -> str:
-    """The worst and the best of some rows of a trajectory file, by their rewards."""
-    ordered = sorted((s for s in samples if s["reward"] is not None), key=lambda sample: float(sample["reward"]))
-    chosen = [*ordered[:_EXAMPLES], *ordered[-_EXAMPLES:]] if len(ordered) > 2 * _EXAMPLES else ordered
-    rows = [[number(sample["reward"]), sample["prompt"], sample["response"], str(sample["label"])] for sample in chosen]
-    return table(["reward", "prompt", "response", "label"], rows, text_from=1)
+def _policy(scripts: Sequence[str], style: str, *, live: bool) -> str:
+    """The Content-Security-Policy: these scripts and styles by their digests, and nothing from outside."""
+    rules = {
+        "default-src": "'none'",
+        "script-src": " ".join(map(_digest, scripts)) or "'none'",
+        "style-src": _digest(style),
+        "img-src": "data:",
+        "connect-src": "'self'" if live else "'none'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    return "; ".join(f"{name} {value}" for name, value in rules.items())
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], text_from: int = 1000) -> str:
-    """An HTML table of plain texts; columns from `text_from` on hold what the policy or a user wrote."""
-    lines = ["<table>"]
-    if head:
-        lines.append("<tr>" + "".join(f"<th>{html.escape(visible(cell))}</th>" for cell in head) + "</tr>")
-    for row in rows:
-        opening = ['<td class="text">' if column >= text_from else "<td>" for column in range(len(row))]
-        cells = (f"{tag}{html.escape(visible(cell))}</td>" for tag, cell in zip(opening, row, strict=True))
-        lines.append("<tr>" + "".join(cells) + "</tr>")
-    return "\n".join([*lines, "</table>"])
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+@functools.cache
+def _asset(name: str) -> str:
+    return _ASSETS.joinpath(name).read_text("utf-8")
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, finalize=_shown, trim_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.from_string(_asset("page.html.j2"))
+
+
+def _shown(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value

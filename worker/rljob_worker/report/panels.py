@@ -14,7 +14,7 @@ from rljob_api.wire.step_record import StepRecord
 from rljob_worker.report.curves import Array, draw_line, label_of, metric_of
 
 COLUMNS = 2
-_COLORS = ("#1f77b4", "#d62728", "#238b45", "#9467bd", "#fd8d3c", "#525252")
+COLORS = ("#1f77b4", "#d62728", "#238b45", "#9467bd", "#fd8d3c", "#525252")
 _EVALUATION = "eval/"
 _SHARE = "share"
 _WIDEST, _THINNEST = 2.6, 1.3
@@ -61,7 +61,7 @@ _PANELS = (
     Panel(
         "Trainer's log-probabilities to the engine's, by age of the token",
         "nats, mean distance",
-        {f"train/train_rollout_logprob_abs_diff_age_{age}": f"{age} updates old" for age in range(len(_COLORS))},
+        {f"train/train_rollout_logprob_abs_diff_age_{age}": f"{age} updates old" for age in range(len(COLORS))},
     ),
     Panel(
         "Age of the tokens trained on", "updates", {"rollout/staleness/mean": "mean", "rollout/staleness/max": "oldest"}
@@ -72,17 +72,15 @@ _PANELS = (
 def panels_of(records: Sequence[StepRecord]) -> list[Panel]:
     """The panels that these records have something for, with the curves that were measured at all."""
     measured = {name for record in records for name, value in record.metrics.items() if value is not None}
-    evaluated = {name: label_of(name.removeprefix(_EVALUATION)) for name in measured if name.startswith(_EVALUATION)}
-    rewards = {name: label for name, label in evaluated.items() if is_mean_reward(name)}
+    evaluated = {name: name.removeprefix(_EVALUATION) for name in measured if name.startswith(_EVALUATION)}
+    rewards = evaluated_rewards(records)
     shares = {name: label for name, label in evaluated.items() if name not in rewards}
     parts = PartNames()
     for record in records:
         parts.admit(record.reward_parts())
     found = [
         *_PANELS,
-        *_divided(
-            Panel("Parts of the reward", "mean over samples", {f"{PREFIX}{name}": label_of(name) for name in parts})
-        ),
+        *_divided(Panel("Parts of the reward", "mean over samples", {f"{PREFIX}{name}": name for name in parts})),
         *_divided(Panel("Evaluation: mean reward", "reward", rewards, sparse=True)),
         *_divided(Panel("Evaluation: passed and truncated", _SHARE, shares, sparse=True)),
     ]
@@ -90,14 +88,19 @@ def panels_of(records: Sequence[StepRecord]) -> list[Panel]:
     return [panel for panel in found if panel.curves]
 
 
-def is_mean_reward(name: str) -> bool:
-    """Whether a metric is the mean reward of an evaluation."""
+def evaluated_rewards(records: Sequence[StepRecord]) -> dict[str, str]:
+    """Metric -> label, of the mean rewards of evaluations."""
+    measured = {name for record in records for name in record.metrics if _is_mean_reward(name)}
+    return {name: name.removeprefix(_EVALUATION) for name in sorted(measured)}
+
+
+def _is_mean_reward(name: str) -> bool:
     return name.startswith(_EVALUATION) and not name.endswith("/truncated_ratio") and "/pass@" not in name
 
 
 def _divided(panel: Panel) -> list[Panel]:
     """The panel's curves by name, in panels of as many as there are colours."""
-    names, most = sorted(panel.curves), len(_COLORS)
+    names, most = sorted(panel.curves), len(COLORS)
     groups = [names[first : first + most] for first in range(0, len(names), most)]
     titles = (
         [panel.title] if len(groups) < 2 else [f"{panel.title}, {i + 1} of {len(groups)}" for i in range(len(groups))]
@@ -109,8 +112,8 @@ def draw_panel(axes: Axes, panel: Panel, steps: Array, records: Sequence[StepRec
     """Draw one panel."""
     # The later a curve is drawn the thinner it is: equal ones are all to be seen.
     widths = np.linspace(_WIDEST, _THINNEST, len(panel.curves)) if len(panel.curves) > 1 else [_THINNEST]
-    for (name, label), color, width in zip(panel.curves.items(), _COLORS, widths):
-        values = metric_of(records, name)
+    for (name, text), color, width in zip(panel.curves.items(), COLORS, widths):
+        label, values = label_of(text), metric_of(records, name)
         if panel.sparse:
             given = np.isfinite(values)
             axes.plot(

@@ -18,7 +18,7 @@ from rljob_api.wire.step_record import StepRecord
 from rljob_worker.host.files import replacing
 from rljob_worker.report.colors import PHASE_COLORS
 from rljob_worker.report.curves import Array, draw_line, label_of, metric_of
-from rljob_worker.report.panels import COLUMNS, Panel, draw_panel, is_mean_reward, panels_of
+from rljob_worker.report.panels import COLUMNS, Panel, draw_panel, evaluated_rewards, panels_of
 
 _MARKERS = "oDsv^P*X"
 _HEIGHT = 12.0
@@ -87,7 +87,7 @@ def _reward(axes: Axes, steps: Array, records: Sequence[StepRecord]) -> None:
     high = np.fmin(mean + spread, metric_of(records, m.REWARD_MAX_KEY))
     axes.fill_between(steps, low, high, alpha=0.12, color=color, lw=0, label="± 1 std over samples")
     draw_line(axes, steps, mean, color, "mean reward")
-    names = sorted({name for record in records for name in record.metrics if is_mean_reward(name)})
+    names = evaluated_rewards(records)
     for number, name in enumerate(names):
         values = metric_of(records, name)
         given = np.isfinite(values)

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from rljob_api.safe_text import visible
+
+_LONGEST = 20_000
+_HEAD = 15_000
+"""Characters: a longer text is shown by its first and last ones."""
+
 
 def number(value: float | None, digits: int = 3) -> str:
     """A number, or `-` where there is none (not measured, not finite)."""
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def excerpt(text: str) -> str:
+    """A text from outside as pages show it: control characters escaped, and without the middle of a very long one."""
+    if len(text) > _LONGEST:
+        left_out = f"[... {len(text) - _LONGEST:,} characters are not in this page; `rljob samples` shows them ...]"
+        text = f"{text[:_HEAD]}\n{left_out}\n{text[_HEAD - _LONGEST :]}"
+    return visible(text)
