@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _TAG = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+_FUNCTION = re.compile(r"[A-Za-z_]\w{0,127}")
 MAX_TAGS = 8
 MAX_TOKENS = 2**24
+SANDBOX_SHARE = 0.8
+"""Of a reward's time-out, in which all tests of a program have to end: those that were not come to have failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,14 @@ _TARGET = Argument(f"a number of tokens, 0 to {MAX_TOKENS}", _is_tokens(0))
 _TAGS = Argument(f"1 to {MAX_TAGS} different names of tags, like [think, answer]", _are_tags)
 
 
+_COLUMN = Argument("the name of a column", lambda value: isinstance(value, str) and 0 < len(value) <= 253)
+_NAME = Argument("the name of a function", lambda value: isinstance(value, str) and bool(_FUNCTION.fullmatch(value)))
+
+
+def _one_of(*values: str) -> Argument:
+    return Argument(" or ".join((", ".join(values[:-1]), values[-1])), lambda value: value in values)
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltinReward:
     """A reward that a manifest can name."""
@@ -57,7 +68,14 @@ BUILTIN_REWARDS: Mapping[str, BuiltinReward] = {
     "length": BuiltinReward(arguments={"limit": _TOKENS, "target": _TARGET}),
     "overlong": BuiltinReward(arguments={"limit": _TOKENS, "cache": _TOKENS}, required=("cache",)),
     "environment": BuiltinReward(),
-}
+    "code": BuiltinReward(
+        arguments={
+            "kind": _one_of("Stdin", "Calls", "Pytest"), "tests": _COLUMN, "function": _NAME,
+            "score": _one_of("All", "Share"), "extract": _one_of("Fence", "Whole"), "prefix": _COLUMN,
+        },
+        required=("kind", "tests"),
+    ),
+}  # fmt: skip
 
 
 def argument_faults(name: str, args: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -22,6 +22,7 @@ from rljob_api.rules.model_config import MODEL_CHECKS
 from rljob_api.rules.modes import DEVICE_GROUPS, STALENESS
 from rljob_api.rules.pod_templates import POD_CHECKS
 from rljob_api.rules.pods import CLUSTER_CHECKS
+from rljob_api.rules.sandbox import SANDBOX_CHECKS
 from rljob_api.rules.texts import TEXT_CHECKS
 from rljob_api.rules.variables import VARIABLES
 from rljob_api.spec import DeviceGroupSpec, ResourcesSpec, RLJobSpec
@@ -73,7 +74,7 @@ def checks_on(block: type[ApiModel]) -> tuple[Check, ...]:
     """Return the checks of one block that the API server cannot make."""
     return tuple(
         check
-        for table in (TEXT_CHECKS, MODEL_CHECKS, POD_CHECKS, CLUSTER_CHECKS, DEVICE_CHECKS)
+        for table in (TEXT_CHECKS, SANDBOX_CHECKS, MODEL_CHECKS, POD_CHECKS, CLUSTER_CHECKS, DEVICE_CHECKS)
         for check in table.get(block, ())
     )
 

@@ -93,7 +93,8 @@ def _reward_rules(function: type[ApiModel]) -> Iterator[Rule]:
         on=function,
         field="args",
         wrong="the built-in reward needs an argument that is not there",
-        allowed="{pattern: REGULAR EXPRESSION} with regex, {cache: TOKENS} with overlong",
+        allowed="{pattern: REGULAR EXPRESSION} with regex, {cache: TOKENS} with overlong, {kind: Stdin, tests: COLUMN}"
+        " with code",
         check=lambda r: r.name is None or not missing_arguments(r.name, r.args),
         cel=None,
     )

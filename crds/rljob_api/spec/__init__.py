@@ -69,6 +69,7 @@ from rljob_api.spec.lifecycle import (
 )
 from rljob_api.spec.model import Hub, ModelSpec, RandomModel, TrainedTokenizer
 from rljob_api.spec.rollout import RolloutSpec, SpeculativeSpec
+from rljob_api.spec.sandbox import Isolation, SandboxSpec
 from rljob_api.spec.training import (
     FsdpSpec,
     LrSchedule,
@@ -102,6 +103,7 @@ __all__ = [
     "HcclPorts",
     "HcclSpec",
     "Hub",
+    "Isolation",
     "KeepBestSpec",
     "KlEstimator",
     "KlSpec",
@@ -140,6 +142,7 @@ __all__ = [
     "RewardShapingSpec",
     "RewardSpec",
     "RolloutSpec",
+    "SandboxSpec",
     "SapoSpec",
     "SchedulingSpec",
     "SeedRows",

@@ -52,12 +52,13 @@ class SyntheticData(ApiModel):
 class RewardFunction(ApiModel):
     """What scores a response: exactly one of `name` and `python`."""
 
-    name: Literal["match", "exact", "regex", "math", "gsm8k", "format", "length", "overlong", "environment"] | None = (
-        None
-    )
+    name: (
+        Literal["match", "exact", "regex", "math", "gsm8k", "format", "length", "overlong", "environment", "code"]
+        | None
+    ) = None
     """Built in: `match` (share of the label's tokens that are right, position by position), `exact`, `regex`, `math`
     (the final answer), `gsm8k` (the number after `####`), `format` (tags such as `<think>`), `length` and `overlong`
-    (penalties: 0 down to -1), `environment` (the sum of an episode's rewards)."""
+    (penalties: 0 down to -1), `environment` (the sum of an episode's rewards), `code` (tests of a program)."""
     python: Annotated[str, Field(pattern=PYTHON_OBJECT, max_length=1024)] | None = None
     """`package.module:function`, or a file and its function, `./rewards.py:function`, relative to the manifest's folder
     (on a cluster an absolute path, in a volume or the image). Sync or async; takes one sample, or a list when `batch`
@@ -68,7 +69,8 @@ class RewardFunction(ApiModel):
     """How `python` is called: by RLJob's own names, or as TRL (and open-r1), verl or slime call it. `Auto`: as its
     parameters tell; a function that fits several is refused."""
     args: FreeForm = {}
-    """Keyword arguments for the reward function (`regex` needs `pattern`, `overlong` needs `cache`)."""
+    """Keyword arguments for the reward function (`regex` needs `pattern`, `overlong` needs `cache`, `code` needs
+    `kind` and `tests`)."""
 
 
 class RewardPart(RewardFunction):

@@ -20,6 +20,7 @@ from rljob_api.spec.episodes import EpisodesSpec
 from rljob_api.spec.lifecycle import CheckpointSpec, EarlyStopSpec, FailurePolicy, RecordsSpec, TimeoutsSpec
 from rljob_api.spec.model import ModelSpec
 from rljob_api.spec.rollout import RolloutSpec
+from rljob_api.spec.sandbox import SandboxSpec
 from rljob_api.spec.training import TrainingSpec
 
 
@@ -57,6 +58,8 @@ class RLJobSpec(ApiModel):
     """Scoring on held-out data."""
     episodes: EpisodesSpec | None = None
     """Turns of the policy and an environment; needed where a data source has one."""
+    sandbox: SandboxSpec | None = None
+    """What runs the programs that the reward `code` tests; default: all of its defaults."""
     algorithm: AlgorithmSpec = AlgorithmSpec()
     """The algorithm."""
     rollout: RolloutSpec

@@ -36,12 +36,12 @@ def place() -> Iterator[Path]:
     (package := folder / "root" / "rljob_worker").mkdir(parents=True)
     source = Path(rljob_worker.__path__[0])
     (package / "__init__.py").touch()
-    for name in ("confined", "host"):
+    for name in ("confined", "host", "sandbox"):
         shutil.copytree(source / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(safe_text.__file__, folder / "root")
     for name in ("code", "read", "write", "tmp"):
         (folder / name).mkdir()
-    for name in ("attacks.py", "victim.py"):
+    for name in ("attacks.py", "victim.py", "program_attacks.py", "program_runner.py"):
         shutil.copy(HERE / name, folder / "code")
     for name in ("secret", "code/data", "code/other", "code/.env", "read/data"):
         (folder / name).write_text("SECRET")
@@ -57,7 +57,7 @@ def confined(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program of `place` confined, below a process with a secret."""
     files = Files(
-        read=(str(place / "read"), str(place / "root"), "/mnt", sys.base_prefix),
+        read=(str(place / "read"), str(place / "root"), "/mnt", sys.base_prefix, sys.prefix),
         around=(str(place / "code"),),
         write=(str(place / "write"),),
     )

@@ -49,6 +49,17 @@ _OF_ITSELF_ALONE = {"prlimit64": (302, 261), "sched_setaffinity": (203, 122), "s
 _INTERNET = (2, 10, 16)
 """AF_INET, AF_INET6, and AF_NETLINK, which name resolution asks for the machine's addresses."""
 
+_OF_MORE_THAN_ITSELF = {
+    "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281), "socket": (41, 198),
+    "memfd_create": (319, 279), "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424), "tkill": (200, 130),
+    "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
+}  # fmt: skip
+"""What a program that is one process, and answers over what it was given, has no need of."""
+_CLONE_THREAD = 0x10000
+_SIGNALS = {"kill": (62, 129), "tgkill": (234, 131)}
+_OWNERS = {"fcntl": ((72, 25), (8, 15)), "ioctl": ((16, 29), (0x8901, 0x8902))}
+"""Commands that name a process to which the kernel sends a signal: F_SETOWN, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -70,7 +81,21 @@ def refuse() -> None:
     Raises:
         OSError: the kernel does not take the filter.
     """
-    code = _program(*_ARCHITECTURES[os.uname().machine])
+    _load(_program(*_ARCHITECTURES[os.uname().machine]))
+
+
+def refuse_all_but_threads() -> None:
+    """Refuse this process, beside what `refuse` does, all that reaches beyond it: it stays one process, with threads.
+
+    Refused are further processes and programs, sockets but pairs, nameless memory, and signals to others.
+
+    Raises:
+        OSError: the kernel does not take the filter.
+    """
+    _load(_one_process(*_ARCHITECTURES[os.uname().machine], os.getpid()))
+
+
+def _load(code: bytes) -> None:
     buffer = ctypes.create_string_buffer(code, len(code))
     program = _Program(len(code) // 8, ctypes.addressof(buffer))
     if _libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
@@ -78,9 +103,9 @@ def refuse() -> None:
         raise OSError(found, f"seccomp: {os.strerror(found)}")
 
 
-def _program(architecture: int, column: int) -> bytes:
-    """The filter's instructions; what is tested jumps over one return at most."""
-    lines = [
+def _beginning(architecture: int) -> list[bytes]:
+    """Calls of other architectures and ABIs are refused; then the call's number is loaded."""
+    return [
         _line(_LOAD, _ARCH_AT),
         _line(_EQUAL, architecture, 1, 0),
         _returned(errno.ENOSYS),
@@ -88,6 +113,30 @@ def _program(architecture: int, column: int) -> bytes:
         _line(_AT_LEAST, _X32, 0, 1),
         _returned(errno.ENOSYS),
     ]
+
+
+def _one_process(architecture: int, column: int, pid: int) -> bytes:
+    lines = _beginning(architecture)
+    # glibc goes back to clone, whose flags a filter sees.
+    lines += _if_number(_CLONE3[column], _returned(errno.ENOSYS))
+    for numbers in _OF_MORE_THAN_ITSELF.values():
+        if (number := numbers[column]) is not None:
+            lines += _if_number(number, _returned(errno.EPERM))
+    thread = _argument(0, _line(_ANY_BIT, _CLONE_THREAD, 1, 0), _returned(errno.EPERM))
+    lines += _if_number(_CLONE[column], *thread)
+    for numbers_ in _SIGNALS.values():
+        own = _argument(0, _line(_EQUAL, pid, 1, 0), _returned(errno.EPERM))
+        lines += _if_number(numbers_[column], *own)
+    for columns, commands in _OWNERS.values():
+        for command in commands:
+            other = _argument(1, _line(_EQUAL, command, 0, 1), _returned(errno.EPERM))
+            lines += _if_number(columns[column], *other)
+    return b"".join([*lines, _line(_RETURN, _ALLOW)])
+
+
+def _program(architecture: int, column: int) -> bytes:
+    """The filter's instructions; what is tested jumps over one return at most."""
+    lines = _beginning(architecture)
     # glibc goes back to clone, whose flags a filter sees.
     lines += _if_number(_CLONE3[column], _returned(errno.ENOSYS))
     for numbers in _REFUSED.values():

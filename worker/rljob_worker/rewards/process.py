@@ -19,8 +19,12 @@ def late_message(setup: Setup) -> str:
     return f"{what!r} has not been imported within reward.importSeconds ({setup.import_seconds:g} s)"
 
 
+def _field(setup: Setup) -> str:
+    return "reward.name" if setup.python is None else "reward.python"
+
+
 def check_function(setup: Setup, place: Place) -> Calling:
-    """Import a Python reward in a process of its own, and try whether it takes its arguments; how it is called.
+    """Start a reward in a process of its own, and try whether it takes its arguments; how it is called.
 
     Raises:
         UserError: it cannot be used, and why.
@@ -28,9 +32,10 @@ def check_function(setup: Setup, place: Place) -> Calling:
     process = scoring_process(setup, place)
     try:
         late = not process.connection.poll(setup.import_seconds)
-        answer = ["refused", f"reward.python: {late_message(setup)}"] if late else process.read()
+        answer = ["refused", f"{_field(setup)}: {late_message(setup)}"] if late else process.read()
     except (EOFError, OSError, ValueError):
-        raise UserError(f"reward.python: {setup.python!r} does not import: {process.end()}") from None
+        what = f"{setup.python or setup.name!r} does not {'start' if setup.python is None else 'import'}"
+        raise UserError(f"{_field(setup)}: {what}: {process.end()}") from None
     finally:
         process.kill()
     if answer[0] != "ready":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rljob_api.quantities import to_number
 from rljob_api.rewards import BUILTIN_REWARDS, function_file, token_limit
-from rljob_api.spec import RewardSpec, RLJobSpec
+from rljob_api.spec import RewardSpec, RLJobSpec, SandboxSpec
 from rljob_worker.confined.access import files_of
 from rljob_worker.confined.bounds import Bounds, environment, network_can_be_closed, sweep
 from rljob_worker.confined.files import Files
@@ -41,6 +41,8 @@ from rljob_worker.rewards.process import check_function
 from rljob_worker.rewards.score_calls import RewardSample, ScoreCall, ScoreCalls
 from rljob_worker.rewards.weighted_parts import Part, parts_of
 from rljob_worker.rewards.worker import Calling, Setup
+from rljob_worker.sandbox.kernel import refuse
+from rljob_worker.sandbox.limits import BESIDE_MEMORY, SandboxSetup
 from rljob_worker.types import RewardResult
 
 if TYPE_CHECKING:
@@ -91,6 +93,7 @@ class RewardRunner:
         self._tokenizer = tokenizer
         self._workdir = (workdir or Path.cwd()).resolve()
         self._variables = dict(spec.environment.variables)
+        self._sandbox = spec.sandbox or SandboxSpec()
         self._max_response_tokens = spec.rollout.max_response_tokens
         self._callings: dict[str, Calling] = {}
         """By Python function with its arguments: how it is called."""
@@ -210,7 +213,7 @@ class RewardRunner:
         calling = self._callings.get(reward.model_dump_json())
         asynchronous = calling is not None and calling.asynchronous
         pool = WorkerPool(
-            _setup(reward),
+            self._setup(reward),
             processes=1 if asynchronous else self._processes,
             in_flight=MAX_ASYNC_CALLS if asynchronous else 1,
             grace=ASYNC_GRACE_SECONDS if asynchronous else 0.0,
@@ -221,7 +224,11 @@ class RewardRunner:
     def _place(self, reward: RewardSpec) -> Place:
         variables = environment(self._variables, reward.environment)
         files = self._files(reward, variables)
-        return Place(self._workdir, variables, Bounds(int(to_number(reward.memory)), files, reward.network))
+        memory = int(to_number(reward.memory))
+        if reward.name == "code":
+            # Its tests may run beside the program.
+            memory += 2 * (int(to_number(self._sandbox.memory)) + BESIDE_MEMORY)
+        return Place(self._workdir, variables, Bounds(memory, files, reward.network))
 
     def _files(self, reward: RewardSpec, variables: Mapping[str, str]) -> Files:
         paths: dict[str, list[str]] = {}
@@ -251,8 +258,35 @@ class RewardRunner:
             )
         if reward.python is not None:
             self._callings[reward.model_dump_json()] = check_function(
-                _setup(reward, columns, label_key), self._place(reward)
+                self._setup(reward, columns, label_key), self._place(reward)
             )
+        if reward.name == "code":
+            self._check_sandbox(reward, label_key, columns)
+
+    def _check_sandbox(self, reward: RewardSpec, label_key: str | None, columns: frozenset[str] | None) -> None:
+        """UserError where no program can be run here, or the columns of its tests are not there."""
+        there = {*(columns or ()), *([label_key] if label_key else [])}
+        for key in ("tests", "prefix"):
+            name = reward.args.get(key)
+            if name is not None and columns is not None and not {name, name.partition(".")[0]} & there:
+                known = ", ".join(sorted(there))
+                raise UserError(f"reward.args.{key}: {name!r} is no column of the data; there are {known}")
+        refuse(Kernel.here(), self._sandbox)
+        check_function(self._setup(reward), self._place(reward))
+
+    def _setup(self, reward: RewardSpec, columns: frozenset[str] | None = None, label_key: str | None = None) -> Setup:
+        return Setup(
+            reward.name,
+            reward.python,
+            reward.batch,
+            dict(reward.args),
+            reward.timeout_seconds,
+            reward.import_seconds,
+            columns,
+            signature=reward.signature,
+            label_key=label_key,
+            sandbox=SandboxSetup(int(to_number(self._sandbox.memory)), self._sandbox.seconds),
+        )
 
     def _score_inline(self, scorer: _Inline, calls: list[ScoreCall]) -> None:
         texts = self._texts(calls) if scorer.needs_text else [""] * len(calls)
@@ -357,20 +391,6 @@ def _outcome(call: ScoreCall, score: float | None, parts: dict[str, float]) -> R
 
 def _tokens(sample: RewardSample) -> int:
     return len(sample.generation.token_ids)
-
-
-def _setup(reward: RewardSpec, columns: frozenset[str] | None = None, label_key: str | None = None) -> Setup:
-    return Setup(
-        reward.name,
-        reward.python,
-        reward.batch,
-        dict(reward.args),
-        reward.timeout_seconds,
-        reward.import_seconds,
-        columns,
-        signature=reward.signature,
-        label_key=label_key,
-    )
 
 
 def _label(sample: RewardSample) -> str:

@@ -44,6 +44,7 @@ from rljob_worker.rewards.signatures import (
     make_peer,
     signature_of_function,
 )
+from rljob_worker.sandbox.limits import SandboxError, SandboxSetup
 
 Message = tuple[int, list[Sample]]
 
@@ -63,6 +64,8 @@ class Setup:
     signature: str = "RLJob"
     label_key: str | None = None
     """Column of the label, beside `columns`."""
+    sandbox: SandboxSetup | None = None
+    """Of the reward `code`."""
 
 
 def main() -> None:
@@ -117,6 +120,8 @@ def _scorer(setup: Setup) -> tuple[Callable[[list[Sample]], Any], Calling]:
         from rljob_worker.rewards.math_reward import math
 
         function = math
+    elif setup.name == "code":
+        return _programs(setup), Calling(False, False, Signature.RLJOB)
     else:
         function = make_regex(**setup.args)
     asynchronous = is_async(function)
@@ -148,6 +153,22 @@ def _scorer(setup: Setup) -> tuple[Callable[[list[Sample]], Any], Calling]:
         return check(call(samples), samples)
 
     return score_async if asynchronous else score, Calling(asynchronous, grouped, signature)
+
+
+def _programs(setup: Setup) -> Callable[[list[Sample]], list[Score]]:
+    """The reward `code`. UserError where no program can be run here."""
+    from rljob_worker.rewards.code import CodeReward
+
+    assert setup.sandbox is not None
+    try:
+        reward = CodeReward(setup.args, setup.sandbox, setup.timeout_seconds)
+    except SandboxError as error:
+        raise UserError(f"reward.name: code: {error}") from error
+
+    def score(samples: list[Sample]) -> list[Score]:
+        return [reward(sample["response"], sample["row"]) for sample in samples]
+
+    return score
 
 
 def _all_columns(setup: Setup) -> frozenset[str] | None:

@@ -1,0 +1,28 @@
+"""`spec.sandbox`: what runs the programs that a policy wrote."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from rljob_api.base import ApiModel, PositiveFloat, Quantity
+
+
+class Isolation(StrEnum):
+    """What keeps a program from the rest of the machine."""
+
+    PROCESS = "Process"
+
+
+class SandboxSpec(ApiModel):
+    """Where programs run that the reward `code` tests, and what one of them may use."""
+
+    isolation: Isolation = Isolation.PROCESS
+    """`Process`: one process without others, sockets, and files but its own folder's, by Landlock, system call filters
+    and resource limits."""
+    require_files: bool = True
+    """Refuse to start where the kernel cannot keep a program from files of the same user (no Landlock: before Linux
+    5.13)."""
+    memory: Quantity = "512Mi"
+    """Memory that a program may use, beside what the reward's processes may."""
+    seconds: PositiveFloat = 6.0
+    """Deadline of one test, or one call of a function; its process is ended then."""

@@ -1,0 +1,38 @@
+"""What of a sandbox this kernel can give."""
+
+from __future__ import annotations
+
+import os
+
+from rljob_api.spec import SandboxSpec
+from rljob_worker.confined import landlock
+from rljob_worker.confined.kernel import Kernel
+from rljob_worker.errors import UserError
+
+
+def lacks(kernel: Kernel) -> list[str]:
+    """What a program could do although the sandbox is to prevent it, one sentence each."""
+    found = []
+    if kernel.landlock < landlock.FILES_SINCE:
+        found.append(
+            f"Linux {os.uname().release} has no Landlock (Linux 5.13, switched on): a program could read and write "
+            "files of the same user, the tests in other processes' memory among them"
+        )
+    if not kernel.filters:
+        found.append("there are no seccomp filters: a program could start others, open sockets and signal processes")
+    return found
+
+
+def refuse(kernel: Kernel, sandbox: SandboxSpec) -> None:
+    """Refuse a sandbox that this kernel cannot give.
+
+    Raises:
+        UserError: it lacks filters of system calls, or Landlock where `requireFiles` asks for it.
+    """
+    if not kernel.filters:
+        raise UserError(f"reward.name: code: {lacks(kernel)[-1]}; run the job where the kernel has them")
+    if sandbox.require_files and (found := lacks(kernel)):
+        raise UserError(
+            f"reward.name: code: {found[0]}; run the job on a newer kernel, or set spec.sandbox.requireFiles: false "
+            "where nothing of the driver's user is secret"
+        )

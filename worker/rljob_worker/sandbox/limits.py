@@ -1,0 +1,71 @@
+"""What one program may use. The standard library alone."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from typing import NamedTuple
+
+_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/etc/ld.so.cache", "/etc/localtime")
+_RANDOM = ("/dev/random", "/dev/urandom", "/dev/zero")
+_DEVICES = ("/dev/null",)
+BESIDE_MEMORY = 2**28
+"""Bytes of address space beside `Limits.memory`: the interpreter and its libraries."""
+
+
+class SandboxError(RuntimeError):
+    """No program can be run: the sandbox's fault, or this machine's, and never the program's."""
+
+
+class SandboxSetup(NamedTuple):
+    """Of `spec.sandbox`."""
+
+    memory: int
+    """Bytes of a program."""
+    seconds: float
+    """Of one test."""
+
+
+class Limits(NamedTuple):
+    """Of one process, which has no others."""
+
+    memory: int
+    """Bytes of its data; its address space has `BESIDE_MEMORY` more."""
+    cpu_seconds: int
+    """Of all its threads."""
+    file_bytes: int = 2**24
+    """Size of a file."""
+    folder_bytes: int = 2**26
+    """Of all its files."""
+    files: int = 1000
+    """In its folder."""
+    open_files: int = 64
+    output_bytes: int = 2**20
+    """What it prints, and of one answer."""
+    starting_seconds: float = 20.0
+    """Until it is confined, before which nothing of the program runs."""
+
+    def apply(self) -> None:
+        """Set those that the kernel keeps, for this process."""
+        for limit, value in (
+            (resource.RLIMIT_DATA, self.memory),
+            (resource.RLIMIT_AS, self.memory + BESIDE_MEMORY),
+            (resource.RLIMIT_CPU, self.cpu_seconds),
+            (resource.RLIMIT_FSIZE, self.file_bytes),
+            (resource.RLIMIT_NOFILE, self.open_files),
+            (resource.RLIMIT_CORE, 0),
+        ):
+            hard = resource.getrlimit(limit)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(limit, (value, value))
+
+
+def readable() -> list[str]:
+    """What a program may read beside its own folder: system libraries, the interpreter, and its packages."""
+    return [*_SYSTEM, *_RANDOM, *dict.fromkeys(map(os.path.realpath, (sys.prefix, sys.base_prefix, sys.exec_prefix)))]
+
+
+def writable(folder: str) -> list[str]:
+    """What it may write."""
+    return [*_DEVICES, folder]
