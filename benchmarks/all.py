@@ -39,6 +39,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("lanes", "--mode", "Async"),
     ("long_tail",),
     ("peer_trl",),
+    ("code_runs",),
     ("run_trace",),
     ("operator_scale",),
     ("operator_idle",),
