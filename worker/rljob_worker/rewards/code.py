@@ -77,7 +77,7 @@ class CodeReward:
         self._sandbox = Sandbox(tests=self._kind == "Pytest")
         self._try()
 
-    def __call__(self, response: str, row: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
+    def __call__(self, response: str, row: Mapping[str, object]) -> tuple[float, dict[str, float]]:
         """Score and parts of one response. Raises ValueError for tests in no known form, SandboxError."""
         deadline = time.monotonic() + self._allowed
         tests = column(row, self._tests)
@@ -206,9 +206,9 @@ class CodeReward:
         return self._share or verdict.passed == _looked_at(verdict)
 
 
-def column(row: Mapping[str, Any], name: str) -> Any:
+def column(row: Mapping[str, object], name: str) -> object:
     """A column of a row; `a.b` names field `b` of a column of mappings. Raises ValueError where it is not there."""
-    found: Any = row
+    found: object = row
     if name in row:
         return row[name]
     for part in name.split("."):
@@ -268,12 +268,12 @@ def _names(message: dict[str, Any]) -> dict[str, Any] | None:
     return {name: kind for name, kind in names.items() if name.isidentifier() and _is_kind(kind)}
 
 
-def _is_kind(kind: Any) -> bool:
+def _is_kind(kind: object) -> bool:
     """Whether it is one that `sandbox.testing` knows: it came from the program's process."""
     return kind in ("call", "get") or (isinstance(kind, dict) and isinstance(kind.get("raises"), str))
 
 
-def _compare(line: bytes | None, expected: Any, verdict: Verdict) -> None:
+def _compare(line: bytes | None, expected: object, verdict: Verdict) -> None:
     message = _message(line)
     if "value" not in message:
         verdict.raised += 1

@@ -41,7 +41,7 @@ def answer(channel: Channel, source: str) -> None:
 
 class _Calls:
     def __init__(self) -> None:
-        self._objects: dict[int, Any] = {}
+        self._objects: dict[int, object] = {}
 
     def result(self, module: ModuleType, request: dict[str, Any]) -> Any:
         on = module if request["on"] is None else self._objects[request["on"]]
@@ -57,13 +57,13 @@ class _Calls:
             value = list(value)
         return pack(value, self._kept)
 
-    def kind(self, value: Any) -> Any:
+    def kind(self, value: object) -> object:
         """How the other end is to show what a name of the program stands for."""
         if isinstance(value, type):
             return {"raises": _base(value)} if issubclass(value, Exception) else "call"
         return "call" if callable(value) else "get"
 
-    def _kept(self, value: Any) -> Any:
+    def _kept(self, value: object) -> object:
         number = len(self._objects)
         self._objects[number] = value
         return {"object": [number, type(value).__name__]}
@@ -74,7 +74,7 @@ class _Calls:
         return self._objects[content]
 
 
-def _public(module: ModuleType) -> list[tuple[str, Any]]:
+def _public(module: ModuleType) -> list[tuple[str, object]]:
     return [(name, value) for name, value in vars(module).items() if not name.startswith("__")]
 
 
