@@ -272,6 +272,7 @@ ENVIRONMENT_FAILURE_KEYS = {
 }
 """Class of `ENVIRONMENT_FAILURES` -> how many there were in a step."""
 LOGPROB_KEY = "train/train_rollout_logprob_abs_diff"
+LORA_LOST_KEY = "train/lora_change_lost"
 LOGPROB_MAX_KEY = "train/train_rollout_logprob_abs_diff_max"
 """Entries of a step record's `metrics` block."""
 

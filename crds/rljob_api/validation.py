@@ -247,11 +247,14 @@ def _unknown(path: FieldPath, schema: Node, value: Any) -> Problem:
     known = list((subschema(schema, path[:-1]) or {}).get("properties", {}))
     name = str(path[-1])
     plain = {re.sub(r"[-_]", "", other).lower(): other for other in known}
-    near = difflib.get_close_matches(re.sub(r"[-_]", "", name).lower(), plain, n=1, cutoff=0.6)
-    if near:
+    wanted = re.sub(r"[-_]", "", name).lower()
+    near = difflib.get_close_matches(wanted, plain, n=1, cutoff=0.6)
+    elsewhere = [other for other in _paths(schema, ()) if other[-1] == name]
+    # The very name one block further down is likelier than another name here.
+    deeper = any(other[: len(path) - 1] == path[:-1] for other in elsewhere) and near[:1] != [wanted]
+    if near and not deeper:
         return Problem(path_text(path), f"unknown field, did you mean {plain[near[0]]}?", ", ".join(known), value)
-    elsewhere = [path_text(other) for other in _paths(schema, ()) if other[-1] == name]
-    hint = f", there is {' and '.join(elsewhere[:3])}" if elsewhere else ""
+    hint = f", there is {' and '.join(map(path_text, elsewhere[:3]))}" if elsewhere else ""
     return Problem(path_text(path), f"unknown field{hint}", ", ".join(known), value)
 
 

@@ -156,6 +156,11 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["training={backend: FSDP, fsdp: {shardSize: 3}}"], ["spec.training.fsdp.shardSize"]),
     (["training={backend: FSDP}", "rollout.routerReplay=true"], ["spec.rollout.routerReplay"]),
     (["training.fsdp={}"], ["spec.training.fsdp"]),
+    (["training.lora={}"], ["spec.training.lora"]),
+    (["training={backend: FSDP, lora: {rank: 0}}"], ["spec.training.lora.rank"]),
+    (["training={backend: FSDP, lora: {alpha: 0}}"], ["spec.training.lora.alpha"]),
+    (["training={backend: FSDP, lora: {targets: []}}"], ["spec.training.lora.targets"]),
+    (["training={backend: FSDP, lora: {targets: ['model.layers']}}"], ["spec.training.lora.targets[0]"]),
     (["training.tensorParallel=3"], ["spec.training.tensorParallel"]),
     (["training.pipelineParallel=8"], ["spec.training.tensorParallel"]),
     (["rollout.tensorParallel=3"], ["spec.rollout.tensorParallel"]),
@@ -382,6 +387,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
 
 ACCEPTED: list[list[str]] = [
     ["training={backend: FSDP, recompute: Full, fsdp: {shardSize: 2, reshardAfterForward: false}}"],
+    ["training={backend: FSDP, lora: {rank: 8, alpha: 16, targets: [q_proj, v_proj]}}"],
     ELASTIC,
     [*ELASTIC, "resources.rollout.minNodes=null", "rollout.tensorParallel=2", "resources.rollout.nodes=4"],
     [*APART, "rollout.staleness={max: 15, order: ReadyFirst}"],

@@ -98,7 +98,7 @@ def test_message(changes: list[str], message: str) -> None:
         (["topK=5"], "spec.topK: 5: unknown field, there is spec.rollout.topK; allowed: "),
         (["training.lr=1"], "spec.training.lr: 1: unknown field, there is spec.training.optimizer.lr; allowed: "),
         (["metadata.label=a"], 'metadata.label: "a": unknown field, did you mean labels?'),
-        (["training.zzz=1"], "spec.training.zzz: 1: unknown field; allowed: backend, fsdp, tensorParallel, "),
+        (["training.zzz=1"], "spec.training.zzz: 1: unknown field; allowed: backend, fsdp, lora, "),
     ],
 )
 def test_unknown_fields_name_the_nearest(changes: list[str], message: str) -> None:

@@ -232,3 +232,7 @@ class TrainerReport(TypedDict):
     wait_seconds: NotRequired[float]
     network_seconds: NotRequired[float]
     """For engines and other trainers."""
+    lora_change: NotRequired[float]
+    """Sum of |scale B A| over what it merged, with adapters."""
+    lora_lost: NotRequired[float]
+    """Sum of what rounding left out of it."""

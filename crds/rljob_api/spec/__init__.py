@@ -72,6 +72,7 @@ from rljob_api.spec.rollout import RolloutSpec, SpeculativeSpec
 from rljob_api.spec.sandbox import Isolation, SandboxSpec
 from rljob_api.spec.training import (
     FsdpSpec,
+    LoraSpec,
     LrSchedule,
     OptimizerSpec,
     Precision,
@@ -107,6 +108,7 @@ __all__ = [
     "KeepBestSpec",
     "KlEstimator",
     "KlSpec",
+    "LoraSpec",
     "LossAggregation",
     "LrSchedule",
     "MemorySaverMode",

@@ -86,6 +86,22 @@ class FsdpSpec(ApiModel):
     memory of the whole model."""
 
 
+ModuleName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9_]+$")]
+
+
+class LoraSpec(ApiModel):
+    """Low-rank adapters: of a linear module with weights W, A and B are trained, and W + alpha / rank B A is what both
+    trainers and engines compute with, rounded to the format of W."""
+
+    rank: Annotated[int, Field(ge=1, le=512, json_schema_extra={"format": "int32"})] = 16
+    """Rows of A and columns of B."""
+    alpha: PositiveFloat = 32.0
+    """Alpha / rank is what B A is multiplied by."""
+    targets: Annotated[list[ModuleName], Field(min_length=1, max_length=64)] | None = None
+    """Names of linear modules in the model's layers, such as `q_proj`; default: all of them. Experts that are one
+    parameter of many, the embedding and the head stay as they are."""
+
+
 class TrainingSpec(ApiModel):
     """Training by Megatron-core, or by FSDP. Data parallel size is devices / (tensor x pipeline parallel size)."""
 
@@ -94,6 +110,9 @@ class TrainingSpec(ApiModel):
     of text that transformers and vLLM both have, its layers gathered one at a time."""
     fsdp: FsdpSpec | None = None
     """Only with backend `FSDP`."""
+    lora: LoraSpec | None = None
+    """Train low-rank adapters alone, the model's own weights stay as they are; only with backend `FSDP`. Default: all
+    parameters are trained."""
     tensor_parallel: GroupSize = 1
     """Tensor parallel size."""
     pipeline_parallel: GroupSize = 1

@@ -13,7 +13,7 @@ from rljob_api.validation import load_manifest
 from rljob_worker.cli.import_job import manifest_text, problems_of
 from rljob_worker.cli.main import main
 from rljob_worker.launchers import frameworks, roll, slime, trl, variables, verl
-from rljob_worker.launchers.draft import to
+from rljob_worker.launchers.draft import Draft, Setting, to
 
 FILES = Path(__file__).parent / "files"
 DOCS = Path(__file__).parents[3] / "docs"
@@ -52,6 +52,38 @@ def test_what_is_missing_alone_is_wrong(name: str) -> None:
     found = imported(name)
     assert [problem.split(":")[0] for problem in problems_of(found)] == MISSING.get(name, [])
     assert all(line.why for line in found.lines if not line.field)
+
+
+LORA = {"rank": 32, "alpha": 64, "targets": ["q_proj", "v_proj"]}
+
+
+@pytest.mark.parametrize(
+    ("framework", "settings", "lora"),
+    [
+        ("verl", {"actor_rollout_ref.model.lora_rank": "32", "actor_rollout_ref.model.lora_alpha": "64",
+                  "actor_rollout_ref.model.target_modules": ["q_proj", "v_proj"]}, LORA),
+        ("verl", {"actor_rollout_ref.model.lora_rank": "8", "actor_rollout_ref.model.target_modules": "all-linear"},
+         {"rank": 8, "alpha": 16}),
+        ("verl", {"actor_rollout_ref.model.lora_rank": "0"}, None),
+        ("verl", {"actor_rollout_ref.model.lora_rank": "8", "actor_rollout_ref.actor.strategy": "megatron"}, None),
+        ("roll", {"actor_train.model_args.lora_rank": 32, "actor_train.model_args.lora_alpha": 64,
+                  "actor_train.model_args.lora_target": "q_proj,v_proj"}, LORA),
+        ("roll", {"actor_train.model_args.lora_alpha": 64}, None),
+        ("trl", {"use_peft": True, "lora_r": 32, "lora_alpha": 64, "lora_target_modules": ["q_proj", "v_proj"]}, LORA),
+        ("trl", {"use_peft": True, "lora_target_modules": "all-linear"}, {"rank": 16}),
+        ("trl", {"lora_r": 32}, None),
+    ],
+)  # fmt: skip
+def test_adapters_are_taken_over(framework: str, settings: dict[str, object], lora: dict[str, object] | None) -> None:
+    made, given = Draft(), [Setting(name, value) for name, value in settings.items()]
+    if framework == "trl":
+        trl.apply_settings(made, given, None)
+    else:
+        {"verl": verl, "roll": roll}[framework].apply_settings(made, given)
+    assert made.get("training.lora") == lora
+    assert (made.get("training.backend") == "FSDP") == (lora is not None)
+    lines = {line.setting.split(" ")[0]: line for line in made.lines}
+    assert all(lines[name].field or lines[name].why for name in settings)
 
 
 def test_the_published_set_up_is_the_example_of_it() -> None:

@@ -10,7 +10,8 @@ import torch
 from support.architectures import ARCHITECTURES
 from torch import Tensor, nn
 
-from rljob_api.spec import RLJobSpec
+from rljob_api.spec import KlSpec, LoraSpec, RLJobSpec
+from rljob_worker.models.adapters import add_adapters
 from rljob_worker.models.hf_model import build_hf_model
 from rljob_worker.models.transformers_model import TransformersModel, elements
 from rljob_worker.parallel_layout import ParallelLayout
@@ -45,13 +46,19 @@ def test_rows_are_those_that_the_first_rank_has(name: str, shards: int) -> None:
     held = sum(
         len(rows_of(p.shape[0], layout)) * p[0].numel() for p in build_hf_model(ARCHITECTURES[name]).parameters()
     )
-    state = fsdp_state(model, replace(ONE, trainers=layout))
+    state = fsdp_state(spec_of(), model, replace(ONE, trainers=layout))
     assert (state.weights, state.optimizer, state.gradients) == (4 * held, 8 * held, 0)
 
 
-def saved_by_a_real_model(config: dict[str, Any], dtype: torch.dtype) -> tuple[list[int], int]:
+def saved_by_a_real_model(
+    config: dict[str, Any], dtype: torch.dtype, lora: LoraSpec | None = None
+) -> tuple[list[int], int]:
     """Bytes that each layer keeps for the backward pass, and all of them."""
-    model = build_hf_model(config).to(dtype)
+    model = build_hf_model(config)
+    if lora is None:
+        model.to(dtype)
+    else:
+        add_adapters(model, lora, dtype, "x")
     model._apply(lambda p: torch.randn(p.shape, dtype=p.dtype) * 0.02 if p.is_meta else p)
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, Tensor] = {}
@@ -93,6 +100,44 @@ def test_activations_are_the_saved_tensors_of_a_real_pass(name: str, dtype: torc
     assert planned.input == TOKENS * 128 * dtype.itemsize
 
 
+def test_adapters_are_planned_as_real_ones_are() -> None:
+    """Weights in the format of computation, adapters and their moments; no reference, for that is without adapters."""
+    model = TransformersModel.from_hf(ARCHITECTURES["llama"])
+    lora = {"rank": 4, "targets": ["q_proj", "down_proj"]}
+    spec = spec_of(precision="bf16", lora=lora)
+    plan = plan_memory(spec, model)
+    built = build_hf_model(ARCHITECTURES["llama"])
+    add_adapters(built, LoraSpec.model_validate(lora), torch.bfloat16, "x")
+    layout = ParallelLayout(2, shards=2)
+    held = {
+        trained: sum(
+            len(rows_of(p.shape[0], layout)) * p[0].numel() * p.element_size()
+            for p in built.parameters()
+            if p.requires_grad == trained
+        )
+        for trained in (True, False)
+    }
+    rows = {phase.phase: phase.components for phase in plan.devices[0].phases}
+    assert rows["wake_up"]["weights"] == held[True] + held[False]
+    assert rows["wake_up"]["optimizer"] == 2 * held[True]
+    assert rows["actor_train"]["gradients"] == held[True]
+    assert rows["update_weights"]["merged"] > 0
+    assert "merged" not in rows["actor_train"]
+    full = plan_memory(spec_of(precision="bf16"), model)
+    assert [table.peak.total for table in plan.devices] < [table.peak.total for table in full.devices]
+    kl = spec.model_copy(update={"algorithm": spec.algorithm.model_copy(update={"kl": KlSpec(coefficient=0.1)})})
+    assert not any("reference" in phase.components for phase in plan_memory(kl, model).hosts[0].phases)
+
+
+def test_activations_with_adapters_are_the_saved_tensors_of_a_real_pass() -> None:
+    lora = LoraSpec(rank=4)
+    layers, total = saved_by_a_real_model(ARCHITECTURES["llama"], torch.bfloat16, lora)
+    config = TransformersModel.from_hf(ARCHITECTURES["llama"]).config
+    planned = saved_bytes(config, TOKENS, RESPONSES, 2, lora.model_dump_json(by_alias=True))
+    assert list(planned.layers) == pytest.approx(layers, rel=0.03)
+    assert planned.outside + sum(planned.layers) == pytest.approx(total, rel=0.03)
+
+
 def test_what_is_gathered_and_what_recomputation_saves() -> None:
     model = TransformersModel.from_hf(ARCHITECTURES["llama"])
     layer = elements(model.units[0])
@@ -113,7 +158,7 @@ def test_a_plan_has_gradients_and_gathered_layers_in_training_alone() -> None:
     model = TransformersModel.from_hf(ARCHITECTURES["llama"])
     plan = plan_memory(spec_of(), model)
     rows = {phase.phase: phase.components for phase in plan.devices[0].phases}
-    weights = fsdp_state(model, plan.job).weights
+    weights = fsdp_state(spec_of(), model, plan.job).weights
     assert rows["actor_train"]["gradients"] == rows["actor_train"]["weights"] == weights
     assert "gradients" not in rows["wake_up"]
     assert "gathered" not in rows["wake_up"]

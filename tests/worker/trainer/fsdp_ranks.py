@@ -22,6 +22,8 @@ from cases import MANY_TERMS, SAMPLING, Result, make_batch, make_spec, same, ste
 
 from rljob_worker.errors import StopRequested
 from rljob_worker.memory.arena import Arena
+from rljob_worker.models import adapters
+from rljob_worker.models.adapters import merged
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.fsdp import optimizer, rank_state
 from rljob_worker.trainer.trainer import Trainer
@@ -51,9 +53,12 @@ def state(trainer: Trainer) -> list[torch.Tensor]:
 
 def pieces(trainer: Trainer) -> list[tuple[str, tuple[int, ...], int | None, int, torch.Tensor]]:
     backend = trainer._backend
-    return [
-        (p.hf_name, p.hf_shape, p.dim, p.start, p.read().clone()) for p in backend.pieces(backend.layout) if p.primary
-    ]
+    with backend.handing_over():
+        return [
+            (p.hf_name, p.hf_shape, p.dim, p.start, p.read().clone())
+            for p in backend.pieces(backend.layout)
+            if p.primary
+        ]
 
 
 def train(trainer: Trainer, seed: int) -> dict[str, float]:
@@ -100,6 +105,42 @@ def last(trainer: Trainer) -> Result:
 def load(trainer: Trainer, folder: Path, saved: str) -> Result:
     resharded = trainer.load(str(folder / saved))
     return {"resharded": resharded, "loaded": pieces(trainer)} | last(trainer)
+
+
+def scores(trainer: Trainer) -> list[Any]:
+    return list(trainer.score([np.array([1, 2, 3, 4]), np.array([5, 6])]))
+
+
+def run_adapters(trainer: Trainer, folder: Path, save: str = "") -> Result:
+    """As `run`; scores with the adapters off, before and after; and the weights that a pass computed with."""
+    result: Result = {"first_scores": scores(trainer)} | run(trainer, folder, save)
+    seen = []
+
+    def noting(weight: torch.Tensor, change: torch.Tensor) -> torch.Tensor:
+        seen.append(merged(weight, change))
+        return seen[-1]
+
+    with mock.patch.object(adapters, "merged", noting):
+        scores(trainer)
+    backend = trainer._backend
+    with backend.reference():
+        result["reference_scores"] = scores(trainer)
+    names = [f"{name}.weight" for name in adapters.adapters_of(backend.rank.model.module)]  # type: ignore[attr-defined]
+    assert len(seen) == len(names)
+    with backend.handing_over() as rounding:
+        for piece in backend.pieces(backend.layout):
+            piece.read()
+    return result | {"computed_with": dict(zip(names, seen)), "rounding": rounding}
+
+
+def refused(trainer: Trainer, folder: Path, saved: str) -> Result:
+    """A state that is none of this job's changes nothing."""
+    before = state(trainer)
+    try:
+        trainer.load(str(folder / saved))
+    except ValueError as error:
+        return {"message": str(error), "unchanged": same(before, state(trainer))}
+    raise AssertionError("was loaded")
 
 
 def stop_midway(trainer: Trainer, _folder: Path) -> Result:
@@ -166,6 +207,7 @@ def copies_of(shards: int) -> AbstractContextManager[object]:
 
 
 FSDP = {"backend": "FSDP"} | MANY_TERMS
+LORA = FSDP | {"lora": {"rank": 5, "alpha": 20}}
 Case = tuple[int, str, dict[str, Any], Callable[[Trainer, Path], Result]]
 """Ranks, model, training, what is done."""
 CASES: dict[str, Case] = {
@@ -195,12 +237,25 @@ CASES: dict[str, Case] = {
     "two_by_two_resumed": (4, "dense", FSDP, lambda t, f: load(t, f, "from_copies")),
     "two_by_two_moe": (4, "moe", FSDP, run),
     "two_by_two_stop": (4, "dense", FSDP | {"maxTokensPerMicroBatch": 16}, stop_midway),
+    "lora": (1, "dense", LORA, run_adapters),
+    "lora_two": (2, "dense", LORA, lambda t, f: run_adapters(t, f, "from_lora")),
+    "lora_bf16": (2, "dense", LORA | {"precision": "bf16", "recompute": "Full"}, run_adapters),
+    "lora_elsewhere": (2, "other", LORA, lambda t, f: refused(t, f, "from_lora")),
+    "lora_rank": (2, "dense", FSDP | {"lora": {"rank": 4, "alpha": 20}}, lambda t, f: refused(t, f, "from_lora")),
+    "lora_none": (2, "dense", FSDP, lambda t, f: refused(t, f, "from_lora")),
+    "lora_megatron": (2, "dense", MANY_TERMS, lambda t, f: refused(t, f, "from_lora")),
+    "lora_resumed": (2, "dense", LORA, lambda t, f: load(t, f, "from_lora")),
+    "lora_to_one": (1, "dense", LORA, lambda t, f: load(t, f, "from_lora")),
+    "lora_three": (3, "dense", LORA, run_adapters),
+    "lora_two_by_two": (4, "dense", LORA, run_adapters),
+    "lora_two_by_two_moe": (4, "moe", LORA, run_adapters),
+    "lora_released": (2, "dense", LORA | {"memorySaver": {"releaseProcessGroups": True}}, run_adapters),
     "two_released": (2, "dense", FSDP | {"memorySaver": {"releaseProcessGroups": True}}, run),
 }
 
 
 def around(case: str) -> AbstractContextManager[object]:
-    if case.startswith("two_by_two"):
+    if "two_by_two" in case:
         return copies_of(2)
     return mock.patch.object(rank_state, "ShardedAdamW", on_host) if "offload" in case else nullcontext()
 

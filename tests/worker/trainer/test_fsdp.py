@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.samples import unless_all
 from support.warm.protocol import TRAINER
 from support.warm.scripts import run_script
@@ -41,9 +43,18 @@ def launch(folder: Path, ranks: int, cases: list[str]) -> Results:
         # A policy samples the padding token as any other.
         config = json.loads((folder / model / "config.json").read_text())
         (folder / model / "config.json").write_text(json.dumps(config | {"pad_token_id": 3}))
+    change_one_weight(folder / "dense", folder / "other")
     script, port = Path(__file__).with_name("fsdp_ranks.py"), random.randint(15000, 28000)
     run_script(TRAINER, script, *([rank, folder, port, *cases] for rank in range(ranks)))
     return Results(folder)
+
+
+def change_one_weight(folder: Path, target: Path) -> None:
+    """A model of the same shape, of which one number is another."""
+    shutil.copytree(folder, target)
+    tensors = load_file(target / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][100, 3] += 1
+    save_file(tensors, target / "model.safetensors")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "export",
         help="write a checkpoint as a Hugging Face folder",
         description="Write the weights of a run's checkpoint as a Hugging Face folder (safetensors, config, tokenizer) "
-        "that transformers and plain vLLM load. Needs no devices.",
+        "that transformers and plain vLLM load; with training.lora adapters are merged into them. Needs no devices.",
     )
     command.add_argument("folder", metavar="DIR", type=folder_name, help="the run folder")
     chosen = command.add_mutually_exclusive_group()
@@ -33,6 +33,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="ORG/NAME",
         help="upload the folder to this repository of the Hugging Face hub too, which is made private where there is "
         "none; HF_TOKEN has the token, HF_ENDPOINT another hub",
+    )
+    command.add_argument(
+        "--adapters", action="store_true", help="write the adapters of training.lora alone, as PEFT has them"
     )
     add_trust_argument(command)
     command.add_argument("--public", action="store_true", help="make the repository of --push-to public")
@@ -66,7 +69,7 @@ def _chosen(arguments: argparse.Namespace, spec: dict[str, Any], store: Checkpoi
     return found
 
 
-def export_found(found: Found, run_folder: Path, spec: dict[str, Any], target: Path) -> None:
+def export_found(found: Found, run_folder: Path, spec: dict[str, Any], target: Path, *, adapters: bool = False) -> None:
     """Write a run's checkpoint as a Hugging Face folder.
 
     Args:
@@ -74,16 +77,20 @@ def export_found(found: Found, run_folder: Path, spec: dict[str, Any], target: P
         run_folder: of the run.
         spec: the run's job, as `run.json` has it.
         target: folder to write; must hold no weights yet.
+        adapters: write adapters alone.
     """
     from rljob_api.spec import ModelSpec, RolloutSpec
     from rljob_worker.driver.inputs import MODEL_FOLDER, checkpoint_folder
-    from rljob_worker.trainer.export import export_checkpoint, format_of
+    from rljob_worker.trainer.export import export_adapters, export_checkpoint, format_of, needs_beginning
 
-    rollout = RolloutSpec.model_validate(spec["rollout"])
+    rollout, model = RolloutSpec.model_validate(spec["rollout"]), ModelSpec.model_validate(spec["model"])
     own = run_folder / MODEL_FOLDER
+    if adapters:
+        export_adapters(found.folder, own, target, found.state.world_size, model.path or str(own.absolute()))
+        return
     beginning = None
-    if format_of(found.folder, own).untrained:
-        beginning = checkpoint_folder(ModelSpec.model_validate(spec["model"]))
+    if needs_beginning(format_of(found.folder, own)):
+        beginning = own if model.path is None else checkpoint_folder(model)
     export_checkpoint(found.folder, own, target, found.state.world_size, rollout, beginning)
 
 
@@ -104,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--public: only with --push-to")
     found = _chosen(arguments, spec, store)
     say(found)
-    export_found(found, arguments.folder, spec, arguments.to)
+    export_found(found, arguments.folder, spec, arguments.to, adapters=arguments.adapters)
     # Only now what takes seconds to import.
     from rljob_api.safe_text import visible_line
 

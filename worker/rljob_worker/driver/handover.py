@@ -6,7 +6,7 @@ from rljob_api import RLJobSpec
 from rljob_worker.cluster.cluster import Cluster
 from rljob_worker.cluster.phase_calls import PhaseCalls
 from rljob_worker.driver.probe import WeightProbe
-from rljob_worker.driver.sync_report import sync_report
+from rljob_worker.driver.sync_report import lost_in_rounding, sync_report
 from rljob_worker.engine.engine import Engine
 from rljob_worker.errors import ProcessDiedError
 from rljob_worker.records.writer import RecordWriter
@@ -58,6 +58,7 @@ class Handover:
                 if not self._cluster.goes_on_without(error, version, self._calls):
                     raise
         self._records.weights(sync_report(version, sent, received, self._spec.resources.nodes))
+        self._records.metrics(lost_in_rounding(sent))
         if self.due_probe():
             scores = self._calls.gather("score", self._cluster.trainers.call(Trainer.score, self._probe.tokens))
             self._probe.score_trainers(scores)

@@ -72,6 +72,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
     model = trained_model(training.backend, model_folder)
     if isinstance(model, ModelConfig):
         check_parallel(model, training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
+    size = checkpoint_bytes(model, training.precision, training.lora)
     if spec.rollout.router_replay and not any(model.moe_layers):
         raise UserError("spec.rollout.routerReplay: the model has no experts; leave it out")
     engine_platform(device_kind(spec.resources).name).check_model(spec, model)
@@ -86,7 +87,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
                 "(vocab_size of its config.json): they are not of one model"
             )
     if saves:
-        check_room(spec, folder, checkpoint_bytes(model, spec.training.precision))
+        check_room(spec, folder, size)
     length = max_model_length(spec, model)
     limit = longest_prompt(spec, model)
     evaluation_limit = limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rljob_api import metrics as m
 from rljob_api.wire.step_record import WeightSync
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.types import EngineReport, TrainerReport
@@ -33,6 +34,12 @@ def sync_report(
         send=_slowest(sent),
         receive=_slowest(received),
     )
+
+
+def lost_in_rounding(sent: Sequence[TrainerReport]) -> dict[str, float]:
+    """The share of what adapters change that the merged weights' format lost; nothing where they change nothing."""
+    change = sum(report.get("lora_change", 0.0) for report in sent)
+    return {m.LORA_LOST_KEY: sum(report.get("lora_lost", 0.0) for report in sent) / change} if change > 0 else {}
 
 
 def _slowest(reports: Sequence[Mapping[str, object]]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from rljob_worker.launchers.adapters import put_adapters
 from rljob_worker.launchers.draft import (
     Draft,
     Rule,
@@ -31,6 +32,7 @@ _FOLDERS = "the run folder follows from the job's name"
 _TURNS = "environments with several turns are not built; a prompt has one response"
 _MODEL = "the checkpoint's config.json says it"
 
+_LORA = ("lora_rank", "lora_alpha", "lora_target")
 RULES: dict[str, Rule] = {
     "exp_name": lambda draft, setting: _name(draft, setting),
     "seed": to("seed", whole),
@@ -65,6 +67,8 @@ RULES: dict[str, Rule] = {
     "actor_train.model_args.dtype": to("training.precision", one_of({"bf16": "bf16", "fp32": "fp32"}, "bf16 or fp32")),
     "actor_train.model_args.attn_implementation": nowhere("there is one way"),
     "actor_train.model_args.model_type": nowhere(_MODEL),
+    **dict.fromkeys((f"actor_train.model_args.{name}" for name in _LORA), later),
+    **dict.fromkeys((f"actor_infer.model_args.{name}" for name in _LORA), nowhere("the trainer's, merged")),
     "actor_train.training_args.learning_rate": to("training.optimizer.lr", number),
     "actor_train.training_args.weight_decay": to("training.optimizer.weightDecay", number),
     "actor_train.training_args.warmup_steps": to("training.optimizer.warmupSteps", whole),
@@ -298,6 +302,7 @@ def _batch(draft: Draft, last: Settings) -> None:
             draft.put(steps, "training.globalBatchSize", size, "samples a device x accumulation x devices")
             draft.note(each, "training.globalBatchSize")
     _strategy(draft, last)
+    put_adapters(draft, *(last.get(f"actor_train.model_args.{name}") for name in _LORA))
     if draft.get("rollout.samplesPerPrompt") is None:
         groups = last.get("train_env_manager.group_size") or last.get(
             "actor_infer.generating_args.num_return_sequences"

@@ -9,6 +9,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from rljob_worker.errors import UserError
+from rljob_worker.launchers.adapters import put_adapters
 from rljob_worker.launchers.draft import (
     TRACKERS,
     Draft,
@@ -36,6 +37,7 @@ _REWARDS = {"accuracy_reward": "math"}
 _MICRO = "by tokens: training.maxTokensPerMicroBatch"
 _VLLM = "always vLLM, started by the job"
 
+_LORA = ("lora_r", "lora_alpha", "lora_target_modules")
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("model", "model_name_or_path"), to("model.path", text)),
     "model_revision": to("model.revision", text),
@@ -104,7 +106,8 @@ RULES: dict[str, Rule] = {
     "eval_strategy": nowhere("evaluation: name the held-out data first"),
     "report_to": later,
     "run_name": nowhere("records.trackers[].run"),
-    **dict.fromkeys(("use_peft", "lora_r", "lora_alpha", "lora_target_modules", "peft_config"), nowhere("not built")),
+    **dict.fromkeys(("use_peft", *_LORA), later),
+    "peft_config": nowhere("training.lora: rank, alpha and targets of the LoraConfig"),
     "attn_implementation": nowhere("there is one way"),
     "dtype": nowhere("training.precision"),
     "remove_unused_columns": nowhere("all columns of a row go to the reward function"),
@@ -204,9 +207,22 @@ def apply_settings(draft: Draft, settings: Sequence[Setting], devices: int | Non
         algorithm__clipLow=0.2, algorithm__clipHigh=0.2, rollout__samplesPerPrompt=8,
         rollout__maxResponseTokens=256, training__optimizer__schedule="linear", training__optimizer__beta2=0.999,
     )  # fmt: skip
+    _adapters(draft, last)
     _batch(draft, last, devices)
     _data(draft, last)
     _record(draft, last)
+
+
+def _adapters(draft: Draft, last: Settings) -> None:
+    used = last.get("use_peft")
+    rank, *others = (last.get(name) for name in _LORA)
+    if used and not used.unknown and switch(used.value):
+        draft.note(used, "training.lora")
+        put_adapters(draft, rank or Setting("lora_r", 16), *others)
+        return
+    for setting in (used, rank, *others):
+        if setting:
+            draft.leave(setting, "use_peft is not true: all parameters are trained")
 
 
 def _batch(draft: Draft, last: Settings, devices: int | None) -> None:

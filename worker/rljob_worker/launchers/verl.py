@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rljob_worker.launchers.adapters import put_adapters
 from rljob_worker.launchers.draft import (
     TRACKERS,
     Draft,
@@ -37,6 +38,7 @@ _PLACE = "follows from spec.mode and the planner"
 _MICRO = "by tokens: training.maxTokensPerMicroBatch"
 _A, _R, _M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.actor.megatron"
 
+_LORA = ("lora_rank", "lora_alpha", "target_modules")
 RULES: dict[str, Rule] = {
     "trainer.nnodes": to("resources.nodes", whole),
     "trainer.n_gpus_per_node": to("resources.devicesPerNode", whole),
@@ -60,6 +62,8 @@ RULES: dict[str, Rule] = {
     "actor_rollout_ref.model.enable_gradient_checkpointing": to(
         "training.recompute", lambda value: "Full" if switch(value) else "None"
     ),
+    **dict.fromkeys((f"actor_rollout_ref.model.{name}" for name in _LORA), later),
+    "actor_rollout_ref.model.exclude_modules": nowhere("training.lora.targets names what is adapted"),
     "actor_rollout_ref.hybrid_engine": nowhere("spec.mode Colocated, the default"),
     "data.train_files": later,
     "data.val_files": later,
@@ -266,6 +270,9 @@ def _learn(draft: Draft, last: Settings) -> None:
     for offload in (last.get(f"{_M}.optimizer_offload"), last.get(f"{_A}.fsdp_config.optimizer_offload")):
         take(draft, offload, "training.optimizer.hostOffload", switch)
     _fsdp(draft, last)
+    put_adapters(draft, *(last.get(f"actor_rollout_ref.model.{name}") for name in _LORA))
+    if draft.get("training.lora.rank") is not None:
+        draft.default(training__lora__alpha=16)
     _reward(draft, last)
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import torch
 
+from rljob_api.spec import LoraSpec
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.hf_io import check_tensor_names, names_by_file, open_tensors, tensor_files
 from rljob_worker.models.trained import TrainedModel, checkpoint_tensors
+from rljob_worker.models.transformers_model import TransformersModel, elements
 
 _DTYPES = ("F32", "BF16", "F16")
 _SAMPLED = 4096
@@ -46,8 +48,13 @@ def check_hf_weights(folder: Path, model: TrainedModel) -> None:
                         raise UserError(f"{path}: tensor {name} holds numbers that are not finite")
 
 
-def checkpoint_bytes(model: TrainedModel, precision: str) -> int:
-    """Bytes of a checkpoint: fp32 weights and Adam's two moments in fp32; Megatron's has its bf16 weights too."""
+def checkpoint_bytes(model: TrainedModel, precision: str, lora: LoraSpec | None = None) -> int:
+    """Bytes of a checkpoint: fp32 weights and Adam's two moments in fp32; Megatron's has its bf16 weights too.
+
+    With adapters these are the weights; UserError names a target that matches nothing.
+    """
+    if lora is not None and isinstance(model, TransformersModel):
+        return 12 * sum(elements(shapes) for shapes in model.adapters(lora))
     parameters = sum(math.prod(shape) for _, shape in checkpoint_tensors(model).trained)
     both = precision == "bf16" and isinstance(model, ModelConfig)
     return parameters * (4 + 4 + 4 + (2 if both else 0))

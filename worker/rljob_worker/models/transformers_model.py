@@ -10,6 +10,8 @@ from pathlib import Path
 
 from torch import nn
 
+from rljob_api.spec import LoraSpec
+from rljob_worker.models.adapters import LinearModule, adapted_modules, linear_modules
 from rljob_worker.models.checkpoint_views import checkpoint_views
 from rljob_worker.models.facts import ModelFacts, facts_of, hf_config, hf_source
 from rljob_worker.models.hf_model import build_hf_model, gathered_apart, tied_names
@@ -31,6 +33,8 @@ class TransformersModel(ModelFacts):
     """Parameters of what is gathered together: each layer, then an untied embedding and head; each layer is alone."""
     root: Shapes
     """Parameters that are in none of them."""
+    linear: tuple[LinearModule, ...]
+    """Modules of the layers that can have adapters."""
 
     @classmethod
     def from_hf(cls, source: str | Path | Mapping[str, object]) -> TransformersModel:
@@ -52,12 +56,24 @@ class TransformersModel(ModelFacts):
             tensors=CheckpointTensors(tuple((view.name, view.shape) for view in views), tied_names(model)),
             units=tuple(_shapes(module) for module in apart),
             root=tuple(tuple(p.shape) for p in model.parameters() if id(p) not in inside),
+            linear=linear_modules(model),
         )
 
     @property
     def parameters(self) -> Shapes:
         """Of all of the model."""
         return tuple(shape for unit in (*self.units, self.root) for shape in unit)
+
+    def adapters(self, lora: LoraSpec | None) -> tuple[Shapes, ...]:
+        """The parameters of each layer's adapters, none where there are none; UserError names a target that matches
+        nothing."""
+        if lora is None:
+            return ()
+        chosen = adapted_modules(self.linear, lora, f"this {self.model_type} model")
+        return tuple(
+            tuple(shape for module in chosen if module.layer == layer for shape in module.adapter(lora.rank))
+            for layer in range(self.num_layers)
+        )
 
 
 def elements(shapes: Shapes) -> int:

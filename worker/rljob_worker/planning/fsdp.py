@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rljob_api.spec import Recompute, RLJobSpec
+from rljob_api.spec import LoraSpec, Recompute, RLJobSpec
+from rljob_worker.models.adapters import add_adapters
 from rljob_worker.models.hf_model import build_hf_model
 from rljob_worker.models.transformers_model import TransformersModel, elements
 from rljob_worker.planning.activations import PassBytes, logits_bytes, loss_chunks
@@ -29,17 +30,21 @@ if TYPE_CHECKING:
 _FP32 = 4
 
 
-def fsdp_state(model: TransformersModel, job: JobShape) -> TrainingState:
-    """This rank's rows: fp32 weights and two moments, all the time. Gradients are there in training passes alone."""
-    shards = job.trainers.shards
-    largest = max(_rows(shape, shards) for shape in model.parameters)
-    rows = sum(_rows(shape, shards) for shape in model.parameters)
+def fsdp_state(spec: RLJobSpec, model: TransformersModel, job: JobShape) -> TrainingState:
+    """This rank's rows: what is trained, fp32, and two moments, all the time. Gradients are there in training passes
+    alone. With adapters they are what is trained, and the model's own weights are in the format of computation."""
+    shards, lora = job.trainers.shards, spec.training.lora
+    rows = [_rows(shape, shards) for shape in model.parameters]
+    trained = [_rows(shape, shards) for layer in model.adapters(lora) for shape in layer] or rows
+    frozen = 0 if lora is None else sum(rows) * itemsize(spec)
     return TrainingState(
-        weights=rows * _FP32,
+        weights=frozen + sum(trained) * _FP32,
+        trained=sum(trained) * _FP32,
         gradients=0,
-        optimizer=2 * rows * _FP32,
+        optimizer=2 * sum(trained) * _FP32,
         exchanged=0,
-        on_device=2 * min(rows, max(BUCKET_ELEMENTS, largest)) * _FP32,
+        on_device=2 * min(sum(trained), max(BUCKET_ELEMENTS, max(trained))) * _FP32,
+        merging=sum(map(elements, model.adapters(lora))) * _FP32 + _merged(spec, model),
     )
 
 
@@ -49,30 +54,48 @@ def fsdp_training_pass(spec: RLJobSpec, model: TransformersModel, job: JobShape,
     The next layer is gathered while one computes, and a layer's gradients are whole, in the format of computation and
     in fp32, before each rank gets the sums of its rows.
     """
-    size, kept = itemsize(spec), saved_bytes(model.config, batch.tokens, batch.responses, itemsize(spec))
+    size, kept = itemsize(spec), _saved(spec, model, batch)
     activations = kept.outside + sum(kept.layers)
     if spec.training.recompute is not Recompute.NONE:
         activations = kept.outside + len(kept.layers) * kept.input + max(kept.layers)
     layer_gradients = batch.tokens * size * (2 * model.hidden_size + 3 * model.mlp_width)
     reduced = _largest(model) * (size + _FP32)
+    if spec.training.lora is not None:
+        reduced = 2 * max(map(elements, model.adapters(spec.training.lora))) * _FP32
+        # Gradients of a module's adapter are computed in fp32, of its input and of its output's gradient.
+        widest = max(module.inputs + module.outputs for module in model.linear)
+        layer_gradients += max(batch.tokens * widest * _FP32, _merged(spec, model))
     return PassBytes(
         activations,
         logits_bytes(spec, model, job, batch, copies=2),
         max(layer_gradients + reduced, loss_chunks(spec, model, job)),
         gathered=_gathered(spec, model),
-        gradients=fsdp_state(model, job).weights,
+        gradients=fsdp_state(spec, model, job).trained,
     )
 
 
 def fsdp_forward_pass(spec: RLJobSpec, model: TransformersModel, job: JobShape, batch: MicroBatch) -> PassBytes:
     """Forward only: nothing is kept but the layer at work; then logits without their gradient."""
-    kept = saved_bytes(model.config, batch.tokens, batch.responses, itemsize(spec))
+    kept = _saved(spec, model, batch)
     return PassBytes(
         max(kept.layers) + kept.input,
         logits_bytes(spec, model, job, batch, copies=1),
-        loss_chunks(spec, model, job),
+        max(loss_chunks(spec, model, job), _merged(spec, model)),
         gathered=_gathered(spec, model),
     )
+
+
+def _saved(spec: RLJobSpec, model: TransformersModel, batch: MicroBatch) -> SavedBytes:
+    lora = spec.training.lora
+    given = "" if lora is None else lora.model_dump_json(by_alias=True)
+    return saved_bytes(model.config, batch.tokens, batch.responses, itemsize(spec), given)
+
+
+def _merged(spec: RLJobSpec, model: TransformersModel) -> int:
+    """One module's weights with its adapter: the product and the sum in fp32, and the sum rounded."""
+    if spec.training.lora is None:
+        return 0
+    return max(module.inputs * module.outputs for module in model.linear) * (2 * _FP32 + itemsize(spec))
 
 
 def _rows(shape: tuple[int, ...], shards: int) -> int:
@@ -85,11 +108,12 @@ def _largest(model: TransformersModel) -> int:
 
 
 def _gathered(spec: RLJobSpec, model: TransformersModel) -> int:
-    fsdp = spec.training.fsdp
+    fsdp, adapters = spec.training.fsdp, model.adapters(spec.training.lora)
     if fsdp is not None and not fsdp.reshard_after_forward:
-        return elements(model.parameters) * itemsize(spec)
+        return elements(model.parameters) * itemsize(spec) + sum(map(elements, adapters)) * _FP32
     largest = max(elements(unit) for unit in model.units)
-    return (2 * largest + elements(model.root)) * itemsize(spec)
+    beside = 2 * max(map(elements, adapters), default=0) * _FP32
+    return (2 * largest + elements(model.root)) * itemsize(spec) + beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +129,7 @@ class SavedBytes:
 
 
 @lru_cache(maxsize=64)
-def saved_bytes(config: str, tokens: int, responses: int, size: int) -> SavedBytes:
+def saved_bytes(config: str, tokens: int, responses: int, size: int, lora: str = "") -> SavedBytes:
     """Run a model forward over one row of tokens without memory, and add up what autograd would keep.
 
     Args:
@@ -113,21 +137,26 @@ def saved_bytes(config: str, tokens: int, responses: int, size: int) -> SavedByt
         tokens: of the row.
         responses: positions that logits are computed at.
         size: bytes of a number that is computed with.
+        lora: the adapters, as JSON; empty: all parameters are trained.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     dtype = torch.bfloat16 if size == 2 else torch.float32
     raw: Mapping[str, object] = json.loads(config)
     with torch.random.fork_rng(devices=[]):
-        model = build_hf_model(raw).to(dtype)
+        model = build_hf_model(raw)
+        if lora:
+            add_adapters(model, LoraSpec.model_validate_json(lora), dtype, "the model")
+        else:
+            model.to(dtype)
         with FakeTensorMode() as mode:
-            model._apply(_without_memory(mode.from_tensor, dtype))
+            model._apply(_without_memory(mode.from_tensor))
             row = torch.zeros((1, tokens), dtype=torch.int64)
             return _Walk(model).run(row, responses)
 
 
-def _without_memory(fake: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    return lambda tensor: torch.empty(tensor.shape, dtype=dtype) if tensor.is_meta else fake(tensor)
+def _without_memory(fake: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else fake(tensor)
 
 
 class _Walk:

@@ -78,6 +78,8 @@ class Planner:
         algorithm = get_algorithm(spec.algorithm.name)
         self._updates = derived.updates_per_step(spec)
         self._reference = algorithm.needs_reference(spec.algorithm)
+        # With the adapters off, a model is its own reference.
+        self._kept_reference = self._reference and spec.training.lora is None
         self._old = algorithm.needs_old_log_probs(self._updates)
 
     def rank(self, stage: int) -> Rank:
@@ -85,7 +87,7 @@ class Planner:
         spec, model, job = self._spec, self._model, self._job
         if not isinstance(model, ModelConfig):
             return Rank(
-                fsdp_state(model, job),
+                fsdp_state(spec, model, job),
                 fsdp_training_pass(spec, model, job, self._batch),
                 fsdp_forward_pass(spec, model, job, self._batch),
             )
@@ -145,7 +147,7 @@ class Planner:
             ("actor_train", max(self._updating(rank), key=_total) | resting),
             ("checkpoint", awake | resting),
             ("rollout_wake_weights", awake | weights),
-            ("update_weights", awake | landing),
+            ("update_weights", awake | landing | {"merged": rank.state.merging}),
             ("sleep", awake | weights),
             ("rollout_wake_kv", asleep | weights | {"KV cache": self.engine.kv_cache}),
         ]
@@ -201,8 +203,8 @@ class Planner:
         """What trainers keep in host memory, whatever the phase."""
         return {
             "optimizer": sum(self._offloaded(rank) for rank in ranks),
-            "reference": sum(2 * rank.state.weights * self._reference for rank in ranks),
-            "snapshot": sum((rank.state.weights + rank.state.optimizer) * (self._updates > 1) for rank in ranks),
+            "reference": sum(2 * rank.state.weights * self._kept_reference for rank in ranks),
+            "snapshot": sum((rank.state.trained + rank.state.optimizer) * (self._updates > 1) for rank in ranks),
             "routed experts": self._routed_experts() if ranks else 0,
         }
 

@@ -80,6 +80,10 @@ class TrainingState:
     """Largest buffer of gradients that is reduced over other ranks; 0 without any."""
     on_device: int
     """Of the optimizer's state, during an update, where it is kept on the host."""
+    trained: int
+    """Of the weights, what updates change."""
+    merging: int = 0
+    """Of adapters and one module's product of them, while merged weights are handed over."""
 
 
 def training_state(parameters: RankParameters, job: JobShape, precision: Precision) -> TrainingState:
@@ -93,8 +97,10 @@ def training_state(parameters: RankParameters, job: JobShape, precision: Precisi
     flats = 3 if bf16 else 2
     own = parameters.dense / job.trainers.dp + parameters.experts / job.trainers.expert_dp
     optimizer = round(own * _FP32 * flats)
+    weights = parameters.total * (2 if bf16 else 4)
     return TrainingState(
-        weights=parameters.total * (2 if bf16 else 4),
+        weights=weights,
+        trained=weights,
         gradients=parameters.total * _FP32,
         optimizer=optimizer,
         exchanged=_FP32

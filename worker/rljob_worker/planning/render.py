@@ -17,6 +17,7 @@ _ORDER = (
     "gradients",
     "optimizer",
     "gathered",
+    "merged",
     "activations",
     "logits",
     "work",

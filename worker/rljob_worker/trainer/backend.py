@@ -22,7 +22,7 @@ from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.objective import Logits, PolicyLoss
 from rljob_worker.trainer.process_groups import ProcessGroups
-from rljob_worker.trainer.rank_backend import MemoryMove
+from rljob_worker.trainer.rank_backend import MemoryMove, Rounding
 
 Compute = Callable[[int, MicroBatch, Logits], tuple[Tensor, Tensor]]
 """(index of the micro-batch, itself, logits of its response positions) -> (its share of the loss, a result to collect).
@@ -113,6 +113,13 @@ class TrainerBackend(Protocol):
 
     def pieces(self, layout: ParallelLayout) -> list[Piece]:
         """The HF tensors' parts that this rank holds, primary as they are in `layout`; for the weight sync."""
+        ...
+
+    def handing_over(self) -> AbstractContextManager[Rounding | None]:
+        """Around each weight sync, in which pieces are read; collective where it begins.
+
+        Gives what rounding lost, once it is over, where pieces are made of weights and adapters.
+        """
         ...
 
     def save(self, folder: str, *, updates: int) -> CheckedFile:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -28,6 +29,16 @@ class MemoryMove:
     """That giving up or rebuilding the process groups took; 0 where they stay."""
 
 
+@dataclass(slots=True)
+class Rounding:
+    """What a hand-over of merged adapters lost, in sums over the parts that this rank handed over."""
+
+    change: float = 0.0
+    """Of |scale B A|."""
+    lost: float = 0.0
+    """Of its distance from the change of the rounded weights."""
+
+
 class RankBackend:
     """State that training backends share: how a rank sleeps, and its reference policy.
 
@@ -39,6 +50,7 @@ class RankBackend:
         memory: where its tensors are; None where the memory saver is off.
         groups: all that it is in.
         trained: parameters, which hold the starting weights now.
+        starting: what makes the model the starting one without a copy of its weights.
     """
 
     def __init__(
@@ -48,6 +60,7 @@ class RankBackend:
         memory: SleepingMemory | None,
         groups: ProcessGroups,
         trained: list[Tensor],
+        starting: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
         self.memory = memory
         self.groups = groups
@@ -60,13 +73,20 @@ class RankBackend:
             device.keep_free(self._margin_bytes)
         self._released = groups if derived.release_process_groups(spec) else None
         needs_reference = get_algorithm(spec.algorithm.name).needs_reference(spec.algorithm)
-        self._reference = Reference(trained) if needs_reference else None
+        self._starting = starting
+        self._reference = Reference(trained) if needs_reference and starting is None else None
 
     def reference(self) -> AbstractContextManager[None]:
         """The starting weights in the place of the present ones."""
+        if self._starting is not None:
+            return self._starting()
         if self._reference is None:
             raise RuntimeError("ref_log_probs: this job has no reference policy (algorithm.kl)")
         return self._reference
+
+    def handing_over(self) -> AbstractContextManager[Rounding | None]:
+        """Nothing: pieces are views."""
+        return nullcontext()
 
     def sleep(self) -> MemoryMove:
         """Give it away: the groups first, while the devices can still talk; nothing when asleep."""

@@ -12,13 +12,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from rljob_api.json_types import Json
-from rljob_api.spec import TrainingBackend
+from rljob_api.spec import LoraSpec, TrainingBackend
 from rljob_api.wire.values import block, whole
 from rljob_worker.models.manifest import Manifest
 from rljob_worker.parallel_layout import ParallelLayout
@@ -27,13 +28,15 @@ from rljob_worker.trainer.state_file import StateReader, path_of
 
 MODEL_PREFIX = "model."
 MASTER_PREFIX = "master."
+LORA, BASE = "lora", "base"
+"""In the metadata of a file with adapters: what they are, and digests of the weights that they belong to."""
 FORMAT = 1
 _FORMATS = {
     TrainingBackend.MEGATRON: "rljob_worker.trainer.megatron.saved_format",
     TrainingBackend.FSDP: "rljob_worker.trainer.fsdp.saved_format",
 }
-"""Modules whose `saved_format(model_folder)` says where a backend's states have what; none of them is imported here,
-for backends import this module."""
+"""Modules whose `saved_format(model_folder, lora)` says where a backend's states have what; none of them is imported
+here, for backends import this module."""
 
 
 class SavedFormat(Protocol):
@@ -43,6 +46,8 @@ class SavedFormat(Protocol):
     """Tensors of a whole checkpoint, without those that are not trained."""
     untrained: tuple[str, ...]
     """How the names of those begin."""
+    lora: LoraSpec | None
+    """The adapters that are all that the manifest has; None: it has the model."""
 
     def pieces_of(self, shard: Mapping[str, Tensor], layout: ParallelLayout) -> list[Piece]:
         """The Hugging Face tensors' parts in what a rank of that layout saved, by parameter.
@@ -73,20 +78,49 @@ def backend_of(reader: StateReader) -> TrainingBackend:
 def saved_format(reader: StateReader, model_folder: Path) -> SavedFormat:
     """The format of a file, for the model of a folder; ValueError when this version does not have it."""
     module = importlib.import_module(_FORMATS[backend_of(reader)])
-    return cast("SavedFormat", module.saved_format(model_folder))
+    return cast("SavedFormat", module.saved_format(model_folder, saved_adapters(reader)))
 
 
 def state_metadata(
-    backend: TrainingBackend, layout: ParallelLayout, *, updates: int, precision: str
+    backend: TrainingBackend,
+    layout: ParallelLayout,
+    *,
+    updates: int,
+    precision: str,
+    adapters: Mapping[str, Json] = MappingProxyType({}),
 ) -> dict[str, Json]:
-    """What every rank's file says of itself."""
+    """What every rank's file says of itself; with adapters, what they are and what weights they belong to."""
     return {
         "format": FORMAT,
         "backend": backend.value,
         "updates": updates,
         "precision": precision,
         "coordinates": dict(layout.coordinates()),
+        **adapters,
     }
+
+
+def adapters_named(lora: LoraSpec) -> dict[str, Json]:
+    """Adapters as a file names those that it has."""
+    named: dict[str, Json] = lora.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return named
+
+
+def saved_adapters(reader: StateReader) -> LoraSpec | None:
+    """The adapters that a file has in the place of weights; None where it has weights."""
+    given = reader.metadata.get(LORA)
+    return None if given is None else LoraSpec.model_validate(given)
+
+
+def check_adapters(reader: StateReader, lora: LoraSpec | None) -> None:
+    """ValueError when a file has other adapters than a job trains, or only one of the two has any."""
+    saved = saved_adapters(reader)
+    if saved != lora:
+        there, here = ("none" if one is None else str(adapters_named(one)) for one in (saved, lora))
+        raise ValueError(
+            f"{reader.path}: was saved with other adapters (training.lora: {there} there, {here} here); resume with "
+            "those, or export it and start a new job from the export"
+        )
 
 
 def check_precision(reader: StateReader, precision: str) -> None:
@@ -117,15 +151,18 @@ class RankFile:
     empty where neither differs."""
 
 
-def open_rank_file(folder: str, backend: TrainingBackend, layout: ParallelLayout, precision: str) -> RankFile:
+def open_rank_file(
+    folder: str, backend: TrainingBackend, layout: ParallelLayout, precision: str, lora: LoraSpec | None = None
+) -> RankFile:
     """Open a rank's own file, or rank 0's where a checkpoint of fewer ranks has none.
 
     Raises:
-        ValueError: no file, a damaged one, or one of another precision or rank.
+        ValueError: no file, a damaged one, or one of another precision or rank, or with other adapters.
     """
     own = path_of(folder, layout.rank)
     reader = StateReader(own if own.is_file() else path_of(folder, 0))
     check_precision(reader, precision)
+    check_adapters(reader, lora)
     updates = whole(reader.metadata["updates"], f"{reader.path}: updates")
     there = layout_of(reader)
     if backend_of(reader) is not backend or not there.same_cut(layout):

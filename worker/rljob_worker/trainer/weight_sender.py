@@ -45,7 +45,11 @@ class WeightSender:
             if self._route is None:
                 raise RuntimeError("send_weights: this trainer was made without a route to engines")
             self._sync = _weight_sync(self._backend, self._spec, self._device, self._route)
-        return self._sync.update_weights(version, seconds)
+        with self._backend.handing_over() as rounding:
+            report = self._sync.update_weights(version, seconds)
+        if rounding is not None:
+            report |= {"lora_change": rounding.change, "lora_lost": rounding.lost}
+        return report
 
     def take_route(self, route: Route) -> None:
         """Send by another route from now on, to other engines."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,7 @@ from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
 from rljob_worker.trainer.fsdp.rank_state import RankState
 from rljob_worker.trainer.fsdp.updates import Passes, Updater
 from rljob_worker.trainer.objective import PolicyLoss
-from rljob_worker.trainer.rank_backend import RankBackend
+from rljob_worker.trainer.rank_backend import RankBackend, Rounding
 from rljob_worker.trainer.rendezvous import Notices
 from rljob_worker.trainer.stopping import StopAgreement
 
@@ -34,7 +35,9 @@ class FsdpBackend(RankBackend):
     def __init__(
         self, rank: RankState, spec: RLJobSpec, device: Device, stop: threading.Event, notices: Notices
     ) -> None:
-        super().__init__(spec, device, rank.memory, rank.groups, list(rank.shards.rows.values()))
+        trained = list(rank.shards.trained.values())
+        starting = None if rank.adapters is None else rank.adapters.off
+        super().__init__(spec, device, rank.memory, rank.groups, trained, starting)
         self.rank = rank
         self.layout = rank.layout
         facts = ModelFacts.from_hf(rank.model_folder)
@@ -53,7 +56,7 @@ class FsdpBackend(RankBackend):
     @property
     def parameter_count(self) -> int:
         """Elements of this rank's rows."""
-        return sum(rows.numel() for rows in self.trained)
+        return sum(rows.numel() for rows in self.rank.shards.rows.values())
 
     def forward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
         """Results of `compute`, on every rank."""
@@ -67,8 +70,14 @@ class FsdpBackend(RankBackend):
         return self._updater.run(update, loss, learning_rate)
 
     def pieces(self, layout: ParallelLayout) -> list[Piece]:
-        """Views of this rank's rows."""
-        return pieces_of_rows(self.rank.shards.rows, self.rank.views, self.rank.shards.sizes, layout)
+        """Views of this rank's rows; where they have adapters, made when they are read, in a hand-over."""
+        rank = self.rank
+        computed = {} if rank.adapters is None else rank.adapters.merged_rows
+        return pieces_of_rows(rank.shards.rows, rank.views, rank.shards.sizes, layout, computed=computed)
+
+    def handing_over(self) -> AbstractContextManager[Rounding | None]:
+        """Adapters are put together for it."""
+        return nullcontext() if self.rank.adapters is None else self.rank.adapters.gathered()
 
     def save(self, folder: str, *, updates: int) -> CheckedFile:
         """Write this rank's file."""

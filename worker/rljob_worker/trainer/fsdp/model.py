@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 class ShardedModel:
     """A model whose parameters are divided row by row, and gathered unit by unit for what is computed with them.
 
-    Computation is in `dtype`; gradients are summed over the ranks in fp32.
+    Gradients are summed over the ranks in fp32.
 
     Args:
         model: as `build_hf_model` made it.
         mesh: of the ranks that divide a copy; with a first dimension over the copies, where there are several.
-        dtype: of what is gathered.
+        dtype: of what is gathered and computed with; None: that of each parameter, where adapters are trained beside a
+            base that is in the format of computation as it is. Rounded adapters would be others than those handed over.
         recompute: whether layers are computed again in the backward pass.
         reshard_after_forward: whether a layer's parameters are gathered again for it.
 
@@ -40,7 +41,7 @@ class ShardedModel:
         self,
         model: HfModel,
         mesh: DeviceMesh,
-        dtype: torch.dtype,
+        dtype: torch.dtype | None,
         *,
         recompute: bool,
         reshard_after_forward: bool = True,
@@ -73,13 +74,15 @@ class ShardedModel:
         return Logits(output.logits.squeeze(0))
 
     def take_gradients(self) -> dict[str, Tensor]:
-        """This rank's rows of the gradients, by parameter; none are left in the model.
+        """This rank's rows of the gradients, by parameter that is trained; none are left in the model.
 
         Raises:
             RuntimeError: a parameter has none.
         """
         found = {}
         for name, parameter in self.module.named_parameters():
+            if not parameter.requires_grad:
+                continue
             gradient, parameter.grad = parameter.grad, None
             if not isinstance(gradient, DTensor):
                 raise RuntimeError(f"{name} got no gradient: no part of the model that was computed uses it")
@@ -112,7 +115,7 @@ def _recompute_layers(model: HfModel) -> None:
 
 
 def _sharded_units(
-    model: HfModel, mesh: DeviceMesh, dtype: torch.dtype, reshard_after_forward: bool
+    model: HfModel, mesh: DeviceMesh, dtype: torch.dtype | None, reshard_after_forward: bool
 ) -> list[FSDPModule]:
     """A unit for each layer, the embedding and the head, and the root for the rest."""
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)

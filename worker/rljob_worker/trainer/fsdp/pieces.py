@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -21,7 +22,12 @@ def rows_of(size: int, layout: ParallelLayout) -> range:
 
 
 def pieces_of_rows(
-    shard: Mapping[str, Tensor], views: Sequence[CheckpointView], sizes: Mapping[str, int], layout: ParallelLayout
+    shard: Mapping[str, Tensor],
+    views: Sequence[CheckpointView],
+    sizes: Mapping[str, int],
+    layout: ParallelLayout,
+    *,
+    computed: Mapping[str, Callable[[], Tensor]] = MappingProxyType({}),
 ) -> list[Piece]:
     """The parts of a checkpoint's tensors in a rank's rows; primary in the first copy of the parameters.
 
@@ -30,6 +36,7 @@ def pieces_of_rows(
         views: of all tensors.
         sizes: rows of each whole parameter.
         layout: the rank's.
+        computed: of parameters whose rows are made when they are read, what makes them; contiguous.
 
     Raises:
         ValueError: a parameter is none of the model's, or has another number of rows.
@@ -48,7 +55,8 @@ def pieces_of_rows(
         found = view.rows(mine.start, len(mine))
         if found is not None:
             place, inside = found
-            read = partial(inside.of, shard[view.parameter])
+            make = computed.get(view.parameter)
+            read = partial(inside.of, shard[view.parameter]) if make is None else partial(_read, inside, make)
             pieces.append(
                 Piece(
                     hf_name=place.hf_name,
@@ -63,6 +71,10 @@ def pieces_of_rows(
                 )
             )
     return pieces
+
+
+def _read(inside: RowsView, make: Callable[[], Tensor]) -> Tensor:
+    return inside.of(make())
 
 
 @torch.no_grad()

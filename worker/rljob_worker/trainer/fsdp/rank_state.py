@@ -11,13 +11,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DeviceMesh
 
-from rljob_api.spec import Precision, Recompute, RLJobSpec
+from rljob_api.spec import LoraSpec, Precision, Recompute, RLJobSpec
 from rljob_worker.devices import Device
 from rljob_worker.memory.sleeping import Region, SleepingMemory, sleeping_memory
+from rljob_worker.models.adapters import adapter_views, add_adapters
 from rljob_worker.models.checkpoint_views import CheckpointView, check_headers, checkpoint_views
 from rljob_worker.models.hf_io import check_tied_head, read_pieces, tensor_files, tensor_shapes
 from rljob_worker.models.hf_model import build_hf_model, tied_names
 from rljob_worker.parallel_layout import ParallelLayout
+from rljob_worker.trainer.fsdp.adapters import ShardedAdapters
 from rljob_worker.trainer.fsdp.model import ShardedModel
 from rljob_worker.trainer.fsdp.optimizer import ShardedAdamW
 from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
@@ -47,8 +49,11 @@ class RankState:
         memory: where its tensors are and sleep; None where the memory saver is off.
         device: where they are.
         model_folder: Hugging Face folder with the starting weights.
-        views: of the checkpoint's tensors.
-        shards: the rows that this rank has and updates.
+        views: of the model's tensors, which engines get.
+        saved_views: of the tensors that checkpoints have: the same, or the adapters alone.
+        shards: the rows that this rank has.
+        lora: the job's adapters, where it has any.
+        adapters: them here.
     """
 
     layout: ParallelLayout
@@ -58,8 +63,11 @@ class RankState:
     model_folder: Path
     model: ShardedModel
     views: list[CheckpointView]
+    saved_views: list[CheckpointView]
     shards: Shards
     optimizer: ShardedAdamW
+    lora: LoraSpec | None
+    adapters: ShardedAdapters | None
 
 
 def build_rank_state(
@@ -89,19 +97,28 @@ def build_rank_state(
     model = build_hf_model(model_folder, attention=_ATTENTION.get(device.name, "sdpa"))
     views = checkpoint_views(model)
     files = _checked_files(model, views, model_folder)
+    dtype = torch.bfloat16 if training.precision is Precision.BF16 else torch.float32
+    if training.lora is not None:
+        add_adapters(model, training.lora, dtype, str(model_folder))
+    saved_views = views if training.lora is None else adapter_views(model)
+    mesh = _mesh(groups, layout, device.torch_device.type)
     sharded = ShardedModel(
         model,
-        _mesh(groups, layout, device.torch_device.type),
-        torch.bfloat16 if training.precision is Precision.BF16 else torch.float32,
+        mesh,
+        dtype if training.lora is None else None,
         recompute=training.recompute is not Recompute.NONE,
         reshard_after_forward=training.fsdp is None or training.fsdp.reshard_after_forward,
     )
     shards = place_shards(model, region, device.torch_device)
     read_pieces(pieces_of_rows(shards.rows, views, shards.sizes, layout), files)
+    adapters = None
+    if training.lora is not None:
+        adapters = ShardedAdapters(model, shards, layout, mesh.get_group(mesh.ndim - 1), spec.seed)
+        adapters.digest_base()
     offload = training.optimizer.host_offload
     # Host memory does not sleep: what is offloaded stays outside the memory saver.
     optimizer = ShardedAdamW(
-        shards.rows,
+        shards.trained,
         training.optimizer,
         nullcontext if offload else region,
         on_host=offload and device.own_memory,
@@ -114,8 +131,11 @@ def build_rank_state(
         model_folder=model_folder,
         model=sharded,
         views=views,
+        saved_views=saved_views,
         shards=shards,
         optimizer=optimizer,
+        lora=training.lora,
+        adapters=adapters,
     )
 
 

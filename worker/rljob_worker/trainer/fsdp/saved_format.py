@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from rljob_api.spec import LoraSpec
+from rljob_worker.models.adapters import adapter_views, add_adapters
 from rljob_worker.models.checkpoint_views import checkpoint_views
 from rljob_worker.models.hf_model import build_hf_model
 from rljob_worker.parallel_layout import ParallelLayout
@@ -14,19 +17,23 @@ from rljob_worker.tensor_slice import Piece
 from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
 
 
-def saved_format(model_folder: Path) -> FsdpFormat:
-    """The format for the model of a folder."""
-    return FsdpFormat(model_folder)
+def saved_format(model_folder: Path, lora: LoraSpec | None) -> FsdpFormat:
+    """The format for the model of a folder, and for its adapters where there are any."""
+    return FsdpFormat(model_folder, lora)
 
 
 class FsdpFormat:
     """A `SavedFormat`: rows of transformers' parameters, and the optimizer's state of the same rows."""
 
-    def __init__(self, model_folder: Path) -> None:
+    def __init__(self, model_folder: Path, lora: LoraSpec | None = None) -> None:
         model = build_hf_model(model_folder)
         self._views = checkpoint_views(model)
+        if lora is not None:
+            add_adapters(model, lora, torch.float32, str(model_folder))
+            self._views = adapter_views(model)
         self._sizes = {name: parameter.shape[0] for name, parameter in model.named_parameters()}
         self.untrained: tuple[str, ...] = ()
+        self.lora = lora
         self.manifest = [(view.name, view.shape) for view in self._views]
 
     def pieces_of(self, shard: Mapping[str, Tensor], layout: ParallelLayout) -> list[Piece]:

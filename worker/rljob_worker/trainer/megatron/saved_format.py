@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from rljob_api.spec import LoraSpec
 from rljob_worker.models.config import ModelConfig
 from rljob_worker.models.manifest import hf_manifest
 from rljob_worker.parallel_layout import ParallelLayout
@@ -14,8 +15,10 @@ from rljob_worker.tensor_slice import Piece
 from rljob_worker.trainer.megatron.models.convert import is_expert, local_pieces
 
 
-def saved_format(model_folder: Path) -> MegatronFormat:
-    """The format for the model of a folder."""
+def saved_format(model_folder: Path, lora: LoraSpec | None) -> MegatronFormat:
+    """The format for the model of a folder; ValueError with adapters, which Megatron does not train."""
+    if lora is not None:
+        raise ValueError("training.lora: states of Megatron have no adapters")
     return MegatronFormat(ModelConfig.from_hf(model_folder))
 
 
@@ -26,6 +29,7 @@ class MegatronFormat:
         self._config = config
         self.manifest = hf_manifest(config)
         self.untrained = config.untrained
+        self.lora: LoraSpec | None = None
 
     def pieces_of(self, shard: Mapping[str, Tensor], layout: ParallelLayout) -> list[Piece]:
         """The Hugging Face tensors' parts in a rank's parameters."""
