@@ -6,6 +6,8 @@ from mutants.fault import Fault
 
 MODELS = "tests/worker/models/test_transformers_model.py"
 ROWS = "tests/worker/planning/test_fsdp_rows.py"
+ADAPTERS = "tests/worker/models/test_adapters.py"
+ADAPTED_RANKS = "tests/worker/trainer/test_fsdp_lora.py"
 
 FSDP_FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -49,5 +51,47 @@ FSDP_FAULTS: tuple[Fault, ...] = (
         "if fsdp is not None and not fsdp.reshard_after_forward:",
         "if fsdp is None:",
         ROWS,
+    ),
+    Fault(
+        "adapters rounded where they are gathered, merged from fp32 where they are handed over",
+        "worker/rljob_worker/trainer/fsdp/rank_state.py",
+        "dtype if training.lora is None else None",
+        "dtype",
+        ADAPTED_RANKS,
+    ),
+    Fault(
+        "engines that get the weights without their adapters",
+        "worker/rljob_worker/trainer/fsdp/backend.py",
+        "computed = {} if rank.adapters is None else rank.adapters.merged_rows",
+        "computed = {}",
+        ADAPTED_RANKS,
+    ),
+    Fault(
+        "rows merged with the first rows of B",
+        "worker/rljob_worker/trainer/fsdp/adapters.py",
+        "self._modules[name].scale)[mine.start : mine.stop]",
+        "self._modules[name].scale)[: len(mine)]",
+        ADAPTED_RANKS,
+    ),
+    Fault(
+        "an adapter without its scale in the gradient of A",
+        "worker/rljob_worker/models/adapters.py",
+        "of_a = (rows @ b).T @ inputs * ctx.scale",
+        "of_a = (rows @ b).T @ inputs",
+        ADAPTERS,
+    ),
+    Fault(
+        "a digest that does not see rows change places",
+        "worker/rljob_worker/models/adapters.py",
+        "seed=first + n",
+        "seed=0",
+        ADAPTERS,
+    ),
+    Fault(
+        "a reference policy with its adapters on",
+        "worker/rljob_worker/models/adapters.py",
+        "        module.adapted = False\n",
+        "        module.adapted = True\n",
+        ADAPTED_RANKS,
     ),
 )
