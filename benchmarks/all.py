@@ -38,6 +38,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("lanes",),
     ("lanes", "--mode", "Async"),
     ("long_tail",),
+    ("episodes",),
     ("peer_trl",),
     ("code_runs",),
     ("run_trace",),
