@@ -125,6 +125,19 @@ def _lockstep(folder: Path) -> dict[str, Any]:
     }
 
 
+def _episodes(folder: Path) -> dict[str, Any]:
+    lake = {"name": "FrozenLake", "args": {"size": 3, "instructions": False}, "processes": 2, "perProcess": 16}
+    held_out = {"seeds": {"first": 5000, "count": 8}, "applyChatTemplate": True, "environment": lake}
+    return {
+        "data": {"seeds": {"count": 1000}, "applyChatTemplate": True, "environment": lake},
+        "reward": {"name": "environment"},
+        "episodes": {"maxTurns": 4, "maxTokensPerTurn": 2, "maxTokens": 63},
+        "rollout": {"promptsPerStep": 4, "samplesPerPrompt": 4, "maxResponseTokens": 2},
+        "training": {**FP32, "globalBatchSize": 8},
+        "evaluation": {"everySteps": 2, "data": held_out},
+    }
+
+
 ROLLOUT = {"promptsPerStep": 4, "samplesPerPrompt": 4, "maxResponseTokens": 4, "ignoreEos": True}
 APART_SPEC: dict[str, Any] = {
     "algorithm": {"name": "grpo", "kl": {"coefficient": 0.01}},
@@ -151,6 +164,8 @@ COLOCATED_PHASES = {
 }
 RANK_PHASES = {"actor_train": 0.05, "checkpoint": 0.012, "update_weights": 0.04}
 """Where one rank may be ahead of another."""
+EPISODE_PHASES = {"rollout": 0.3, "actor_train": 0.05, "update_weights": 0.01, "checkpoint": 0.005}
+"""Environments are waited for within the rollout."""
 GROWING_PHASES = {"rollout": 0.1, "reward": 0.0, "actor_train": 0.05, "checkpoint": 0.005, "update_weights": 0.01}
 GROWING = (
     *kills(("driver", "trainer-1", "engine-0", "engine-1"), GROWING_PHASES),
@@ -204,6 +219,16 @@ ROWS: dict[str, Row] = {
         _growing({**PARTIAL, "routerReplay": True}, model=model_of("router-replay.yaml")),
         GROWING,
         ranks=2,
+        drawn=False,
+    ),
+    "episodes": Row(
+        _episodes,
+        (
+            *kills(("driver", "trainer-0", "engine-0", "environment"), EPISODE_PHASES),
+            *kills(("driver", "environment"), {"eval": 0.1}),
+            Cell("SIGSTOP", "engine-0", "rollout"),
+            Cell("SIGTERM", "driver", "rollout", 0.3),
+        ),
         drawn=False,
     ),
     "lockstep": Row(

@@ -2,7 +2,8 @@
 
 {"do": "kill", "process": "trainer-0", "phase": "actor_train", "step": 3, "delay": 0.01, "signal": 9}
     SIGKILL, or the signal given, to the named process so long after the phase of that step began (`driver`: this one,
-    `reward`: a scoring process). An event `kill` says in which phase the job was at that instant.
+    `reward`: a scoring process, `environment`: one that holds environments). An event `kill` says in which phase the
+    job was at that instant.
 {"do": "sleep", "before": "wake_up", "step": 2, "seconds": 0.2}
     The driver sleeps before that phase begins, outside every phase.
 {"do": "stall", "phase": "wake_up", "step": 2, "process": "trainer-0"}
@@ -10,6 +11,9 @@
     it, or the signal of that name in "then".
 {"do": "interleave", "seconds": 0.00005}
     The driver's threads take turns that often, a hundred times as often as Python lets them.
+{"do": "environment", "step": 3, "call": 5, "says": "die"}
+    What the fifth action of that step's episodes says when it comes to its environment first; tried again, it is what
+    the policy said.
 {"do": "flip", "phase": "rollout_wake_kv", "step": 2}
     One bit of one weight of engine-0 is flipped as the phase begins, after the weights were landed and verified.
 """
@@ -32,14 +36,20 @@ from rljob_worker.cli.main import main
 from rljob_worker.cluster import cluster
 from rljob_worker.confined.process import ConfinedProcess
 from rljob_worker.driver import job
+from rljob_worker.environments.base import Call, Step
+from rljob_worker.environments.episodes import EpisodeEnvironment
 from rljob_worker.records import events
+
+MODULES = {"reward": "rljob_worker.rewards.worker", "environment": "rljob_worker.environments.host"}
+"""What confined processes run."""
 
 
 def install(faults: list[dict[str, Any]]) -> None:
     for fault in faults:
         if fault["do"] == "interleave":
             sys.setswitchinterval(fault["seconds"])
-    faults = [fault for fault in faults if fault["do"] != "interleave"]
+    said = [fault for fault in faults if fault["do"] == "environment"]
+    faults = [fault for fault in faults if fault["do"] not in ("interleave", "environment")]
     pids = {"driver": os.getpid()}
     start, write_phase = cluster.Cluster.start, events.EventLog.phase
 
@@ -48,7 +58,20 @@ def install(faults: list[dict[str, Any]]) -> None:
         current["engine"] = self.engines[0].handle
         pids.update({p.name: p.pid for p in (*self.trainers, *self.engines) if p.pid is not None})
 
+    def asked(self: EpisodeEnvironment) -> Call:
+        call = ask(self)
+        # Those that are tried before a run have no step.
+        if "log" in current and isinstance(call, Step) and self.position == len(self.actions):
+            step = current["log"].step + 1
+            calls[step] = calls.get(step, 0) + 1
+            for fault in said:
+                if (fault["step"], fault["call"]) == (step, calls[step]):
+                    current["log"].write("environment", says=fault["says"])
+                    return Step(fault["says"])
+        return call
+
     def phase_begins(self: events.EventLog, name: str, gap: float, **lane: str) -> None:
+        current["log"] = self
         strikes = []
         for fault in faults:
             if fault["step"] != self.step + 1:
@@ -68,7 +91,8 @@ def install(faults: list[dict[str, Any]]) -> None:
                 threading.Thread(target=strike, args=(self, fault), daemon=True).start()
 
     def strike(log: events.EventLog, fault: dict[str, Any]) -> None:
-        pid = scoring_process() if fault["process"] == "reward" else pids[fault["process"]]
+        confined = fault["process"] in MODULES
+        pid = confined_process(MODULES[fault["process"]]) if confined else pids[fault["process"]]
         time.sleep(fault.get("delay", 0.0))
         if "seconds" in fault:
             # From outside: a driver that is stopped can wake nobody. Its time begins when the process stands.
@@ -78,27 +102,31 @@ def install(faults: list[dict[str, Any]]) -> None:
         log.write("kill", process=fault["process"], pid=pid, alive=current["clock"].current)
         os.kill(pid, signal.SIGSTOP if fault["do"] == "stall" else fault.get("signal", signal.SIGKILL))
 
-    def scoring_process() -> int:
-        """The first that lives: the others get what comes while it is busy."""
-        keeper = next(process.popen.pid for process in rewards if process.popen.poll() is None)
+    def confined_process(module: str) -> int:
+        """The first of a kind that lives: the others get what comes while it is busy."""
+        of_kind = (process for kind, process in confined_processes if kind == module)
+        keeper = next(process.popen.pid for process in of_kind if process.popen.poll() is None)
         return int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
 
     current: dict[str, Any] = {}
-    rewards: list[ConfinedProcess] = []
-    initialise, begin_scoring = job.Job.__init__, ConfinedProcess.__init__
+    calls: dict[int, int] = {}
+    confined_processes: list[tuple[str, ConfinedProcess]] = []
+    initialise, begin_process, ask = job.Job.__init__, ConfinedProcess.__init__, EpisodeEnvironment.call
 
     def keep_clock(self: job.Job, *arguments: Any, **named: Any) -> None:
         initialise(self, *arguments, **named)
         current["clock"] = self.clock
 
     def keep_process(self: ConfinedProcess, *arguments: Any, **named: Any) -> None:
-        begin_scoring(self, *arguments, **named)
-        rewards.append(self)
+        begin_process(self, *arguments, **named)
+        confined_processes.append((arguments[0], self))
 
     cluster.Cluster.start = started  # type: ignore[method-assign]
     events.EventLog.phase = phase_begins  # type: ignore[method-assign]
     job.Job.__init__ = keep_clock  # type: ignore[method-assign]
     ConfinedProcess.__init__ = keep_process  # type: ignore[method-assign]
+    if said:
+        EpisodeEnvironment.call = asked  # type: ignore[method-assign]
 
 
 def flip_one_bit(actor: Any) -> None:

@@ -16,6 +16,8 @@ from rljob_api.wire.exit_codes import ExitCode
 
 IMPATIENT = f'--set=spec.timeouts.phases={{"actor_train": {DEADLINE}, "rollout": {DEADLINE}}}'
 """Option of a run in which a process is stopped."""
+REPLACED = ("reward", "environment")
+"""Processes in whose place a run starts others."""
 
 
 class Chain:
@@ -54,7 +56,7 @@ class Chain:
             if cell.process == "driver":
                 # Nothing on its machine can tell a stopped driver from a slow one, and end it.
                 faults[0] |= {"seconds": 2, "then": "KILL"}
-        elif cell.process == "reward":
+        elif cell.process in REPLACED:
             # Another one takes its place: the driver is killed in the next step.
             faults.append({"do": "kill", "process": "driver", "phase": "actor_train", "step": step + 1})
         code, output = self.go_on(faults, *([IMPATIENT] if cell.column == "SIGSTOP" else []))
@@ -78,9 +80,9 @@ class Chain:
             assert code == ExitCode.STOPPED, output
         elif cell.column == "SIGSTOP":
             self._check_the_deadline(cell, code, output, done)
-        elif cell.process == "reward":
+        elif cell.process in REPLACED:
             assert code != 0, output
-            assert events(self.run_folder)[-1]["step"] > done["step"], "the run did not outlive the scoring process"
+            assert events(self.run_folder)[-1]["step"] > done["step"], "the run did not outlive the process"
         else:
             assert code != 0, output
             assert cell.process == "driver" or f"{cell.process} died" in output, output
