@@ -90,6 +90,15 @@ BUCKETS = 37
 """About as many as Qwen3-4B has of 256 MiB."""
 
 
+class NoSum:
+    """Of anything."""
+
+    def add(self, tensor: torch.Tensor) -> None: ...
+
+    def begin(self) -> BegunChecksum:
+        return _SUMS
+
+
 class NullDevice(CpuDevice):
     """Has memory of its own, sums nothing, and copies next to nothing."""
 
@@ -116,6 +125,12 @@ class NullDevice(CpuDevice):
 
     def begin_checksum(self, tensor: torch.Tensor) -> Any:
         return _SUMS
+
+    def sum_of(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> Any:
+        return NoSum()
+
+    def growing_sum(self) -> Any:
+        return NoSum()
 
     def end_checksums(self, begun: Sequence[Any]) -> list[int]:
         return [0] * len(begun)

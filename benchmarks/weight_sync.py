@@ -169,13 +169,16 @@ class EngineSide:
 
     def alone_seconds(self) -> float:
         """An engine's copies and checksums out of a slot in the cache, waiting for nobody: no sync takes less."""
+        from rljob_worker.weightsync.host_batches import Landing
         from rljob_worker.weightsync.plan import HOST_SLICE_BYTES
-        from rljob_worker.weightsync.shared_memory import copy_and_checksum
+        from rljob_worker.weightsync.slots import Move
 
         slot = self._source[:HOST_SLICE_BYTES]
+        targets = self._target.split(len(slot))
+        batches = [Landing([Move(slot[: len(target)], target, target)]) for target in targets]
         started = time.perf_counter()
-        for target in self._target.split(len(slot)):
-            copy_and_checksum(slot[: len(target)], target)
+        for batch in batches:
+            batch.run()
         return time.perf_counter() - started
 
     def pickled_begin(self) -> None:

@@ -187,10 +187,17 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "the checksums of trainer and engine not compared",
-        "worker/rljob_worker/weightsync/plan.py",
-        "            if ours is not None and theirs != ours:",
-        "            if False:",
+        "worker/rljob_worker/weightsync/protocol.py",
+        "            if ours is not None and ours != theirs",
+        "            if False",
         "tests/worker/weightsync/test_sync.py tests/worker/weightsync/test_protocol.py",
+    ),
+    Fault(
+        "what was found once is not found again when a parameter has moved",
+        "worker/rljob_worker/weightsync/held_pieces.py",
+        "            self.kept.clear()",
+        "            pass",
+        "tests/worker/weightsync/test_sync.py::test_what_was_found_once_is_found_again_when_a_parameter_has_moved",
     ),
     Fault(
         "a slot written again before it was acknowledged",

@@ -78,6 +78,8 @@ class Piece(TensorSlice):
     """The shard in HF layout, in the parameter's dtype; a view of the parameter where the layout allows one."""
     view: Callable[[], torch.Tensor]
     """The shard as a view of the parameter, of as many dimensions as that takes; reshaped, it is what `read` gives."""
+    address: Callable[[], int]
+    """Where the parameter is in memory now: `view` gives the same view for as long as this is the same."""
     write: Callable[[torch.Tensor], None]
     """Store a shard of the same shape into the parameter, casting to its dtype."""
     primary: bool = True

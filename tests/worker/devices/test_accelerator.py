@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing.reductions as reductions
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -135,6 +135,56 @@ def test_a_begun_checksum_is_of_what_was_there_then() -> None:
     begun, before = checksum.begin_checksum(data), device_checksum(data)
     data.fill_(7)
     assert checksum.end_checksums([begun]) == [before] != [device_checksum(data)]
+
+
+@pytest.fixture
+def small_sheets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(checksum, "SHEET_BYTES", 256)
+    checksum._sheet.cache_clear()
+    yield
+    checksum._sheet.cache_clear()
+
+
+@pytest.mark.usefixtures("small_sheets")
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(0, 200), min_size=1, max_size=9),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.uint8]),
+    data=st.data(),
+)
+def test_tensors_summed_side_by_side_and_one_by_one_have_one_checksum(
+    sizes: list[int], dtype: torch.dtype, data: st.DataObject
+) -> None:
+    random = torch.Generator().manual_seed(sum(sizes))
+    tensors = [torch.randint(0, 200, (size,), generator=random).float() for size in sizes]
+    tensors = [tensor.view(2, -1).t() if len(tensor) % 2 == 0 else tensor for tensor in tensors]
+    sheets = checksum.Sheets(tensors, dtype)
+
+    def one_by_one() -> int:
+        growing = checksum.GrowingSheets()
+        for tensor in tensors:
+            rounded = tensor.to(dtype, copy=True)
+            growing.add(rounded)
+            rounded.zero_()
+        return checksum.end_checksums([growing.begin()])[0]
+
+    [before] = checksum.end_checksums([sheets.begin()])
+    assert one_by_one() == before
+    changed = tensors[data.draw(st.integers(0, len(tensors) - 1))]
+    if changed.numel():
+        changed[data.draw(st.integers(0, len(changed) - 1))] += 30
+        assert checksum.end_checksums([sheets.begin()]) == [one_by_one()] != [before]
+
+
+@pytest.mark.usefixtures("small_sheets")
+def test_tensors_that_changed_places_have_another_checksum() -> None:
+    one, other = torch.arange(9.0), torch.arange(9.0) + 5
+    large = [torch.full((301,), value, dtype=torch.uint8) for value in range(9)]
+    seen = {
+        checksum.end_checksums([checksum.Sheets(tensors, tensors[0].dtype).begin()])[0]
+        for tensors in ([one, other], [other, one], [one], large, large[::-1], [*large[:-1], large[-1] + 1])
+    }
+    assert len(seen) == 6
 
 
 def test_the_checksum_is_over_row_major_bytes() -> None:

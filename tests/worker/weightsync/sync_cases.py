@@ -16,7 +16,7 @@ from rljob_worker.tensor_slice import TensorSlice
 from rljob_worker.weightsync.plan import Bucket, SyncPlan, build_plan
 from rljob_worker.weightsync.route import Receiver
 from rljob_worker.weightsync.routes import route_from
-from rljob_worker.weightsync.slots import SLOT_COUNT
+from rljob_worker.weightsync.slots import SLOT_COUNT, Move
 
 Weights = dict[str, torch.Tensor]
 
@@ -32,6 +32,9 @@ class TensorPiece(TensorSlice):
 
     def view(self) -> torch.Tensor:
         return self.read()
+
+    def address(self) -> int:
+        return self.whole.data_ptr()
 
 
 def model_weights(seed: int, *, layers: int = 2, hidden: int = 32, dtype: torch.dtype = torch.bfloat16) -> Weights:
@@ -127,15 +130,28 @@ class KeepingEngine:
         if bucket is not self._plan.buckets[-1]:
             self._receiver.expect(self._plan.buckets[bucket.index + 1])
         self._before_landing(bucket, slots)
-        sums = []
         for tensor in bucket.tensors:
             weight = slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
-            sums.append(slots.checksums([slots.checksum(piece.part.of(weight)) for piece in tensor.pieces]))
             landed = self._landing.get(tensor.name, weight[:0])
             assert tensor.first == len(landed)
             self._landing[tensor.name] = torch.cat([landed, weight])
-        names = [tensor.name for tensor in bucket.tensors]
-        return {"names": names, "checksums": sums, "seconds": {"land": 0.0, "repack": 0.0}}
+        digests = [self._digest(bucket, slots, group.pieces) for group in self._plan.groups[bucket.index]]
+        everything = [[(tensor, piece)] for tensor in bucket.tensors for piece in tensor.pieces]
+        return {
+            "names": [tensor.name for tensor in bucket.tensors],
+            "digests": digests,
+            "untaken": [],
+            "checksums": [self._digest(bucket, slots, one) for one in everything],
+            "seconds": {"land": 0.0, "repack": 0.0},
+        }
+
+    def _digest(self, bucket: Bucket, slots: Any, pieces: Any) -> int:
+        moves = []
+        for tensor, piece in pieces:
+            weight = slots.tensor(bucket.index % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
+            moves.append(Move(None, None, piece.part.of(weight)))
+        [digest] = slots.checksums([slots.landing(moves).run()])
+        return int(digest)
 
     def rljob_finish_sync(self, message: dict[str, Any]) -> dict[str, Any]:
         self.weights, self.finished_version = self._landing, message["version"]

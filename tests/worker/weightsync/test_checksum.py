@@ -9,14 +9,27 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_worker.weightsync import shared_memory as module
-from rljob_worker.weightsync.shared_memory import (
-    HostMemory,
-    cast_with_checksum,
-    checksum,
-    copy_and_checksum,
-    copy_with_checksum,
-)
+from rljob_worker.weightsync import host_batches as module
+from rljob_worker.weightsync.host_batches import Filling, Landing
+from rljob_worker.weightsync.shared_memory import HostMemory
+from rljob_worker.weightsync.slots import Move
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    return Landing([Move(None, None, tensor)]).run()
+
+
+def copy_with_checksum(source: torch.Tensor, target: torch.Tensor) -> int:
+    return Filling([(source, target)], torch.empty(0, dtype=torch.uint8)).run()
+
+
+def cast_with_checksum(source: torch.Tensor, target: torch.Tensor, scratch: torch.Tensor) -> int:
+    return Filling([(source, target)], scratch).run()
+
+
+def copy_and_checksum(source: torch.Tensor, target: torch.Tensor) -> int:
+    return Landing([Move(source, target, target)]).run()
+
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=3)
 
@@ -72,12 +85,12 @@ def test_slots_round_by_a_scratch_that_they_keep(size: int) -> None:
     slots, source = HostMemory.private(2 * size), torch.randn(size)
     target = slots.tensor(0, 0, torch.bfloat16, (size,))
     for _ in range(2):
-        assert slots.fill(source, target) == checksum(source.to(torch.bfloat16))
+        assert slots.filling([(source, target)]).run() == checksum(source.to(torch.bfloat16))
         assert torch.equal(target, source.to(torch.bfloat16))
         target.zero_()
     kept = slots._scratch
     assert kept is not None
-    slots.fill(source, target)
+    slots.filling([(source, target)]).run()
     assert slots._scratch is kept
 
 
@@ -126,3 +139,29 @@ def test_columns_of_a_large_matrix() -> None:
     matrix = torch.randn(3000, 600)
     columns = matrix.narrow(1, 100, 300)
     assert checksum(columns) == xxhash.xxh3_64_intdigest(columns.contiguous().numpy().tobytes())
+
+
+def test_one_digest_is_over_pieces_in_their_order_on_both_sides() -> None:
+    slots = HostMemory.private(2**16)
+    sources = [torch.randn(7, 5).bfloat16(), torch.randn(3, 8).t(), torch.randn(4).bfloat16()]
+    places = [slots.tensor(0, 512 * n, torch.bfloat16, tuple(source.shape)) for n, source in enumerate(sources)]
+    filling = slots.filling(list(zip(sources, places, strict=True)))
+    for _ in range(2):
+        right = filling.run()
+        assert right == xxhash.xxh3_64_intdigest(
+            b"".join(source.bfloat16().contiguous().view(torch.int16).numpy().tobytes() for source in sources)
+        )
+        targets = [torch.empty_like(place) for place in places]
+        wide = torch.empty(7, 5)
+        moves = [Move(place, target, target) for place, target in zip(places, targets, strict=True)]
+        partly = [Move(places[0], wide, None), Move(None, None, places[0]), *moves[1:]]
+        assert slots.landing(moves).run() == slots.landing(partly).run() == right
+        growing = slots.digest()
+        for move in moves:
+            growing.add(move)
+            targets[0].zero_()
+        assert growing.begun() == right
+        assert slots.landing([moves[1], moves[0], moves[2]]).run() != right, "swapped"
+        assert torch.equal(wide, places[0].float())
+        for source in sources:
+            source.add_(1)

@@ -52,7 +52,7 @@ def test_a_device_sums_what_it_rounded_and_not_what_arrived() -> None:
     device = SeparateDevice(0)
     slots = DeviceIpc(device, [torch.zeros(4096, dtype=torch.uint8) for _ in range(SLOT_COUNT)])
     source, target = torch.randn(5, 7).t(), slots.tensor(1, 64, torch.bfloat16, (7, 5))
-    assert slots.checksums([slots.fill(source, target)]) == [device.checksum(source.bfloat16())]
+    assert slots.checksums([slots.filling([(source, target)]).run()]) == [device.checksum(source.bfloat16())]
     assert torch.equal(target, source.bfloat16())
 
 
@@ -228,6 +228,8 @@ def test_a_bit_flipped_in_the_copy_of_one_device_fails_the_sync_and_the_next_one
         assert all(kind == "WeightSyncError" and "checksum" in text for kind, text in [*trainers, failed]), trainers
         assert "worker 1" in failed[1]
         assert "bucket 2" in failed[1]
+        name = plan_for(model_weights(0), trainers=2, bucket_bytes=BUCKET).buckets[2].tensors[-1].name
+        assert name in failed[1]
         trainers, landed = sync(2)
         assert landed == [("ok", [[2.0], [2.0]])], trainers
 

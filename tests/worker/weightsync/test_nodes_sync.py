@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from peers import ProcessPeer, broadcast_route
 from separate_devices import SeparateDevice
-from sync_cases import KeepingEngine, model_weights
-from test_device_sync import EngineOverDevices, engine, held, together, trainer
+from sync_cases import KeepingEngine, model_weights, plan_for
+from test_device_sync import BUCKET, EngineOverDevices, engine, held, together, trainer
 
 from rljob_worker.devices.cpu import CpuDevice
 from rljob_worker.weightsync.plan import Bucket
@@ -86,6 +86,8 @@ def test_a_bit_flipped_on_one_node_fails_the_sync_on_both_and_the_next_one_works
         trainers, engines = sync(1)
         assert {kind for kind, _ in [*trainers, *engines]} == {"WeightSyncError"}
         assert all("bucket 2" in text and "checksum" in text for _, text in [*trainers, *engines]), trainers
+        name = plan_for(model_weights(0), trainers=RANKS, bucket_bytes=BUCKET).buckets[2].tensors[-1].name
+        assert all(name in text for _, text in [*trainers, *engines]), trainers
         trainers, landed = sync(2)
         assert landed == [("ok", [[2.0]])] * 2, trainers
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sync_cases import Weights, model_weights, pieces_for, plan_for
 
 from rljob_worker.tensor_slice import TensorSlice
+from rljob_worker.weightsync.held_pieces import HeldPieces
 from rljob_worker.weightsync.plan import SyncPlan, _evenest, build_plan, engine_module, slot_bytes
-from rljob_worker.weightsync.trainer import _Rank
 
 
 def moe_shapes(layers: int, experts: int, hidden: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -69,7 +69,7 @@ def test_pieces_put_together_are_the_tensors(
 ) -> None:
     weights = model_weights(seed)
     plan = plan_for(weights, trainers=trainers, bucket_bytes=bucket_bytes, slice_bytes=slice_bytes)
-    ranks = {rank: _Rank(rank, pieces, plan) for rank, pieces in pieces_for(weights, trainers).items()}
+    ranks = {rank: HeldPieces(rank, pieces, plan) for rank, pieces in pieces_for(weights, trainers).items()}
     assembled: Weights = {}
     for bucket in plan.buckets:
         for tensor in bucket.tensors:

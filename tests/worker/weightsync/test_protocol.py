@@ -18,8 +18,10 @@ from rljob_worker.weightsync.protocol import (
     ACKNOWLEDGED,
     COMMIT,
     DONE,
+    DOUBTED,
     FILLED,
     READY,
+    SUMS,
     EngineState,
     TrainerState,
 )
@@ -30,11 +32,8 @@ WEIGHTS = model_weights(0)
 
 
 def filled(plan: SyncPlan, trainer: int, bucket: int, change: dict[str, Any] | None = None) -> Message:
-    pieces = [
-        tensor.report(piece, plan.dtype, 1000 * bucket + position)
-        for position, (tensor, piece) in enumerate(plan.buckets[bucket].pieces_of(trainer))
-    ]
-    body = {"version": VERSION, "plan": plan.fingerprint, "bucket": bucket, "pieces": pieces}
+    digests = [1000 * bucket + n for n, group in enumerate(plan.groups[bucket]) if group.trainer == trainer]
+    body = {"version": VERSION, "plan": plan.fingerprint, "bucket": bucket, "digests": digests}
     return Message(FILLED, trainer_name(trainer), 1, body | (change or {}))
 
 
@@ -99,8 +98,8 @@ class Simulation:
             bucket = state.bucket()
             assert bucket is not None
             assert all(self.next_fill[p] > bucket.index for p in bucket.trainers())
-            sums = state.checksums()
-            assert [len(pieces) for pieces in sums] == [len(tensor.pieces) for tensor in bucket.tensors]
+            expected = [1000 * bucket.index + number for number in range(len(self.plan.groups[bucket.index]))]
+            assert state.digests() == expected
             state.landed()
             self.from_engine(who, ACKNOWLEDGED, bucket=bucket.index)
         elif action == "done":
@@ -161,30 +160,58 @@ def damage(messages: deque[Message], fault: str) -> bool:
     return True
 
 
-def changed_piece(plan: SyncPlan, **change: Any) -> list[dict[str, Any]]:
-    pieces = filled(plan, 0, 0).body["pieces"]
-    return [pieces[0] | change, *pieces[1:]]
-
-
-def test_pieces_are_compared_with_the_plan() -> None:
+def test_each_group_of_pieces_has_a_digest() -> None:
     plan = plan_for(WEIGHTS, trainers=2, bucket_bytes=20_000)
-    pieces = filled(plan, 0, 0).body["pieces"]
-    assert len(pieces) > 2
-    name = pieces[1]["name"]
-    cases: list[tuple[list[dict[str, Any]], str]] = [
-        (pieces[:-1], f"{pieces[-1]['name']} is missing"),
-        ([pieces[0], *pieces[2:]], name),
-        ([*pieces, pieces[1]], f"{name} is not expected, or came twice"),
-        ([pieces[1], pieces[0], *pieces[2:]], name),
-        (changed_piece(plan, dtype="float32"), "dtype is 'float32', expected 'bfloat16'"),
-        (changed_piece(plan, shape=[3, 3]), "shape is"),
-        (changed_piece(plan, start=1), "start is 1"),
-        (changed_piece(plan, checksum=None), "has no checksum"),
+    digests = filled(plan, 0, 0).body["digests"]
+    assert isinstance(digests, list)
+    assert len(digests) == 2, "whole tensors, and parts of others"
+    cases: list[tuple[object, str]] = [
+        (digests[:-1], "has 1 digests, expected 2"),
+        ([*digests, 5], "has 3 digests, expected 2"),
+        (None, "has no digests"),
+        ([digests[0], "5"], f"'5' is no checksum; of .*{plan.groups[0][1].pieces[0][0].name}"),
+        ([True, digests[1]], "True is no checksum"),
     ]
     for reported, message in cases:
         with pytest.raises(WeightSyncError, match=f"bucket 0 from trainer-0.*{message}"):
-            EngineState(plan, VERSION).take(filled(plan, 0, 0, {"pieces": reported}))
+            EngineState(plan, VERSION).take(filled(plan, 0, 0, {"digests": reported}))
     EngineState(plan, VERSION).take(filled(plan, 0, 0))
+
+
+def test_sums_are_taken_from_those_who_were_asked_once_and_of_the_bucket_that_lands() -> None:
+    plan = plan_for(WEIGHTS, trainers=2, bucket_bytes=20_000)
+    state = EngineState(plan, VERSION)
+    for trainer in plan.trainers:
+        state.take(filled(plan, trainer, 0))
+    count = len(list(plan.buckets[0].pieces_of(1)))
+
+    def sums(trainer: int, bucket: int, numbers: list[int]) -> Message:
+        return Message(SUMS, trainer_name(trainer), VERSION, {"bucket": bucket, "sums": numbers})
+
+    with pytest.raises(WeightSyncError, match="trainer-1 sent sums, for which nobody asked"):
+        state.take(sums(1, 0, [1] * count))
+    state.doubt([1])
+    assert state.silent() == ["trainer-1"]
+    for trainer, bucket in ((0, 0), (1, 1)):
+        with pytest.raises(WeightSyncError, match="for which nobody asked"):
+            state.take(sums(trainer, bucket, [1] * count))
+    with pytest.raises(WeightSyncError, match=f"has 1 sums, expected {count}"):
+        state.take(sums(1, 0, [1]))
+    state.take(sums(1, 0, list(range(count))))
+    assert not state.silent()
+    assert state.sums(1) == list(range(count))
+    with pytest.raises(WeightSyncError, match="for which nobody asked"):
+        state.take(sums(1, 0, [1] * count))
+
+
+def test_a_trainer_is_asked_only_about_the_bucket_that_the_engine_lands() -> None:
+    plan = plan_for(WEIGHTS)
+    state = TrainerState(plan, VERSION)
+    state.take(Message(READY, "engine-0", VERSION, {"version": VERSION, "plan": plan.fingerprint}))
+    assert state.take(Message(DOUBTED, "engine-0", VERSION, {"bucket": 0})) == 0
+    state.take(Message(ACKNOWLEDGED, "engine-0", VERSION, {"bucket": 0}))
+    with pytest.raises(WeightSyncError, match="engine-0 doubts bucket 0, expected 1"):
+        state.take(Message(DOUBTED, "engine-0", VERSION, {"bucket": 0}))
 
 
 @pytest.mark.parametrize(

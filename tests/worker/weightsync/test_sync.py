@@ -124,6 +124,48 @@ def test_a_bit_flipped_in_a_slot_fails_the_sync_and_the_next_one_works() -> None
         assert peers.landed_right()
 
 
+def test_what_was_found_once_is_found_again_when_a_parameter_has_moved() -> None:
+    with threaded_peers(1, [KeepingEngine()]) as peers:
+        [sender] = peers.senders
+        peers.sync(1)
+        first = dict(sender.rank.kept)
+        assert list(first) == [bucket.index for bucket in sender.plan.buckets]
+        for tensor in peers.weights.values():
+            tensor.add_(1)
+        peers.sync(2)
+        assert peers.landed_right()
+        assert all(sender.rank.kept[index] is share for index, share in first.items())
+        moved = peers.weights["lm_head.weight"]
+        moved.data = moved.data.clone() + 1
+        peers.sync(3)
+        assert peers.receivers[0].version == 3
+        assert peers.landed_right()
+        assert all(sender.rank.kept[index] is not share for index, share in first.items())
+
+
+def test_a_digest_that_differs_though_no_piece_does_still_fails_the_sync() -> None:
+    class OtherDigest(KeepingEngine):
+        def rljob_land_bucket(self, message: dict[str, Any]) -> dict[str, Any]:
+            report = super().rljob_land_bucket(message)
+            if message["bucket"] == 2:
+                report["digests"][0] ^= 1
+            return report
+
+    with threaded_peers(1, [OtherDigest()]) as peers:
+        names = ", ".join(tensor.name for tensor in peers.senders[0].plan.buckets[2].tensors)
+        failed_everywhere(peers, peers.sync(1), "bucket 2", f"agree: one of {names} was wrong")
+
+
+def test_a_piece_that_no_worker_takes_fails_the_sync() -> None:
+    class PartialEngine(KeepingEngine):
+        def rljob_land_bucket(self, message: dict[str, Any]) -> dict[str, Any]:
+            return super().rljob_land_bucket(message) | {"untaken": [0] if message["bucket"] == 1 else []}
+
+    with threaded_peers(1, [PartialEngine()]) as peers:
+        name = peers.senders[0].plan.buckets[1].tensors[0].name
+        failed_everywhere(peers, peers.sync(1), "bucket 1", name, "no worker of the engine took it")
+
+
 class ForgetfulEngine(KeepingEngine):
     """Changes what it says it gave to the loader."""
 
@@ -231,7 +273,7 @@ def test_what_an_aborted_sync_left_behind_is_ignored() -> None:
         outcomes = peers.sync(1, deadline=0.3, without=("engine-0",))
         assert "engine-0" in str(outcomes["trainer-0"])
         # A bucket of that sync arrives late, with other contents.
-        sender.end.mailbox.send(["engine-0"], FILLED, 1, version=1, plan=sender.plan.fingerprint, bucket=0, pieces=[])
+        sender.end.mailbox.send(["engine-0"], FILLED, 1, version=1, plan=sender.plan.fingerprint, bucket=0, digests=[])
         peers.sync(2)
         assert peers.receivers[0].version == 2
         assert peers.landed_right()

@@ -13,10 +13,14 @@ from vllm.model_executor.model_loader.reload.layerwise import record_metadata_fo
 
 from rljob_worker.devices import packed_linear
 from rljob_worker.errors import WeightSyncError
+from rljob_worker.weightsync.held_pieces import HeldPieces
+from rljob_worker.weightsync.landing import Landing
+from rljob_worker.weightsync.messages import BucketReport
+from rljob_worker.weightsync.plan import Bucket, PlacedTensor
+from rljob_worker.weightsync.protocol import Coverage
 from rljob_worker.weightsync.receivers import HostReceiver
 from rljob_worker.weightsync.shared_memory import SharedMemory
-from rljob_worker.weightsync.trainer import _Rank
-from rljob_worker.weightsync.vllm_extension import _Landing
+from rljob_worker.weightsync.slots import Move
 from rljob_worker.weightsync.vllm_layout import ModelLayout
 
 HIDDEN, ROWS, VOCABULARY = 64, 128, 60
@@ -105,19 +109,32 @@ class Sync:
         self.buckets = range(len(self.plan.buckets))
 
     def update(self, weights: Weights, *, damage: str = "") -> None:
-        landing = _Landing(self.layout, self.plan, HostReceiver(self.slots), 1)
-        ranks = {rank: _Rank(rank, held, self.plan) for rank, held in pieces_for(weights, self.trainers).items()}
+        landing = Landing(self.layout, self.plan, HostReceiver(self.slots), 1)
+        ranks = {rank: HeldPieces(rank, held, self.plan) for rank, held in pieces_for(weights, self.trainers).items()}
         for bucket in [self.plan.buckets[index] for index in self.buckets]:
-            sums = []
+            copies = {
+                (tensor, piece): (ranks[piece.trainer].read(tensor, piece), piece.part.of(self.whole(bucket, tensor)))
+                for tensor in bucket.tensors
+                for piece in tensor.pieces
+            }
+            groups = self.plan.groups[bucket.index]
+            digests = [self.slots.filling([copies[placed] for placed in group.pieces]).run() for group in groups]
             for tensor in bucket.tensors:
-                whole = self.slots.tensor(bucket.index % 2, tensor.offset, torch.float32, tensor.shape)
-                sums.append(
-                    [self.slots.fill(ranks[p.trainer].read(tensor, p), p.part.of(whole)) for p in tensor.pieces]
-                )
-                if tensor.name == damage and tensor.first + len(whole) == self.plan.shapes[damage][0]:
-                    whole[-1, -1] += 1
-            landing.land({"bucket": bucket.index, "checksums": sums})
+                if tensor.name == damage and tensor.first + tensor.shape[0] == self.plan.shapes[damage][0]:
+                    self.whole(bucket, tensor)[-1, -1] += 1
+            report = landing.land({"version": 1, "bucket": bucket.index, "digests": digests})
+            coverage = Coverage(self.plan, 1)
+            # What this worker has no part of, another one takes.
+            other: BucketReport = {**report, "untaken": [], "digests": [None] * len(digests)}
+            for doubt in coverage.landed(bucket, digests, [report, other]):
+                theirs = [self.slots.landing([Move(None, None, source)]).run() for source, _ in copies.values()]
+                known = dict(zip(copies, theirs, strict=True))
+                own = [known[placed] for placed in bucket.pieces_of(doubt.group.trainer)]
+                raise WeightSyncError(coverage.name(bucket, doubt, own, report["checksums"]))
         landing.finish(list(self.plan.names), None)
+
+    def whole(self, bucket: Bucket, tensor: PlacedTensor) -> torch.Tensor:
+        return self.slots.tensor(bucket.index % 2, tensor.offset, torch.float32, tensor.shape)
 
 
 # No slices; some of each tensor; a row of each, though a row does not fit.
@@ -148,7 +165,7 @@ def test_a_layout_does_not_hold_once_a_parameter_that_is_written_in_place_has_mo
     sync = Sync(model, some_weights(0))
     try:
         sync.update(some_weights(1))
-        assert sync.layout.direct, "the next sync would write where this one did"
+        assert sync.layout.kept, "the next sync would write where this one did"
         assert sync.layout.holds(model)
         model.head.weight.data = model.head.weight.data.clone()
         assert not sync.layout.holds(model)

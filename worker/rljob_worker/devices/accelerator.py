@@ -17,7 +17,14 @@ import torch
 from torch.distributed import Store
 
 from rljob_worker.devices.base import Group, MemoryPool
-from rljob_worker.devices.checksum import BegunChecksum, begin_checksum, device_checksum, end_checksums
+from rljob_worker.devices.checksum import (
+    BegunChecksum,
+    GrowingSheets,
+    Sheets,
+    begin_checksum,
+    device_checksum,
+    end_checksums,
+)
 from rljob_worker.devices.ipc import export_tensor, import_tensor
 from rljob_worker.devices.visible import parse_visible_devices, physical_device
 from rljob_worker.errors import UserError
@@ -207,8 +214,16 @@ class AcceleratorDevice(ABC):
         """As `checksum`, not waiting for the device."""
         return begin_checksum(tensor)
 
+    def sum_of(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> Sheets:
+        """As declared in `Device`."""
+        return Sheets(tensors, dtype)
+
+    def growing_sum(self) -> GrowingSheets:
+        """As declared in `Device`."""
+        return GrowingSheets()
+
     def end_checksums(self, begun: Sequence[BegunChecksum | int]) -> list[int]:
-        """The values of what `begin_checksum` gave."""
+        """The values of what `begin_checksum` and sums gave."""
         return end_checksums([each for each in begun if isinstance(each, BegunChecksum)])
 
     def share(self, tensor: torch.Tensor) -> bytes:

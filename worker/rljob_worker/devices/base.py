@@ -31,6 +31,22 @@ class Group(Protocol):
         ...
 
 
+class PreparedSum(Protocol):
+    """A checksum of several tensors."""
+
+    def begin(self) -> BegunChecksum | int:
+        """Have the device compute it of what they hold now."""
+        ...
+
+
+class GrowingSum(PreparedSum, Protocol):
+    """As `PreparedSum`, of what was added."""
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """The next tensor."""
+        ...
+
+
 @runtime_checkable
 class Device(Protocol):
     """One accelerator, or the CPU in its place."""
@@ -131,8 +147,16 @@ class Device(Protocol):
         """As `checksum`, not waiting for the device: of what the tensor holds once all asked for before is done."""
         ...
 
+    def sum_of(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> PreparedSum:
+        """One checksum of several tensors, one after the other, as rounded to `dtype`; prepared once."""
+        ...
+
+    def growing_sum(self) -> GrowingSum:
+        """As `sum_of`, of tensors that come one by one and may change as soon as they were added."""
+        ...
+
     def end_checksums(self, begun: Sequence[BegunChecksum | int]) -> list[int]:
-        """The values of what `begin_checksum` gave; the device is waited for once."""
+        """The values of what `begin_checksum` and sums gave; the device is waited for once."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 
@@ -16,6 +16,8 @@ _ROW = 1 << 18
 """32-bit words that share one table of weights (2 MiB)."""
 _ROWS_AT_ONCE = 16
 """Bounds the 64-bit temporaries to 32 MiB each."""
+SHEET_BYTES = 4 * 2**20
+"""Smaller tensors are summed side by side; kept for the life of the process."""
 _LIMBS = 4
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -28,8 +30,124 @@ class BegunChecksum:
     rows: torch.Tensor
     """Sums of the rows, int64 [rows, limbs]."""
     tail: torch.Tensor
-    """uint8 [0 to 3] after the last word."""
+    """uint8 [0 to 3] after the last word; of several tensors, theirs one after the other."""
     nbytes: int
+
+
+class Sheets:
+    """Checksum of several tensors' bytes, prepared once; it costs a few operators, however many the tensors are.
+
+    The tensors are laid out in sheets in their order: as many as fit into `SHEET_BYTES`, each at a multiple of 4 bytes,
+    or one that is larger. The sums of the sheets' rows follow each other. Sizes alone decide what is in which
+    sheet, so that two sides of the same pieces find the same.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
+        """Prepare the checksum of what these tensors (of one device) hold at each `begin`, as rounded to `dtype`."""
+        self._dtype = dtype
+        self._nbytes = sum(_room(tensor, dtype) for tensor in tensors)
+        self._sheets = [_Sheet(sheet, dtype) for sheet in _in_sheets(tensors, dtype)]
+
+    def begin(self) -> BegunChecksum:
+        """Have the device compute it; `end_checksums` waits for it."""
+        return together([sheet.begin() for sheet in self._sheets], self._nbytes)
+
+
+class GrowingSheets:
+    """As `Sheets`, of tensors that come one by one and may change as soon as they were added."""
+
+    def __init__(self) -> None:
+        self._rows: list[BegunChecksum] = []
+        self._sheet: torch.Tensor | None = None
+        self._filled = self._nbytes = 0
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """The next one."""
+        room = _room(tensor, tensor.dtype)
+        self._nbytes += room
+        if self._filled + room > SHEET_BYTES:
+            self._end_sheet()
+        if room > SHEET_BYTES:
+            self._rows.append(begin_checksum(tensor))
+            return
+        if self._sheet is None:
+            self._sheet = torch.zeros(SHEET_BYTES, dtype=torch.uint8, device=tensor.device)
+        place = self._sheet[self._filled : self._filled + tensor.nbytes]
+        place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        self._filled += room
+
+    def begin(self) -> BegunChecksum:
+        """See `Sheets`."""
+        self._end_sheet()
+        return together(self._rows, self._nbytes)
+
+    def _end_sheet(self) -> None:
+        if self._sheet is not None and self._filled:
+            self._rows.append(begin_checksum(self._sheet[: self._filled]))
+            self._sheet, self._filled = None, 0
+
+
+class _Sheet:
+    """Tensors that are put side by side to be summed, or one that is summed where it is if it can."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
+        self._tensors, self._dtype = list(tensors), dtype
+        nbytes = tensors[0].numel() * dtype.itemsize
+        self._alone = len(tensors) == 1 and (nbytes > SHEET_BYTES or nbytes % 4 == 0)
+        if self._alone:
+            return
+        rooms = [_room(tensor, dtype) for tensor in tensors]
+        self._bytes = _sheet(tensors[0].device)[: sum(rooms)]
+        self._places, self._gaps = [], []
+        begin = 0
+        for tensor, room in zip(tensors, rooms, strict=True):
+            nbytes = tensor.numel() * dtype.itemsize
+            self._places.append(self._bytes[begin : begin + nbytes].view(dtype).view(tensor.shape))
+            if nbytes < room:
+                self._gaps.append(self._bytes[begin + nbytes : begin + room])
+            begin += room
+
+    def begin(self) -> BegunChecksum:
+        """Sums of the rows, as of what the tensors hold now."""
+        if self._alone:
+            return begin_checksum(self._tensors[0].to(self._dtype))
+        torch._foreach_copy_(self._places, self._tensors)
+        if self._gaps:
+            torch._foreach_zero_(self._gaps)
+        return begin_checksum(self._bytes)
+
+
+@lru_cache(maxsize=8)
+def _sheet(device: torch.device) -> torch.Tensor:
+    return torch.zeros(SHEET_BYTES, dtype=torch.uint8, device=device)
+
+
+def together(begun: Sequence[BegunChecksum], nbytes: int) -> BegunChecksum:
+    """One checksum of parts of `nbytes` in all, whose rows follow each other."""
+    if len(begun) == 1:
+        return begun[0]
+    if not begun:
+        return begin_checksum(torch.empty(0, dtype=torch.uint8))
+    tails = torch.cat([each.tail for each in begun])
+    return BegunChecksum(torch.cat([each.rows for each in begun]), tails, nbytes)
+
+
+def _in_sheets(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> Iterator[list[torch.Tensor]]:
+    sheet: list[torch.Tensor] = []
+    filled = 0
+    for tensor in tensors:
+        room = _room(tensor, dtype)
+        if sheet and filled + room > SHEET_BYTES:
+            yield sheet
+            sheet, filled = [], 0
+        sheet.append(tensor)
+        filled += room
+    if sheet:
+        yield sheet
+
+
+def _room(tensor: torch.Tensor, dtype: torch.dtype) -> int:
+    return -(-tensor.numel() * dtype.itemsize // 4) * 4
 
 
 def device_checksum(tensor: torch.Tensor) -> int:
@@ -81,8 +199,11 @@ def _row_sums(data: torch.Tensor) -> torch.Tensor:
 
 
 def _whole(rows: int, begun: BegunChecksum) -> int:
-    last = int.from_bytes(bytes(begun.tail.tolist()), "little") if len(begun.tail) else 0
-    return _mix(_mix((rows & _MASK) ^ last) ^ begun.nbytes)
+    tail = bytes(begun.tail.tolist()) if len(begun.tail) else b""
+    value = (rows & _MASK) ^ int.from_bytes(tail[:8], "little")
+    for start in range(8, len(tail), 8):
+        value = _mix(value) ^ int.from_bytes(tail[start : start + 8], "little")
+    return _mix(_mix(value) ^ begun.nbytes)
 
 
 def _in_steps(weighted: Form) -> Form:

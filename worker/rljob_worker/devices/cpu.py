@@ -90,6 +90,14 @@ class CpuDevice:
         """As `checksum`."""
         return self.checksum(tensor)
 
+    def sum_of(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> HostSum:
+        """As declared in `Device`."""
+        return HostSum(tensors, dtype)
+
+    def growing_sum(self) -> GrowingHostSum:
+        """As declared in `Device`."""
+        return GrowingHostSum()
+
     def end_checksums(self, begun: Sequence[BegunChecksum | int]) -> list[int]:
         """They are there."""
         return [each for each in begun if isinstance(each, int)]
@@ -98,5 +106,37 @@ class CpuDevice:
         """xxh3_64 over the contiguous bytes [tensor.numel() * itemsize]; ValueError when it is not on the CPU."""
         if tensor.device.type != "cpu":
             raise ValueError(f"checksum: the tensor is on {tensor.device}, this device is cpu")
-        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        return xxhash.xxh3_64_intdigest(flat.numpy().data)
+        return xxhash.xxh3_64_intdigest(_bytes_of(tensor))
+
+
+class HostSum:
+    """xxh3_64 over the bytes of several tensors, see `Device.sum_of`."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
+        self._tensors, self._dtype = list(tensors), dtype
+
+    def begin(self) -> int:
+        """The value."""
+        growing = GrowingHostSum()
+        for tensor in self._tensors:
+            growing.add(tensor.to(self._dtype))
+        return growing.begin()
+
+
+class GrowingHostSum:
+    """See `Device.growing_sum`."""
+
+    def __init__(self) -> None:
+        self._digest = xxhash.xxh3_64()
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """The next one."""
+        self._digest.update(_bytes_of(tensor))
+
+    def begin(self) -> int:
+        """The value."""
+        return self._digest.intdigest()
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data

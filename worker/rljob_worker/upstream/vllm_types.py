@@ -37,6 +37,23 @@ class ModelConfig(Protocol):
         ...
 
 
+class LoadedWeights(Protocol):
+    """An attention layer, `Attention` or `MLAAttention`, or what computes it."""
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Derive what depends on the weights."""
+        ...
+
+
+class AttentionLayer(LoadedWeights, Protocol):
+    """`Attention`, or `MLAAttention`."""
+
+    @property
+    def impl(self) -> LoadedWeights:
+        """What computes it."""
+        ...
+
+
 class Sampler(Protocol):
     """What chooses tokens."""
 

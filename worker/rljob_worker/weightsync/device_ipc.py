@@ -6,19 +6,19 @@ The slots are memory of the device's trainer, which the engine on the same devic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
 from rljob_worker.devices import Device
 from rljob_worker.errors import WeightSyncError
-from rljob_worker.tensor_slice import Part
 from rljob_worker.weightsync.plan import Bucket, SyncPlan
 from rljob_worker.weightsync.shared_memory import HostMemory
-from rljob_worker.weightsync.slots import SLOT_COUNT, Checksum, Slots, view_of
+from rljob_worker.weightsync.slots import SLOT_COUNT, Batch, Checksum, Digest, Move, Slots, view_of
 
-Reports = dict[tuple[str, int, Part], dict[str, object]]
-"""(tensor, its first row there, part) -> what the trainer that wrote that piece says of it."""
+Digests = dict[int, int]
+"""Number of a group of a bucket's pieces -> what the trainer that wrote them says of it."""
 
 
 class DeviceIpc:
@@ -65,20 +65,19 @@ class DeviceIpc:
         """The view of slot `index` of `shape` and `dtype` that starts at `offset` bytes."""
         return view_of(self._memory[index], offset, dtype, shape)
 
-    def fill(self, source: torch.Tensor, target: torch.Tensor) -> Checksum:
-        """Copy on the device; the checksum of `source`, in the number format of `target`, never of where it went."""
-        sent = source.to(target.dtype)
-        target.copy_(sent)
-        return self._device.begin_checksum(sent)
+    def filling(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Batch:
+        """One list copy on the device, and one checksum of the sources in the number format of the targets."""
+        return _DeviceBatch(
+            self._device, [Move(source, target, source) for source, target in copies], copies[0][1].dtype
+        )
 
-    def land(self, source: torch.Tensor, target: torch.Tensor) -> Checksum:
-        """Copy on the device; the checksum of `target` then."""
-        target.copy_(source)
-        return self._device.begin_checksum(target)
+    def landing(self, moves: Sequence[Move]) -> Batch:
+        """One list copy on the device, and one checksum of what is summed."""
+        return _DeviceBatch(self._device, moves, _number_format(moves))
 
-    def checksum(self, tensor: torch.Tensor) -> Checksum:
-        """The device's own checksum."""
-        return self._device.begin_checksum(tensor)
+    def digest(self) -> Digest:
+        """By the device's own checksum."""
+        return _DeviceDigest(self._device)
 
     def checksums(self, begun: Sequence[Checksum]) -> list[int]:
         """On the device, which is waited for once."""
@@ -91,6 +90,43 @@ class DeviceIpc:
     def close(self) -> None:
         """Drop the tensors; the memory stays as long as somebody has it open."""
         self._memory = []
+
+
+class _DeviceBatch:
+    """See `slots.Batch`."""
+
+    def __init__(self, device: Device, moves: Sequence[Move], dtype: torch.dtype) -> None:
+        self._sources = [move.source for move in moves if move.source is not None]
+        self._targets = [move.target for move in moves if move.target is not None]
+        self._sum = device.sum_of([move.summed for move in moves if move.summed is not None], dtype)
+
+    def run(self) -> Checksum:
+        """Two calls, however many pieces there are."""
+        if self._sources:
+            torch._foreach_copy_(self._targets, self._sources)
+        return self._sum.begin()
+
+
+class _DeviceDigest:
+    """See `slots.Digest`."""
+
+    def __init__(self, device: Device) -> None:
+        self._sum = device.growing_sum()
+
+    def add(self, move: Move) -> None:
+        """Copy, and sum or set aside what is to be summed."""
+        if move.target is not None and move.source is not None:
+            move.target.copy_(move.source)
+        if move.summed is not None:
+            self._sum.add(move.summed)
+
+    def begun(self) -> Checksum:
+        """The device has been told to compute it."""
+        return self._sum.begin()
+
+
+def _number_format(moves: Sequence[Move]) -> torch.dtype:
+    return next(move.summed.dtype for move in moves if move.summed is not None)
 
 
 class Exchange:
@@ -124,9 +160,14 @@ class Exchange:
         self._node = self._ranks if node is None else list(node)
         self._over_nodes = len(self._node) < len(self._ranks)
 
-    def plan_here(self, plan: SyncPlan) -> SyncPlan:
-        """The part of all ranks' plan that the engines see."""
-        return plan.seen_from(self._node) if self._over_nodes else plan
+    def plans(self, plan: SyncPlan) -> tuple[SyncPlan, SyncPlan]:
+        """All ranks' plan as they carry it out, and as this node's engines see it.
+
+        Where some ranks are elsewhere, one stands for them, and pieces of several writers are summed one by one.
+        """
+        if not self._over_nodes:
+            return plan, plan
+        return replace(plan, by_piece=True), replace(plan.seen_from(self._node), by_piece=True)
 
     def make_slots(self, trainer: int, slot_bytes: int) -> Slots | None:
         """This rank's slots, for the engine on the same device to open; None: it writes into those of its host."""
@@ -169,10 +210,10 @@ class Exchange:
         elsewhere = self.device.own_memory or (writer not in self._node and rank == self._node[0])
         return writer != rank and elsewhere
 
-    def reports(self, own: Reports) -> Reports:
-        """What the writers of a bucket's pieces say: this rank's own word, and everyone's where some are elsewhere."""
+    def digests(self, own: Digests) -> Digests:
+        """What the writers of a bucket say: this rank's own word, and everyone's where some are elsewhere."""
         if not self._over_nodes:
             return own
-        everyone: list[Reports] = [{} for _ in self._ranks]
+        everyone: list[Digests] = [{} for _ in self._ranks]
         dist.all_gather_object(everyone, own, group=self._group)
-        return {about: report for said in everyone for about, report in said.items()}
+        return {group: digest for said in everyone for group, digest in said.items()}

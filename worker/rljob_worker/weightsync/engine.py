@@ -13,6 +13,7 @@ from rljob_worker.weightsync import mailbox
 from rljob_worker.weightsync.mailbox import Mailbox, engine_name, trainer_name
 from rljob_worker.weightsync.messages import (
     BeginSync,
+    Checksums,
     Failure,
     FinishSync,
     JoinRoute,
@@ -20,10 +21,20 @@ from rljob_worker.weightsync.messages import (
     WorkerReport,
 )
 from rljob_worker.weightsync.plan import Bucket, SyncPlan
-from rljob_worker.weightsync.protocol import ACKNOWLEDGED, DONE, READY, Coverage, EngineState, later_version
+from rljob_worker.weightsync.protocol import (
+    ACKNOWLEDGED,
+    DONE,
+    DOUBTED,
+    READY,
+    Coverage,
+    Doubt,
+    EngineState,
+    later_version,
+)
 from rljob_worker.weightsync.route import Route
 from rljob_worker.weightsync.vllm_extension import WeightLandingExtension
 
+_NAMING_SECONDS = 10.0
 M = TypeVar("M")
 A = TypeVar("A")
 R = TypeVar("R", bound=WorkerReport)
@@ -196,11 +207,27 @@ class _Update:
         self._call(WeightLandingExtension.rljob_join_route, message)
 
     def _land_bucket(self, bucket: Bucket) -> None:
-        checksums = self._state.checksums()
-        message: LandBucket = {"version": self._version, "bucket": bucket.index, "checksums": checksums}
+        digests = self._state.digests()
+        message: LandBucket = {"version": self._version, "bucket": bucket.index, "digests": digests}
         reports = self._call(WeightLandingExtension.rljob_land_bucket, message)
-        self._coverage.landed(bucket, checksums, reports)
+        doubts = self._coverage.landed(bucket, digests, reports)
+        if doubts:
+            raise WeightSyncError(self._named(bucket, doubts[0], reports[doubts[0].worker]["checksums"]))
         self._state.landed()
+
+    def _named(self, bucket: Bucket, doubt: Doubt, checksums: Checksums) -> str:
+        """What is wrong, by the sums of the trainer's pieces: it is asked for them, and is not awaited for long."""
+        trainer = doubt.group.trainer
+        if len(doubt.group.pieces) == 1:
+            known = dict(zip(doubt.group.pieces, [doubt.theirs], strict=True))
+            theirs = [known.get(placed, 0) for placed in bucket.pieces_of(trainer)]
+            return self._coverage.name(bucket, doubt, theirs, checksums)
+        self._state.doubt([trainer])
+        self._mailbox.send([trainer_name(trainer)], DOUBTED, self._version, bucket=bucket.index)
+        self._deadline = min(self._deadline, time.monotonic() + _NAMING_SECONDS)
+        names = ", ".join(dict.fromkeys(tensor.name for tensor, _ in doubt.group.pieces))
+        self._wait(self._state.silent, f"the sums of bucket {bucket.index}, whose checksum differs in one of {names}")
+        return self._coverage.name(bucket, doubt, self._state.sums(trainer), checksums)
 
     def _finish(self, plan: SyncPlan) -> None:
         self._coverage.finish()

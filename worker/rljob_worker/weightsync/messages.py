@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
-Checksums = list[list[int]]
-"""[tensor of the bucket][piece of the tensor]."""
+Checksums = list[int]
+"""Of each piece of a bucket: those of its first tensor, of its second, ..."""
 
 
 class BeginSync(TypedDict):
@@ -41,8 +41,8 @@ class LandBucket(TypedDict):
 
     version: int
     bucket: int
-    checksums: Checksums
-    """The trainers', over their own parameters."""
+    digests: list[int]
+    """The trainers', over their own parameters, by group of pieces (`plan.SyncPlan.groups`)."""
 
 
 class FinishSync(TypedDict):
@@ -64,8 +64,12 @@ class BucketReport(WorkerReport):
     """What a worker landed."""
 
     names: list[str]
-    checksums: list[list[int | None]]
-    """As `Checksums`, of what landed; None for a piece that this worker has no part of."""
+    digests: list[int | None]
+    """By group, of what landed; None for one that this worker has no part of."""
+    untaken: list[int]
+    """Numbers of the pieces, counted as in `Checksums`, that this worker has no part of."""
+    checksums: Checksums
+    """Only where a digest is not the trainer's: of what landed."""
 
 
 class FinishReport(WorkerReport):

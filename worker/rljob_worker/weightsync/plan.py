@@ -13,7 +13,6 @@ from functools import cached_property
 import torch
 from pydantic import TypeAdapter
 
-from rljob_worker.errors import WeightSyncError
 from rljob_worker.tensor_slice import Part, TensorSlice
 
 DEFAULT_BUCKET_BYTES = 256 * 2**20
@@ -68,28 +67,13 @@ class PlacedTensor:
             return None
         return slice(start, start + length)
 
-    def report(self, piece: PlacedPiece, dtype: str, checksum: int) -> dict[str, object]:
-        """How a trainer reports a piece of it that it wrote."""
-        part = piece.part
-        return {
-            "name": self.name,
-            "first": self.first,
-            "shape": list(self.shape),
-            "dtype": dtype,
-            "dim": part.dim,
-            "start": part.start,
-            "length": part.length,
-            "checksum": checksum,
-        }
 
-    def compare(self, expected: Sequence[int], actual: Sequence[int | None], where: str) -> None:
-        """WeightSyncError naming the tensor and the piece when a checksum differs; None is of one that did not land."""
-        for piece, theirs, ours in zip(self.pieces, expected, actual, strict=True):
-            if ours is not None and theirs != ours:
-                raise WeightSyncError(
-                    f"{where}: {self.name}, piece of trainer-{piece.trainer} from {piece.part.start}: checksum "
-                    f"{ours:#018x} of what landed, {theirs:#018x} of the trainer's parameter"
-                )
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Pieces of a bucket that one trainer writes and that have one digest, in the order in which it is over them."""
+
+    trainer: int
+    pieces: tuple[tuple[PlacedTensor, PlacedPiece], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +87,19 @@ class Bucket:
     def pieces_of(self, trainer: int) -> Iterator[tuple[PlacedTensor, PlacedPiece]]:
         """What one trainer writes, in order."""
         return ((tensor, piece) for tensor in self.tensors for piece in tensor.pieces if piece.trainer == trainer)
+
+    def groups(self, by_piece: bool) -> tuple[Group, ...]:
+        """Its pieces in groups: by trainer, and whole tensors apart from parts; or each for itself.
+
+        A worker of an engine that is cut as the trainers are takes all pieces of a group, or none.
+        """
+        everything = [(tensor, piece) for tensor in self.tensors for piece in tensor.pieces]
+        if by_piece:
+            return tuple(Group(piece.trainer, ((tensor, piece),)) for tensor, piece in everything)
+        groups: dict[tuple[int, bool], list[tuple[PlacedTensor, PlacedPiece]]] = {}
+        for tensor, piece in everything:
+            groups.setdefault((piece.trainer, piece.part.dim is not None), []).append((tensor, piece))
+        return tuple(Group(trainer, tuple(pieces)) for (trainer, _), pieces in sorted(groups.items()))
 
     def trainers(self) -> set[int]:
         """Who writes into it."""
@@ -118,6 +115,32 @@ class SyncPlan:
     engines: int
     """Engines on the host; they are numbered from 0."""
     buckets: tuple[Bucket, ...]
+    by_piece: bool = False
+    """Each piece has a digest of its own, not each group."""
+
+    @cached_property
+    def groups(self) -> tuple[tuple[Group, ...], ...]:
+        """By bucket, see `Bucket.groups`."""
+        return tuple(bucket.groups(self.by_piece) for bucket in self.buckets)
+
+    @cached_property
+    def group_of(self) -> tuple[list[int], ...]:
+        """By bucket: the number of the group of each piece, tensor by tensor."""
+        found = []
+        for bucket, groups in zip(self.buckets, self.groups, strict=True):
+            number = {placed: number for number, group in enumerate(groups) for placed in group.pieces}
+            found.append([number[tensor, piece] for tensor in bucket.tensors for piece in tensor.pieces])
+        return tuple(found)
+
+    @cached_property
+    def slices(self) -> tuple[list[tuple[str, int]], ...]:
+        """By bucket: name and first row of what is in it."""
+        return tuple([(tensor.name, tensor.first) for tensor in bucket.tensors] for bucket in self.buckets)
+
+    @cached_property
+    def names_in(self) -> tuple[list[str], ...]:
+        """By bucket: names of what is in it."""
+        return tuple([tensor.name for tensor in bucket.tensors] for bucket in self.buckets)
 
     @cached_property
     def slot_bytes(self) -> int:

@@ -3,8 +3,10 @@
     engine                      trainers
       ready(plan)        ->       all engines are there and work by the same plan
                                   for each bucket i: wait until all engines acknowledged i - 2, write, then
-      land i             <-         filled(i, places, dtypes and checksums of the own pieces); over the network the
-                                    first trainer is told so too, and sends the slot to all engines before it says it
+      land i             <-         filled(i, digests of the own pieces); over the network the first trainer is told so
+                                    too, and sends the slot to all engines before it says it
+      doubt i            ->       only where a digest differs: which piece is it?
+      (fails)            <-         sums(i, checksum of each own piece)
       acknowledge i      ->
       done(version)      ->       after the engine's own verification of the whole
       version advances   <-       commit(version), from every trainer, when all engines are done
@@ -16,14 +18,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.weightsync.mailbox import Message, engine_name, trainer_name
 from rljob_worker.weightsync.messages import BucketReport, Checksums
-from rljob_worker.weightsync.plan import Bucket, PlacedPiece, SyncPlan
+from rljob_worker.weightsync.plan import Bucket, Group, PlacedPiece, PlacedTensor, SyncPlan
 from rljob_worker.weightsync.slots import SLOT_COUNT
 
 READY, FILLED, ACKNOWLEDGED, DONE, COMMIT = "ready", "filled", "acknowledged", "done", "commit"
+DOUBTED, SUMS = "doubted", "sums"
 
 
 class TrainerState:
@@ -36,11 +40,15 @@ class TrainerState:
         self._acknowledged = dict.fromkeys(range(plan.engines), 0)
         self._filled: dict[str, set[int]] = {trainer_name(trainer): set() for trainer in plan.trainers}
 
-    def take(self, message: Message) -> None:
-        """Account for a message from an engine, or another trainer; WeightSyncError when it may not come now."""
+    def take(self, message: Message) -> int | None:
+        """Account for a message from an engine, or another trainer; WeightSyncError when it may not come now.
+
+        Returns:
+            The bucket of whose pieces the engine wants the sums; None: of none.
+        """
         if message.sender in self._filled:
             self._take_filled(message)
-            return
+            return None
         engine = _number(message, engine_name, range(self._plan.engines))
         if message.kind == READY:
             _same_plan(message, self._plan)
@@ -55,6 +63,11 @@ class TrainerState:
                     f"{message.sender} acknowledged bucket {message.body.get('bucket')}, expected {expected}"
                 )
             self._acknowledged[engine] += 1
+        elif message.kind == DOUBTED:
+            bucket = self._acknowledged[engine]
+            if message.body.get("bucket") != bucket or bucket == len(self._plan.buckets):
+                raise WeightSyncError(f"{message.sender} doubts bucket {message.body.get('bucket')}, expected {bucket}")
+            return bucket
         elif message.kind == DONE:
             _same_version(message, self._version)
             if self._acknowledged[engine] != len(self._plan.buckets):
@@ -62,6 +75,7 @@ class TrainerState:
             self._once(message, engine, self._done)
         else:
             raise WeightSyncError(f"{message.sender} sent {message.kind}, which no engine sends")
+        return None
 
     def _take_filled(self, message: Message) -> None:
         if message.kind != FILLED:
@@ -103,7 +117,10 @@ class EngineState:
         self._plan, self._version = plan, version
         self._own = {p: [b.index for b in plan.buckets if p in b.trainers()] for p in plan.trainers}
         self._filled = dict.fromkeys(plan.trainers, 0)
-        self._checksums: dict[int, dict[tuple[str, PlacedPiece], int]] = {}
+        self._digests: dict[int, dict[int, int]] = {}
+        """Bucket -> number of a group of its pieces -> the trainer's digest."""
+        self._doubted: dict[int, list[int] | None] = {}
+        """Trainers -> the sums of their pieces of the bucket to land next, once they said them."""
         self._landed = 0
         self._committed: set[int] = set()
 
@@ -112,6 +129,8 @@ class EngineState:
         trainer = _number(message, trainer_name, self._plan.trainers)
         if message.kind == FILLED:
             self._take_filled(message, trainer)
+        elif message.kind == SUMS:
+            self._take_sums(message, trainer)
         elif message.kind == COMMIT:
             _same_version(message, self._version)
             if self.bucket() is not None or trainer in self._committed:
@@ -130,8 +149,12 @@ class EngineState:
             raise WeightSyncError(f"{message.sender} filled bucket {index}, expected bucket {expected}")
         if expected >= self._landed + SLOT_COUNT:
             raise WeightSyncError(f"{message.sender} filled bucket {index} while its slot was in use")
-        sums = self._checksums.setdefault(expected, {})
-        _check_pieces(message, self._plan, self._plan.buckets[expected], trainer, sums)
+        groups = [
+            (number, group) for number, group in enumerate(self._plan.groups[expected]) if group.trainer == trainer
+        ]
+        digests = _numbers(message, "digests", [group.pieces for _, group in groups])
+        known = self._digests.setdefault(expected, {})
+        known.update((number, digest) for (number, _), digest in zip(groups, digests, strict=True))
         self._filled[trainer] = count + 1
 
     def bucket(self) -> Bucket | None:
@@ -149,16 +172,36 @@ class EngineState:
             if bucket.index in self._own[trainer][self._filled[trainer] :]
         ]
 
-    def checksums(self) -> Checksums:
-        """What the trainers found in the parameters behind the bucket to land next."""
+    def digests(self) -> list[int]:
+        """What the trainers found in the parameters behind the bucket to land next, by group."""
         bucket = self.bucket()
         assert bucket is not None
-        sums = self._checksums[bucket.index]
-        return [[sums[tensor.name, piece] for piece in tensor.pieces] for tensor in bucket.tensors]
+        known = self._digests[bucket.index]
+        return [known[number] for number in range(len(self._plan.groups[bucket.index]))]
+
+    def doubt(self, trainers: Iterable[int]) -> None:
+        """These are asked for the sums of their pieces of the bucket to land next."""
+        self._doubted = dict.fromkeys(trainers)
+
+    def silent(self) -> list[str]:
+        """Trainers that have yet to say the sums they were asked for."""
+        return [trainer_name(trainer) for trainer, sums in self._doubted.items() if sums is None]
+
+    def sums(self, trainer: int) -> list[int]:
+        """What a trainer that was asked said."""
+        return self._doubted[trainer] or []
+
+    def _take_sums(self, message: Message, trainer: int) -> None:
+        bucket = self.bucket()
+        asked = bucket is not None and self._doubted.get(trainer, []) is None
+        if bucket is None or not asked or message.body.get("bucket") != bucket.index:
+            raise WeightSyncError(f"{message.sender} sent {SUMS}, for which nobody asked")
+        pieces = [((tensor, piece),) for tensor, piece in bucket.pieces_of(trainer)]
+        self._doubted[trainer] = _numbers(message, "sums", pieces)
 
     def landed(self) -> None:
         """The bucket is in the engine and verified."""
-        self._checksums.pop(self._landed)
+        self._digests.pop(self._landed)
         self._landed += 1
 
     def not_committed(self) -> list[str]:
@@ -166,29 +209,19 @@ class EngineState:
         return [trainer_name(trainer) for trainer in self._plan.trainers if trainer not in self._committed]
 
 
-def _check_pieces(
-    message: Message, plan: SyncPlan, bucket: Bucket, trainer: int, sums: dict[tuple[str, PlacedPiece], int]
-) -> None:
-    where = f"bucket {bucket.index} from {message.sender}"
-    reported = message.body.get("pieces")
-    if not isinstance(reported, list):
-        raise WeightSyncError(f"{where} lists no pieces")
-    expected = list(bucket.pieces_of(trainer))
-    for position, (tensor, piece) in enumerate(expected):
-        if position >= len(reported):
-            raise WeightSyncError(f"{where}: {tensor.name} is missing")
-        checksum = reported[position].get("checksum")
-        wanted = tensor.report(piece, plan.dtype, checksum)
-        for key, value in wanted.items() if reported[position] != wanted else ():
-            if reported[position].get(key) != value:
-                raise WeightSyncError(
-                    f"{where}: {tensor.name}: {key} is {reported[position].get(key)!r}, expected {value!r}"
-                )
-        if not isinstance(checksum, int):
-            raise WeightSyncError(f"{where}: {tensor.name} has no checksum")
-        sums[tensor.name, piece] = checksum
-    if len(reported) > len(expected):
-        raise WeightSyncError(f"{where}: {reported[len(expected)].get('name')} is not expected, or came twice")
+def _numbers(message: Message, what: str, pieces: Sequence[Sequence[tuple[PlacedTensor, PlacedPiece]]]) -> list[int]:
+    """The numbers that a message has under a name: one for each of these groups of pieces."""
+    where = f"bucket {message.body.get('bucket')} from {message.sender}"
+    numbers = message.body.get(what)
+    if not isinstance(numbers, list):
+        raise WeightSyncError(f"{where} has no {what}")
+    if len(numbers) != len(pieces):
+        raise WeightSyncError(f"{where} has {len(numbers)} {what}, expected {len(pieces)}")
+    for number, group in zip(numbers, pieces, strict=True):
+        if not isinstance(number, int) or isinstance(number, bool):
+            names = ", ".join(dict.fromkeys(tensor.name for tensor, _ in group))
+            raise WeightSyncError(f"{where}: {number!r} is no checksum; of {names}")
+    return numbers
 
 
 def _number(message: Message, name_of: Callable[[int], str], numbers: Iterable[int]) -> int:
@@ -210,6 +243,16 @@ def _same_version(message: Message, version: int) -> None:
         raise WeightSyncError(f"{message.sender} is at version {message.body.get('version')}, expected {version}")
 
 
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A group of pieces whose digest in a worker is not the trainer's."""
+
+    worker: int
+    group: Group
+    theirs: int
+    ours: int
+
+
 class Coverage:
     """Which tensors have reached the loader of every worker of an engine."""
 
@@ -217,14 +260,16 @@ class Coverage:
         self._plan, self._version = plan, version
         self._landed: list[tuple[str, int]] = []
 
-    def landed(self, bucket: Bucket, checksums: Checksums, reports: Sequence[BucketReport]) -> None:
+    def landed(self, bucket: Bucket, digests: Sequence[int], reports: Sequence[BucketReport]) -> list[Doubt]:
         """Check what the workers say about one bucket.
 
         Args:
             bucket: the one that was landed.
-            checksums: the trainers', over their own parameters.
-            reports: one for each worker: `names` in the order in which they landed, `checksums` of what landed, None
-                for a piece that another worker takes.
+            digests: the trainers', over their own parameters, by group.
+            reports: one for each worker.
+
+        Returns:
+            What differs from the trainers' digests; the bucket counts only where nothing does.
 
         Raises:
             WeightSyncError: names the version, the bucket and the tensor.
@@ -232,29 +277,62 @@ class Coverage:
         where = f"version {self._version}, bucket {bucket.index}"
         if not reports:
             raise WeightSyncError(f"{where}: no worker of the engine reported")
-        names = [tensor.name for tensor in bucket.tensors]
+        names = self._plan.names_in[bucket.index]
         for worker, report in enumerate(reports):
-            loaded = list(report["names"])
+            loaded = report["names"]
             if loaded != names:
                 odd = next((name for name in names if loaded.count(name) != 1), "their order")
                 raise WeightSyncError(
                     f"{where}: worker {worker} was given {len(loaded)} of {len(names)} tensors: {odd}"
                 )
-            for tensor, expected, actual in zip(bucket.tensors, checksums, report["checksums"], strict=True):
-                tensor.compare(expected, actual, f"{where}, worker {worker}")
-        for position, tensor in enumerate(bucket.tensors):
-            landed = [report["checksums"][position] for report in reports]
-            for piece, sums in zip(tensor.pieces, zip(*landed, strict=True), strict=True):
-                if all(checksum is None for checksum in sums):
-                    raise WeightSyncError(
-                        f"{where}: {tensor.name}, piece of trainer-{piece.trainer} from {piece.part.start}: no worker "
-                        "of the engine took it"
-                    )
-        self._landed += [(tensor.name, tensor.first) for tensor in bucket.tensors]
+        untaken = set.intersection(*(set(report["untaken"]) for report in reports))
+        if untaken:
+            everything = [(tensor, piece) for tensor in bucket.tensors for piece in tensor.pieces]
+            tensor, piece = everything[min(untaken)]
+            raise WeightSyncError(
+                f"{where}: {tensor.name}, piece of trainer-{piece.trainer} from {piece.part.start}: no worker "
+                "of the engine took it"
+            )
+        doubts = [
+            Doubt(worker, self._plan.groups[bucket.index][number], theirs, ours)
+            for worker, report in enumerate(reports)
+            for number, (theirs, ours) in enumerate(zip(digests, report["digests"], strict=True))
+            if ours is not None and ours != theirs
+        ]
+        if not doubts:
+            self._landed += self._plan.slices[bucket.index]
+        return doubts
+
+    def name(self, bucket: Bucket, doubt: Doubt, theirs: Sequence[int], checksums: Checksums) -> str:
+        """What is wrong with a bucket, naming the tensor.
+
+        Args:
+            bucket: the one that was landed.
+            doubt: what differs.
+            theirs: the sums of the trainer's pieces of the bucket.
+            checksums: those of the worker that doubts.
+        """
+        where = f"version {self._version}, bucket {bucket.index}, worker {doubt.worker}"
+        own = dict(zip(bucket.pieces_of(doubt.group.trainer), theirs, strict=True))
+        everything = [(tensor, piece) for tensor in bucket.tensors for piece in tensor.pieces]
+        landed = dict(zip(everything, checksums, strict=True))
+        for placed in doubt.group.pieces:
+            if own[placed] != landed[placed]:
+                tensor, piece = placed
+                return (
+                    f"{where}: {tensor.name}, piece of trainer-{piece.trainer} from {piece.part.start}: checksum "
+                    f"{landed[placed]:#018x} of what landed, {own[placed]:#018x} of the trainer's parameter"
+                )
+        names = ", ".join(dict.fromkeys(tensor.name for tensor, _ in doubt.group.pieces))
+        return (
+            f"{where}: checksum {doubt.ours:#018x} of what landed, {doubt.theirs:#018x} of the parameters of "
+            f"trainer-{doubt.group.trainer}, though those of its tensors, taken again, agree: one of {names} was wrong "
+            "when it was summed"
+        )
 
     def finish(self) -> None:
         """Every slice of the plan has landed exactly once; else WeightSyncError."""
-        expected = [(tensor.name, tensor.first) for bucket in self._plan.buckets for tensor in bucket.tensors]
+        expected = [place for places in self._plan.slices for place in places]
         if self._landed == expected:
             return
         landed, wanted = Counter(self._landed), Counter(expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -11,6 +12,40 @@ from rljob_worker.devices.checksum import BegunChecksum
 
 SLOT_COUNT = 2
 Checksum = int | BegunChecksum
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A copy out of a slot, and what is summed once it is made."""
+
+    source: torch.Tensor | None
+    target: torch.Tensor | None
+    """Of the shape of `source`; neither where nothing is copied."""
+    summed: torch.Tensor | None
+    """The target, or the piece in the slot of which only some is copied, or which is copied to several places."""
+
+
+class Batch(Protocol):
+    """Pieces that are copied and summed together; found once, run at each sync."""
+
+    def run(self) -> Checksum:
+        """Make the copies; the digest of all pieces, 64 bit over their bytes one after the other.
+
+        Two batches of the same pieces in the same order have the same digest, whichever side they are on.
+        """
+        ...
+
+
+class Digest(Protocol):
+    """A digest of moves whose memory is not there for long."""
+
+    def add(self, move: Move) -> None:
+        """Make the move; what it sums may change afterwards."""
+        ...
+
+    def begun(self) -> Checksum:
+        """The digest of all that was added, as a batch of the same moves gives it."""
+        ...
 
 
 class Slots(Protocol):
@@ -30,23 +65,23 @@ class Slots(Protocol):
         """The view of slot `index` of `shape` and `dtype` that starts at `offset` bytes."""
         ...
 
-    def fill(self, source: torch.Tensor, target: torch.Tensor) -> Checksum:
-        """Copy `source` into `target` (same shape); the checksum of `source` as sent, never of where it went.
+    def filling(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Batch:
+        """Copies of sources into places of a slot (same shapes); the digest is of the sources, as sent.
 
-        A `source` of another number format is rounded to that of `target`, before it is summed.
+        Never of where they went. A source of another number format is rounded to that of its target, and then summed.
         """
         ...
 
-    def land(self, source: torch.Tensor, target: torch.Tensor) -> Checksum:
-        """Copy `source` into `target` (same shape and dtype); the checksum of what is in `target` then."""
-        ...
-
-    def checksum(self, tensor: torch.Tensor) -> Checksum:
-        """64-bit checksum, the same function as that of `fill`; shape and dtype are not part of it."""
+    def landing(self, moves: Sequence[Move]) -> Batch:
+        """Copies of places of a slot into an engine; the digest is of what each move says."""
         ...
 
     def checksums(self, begun: Sequence[Checksum]) -> list[int]:
-        """The values of what `fill`, `land` and `checksum` gave."""
+        """The values of what batches and digests gave; a device is waited for once."""
+        ...
+
+    def digest(self) -> Digest:
+        """As that of a batch, of moves that come one by one."""
         ...
 
     def synchronize(self) -> None:

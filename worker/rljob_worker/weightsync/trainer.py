@@ -6,38 +6,20 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 
 from rljob_worker.devices.threads import half_the_threads
 from rljob_worker.errors import WeightSyncError
-from rljob_worker.tensor_slice import Part, TensorSlice
 from rljob_worker.types import TrainerReport
 from rljob_worker.weightsync import mailbox
-from rljob_worker.weightsync.device_ipc import Exchange, Reports
-from rljob_worker.weightsync.mailbox import engine_name, trainer_name
+from rljob_worker.weightsync.device_ipc import Digests, Exchange
+from rljob_worker.weightsync.held_pieces import HeldPieces, Piece, Share
+from rljob_worker.weightsync.mailbox import Message, engine_name, trainer_name
 from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
-from rljob_worker.weightsync.protocol import COMMIT, FILLED, TrainerState, later_version
+from rljob_worker.weightsync.protocol import COMMIT, FILLED, SUMS, TrainerState, later_version
 from rljob_worker.weightsync.route import Route
-from rljob_worker.weightsync.slots import SLOT_COUNT, Checksum, Slots
-
-
-class Piece(Protocol):
-    """A slice of a tensor with its data, as `tensor_slice.Piece`."""
-
-    @property
-    def place(self) -> TensorSlice:
-        """Which slice."""
-        ...
-
-    def read(self) -> torch.Tensor:
-        """The data in HF layout, on the trainer's device."""
-        ...
-
-    def view(self) -> torch.Tensor:
-        """The same as a view of the parameter, whose first dimension may be two."""
-        ...
+from rljob_worker.weightsync.slots import SLOT_COUNT, Move, Slots
 
 
 class WeightSyncTrainer:
@@ -80,10 +62,9 @@ class WeightSyncTrainer:
             WeightSyncError: no room for the slots.
             OSError: the route's port is taken.
         """
-        self.whole_plan = plan
-        self.plan = plan if exchange is None else exchange.plan_here(plan)
+        self.whole_plan, self.plan = (plan, plan) if exchange is None else exchange.plans(plan)
         self.exchange = exchange
-        self.rank = _Rank(trainer, pieces, self.whole_plan)
+        self.rank = HeldPieces(trainer, pieces, self.whole_plan)
         self.delivers = route.delivers
         self.end = route.make_sender(trainer, self.plan, exchange)
         self._last_version: int | None = None
@@ -106,6 +87,7 @@ class WeightSyncTrainer:
         if self.end.mailbox is None and self.exchange is None:
             return {"version": version, "bytes": 0, "staging_bytes": 0, "tensors": 0, "pieces": 0, "seconds": 0.0}
         until = time.monotonic() + deadline
+        self.rank.look_for_parameters()
         run = _Update(self, version, until)
         what = f"sending version {version}"
         with (
@@ -122,57 +104,12 @@ class WeightSyncTrainer:
 
     def close(self) -> None:
         """Close the sockets and drop the slots; the rank that made them removes them."""
-        self.rank.targets.clear()
+        self.rank.kept.clear()
         self.end.close()
 
     def _abort(self, version: int, reason: str) -> None:
         if self.end.mailbox is not None:
             self.end.mailbox.abort(version, reason)
-
-
-class _Rank:
-    """What a rank sends by a plan.
-
-    Raises:
-        ValueError: the plan gives it a piece to send that it does not hold.
-    """
-
-    def __init__(self, number: int, pieces: Sequence[Piece], plan: SyncPlan) -> None:
-        self.number = number
-        held: dict[str, list[Piece]] = {}
-        for piece in pieces:
-            held.setdefault(piece.place.hf_name, []).append(piece)
-        self._sources = {
-            (tensor.name, tensor.first, piece.part): self._source(tensor, piece, held.get(tensor.name, ()))
-            for bucket in plan.buckets
-            for tensor, piece in bucket.pieces_of(number)
-        }
-        self._last: tuple[Piece, torch.Tensor] | None = None
-        self.targets: dict[tuple[int, int, Part], torch.Tensor] = {}
-        """(bucket, offset, part) -> where in a slot that piece goes."""
-
-    def read(self, tensor: PlacedTensor, piece: PlacedPiece) -> torch.Tensor:
-        """A piece's data; its first dimension may be several, where the parameter has its rows in groups."""
-        holder, rows = self._sources[tensor.name, tensor.first, piece.part]
-        if rows == slice(0, holder.place.shape[0]):
-            return holder.view()
-        if self._last is None or self._last[0] is not holder:
-            # Some shards are put together to be read, and slices of one follow each other.
-            self._last = (holder, holder.read())
-        return self._last[1][rows]
-
-    def forget(self) -> None:
-        """Drop what was read last: it is no view of the parameter, which will change."""
-        self._last = None
-
-    def _source(self, tensor: PlacedTensor, piece: PlacedPiece, held: Sequence[Piece]) -> tuple[Piece, slice]:
-        for holder in held:
-            rows = tensor.rows_in(piece, holder.place.part)
-            if rows is not None:
-                return holder, rows
-        raise ValueError(
-            f"rank {self.number} has to send {tensor.name} from {tensor.first + piece.part.start}, but has it not"
-        )
 
 
 class _Update:
@@ -221,21 +158,21 @@ class _Update:
         self.doing = f"bucket {bucket.index}"
         with torch.no_grad():
             with self._agreeing():
-                if tells or self._end.delivers:
+                if self._end.mailbox is not None:
                     self._wait(lambda: self._state.blocking(bucket.index), f"room for bucket {bucket.index}")
-                reports = self._fill(whole)
+                digests = self._fill(whole)
             with self._agreeing():
                 if self._exchange is not None:
                     self._broadcast(whole, self._exchange)
-                    reports = self._exchange.reports(reports)
+                    digests = self._exchange.digests(digests)
         if self._over_network:
             with self._agreeing():
                 if self._end.delivers:
                     self._deliver(bucket)
         if tells:
-            own = bucket.pieces_of(self._rank.number)
-            pieces = [reports[tensor.name, tensor.first, piece.part] for tensor, piece in own]
-            self._tell(FILLED, plan=self._plan.fingerprint, bucket=bucket.index, pieces=pieces)
+            groups = enumerate(self._plan.groups[bucket.index])
+            own = [digests[number] for number, group in groups if group.trainer == self._rank.number]
+            self._tell(FILLED, plan=self._plan.fingerprint, bucket=bucket.index, digests=own)
 
     def _deliver(self, bucket: Bucket) -> None:
         if self._exchange is None:
@@ -251,7 +188,22 @@ class _Update:
         mailbox = self._end.mailbox
         assert mailbox is not None
         while (message := mailbox.look(self._version, lambda: f"the engines to take {self.doing}")) is not None:
-            self._state.take(message)
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
+        """Account for a message; to an engine that asks which piece is wrong, tell the sum of each."""
+        doubted = self._state.take(message)
+        if doubted is None:
+            return
+        bucket = self._whole_plan.buckets[doubted]
+        with torch.no_grad():
+            own = [self._rank.read(tensor, piece) for tensor, piece in bucket.pieces_of(self._rank.number)]
+            dtype = self._plan.torch_dtype
+            sums = self._slots.checksums(
+                [self._slots.landing([Move(None, None, source.to(dtype))]).run() for source in own]
+            )
+        assert self._end.mailbox is not None
+        self._end.mailbox.send([message.sender], SUMS, self._version, bucket=doubted, sums=sums)
 
     def _broadcast(self, bucket: Bucket, exchange: Exchange) -> None:
         started = time.perf_counter()
@@ -279,25 +231,47 @@ class _Update:
         self._end.mailbox.send(engines, kind, self._version, version=self._version, **body)
         first = self._plan.trainers[0]
         if kind == FILLED and self._over_network and self._exchange is None and self._rank.number != first:
-            about = {name: value for name, value in body.items() if name != "pieces"}
+            about = {name: value for name, value in body.items() if name != "digests"}
             self._end.mailbox.send([trainer_name(first)], kind, self._version, version=self._version, **about)
 
-    def _fill(self, bucket: Bucket) -> Reports:
+    def _fill(self, bucket: Bucket) -> Digests:
+        """Write this rank's share of a bucket; the digest of each of its groups, over the parameters."""
         started = time.perf_counter()
-        placed = list(bucket.pieces_of(self._rank.number))
-        if not placed:
+        share = self._rank.kept.get(bucket.index)
+        if share is None:
+            share = self._find(bucket)
+            self._seconds["read"] += time.perf_counter() - started
+            started = time.perf_counter()
+        if not share.pieces:
             return {}
-        checksums = self._slots.checksums([self._write(bucket, tensor, piece) for tensor, piece in placed])
+        found = self._slots.checksums([batch.run() for batch in share.batches.values()])
+        self._bytes += share.nbytes
+        self._pieces += share.pieces
+        self._tensors |= share.tensors
         self._seconds["fill"] += time.perf_counter() - started
-        return {
-            (tensor.name, tensor.first, piece.part): tensor.report(piece, self._plan.dtype, checksum)
-            for (tensor, piece), checksum in zip(placed, checksums, strict=True)
-        }
+        return dict(zip(share.batches, found, strict=True))
 
-    def _write(self, bucket: Bucket, tensor: PlacedTensor, piece: PlacedPiece) -> Checksum:
-        started = time.perf_counter()
+    def _find(self, bucket: Bucket) -> Share:
+        """What this rank writes into a bucket; kept for all syncs where all of it are views of parameters."""
+        batches, nbytes, pieces = {}, 0, 0
+        names: set[str] = set()
+        kept = True
+        for number, group in enumerate(self._whole_plan.groups[bucket.index]):
+            if group.trainer != self._rank.number:
+                continue
+            copies = [self._copy(bucket, tensor, piece) for tensor, piece in group.pieces]
+            kept = kept and all(self._rank.is_view(tensor, piece) for tensor, piece in group.pieces)
+            batches[number] = self._slots.filling(copies)
+            nbytes += sum(target.nbytes for _, target in copies)
+            pieces += len(copies)
+            names.update(tensor.name for tensor, _ in group.pieces)
+        share = Share(batches, nbytes, pieces, frozenset(names))
+        if kept:
+            self._rank.kept[bucket.index] = share
+        return share
+
+    def _copy(self, bucket: Bucket, tensor: PlacedTensor, piece: PlacedPiece) -> tuple[torch.Tensor, torch.Tensor]:
         source = self._rank.read(tensor, piece)
-        self._seconds["read"] += time.perf_counter() - started
         target = self._target(bucket, tensor, piece, source.shape)
         castable = source.is_floating_point() and target.is_floating_point()
         if source.shape != target.shape or not (castable or source.dtype == target.dtype):
@@ -305,29 +279,22 @@ class _Update:
                 f"{tensor.name}: the trainer holds {source.dtype} {tuple(source.shape)}, "
                 f"expected {target.dtype} {tuple(target.shape)}"
             )
-        self._bytes += target.nbytes
-        self._pieces += 1
-        self._tensors.add(tensor.name)
-        return self._slots.fill(source, target)
+        return source.detach(), target
 
     def _target(self, bucket: Bucket, tensor: PlacedTensor, piece: PlacedPiece, shape: torch.Size) -> torch.Tensor:
-        """Where in a slot a piece goes that is held in this shape; found once, as slots stay what they are."""
-        key = (bucket.index, tensor.offset, piece.part)
-        target = self._rank.targets.get(key)
-        if target is None:
-            index = bucket.index % SLOT_COUNT
-            target = piece.part.of(self._slots.tensor(index, tensor.offset, self._plan.torch_dtype, tensor.shape))
-            rows = shape[: len(shape) - target.dim() + 1]
-            if len(rows) > 1 and len(target) == math.prod(rows):
-                target = target.unflatten(0, rows)
-            self._rank.targets[key] = target
+        """Where in a slot a piece goes that is held in this shape."""
+        index = bucket.index % SLOT_COUNT
+        target = piece.part.of(self._slots.tensor(index, tensor.offset, self._plan.torch_dtype, tensor.shape))
+        rows = shape[: len(shape) - target.dim() + 1]
+        if len(rows) > 1 and len(target) == math.prod(rows):
+            target = target.unflatten(0, rows)
         return target
 
     def _wait(self, blocking: Callable[[], list[str]], what: str) -> None:
         started = time.perf_counter()
         assert self._end.mailbox is not None
         while blocking():
-            self._state.take(
+            self._take(
                 self._end.mailbox.receive(self._version, self._deadline, lambda: f"{what}: {', '.join(blocking())}")
             )
         self._seconds["wait"] += time.perf_counter() - started

@@ -25,14 +25,11 @@ from rljob_worker.devices import packed_linear
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.tensor_slice import Part
 from rljob_worker.upstream.patch import put
-from rljob_worker.upstream.vllm_types import ModelConfig
+from rljob_worker.upstream.vllm_types import AttentionLayer, ModelConfig
 
 if TYPE_CHECKING:
     from rljob_worker.upstream.vllm_types import Model
-    from rljob_worker.weightsync.plan import PlacedTensor
-
-Pairs = list[tuple[torch.Tensor, torch.Tensor | None] | None]
-"""For each piece in a slot: it, and its place in the engine, None where only some of it has one; None: not taken."""
+    from rljob_worker.weightsync.slots import Batch
 
 _FILLS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
 
@@ -54,6 +51,15 @@ class View:
     def on(self, tensor: torch.Tensor) -> torch.Tensor:
         """These elements of `tensor`."""
         return tensor.as_strided(self.shape, self.stride, tensor.storage_offset() + self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Of what in a bucket a worker has a part."""
+
+    groups: list[bool]
+    untaken: list[int]
+    """Numbers of pieces, tensor by tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,33 +255,44 @@ class ModelLayout:
             for name, copies in self.copies.items()
         }
         """The modules that each tensor goes to."""
-        self.direct: dict[tuple[int, int], Pairs] = {}
-        """(bucket, offset in its slot) -> what `remember` got."""
+        self.kept: dict[int, list[Batch | None]] = {}
+        """Bucket -> how all of it lands, by group of pieces, where no module's parameters come and go."""
+        self.of_bucket: dict[int, Taken] = {}
+        """Bucket -> what this worker has a part of."""
+        self._in_place = [
+            parameter
+            for module in self.modules.values()
+            if module.lands_in_place()
+            for parameter in module.in_use[0].values()
+        ]
+        self._owned = [
+            (module.module._parameters, name, parameter)
+            for module in self.modules.values()
+            for name, parameter in module.in_use[0].items()
+        ]
         self._addresses = self._addresses_now()
+        self._attentions = list(_attention_layers(model))
+        self._on_device = any(parameter.device.type != "cpu" for parameter in model.parameters())
 
     def holds(self, model: Model) -> bool:
         """Whether `model` still computes with the parameters that were there, where they were in memory."""
         if model is not self._model or self._addresses_now() != self._addresses:
             return False
-        return all(
-            module.module._parameters.get(name) is parameter
-            for module in self.modules.values()
-            for name, parameter in module.in_use[0].items()
-        )
-
-    def remember(self, bucket: int, tensor: PlacedTensor, pairs: Pairs) -> None:
-        """Keep where pieces lie and go, if the next sync finds them there: other modules' parameters come and go."""
-        if all(module.lands_in_place() for module in self.owners[tensor.name]):
-            self.direct[bucket, tensor.offset] = pairs
+        return all(parameters.get(name) is parameter for parameters, name, parameter in self._owned)
 
     def _addresses_now(self) -> list[int]:
-        in_place = (module for module in self.modules.values() if module.lands_in_place())
-        return [parameter.data_ptr() for module in in_place for parameter in module.in_use[0].values()]
+        # vLLM's parameters are classes that look at each call.
+        with torch._C.DisableTorchFunctionSubclass():
+            return [parameter.data_ptr() for parameter in self._in_place]
 
     def copy(self, name: str, whole: torch.Tensor) -> None:
         """Copy a whole tensor to its places."""
-        for copy in self.copies[name]:
-            self._target(copy).copy_(copy.source.on(whole))
+        for source, target in self.pairs(name, whole):
+            target.copy_(source)
+
+    def pairs(self, name: str, whole: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Parts of a whole tensor, and their places."""
+        return [(copy.source.on(whole), self._target(copy)) for copy in self.copies[name]]
 
     def place(self, name: str, first: int, count: int) -> tuple[Part | None, torch.Tensor]:
         """Where some rows of a tensor go that `taken` has a part of: which part of them, and its place.
@@ -288,16 +305,26 @@ class ModelLayout:
         Returns:
             A part of a tensor of these rows alone, None where none of them is taken; and the memory that has that part.
         """
-        taken = self.taken[name]
+        taken, part = self.taken[name], self.part(name, first, count)
         assert taken is not None
         target = self._target(self.copies[name][0])
         if taken.dim != 0:
             return taken, target.narrow(0, first, count)
+        if part is None:
+            return None, target
+        rows = count if part.dim is None else part.length
+        return part, target.narrow(0, max(taken.start, first) - taken.start, rows)
+
+    def part(self, name: str, first: int, count: int) -> Part | None:
+        """Which part of some rows is taken of a tensor that `taken` has a part of; None: none."""
+        taken = self.taken[name]
+        assert taken is not None
+        if taken.dim != 0:
+            return taken
         start, end = max(taken.start, first), min(taken.start + taken.length, first + count)
         if start >= end:
-            return None, target
-        part = Part() if end - start == count else Part(0, start - first, end - start)
-        return part, target.narrow(0, start - taken.start, end - start)
+            return None
+        return Part() if end - start == count else Part(0, start - first, end - start)
 
     def _target(self, copy: Copy) -> torch.Tensor:
         return copy.target.on(self.modules[copy.module].parameter(copy.parameter))
@@ -309,17 +336,36 @@ class ModelLayout:
 
     def finish(self, model_config: ModelConfig) -> None:
         """Make the model ready to run when every module is complete."""
-        from vllm.model_executor.layers.attention import Attention, MLAAttention
-
         for module in self._tied:
             # The shared parameter is new, but what was packed out of it for this module is not.
             if not module.lands_in_place():
                 module.pack()
-        for layer in self._model.modules():
-            if isinstance(layer, (Attention, MLAAttention)):
-                layer.process_weights_after_loading(model_config.dtype)
-        if any(parameter.device.type != "cpu" for parameter in self._model.parameters()):
+        for layer in self._attentions:
+            layer.process_weights_after_loading(model_config.dtype)
+        # The others have set constants alone, which stay.
+        self._attentions = [layer for layer in self._attentions if _derives_from_weights(layer)]
+        if self._on_device:
             self.scratch.drop()  # memory that the KV cache needs
+
+
+def _attention_layers(model: Model) -> Iterator[AttentionLayer]:
+    from vllm.model_executor.layers.attention import Attention, MLAAttention
+
+    for layer in model.modules():
+        if isinstance(layer, (Attention, MLAAttention)):
+            found: AttentionLayer = layer
+            yield found
+
+
+def _derives_from_weights(layer: AttentionLayer) -> bool:
+    """Whether an attention layer, or what computes it, makes anything of loaded weights."""
+    from vllm.model_executor.layers.attention import Attention
+    from vllm.v1.attention.backend import AttentionImplBase
+
+    if type(layer).process_weights_after_loading is not Attention.process_weights_after_loading:
+        return True
+    made = type(layer.impl).process_weights_after_loading
+    return made is not AttentionImplBase.process_weights_after_loading
 
 
 @contextmanager

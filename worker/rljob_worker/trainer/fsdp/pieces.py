@@ -66,6 +66,7 @@ def pieces_of_rows(
                     length=place.length,
                     read=read,
                     view=read,
+                    address=shard[view.parameter].data_ptr,
                     write=partial(_write, inside, shard[view.parameter]),
                     primary=layout.rank < layout.shards,
                 )

@@ -120,7 +120,18 @@ def _piece(name: str, tensor: torch.Tensor, shard: _Shard, hf_shape: tuple[int, 
     access = _Access(name, tensor, shard.select(tensor.detach()), tuple(shape))
     length = hf_shape[0] if dim is None else part.length
     start = 0 if dim is None else part.start
-    return Piece(shard.hf_name, hf_shape, dim, start, length, access.read, access.view, access.write, shard.primary)
+    return Piece(
+        shard.hf_name,
+        hf_shape,
+        dim,
+        start,
+        length,
+        access.read,
+        access.view,
+        tensor.data_ptr,
+        access.write,
+        shard.primary,
+    )
 
 
 class _Access:
