@@ -169,8 +169,8 @@ class EngineSide:
 
     def alone_seconds(self) -> float:
         """An engine's copies and checksums out of a slot in the cache, waiting for nobody: no sync takes less."""
-        from rljob_worker.weightsync.host_batches import Landing
         from rljob_worker.weightsync.plan import HOST_SLICE_BYTES
+        from rljob_worker.weightsync.shared_memory import Landing
         from rljob_worker.weightsync.slots import Move
 
         slot = self._source[:HOST_SLICE_BYTES]

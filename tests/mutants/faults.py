@@ -194,7 +194,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "what was found once is not found again when a parameter has moved",
-        "worker/rljob_worker/weightsync/held_pieces.py",
+        "worker/rljob_worker/weightsync/trainer.py",
         "            self.kept.clear()",
         "            pass",
         "tests/worker/weightsync/test_sync.py::test_what_was_found_once_is_found_again_when_a_parameter_has_moved",

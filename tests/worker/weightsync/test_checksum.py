@@ -9,9 +9,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_worker.weightsync import host_batches as module
-from rljob_worker.weightsync.host_batches import Filling, Landing
-from rljob_worker.weightsync.shared_memory import HostMemory
+from rljob_worker.weightsync import shared_memory as module
+from rljob_worker.weightsync.shared_memory import Filling, HostMemory, Landing
 from rljob_worker.weightsync.slots import Move
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sync_cases import Weights, model_weights, pieces_for, plan_for
 
 from rljob_worker.tensor_slice import TensorSlice
-from rljob_worker.weightsync.held_pieces import HeldPieces
 from rljob_worker.weightsync.plan import SyncPlan, _evenest, build_plan, engine_module, slot_bytes
+from rljob_worker.weightsync.trainer import HeldPieces
 
 
 def moe_shapes(layers: int, experts: int, hidden: int) -> list[tuple[str, tuple[int, ...]]]:

@@ -13,14 +13,14 @@ from vllm.model_executor.model_loader.reload.layerwise import record_metadata_fo
 
 from rljob_worker.devices import packed_linear
 from rljob_worker.errors import WeightSyncError
-from rljob_worker.weightsync.held_pieces import HeldPieces
-from rljob_worker.weightsync.landing import Landing
 from rljob_worker.weightsync.messages import BucketReport
 from rljob_worker.weightsync.plan import Bucket, PlacedTensor
 from rljob_worker.weightsync.protocol import Coverage
 from rljob_worker.weightsync.receivers import HostReceiver
 from rljob_worker.weightsync.shared_memory import SharedMemory
 from rljob_worker.weightsync.slots import Move
+from rljob_worker.weightsync.trainer import HeldPieces
+from rljob_worker.weightsync.vllm_extension import Landing
 from rljob_worker.weightsync.vllm_layout import ModelLayout
 
 HIDDEN, ROWS, VOCABULARY = 64, 128, 60

@@ -68,12 +68,16 @@ class PlacedTensor:
         return slice(start, start + length)
 
 
+Placed = tuple[PlacedTensor, PlacedPiece]
+"""A piece, and what it is a piece of."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Pieces of a bucket that one trainer writes and that have one digest, in the order in which it is over them."""
 
     trainer: int
-    pieces: tuple[tuple[PlacedTensor, PlacedPiece], ...]
+    pieces: tuple[Placed, ...]
 
 
 @dataclass(frozen=True, slots=True)

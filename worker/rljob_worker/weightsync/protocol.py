@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from rljob_worker.errors import WeightSyncError
 from rljob_worker.weightsync.mailbox import Message, engine_name, trainer_name
 from rljob_worker.weightsync.messages import BucketReport, Checksums
-from rljob_worker.weightsync.plan import Bucket, Group, PlacedPiece, PlacedTensor, SyncPlan
+from rljob_worker.weightsync.plan import Bucket, Group, Placed, SyncPlan
 from rljob_worker.weightsync.slots import SLOT_COUNT
 
 READY, FILLED, ACKNOWLEDGED, DONE, COMMIT = "ready", "filled", "acknowledged", "done", "commit"
@@ -209,7 +209,7 @@ class EngineState:
         return [trainer_name(trainer) for trainer in self._plan.trainers if trainer not in self._committed]
 
 
-def _numbers(message: Message, what: str, pieces: Sequence[Sequence[tuple[PlacedTensor, PlacedPiece]]]) -> list[int]:
+def _numbers(message: Message, what: str, pieces: Sequence[Sequence[Placed]]) -> list[int]:
     """The numbers that a message has under a name: one for each of these groups of pieces."""
     where = f"bucket {message.body.get('bucket')} from {message.sender}"
     numbers = message.body.get(what)

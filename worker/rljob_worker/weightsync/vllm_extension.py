@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -14,13 +14,14 @@ import torch
 from rljob_worker.devices import Device, get_device
 from rljob_worker.devices.threads import half_the_threads
 from rljob_worker.errors import WeightSyncError
+from rljob_worker.tensor_slice import Part
 from rljob_worker.upstream.install import install
 from rljob_worker.upstream.patch import Process
-from rljob_worker.upstream.vllm_types import ModelRunner
-from rljob_worker.weightsync.landing import Landing
+from rljob_worker.upstream.vllm_types import ModelConfig, ModelRunner
 from rljob_worker.weightsync.messages import (
     BeginSync,
     BucketReport,
+    Checksums,
     Failure,
     FinishReport,
     FinishSync,
@@ -28,10 +29,11 @@ from rljob_worker.weightsync.messages import (
     LandBucket,
     WorkerReport,
 )
-from rljob_worker.weightsync.plan import SyncPlan
+from rljob_worker.weightsync.plan import Bucket, PlacedPiece, PlacedTensor, SyncPlan
 from rljob_worker.weightsync.route import Receiver, Route
 from rljob_worker.weightsync.routes import route_from
-from rljob_worker.weightsync.vllm_layout import ModelLayout
+from rljob_worker.weightsync.slots import SLOT_COUNT, Batch, Checksum, Digest, Move
+from rljob_worker.weightsync.vllm_layout import ModelLayout, Module, Taken
 
 if TYPE_CHECKING:
     from rljob_worker.upstream.vllm_types import Model
@@ -65,6 +67,209 @@ def _reporting(method: Callable[[W, M], R]) -> Callable[[W, M], R | Failure]:
 def _made_on(device: torch.device) -> AbstractContextManager[object]:
     """The reload makes tensors where torch makes them by default; on CPU it does anyway, at less cost a call."""
     return nullcontext() if device.type == "cpu" else device
+
+
+class Landing:
+    """One sync in one worker.
+
+    Modules that compute with their parameters as they are in a checkpoint are written where they are, a bucket in one
+    call where it has no others. Any other module is begun, filled and packed as its tensors come.
+    """
+
+    def __init__(self, layout: ModelLayout, plan: SyncPlan, receiver: Receiver, version: int) -> None:
+        self.version = version
+        self._layout, self._plan, self._receiver = layout, plan, receiver
+        self._slots = receiver.slots
+        self._next = 0
+        """Bucket to come."""
+        self._absent: dict[str, set[str]] = {}
+        """Modules that were begun -> tensors that they wait for."""
+        self._staged: dict[str, torch.Tensor] = {}
+        """Tensors of which only some rows are here, and that do not go to one place as they are."""
+        self._repacking = 0.0
+
+    def give_up(self) -> None:
+        """Leave modules that were begun as they can be begun again."""
+        self._layout.place_back()
+
+    def land(self, message: LandBucket) -> BucketReport:
+        """See `WeightLandingExtension.rljob_land_bucket`."""
+        started, self._repacking = time.perf_counter(), 0.0
+        index = message["bucket"]
+        if index != self._next:
+            raise WeightSyncError(f"version {self.version}: bucket {index} came after {self._next} buckets")
+        self._next += 1
+        bucket = self._plan.buckets[index]
+        self._receiver.receive(bucket)
+        if self._next < len(self._plan.buckets):
+            self._receiver.expect(self._plan.buckets[self._next])
+        kept = self._kept(bucket)
+        begun = self._step_by_step(bucket) if kept is None else [None if each is None else each.run() for each in kept]
+        found = iter(self._slots.checksums([each for each in begun if each is not None]))
+        digests = [None if each is None else next(found) for each in begun]
+        wrong = any(
+            ours is not None and ours != theirs for ours, theirs in zip(digests, message["digests"], strict=True)
+        )
+        checksums = self._checksums(bucket) if wrong else []
+        self._slots.synchronize()
+        return {
+            "names": self._plan.names_in[index],
+            "digests": digests,
+            "untaken": self._taken(bucket).untaken,
+            "checksums": checksums,
+            "seconds": {
+                "land": time.perf_counter() - started - self._repacking,
+                "repack": self._repacking,
+            },
+        }
+
+    def finish(self, names: Sequence[str], model_config: ModelConfig) -> int:
+        """See `WeightLandingExtension.rljob_finish_sync`; returns the number of tensors."""
+        if self._next < len(self._plan.buckets) or tuple(names) != self._plan.names:
+            coming = {tensor.name for bucket in self._plan.buckets[self._next :] for tensor in bucket.tensors}
+            landed = [name for name in self._plan.names if name not in coming]
+            wrong = next((name for name in names if name not in landed), "order of tensors")
+            raise WeightSyncError(
+                f"version {self.version}: {len(landed)} of {len(names)} tensors have landed; wrong: {wrong}"
+            )
+        self._layout.finish(model_config)
+        return len(names)
+
+    # A bucket at once
+
+    def _kept(self, bucket: Bucket) -> list[Batch | None] | None:
+        """What is kept of a bucket, or can be, by group; None: other modules' parameters come and go."""
+        kept = self._layout.kept.get(bucket.index)
+        if kept is None and all(self._stays(tensor) for tensor in bucket.tensors):
+            moves: list[list[Move]] = [[] for _ in self._plan.groups[bucket.index]]
+            for number, move in self._grouped(bucket, bucket.tensors):
+                moves[number].append(move)
+            kept = self._layout.kept[bucket.index] = [self._slots.landing(each) if each else None for each in moves]
+        return kept
+
+    def _stays(self, tensor: PlacedTensor) -> bool:
+        """Whether a tensor goes where it is computed with, by copies out of the slot alone."""
+        modules = self._layout.owners[tensor.name]
+        in_place = all(module.lands_in_place() and not module.fills for module in modules)
+        return in_place and not self._gathers(tensor)
+
+    def _gathers(self, tensor: PlacedTensor) -> bool:
+        """Whether all rows of it have to be there before any is copied."""
+        name = tensor.name
+        rows_alone = tensor.shape != self._plan.shapes[name]
+        return rows_alone and self._layout.taken.get(name) is None and bool(self._layout.copies[name])
+
+    # Tensor by tensor
+
+    def _step_by_step(self, bucket: Bucket) -> list[Checksum | None]:
+        """What goes to one place as it is is summed there, in the same pass; of anything else, the slot's bytes are."""
+        digests: dict[int, Digest] = {}
+        for tensor in bucket.tensors:
+            modules = self._layout.owners[tensor.name]
+            for module in modules:
+                if module.name not in self._absent:
+                    self._absent[module.name] = set(module.tensors)
+                    module.begin()
+            for number, move in self._grouped(bucket, [tensor]):
+                if number not in digests:
+                    digests[number] = self._slots.digest()
+                digests[number].add(move)
+            if tensor.first + tensor.shape[0] == self._plan.shapes[tensor.name][0]:
+                packed = time.perf_counter()
+                self._complete(tensor.name, modules)
+                self._repacking += time.perf_counter() - packed
+        numbers = range(len(self._plan.groups[bucket.index]))
+        return [digests[number].begun() if number in digests else None for number in numbers]
+
+    def _complete(self, name: str, modules: Sequence[Module]) -> None:
+        """All rows of a tensor are here: of some modules it may have been the last."""
+        staged = self._staged.pop(name, None)
+        if staged is not None:
+            self._layout.copy(name, staged)
+            self._layout.scratch.give_back([staged])
+        for module in modules:
+            absent = self._absent[module.name]
+            absent.discard(name)
+            if not absent:
+                module.complete()
+
+    # Where pieces go
+
+    def _grouped(self, bucket: Bucket, tensors: Sequence[PlacedTensor]) -> Iterator[tuple[int, Move]]:
+        """(group, move) of each piece of these tensors, but of groups that this worker has no part of."""
+        numbers = iter(self._plan.group_of[bucket.index][self._first_piece(bucket, tensors[0]) :])
+        wanted = self._taken(bucket)
+        for tensor in tensors:
+            for moves in self._moves(bucket.index, tensor):
+                number = next(numbers)
+                if wanted.groups[number]:
+                    yield from ((number, move) for move in moves)
+
+    def _first_piece(self, bucket: Bucket, tensor: PlacedTensor) -> int:
+        return sum(len(each.pieces) for each in bucket.tensors[: bucket.tensors.index(tensor)])
+
+    def _taken(self, bucket: Bucket) -> Taken:
+        """Of which pieces and groups of a bucket this worker has a part; found once."""
+        known = self._layout.of_bucket.get(bucket.index)
+        if known is None:
+            missed = [self._misses(tensor, piece) for tensor in bucket.tensors for piece in tensor.pieces]
+            groups = [False] * len(self._plan.groups[bucket.index])
+            for number, misses in zip(self._plan.group_of[bucket.index], missed, strict=True):
+                groups[number] = groups[number] or not misses
+            untaken = [place for place, misses in enumerate(missed) if misses]
+            known = self._layout.of_bucket[bucket.index] = Taken(groups, untaken)
+        return known
+
+    def _misses(self, tensor: PlacedTensor, piece: PlacedPiece) -> bool:
+        if self._layout.taken.get(tensor.name) is None:
+            return False
+        part = self._layout.part(tensor.name, tensor.first, tensor.shape[0])
+        return part is None or part.misses(piece.part)
+
+    def _moves(self, bucket: int, tensor: PlacedTensor) -> list[list[Move]]:
+        """What is copied and summed for each piece of a tensor."""
+        here = self._slots.tensor(bucket % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape)
+        pieces = [piece.part.of(here) for piece in tensor.pieces]
+        if self._layout.taken.get(tensor.name) is not None:
+            part, target = self._layout.place(tensor.name, tensor.first, tensor.shape[0])
+        elif self._gathers(tensor):
+            part, target = Part(), self._stage(tensor, here)
+        else:
+            copies = [Move(source, place, None) for source, place in self._layout.pairs(tensor.name, here)]
+            first, *others = [[Move(None, None, piece)] for piece in pieces]
+            return [[*copies, *first], *others]
+        moves, whole = [], None
+        for placed, piece in zip(tensor.pieces, pieces, strict=True):
+            taken = part is not None and not part.misses(placed.part)
+            place = part.place_of(placed.part, target) if part is not None and taken else None
+            if place is not None and place.dtype == here.dtype:
+                moves.append([Move(piece, place, place)])
+                continue
+            moves.append([Move(None, None, piece)])
+            if taken and whole is None and part is not None:
+                whole = Move(part.of(here), target, None)
+                moves[-1].insert(0, whole)
+        return moves
+
+    def _stage(self, tensor: PlacedTensor, here: torch.Tensor) -> torch.Tensor:
+        """The rows' place in memory for the whole tensor."""
+        if tensor.name not in self._staged:
+            like = torch.empty(self._plan.shapes[tensor.name], dtype=here.dtype, device="meta")
+            self._staged[tensor.name] = self._layout.scratch.take(like, here.device)
+        return self._staged[tensor.name].narrow(0, tensor.first, tensor.shape[0])
+
+    def _checksums(self, bucket: Bucket) -> Checksums:
+        """Of each piece, where it landed or, where that is packed by now, in its slot."""
+        summed: list[torch.Tensor | None] = []
+        for tensor in bucket.tensors:
+            if self._stays(tensor):
+                summed += [moves[-1].summed for moves in self._moves(bucket.index, tensor)]
+            else:
+                here = self._slots.tensor(
+                    bucket.index % SLOT_COUNT, tensor.offset, self._plan.torch_dtype, tensor.shape
+                )
+                summed += [piece.part.of(here) for piece in tensor.pieces]
+        return self._slots.checksums([self._slots.landing([Move(None, None, each)]).run() for each in summed])
 
 
 class WeightLandingExtension:
