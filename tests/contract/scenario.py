@@ -1,4 +1,7 @@
-"""What the device code does on an NPU; run as `python scenario.py NAME` in a process of its own."""
+"""What the device code does on an NPU: `python scenario.py NAME [VARIABLE=VALUE | VARIABLE]...`, a process for each.
+
+A variable is set, or removed, before anything touches the device.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,6 @@ from rljob_worker.weightsync.trainer import WeightSyncTrainer
 
 MIB = 1024**2
 MODE = MemorySaverMode(os.environ["TMS_HOOK_MODE"])
-FOLDER = os.environ.get("SYNC_FOLDER", "")
 SYNC_SECONDS = 60.0
 BUCKET = 6000
 VERSIONS = (1, 2, 3)
@@ -178,7 +180,7 @@ def share() -> None:
 
 
 def receive() -> None:
-    message, total = sys.stdin.readline().rsplit(" ", 1)
+    message, total = os.environ["SHARED"].rsplit(" ", 1)
     device = get_device("npu")
     part = device.open_shared(message.encode())
     assert (part.shape, part.device.type) == ((5, MIB), "npu")
@@ -199,7 +201,7 @@ def send() -> None:
 
     plan = plan_for(weights, bucket_bytes=BUCKET)
     exchange = Exchange(device, [0], allocate)
-    sender = WeightSyncTrainer(pieces_for(weights, 1)[0], plan, trainer=0, route=HostRoute(FOLDER), exchange=exchange)
+    sender = WeightSyncTrainer(pieces_for(weights, 1)[0], plan, trainer=0, route=sync_route(), exchange=exchange)
     for version in VERSIONS:
         for tensor in weights.values():
             tensor.fill_(version)
@@ -218,7 +220,7 @@ def land() -> None:
     device = get_device("npu")
     assert isinstance(device, NpuDevice)
     engine = KeepingEngineOnDevice(device)
-    receiver = WeightSyncEngine(engine, route=HostRoute(FOLDER), engine=0)
+    receiver = WeightSyncEngine(engine, route=sync_route(), engine=0)
     for version in VERSIONS:
         report = receiver.update_weights(version, SYNC_SECONDS)
         assert report["version"] == engine.finished_version == version
@@ -226,6 +228,10 @@ def land() -> None:
         assert all(bool((tensor == version).all()) for tensor in engine.weights.values())
     receiver.close()
     print("landed", len(engine.weights))
+
+
+def sync_route() -> HostRoute:
+    return HostRoute(os.environ["SYNC_FOLDER"])
 
 
 def check() -> None:
@@ -245,7 +251,17 @@ def _record(called: set[str]) -> None:
     sys.setprofile(profile)
 
 
+def _change(variables: list[str]) -> None:
+    for variable in variables:
+        name, given, value = variable.partition("=")
+        if given:
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)
+
+
 if __name__ == "__main__":
+    _change(sys.argv[2:])
     called: set[str] = set()
     if "CALLED" in os.environ:
         _record(called)

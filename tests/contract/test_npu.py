@@ -17,10 +17,12 @@ import pytest
 from cann.build import Cann
 from contracts import Kind, Source
 from register import CONTRACTS
+from support.warm.client import WarmProcess
+from support.warm.protocol import NPU
 
 HERE = Path(__file__).parent
 Done = subprocess.CompletedProcess[str]
-SCENARIO = [sys.executable, str(HERE / "scenario.py")]
+SCENARIO = str(HERE / "scenario.py")
 
 
 def environment(cann: Cann, mode: str, **changed: str | None) -> dict[str, str]:
@@ -32,8 +34,23 @@ def environment(cann: Cann, mode: str, **changed: str | None) -> dict[str, str]:
 
 
 def run(cann: Cann, name: str, mode: str = "preload", **changed: str | None) -> Done:
-    env = environment(cann, mode, **changed)
-    return subprocess.run([*SCENARIO, name], env=env, capture_output=True, text=True, timeout=300, check=False)
+    """A scenario in a fork of a process that has imported torch_npu with this mode; variables change in the fork.
+
+    A library is preloaded when an interpreter starts: with another LD_PRELOAD it is a new one.
+    """
+    changes = [variable if value is None else f"{variable}={value}" for variable, value in changed.items()]
+    if "LD_PRELOAD" in changed:
+        command, env = [sys.executable, SCENARIO, name], environment(cann, mode, **changed)
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    with tempfile.TemporaryDirectory(prefix="rljob-test-") as folder:
+        errors = Path(folder) / "errors"
+        command = [SCENARIO, name, *changes]
+        process = WarmProcess(NPU, command, environment(cann, mode), errors=errors)
+        try:
+            output, _ = process.communicate(300)
+        finally:
+            process.kill()
+        return Done(command, process.wait(), output, errors.read_text())
 
 
 def said(done: Done) -> list[str]:
@@ -55,7 +72,9 @@ UUID = "d0000000-0000-0000-0000-000000000006"
 def outcomes(cann: Cann) -> Iterator[dict[str, Future[Done]]]:
     """All scenarios of one process, as many at a time as there are cores."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        runs = {"cycle preload": pool.submit(run, cann, "cycle", "preload", CALLED="1")}
+        # A new interpreter, as a trainer is: torch_npu says while it is imported how it finds the library.
+        library = cann.environment("preload")["LD_PRELOAD"]
+        runs = {"cycle preload": pool.submit(run, cann, "cycle", "preload", CALLED="1", LD_PRELOAD=library)}
         runs |= {"cycle torch": pool.submit(run, cann, "cycle", "torch", NPU_WITHOUT_UUID="1", CALLED="1")}
         runs |= {name: pool.submit(run, cann, name) for name in ("touch", "cached", "twice", "threads")}
         # It fills the device's memory twice, and a small one is full sooner.
@@ -117,7 +136,7 @@ def test_a_memory_saver_that_would_not_work_is_refused_before_anything_is_built(
 def test_a_shared_tensor_crosses_processes_while_the_rest_sleeps(cann: Cann) -> None:
     """By torch_npu's own reductions: key of the memory, counter in shared memory, event."""
     producer = subprocess.Popen(
-        [*SCENARIO, "share"],
+        [sys.executable, SCENARIO, "share"],
         env=environment(cann, "preload"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -129,10 +148,7 @@ def test_a_shared_tensor_crosses_processes_while_the_rest_sleeps(cann: Cann) -> 
         line = next((line for line in producer.stdout if line.startswith("{")), "")
         assert f":npu:{UUID}" in line, producer.communicate()[1]
         # The engine's process: another list of devices, no memory saver, the same physical device.
-        env = environment(cann, "torch", ASCEND_RT_VISIBLE_DEVICES="5,6")
-        done = subprocess.run(
-            [*SCENARIO, "receive"], env=env, input=line, capture_output=True, text=True, timeout=300, check=False
-        )
+        done = run(cann, "receive", "torch", ASCEND_RT_VISIBLE_DEVICES="5,6", SHARED=line)
         assert said(done) == ["received"], done.stderr
         _, errors = producer.communicate("go on\n", timeout=300)
         assert producer.returncode == 0, errors

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
@@ -23,15 +24,33 @@ SERVER_SECONDS = 120.0
 
 
 class WarmProcess:
-    """A process of a role, in a session of its own, with its output in a pipe. It is killed when the tests are."""
+    """A process of a role, in a session of its own. It is killed when the tests are.
 
-    def __init__(self, role: str, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    Args:
+        role: the modules that it has imported.
+        argv: the script, or the module after `-m`, and its arguments.
+        environment: its variables.
+        output: file of its standard output; None: a pipe, which `communicate` reads.
+        errors: file of its standard error; None: where its standard output goes.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        output: Path | None = None,
+        errors: Path | None = None,
+    ) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(server())
         reading, writing = os.pipe()
         request = Request(role, list(argv), {**environment, **variables()}, os.getcwd())
-        with open(os.devnull, "rb") as nothing:
-            send(self._connection, request, (nothing.fileno(), writing, writing))
+        with ExitStack() as stack:
+            nothing = stack.enter_context(open(os.devnull, "rb"))
+            out = writing if output is None else stack.enter_context(open(output, "wb")).fileno()
+            error = out if errors is None else stack.enter_context(open(errors, "wb")).fileno()
+            send(self._connection, request, (nothing.fileno(), out, error))
         os.close(writing)
         self._said = b""
         self.pid = self._number(SERVER_SECONDS)

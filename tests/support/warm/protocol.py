@@ -19,6 +19,8 @@ NICENESS = "RLJOB_TESTS_NICENESS"
 """Of the pytest process that asks: the server may be shared by several."""
 DRIVER, TRAINER, ENGINE = "driver", "trainer", "engine"
 ROLES = (DRIVER, TRAINER, ENGINE)
+NPU = "npu"
+"""Not of a job: scripts of tests on torch_npu's wheel."""
 _PASSED = ("RAY_", "RLJOB_", "PYTEST_", "PATH", "PYTHONPATH")
 """Variables that nothing reads while it is imported, or that are seen to after a fork."""
 _LENGTH = struct.Struct("!I")

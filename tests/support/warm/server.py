@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from protocol import DRIVER, ENGINE, NICENESS, TRAINER, Request, receive, send
+from protocol import DRIVER, ENGINE, NICENESS, NPU, TRAINER, Request, receive, send
 from ray_nodes import workers_are_forked
 
 FILES = 3
@@ -67,6 +67,13 @@ IMPORTS = {
         "vllm.model_executor.models.qwen3",
         "transformers.models.auto.tokenization_auto",
         *RAYS_OWN,
+    ],
+    NPU: [
+        "torch_npu",
+        "pytest",
+        "rljob_worker.devices.npu",
+        "rljob_worker.memory.saver_checks",
+        "rljob_worker.weightsync.trainer",
     ],
 }
 

@@ -1,22 +1,28 @@
-"""What code changes in upstream's modules: `python changes.py`, in a fresh process.
+"""Changes of upstream's modules: `python changes.py`, in a fresh process.
 
 Prints, as JSON, the full names of attributes of modules, classes and objects that were replaced, added or removed: by
-importing every module of the worker, then by each patch in a fork of its own.
+importing every module of the worker, then by each patch in a fork of its own; and the answers of `patched_processes`,
+each from a fork in which all patches of such a process are installed.
 """
 
 from __future__ import annotations
 
+import ast
 import copyreg
 import importlib
+import importlib.util
 import json
 import os
 import pkgutil
-import subprocess
 import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+import patched_processes
 
 PACKAGES = ("torch", "vllm", "megatron", "ray")
 _PLAIN = (int, float, str, bytes, bool, type(None))
@@ -94,12 +100,39 @@ def changed_by(action: Callable[[], object], modules: dict[str, types.ModuleType
 
 def by_import() -> list[str]:
     """What importing every module of the worker changes in the modules of upstream that it brings along."""
-    listed = subprocess.run([sys.executable, __file__, "modules"], capture_output=True, text=True, check=True).stdout
-    for name in json.loads(listed.splitlines()[-1]):
+    # Most of them, so that the fork that says which they are has little left to import.
+    for name in third_party_imports():
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(name)
+    for name in _forked(_brought_along):
         importlib.import_module(name)
     modules = upstream_modules()
     before = attributes(modules)
-    return changed_by(lambda: [importlib.import_module(name) for name in modules_of_the_worker()], modules, before)
+    return changed_by(_import_the_worker, modules, before)
+
+
+def _import_the_worker() -> None:
+    for name in modules_of_the_worker():
+        importlib.import_module(name)
+
+
+def _brought_along() -> list[str]:
+    _import_the_worker()
+    return list(upstream_modules())
+
+
+def third_party_imports() -> list[str]:
+    """Modules outside of RLJob that statements at the top of the worker's files import."""
+    names = set()
+    for spec in map(importlib.util.find_spec, modules_of_the_worker()):
+        assert spec is not None
+        assert spec.origin is not None
+        for node in ast.parse(Path(spec.origin).read_text()).body:
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module)
+    return sorted(name for name in names if not name.startswith("rljob_"))
 
 
 def by_patches() -> dict[str, list[str]]:
@@ -121,7 +154,8 @@ def by_patches() -> dict[str, list[str]]:
     return {patch.name: [name for name in changed(patch.apply) if name not in by_the_fork] for patch in chosen}
 
 
-def _forked(action: Callable[[], list[str]]) -> list[str]:
+def _forked(action: Callable[[], Any]) -> Any:
+    """What an action returns in a fork of this process, through JSON."""
     reading, writing = os.pipe()
     if os.fork() == 0:
         with open(writing, "w") as answer:
@@ -129,9 +163,9 @@ def _forked(action: Callable[[], list[str]]) -> list[str]:
         os._exit(0)
     os.close(writing)
     with open(reading) as answer:
-        changed: list[str] = json.load(answer)
+        returned = json.load(answer)
     os.wait()
-    return changed
+    return returned
 
 
 def _import_prefix(target: str) -> None:
@@ -144,12 +178,9 @@ def _import_prefix(target: str) -> None:
 
 
 def main() -> None:
-    if sys.argv[1:] == ["modules"]:
-        for name in modules_of_the_worker():
-            importlib.import_module(name)
-        print(json.dumps(list(upstream_modules())))
-    else:
-        print(json.dumps({"import": by_import(), "patches": by_patches()}), flush=True)
+    found = {"import": by_import(), "patches": by_patches()}
+    found |= {role.__name__: _forked(role) for role in (patched_processes.trainer, patched_processes.engine_worker)}
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.warm.scripts import answer_in
 
 from rljob_api.spec import RLJobSpec, TrainingBackend
 from rljob_worker.cli.main import main
@@ -20,26 +21,19 @@ from rljob_worker.trainer.environment import trainer_environment
 from rljob_worker.upstream import install as installing
 from rljob_worker.upstream.install import PATCHES, check, patches_of
 from rljob_worker.upstream.patch import Patch, Process
-from rljob_worker.upstream.switches import TORCH_LINEAR
 
 ROOT = Path(__file__).resolve().parents[3]
 CHANGES = Path(__file__).with_name("changes.py")
 WHOLE = [patch for patch in PATCHES if not patch.scoped and patch.devices != ("npu",)]
 
 
-def _answer(*command: str) -> Any:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=400, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    # vLLM's log goes to the same place, and not always before the answer.
-    answers = [line for line in done.stdout.splitlines() if line.startswith(("{", "["))]
-    assert answers, done.stdout[-3000:] + done.stderr[-3000:]
-    return json.loads(answers[-1])
-
-
 @pytest.fixture(scope="module")
 def changes() -> Any:
-    return _answer(str(CHANGES))
+    """Of one process, which imports everything once and is forked for the rest."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, CHANGES], capture_output=True, text=True, timeout=400, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return answer_in(done.stdout)
 
 
 @pytest.mark.slow
@@ -145,88 +139,14 @@ def test_ray_reads_its_settings() -> None:
                 assert target.removeprefix("env:RAY_").encode() in program
 
 
-TRAINER = """
-import json
-from rljob_worker.upstream.install import install
-from rljob_worker.upstream.patch import Process
-for _ in range(2):
-    install(Process.TRAINER, "cpu", "Megatron")
-import torch
-from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
-with torch.cuda.stream(torch.cuda.Stream()):
-    made = [getattr(torch, name)(2, device="cuda") for name in ("tensor", "zeros", "ones", "empty")]
-made.append(torch.full((2,), 1.0, device="cuda:0"))
-tracker = get_cuda_rng_tracker()
-tracker.add("one", 5)
-outside = torch.get_rng_state()
-with tracker.fork("one"):
-    first = torch.rand(3)
-untouched = torch.equal(torch.get_rng_state(), outside)
-with tracker.fork("one"):
-    second = torch.rand(3)
-both = torch.rand(6, generator=torch.Generator().manual_seed(5))
-from pathlib import Path
-import torch.distributed as dist
-from megatron.core.distributed import param_and_grad_buffer as buffers
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-def resident(name):
-    return int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0])
-def taken(exchange):
-    buffer = torch.ones(16 << 20)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = resident("VmRSS")
-    exchange(buffer[:], buffer, group=dist.group.WORLD)
-    return (resident("VmHWM") - before) / 2**10
-apart = torch.zeros(3)
-buffers.dist_all_gather_func(apart, torch.arange(3.0), group=dist.group.WORLD)
-print(json.dumps({
-    "taken_mib": [taken(buffers.dist_reduce_scatter_func), taken(buffers.dist_all_gather_func)],
-    "apart": apart.tolist(),
-    "devices": [tensor.device.type for tensor in made],
-    "current": torch.cuda.current_device(),
-    "type": made[1].type(),
-    "moved": made[1].cuda().device.type,
-    "drawn": torch.equal(torch.cat([first, second]), both),
-    "untouched": untouched,
-}))
-"""
-
-WORKER = """
-import json
-import os
-from rljob_worker.upstream.install import install
-from rljob_worker.upstream.patch import Process
-import torch
-import vllm._custom_ops as ops
-own = ops.onednn_mm
-os.environ["SWITCH"] = "0"
-install(Process.ENGINE_WORKER, "cpu")
-replaced_unasked = ops.onednn_mm is not own
-from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-from vllm.model_executor.layers.fused_moe.cpu_fused_moe import _CPU_MOE_ACT_FN
-x, weight, bias = torch.randn(64, 32), torch.randn(48, 32), torch.randn(48)
-gate, up = x.chunk(2, -1)
-activated = _CPU_MOE_ACT_FN[MoEActivation.SILU](x)
-os.environ["SWITCH"] = "1"
-for _ in range(2):
-    install(Process.ENGINE_WORKER, "cpu")
-product = ops.onednn_mm(ops.create_onednn_mm(weight.t(), 8), x, bias)
-print(json.dumps({
-    "replaced": [replaced_unasked, ops.onednn_mm is not own],
-    "close": torch.allclose(product, torch.nn.functional.linear(x, weight, bias), atol=1e-4),
-    "activated": torch.allclose(activated, torch.nn.functional.silu(gate) * up, atol=1e-6),
-}))
-""".replace("SWITCH", TORCH_LINEAR)
+@pytest.fixture
+def trainer(changes: Any) -> Any:
+    return changes["trainer"]
 
 
-@pytest.fixture(scope="module")
-def trainer() -> Any:
-    return _answer("-c", TRAINER)
-
-
-@pytest.fixture(scope="module")
-def engine_worker() -> Any:
-    return _answer("-c", WORKER)
+@pytest.fixture
+def engine_worker(changes: Any) -> Any:
+    return changes["engine_worker"]
 
 
 @pytest.mark.slow
