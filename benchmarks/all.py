@@ -30,6 +30,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("train_limit", "--setting", "medium"),
     ("shared_prompts",),
     ("shared_prompts", "--setting", "short"),
+    ("fsdp_rows",),
     ("balance",),
     ("weight_sync",),
     ("weight_sync", "--null"),

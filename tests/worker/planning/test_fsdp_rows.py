@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -18,10 +19,12 @@ from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.planning.fsdp import fsdp_forward_pass, fsdp_state, fsdp_training_pass, saved_bytes
 from rljob_worker.planning.job_shape import JobShape, job_shape, largest_micro_batch
 from rljob_worker.planning.plan import plan_memory
+from rljob_worker.trainer.fsdp.attention import register_packed_attention
 from rljob_worker.trainer.fsdp.pieces import rows_of
 
 ONE = JobShape("cpu", ParallelLayout(), per_node=1, engine_tp=1)
-LENGTHS = (40, 16, 8)
+LONGEST = 24
+LENGTHS = (LONGEST, LONGEST, 8)
 TOKENS, RESPONSES = sum(LENGTHS), 20
 
 
@@ -54,7 +57,7 @@ def saved_by_a_real_model(
     config: dict[str, Any], dtype: torch.dtype, lora: LoraSpec | None = None
 ) -> tuple[list[int], int]:
     """Bytes that each layer keeps for the backward pass, and all of them."""
-    model = build_hf_model(config)
+    model = build_hf_model(config, attention=register_packed_attention())
     if lora is None:
         model.to(dtype)
     else:
@@ -85,7 +88,8 @@ def saved_by_a_real_model(
     model.get_output_embeddings().register_forward_pre_hook(select)
     positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(input_ids=torch.randint(0, 60, (1, TOKENS)), position_ids=positions, use_cache=False)
+        bounds = list(accumulate(LENGTHS, initial=0))
+        model(input_ids=torch.randint(0, 60, (1, TOKENS)), position_ids=positions, use_cache=False, row_bounds=bounds)
     return [after - before for before, after in zip(marks[::2], marks[1::2])], total()
 
 
@@ -94,7 +98,7 @@ def saved_by_a_real_model(
 def test_activations_are_the_saved_tensors_of_a_real_pass(name: str, dtype: torch.dtype) -> None:
     config = ARCHITECTURES[name]
     layers, total = saved_by_a_real_model(config, dtype)
-    planned = saved_bytes(TransformersModel.from_hf(config).config, TOKENS, RESPONSES, dtype.itemsize)
+    planned = saved_bytes(TransformersModel.from_hf(config).config, TOKENS, LONGEST, RESPONSES, dtype.itemsize)
     assert list(planned.layers) == pytest.approx(layers, rel=0.03)
     assert planned.outside + sum(planned.layers) == pytest.approx(total, rel=0.03)
     assert planned.input == TOKENS * 128 * dtype.itemsize
@@ -133,7 +137,7 @@ def test_activations_with_adapters_are_the_saved_tensors_of_a_real_pass() -> Non
     lora = LoraSpec(rank=4)
     layers, total = saved_by_a_real_model(ARCHITECTURES["llama"], torch.bfloat16, lora)
     config = TransformersModel.from_hf(ARCHITECTURES["llama"]).config
-    planned = saved_bytes(config, TOKENS, RESPONSES, 2, lora.model_dump_json(by_alias=True))
+    planned = saved_bytes(config, TOKENS, LONGEST, RESPONSES, 2, lora.model_dump_json(by_alias=True))
     assert list(planned.layers) == pytest.approx(layers, rel=0.03)
     assert planned.outside + sum(planned.layers) == pytest.approx(total, rel=0.03)
 

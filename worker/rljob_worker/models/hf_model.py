@@ -9,7 +9,7 @@ trainers got garbage.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -22,6 +22,8 @@ from torch.utils.hooks import RemovableHandle
 from rljob_worker.errors import UserError
 from rljob_worker.models.facts import HfConfig, hf_config, hf_source, sees
 
+PACKED = "rljob_packed"
+"""transformers' name of the attention over rows of samples that trainers register (`trainer.fsdp.attention`)."""
 _ATTENTIONS = ("full_attention", "sliding_attention", "chunked_attention")
 """Kinds of layers without a state that runs from one sample of a row into the next."""
 _OLDER_SETTINGS = ("rope_theta", "rope_scaling", "torch_dtype", "num_experts", "num_local_experts")
@@ -44,8 +46,10 @@ if TYPE_CHECKING:
 
         config: object
 
-        def __call__(self, *, input_ids: Tensor, position_ids: Tensor, use_cache: bool) -> _Output:
-            """Logits of [b, S] int64 tokens at int64 positions."""
+        def __call__(
+            self, *, input_ids: Tensor, position_ids: Tensor, use_cache: bool, row_bounds: Sequence[int] = ...
+        ) -> _Output:
+            """Logits of [b, S] int64 tokens at int64 positions; only attention over rows takes bounds."""
             ...
 
         def get_decoder(self) -> _Decoder:
@@ -68,6 +72,8 @@ if TYPE_CHECKING:
 class _ModelClass(Protocol):
     _is_stateful: bool
     _supports_sdpa: bool
+    _supports_flash_attn: bool
+    _supports_attention_backend: bool
 
 
 @contextmanager
@@ -116,6 +122,11 @@ def build_hf_model(source: str | Path | Mapping[str, object], *, attention: str 
     # torch gives the row of the padding token no gradient, and a policy may well sample that token.
     model.get_input_embeddings().padding_idx = None
     return model.eval()
+
+
+def has_packed_attention(model: HfModel) -> bool:
+    """Whether a model's attention is told where the samples of a row begin."""
+    return getattr(model.config, "_attn_implementation", None) == PACKED
 
 
 def gathered_apart(model: HfModel) -> list[nn.Module]:
@@ -175,9 +186,17 @@ def check_settings(raw: Mapping[str, object], where: str) -> None:
 
 
 def _attention(raw: Mapping[str, object], config: HfConfig, wanted: str) -> str:
-    """Eager where any other would be wrong: it drops a cap of the attention's logits, and has no sinks."""
-    supported = _model_class(str(raw["model_type"]))._supports_sdpa
-    return wanted if supported and getattr(config, "attn_logit_softcapping", None) is None else "eager"
+    """Attention over rows where a layer tells it of all that its mask would: one that can have flash attention does so.
+
+    Of the others, eager where any other would be wrong: it drops a cap of the attention's logits, and has no sinks.
+    """
+    kind = _model_class(str(raw["model_type"]))
+    if wanted == PACKED:
+        seen = set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}
+        if kind._supports_attention_backend and kind._supports_flash_attn and seen:
+            return PACKED
+        wanted = "sdpa"
+    return wanted if kind._supports_sdpa and getattr(config, "attn_logit_softcapping", None) is None else "eager"
 
 
 def _model_class(model_type: str) -> _ModelClass:

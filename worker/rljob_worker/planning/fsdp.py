@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from rljob_api.spec import LoraSpec, Recompute, RLJobSpec
 from rljob_worker.models.adapters import add_adapters
-from rljob_worker.models.hf_model import build_hf_model
+from rljob_worker.models.hf_model import build_hf_model, has_packed_attention
 from rljob_worker.models.transformers_model import TransformersModel, elements
 from rljob_worker.planning.activations import PassBytes, logits_bytes, loss_chunks
 from rljob_worker.planning.job_shape import JobShape, MicroBatch, itemsize
 from rljob_worker.planning.parameters import TrainingState
+from rljob_worker.trainer.fsdp.attention import register_packed_attention
 from rljob_worker.trainer.fsdp.optimizer import BUCKET_ELEMENTS
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def fsdp_forward_pass(spec: RLJobSpec, model: TransformersModel, job: JobShape, 
 def _saved(spec: RLJobSpec, model: TransformersModel, batch: MicroBatch) -> SavedBytes:
     lora = spec.training.lora
     given = "" if lora is None else lora.model_dump_json(by_alias=True)
-    return saved_bytes(model.config, batch.tokens, batch.responses, itemsize(spec), given)
+    return saved_bytes(model.config, batch.tokens, batch.longest, batch.responses, itemsize(spec), given)
 
 
 def _merged(spec: RLJobSpec, model: TransformersModel) -> int:
@@ -129,12 +130,13 @@ class SavedBytes:
 
 
 @lru_cache(maxsize=64)
-def saved_bytes(config: str, tokens: int, responses: int, size: int, lora: str = "") -> SavedBytes:
+def saved_bytes(config: str, tokens: int, longest: int, responses: int, size: int, lora: str = "") -> SavedBytes:
     """Run a model forward over one row of tokens without memory, and add up what autograd would keep.
 
     Args:
         config: the model's, as JSON.
         tokens: of the row.
+        longest: tokens of each of its samples; attention without a kernel of its own keeps their square.
         responses: positions that logits are computed at.
         size: bytes of a number that is computed with.
         lora: the adapters, as JSON; empty: all parameters are trained.
@@ -144,7 +146,7 @@ def saved_bytes(config: str, tokens: int, responses: int, size: int, lora: str =
     dtype = torch.bfloat16 if size == 2 else torch.float32
     raw: Mapping[str, object] = json.loads(config)
     with torch.random.fork_rng(devices=[]):
-        model = build_hf_model(raw)
+        model = build_hf_model(raw, attention=register_packed_attention())
         if lora:
             add_adapters(model, LoraSpec.model_validate_json(lora), dtype, "the model")
         else:
@@ -152,7 +154,8 @@ def saved_bytes(config: str, tokens: int, responses: int, size: int, lora: str =
         with FakeTensorMode() as mode:
             model._apply(_without_memory(mode.from_tensor))
             row = torch.zeros((1, tokens), dtype=torch.int64)
-            return _Walk(model).run(row, responses)
+            bounds = [*range(0, tokens, longest), tokens]
+            return _Walk(model).run(row, responses, bounds)
 
 
 def _without_memory(fake: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -170,7 +173,7 @@ class _Walk:
         self._layers: list[int] = []
         self._before = self._input = 0
 
-    def run(self, row: Tensor, responses: int) -> SavedBytes:
+    def run(self, row: Tensor, responses: int, bounds: list[int]) -> SavedBytes:
         def enter(_layer: nn.Module, args: tuple[Tensor, ...]) -> None:
             self._before, self._input = self._total, args[0].nbytes
 
@@ -185,7 +188,10 @@ class _Walk:
             layer.register_forward_hook(leave)
         self._model.get_output_embeddings().register_forward_pre_hook(select)
         with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
-            self._model(input_ids=row, position_ids=row, use_cache=False)
+            if has_packed_attention(self._model):
+                self._model(input_ids=row, position_ids=row, use_cache=False, row_bounds=bounds)
+            else:
+                self._model(input_ids=row, position_ids=row, use_cache=False)
         return SavedBytes(tuple(self._layers), self._input, self._total - sum(self._layers))
 
     def _pack(self, tensor: Tensor) -> Tensor:

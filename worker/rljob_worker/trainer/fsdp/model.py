@@ -12,7 +12,7 @@ from torch.distributed import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from rljob_worker.models.hf_model import gathered_apart
+from rljob_worker.models.hf_model import gathered_apart, has_packed_attention
 from rljob_worker.trainer.batches import MicroBatch
 from rljob_worker.trainer.objective import Logits
 
@@ -48,6 +48,7 @@ class ShardedModel:
     ) -> None:
         self.module = model
         self.passed = _passed(model)
+        self._packed = has_packed_attention(model)
         self._selected: Tensor | None = None
         if recompute:
             _recompute_layers(model)
@@ -70,7 +71,12 @@ class ShardedModel:
     def logits(self, micro_batch: MicroBatch) -> Logits:
         """Those of the response positions; only these rows reach the head."""
         self._selected = micro_batch.rows
-        output = self.module(input_ids=micro_batch.input_ids, position_ids=micro_batch.position_ids, use_cache=False)
+        ids, positions = micro_batch.input_ids, micro_batch.position_ids
+        if self._packed:
+            bounds = micro_batch.bounds.tolist()
+            output = self.module(input_ids=ids, position_ids=positions, use_cache=False, row_bounds=bounds)
+        else:
+            output = self.module(input_ids=ids, position_ids=positions, use_cache=False)
         return Logits(output.logits.squeeze(0))
 
     def take_gradients(self) -> dict[str, Tensor]:

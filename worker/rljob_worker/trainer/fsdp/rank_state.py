@@ -20,6 +20,7 @@ from rljob_worker.models.hf_io import check_tied_head, read_pieces, tensor_files
 from rljob_worker.models.hf_model import build_hf_model, tied_names
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.fsdp.adapters import ShardedAdapters
+from rljob_worker.trainer.fsdp.attention import register_packed_attention
 from rljob_worker.trainer.fsdp.model import ShardedModel
 from rljob_worker.trainer.fsdp.optimizer import ShardedAdamW
 from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
@@ -37,7 +38,7 @@ GROUP_HOLDERS = (
     "torch.distributed.distributed_c10d",
 )
 _ATTENTION = {"npu": "flash_attention_2"}
-"""transformers' attention on a device, where it is not torch's."""
+"""transformers' attention on a device, where it is not the one over rows on torch's kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ def build_rank_state(
     )
     torch.manual_seed(spec.seed)
     layout = ParallelLayout.of_training(training, world_size, rank)
-    model = build_hf_model(model_folder, attention=_ATTENTION.get(device.name, "sdpa"))
+    model = build_hf_model(model_folder, attention=_ATTENTION.get(device.name) or register_packed_attention())
     views = checkpoint_views(model)
     files = _checked_files(model, views, model_folder)
     dtype = torch.bfloat16 if training.precision is Precision.BF16 else torch.float32
