@@ -15,6 +15,7 @@ from rljob_api.safe_text import visible, visible_block
 from rljob_api.validation import ManifestError, check_runnable_locally
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli.addresses import check_ray_address
+from rljob_worker.cli.halves import add_half_arguments, check_half, half_job, half_run
 from rljob_worker.cli.manifest import add_manifest_arguments, folder_name, read_manifest
 from rljob_worker.cli.sweep import add_sweep_argument, run_sweep
 from rljob_worker.cli.trust import add_trust_argument, trusting
@@ -35,7 +36,9 @@ examples:
   rljob run job.yaml --set spec.steps=5 --output runs/try
   rljob run job.yaml --sweep spec.training.optimizer.lr=1e-6,3e-6 --output runs/lr
   rljob run job.yaml --output runs/try --resume
-  rljob run - --output /shared/try --resume auto < job.yaml"""
+  rljob run - --output /shared/try --resume auto < job.yaml
+  rljob run job.yaml --only rollout --output runs/sampled
+  rljob run job.yaml --only train --from runs/sampled"""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -67,6 +70,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="Ray cluster to run on (default: RAY_ADDRESS; `local`: none but the embedded one)",
     )
     add_sweep_argument(command)
+    add_half_arguments(command)
     command.add_argument(
         "--no-report", action="store_true", help="draw no report at the end (`rljob report DIR` draws it later)"
     )
@@ -77,11 +81,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the job and draw its report."""
     if arguments.resume and arguments.output is None:
         raise UserError("--resume: needs --output with the run folder to continue")
-    if arguments.trust_unverified and not arguments.resume:
+    if arguments.trust_unverified and not (arguments.resume or arguments.checkpoint):
         raise UserError("--trust-unverified: needs --resume; a new run reads no checkpoint")
     if arguments.sweep:
         return run_sweep(arguments)
+    check_half(arguments)
     job = _without_rows(read_manifest(arguments), arguments.skip_prompt)
+    if arguments.only:
+        job = half_job(arguments, job)
     if arguments.trust_unverified:
         job = trusting(job)
     address = arguments.address or os.environ.get("RAY_ADDRESS")
@@ -109,7 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
         from rljob_worker.cli.progress import RunProgress
         from rljob_worker.driver.run import run_job
 
-    with RunProgress(console, job.spec.steps) as progress:
+    half = half_run(arguments) if arguments.only else {}
+    with RunProgress(console, (arguments.steps or 1) if arguments.only else job.spec.steps) as progress:
         outcome = run_job(
             job,
             output,
@@ -117,6 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
             address=address,
             on_record=progress.record,
             on_event=progress.event,
+            **half,
         )
     # The steps of a run that could not be continued are those of the attempts before, and were shown then.
     shown = progress.executed or outcome.exit_code == ExitCode.OK

@@ -50,6 +50,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     """
     from rljob_api.wire.exit_codes import ExitCode
 
+    if arguments.only:
+        raise UserError("--sweep: whole runs alone; leave --only out")
     if arguments.manifest == "-":
         raise UserError("--sweep: reads the manifest once for each run; name a file, not -")
     if arguments.resume == "always":

@@ -1,0 +1,116 @@
+"""`rljob run --only rollout` and `--only train`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rljob_worker.cli.manifest import folder_name, without_outlets
+from rljob_worker.cli.trust import checkpoints_of, say
+from rljob_worker.errors import UserError
+
+if TYPE_CHECKING:
+    from rljob_api import RLJob
+    from rljob_worker.checkpoints.reader import Found
+
+
+def add_half_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    command.add_argument(
+        "--only",
+        choices=["rollout", "train"],
+        help="one half of a step: `rollout` samples and scores into the journal of --output, `train` trains on that of "
+        "--from; for one step the two give the bits of the whole",
+    )
+    command.add_argument(
+        "--steps",
+        type=_steps,
+        metavar="N",
+        help="with --only rollout: N steps, all under the same weights (default: 1)",
+    )
+    command.add_argument(
+        "--from",
+        dest="journal",
+        type=folder_name,
+        metavar="DIR",
+        help="with --only train: run folder of --only rollout",
+    )
+    command.add_argument(
+        "--checkpoint",
+        type=folder_name,
+        metavar="DIR",
+        help="with --only: begin with the newest checkpoint of this run folder, not with the starting weights",
+    )
+
+
+def _steps(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps; use 1 or more")
+    return int(text)
+
+
+def check_half(arguments: argparse.Namespace) -> None:
+    """UserError where options do not go together."""
+    only = arguments.only
+    for name, given, wanted in (
+        ("--steps", arguments.steps is not None, only == "rollout"),
+        ("--from", arguments.journal is not None, only == "train"),
+        ("--checkpoint", arguments.checkpoint is not None, only is not None),
+    ):
+        if given and not wanted:
+            raise UserError(f"{name}: only with --only {'train' if name == '--from' else 'rollout'}")
+    if only and arguments.resume:
+        raise UserError("--resume: a half of a run is not continued; --checkpoint names what it begins with")
+    if only == "train" and arguments.journal is None:
+        raise UserError("--only train: needs --from with the run folder of --only rollout")
+
+
+def half_job(arguments: argparse.Namespace, job: RLJob) -> RLJob:
+    """The job as a half runs it: with a journal, or with checkpoints in its own folder.
+
+    Raises:
+        UserError: its steps cannot be sampled one by one.
+    """
+    from rljob_api.spec import Mode
+
+    spec = job.spec
+    if arguments.only == "rollout":
+        if spec.mode is Mode.ASYNC:
+            raise UserError(
+                "spec.mode: Async samples steps across each other; --set spec.mode=Colocated has them apart"
+            )
+        for field, given in (("partial", spec.rollout.partial), ("tail", spec.rollout.tail)):
+            if given is not None:
+                raise UserError(
+                    f"spec.rollout.{field}: carries groups from step to step; --only rollout has no later one"
+                )
+    job = without_outlets(job)
+    records = job.spec.records.model_copy(update={"journal": arguments.only == "rollout"})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"records": records})})
+
+
+def half_run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `run_job` is given for it: the loop, and whether trainers are needed."""
+    from rljob_worker.driver.halves import read_half
+    from rljob_worker.driver.loops.halves import SamplingLoop, TrainingLoop
+
+    found = _begins_with(arguments)
+    if arguments.only == "rollout":
+        steps = arguments.steps or 1
+        return {"loop": lambda given: SamplingLoop(given, found, steps), "engines_alone": found is None}
+    half = read_half(arguments.journal)
+    return {"loop": lambda given: TrainingLoop(given, found, half)}
+
+
+def _begins_with(arguments: argparse.Namespace) -> Found | None:
+    from rljob_worker.records.run_files import require_run_folder
+
+    if arguments.checkpoint is None:
+        return None
+    folder: Path = arguments.checkpoint
+    found = checkpoints_of(folder, require_run_folder(folder).spec, arguments.trust_unverified).find_whole()
+    if found is None:
+        raise UserError(f"--checkpoint: {folder} has no complete checkpoint yet")
+    say(found)
+    return found
