@@ -16,22 +16,23 @@ sys.path.insert(0, str(Path(__file__).parent))
 from protocol import ENGINE, TRAINER, VARIABLE, Request, send, with_variables
 
 CONTEXT = "--serialized-runtime-env-context="
-OF_ROLE = {"VLLM_ENABLE_V1_MULTIPROCESSING": ENGINE, "CUDA_DEVICE_MAX_CONNECTIONS": TRAINER}
+OF_ENGINES, OF_BOTH = "VLLM_ENABLE_V1_MULTIPROCESSING", "OMP_NUM_THREADS"
+"""Variables that a job gives its engines, and its trainers too, but no other worker."""
 
 
 def main(arguments: list[str]) -> int:
     script = next(index for index, argument in enumerate(arguments) if not argument.startswith("--"))
     context = next((json.loads(a.removeprefix(CONTEXT)) for a in arguments if a.startswith(CONTEXT)), {})
     variables = context.get("env_vars", {})
-    roles = [role for variable, role in OF_ROLE.items() if variable in variables]
+    role = ENGINE if OF_ENGINES in variables else TRAINER if OF_BOTH in variables else None
     server = os.environ.get(VARIABLE)
-    if server is None or len(roles) != 1 or context.get("command_prefix"):
+    if server is None or role is None or context.get("command_prefix"):
         original = str(Path(arguments[script]).with_name("setup_worker.py"))
         os.execv(sys.executable, [sys.executable, original, *arguments])
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(server)
     rest = [a for a in arguments[script:] if not a.startswith((CONTEXT, "--language="))]
-    request = Request(roles[0], rest, with_variables(os.environ, variables), os.getcwd())
+    request = Request(role, rest, with_variables(os.environ, variables), os.getcwd())
     send(connection, request, (0, 1, 2))
     said = connection.makefile().read().split()
     return int(said[1]) & 0xFF if len(said) == 2 else 1

@@ -23,6 +23,8 @@ from support.samples import unless_all
 
 pytestmark = pytest.mark.slow
 ATTACK = Path(__file__).with_name("stranger.py")
+GIVE_UP = {"RAY_gcs_rpc_server_connect_timeout_s": "5", "RAY_gcs_rpc_server_reconnect_timeout_s": "10"}
+"""Seconds until Ray believes that a port which answers nothing is no head's; 60 and more by its defaults."""
 TWO_TRAINERS: dict[str, Any] = {
     "rollout": {
         "promptsPerStep": 4, "samplesPerPrompt": 4, "maxResponseTokens": 4, "ignoreEos": True, "tensorParallel": 2,
@@ -135,7 +137,7 @@ def attack(ports: list[int], tmp_path: Path) -> dict[str, Any]:
     # pytest's folders are closed to others.
     (tmp_path / "open").mkdir(mode=0o777)
     os.chmod(tmp_path / "open", 0o777)
-    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", **GIVE_UP}
     done = subprocess.run(
         [sys.executable, "-I", str(ATTACK), str(tmp_path / "open" / "job"), *map(str, ports)],
         cwd="/", env=environment, capture_output=True, text=True, timeout=240,
