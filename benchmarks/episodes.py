@@ -119,7 +119,7 @@ def learned(example: str, folder: Path, name: str, seed: int, *settings: str) ->
     """Held-out success of a run, from before training to its end."""
     seeds = [f"spec.seed={seed}", f"spec.model.random.seed={seed}"]
     records = run_example(example, folder, f"{name}-{seed}", [*seeds, *settings])
-    return [float(record.metrics[HELD_OUT]) for record in records if record.metrics.get(HELD_OUT) is not None]
+    return [value for record in records if (value := record.metric(HELD_OUT)) is not None]
 
 
 def figures_of(example: str, seeds: Sequence[int], folder: Path) -> list[Figure]:

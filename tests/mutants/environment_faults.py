@@ -56,8 +56,8 @@ ENVIRONMENT_FAULTS = (
     Fault(
         "an answer to another task is taken",
         f"{_WORKER}/environments/hosts.py",
-        "if host.at is None or task != host.at[0]:",
-        "if host.at is None:",
+        "if not host.at or task != host.at[0].task:",
+        "if not host.at:",
         f"{_HOSTS}::test_a_host_that_dies_or_lies_is_replaced_and_its_neighbours_go_on -k lie",
     ),
     Fault(

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from jobs import finish, manifest, start
 
+from rljob_worker.checkpoints.half_journal import FILE, Origin, check_origin, read_half, write_half
 from rljob_worker.checkpoints.reader import Checkpoints
 from rljob_worker.cli.main import main
-from rljob_worker.driver.halves import FILE, Origin, check_origin, read_half, write_half
 from rljob_worker.errors import UserError
 from rljob_worker.records.steps import read_steps
 
@@ -82,8 +82,8 @@ def test_a_folder_without_samples_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_samples_of_something_else_are_refused_by_name(tmp_path: Path, here: Any, step: int, said: str) -> None:
+    from rljob_worker.checkpoints.half_journal import HalfJournal
     from rljob_worker.checkpoints.journal import JournalStep
-    from rljob_worker.driver.halves import HalfJournal
 
     half = HalfJournal(tmp_path, ORIGIN, (JournalStep(1, 0, 1, ()),), {1: 4})
     check_origin(half, ORIGIN, 0)

@@ -91,8 +91,8 @@ def half_job(arguments: argparse.Namespace, job: RLJob) -> RLJob:
 
 
 def half_run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What `run_job` is given for it: the loop, and whether trainers are needed."""
-    from rljob_worker.driver.halves import read_half
+    """Arguments of `run_job`: the loop, and whether trainers are needed."""
+    from rljob_worker.checkpoints.half_journal import read_half
     from rljob_worker.driver.loops.halves import SamplingLoop, TrainingLoop
 
     found = _begins_with(arguments)

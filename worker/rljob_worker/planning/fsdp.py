@@ -119,7 +119,7 @@ def _gathered(spec: RLJobSpec, model: TransformersModel) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SavedBytes:
-    """What a forward pass keeps for the backward pass, in bytes."""
+    """Bytes that a forward pass keeps for the backward pass."""
 
     layers: tuple[int, ...]
     """Of each layer."""

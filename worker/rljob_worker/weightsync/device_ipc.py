@@ -211,7 +211,7 @@ class Exchange:
         return writer != rank and elsewhere
 
     def digests(self, own: Digests) -> Digests:
-        """What the writers of a bucket say: this rank's own word, and everyone's where some are elsewhere."""
+        """The words of the writers of a bucket: this rank's own word, and everyone's where some are elsewhere."""
         if not self._over_nodes:
             return own
         everyone: list[Digests] = [{} for _ in self._ranks]

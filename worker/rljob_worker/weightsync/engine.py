@@ -216,7 +216,7 @@ class _Update:
         self._state.landed()
 
     def _named(self, bucket: Bucket, doubt: Doubt, checksums: Checksums) -> str:
-        """What is wrong, by the sums of the trainer's pieces: it is asked for them, and is not awaited for long."""
+        """Names the fault, by the sums of the trainer's pieces: it is asked for them, and is not awaited for long."""
         trainer = doubt.group.trainer
         if len(doubt.group.pieces) == 1:
             known = dict(zip(doubt.group.pieces, [doubt.theirs], strict=True))

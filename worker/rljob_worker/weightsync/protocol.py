@@ -173,7 +173,7 @@ class EngineState:
         ]
 
     def digests(self) -> list[int]:
-        """What the trainers found in the parameters behind the bucket to land next, by group."""
+        """The trainers' digests of the parameters behind the bucket to land next, by group."""
         bucket = self.bucket()
         assert bucket is not None
         known = self._digests[bucket.index]
@@ -188,7 +188,7 @@ class EngineState:
         return [trainer_name(trainer) for trainer, sums in self._doubted.items() if sums is None]
 
     def sums(self, trainer: int) -> list[int]:
-        """What a trainer that was asked said."""
+        """The answer of a trainer that was asked."""
         return self._doubted[trainer] or []
 
     def _take_sums(self, message: Message, trainer: int) -> None:
@@ -304,7 +304,7 @@ class Coverage:
         return doubts
 
     def name(self, bucket: Bucket, doubt: Doubt, theirs: Sequence[int], checksums: Checksums) -> str:
-        """What is wrong with a bucket, naming the tensor.
+        """Names the tensor that is wrong in a bucket.
 
         Args:
             bucket: the one that was landed.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rljob_api import derived
+from rljob_worker.checkpoints.half_journal import HalfJournal, check_origin, origin_of, write_half
 from rljob_worker.checkpoints.journal import JournalStep
 from rljob_worker.checkpoints.reader import Found
 from rljob_worker.cluster.phase_calls import PhaseCalls
-from rljob_worker.driver.halves import HalfJournal, check_origin, origin_of, write_half
 from rljob_worker.driver.handover import Handover
 from rljob_worker.driver.job import Generation, Job, Surroundings
 from rljob_worker.driver.learn import learn
@@ -88,11 +88,11 @@ class SamplingLoop(_HalfLoop):
         return ""
 
     def goal(self) -> str:
-        """What it does once it is ready, for people."""
+        """The line that is printed once all is ready."""
         return f"sampling {self._steps} steps under {self._origin.weights_named}"
 
     def done(self) -> str:
-        """What it did, for people."""
+        """The line that is printed at the end."""
         return f"{len(self._next_ordinals)} steps sampled, none trained"
 
     def stopped(self) -> str:
@@ -165,9 +165,9 @@ class TrainingLoop(_HalfLoop):
         return ""
 
     def goal(self) -> str:
-        """What it does once it is ready, for people."""
+        """The line that is printed once all is ready."""
         return f"training on {len(self._half.steps)} steps of {self._half.path}"
 
     def done(self) -> str:
-        """What it did, for people."""
+        """The line that is printed at the end."""
         return f"trained on {len(self._half.steps)} steps of {self._half.path}"

@@ -76,7 +76,7 @@ class ShardedAdapters:
 
     @property
     def merged_rows(self) -> dict[str, Callable[[], Tensor]]:
-        """What gives this rank's rows of W + scale B A, by the name of W; to be called inside of `gathered`."""
+        """Functions that give this rank's rows of W + scale B A, by the name of W; only inside of `gathered`."""
         return {f"{name}.weight": _Merge(self, name) for name in self._modules}
 
     @contextmanager

@@ -28,7 +28,7 @@ def register_packed_attention() -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """How scores become probabilities, beside their causal mask."""
+    """The way from scores to probabilities, beside their causal mask."""
 
     scale: float
     window: int | None

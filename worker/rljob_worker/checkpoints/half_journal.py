@@ -32,7 +32,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_response_tokens", "s
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What samples come from; each value is compared by its name."""
+    """The source of samples; each value is compared by its name."""
 
     weights: str
     """Digest of the weights that sampled them."""
@@ -62,7 +62,7 @@ class HalfJournal:
 
 
 def origin_of(spec: RLJobSpec, found: Found | None, model_folder: Path, tokenizer: PreTrainedTokenizerBase) -> Origin:
-    """What samples of now come from.
+    """The source of samples that this job takes.
 
     Args:
         spec: the job.
@@ -128,9 +128,10 @@ def read_half(path: Path) -> HalfJournal:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"--from: {folder / FILE}: damaged: {error}") from None
     files = journal_files(folder)
-    if missing := sorted(next_ordinals.keys() - files.keys()) or not next_ordinals:
-        named = "any step" if missing is True else f"step {missing[0]}"
-        raise UserError(f"--from: {folder}: the journal lacks {named}")
+    if not next_ordinals:
+        raise UserError(f"--from: {folder}: no step was sampled")
+    if missing := sorted(next_ordinals.keys() - files.keys()):
+        raise UserError(f"--from: {folder}: the journal lacks step {missing[0]}")
     steps = tuple(read_journal(files[step]) for step in sorted(next_ordinals))
     return HalfJournal(folder, origin, steps, next_ordinals)
 
