@@ -255,8 +255,9 @@ class TestStack:
     @pytest.fixture
     def stack(self): return Stack()
     def test_stack(self, stack):
+        assert not stack
         for i in range({k}): stack.push(i)
-        assert len(stack) == {k} and stack.items[-1] == {k} - 1
+        assert stack and len(stack) == {k} and stack.items[-1] == {k} - 1
         with pytest.raises(TooLarge, match='full'): stack.push(0)
         assert stack.pop() == {k} - 1
 """

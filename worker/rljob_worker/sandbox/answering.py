@@ -46,6 +46,9 @@ class _Calls:
     def result(self, module: ModuleType, request: dict[str, Any]) -> Any:
         on = module if request["on"] is None else self._objects[request["on"]]
         name = request["name"]
+        if name == "__bool__":
+            # By the rules of Python: types need not have the method.
+            return bool(on)
         if on is module and not hasattr(module, name) and isinstance(getattr(module, "Solution", None), type):
             # As LeetCode has it.
             on = module.Solution()

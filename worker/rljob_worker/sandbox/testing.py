@@ -156,7 +156,7 @@ class _Object:
         return int(str(self._solution.ask(self._number, "__len__", (), {})))
 
     def __bool__(self) -> bool:
-        return True
+        return self._solution.ask(self._number, "__bool__", (), {}) is True
 
     def __getitem__(self, key: object) -> object:
         return self._solution.ask(self._number, "__getitem__", (key,), {})
