@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cluster import programs
 
-from rljob_api.yaml_text import parse_yaml
+from rljob_api import yaml_text
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "helm" / "rljob"
@@ -125,13 +125,16 @@ def render(
     """Return the rendered objects; fails with helm's words, and where a key is there twice."""
     extra = [word for version in api_versions for word in ("--api-versions", version)]
     arguments = ("template", release, str(chart), "--namespace", namespace, *extra)
-    documents = [_parsed(text) for text in _rendered(arguments, json.dumps(values or {}))]
+    documents = [parsed(text) for text in _rendered(arguments, json.dumps(values or {}))]
     return [document for document in documents if document is not None]
 
 
 @cache
-def _parsed(text: str) -> Any:
-    return parse_yaml(text)
+def parsed(text: str) -> Any:
+    """One document of the chart; our CRD has more values than a user's manifest may have."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(yaml_text, "MAX_VALUES", 100_000)
+        return yaml_text.parse_yaml(text)
 
 
 @cache

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helm_chart import CHART, MODES, NAMESPACE, ROOT, copy_of_chart, helm, of_kind, only, render
-
-from rljob_api.yaml_text import parse_yaml
+from helm_chart import CHART, MODES, NAMESPACE, ROOT, copy_of_chart, helm, of_kind, only, parsed, render
 
 CLUSTER_KINDS = {
     "CustomResourceDefinition",
@@ -138,7 +136,7 @@ def test_probes_ask_health_and_readiness() -> None:
 
 def test_crd_is_the_generated_one_and_outlives_the_chart() -> None:
     rendered = only(render(), "CustomResourceDefinition")
-    generated = parse_yaml((ROOT / "crds/rljob.dev_rljobs.yaml").read_text(encoding="utf-8"))
+    generated = parsed((ROOT / "crds/rljob.dev_rljobs.yaml").read_text(encoding="utf-8"))
     assert rendered["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert rendered["metadata"]["name"] == generated["metadata"]["name"]
     assert rendered["spec"] == generated["spec"]
