@@ -190,6 +190,25 @@ REFUSED: list[tuple[list[str], list[str]]] = [
         ["data.path=null", "data.applyChatTemplate=null", "data.sources=[{path: a}, {name: b}]"],
         ["spec.data.sources[1]"],
     ),
+    (["data={sources: [{path: a, weight: 2, weights: [{from: 0, value: 1}]}]}"], ["spec.data.sources[0].weights"]),
+    (
+        ["data={sources: [{path: a, weights: [{from: 0, value: 1}, {from: 5, value: 1}, {from: 5, value: 2}]}]}"],
+        ["spec.data.sources[0].weights"],
+    ),
+    (
+        ["data={sources: [{path: a, weights: [{from: 0, value: 0}]}, {path: b}]}"],
+        ["spec.data.sources[0].weights"],
+    ),
+    (
+        ["data={sources: [{path: a, weights: [{from: 0, value: 1}, {from: 5, value: 0}]}]}"],
+        ["spec.data.sources"],
+    ),
+    (["data.weights=[{from: 0, value: 1}]"], ["spec.data.weights"]),
+    (
+        ["evaluation={sets: [{name: a, path: a, weights: [{from: 0, value: 1}]}]}"],
+        ["spec.evaluation.sets[0].weights"],
+    ),
+    (["evaluation.data={path: a, weights: [{from: 0, value: 1}]}"], ["spec.evaluation.data.weights"]),
     (["evaluation.data={path: a, synthetic: {}}"], ["spec.evaluation.data"]),
     (["reward.python=package.module:function"], ["spec.reward"]),
     (["reward.name=null"], ["spec.reward"]),

@@ -20,7 +20,7 @@ from rljob_api.spec import (
 )
 
 _ANYWHERE = (
-    "(has(self.data.environment) || self.data.sources.exists(s, has(s.environment))"
+    "(size(self.data.sources) == 0 && has(self.data.environment) || self.data.sources.exists(s, has(s.environment))"
     " || has(self.evaluation) && (has(self.evaluation.data) && has(self.evaluation.data.environment)"
     " || has(self.evaluation.sets) && self.evaluation.sets.exists(s, has(s.environment))))"
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -64,6 +65,74 @@ def _chat_rule(source: type[ApiModel]) -> Rule:
     )
 
 
+def _weights_rules() -> Iterator[Rule]:
+    yield Rule(
+        on=DataSource,
+        field="weights",
+        wrong="has no effect beside weight",
+        allowed="weights or weight, not both",
+        check=lambda s: s.weights is None or s.weight == 1,
+        cel="!has(self.weights) || !has(self.weight) || self.weight == 1.0",
+    )
+    yield Rule(
+        on=DataSource,
+        field="weights",
+        wrong="the steps do not ascend from 0",
+        allowed="0 for from of the first, and a later step for each one after it",
+        check=lambda s: _ascend_from_zero([one.first_step for one in s.weights or []]),
+        # CEL cannot compare neighbours.
+        cel=None,
+    )
+    yield Rule(
+        on=DataSource,
+        field="weights",
+        wrong="nothing is ever drawn from the source",
+        allowed="a value above 0 for some step",
+        check=lambda s: not s.weights or any(one.value > 0 for one in s.weights),
+        cel="!has(self.weights) || self.weights.exists(w, w.value > 0.0)",
+    )
+    for where, data in ((DataSpec, "the data are one source"), (EvaluationSet, "held-out data are not mixed")):
+        yield Rule(
+            on=where,
+            field="weights",
+            wrong=f"has no effect: {data}",
+            allowed="only in data.sources",
+            check=lambda s: s.weights is None,
+            cel="!has(self.weights)",
+        )
+    yield Rule(
+        on=EvaluationSpec,
+        field="data.weights",
+        wrong="has no effect: held-out data are not mixed",
+        allowed="only in data.sources",
+        check=lambda e: e.data is None or e.data.weights is None,
+        cel="!has(self.data) || !has(self.data.weights)",
+    )
+    yield Rule(
+        on=DataSpec,
+        field="sources",
+        wrong="from some step on, nothing is drawn from any source",
+        allowed="at each step a weight above 0 for one of the sources",
+        check=_always_some_weight,
+        cel=None,
+    )
+
+
+def _ascend_from_zero(steps: list[int]) -> bool:
+    return not steps or (steps[0] == 0 and all(a < b for a, b in itertools.pairwise(steps)))
+
+
+def _always_some_weight(data: Any) -> bool:
+    changes = {max(1, one.first_step) for source in data.sources for one in source.weights or []}
+    return not data.sources or all(any(_weight_at(source, step) > 0 for source in data.sources) for step in changes)
+
+
+def _weight_at(source: Any, step: int) -> float:
+    if not source.weights:
+        return float(source.weight)
+    return next((float(one.value) for one in reversed(source.weights) if one.first_step <= step), 0.0)
+
+
 def _reward_rules(function: type[ApiModel]) -> Iterator[Rule]:
     yield Rule(
         on=function,
@@ -113,6 +182,7 @@ MODEL_AND_DATA = (
     exactly_one(DataSource, "path", "synthetic", "seeds"),
     exactly_one(EvaluationSet, "path", "synthetic", "seeds"),
     *(_chat_rule(source) for source in (DataSource, DataSpec, EvaluationSet)),
+    *_weights_rules(),
     Rule(
         on=DataSpec,
         field="",

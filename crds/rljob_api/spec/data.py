@@ -12,6 +12,7 @@ from rljob_api.base import (
     Fraction,
     FreeForm,
     Name,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Quantity,
@@ -129,6 +130,16 @@ class ChatSpec(ApiModel):
     """Variables of the template, such as `enable_thinking: false`; one that it does not use is refused."""
 
 
+class WeightFrom(ApiModel):
+    """A source's weight from a step on."""
+
+    first_step: Annotated[NonNegativeInt, Field(alias="from")]
+    """The first step that it holds for. Steps are counted by their prompts, `rollout.promptsPerStep` each: where a step
+    draws more, the weights of later steps come sooner."""
+    value: Annotated[FiniteFloat, Field(ge=0)]
+    """The weight; 0 draws nothing from the source."""
+
+
 class DataSource(ApiModel):
     """One data set: exactly one of `path`, `synthetic` and `seeds`."""
 
@@ -158,6 +169,8 @@ class DataSource(ApiModel):
     """System prompt, own template and template arguments."""
     weight: PositiveFloat = 1.0
     """Share of prompts drawn from this source, relative to the other sources' weights."""
+    weights: Annotated[list[WeightFrom], Field(min_length=1, max_length=8)] | None = None
+    """Weights that change over the steps, the first from step 0; excludes `weight`."""
     reward: RewardSpec | None = None
     """Reward for this source; default: `spec.reward`."""
 

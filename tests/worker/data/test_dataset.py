@@ -196,6 +196,8 @@ def test_changed_data_is_refused_by_name(make_spec: MakeSpec, write_jsonl: Write
     PromptSource(make_spec(data), tokenizer).restore(state)
     data["sources"][0] |= {"weight": 2.0}
     fails(r"spec\.data\.sources\[0\]\.weight: is 2\.0, .* saved with 1\.0")
+    data["sources"][0] |= {"weight": 1.0, "weights": [{"from": 0, "value": 1.0}]}
+    fails(r"spec\.data\.sources\[0\]\.weights: is \[\[0, 1\.0\]\], .* saved with None")
     data["sources"][0] |= {"name": "c"}
     fails("saved with the sources a, b, but the job has c, b")
 

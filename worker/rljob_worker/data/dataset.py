@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 
 from rljob_api.spec import RLJobSpec
 from rljob_worker.data.evaluate import held_out_settings
+from rljob_worker.data.mixing import Mixture, random_bits
 from rljob_worker.data.renderer import Renderer, ScoredRows
 from rljob_worker.data.row_store import RowStore, most_mended
 from rljob_worker.data.sources import LoadedSource, evaluation_sources, load_source, load_sources
@@ -46,9 +46,9 @@ class SkippedPrompts:
 class PromptSource:
     """Endless prompts for training, in an order that depends on the job's seed and the data alone.
 
-    The next prompt comes from the source that is furthest behind the share its weight gives it, so that every batch has
-    the same mix. Within a source, every epoch is a permutation of its rows. `state()` is a small JSON value; a source
-    restored from it continues with exactly the prompts that would have come.
+    Sources are mixed as `Mixture` has it, so that every batch has the same mix. Within a source, every epoch is a
+    permutation of its rows. `state()` is a small JSON value; a source restored from it continues with exactly the
+    prompts that would have come.
 
     `max_prompt_tokens` is the model's own limit; the smaller of it and `spec.data.maxPromptTokens` holds. Longer
     prompts are skipped and reported. Raises UserError for data that cannot be used.
@@ -61,10 +61,8 @@ class PromptSource:
         self._streams = [
             _Stream(renderer, spec.seed, spec.data.shuffle, min(limits, default=None)) for renderer in renderers
         ]
-        weights = np.array([renderer.loaded.source.weight for renderer in renderers], dtype=np.float64)
-        self._shares = weights / weights.sum()
-        # With equal weights, the seed decides which source comes first.
-        self._ties = np.argsort(_random_bits(len(weights), spec.seed, "mixing"), kind="stable").argsort()
+        sources = [renderer.loaded.source for renderer in renderers]
+        self._mixture = Mixture(sources, spec.rollout.prompts_per_step, spec.seed)
         self._skips = rows_to_skip(spec.data.skip, self.rows)
         self._scored = [
             ScoredRows.of(stream.loaded, spec.reward, left_out=rows_of(stream.name, self._skips))
@@ -97,12 +95,7 @@ class PromptSource:
 
     def next_prompts(self, n: int) -> list[Prompt]:
         """The next `n` prompts. Drawing a then b prompts gives the same as drawing a + b."""
-        drawn = np.array([stream.drawn for stream in self._streams], dtype=np.int64)
-        order = np.empty(n, dtype=np.int64)
-        for position in range(n):
-            deficit = np.round(self._shares * (drawn.sum() + 1) - drawn, 9)
-            order[position] = np.lexsort((self._ties, -deficit))[0]
-            drawn[order[position]] += 1
+        order = self._mixture.order([stream.drawn for stream in self._streams], n)
         prompts = [iter(stream.take(int((order == i).sum()))) for i, stream in enumerate(self._streams)]
         return [next(prompts[i]) for i in order]
 
@@ -249,6 +242,12 @@ class _Stream:
         self._cache: dict[int, Prompt] = {}
         self._cached_tokens = 0
 
+    @property
+    def weights(self) -> list[list[float]] | None:
+        """Those that change over the steps, each as [first step, value], as JSON has them."""
+        given = self.loaded.source.weights
+        return None if given is None else [[one.first_step, one.value] for one in given]
+
     def take(self, n: int) -> list[Prompt]:
         """The next `n` prompts that fit; UserError when a whole epoch has none."""
         taken: list[Prompt] = []
@@ -286,6 +285,7 @@ class _Stream:
             "rows": len(self.loaded.rows),
             "fingerprint": self.loaded.fingerprint,
             "weight": self.loaded.source.weight,
+            **({} if self.weights is None else {"weights": self.weights}),
             "epoch": self._epoch,
             "position": self._position,
             "drawn": self.drawn,
@@ -313,6 +313,11 @@ class _Stream:
                 f"{self.loaded.field}.weight: is {self.loaded.source.weight}, "
                 f"but the data cursor was saved with {saved['weight']}"
             )
+        if saved.get("weights") != self.weights:
+            raise UserError(
+                f"{self.loaded.field}.weights: is {self.weights}, but the data cursor was saved with "
+                f"{saved.get('weights')}"
+            )
         return mended
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -337,7 +342,7 @@ class _Stream:
         if self._order is None or self._order[0] != epoch:
             rows = len(self.loaded.rows)
             order = (
-                np.argsort(_random_bits(rows, self._seed, self.name, epoch), kind="stable")
+                np.argsort(random_bits(rows, self._seed, self.name, epoch), kind="stable")
                 if self._shuffle
                 else np.arange(rows)
             )
@@ -371,9 +376,3 @@ def _none_fits(loaded: LoadedSource, limit: int) -> str:
         "the smaller of data.maxPromptTokens and the engine's length (the model's, or engineArgs.max_model_len) less "
         "maxResponseTokens; raise what bounds them, or shorten the prompts"
     )
-
-
-def _random_bits(n: int, seed: int, *stream: str | int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """`n` random 64-bit values. NumPy keeps a bit generator's raw output the same from version to version."""
-    key = xxhash.xxh3_64_intdigest(repr(stream).encode())
-    return np.random.PCG64(np.random.SeedSequence([seed, key])).random_raw(n)
