@@ -30,8 +30,12 @@ NO_DATA = {
     "rljob-job: Reward B",
     "rljob-job: Engines' seconds of a step A",
     "rljob-job: Nodes for engines A",
+    "rljob-job: Environments A",
+    "rljob-job: Environments B",
+    "rljob-job: Failures of environments A",
 }
-"""The reward has no named parts, this job was not restarted (another of the fleet may have been, a minute ago), and its
+"""The reward has no named parts, there are no environments, this job was not restarted (another of the fleet may have
+been, a minute ago), and its
 engines share devices: test_node_faults.py and test_node_async.py look at these. Nor may its nodes change in number:
 tests/operator/metrics/test_exposition.py has such a job."""
 HOURS = "rljob:"

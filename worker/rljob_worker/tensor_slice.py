@@ -76,8 +76,9 @@ class Piece(TensorSlice):
 
     read: Callable[[], torch.Tensor]
     """The shard in HF layout, in the parameter's dtype; a view of the parameter where the layout allows one."""
-    view: Callable[[], torch.Tensor]
-    """The shard as a view of the parameter, of as many dimensions as that takes; reshaped, it is what `read` gives."""
+    view: Callable[[], torch.Tensor] | None
+    """The shard as a view of the parameter, of as many dimensions as that takes; reshaped, it is what `read` gives.
+    None: there is none, the shard is computed each time it is read."""
     address: Callable[[], int]
     """Where the parameter is in memory now: `view` gives the same view for as long as this is the same."""
     write: Callable[[torch.Tensor], None]

@@ -16,6 +16,7 @@ from dashboard_queries import dashboard_queries
 from operator_cases import Case, a_case, hurried, make_ready, manifest, until
 from support.ports import free_port
 
+from rljob_api import metrics as m
 from rljob_operator.shell.jobs.controller import Controller
 from rljob_operator.state.reconcile import reconcile
 
@@ -93,7 +94,11 @@ def test_every_query_returns_data(tmp_path: Path) -> None:
             async with asyncio.timeout(60):
                 while left.keys() - restarts:
                     case.job.step()
-                    case.job.records[-1]["lanes"] = {"engine": {"rollout": 1.5, "admission_wait": 0.5}}
+                    case.job.records[-1]["lanes"] = {
+                        "engine": {"rollout": 1.5, "env_wait": 0.25, "admission_wait": 0.5}
+                    }
+                    case.job.records[-1]["phases"]["env_wait"] = 0.25
+                    case.job.records[-1]["metrics"] |= dict.fromkeys(m.ENVIRONMENT_FAILURE_KEYS.values(), 1.0)
                     controller.queue.add(next(controller.informers.jobs.jobs()))
                     await asyncio.sleep(0.5)
                     left = await empty(session, address, left)

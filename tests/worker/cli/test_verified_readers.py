@@ -38,7 +38,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(
         "rljob_worker.trainer.export.export_checkpoint", lambda checkpoint, *_: names.append(checkpoint.name)
     )
-    monkeypatch.setattr("rljob_worker.trainer.export.format_of", lambda *_: SimpleNamespace(untrained=()))
+    monkeypatch.setattr("rljob_worker.trainer.export.format_of", lambda *_: SimpleNamespace(untrained=(), lora=None))
     return names
 
 

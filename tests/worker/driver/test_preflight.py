@@ -19,7 +19,7 @@ from rljob_api import RLJob, RLJobSpec
 from rljob_api.spec import RandomModel
 from rljob_worker.cli.main import main
 from rljob_worker.data.tokenizer import prepare_tokenizer
-from rljob_worker.driver import preflight, run
+from rljob_worker.driver import attempt, preflight, run
 from rljob_worker.driver.inputs import read_inputs
 from rljob_worker.errors import JobError, UserError
 from rljob_worker.models.random_model import make_random_model
@@ -205,7 +205,7 @@ def test_a_label_that_cannot_be_read_ends_nothing_that_was_started(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(run, "embedded", lambda spec: pytest.fail("Ray was started"))
+    monkeypatch.setattr(attempt, "embedded", lambda spec: pytest.fail("Ray was started"))
     good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
     good.write_text('{"prompt": "a b", "label": "7"}\n' * 8)
     bad.write_text('{"prompt": "a b", "label": "7"}\n' * 3 + '{"prompt": "a b", "label": "{7"}\n')

@@ -320,7 +320,7 @@ class _Trainer:
     def __init__(self, network: Any, folder: Path) -> None:
         self._weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
         pieces = [
-            Piece(name, tuple(weight.shape), None, 0, 0, read, read, lambda tensor: None)
+            Piece(name, tuple(weight.shape), None, 0, 0, read, read, weight.data_ptr, lambda tensor: None)
             for name, weight in self._weights.items()
             for read in [partial(self._weights.__getitem__, name)]
         ]

@@ -78,6 +78,7 @@ def test_primary_pieces_cover_each_tensor_once(
             dim, length = (0, piece.hf_shape[0]) if piece.dim is None else (piece.dim, piece.length)
             count.narrow(dim, piece.start, length).add_(1)
             assert piece.read().shape == piece.shape
+            assert piece.view is not None
             assert torch.equal(piece.view().reshape(piece.shape), piece.read())
     manifest = dict(hf_manifest(ModelConfig.from_hf(hf_folders[model])))
     assert {name: tuple(count.shape) for name, count in covered.items()} == manifest

@@ -19,6 +19,7 @@ from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.rollouts.policies.base import Policy
 from rljob_worker.rollouts.step import Progress, Step
 from rljob_worker.rollouts.turns import Beginning
+from rljob_worker.types import Prompt
 
 _SLICE_SECONDS = 0.05
 
@@ -136,6 +137,11 @@ class Rollouts:
     def collect_rewards(self) -> None:
         """Wait for the rewards that generation did not hide; StopRequested when the job was asked to stop."""
         self._growth.collect(self._pool)
+
+    def take_recorded(self, step: Step, group: Group, prompt: Prompt) -> None:
+        """Let a step train, or not, on a group of a journal, as was decided when it was sampled."""
+        assert group.decision is not None
+        step.take(self._growth.with_texts(group), group.decision, prompt)
 
     def select(self, step: Step) -> bool:
         """Take the groups that the step trains on; False where they are not enough yet."""

@@ -36,8 +36,9 @@ class Piece(Protocol):
         """The data in HF layout, on the trainer's device."""
         ...
 
-    def view(self) -> torch.Tensor:
-        """The same as a view of the parameter, whose first dimension may be two."""
+    @property
+    def view(self) -> Callable[[], torch.Tensor] | None:
+        """Gives the same as a view of the parameter, whose first dimension may be two; None where it is computed."""
         ...
 
     def address(self) -> int:
@@ -91,7 +92,7 @@ class HeldPieces:
     def read(self, tensor: PlacedTensor, piece: PlacedPiece) -> torch.Tensor:
         """A piece's data; its first dimension may be several, where the parameter has its rows in groups."""
         holder, rows = self._sources[tensor.name, tensor.first, piece.part]
-        if rows == slice(0, holder.place.shape[0]):
+        if holder.view is not None and rows == slice(0, holder.place.shape[0]):
             return holder.view()
         if self._last is None or self._last[0] is not holder:
             # Some shards are put together to be read, and slices of one follow each other.
@@ -101,6 +102,8 @@ class HeldPieces:
     def is_view(self, tensor: PlacedTensor, piece: PlacedPiece) -> bool:
         """Whether `read` gives a view of the parameter, which has the next version's values too."""
         holder, rows = self._sources[tensor.name, tensor.first, piece.part]
+        if holder.view is None:
+            return False
         if rows == slice(0, holder.place.shape[0]):
             return True
         return self.read(tensor, piece).untyped_storage().data_ptr() == holder.view().untyped_storage().data_ptr()

@@ -156,8 +156,7 @@ class TrainingLoop(_HalfLoop):
         for group, prompt in zip(recorded.groups, prompts):
             if prompt.environment is None and group.prompt_tokens != prompt.token_ids:
                 raise UserError(f"spec.data: prompt {prompt.uid} has other tokens than when it was sampled from")
-            step.prompts[group.ordinal] = prompt
-        step.groups = list(recorded.groups)
+            self.rollouts.take_recorded(step, group, prompt)
         return step
 
     def end(self) -> str:

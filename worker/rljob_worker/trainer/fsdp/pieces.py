@@ -65,7 +65,7 @@ def pieces_of_rows(
                     start=place.start,
                     length=place.length,
                     read=read,
-                    view=read,
+                    view=read if make is None else None,
                     address=shard[view.parameter].data_ptr,
                     write=partial(_write, inside, shard[view.parameter]),
                     primary=layout.rank < layout.shards,
