@@ -232,8 +232,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "the same order in every epoch",
         "worker/rljob_worker/data/dataset.py",
-        "_random_bits(rows, self._seed, self.name, epoch)",
-        "_random_bits(rows, self._seed, self.name)",
+        "random_bits(rows, self._seed, self.name, epoch)",
+        "random_bits(rows, self._seed, self.name)",
         "tests/worker/data/test_dataset.py",
     ),
     Fault(
@@ -299,6 +299,24 @@ FAULTS: tuple[Fault, ...] = (
         "low = np.fmax(mean - spread, metric_of(records, m.REWARD_MIN_KEY))",
         "low = mean - spread",
         REPORT,
+    ),
+    Fault(
+        "a source of weight 0 is drawn from",
+        "worker/rljob_worker/data/mixing.py",
+        "np.where(shares > 0, np.round(due - counts, _DIGITS), -np.inf)",
+        "np.round(due - counts, _DIGITS)",
+        "tests/worker/data/test_mixing.py",
+    ),
+    Fault(
+        "computed weights of an earlier version are sent again",
+        "worker/rljob_worker/weightsync/trainer.py",
+        """        if holder.view is None:
+            return False
+""",
+        """        if holder.view is None:
+            return True
+""",
+        "tests/worker/driver/test_lora_job.py",
     ),
     Fault(
         "a response's markup in the report",
