@@ -264,7 +264,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "path": (8, 8),
     "driver": (14, 22),
     "forward": (15, 15),
-    "begins": (1288, 0),
+    "begins": (1285, 0),
     "people": (229, 0),
     "worker": (6, 8),
     "operator": (2, 8),

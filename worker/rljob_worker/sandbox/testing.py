@@ -98,7 +98,7 @@ class _Solution:
         return self.ask(None, name) if self._kinds.get(name) == "get" else _Function(self, None, name)
 
     def ask(self, on: int | None, name: str, *call: object) -> object:
-        """What a name stands for, or what a call of it with (args, kwargs) returns; raises what that raises."""
+        """The value of a name, or what a call of it with (args, kwargs) returns; raises what that raises."""
         request: dict[str, object] = {"on": on, "name": name}
         if call:
             request |= {"args": pack(call[0], _number), "kwargs": pack(call[1], _number)}

@@ -48,7 +48,7 @@ class Piece(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank writes into a bucket."""
+    """The part of a bucket that one rank writes."""
 
     batches: dict[int, Batch]
     """By number of the group of pieces."""
@@ -59,7 +59,7 @@ class Share:
 
 
 class HeldPieces:
-    """What a rank sends by a plan.
+    """The pieces that a rank sends by a plan.
 
     Raises:
         ValueError: the plan gives it a piece to send that it does not hold.
@@ -352,7 +352,7 @@ class _Update:
         return dict(zip(share.batches, found, strict=True))
 
     def _find(self, bucket: Bucket) -> Share:
-        """What this rank writes into a bucket; kept for all syncs where all of it are views of parameters."""
+        """This rank's part of a bucket; kept for all syncs where all of it are views of parameters."""
         batches, nbytes, pieces = {}, 0, 0
         names: set[str] = set()
         kept = True
