@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,9 +57,9 @@ class Mixture:
         """The shares of the last of so many draws, and what each source is due of all of them, [sources]."""
         ends = [*self._begins[1:], number]
         spans = [(begin, min(end, number)) for begin, end in zip(self._begins, ends) if begin < number]
-        due = self._shares[0] * (spans[0][1] - spans[0][0])
-        for shares, (begin, end) in itertools.islice(zip(self._shares, spans), 1, None):
-            due = due + shares * (end - begin)
+        due = np.zeros(self._shares.shape[1])
+        for shares, (begin, end) in zip(self._shares, spans):
+            due += shares * (end - begin)
         return self._shares[len(spans) - 1], due
 
 

@@ -98,7 +98,6 @@ const report = (() => {
       width: Math.max(320, box.clientWidth),
       height: options.wide ? 320 : 240,
       series,
-      bands: options.bands,
       cursor: { sync: { key: SYNC }, drag: { x: true, y: false } },
       scales: { x: { time: false }, y: options.scale || {} },
       axes: [{ ...STEP_AXIS, label: "step", labelSize: 18 }, { label: unit, labelSize: 18, size: 62, values: (self, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) }],
@@ -113,8 +112,7 @@ const report = (() => {
     const { series, columns } = curveSeries(panel);
     if (series.length < 2) return;
     const data = joined(columns);
-    const bands = panel.band ? [{ series: panel.band, fill: "rgba(31, 119, 180, 0.12)" }] : undefined;
-    draw(place, panel.title, panel.unit, series, data, { scale: scaled(panel, data.slice(1)), wide: panel.wide, bands });
+    draw(place, panel.title, panel.unit, series, data, { scale: scaled(panel, data.slice(1)), wide: panel.wide });
   }
 
   // A first step that compiles, or one that waited, must not make all others flat: it is cut, and its legend has the seconds.
