@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rljob_worker.trainer.batches import MicroBatch, PackedBatch, Update
-from rljob_worker.trainer.objective import Logits
+from rljob_worker.trainer.objective import TokenValues
 from rljob_worker.trainer.trainer import Trainer
 from rljob_worker.types import IntArray, TrainBatch
 
@@ -121,11 +121,12 @@ class PaddedSide:
 
     def _step(self, compute: Any, data: Iterator[tuple[int, MicroBatch]], model: Any) -> tuple[torch.Tensor, Any]:
         index, micro_batch = next(data)
-        self._pipeline._selected = micro_batch.rows
+        self._pipeline._selected, self._pipeline._labels = micro_batch.rows, micro_batch.labels
+        self._pipeline._wanted = compute.wanted
         output = model(micro_batch.input_ids, micro_batch.position_ids, None)
 
-        def loss_func(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            loss, result = compute(index, micro_batch, Logits(logits.squeeze(0)))
+        def loss_func(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            loss, result = compute(index, micro_batch, TokenValues(*values.squeeze(0).unbind(-1)))
             return loss, torch.zeros((), dtype=torch.int), result
 
         return output, loss_func

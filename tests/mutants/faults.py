@@ -121,6 +121,20 @@ FAULTS: tuple[Fault, ...] = (
         "valid = width",
         f"{LOGITS} tests/worker/algorithms/test_vocab_parallel.py",
     ),
+    Fault(
+        "blocks of the output layer forget which tokens the engine could have sampled",
+        f"{ALGORITHMS}/output_layer.py",
+        "if again else (kept, kept_mask)",
+        "[:1] + (None,) if again else (kept, kept_mask)",
+        "tests/worker/algorithms/test_output_layer.py",
+    ),
+    Fault(
+        "each rank keeps its own part of what the output layer passes down",
+        f"{ALGORITHMS}/output_layer.py",
+        "            dist.all_reduce(grad_hidden, group=head.shard.group)\n",
+        "            pass\n",
+        "tests/worker/algorithms/test_output_layer.py",
+    ),
     # --- weights on their way ----------------------------------------------------------------------
     Fault(
         "k and v swapped",

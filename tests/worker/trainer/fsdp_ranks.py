@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from cases import MANY_TERMS, SAMPLING, Result, make_batch, make_spec, same, step
 
+from rljob_worker.algorithms.output_layer import Blocks
 from rljob_worker.errors import StopRequested
 from rljob_worker.memory.arena import Arena
 from rljob_worker.models import adapters
@@ -217,6 +218,7 @@ CASES: dict[str, Case] = {
     "one_recompute": (1, "dense", FSDP | {"recompute": "Full"}, run),
     "one_offload": (1, "dense", FSDP | {"optimizer": {"hostOffload": True}}, run),
     "two": (2, "dense", FSDP, lambda t, f: run(t, f, "from_two")),
+    "two_blocks": (2, "dense", FSDP, run),
     "two_moe": (2, "moe", FSDP, run),
     "two_bf16": (2, "dense", FSDP | {"precision": "bf16"}, run),
     "two_fillers": (2, "dense", FSDP | {"maxTokensPerMicroBatch": 16, "globalBatchSize": 2}, run),
@@ -239,6 +241,7 @@ CASES: dict[str, Case] = {
     "two_by_two_stop": (4, "dense", FSDP | {"maxTokensPerMicroBatch": 16}, stop_midway),
     "lora": (1, "dense", LORA, run_adapters),
     "lora_two": (2, "dense", LORA, lambda t, f: run_adapters(t, f, "from_lora")),
+    "lora_blocks": (2, "dense", LORA, run_adapters),
     "lora_bf16": (2, "dense", LORA | {"precision": "bf16", "recompute": "Full"}, run_adapters),
     "lora_elsewhere": (2, "other", LORA, lambda t, f: refused(t, f, "from_lora")),
     "lora_rank": (2, "dense", FSDP | {"lora": {"rank": 4, "alpha": 20}}, lambda t, f: refused(t, f, "from_lora")),
@@ -257,6 +260,9 @@ CASES: dict[str, Case] = {
 def around(case: str) -> AbstractContextManager[object]:
     if "two_by_two" in case:
         return copies_of(2)
+    if "blocks" in case:
+        # One row's logits are kept, and those of three others are there at once.
+        return mock.patch.object(Blocks, "of", return_value=Blocks(1, 3))
     return mock.patch.object(rank_state, "ShardedAdamW", on_host) if "offload" in case else nullcontext()
 
 

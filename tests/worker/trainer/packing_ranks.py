@@ -1,5 +1,5 @@
-"""Loss, gradients and log-probabilities of rows, of rows with shared prompts, and of one sample a micro-batch;
-`test_packing.py` compares them.
+"""Loss, gradients and log-probabilities of rows, of rows with shared prompts, of rows whose output layer is computed in
+blocks, and of one sample a micro-batch; `test_packing.py` compares them.
 
 Called as `tests/worker/trainer/cases.py` is, with cells of `CELLS` for cases.
 """
@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cases
 import numpy as np
 import torch
 from cases import MAX_RESPONSE, SAMPLES, SAMPLING, VOCAB, Process, Result, pieces, step, with_experts
 
+from rljob_worker.algorithms import output_layer
 from rljob_worker.trainer.trainer import Trainer
 from rljob_worker.types import TrainBatch
 
@@ -70,6 +72,8 @@ def compared(process: Process, model: str = "dense", **training: Any) -> Result:
     step(trainer, 0)
     batch = grouped_batch(1, experts=trainer.spec.rollout.router_replay)
     result = {name: measured(trainer, batch, bound) for name, bound in (("rows", ROW), ("samples", SAMPLE))}
+    with blocks_of(3):
+        result["blocks"] = measured(trainer, batch, ROW)
     backend: Any = trainer._backend
     if backend.segment_cost is not None:
         # Of a model as small as this one, kernels cost more than a prompt.
@@ -77,6 +81,11 @@ def compared(process: Process, model: str = "dense", **training: Any) -> Result:
         result |= {name: measured(trainer, batch, 2 * ROW) for name in ("shared", "again")}
     trainer.close()
     return result
+
+
+def blocks_of(rows: int) -> Any:
+    """Inside, the output layer keeps the logits of one row, and computes so many of the others at once."""
+    return mock.patch.object(output_layer.Blocks, "of", return_value=output_layer.Blocks(1, rows))
 
 
 def resumed(process: Process) -> Result:

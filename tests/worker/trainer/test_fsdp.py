@@ -29,7 +29,7 @@ FEW = [
     "stop",
     "non_finite",
 ]
-FEW += ["one_recompute", "one_offload"]
+FEW += ["one_recompute", "one_offload", "two_blocks"]
 MANY = ["megatron", "megatron_moe", "megatron_fillers", "two", "two_moe", "two_fillers", "two_bf16", "two_released"]
 MANY += ["three", "three_moe", "two_to_three", "three_to_one", "tp", "tp_to_three"]
 MANY += ["two_by_two", "two_by_two_resumed", "two_by_two_moe", "two_by_two_stop"]
@@ -101,8 +101,8 @@ def continues(results: Results, case: str, before: str, from_to: tuple[str, str]
     assert all(torch.allclose(tensor, after[1][name], atol=2e-6, rtol=0) for name, tensor in after[0].items())
 
 
-@pytest.mark.parametrize("case", ["one", "two"])
-def test_any_number_of_ranks_is_megatron(few: Results, case: str) -> None:
+@pytest.mark.parametrize("case", ["one", "two", "two_blocks"])
+def test_any_number_of_ranks_and_blocks_is_megatron(few: Results, case: str) -> None:
     equal(few, case, "megatron")
 
 

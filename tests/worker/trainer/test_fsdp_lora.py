@@ -11,7 +11,7 @@ from test_trainer import Results, whole_tensors
 
 pytestmark = pytest.mark.slow
 
-FEW = ["lora", "lora_two", "lora_bf16", "lora_resumed", "lora_to_one"]
+FEW = ["lora", "lora_two", "lora_blocks", "lora_bf16", "lora_resumed", "lora_to_one"]
 REFUSED = ["lora_elsewhere", "lora_rank", "lora_none", "lora_megatron"]
 MANY = ["lora", "lora_two", "lora_three", "lora_released", "lora_two_by_two", "lora_two_by_two_moe"]
 LONG = unless_all("three and four ranks")
@@ -62,8 +62,9 @@ def test_engines_get_the_bits_that_are_computed_with(few: Results, case: str) ->
     assert dtypes == {torch.bfloat16 if case == "lora_bf16" else torch.float32}
 
 
-def test_two_ranks_are_one(few: Results) -> None:
-    equal_to_one_rank(few, "lora_two")
+@pytest.mark.parametrize("case", ["lora_two", "lora_blocks"])
+def test_two_ranks_are_one(few: Results, case: str) -> None:
+    equal_to_one_rank(few, case)
 
 
 def test_lost_in_rounding(few: Results) -> None:

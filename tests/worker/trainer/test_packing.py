@@ -1,4 +1,5 @@
-"""A row of samples is computed as each of them alone, whether or not they share their prompts.
+"""A row of samples is computed as each of them alone, whether or not they share their prompts, and whether its output
+layer is computed at once or in blocks.
 
 On real Megatron: GSPO with KL, whose loss is of whole responses.
 
@@ -50,7 +51,7 @@ def test_a_row_is_computed_as_its_samples_alone(cell: str, folder: Path) -> None
     for result in results:
         assert 1 < result["rows"]["micro_batches"] < result["samples"]["micro_batches"]
         assert ("shared" in result) == ("hybrid" not in cell), "a running state is each sample's own"
-        for name in result.keys() & {"rows", "shared"}:
+        for name in result.keys() & {"rows", "shared", "blocks"}:
             assert_alike(result[name], result["samples"], largest)
             assert (result[name]["shared_segments"] > 0) == (name == "shared")
         if "shared" in result:
@@ -58,7 +59,7 @@ def test_a_row_is_computed_as_its_samples_alone(cell: str, folder: Path) -> None
     # A group's samples are of one rank where they share their prompt, so whose sample it is differs.
     expected = log_probs(results, "samples")
     assert expected
-    for name in results[0].keys() & {"rows", "shared"}:
+    for name in results[0].keys() & {"rows", "shared", "blocks"}:
         got = log_probs(results, name)
         assert got.keys() == expected.keys()
         for sample, values in expected.items():

@@ -8,6 +8,7 @@ here apply the same operations in the same order to the trainer's logits, on voc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -171,7 +172,7 @@ def _row_chunks(logits: Tensor, width: int) -> list[slice]:
     return [slice(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
 
 
-def _local_keep_mask(logits: Tensor, labels: Tensor, transform: LogitsTransform, shard: VocabShard) -> Tensor:
+def keep_mask(logits: Tensor, labels: Tensor, transform: LogitsTransform, shard: VocabShard) -> Tensor:
     """This shard's columns of `kept_tokens`, [n, valid] bool."""
     keep = torch.empty(logits.shape[0], shard.valid, dtype=torch.bool, device=logits.device)
     for rows in _row_chunks(logits, shard.vocab_size):
@@ -181,8 +182,107 @@ def _local_keep_mask(logits: Tensor, labels: Tensor, transform: LogitsTransform,
     return keep
 
 
+@dataclass(frozen=True, slots=True)
+class RowSums:
+    """Sums over each row of logits, all [n] float32: with z = logits / T restricted to the kept tokens,
+
+    p = softmax(z), log p_label = z_label - logsumexp(z) and H = logsumexp(z) - sum_j p_j z_j.
+    """
+
+    log_probs: Tensor
+    """log p_label."""
+    entropy: Tensor
+    maximum: Tensor
+    """The largest z."""
+    log_total: Tensor
+    """Log of the sum of exp(z - maximum)."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[RowSums]) -> RowSums:
+        """Join the sums of blocks of rows that follow each other."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            torch.cat([part.log_probs for part in parts]),
+            torch.cat([part.entropy for part in parts]),
+            torch.cat([part.maximum for part in parts]),
+            torch.cat([part.log_total for part in parts]),
+        )
+
+    def of(self, rows: slice) -> RowSums:
+        """Some rows."""
+        return RowSums(self.log_probs[rows], self.entropy[rows], self.maximum[rows], self.log_total[rows])
+
+
+def row_sums(
+    logits: Tensor, labels: Tensor, keep: Tensor | None, temperature: float, shard: VocabShard, *, entropy: bool
+) -> RowSums:
+    """Sum over logits [n, width]; zeros for the entropy where it is not wanted."""
+    column, owned = shard.local_labels(labels)
+    maximum, total, picked, weighted = logits.new_zeros(4, logits.shape[0], dtype=torch.float32).unbind()
+    maximum.fill_(torch.finfo(torch.float32).min)
+    for rows in _row_chunks(logits, shard.valid):
+        scaled = _scaled(logits[rows], temperature, shard, _rows(keep, rows))
+        maximum[rows] = scaled.amax(dim=-1).clamp_(min=torch.finfo(torch.float32).min)
+        picked[rows] = torch.where(owned[rows], scaled.gather(1, column[rows].unsqueeze(-1)).squeeze(-1), 0.0)
+        shifted = scaled - maximum[rows].unsqueeze(-1)
+        weights = shifted.exp()
+        total[rows] = weights.sum(dim=-1)
+        if entropy:
+            weighted[rows] = torch.linalg.vecdot(weights, shifted.clamp_(min=LOWEST_LOG_PROB))
+    # Each shard summed relative to its own maximum, so that one pass over the logits is enough.
+    local_maximum = maximum.clone()
+    shard.all_reduce(maximum, dist.ReduceOp.MAX)
+    shift = local_maximum - maximum
+    scale, shift = shift.exp(), shift.clamp(min=LOWEST_LOG_PROB)
+    sums = torch.stack((scale * total, picked, scale * (weighted + shift * total)))
+    total, picked, weighted = shard.all_reduce(sums, dist.ReduceOp.SUM).unbind()
+    log_total = total.log()
+    # A label outside the vocabulary is held by no shard: NaN instead of a plausible number.
+    known = (labels >= 0) & (labels < shard.vocab_size)
+    log_probs = torch.where(known, picked - maximum - log_total, torch.nan)
+    row_entropy = log_total - weighted / total if entropy else torch.zeros_like(log_probs)
+    return RowSums(log_probs, row_entropy, maximum, log_total)
+
+
+def logits_gradient(
+    logits: Tensor,
+    labels: Tensor,
+    keep: Tensor | None,
+    sums: RowSums,
+    grads: tuple[Tensor, Tensor],
+    temperature: float,
+    shard: VocabShard,
+    *,
+    entropy_grad: bool,
+    into: Tensor,
+) -> Tensor:
+    """Gradient of the logits from those of log-probabilities and entropies, written into `into`, which may be they.
+
+    d log p_label / d z_j = [j = label] - p_j; d H / d z_j = -p_j (log p_j + H).
+    """
+    grad_log_probs, grad_entropy = grads[0] / temperature, grads[1] / temperature
+    column, owned = shard.local_labels(labels)
+    into[:, shard.valid :] = 0
+    for rows in _row_chunks(logits, shard.valid):
+        scaled = _scaled(logits[rows], temperature, shard, _rows(keep, rows))
+        # In this order: for large logits the sum of maximum and log_total would lose the latter's digits.
+        log_probs = (scaled - sums.maximum[rows].unsqueeze(-1)).sub_(sums.log_total[rows].unsqueeze(-1))
+        factor = -grad_log_probs[rows].unsqueeze(-1)
+        if entropy_grad:
+            probs = log_probs.exp()
+            spread = log_probs.clamp_(min=LOWEST_LOG_PROB).add_(sums.entropy[rows].unsqueeze(-1))
+            local = probs.mul_(spread.mul_(-grad_entropy[rows].unsqueeze(-1)).add_(factor))
+        else:
+            local = log_probs.exp_().mul_(factor)
+        label_grad = torch.where(owned[rows], grad_log_probs[rows], 0.0).unsqueeze(-1)
+        local.scatter_add_(1, column[rows].unsqueeze(-1), label_grad)
+        into[rows, : shard.valid] = local
+    return into
+
+
 class _Context(Protocol):
-    """What `_TokenLogProbs` keeps between its passes."""
+    """State that `_TokenLogProbs` keeps between its passes."""
 
     temperature: float
     shard: VocabShard
@@ -199,8 +299,6 @@ class _Context(Protocol):
 class _TokenLogProbs(torch.autograd.Function):
     """Log-probability of each row's label and entropy of each row, [n, width] -> [n], [n].
 
-    With z = logits / T restricted to the kept tokens and p = softmax(z): log p_label = z_label - logsumexp(z) and
-    H = logsumexp(z) - sum_j p_j z_j; d log p_label / d z_j = [j = label] - p_j; d H / d z_j = -p_j (log p_j + H).
     Nothing of the size of the logits is saved beside the logits themselves: the softmax is computed again in backward.
     """
 
@@ -215,58 +313,27 @@ class _TokenLogProbs(torch.autograd.Function):
         entropy: bool,
         entropy_grad: bool,
     ) -> tuple[Tensor, Tensor]:
-        column, owned = shard.local_labels(labels)
-        maximum, total, picked, weighted = logits.new_zeros(4, logits.shape[0], dtype=torch.float32).unbind()
-        maximum.fill_(torch.finfo(torch.float32).min)
-        for rows in _row_chunks(logits, shard.valid):
-            scaled = _scaled(logits[rows], temperature, shard, _rows(keep, rows))
-            maximum[rows] = scaled.amax(dim=-1).clamp_(min=torch.finfo(torch.float32).min)
-            picked[rows] = torch.where(owned[rows], scaled.gather(1, column[rows].unsqueeze(-1)).squeeze(-1), 0.0)
-            shifted = scaled - maximum[rows].unsqueeze(-1)
-            weights = shifted.exp()
-            total[rows] = weights.sum(dim=-1)
-            if entropy:
-                weighted[rows] = torch.linalg.vecdot(weights, shifted.clamp_(min=LOWEST_LOG_PROB))
-        # Each shard summed relative to its own maximum, so that one pass over the logits is enough.
-        local_maximum = maximum.clone()
-        shard.all_reduce(maximum, dist.ReduceOp.MAX)
-        shift = local_maximum - maximum
-        scale, shift = shift.exp(), shift.clamp(min=LOWEST_LOG_PROB)
-        sums = torch.stack((scale * total, picked, scale * (weighted + shift * total)))
-        total, picked, weighted = shard.all_reduce(sums, dist.ReduceOp.SUM).unbind()
-        log_total = total.log()
-        # A label outside the vocabulary is held by no shard: NaN instead of a plausible number.
-        known = (labels >= 0) & (labels < shard.vocab_size)
-        log_probs = torch.where(known, picked - maximum - log_total, torch.nan)
-        row_entropy = log_total - weighted / total if entropy else torch.zeros_like(log_probs)
-        ctx.save_for_backward(logits, labels, keep, maximum, log_total, row_entropy)
+        sums = row_sums(logits, labels, keep, temperature, shard, entropy=entropy)
+        ctx.save_for_backward(logits, labels, keep, sums.maximum, sums.log_total, sums.log_probs, sums.entropy)
         ctx.temperature, ctx.shard, ctx.entropy_grad = temperature, shard, entropy_grad
         if not entropy_grad:
-            ctx.mark_non_differentiable(row_entropy)
-        return log_probs, row_entropy
+            ctx.mark_non_differentiable(sums.entropy)
+        return sums.log_probs, sums.entropy
 
     @staticmethod
     def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
-        logits, labels, keep, maximum, log_total, row_entropy = ctx.saved_tensors
-        shard, temperature = ctx.shard, ctx.temperature
-        grad_log_probs, grad_entropy = grads[0] / temperature, grads[1] / temperature
-        column, owned = shard.local_labels(labels)
-        grad_logits = torch.empty_like(logits)
-        grad_logits[:, shard.valid :] = 0
-        for rows in _row_chunks(logits, shard.valid):
-            scaled = _scaled(logits[rows], temperature, shard, _rows(keep, rows))
-            # In this order: for large logits the sum of maximum and log_total would lose the latter's digits.
-            log_probs = (scaled - maximum[rows].unsqueeze(-1)).sub_(log_total[rows].unsqueeze(-1))
-            factor = -grad_log_probs[rows].unsqueeze(-1)
-            if ctx.entropy_grad:
-                probs = log_probs.exp()
-                spread = log_probs.clamp_(min=LOWEST_LOG_PROB).add_(row_entropy[rows].unsqueeze(-1))
-                local = probs.mul_(spread.mul_(-grad_entropy[rows].unsqueeze(-1)).add_(factor))
-            else:
-                local = log_probs.exp_().mul_(factor)
-            label_grad = torch.where(owned[rows], grad_log_probs[rows], 0.0).unsqueeze(-1)
-            local.scatter_add_(1, column[rows].unsqueeze(-1), label_grad)
-            grad_logits[rows, : shard.valid] = local
+        logits, labels, keep, maximum, log_total, log_probs, entropy = ctx.saved_tensors
+        grad_logits = logits_gradient(
+            logits,
+            labels,
+            keep,
+            RowSums(log_probs, entropy, maximum, log_total),
+            (grads[0], grads[1]),
+            ctx.temperature,
+            ctx.shard,
+            entropy_grad=ctx.entropy_grad,
+            into=torch.empty_like(logits),
+        )
         return grad_logits, None, None, None, None, None, None
 
 
@@ -316,7 +383,7 @@ def response_log_probs(
     keep = None
     if transform.filters:
         with torch.no_grad():
-            keep = _local_keep_mask(logits, flat_labels, transform, shard)
+            keep = keep_mask(logits, flat_labels, transform, shard)
     log_probs, entropy = _TokenLogProbs.apply(
         logits, flat_labels, keep, transform.temperature, shard, with_entropy, entropy_grad
     )

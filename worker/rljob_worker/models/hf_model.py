@@ -26,6 +26,8 @@ PACKED = "rljob_packed"
 """transformers' name of the attention over rows of samples that trainers register (`trainer.fsdp.attention`)."""
 _ATTENTIONS = ("full_attention", "sliding_attention", "chunked_attention")
 """Kinds of layers without a state that runs from one sample of a row into the next."""
+_SCALES = ("final_logit_softcapping", "logits_soft_cap", "logits_scaling", "logit_scale", "lm_head_multiplier")
+"""Settings by which transformers' models change their logits after the head."""
 _OLDER_SETTINGS = ("rope_theta", "rope_scaling", "torch_dtype", "num_experts", "num_local_experts")
 """Names that transformers takes beside those that it writes."""
 
@@ -39,12 +41,16 @@ class _Decoder(Protocol):
     layers: nn.ModuleList
 
 
+class _Config(Protocol):
+    def get_text_config(self) -> object: ...
+
+
 if TYPE_CHECKING:
 
     class HfModel(nn.Module):
         """What is used of transformers' models of causal language modelling."""
 
-        config: object
+        config: _Config
 
         def __call__(
             self, *, input_ids: Tensor, position_ids: Tensor, use_cache: bool, row_bounds: Sequence[int] = ...
@@ -138,6 +144,13 @@ def gathered_apart(model: HfModel) -> list[nn.Module]:
     if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
         modules += [model.get_input_embeddings(), model.get_output_embeddings()]
     return modules
+
+
+def plain_head(model: HfModel) -> bool:
+    """Whether logits are the head's product, and nothing is done to them afterwards."""
+    config, head = model.config.get_text_config(), model.get_output_embeddings()
+    changed = any(getattr(config, name, None) not in (None, 1, 1.0) for name in _SCALES)
+    return type(head) is nn.Linear and head.bias is None and not changed
 
 
 def tied_names(model: nn.Module) -> tuple[tuple[str, str], ...]:

@@ -1,11 +1,12 @@
-"""What a trainer keeps of a forward pass until the backward pass, and what it needs for a moment."""
+"""Memory that a trainer keeps from a forward pass until the backward pass, and that it needs for a moment."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rljob_api.spec import Precision, Recompute, RLJobSpec
 from rljob_worker.algorithms.logits import CHUNK_ELEMENTS, DEFAULT_CHUNK_ELEMENTS
+from rljob_worker.algorithms.output_layer import Blocks
 from rljob_worker.models.config import ModelConfig, sequence_parallel
 from rljob_worker.models.facts import ModelFacts
 from rljob_worker.planning.job_shape import JobShape, MicroBatch, itemsize
@@ -27,9 +28,9 @@ class LayerBytes:
     attention: int
     """Norms and attention."""
     mlp: int
-    """What the `Selective` recomputation drops."""
+    """Dropped by the `Selective` recomputation."""
     input: int
-    """What the `Full` recomputation keeps."""
+    """Kept by the `Full` recomputation."""
 
     def kept(self, recompute: Recompute) -> int:
         """Under one kind of recomputation."""
@@ -127,7 +128,7 @@ class PassBytes:
     gathered: int = 0
     """Whole weights of what computes, where ranks have rows of them."""
     gradients: int = 0
-    """Of all parameters, where they are there in the pass alone."""
+    """Gradients of all parameters, where they are there in the pass alone."""
 
 
 def training_pass(
@@ -158,9 +159,9 @@ def training_pass(
     if stage == job.trainers.pp - 1:
         tokens = 2 * batch.tokens // _position_shares(model, job) + batch.responses
         activations += tokens * model.hidden_size * size
-        logits = logits_bytes(spec, model, job, batch, copies=2)
+        logits = logits_bytes(spec, model, job, batch)
     layer_gradients = batch.tokens * size * (2 * model.hidden_size + _widest(model, job))
-    work = max(layer_gradients, largest * size, loss_chunks(spec, model, job) if logits else 0)
+    work = max(layer_gradients, largest * size, head_work(spec, model, job, batch) if logits else 0)
     return PassBytes(activations, logits, work)
 
 
@@ -173,7 +174,7 @@ def forward_pass(spec: RLJobSpec, model: ModelConfig, job: JobShape, stage: int,
     hidden = (batch.tokens + batch.responses) * model.hidden_size * size
     return PassBytes(
         max(batch.tokens * layer, hidden),
-        logits_bytes(spec, model, job, batch, copies=1),
+        logits_bytes(spec, model, job, batch),
         loss_chunks(spec, model, job),
     )
 
@@ -182,15 +183,36 @@ def _widest(model: ModelConfig, job: JobShape) -> int:
     return max(_mlp_elements(model, layer, job) for layer in range(model.num_layers))
 
 
-def logits_bytes(spec: RLJobSpec, model: ModelFacts, job: JobShape, batch: MicroBatch, *, copies: int) -> int:
-    """Vocabulary-parallel logits of the response positions in the parameters' dtype, and the mask of kept tokens.
+def logits_bytes(spec: RLJobSpec, model: ModelFacts, job: JobShape, batch: MicroBatch) -> int:
+    """Vocabulary-parallel logits of response positions in the parameters' dtype, and the mask of kept tokens.
 
-    `copies` is 2 where their gradient is beside them: the backward of `algorithms.logits` makes it whole.
+    As many as `algorithms.output_layer` has at once; their gradient is written where they are.
     """
-    columns = -(-model.vocab_size // job.trainers.tp)
-    rollout = spec.rollout
+    rows = _blocks(spec, model, job).at_once(batch.responses)
+    return all_logits_bytes(spec, model, job, replace(batch, responses=rows), copies=1)
+
+
+def all_logits_bytes(spec: RLJobSpec, model: ModelFacts, job: JobShape, batch: MicroBatch, *, copies: int) -> int:
+    """Logits of all response positions and the mask; `copies` is 2 where their gradient is beside them."""
+    columns, rollout = -(-model.vocab_size // job.trainers.tp), spec.rollout
     masked = rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0
     return batch.responses * columns * (copies * itemsize(spec) + masked)
+
+
+def head_work(spec: RLJobSpec, model: ModelFacts, job: JobShape, batch: MicroBatch) -> int:
+    """Backward pass of the output layer: chunks of the loss, or the weight's gradient.
+
+    The latter is added up in fp32 where there are several blocks; in bf16 each one's product is beside it.
+    """
+    chunks, size = loss_chunks(spec, model, job), itemsize(spec)
+    if batch.responses <= _blocks(spec, model, job).kept:
+        return chunks
+    weight = -(-model.vocab_size // job.trainers.tp) * model.hidden_size
+    return weight * _FP32 + max(chunks, weight * size if size < _FP32 else 0)
+
+
+def _blocks(spec: RLJobSpec, model: ModelFacts, job: JobShape) -> Blocks:
+    return Blocks.of(-(-model.vocab_size // job.trainers.tp) * itemsize(spec), job.kind)
 
 
 def loss_chunks(spec: RLJobSpec, model: ModelFacts, job: JobShape) -> int:

@@ -1,4 +1,4 @@
-"""What a rank of FSDP keeps between micro-batches, and what it gathers and keeps in a pass.
+"""Bytes that a rank of FSDP keeps between micro-batches, and those that it gathers and keeps in a pass.
 
 What a pass keeps follows from running transformers' own model on tensors without memory: any architecture, and no
 formula for any.
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from rljob_api.spec import LoraSpec, Recompute, RLJobSpec
 from rljob_worker.models.adapters import add_adapters
-from rljob_worker.models.hf_model import build_hf_model, has_packed_attention
+from rljob_worker.models.hf_model import build_hf_model, has_packed_attention, plain_head
 from rljob_worker.models.transformers_model import TransformersModel, elements
-from rljob_worker.planning.activations import PassBytes, logits_bytes, loss_chunks
+from rljob_worker.planning.activations import PassBytes, all_logits_bytes, head_work, logits_bytes, loss_chunks
 from rljob_worker.planning.job_shape import JobShape, MicroBatch, itemsize
 from rljob_worker.planning.parameters import TrainingState
 from rljob_worker.trainer.fsdp.attention import register_packed_attention
@@ -55,12 +55,14 @@ def fsdp_training_pass(spec: RLJobSpec, model: TransformersModel, job: JobShape,
     The next layer is gathered while one computes, and a layer's gradients are whole, in the format of computation and
     in fp32, before each rank gets the sums of its rows.
     """
-    size, kept = itemsize(spec), _saved(spec, model, batch)
+    size, kept, chunks = itemsize(spec), _saved(spec, model, batch), loss_chunks(spec, model, job)
     activations = kept.outside + sum(kept.layers)
     if spec.training.recompute is not Recompute.NONE:
         activations = kept.outside + len(kept.layers) * kept.input + max(kept.layers)
     layer_gradients = batch.tokens * size * (2 * model.hidden_size + 3 * model.mlp_width)
     reduced = _largest(model) * (size + _FP32)
+    # A head that is trained: with adapters none is.
+    adds_up = kept.plain_head and spec.training.lora is None
     if spec.training.lora is not None:
         reduced = 2 * max(map(elements, model.adapters(spec.training.lora))) * _FP32
         # Gradients of a module's adapter are computed in fp32, of its input and of its output's gradient.
@@ -68,8 +70,8 @@ def fsdp_training_pass(spec: RLJobSpec, model: TransformersModel, job: JobShape,
         layer_gradients += max(batch.tokens * widest * _FP32, _merged(spec, model))
     return PassBytes(
         activations,
-        logits_bytes(spec, model, job, batch, copies=2),
-        max(layer_gradients + reduced, loss_chunks(spec, model, job)),
+        _logits(spec, model, job, batch, kept, copies=2),
+        max(layer_gradients + reduced, head_work(spec, model, job, batch) if adds_up else chunks),
         gathered=_gathered(spec, model),
         gradients=fsdp_state(spec, model, job).trained,
     )
@@ -80,10 +82,19 @@ def fsdp_forward_pass(spec: RLJobSpec, model: TransformersModel, job: JobShape, 
     kept = _saved(spec, model, batch)
     return PassBytes(
         max(kept.layers) + kept.input,
-        logits_bytes(spec, model, job, batch, copies=1),
+        _logits(spec, model, job, batch, kept, copies=1),
         max(loss_chunks(spec, model, job), _merged(spec, model)),
         gathered=_gathered(spec, model),
     )
+
+
+def _logits(
+    spec: RLJobSpec, model: TransformersModel, job: JobShape, batch: MicroBatch, kept: SavedBytes, *, copies: int
+) -> int:
+    """Logits that are there at once; all, in so many copies, where the model changes them after its head."""
+    if kept.plain_head:
+        return logits_bytes(spec, model, job, batch)
+    return all_logits_bytes(spec, model, job, batch, copies=copies)
 
 
 def _saved(spec: RLJobSpec, model: TransformersModel, batch: MicroBatch) -> SavedBytes:
@@ -122,11 +133,13 @@ class SavedBytes:
     """Bytes that a forward pass keeps for the backward pass."""
 
     layers: tuple[int, ...]
-    """Of each layer."""
+    """Each layer's."""
     input: int
-    """Of a layer's input, which recomputation keeps instead."""
+    """A layer's input, which recomputation keeps instead."""
     outside: int
-    """Of all else."""
+    """All else."""
+    plain_head: bool
+    """Whether the output layer is computed in blocks of rows."""
 
 
 @lru_cache(maxsize=64)
@@ -192,7 +205,7 @@ class _Walk:
                 self._model(input_ids=row, position_ids=row, use_cache=False, row_bounds=bounds)
             else:
                 self._model(input_ids=row, position_ids=row, use_cache=False)
-        return SavedBytes(tuple(self._layers), self._input, self._total - sum(self._layers))
+        return SavedBytes(tuple(self._layers), self._input, self._total - sum(self._layers), plain_head(self._model))
 
     def _pack(self, tensor: Tensor) -> Tensor:
         storage = _storage(tensor)

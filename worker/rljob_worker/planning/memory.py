@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -97,6 +99,12 @@ class Planner:
             training_pass(spec, model, job, stage, self._batch, parameters.largest),
             forward_pass(spec, model, job, stage, self._batch),
         )
+
+    def with_sequence(self, length: int) -> Self:
+        """The planner of the same job whose largest micro-batch is one sequence, all of it responses."""
+        other = copy(self)
+        other._batch = replace(self._batch, tokens=length, responses=length, longest=length)
+        return other
 
     def device_tables(self) -> list[MemoryTable]:
         """One for each kind of rank."""

@@ -48,7 +48,7 @@ def as_renderable(
     parts: list[RenderableType] = []
     for table in plan.tables:
         parts += [_table(table, unit, size), Text(_verdict(table, unit, size)), Text()]
-    parts += [Text(line) for line in [*_cache(plan, hint), *_advice(plan, remedies, unit, size)]]
+    parts += [Text(line) for line in [*_longest(plan), *_cache(plan, hint), *_advice(plan, remedies, unit, size)]]
     parts += [Text(), Text("assumed:"), *(Text(f"- {line}") for line in assumed)]
     return Group(*parts)
 
@@ -58,6 +58,7 @@ def as_json(plan: MemoryPlan, remedies: Remedies | None, hint: Change | None, as
     return {
         "fits": plan.fits,
         "missing_bytes": plan.missing,
+        "longest_sequence": plan.longest,
         "tables": [
             {
                 "title": table.title,
@@ -130,6 +131,12 @@ def _verdict(table: MemoryTable, unit: str, size: int) -> str:
         if left < _SMALL_MARGIN * table.limit:
             verdict += ", which gaps between blocks may take"
     return f"{peak} of {_number(table.limit, size)} {unit}: {verdict}"
+
+
+def _longest(plan: MemoryPlan) -> list[str]:
+    if plan.longest is None:
+        return []
+    return [f"longest sequence that a trainer's device can train on, by itself in a micro-batch: {plan.longest} tokens"]
 
 
 def _cache(plan: MemoryPlan, hint: Change | None) -> list[str]:

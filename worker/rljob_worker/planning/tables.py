@@ -62,6 +62,8 @@ class MemoryPlan:
     hosts: list[MemoryTable]
     """Of the fullest node of each group."""
     device_source: str
+    longest: int | None = None
+    """Tokens of the longest sequence that fits a trainer's device as a micro-batch of its own; None: not known."""
 
     @property
     def tables(self) -> list[MemoryTable]:

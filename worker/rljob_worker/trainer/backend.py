@@ -6,7 +6,7 @@ rate and what is reported. A backend has the model, its gradients and its optimi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,24 +14,32 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rljob_worker.algorithms.output_layer import Wanted
 from rljob_worker.memory.sleeping import SleepingMemory
 from rljob_worker.models.manifest import Manifest
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.tensor_slice import Piece
 from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.trainer.checked_file import CheckedFile
-from rljob_worker.trainer.objective import Logits, PolicyLoss
+from rljob_worker.trainer.objective import PolicyLoss, TokenValues
 from rljob_worker.trainer.process_groups import ProcessGroups
 from rljob_worker.trainer.rank_backend import MemoryMove, Rounding
 
-Compute = Callable[[int, MicroBatch, Logits], tuple[Tensor, Tensor]]
-"""(index of the micro-batch, itself, logits of its response positions) -> (its share of the loss, a result to collect).
-"""
+
+class Compute(Protocol):
+    """The function that is applied to each micro-batch."""
+
+    wanted: Wanted
+    """Asked of the output layer."""
+
+    def __call__(self, index: int, micro_batch: MicroBatch, tokens: TokenValues, /) -> tuple[Tensor, Tensor]:
+        """(its share of the loss, a result to collect) of a micro-batch and its index."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What an update did; the same on all ranks."""
+    """Result of an update; the same on all ranks."""
 
     metrics: dict[str, float]
     """Reduced over micro-batches and ranks, as `objective.MetricReduction` names them."""
@@ -43,7 +51,7 @@ class UpdateResult:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a saved state was."""
+    """Origin of a saved state."""
 
     updates: int
     """Optimizer updates done so far."""

@@ -1,4 +1,4 @@
-"""What is computed from the logits of one micro-batch."""
+"""Losses and metrics from the log-probabilities of one micro-batch."""
 
 from __future__ import annotations
 
@@ -16,37 +16,33 @@ from rljob_worker.algorithms import (
     finish_metrics,
     get_algorithm,
     policy_gradient_loss,
-    response_log_probs,
     token_weights,
 )
 from rljob_worker.algorithms.mismatch import mismatch_by_age
+from rljob_worker.algorithms.output_layer import Wanted
 from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Logits:
-    """Logits of a micro-batch's n response positions, as one rank has them."""
+class TokenValues:
+    """Results of the output layer for a micro-batch's n response tokens; equal on all ranks that share its columns."""
 
-    values: Tensor
-    """[n, columns]."""
-    group: dist.ProcessGroup | None = None
-    """Ranks that share the columns in equal parts; None where this one has all."""
+    log_probs: Tensor
+    """[n] float32."""
+    entropy: Tensor
+    """[n] float32; zeros where it was not wanted."""
 
 
 class LogProbs:
     """Collects the log-probabilities of response tokens: [n] float32 of each micro-batch."""
 
     def __init__(self, sampling: SamplingParams, vocab_size: int) -> None:
-        self._sampling = sampling
-        self._vocab_size = vocab_size
+        self.wanted = Wanted(sampling, vocab_size, entropy=False)
 
-    def __call__(self, _index: int, micro_batch: MicroBatch, logits: Logits) -> tuple[Tensor, Tensor]:
+    def __call__(self, _index: int, _micro_batch: MicroBatch, tokens: TokenValues) -> tuple[Tensor, Tensor]:
         """(a loss that nobody uses, the log-probabilities)."""
-        log_probs, _ = response_log_probs(
-            logits.values, micro_batch.labels, self._sampling, logits.group, self._vocab_size, with_entropy=False
-        )
-        return log_probs.sum(), log_probs
+        return tokens.log_probs.sum(), tokens.log_probs
 
 
 class PolicyLoss:
@@ -56,6 +52,7 @@ class PolicyLoss:
     the weights that the step starts from.
 
     Attributes:
+        wanted: of the output layer.
         names: of the metrics that `__call__` returns, in order; empty until the first micro-batch.
     """
 
@@ -71,8 +68,7 @@ class PolicyLoss:
     ) -> None:
         self._spec = spec.algorithm.model_copy(update={"anchor": derived.ratio_anchor(spec)})
         self._token_loss = get_algorithm(spec.algorithm.name).token_loss
-        self._sampling = sampling
-        self._vocab_size = vocab_size
+        self.wanted = Wanted(sampling, vocab_size, entropy_grad=self._spec.entropy_coefficient > 0)
         self._old = old_log_probs
         self._reference = reference_log_probs
         self._denominators = {
@@ -84,16 +80,9 @@ class PolicyLoss:
         self._num_ages = derived.max_staleness(spec) + 1 if derived.mixes_versions(spec) else 0
         self.names: list[str] = []
 
-    def __call__(self, index: int, micro_batch: MicroBatch, logits: Logits) -> tuple[Tensor, Tensor]:
+    def __call__(self, index: int, micro_batch: MicroBatch, tokens: TokenValues) -> tuple[Tensor, Tensor]:
         """(this micro-batch's share of the loss, its metrics [M] float32 in the order of `names`)."""
-        log_probs, entropy = response_log_probs(
-            logits.values,
-            micro_batch.labels,
-            self._sampling,
-            logits.group,
-            self._vocab_size,
-            entropy_grad=self._spec.entropy_coefficient > 0,
-        )
+        log_probs, entropy = tokens.log_probs, tokens.entropy
         weights = token_weights(micro_batch.mask, self._spec.aggregation, **self._denominators)
         loss, metrics = policy_gradient_loss(
             LossInputs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,9 +13,11 @@ from torch.distributed import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from rljob_worker.models.hf_model import gathered_apart, has_packed_attention
+from rljob_worker.algorithms import response_log_probs
+from rljob_worker.algorithms.output_layer import Wanted, output_log_probs
+from rljob_worker.models.hf_model import gathered_apart, has_packed_attention, plain_head
 from rljob_worker.trainer.batches import MicroBatch
-from rljob_worker.trainer.objective import Logits
+from rljob_worker.trainer.objective import TokenValues
 
 if TYPE_CHECKING:
     from rljob_worker.models.hf_model import HfModel
@@ -49,10 +52,17 @@ class ShardedModel:
         self.module = model
         self.passed = _passed(model)
         self._packed = has_packed_attention(model)
-        self._selected: Tensor | None = None
+        self._micro_batch: MicroBatch | None = None
+        self._wanted: Wanted | None = None
+        self._made = 0
         if recompute:
             _recompute_layers(model)
-        model.get_output_embeddings().register_forward_pre_hook(self._select)
+        head = model.get_output_embeddings()
+        self._plain = plain_head(model)
+        if self._plain:
+            setattr(head, "forward", partial(self._token_values, head))  # noqa: B010
+        else:
+            head.register_forward_pre_hook(self._select)
         self._units = _sharded_units(model, mesh, dtype, reshard_after_forward)
 
     @contextmanager
@@ -68,16 +78,30 @@ class ShardedModel:
             for unit in self._units:
                 unit.reshard()
 
-    def logits(self, micro_batch: MicroBatch) -> Logits:
-        """Those of the response positions; only these rows reach the head."""
-        self._selected = micro_batch.rows
+    def tokens(self, micro_batch: MicroBatch, wanted: Wanted) -> TokenValues:
+        """Log-probabilities and entropies of the response tokens; only their rows reach the head."""
+        self._micro_batch, self._wanted = micro_batch, wanted
         ids, positions = micro_batch.input_ids, micro_batch.position_ids
         if self._packed:
             bounds = micro_batch.bounds.tolist()
             output = self.module(input_ids=ids, position_ids=positions, use_cache=False, row_bounds=bounds)
         else:
             output = self.module(input_ids=ids, position_ids=positions, use_cache=False)
-        return Logits(output.logits.squeeze(0))
+        values = output.logits.squeeze(0)
+        if self._plain:
+            if values.data_ptr() != self._made:
+                raise RuntimeError(f"{type(self.module).__name__} changes its logits, which its config does not say")
+            return TokenValues(*values.unbind(-1))
+        log_probs, entropy = response_log_probs(
+            values,
+            micro_batch.labels,
+            wanted.sampling,
+            None,
+            wanted.vocab_size,
+            with_entropy=wanted.entropy,
+            entropy_grad=wanted.entropy_grad,
+        )
+        return TokenValues(log_probs, entropy)
 
     def take_gradients(self) -> dict[str, Tensor]:
         """This rank's rows of the gradients, by parameter that is trained; none are left in the model.
@@ -101,9 +125,22 @@ class ShardedModel:
             parameter.grad = None
 
     def _select(self, _head: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        assert self._selected is not None
         hidden, *rest = args
-        return (hidden.flatten(0, 1).index_select(0, self._selected).unsqueeze(0), *rest)
+        return (self._rows(hidden).unsqueeze(0), *rest)
+
+    def _rows(self, hidden: Tensor) -> Tensor:
+        assert self._micro_batch is not None
+        return hidden.flatten(0, 1).index_select(0, self._micro_batch.rows)
+
+    def _token_values(self, head: nn.Module, hidden: Tensor) -> Tensor:
+        """In the place of the head's product: [1, S, h] -> log-probabilities and entropies [1, n, 2]."""
+        assert self._micro_batch is not None
+        assert self._wanted is not None
+        weight = head.get_parameter("weight")
+        values = output_log_probs(self._rows(hidden), weight, self._micro_batch.labels, self._wanted, None)
+        stacked = torch.stack(values, dim=-1).unsqueeze(0)
+        self._made = stacked.data_ptr()
+        return stacked
 
 
 def _passed(model: HfModel) -> float:

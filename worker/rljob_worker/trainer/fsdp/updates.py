@@ -36,7 +36,7 @@ class Passes:
             for index, micro_batch in enumerate(micro_batches):
                 if not self._stop.skip():
                     here = micro_batch.to(self._device)
-                    results.append(compute(index, here, self._model.logits(here))[1])
+                    results.append(compute(index, here, self._model.tokens(here, compute.wanted))[1])
         self._stop.finish_pass()
         return results
 
@@ -51,7 +51,7 @@ class Passes:
             for index, micro_batch in enumerate(micro_batches):
                 if not self._stop.skip():
                     here = micro_batch.to(self._device)
-                    loss, result = compute(index, here, self._model.logits(here))
+                    loss, result = compute(index, here, self._model.tokens(here, compute.wanted))
                     loss.backward()
                     results.append(result)
         self._stop.finish_pass()

@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rljob_worker.algorithms.output_layer import Wanted, output_log_probs
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.backend import Compute
 from rljob_worker.trainer.batches import MicroBatch
 from rljob_worker.trainer.megatron.expert_replay import ExpertReplay
 from rljob_worker.trainer.megatron.rows import PositionRotary, packed_seq_params
-from rljob_worker.trainer.objective import Logits
+from rljob_worker.trainer.objective import TokenValues
 from rljob_worker.trainer.stopping import StopAgreement
 from rljob_worker.upstream.megatron_types import DistributedDataParallel
 
@@ -25,8 +26,8 @@ Loss = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 class PipelineRunner:
     """Forward and forward-backward passes of this rank's model over micro-batches.
 
-    The output layer runs on response positions only: with long prompts and large vocabularies, its logits are most of
-    the memory and a large part of the time.
+    The output layer runs on response positions only, and gives log-probabilities: with long prompts and large
+    vocabularies, logits are most of the memory and a large part of the time.
     """
 
     def __init__(
@@ -47,6 +48,8 @@ class PipelineRunner:
         self._vocabulary_group = vocabulary_group
         self._replay = replay
         self._selected: Tensor | None = None
+        self._labels: Tensor | None = None
+        self._wanted: Wanted | None = None
         self._schedule = get_forward_backward_func()
         self._finalize = finalize_model_grads
         self._device = next(ddp.parameters()).device
@@ -58,11 +61,7 @@ class PipelineRunner:
         self._rotary = PositionRotary(model.rotary_pos_emb)
         setattr(model, "rotary_pos_emb", self._rotary)  # noqa: B010
         if layout.last_stage:
-            if self._sequence_parallel:
-                # Positions are gathered before some of them are selected, not by the layer.
-                model.output_layer.sequence_parallel = False
-                model.output_layer.allreduce_dgrad = True
-            model.output_layer.register_forward_pre_hook(self._select)
+            setattr(model.output_layer, "forward", partial(self._token_values, model.output_layer))  # noqa: B010
 
     def forward(self, micro_batches: Sequence[MicroBatch], compute: Compute) -> list[Tensor]:
         """Results of `compute` on the last pipeline stage, [] on the others; raises StopRequested on all ranks."""
@@ -100,7 +99,7 @@ class PipelineRunner:
         micro_batch = micro_batch.to(self._device)
         if self._sequence_parallel:
             micro_batch = micro_batch.padded(self._layout.tp)
-        self._selected = micro_batch.rows
+        self._selected, self._labels, self._wanted = micro_batch.rows, micro_batch.labels, compute.wanted
         self._rotary.positions = micro_batch.position_ids[0]
         if self._replay is not None:
             self._replay.use(micro_batch)
@@ -108,19 +107,33 @@ class PipelineRunner:
             micro_batch.input_ids, micro_batch.position_ids, None, packed_seq_params=packed_seq_params(micro_batch)
         )
 
-        def loss_func(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            loss, result = compute(index, micro_batch, Logits(logits.squeeze(0), self._vocabulary_group))
+        def loss_func(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            loss, result = compute(index, micro_batch, TokenValues(*values.squeeze(0).unbind(-1)))
             return loss, self._no_tokens, result
 
         return output, loss_func
 
-    def _select(self, _module: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _token_values(
+        self,
+        layer: torch.nn.Module,
+        hidden: Tensor,
+        weight: Tensor | None = None,
+        runtime_gather_output: bool | None = None,
+    ) -> tuple[Tensor, None]:
+        """In the place of the output layer's product: [S, 1, h] -> log-probabilities and entropies [n, 1, 2].
+
+        A weight that is shared with the embedding comes with the call.
+        """
         assert self._selected is not None
-        hidden, *rest = args
+        assert self._labels is not None
+        assert self._wanted is not None
         if self._sequence_parallel:
             # The gradient is whole on each rank, which keeps that of its own positions.
             hidden = self._gather(hidden, tensor_parallel_output_grad=False)
-        return (hidden.flatten(0, 1).index_select(0, self._selected).unsqueeze(1), *rest)
+        rows = hidden.flatten(0, 1).index_select(0, self._selected)
+        own = weight if weight is not None else layer.get_parameter("weight")
+        values = output_log_probs(rows, own, self._labels, self._wanted, self._vocabulary_group)
+        return torch.stack(values, dim=-1).unsqueeze(1), None
 
     def _nothing(self) -> Tensor:
         """Output of a skipped micro-batch; it keeps the gradient path between stages."""
