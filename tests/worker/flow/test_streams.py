@@ -104,13 +104,6 @@ def test_its_arrays_cannot_be_written() -> None:
         stream.ids[0] = 2
 
 
-@given(prompt=IDS, pairs=st.lists(st.tuples(st.integers(0, 999), LOG_PROBS), max_size=6), version=st.integers(0, 3))
-def test_a_response_in_one_piece_is_one_that_was_appended(prompt: list[int], pairs: list, version: int) -> None:
-    ids, log_probs = np.array([i for i, _ in pairs], np.int64), np.array([p for _, p in pairs], np.float32)
-    grown = TokenStream.of_prompt(prompt).append_sampled(ids, log_probs, version=version)
-    assert TokenStream.of_response(np.array(prompt), ids, log_probs, version=version) == grown
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

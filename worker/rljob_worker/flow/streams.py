@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,6 @@ class TokenStream:
             raise ValueError(f"{self.ids.shape} tokens with {self.log_probs.shape} log-probabilities")
         if self.spans and self.spans[0].kind is not SpanKind.PROMPT:
             raise ValueError("a stream begins with its prompt")
-        # As bytes of 0 and 1: an array's `all` of each span would be a third of a short response's way to a stream.
         finite = np.isfinite(self.log_probs).tobytes()
         end, before = 0, None
         for span in self.spans:
@@ -104,15 +104,12 @@ class TokenStream:
                 raise ValueError("a span belongs to an earlier turn than the one before it")
             if before is not None and span.continues(before):
                 raise ValueError("two neighbouring spans have the same origin")
-            wrong = b"\0" if span.kind is SpanKind.SAMPLED else b"\1"
-            if finite.find(wrong, span.start, span.stop) >= 0:
-                raise ValueError("log-probabilities must be finite where tokens were sampled, and NaN elsewhere")
+            _check_finite(finite[span.start : span.stop], span.kind)
             before = span
         if end != len(self.ids) or not self.spans or before is not self.spans[-1]:
             ends = [span.stop for span in self.spans]
             raise ValueError(f"{len(self.ids)} tokens are not covered by spans that end at {ends}")
-        self.ids.setflags(write=False)
-        self.log_probs.setflags(write=False)
+        self._close()
 
     @classmethod
     def of_prompt(cls, ids: Sequence[int] | IntArray) -> TokenStream:
@@ -120,20 +117,13 @@ class TokenStream:
         tokens = np.array(ids, dtype=np.int64)
         return cls(tokens, _not_sampled(len(tokens)), (Span(SpanKind.PROMPT, 0, len(tokens)),))
 
-    @classmethod
-    def of_response(cls, prompt: IntArray, ids: IntArray, log_probs: FloatArray, *, version: int) -> TokenStream:
-        """A prompt and what weights of `version` answered to it, in one piece: as `of_prompt` and `append_sampled`."""
-        p, n = len(prompt), len(prompt) + len(ids)
-        spans = (Span(SpanKind.PROMPT, 0, p),) + ((Span(SpanKind.SAMPLED, p, n, 0, version),) if n > p else ())
-        return cls(np.concatenate([prompt, ids]), np.concatenate([_not_sampled(p), log_probs]), spans)
-
     def append_sampled(
         self, ids: Sequence[int] | IntArray, log_probs: Sequence[float] | FloatArray, *, version: int
     ) -> TokenStream:
         """This stream and what weights of `version` sampled after it: k ids and k finite log-probabilities."""
         last = self.spans[-1]
         turn = last.turn + 1 if last.kind is SpanKind.OBSERVED else last.turn
-        return self._append(SpanKind.SAMPLED, ids, np.array(log_probs, dtype=np.float32), turn, version)
+        return self._append(SpanKind.SAMPLED, ids, log_probs, turn, version)
 
     def append_observed(self, ids: Sequence[int] | IntArray) -> TokenStream:
         """This stream and what an environment answered to it."""
@@ -226,15 +216,45 @@ class TokenStream:
             raise ValueError(f"not a token stream: {error}") from error
 
     def _append(
-        self, kind: SpanKind, ids: Sequence[int] | IntArray, log_probs: FloatArray, turn: int, version: int | None
+        self,
+        kind: SpanKind,
+        ids: Sequence[int] | IntArray,
+        log_probs: Sequence[float] | FloatArray,
+        turn: int,
+        version: int | None,
     ) -> TokenStream:
+        """Check only what is added: the rest holds already, and each response of a rollout comes by here."""
         if not len(ids):
             return self
-        added = Span(kind, len(self), len(self) + len(ids), turn, version)
-        last = self.spans[-1]
+        start, last = len(self), self.spans[-1]
+        added = _span(kind, start, start + len(ids), turn, version)
         spans = (*self.spans[:-1], replace(last, stop=added.stop)) if added.continues(last) else (*self.spans, added)
-        tokens = np.array(ids, dtype=np.int64)
-        return TokenStream(np.concatenate([self.ids, tokens]), np.concatenate([self.log_probs, log_probs]), spans)
+        tokens = np.concatenate((self.ids, ids), dtype=np.int64)
+        values = np.concatenate((self.log_probs, log_probs), dtype=np.float32)
+        if len(values) != added.stop:
+            raise ValueError(f"{len(ids)} tokens with {len(log_probs)} log-probabilities")
+        _check_finite(np.isfinite(values[start:]).tobytes(), kind)
+        stream = object.__new__(TokenStream)
+        for name, value in (("ids", tokens), ("log_probs", values), ("spans", spans)):
+            object.__setattr__(stream, name, value)
+        stream._close()
+        return stream
+
+    def _close(self) -> None:
+        self.ids.setflags(write=False)
+        self.log_probs.setflags(write=False)
+
+
+@lru_cache(maxsize=4096)
+def _span(kind: SpanKind, start: int, stop: int, turn: int, version: int | None) -> Span:
+    """A span; a group's responses have many equal ones."""
+    return Span(kind, start, stop, turn, version)
+
+
+def _check_finite(finite: bytes, kind: SpanKind) -> None:
+    """Check a span's tokens, 0 or 1 each: an array's `all` would be a third of a short response's way to a stream."""
+    if (b"\0" if kind is SpanKind.SAMPLED else b"\1") in finite:
+        raise ValueError("log-probabilities must be finite where tokens were sampled, and NaN elsewhere")
 
 
 def packed(values: npt.NDArray[Any], dtype: str) -> str:
