@@ -64,6 +64,8 @@ WORDS = {
     "mamba_cache_dtype": _STATES,
     "mamba_ssm_cache_dtype": _STATES,
     "mamba_cache_mode": ("all", "align", "none"),
+    "attention_backend": ("CPU_ATTN", "CUSTOM", "FLASHINFER", "FLASH_ATTN", "FLEX_ATTENTION", "TRITON_ATTN"),
+    "config_format": ("auto", "hf"),
     "scheduling_policy": ("fcfs", "priority"),
     "performance_mode": ("balanced", "interactivity", "throughput"),
     "prefix_caching_hash_algo": ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -41,7 +42,13 @@ _TAGS = Argument(f"1 to {MAX_TAGS} different names of tags, like [think, answer]
 
 
 _COLUMN = Argument("the name of a column", lambda value: isinstance(value, str) and 0 < len(value) <= 253)
-_NAME = Argument("the name of a function", lambda value: isinstance(value, str) and bool(_FUNCTION.fullmatch(value)))
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(value, str) and bool(_FUNCTION.fullmatch(value)) and not keyword.iskeyword(value)
+
+
+_NAME = Argument("the name of a function", _is_function)
 
 
 def _one_of(*values: str) -> Argument:
@@ -86,6 +93,8 @@ def argument_faults(name: str, args: Mapping[str, Any]) -> Iterator[tuple[str, s
             yield key, f"is no argument of the reward {name}", ", ".join(known) or "leave args out"
         elif not known[key].fits(value):
             yield key, "has the wrong type or value", known[key].allowed
+    if name == "code" and "function" in args and args.get("kind") in ("Stdin", "Pytest"):
+        yield "function", f"has no effect with kind: {args['kind']}", "only with kind: Calls"
     pattern = args.get("pattern")
     if name == "regex" and isinstance(pattern, str):
         try:

@@ -18,8 +18,10 @@ from rljob_api.rules.episodes import EPISODES
 from rljob_api.rules.findings import Check, Finding
 from rljob_api.rules.infrastructure import CLUSTER, NETWORK, PARALLELISM
 from rljob_api.rules.learning import ENGINE_ARGS, LEARNING, MODEL_AND_DATA
+from rljob_api.rules.lists import LIST_CHECKS
 from rljob_api.rules.model_config import MODEL_CHECKS
 from rljob_api.rules.modes import DEVICE_GROUPS, STALENESS
+from rljob_api.rules.observed import OBSERVED_CHECKS
 from rljob_api.rules.pod_templates import POD_CHECKS
 from rljob_api.rules.pods import CLUSTER_CHECKS
 from rljob_api.rules.sandbox import SANDBOX_CHECKS
@@ -74,7 +76,10 @@ def checks_on(block: type[ApiModel]) -> tuple[Check, ...]:
     """Return the checks of one block that the API server cannot make."""
     return tuple(
         check
-        for table in (TEXT_CHECKS, SANDBOX_CHECKS, MODEL_CHECKS, POD_CHECKS, CLUSTER_CHECKS, DEVICE_CHECKS)
+        for table in (
+            *(TEXT_CHECKS, LIST_CHECKS, OBSERVED_CHECKS, SANDBOX_CHECKS, MODEL_CHECKS),
+            *(POD_CHECKS, CLUSTER_CHECKS, DEVICE_CHECKS),
+        )
         for check in table.get(block, ())
     )
 

@@ -201,6 +201,7 @@ def parallel_findings(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]
     if spec.rollout.router_replay and config.get("model_type") in ("qwen2", "qwen3", "qwen3_5"):
         yield Finding(("rollout", "routerReplay"), "the model has no experts", "false")
     yield from _on_cpu(config, spec)
+    yield from _adapters_of(config, spec)
     yield from _tokens_of(config, spec)
     yield from _cache_of(config, spec)
     positions = size_of(config, "max_position_embeddings")
@@ -212,6 +213,10 @@ def parallel_findings(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]
     if positions and spec.episodes is not None and spec.episodes.max_tokens > positions:
         wrong = f"is more than the model takes (max_position_embeddings {positions})"
         yield Finding(("episodes", "maxTokens"), wrong, f"at most {positions}")
+
+
+LINEAR_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Linear modules in a layer of qwen2 and qwen3; those of other models are looked at when one is built."""
 
 
 def _language(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -237,6 +242,22 @@ def _on_cpu(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]:
                       ", ".join(map(str, CPU_HEAD_SIZES)))  # fmt: skip
     if config.get("model_type") == "qwen3_5" and spec.training.precision != Precision.BF16:
         yield Finding(("training", "precision"), "vLLM's linear attention on CPU computes in bf16 alone", "bf16")
+
+
+def _adapters_of(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]:
+    """Adapters of modules that there are not, and of a rank that no module has."""
+    lora = spec.training.lora
+    if lora is None:
+        return
+    known = LINEAR_MODULES if config.get("model_type") in ("qwen2", "qwen3") else ()
+    for i, target in enumerate(lora.targets or ()):
+        if known and target not in known:
+            yield Finding(("training", "lora", "targets", i), "is no linear module of the model's layers",
+                          ", ".join(known))  # fmt: skip
+    width = size_of(_language(config), "hidden_size")
+    if width and lora.rank > width:
+        yield Finding(("training", "lora", "rank"), "is more than the rank of what it is added to",
+                      f"at most the model's hidden_size ({width})")  # fmt: skip
 
 
 def _tokens_of(config: Mapping[str, Any], spec: Any) -> Iterator[Finding]:

@@ -22,6 +22,8 @@ CONFIG = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512,
 }  # fmt: skip
 LONG = "a" * 300
+WEIGHTS = b"\2" + bytes(7) + b"{}"
+"""A safetensors file of no tensors."""
 FILES = {
     "empty.jsonl": b"",
     "binary.jsonl": b"\xff\xfe{}",
@@ -29,6 +31,7 @@ FILES = {
     "half.jsonl": b'{"prompt": "a \\ud83d b", "label": "b"}\n',
     "second.jsonl": b'{"prompt": "a", "label": "b"}\n' * 3 + b'{"prompt": "", "label": "b"}\n',
     "late.jsonl": b"[]\n" + b'{"prompt": "a", "label": "b"}\n',
+    "tags.jsonl": b'{"prompt": "a", "label": "b", "tag": "m", "tests": {"inputs": [], "outputs": []}}\n',
     "text.parquet": b"no",
     "text.txt": b"no",
     "syntax.py": b"x = 1\ndef f(:\n",
@@ -70,10 +73,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in ("tokenizer.json", "model.safetensors"):
         for kind in ("pipe", "device"):
             shutil.copytree(folder / "no weights", folder / f"{file} {kind}")
-            (folder / f"{file} {kind}" / "model.safetensors").write_bytes(b"x")
+            (folder / f"{file} {kind}" / "model.safetensors").write_bytes(WEIGHTS)
             put(folder / f"{file} {kind}" / file, kind)
     shutil.copytree(folder / "no weights", folder / "whole")
-    (folder / "whole" / "model.safetensors").write_bytes(b"x")
+    (folder / "whole" / "model.safetensors").write_bytes(WEIGHTS)
+    for kind in ("torn", "folder", "link"):
+        shutil.copytree(folder / "no weights", folder / f"weights {kind}")
+        put(folder / f"weights {kind}" / "model.safetensors", kind)
+    shutil.copytree(folder / "whole", folder / "index")
+    (folder / "index" / "model.safetensors.index.json").write_text('{"weight_map": {"a": "two.safetensors"}}')
     (folder / "no tokenizer").mkdir()
     (folder / "no tokenizer" / "config.json").write_text(json.dumps(CONFIG))
     for name in ("pipe", "pipe.jsonl", "pipe.py", "pipe.jinja", "pipe.yaml"):
@@ -96,6 +104,8 @@ def put(path: Path, kind: str) -> None:
         path.symlink_to("/dev/zero")
     elif kind == "folder":
         path.mkdir()
+    elif kind == "link":
+        path.symlink_to("nowhere")
     else:
         path.write_text("{")
 
@@ -120,6 +130,10 @@ def part(path: str) -> list[str]:
     return ["--set", f"spec.reward={{parts: [{{name: match}}, {{python: '{path}'}}]}}"]
 
 
+def code(tests: str) -> list[str]:
+    return [*data("%/tags.jsonl"), "--set", f"spec.reward={{name: code, args: {{kind: Stdin, tests: {tests}}}}}"]
+
+
 NO_FILE = "is no file, but a pipe, device or folder"
 WANTED = "a folder with config.json, *.safetensors and tokenizer files, or the id of a hub"
 OF_RUN: list[tuple[list[str], str]] = [
@@ -139,6 +153,17 @@ OF_RUN: list[tuple[list[str], str]] = [
     (model("%/tokenizer.json device"), f"%/tokenizer.json device/tokenizer.json: cannot be read: {NO_FILE}"),
     (model("%/model.safetensors pipe"), "%/model.safetensors pipe/model.safetensors is a pipe or device"),
     (model("%/model.safetensors device"), "%/model.safetensors device/model.safetensors is a pipe or device"),
+    (model("%/weights torn"), "spec.model.path: %/weights torn/model.safetensors: not a readable safetensors file"),
+    (model("%/weights folder"), "spec.model.path: %/weights folder/model.safetensors is a folder, not a file"),
+    (model("%/weights link"), "spec.model.path: %/weights link/model.safetensors leads nowhere"),
+    (
+        model("%/index"),
+        "spec.model.path: %/index/two.safetensors: no such file, but model.safetensors.index.json lists",
+    ),
+    (
+        [*model("%/whole"), "--set", "spec.training={backend: FSDP, lora: {targets: [q_proj, query]}}"],
+        "spec.training.lora.targets[1]: is no linear module of the model's layers; allowed: q_proj, k_proj",
+    ),
     (
         [*model("%/whole"), "--set", "spec.rollout.stopTokenIds=[63, 64]"],
         "spec.rollout.stopTokenIds[1]: is no token of",
@@ -162,6 +187,17 @@ OF_RUN: list[tuple[list[str], str]] = [
     (data("%/nothing"), "spec.data.path: %/nothing is not a dataset folder written by save_to_disk"),
     (data("%/loop"), "spec.data.path: %/loop: Too many levels of symbolic links"),
     (data("~nobody-of-this-name/x.jsonl"), "spec.data.path: ~nobody-of-this-name/x.jsonl: there is no such user"),
+    (
+        [*data("%/tags.jsonl"), "--set", "spec.reward={by: kind, parts: [{name: exact, rows: [m]}]}"],
+        "spec.reward.by: %/tags.jsonl (spec.data) has no column 'kind'; the columns there are: 'label', 'prompt'",
+    ),
+    (
+        [*data("%/tags.jsonl"), "--set", "spec.reward={by: tag, parts: [{name: exact, rows: [other]}]}"],
+        "%/tags.jsonl, row 0: tag is 'm', which is in no part's rows",
+    ),
+    (code("column"), "%/tags.jsonl, row 0: the row has no column 'column' (args.tests)"),
+    (code("label"), "%/tags.jsonl, row 0: the text of the tests is no JSON"),
+    (code("tests"), "%/tags.jsonl, row 0: there are no tests (args.tests)"),
     # --- templates and rewards -----------------------------------------------------------------------
     (template("/nowhere.jinja"), "spec.data.chat.templateFile: /nowhere.jinja does not exist"),
     (template("%/pipe.jinja"), "spec.data.chat.templateFile: %/pipe.jinja is not a file"),
@@ -246,6 +282,12 @@ OF_OTHERS: list[tuple[list[str], str]] = [
     (
         ["validate", JOB, "--set", "spec.evaluation={data: {path: ../nowhere}}"],
         "spec.evaluation.data.path: ../nowhere does not exist",
+    ),
+    (["validate", JOB, *model("%/weights torn")], "%/weights torn/model.safetensors: not a readable safetensors"),
+    (["validate", JOB, *code("column")], "spec.reward: 1 of 1 rows of spec.data cannot be tested by the reward code"),
+    (
+        ["validate", JOB, *data("%/tags.jsonl"), "--set", "spec.reward={by: kind, parts: [{name: exact, rows: [m]}]}"],
+        "spec.reward.by: %/tags.jsonl (spec.data) has no column 'kind'",
     ),
     (["validate", "%/pipe.yaml"], "%/pipe.yaml: 1 problem\n  is a pipe that was not written to its end within 1.5 s"),
     (["validate", "%/device"], "%/device: 1 problem\n  is neither a file nor a pipe"),

@@ -220,7 +220,9 @@ def test_what_the_template_refuses_is_named(make_spec: MakeSpec, write_jsonl: Wr
     spec = make_spec({"path": write_jsonl(rows(2)), "applyChatTemplate": True, "shuffle": False})
     tokenizer = tokenizer_for(spec)
     tokenizer.chat_template = "{{ raise_exception('no system prompt') }}"
-    with pytest.raises(UserError, match=r"data\.jsonl, row 0: the chat template refuses .*no system prompt"):
+    with pytest.raises(
+        UserError, match=r"applyChatTemplate: the model's chat template: refuses .*row 0: .*no system prompt"
+    ):
         PromptSource(spec, tokenizer).next_prompts(1)
     tokenizer.chat_template = None
     with pytest.raises(UserError, match=r"spec\.data\.applyChatTemplate: the model's tokenizer has no chat template"):

@@ -27,10 +27,12 @@ _ALIASES = {
     "mamba_ssm_cache_dtype": ("cache", "MambaDType"),
     "mamba_cache_mode": ("cache", "MambaCacheMode"),
     "prefix_caching_hash_algo": ("cache", "PrefixCachingHashAlgo"),
+    "attention_backend": ("../v1/attention/backends/registry", "AttentionBackendEnum"),
+    "config_format": ("../transformers_utils/config", "ConfigFormat"),
     "scheduling_policy": ("scheduler", "SchedulerPolicy"),
     "performance_mode": ("vllm", "PerformanceMode"),
 }
-"""Argument -> module of vllm.config, and the Literal with its values."""
+"""Argument -> module of vllm.config, and the Literal or Enum with its values."""
 
 
 def source(name: str) -> ast.Module:
@@ -49,6 +51,9 @@ def types() -> Iterator[tuple[str, str]]:
 
 def literal(module: str, name: str) -> set[object]:
     for line in source(f"config/{module}.py").body:
+        if isinstance(line, ast.ClassDef) and line.name == name:
+            members = [one.targets[0] for one in line.body if isinstance(one, ast.Assign)]
+            return {member.id for member in members if isinstance(member, ast.Name)}
         if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name) and line.targets[0].id == name:
             assert isinstance(line.value, ast.Subscript)
             words = ast.literal_eval(line.value.slice)

@@ -13,7 +13,7 @@ from rljob_worker.checkpoints.run_folder import folder_error
 from rljob_worker.cli.environments import check_environment_code
 from rljob_worker.cli.model_folder import check_model_folder, local_folder
 from rljob_worker.data.chat import read_template
-from rljob_worker.data.sources import check_head, check_path, data_sources, evaluation_sources
+from rljob_worker.data.sources import check_path, data_sources, evaluation_sources
 from rljob_worker.driver.preflight import (
     check_engine_arguments,
     check_layout,
@@ -26,6 +26,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.host.memory import HostMemory
 from rljob_worker.host.paths import check_writable_folder
 from rljob_worker.records.run_files import read_run
+from rljob_worker.rewards.row_check import check_first_rows
 from rljob_worker.rewards.source_check import check_sources
 
 
@@ -70,7 +71,7 @@ def look_first(
         check_model_folder(folder, spec)
     for field, source in data_sources(spec) + evaluation_sources(spec):
         check_path(source, field)
-        check_head(source, field)
+        check_first_rows(spec, source, field)
         read_template(source, field)
     check_sources(spec)
     check_environment_code(spec)

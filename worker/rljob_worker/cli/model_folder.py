@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rljob_api.blocks import path_text
@@ -14,6 +15,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.host.paths import home_expanded, what_is_at
 from rljob_worker.models.facts import read_hf_config
 from rljob_worker.models.json_files import check_json_files
+from rljob_worker.models.weight_files import tensor_files
 
 FIELD = "spec.model.path"
 _WANTED = "a folder with config.json, *.safetensors and tokenizer files, or the id of a hub (owner/name)"
@@ -63,11 +65,27 @@ def check_model_folder(folder: Path, spec: RLJobSpec) -> None:
         raise UserError(f"{FIELD}: {folder} has no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
     if not any(name.endswith(".safetensors") for name in names):
         raise UserError(f"{FIELD}: {folder}: no weights: there is no *.safetensors file")
-    for name, path in names.items():
-        if name.endswith((".json", ".safetensors", ".txt", ".model", ".jinja")) and what_is_at(path) == "other":
-            raise UserError(f"{FIELD}: {path} is a pipe or device, not a file")
+    _check_kinds(names)
+    try:
+        tensor_files(folder)
+    except UserError as error:
+        raise UserError(f"{FIELD}: {error}") from None
     if wrong := fit_problems(content, spec):
         raise UserError(str(ManifestError(wrong, str(config))))
+
+
+def _check_kinds(names: Mapping[str, Path]) -> None:
+    """Refuse what is no file and has the name of one that is read."""
+    what = {"other": "is a pipe or device, not a file", "folder": "is a folder, not a file", "nothing": "leads nowhere"}
+    for name, path in names.items():
+        if not name.endswith((".json", ".safetensors", ".txt", ".model", ".jinja")):
+            continue
+        try:
+            kind = what_is_at(path)
+        except OSError as error:
+            raise UserError(f"{FIELD}: {path}: {error.strerror}") from None
+        if kind in what:
+            raise UserError(f"{FIELD}: {path} {what[kind]}")
 
 
 def fit_problems(config: dict[str, object], spec: RLJobSpec) -> list[Problem]:

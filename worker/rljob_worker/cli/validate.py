@@ -7,15 +7,15 @@ import argparse
 from rljob_api import RLJob, RLJobSpec
 from rljob_api.problems import ManifestError, Problem
 from rljob_api.safe_text import visible, visible_line
-from rljob_api.spec import DataSource
 from rljob_worker.cli.environments import TriedEnvironments
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
 from rljob_worker.data.renderer import ScoredRows
 from rljob_worker.data.reward_rows import unused_parts
-from rljob_worker.data.sources import check_head, check_path, data_sources, evaluation_sources, load_source
+from rljob_worker.data.sources import check_path, data_sources, evaluation_sources, load_source
 from rljob_worker.driver.preflight import check_engine_arguments, check_layout
 from rljob_worker.errors import UserError
 from rljob_worker.host.paths import home_expanded, what_is_at
+from rljob_worker.rewards.row_check import check_first_rows, scored_rows
 from rljob_worker.rewards.source_check import check_sources, told_signatures
 
 
@@ -64,28 +64,17 @@ def _first_prompts(spec: RLJobSpec) -> list[str]:
     for field, source in sources:
         if _is_relative(source.path) or not _elsewhere(source.path):
             check_path(source, field)
-            check_head(source, field)
+            check_first_rows(spec, source, field)
     model_here = spec.model.random is not None or not _elsewhere(spec.model.path)
     if not local or not model_here or len(local) < len(sources):
-        found = [_scored(spec, source, field) for field, source in local]
+        found = [scored_rows(spec, load_source(source, field)) for field, source in local]
         return _by_value(found, complete=len(local) == len(sources))
     # Importing transformers takes seconds: what is wrong in the first rows is said before.
     from rljob_worker.data.preview import first_prompts
 
-    held_out = [_scored(spec, source, field) for field, source in evaluation_sources(spec)]
+    held_out = [scored_rows(spec, load_source(source, field)) for field, source in evaluation_sources(spec)]
     previews, training = first_prompts(spec, _longest_prompt(spec))
     return [line for preview in previews for line in preview.lines()] + _by_value(training + held_out, complete=True)
-
-
-def _scored(spec: RLJobSpec, source: DataSource, field: str) -> ScoredRows:
-    """The rows of a source, each looked at."""
-    from rljob_worker.data.evaluate import held_out_settings
-
-    loaded = load_source(source, field)
-    if spec.evaluation is not None and field.startswith("spec.evaluation"):
-        return ScoredRows.of(loaded, spec.reward, held_out_settings(spec.evaluation, source.name).max_prompts)
-    own = [row for row in spec.data.skip if str(row).rpartition("/")[0] in ("", loaded.name)]
-    return ScoredRows.of(loaded, spec.reward, left_out=frozenset(int(str(row).rpartition("/")[2]) for row in own))
 
 
 def _by_value(scored: list[ScoredRows], *, complete: bool) -> list[str]:

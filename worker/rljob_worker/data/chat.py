@@ -126,7 +126,7 @@ class ChatTemplate:
             ) from None
         except Exception as error:
             raise UserError(
-                f"{place}: the chat template refuses the prompt: {type(error).__name__}: {error}"
+                f"{self._template_name()}: refuses the prompt of {place}: {type(error).__name__}: {error}"
             ) from error
 
     def conversation(self, messages: Sequence[Mapping[str, str]], opened: bool) -> str:

@@ -139,14 +139,16 @@ def check_path(source: DataSource, field: str) -> None:
         )
 
 
-def check_head(source: DataSource, field: str) -> None:
+def check_head(source: DataSource, field: str) -> LoadedSource | None:
     """Refuse a file whose first row is none, or lacks the columns: UserError says why.
 
-    The others are looked at too where that takes no time; those of a large file are once it is read.
+    Returns:
+        The rows, without the source's chat template, where to read all of them takes no time; those of a large file
+        are looked at once it is read.
     """
     path = Path(source.path or "").expanduser()
     if source.path is None or path.suffix not in _FILES or not path.is_file():
-        return
+        return None
     head = _read(path, field, _HEAD_BYTES)
     if not head:
         raise UserError(f"{field}.path: {path} is empty: it has no rows")
@@ -154,8 +156,7 @@ def check_head(source: DataSource, field: str) -> None:
         _check_parquet(head, path, field)
     else:
         _check_first_line(head, path, source, field)
-    if path.stat().st_size <= _AT_ONCE_BYTES:
-        _load_rows(source, field)
+    return _load_rows(source, field) if path.stat().st_size <= _AT_ONCE_BYTES else None
 
 
 def _check_first_line(head: bytes, path: Path, source: DataSource, field: str) -> None:

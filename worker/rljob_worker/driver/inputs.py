@@ -27,6 +27,7 @@ from rljob_worker.models.json_files import check_json_files
 from rljob_worker.models.random_model import make_random_model
 from rljob_worker.models.trained import trained_model
 from rljob_worker.rewards.label_check import LabelCheck
+from rljob_worker.rewards.row_check import check_tests
 from rljob_worker.rewards.runner import RewardRunner
 from rljob_worker.rollouts.inputs import Inputs
 from rljob_worker.rollouts.worlds import JobEnvironments
@@ -101,6 +102,7 @@ def read_inputs(spec: RLJobSpec, folder: Path, *, saves: bool = True) -> Inputs:
     routed = {one.loaded.field: one.routed for one in scored if one.routed is not None}
     for sentence in unused_parts(routed.values()):
         logger.warning("%s", sentence)
+    check_tests(scored)
     with waiting_for("spec.reward to be imported and tried"):
         rewards = RewardRunner(spec, tokenizer, columns=prompts.columns(), routed=routed, private=private)
     return Inputs(

@@ -10,9 +10,10 @@ import torch
 from rljob_api.spec import LoraSpec
 from rljob_worker.errors import UserError
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.hf_io import check_tensor_names, names_by_file, open_tensors, tensor_files
+from rljob_worker.models.hf_io import check_tensor_names, open_tensors
 from rljob_worker.models.trained import TrainedModel, checkpoint_tensors
 from rljob_worker.models.transformers_model import TransformersModel, elements
+from rljob_worker.models.weight_files import names_by_file, tensor_files
 
 _DTYPES = ("F32", "BF16", "F16")
 _SAMPLED = 4096

@@ -17,14 +17,12 @@ from rljob_worker.errors import UserError
 from rljob_worker.host.files import write_whole, writing
 from rljob_worker.models.checkpoint_views import DERIVED
 from rljob_worker.models.config import ModelConfig
-from rljob_worker.models.json_files import read_json_object
 from rljob_worker.models.manifest import CheckpointTensors
 from rljob_worker.models.served import architecture_of
 from rljob_worker.models.trained import checkpoint_tensors
+from rljob_worker.models.weight_files import INDEX_FILE, SINGLE_FILE, names_by_file, tensor_files
 from rljob_worker.tensor_slice import Piece
 
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -156,52 +154,6 @@ def open_tensors(path: Path) -> TensorFile:
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a readable safetensors file: {error}") from error
     return file
-
-
-def names_by_file(files: Mapping[str, Path]) -> dict[Path, list[str]]:
-    """File -> the tensors in it."""
-    names: dict[Path, list[str]] = {}
-    for name, path in files.items():
-        names.setdefault(path, []).append(name)
-    return names
-
-
-def _is_file_name(name: object) -> bool:
-    return isinstance(name, str) and name == Path(name).name and name.endswith(".safetensors")
-
-
-def tensor_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> the file that holds it."""
-    index = folder / INDEX_FILE
-    if index.is_file():
-        try:
-            weight_map = read_json_object(index)["weight_map"]
-        except KeyError:
-            raise UserError(f"{index}: not a safetensors index: it has no weight_map") from None
-        except UserError as error:
-            raise UserError(f"{error}; it is not a safetensors index") from None
-        if not isinstance(weight_map, dict) or not all(_is_file_name(name) for name in weight_map.values()):
-            raise UserError(f"{index}: weight_map must map tensors to names of files beside it")
-        paths = sorted({folder / name for name in weight_map.values()})
-        listed = {name: folder / file for name, file in weight_map.items()}
-    else:
-        paths = sorted(folder.glob("*.safetensors"))
-        listed = None
-    if not paths:
-        raise UserError(f"{folder}: no weights; expected {SINGLE_FILE}, or {INDEX_FILE} with the files it lists")
-    files: dict[str, Path] = {}
-    for path in paths:
-        if not path.is_file():
-            raise UserError(f"{path}: no such file, but {INDEX_FILE} lists it")
-        with open_tensors(path) as file:
-            for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
-                if name in files:
-                    raise UserError(f"{path}: tensor {name} is in {files[name].name} as well")
-                files[name] = path
-    for name, path in (listed or {}).items():
-        if files.get(name) != path:
-            raise UserError(f"{path}: tensor {name} is missing, but {INDEX_FILE} lists it there")
-    return files
 
 
 def check_tensor_names(files: Mapping[str, Path], tensors: CheckpointTensors, what: str, folder: Path) -> None:

@@ -25,8 +25,9 @@ from rljob_worker.models.adapters import (
     scaled_product,
 )
 from rljob_worker.models.checkpoint_views import CheckpointView, check_headers, checkpoint_views
-from rljob_worker.models.hf_io import open_tensors, tensor_files, tensor_shapes
+from rljob_worker.models.hf_io import open_tensors, tensor_shapes
 from rljob_worker.models.hf_model import build_hf_model, tied_names
+from rljob_worker.models.weight_files import tensor_files
 
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PEFT_MODEL = "base_model.model."

@@ -19,6 +19,7 @@ from rljob_worker.rewards.code_tests import (
     CallCase,
     StdinCase,
     call_cases,
+    column,
     program_of,
     same_output,
     same_value,
@@ -204,18 +205,6 @@ class CodeReward:
     def _goes_on(self, verdict: Verdict) -> bool:
         """With all or nothing the first test that fails is the last."""
         return self._share or verdict.passed == _looked_at(verdict)
-
-
-def column(row: Mapping[str, object], name: str) -> object:
-    """A column of a row; `a.b` names field `b` of a column of mappings. Raises ValueError where it is not there."""
-    found: object = row
-    if name in row:
-        return row[name]
-    for part in name.split("."):
-        if not isinstance(found, Mapping) or part not in found:
-            raise ValueError(f"the row has no column {name!r}")
-        found = found[part]
-    return found
 
 
 def _has_ended(run: Run) -> bool:

@@ -56,6 +56,18 @@ def program_of(response: str, extract: str) -> str | None:
     return found
 
 
+def column(row: Mapping[str, object], name: str) -> object:
+    """A column of a row; `a.b` names field `b` of a column of mappings. Raises ValueError where it is not there."""
+    found: object = row
+    if name in row:
+        return row[name]
+    for part in name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            raise ValueError(f"the row has no column {name!r}")
+        found = found[part]
+    return found
+
+
 def stdin_cases(tests: object) -> list[StdinCase]:
     """Raises ValueError where they are in none of the forms."""
     return [StdinCase(_text(given).encode(), _text(expected)) for given, expected in _pairs(tests)[1]]
@@ -91,7 +103,7 @@ def _call_case(name: str, given: object, expected: object) -> CallCase:
 def test_file(tests: object) -> str:
     """The text of pytest's file: as it is, or the `assert_code` of a list joined. Raises ValueError for no text."""
     if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
-        tests = _json(tests, "the tests")
+        tests = _json(tests, "the text of the tests")
     if isinstance(tests, Mapping):
         tests = [tests]
     if isinstance(tests, Sequence) and not isinstance(tests, str):
@@ -109,7 +121,7 @@ def test_file(tests: object) -> str:
 def _pairs(tests: object) -> tuple[object, list[tuple[object, object]]]:
     """(function, (input, output) of each case)."""
     if isinstance(tests, str):
-        tests = _json(tests, "the tests")
+        tests = _json(tests, "the text of the tests")
     if isinstance(tests, Mapping) and "inputs" in tests and "outputs" in tests:
         inputs, outputs = list(tests["inputs"]), list(tests["outputs"])
         if len(inputs) != len(outputs):

@@ -16,8 +16,9 @@ from rljob_worker.devices import Device
 from rljob_worker.memory.sleeping import Region, SleepingMemory, sleeping_memory
 from rljob_worker.models.adapters import adapter_views, add_adapters
 from rljob_worker.models.checkpoint_views import CheckpointView, check_headers, checkpoint_views
-from rljob_worker.models.hf_io import check_tied_head, read_pieces, tensor_files, tensor_shapes
+from rljob_worker.models.hf_io import check_tied_head, read_pieces, tensor_shapes
 from rljob_worker.models.hf_model import build_hf_model, tied_names
+from rljob_worker.models.weight_files import tensor_files
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.fsdp.adapters import ShardedAdapters
 from rljob_worker.trainer.fsdp.attention import register_packed_attention
