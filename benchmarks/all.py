@@ -40,6 +40,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("lanes", "--mode", "Async"),
     ("long_tail",),
     ("episodes",),
+    ("episode_faults",),
     ("peer_trl",),
     ("code_runs",),
     ("run_trace",),

@@ -50,7 +50,7 @@ class Task:
     control: float
 
 
-TASKS = {"frozen-lake": Task(0.7, 0.1, 0.3)}
+TASKS = {"frozen-lake": Task(0.7, 0.1, 0.3), "sokoban": Task(0.3, 0.15, 0.3)}
 
 
 def held_out_of(example: str) -> tuple[EvaluationSet, int]:

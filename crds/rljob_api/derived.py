@@ -219,6 +219,14 @@ def max_staleness(spec: RLJobSpec) -> int:
     return staleness(spec).max
 
 
+def prompts_open(spec: RLJobSpec) -> int:
+    """Prompts whose samples may be open at once: those that are generated together, or that the staleness allows."""
+    if spec.mode != Mode.ASYNC:
+        return prompts_at_once(spec)
+    within_bound = (max_staleness(spec) + 1) * spec.rollout.prompts_per_step
+    return min(staleness(spec).in_flight or within_bound, within_bound)
+
+
 def on_limit(spec: RLJobSpec) -> StalenessLimit:
     """What becomes of groups that reach the bound before they are complete."""
     return staleness(spec).on_limit

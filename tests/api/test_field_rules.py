@@ -50,7 +50,6 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ([*EPISODES, "episodes.onError=Fail", "episodes.errorReward=-1"], ["spec.episodes.errorReward"]),
     ([*EPISODES, "rollout.partial={}"], ["spec.rollout.partial"]),
     ([*EPISODES, "rollout.tail={}"], ["spec.rollout.tail"]),
-    ([*EPISODES, *APART], ["spec.mode"]),
     (LAKE, ["spec.episodes"]),
     (["episodes={maxTurns: 4, maxTokens: 9000}"], ["spec.episodes"]),
     (["data={seeds: {count: 8}}"], ["spec.data.environment", "spec.reward.name"]),

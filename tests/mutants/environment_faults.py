@@ -8,6 +8,7 @@ _WORKER = "worker/rljob_worker"
 _HOSTS = "tests/worker/environments/test_environment_hosts.py"
 _BOARDS = "tests/worker/environments/test_boards.py"
 _DELTAS = "tests/worker/data/test_turn_deltas.py"
+_EPISODES = "tests/worker/rollouts/test_episodes_of_turns.py"
 _CHUNKS = "tests/worker/engine/test_response_chunks.py"
 
 ENVIRONMENT_FAULTS = (
@@ -94,5 +95,26 @@ ENVIRONMENT_FAULTS = (
         "        text, broken = self._unspecial(observation)\n",
         "        text, broken = observation, 0\n",
         f"{_DELTAS} -k special_token",
+    ),
+    Fault(
+        "an environment that is asked over an update is asked again",
+        f"{_WORKER}/rollouts/turns.py",
+        "        if live is not None and live.waits:\n",
+        "        if False:\n",
+        f"{_EPISODES}::test_episodes_go_on_over_updates_beside_new_ones",
+    ),
+    Fault(
+        "what an environment says to a dropped sample is given to the one in its place",
+        f"{_WORKER}/rollouts/turns.py",
+        "            if not live.current:\n",
+        "            if False:\n",
+        f"{_EPISODES}::test_what_an_environment_says_to_dropped_samples_is_not_used",
+    ),
+    Fault(
+        "an update of the weights waits for environments",
+        f"{_WORKER}/rollouts/turns.py",
+        "            if paused():\n                return\n",
+        "",
+        f"{_EPISODES}::test_an_update_does_not_wait_for_environments",
     ),
 )

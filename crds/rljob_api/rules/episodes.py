@@ -14,7 +14,6 @@ from rljob_api.spec import (
     EpisodeError,
     EpisodesSpec,
     EvaluationSet,
-    Mode,
     RLJobSpec,
     TextEnvironmentSpec,
 )
@@ -111,14 +110,6 @@ EPISODES = (
         check=lambda e: e.error_reward == 0 or e.on_error == EpisodeError.END,
         cel="self.errorReward == 0.0 || self.onError == 'End'",
     ),
-    _without("partial", "episodes are not carried over an update of the weights"),
+    _without("partial", "an engine is cut by what it has answered, and an episode has several answers"),
     _without("tail", "a deferred episode would be played a second time from its beginning"),
-    Rule(
-        on=RLJobSpec,
-        field="mode",
-        wrong="episodes are not carried over an update of the weights",
-        allowed="Colocated or Disaggregated with episodes",
-        check=lambda s: s.episodes is None or s.mode != Mode.ASYNC,
-        cel="!has(self.episodes) || self.mode != 'Async'",
-    ),
 )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rljob_api.profiles import PROFILES
 from rljob_api.wanted import Wanted
+from rljob_worker.confined.kernel import Kernel
 from rljob_worker.doctor.built_for import built_for, generation
 from rljob_worker.doctor.devices import NoDeviceList, visible_devices
 from rljob_worker.doctor.examine import examine
@@ -97,6 +98,19 @@ FAULTS: dict[str, tuple[NodeFacts, set[str]]] = {
     "no model folder": (node(model=StoragePath("/models/Qwen3-4B", False, "/", True)), {"model folder"}),
     "a run folder that is read-only": (node(runs=StoragePath("/a/b", False, "/a", False)), {"run folder"}),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kernel", "lines"),
+    [
+        (Kernel(0, True), {"confined rewards", "sandbox of programs"}),
+        (Kernel(3, True), {"confined rewards"}),
+        (Kernel(7, False), {"confined rewards", "sandbox of programs"}),
+    ],
+)
+def test_a_kernel_that_cannot_confine_is_a_warning(kernel: Kernel, lines: set[str]) -> None:
+    found = bad(replace(HEALTHY, kernel=kernel))
+    assert {name for name, finding in found.items() if finding.status is Status.WARNING} == found.keys() == lines
 
 
 @pytest.mark.parametrize("fault", FAULTS)

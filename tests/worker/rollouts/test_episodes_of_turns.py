@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
@@ -61,6 +61,7 @@ class Hosts:
 
     def __init__(self, rng: Random, fails: Mapping[int, tuple[int, FailureKind, int]] | None = None) -> None:
         self._rng, self._fails = rng, dict(fails or {})
+        self.slow, self.waited = False, 0
         self.open: dict[int, tuple[int, list[str]]] = {}
         self._answers: dict[int, Answer] = {}
         self.begun: Counter[int] = Counter()
@@ -105,6 +106,11 @@ class Hosts:
         return len(self._answers)
 
     def take(self, patience: float) -> list[tuple[int, Answer]]:
+        if self.slow:
+            self.waited += 1
+            assert self.waited < 50, "nobody waits so long"
+        if not self._answers or self.slow:
+            return []
         keys = self._rng.sample(sorted(self._answers), k=self._rng.randint(1, len(self._answers)))
         return [(key, self._answers.pop(key)) for key in keys]
 
@@ -168,23 +174,26 @@ class Loop:
         self.growth = Growth(generator, calls, inputs, threading.Event(), {PLACE: World(*fakes, budget, **world)})
         self.groups = OpenGroups()
 
-    def begin(self, seeds: Sequence[int]) -> None:
+    def begin(self, seeds: Sequence[int], first: int = 0) -> None:
         prompts = [
             Prompt(f"s/{seed}", "s", "", (), None, RewardSpec(name="match"), environment=PLACE, seed=seed)
             for seed in seeds
         ]
-        wanted = [Beginning(place, prompt, 100 * place) for place, prompt in enumerate(prompts)]
+        wanted = [Beginning(place, prompt, 100 * place) for place, prompt in enumerate(prompts, start=first)]
         self.growth.begin(self.groups, wanted, 2, 0)
 
     def whole(self, seeds: Sequence[int]) -> None:
         self.begin(seeds)
         self.grow()
 
-    def grow(self, version: int = 3) -> None:
+    def grow(self, version: int = 3, paused: Callable[[], bool] = lambda: False) -> None:
         ordinals = [one.ordinal for one in self.groups.groups if not one.complete]
         occupancy: Any = None
         assignment = Assignment([ordinals[::2], ordinals[1::2]])
-        self.growth.grow(self.groups, assignment, SamplingParams(8), version, occupancy)
+        self.growth.grow(self.groups, assignment, SamplingParams(8), version, occupancy, paused=paused)
+
+    def check_errors(self) -> None:
+        self.growth.turns.check_errors((self.groups.prompt(one.ordinal), one) for one in self.groups.groups)
 
 
 @pytest.fixture(autouse=True)
@@ -271,6 +280,84 @@ def test_episodes_that_were_cut_go_on_elsewhere_to_the_same_tokens(budget: Budge
     assert not again.hosts.open
 
 
+def pauses(rng: Random) -> Callable[[], bool]:
+    """True for good from some time on, as an update of the weights that engines stand still for."""
+    left = [rng.randrange(12)]
+
+    def paused() -> bool:
+        left[0] -= 1
+        return left[0] < 0
+
+    return paused
+
+
+def taken(made: Loop) -> list[tuple[list[int], tuple[Turn, ...], Finish | None]]:
+    return [(e.stream.ids.tolist(), e.turns, e.finish) for one in made.groups.groups for e in one.episodes]
+
+
+@settings(max_examples=200)
+@given(budgets, st.integers(0, 10**6), st.integers(0, 3))
+def test_episodes_go_on_over_updates_beside_new_ones(budget: Budget, start: int, cut: int) -> None:
+    """Engines are harvested at any instant, environments not waited for, and others begin and are evaluated between."""
+    rng = Random(start)
+    made, whole = Loop(rng, budget), Loop(Random(start + 1), budget)
+    whole.whole(range(start, start + 6))
+    made.begin([start, start + 1])
+    for version in range(9):
+        made.engines.harvested_after = cut if rng.random() < 0.5 else None
+        made.grow(version, pauses(rng))
+        if version in (1, 3):
+            # What is asked for stays asked for while groups of an evaluation are played.
+            held_out, training, made.groups = (1, 3), made.groups, OpenGroups()
+            made.engines.harvested_after = None
+            made.whole([start + 100 + n for n in held_out])
+            assert all(one.complete for one in made.groups.groups)
+            made.growth.turns.forget(made.groups)
+            made.groups = training
+            made.begin(range(start + version + 1, start + version + 3), version + 1)
+    made.engines.harvested_after = None
+    made.grow(9)
+    assert taken(made) == taken(whole)
+    for episode in (one for group in made.groups.groups for one in group.episodes):
+        versions = [span.version for span in episode.stream.spans if span.version is not None]
+        assert versions == sorted(versions)
+    assert not made.hosts.open
+    begun = {made.hosts.begun[start + ordinal] for ordinal in range(6)}
+    assert begun == {2}, "one for each sample, also of those that were left alone"
+
+
+def test_what_an_environment_says_to_dropped_samples_is_not_used() -> None:
+    """Groups that became too old while their environments were asked are sampled again from their prompts."""
+    seed = next(n for n in range(100) if not any(step_of(n, step).done for step in (1, 2, 3)))
+    whole = Loop(Random(0), Budget(3, 4, 200))
+    whole.whole([seed])
+    for turns in range(3):
+        made = Loop(Random(turns), Budget(3, 4, 200))
+        made.begin([seed])
+        for version in range(turns + 1):
+            made.grow(version, lambda made=made, rounds=version + 1: len(made.engines.asked) >= rounds)
+        assert all(one.answered is not None for one in made.groups[0].episodes)
+        group = made.groups[0]
+        made.groups.put(made.groups.prompt(0), group.sampled_again(7))
+        made.grow(7)
+        assert taken(made) == taken(whole)
+        assert not made.hosts.open
+
+
+def test_an_update_does_not_wait_for_environments() -> None:
+    seed = next(n for n in range(100) if not step_of(n, 1).done)
+    made = Loop(Random(0), Budget(2, 4, 200))
+    made.begin([seed])
+    made.hosts.slow = True
+    made.grow(0, lambda: bool(made.engines.asked))
+    assert made.growth.turns.outstanding(made.groups)
+    assert all(one.answered is not None for one in made.groups[0].episodes)
+    made.hosts.slow = False
+    made.grow(1)
+    assert made.groups[0].complete
+    assert set(made.hosts.begun.values()) == {2}
+
+
 def test_an_environment_that_raises_ends_its_episode_with_the_error_s_reward() -> None:
     seed = next(n for n in range(100) if not any(step_of(n, step).done for step in (1, 2, 3)))
     budget = Budget(3, 4, 200)
@@ -289,14 +376,14 @@ def test_more_errors_than_the_share_fail_the_job() -> None:
     seeds = [n for n in range(100) if not step_of(n, 1).done][:4]
     fails = dict.fromkeys(seeds[:2], (1, FailureKind.DATA, 1))
     made = Loop(Random(0), Budget(2, 4, 200), fails, max_error_share=0.25)
-    made.begin(seeds)
-    made.grow()
+    made.whole(seeds)
+    made.check_errors()
     made = Loop(Random(0), Budget(2, 4, 200), fails, max_error_share=0.2)
-    made.begin(seeds)
+    made.whole(seeds)
     with pytest.raises(
         JobError, match=r"spec.data.environment: 2 of 8 episodes .* spec.episodes.maxErrorShare 0.2; the first: seed"
     ):
-        made.grow()
+        made.check_errors()
 
 
 @pytest.mark.parametrize("at", [0, 1])

@@ -17,6 +17,7 @@ from rljob_api.spec import RewardSpec, RLJobSpec
 from rljob_worker.engine.seeds import request_seed
 from rljob_worker.errors import JobError
 from rljob_worker.flow import Decision, Group
+from rljob_worker.flow.turns import Opening
 from rljob_worker.rollouts.batch import oversampling_metrics, too_few_groups
 from rljob_worker.rollouts.policies import policy_of
 from rljob_worker.rollouts.policies.base import Fleet
@@ -309,6 +310,14 @@ def test_what_no_step_can_train_on_is_sampled_again() -> None:
     renewed, kept = begin.groups
     assert (renewed.renewed, renewed.num_sampled, renewed.admitted_version, renewed.seed) == (True, 0, 2, old.seed)
     assert kept is young
+
+
+def test_engines_share_episodes_by_samples_that_go_on_whether_environments_are_asked_or_not() -> None:
+    start = Opening(5, "at 5"), (1, 2)
+    said = Generation(np.array([5]), np.array([-0.5], np.float32), "stop")
+    new = [Group.opened(ordinal, prompt(ordinal), [start, start], 0, 0) for ordinal in range(4)]
+    asked = [new[0].extended({0: said, 1: said}, 0), *new[1:]]
+    assert overlapped().assign(Step(1, 0), asked, TWO).held == [[0, 1], [2, 3]]
 
 
 def test_engines_get_ranges_of_what_grows() -> None:

@@ -64,10 +64,10 @@ def next_batch(
 
 
 def ranges(sizes: Sequence[int], engines: int) -> list[list[int]]:
-    """Places of groups for each engine, side by side in their order, so that all have about as many requests.
+    """Places of groups for each engine, side by side in their order, so that all have about as many samples.
 
     Args:
-        sizes: requests of each group; at least 1. Where all are equal, engines get ranges of the
+        sizes: open samples of each group; at least 1. Where all are equal, engines get ranges of the
             groups that are as even as can be.
         engines: how many.
     """

@@ -68,6 +68,11 @@ class Group:
         return all(episode.finish is not None for episode in self.episodes)
 
     @property
+    def open_samples(self) -> int:
+        """Number of samples that have not ended."""
+        return sum(episode.finish is None for episode in self.episodes)
+
+    @property
     def oldest_version(self) -> int:
         """The lowest version that sampled a token of it; the version it was admitted at where nothing was."""
         versions = [episode.stream.oldest_version for episode in self.episodes]

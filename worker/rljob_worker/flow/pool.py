@@ -62,6 +62,11 @@ class OpenGroups:
     def __getitem__(self, ordinal: int) -> Group:
         return self._groups[ordinal]
 
+    def get(self, ordinal: int) -> Group | None:
+        """A group, if it is there."""
+        with self._lock:
+            return self._groups.get(ordinal)
+
     def __contains__(self, ordinal: int) -> bool:
         return ordinal in self._groups
 

@@ -87,6 +87,7 @@ class HeldOut:
                 self._grow(groups, part, samples, version)
         finally:
             self._growth.turns.forget(groups)
+        self._growth.turns.check_errors((prompts[one.ordinal], one) for one in groups.groups)
         self._growth.collect(groups)
         return [Answered(prompts[group.ordinal], group) for group in groups.groups]
 

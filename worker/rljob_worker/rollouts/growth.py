@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -70,20 +70,24 @@ class Growth:
         *,
         each: bool = False,
         lost: list[str] | None = None,
+        paused: Callable[[], bool] = lambda: False,
     ) -> None:
         """Generate what is missing of the groups that are assigned, until it is there or each engine was cut or
-        harvested.
+        harvested. What environments do not answer until then is taken when it goes on.
 
         Args:
             groups: they.
             assignment: which engine has which of them.
             sampling, version, occupancy, each, lost: as of `Generator.responses`.
+            paused: whether engines are harvested, so that environments are not waited for, either.
         """
         assigned = [ordinal for ordinals in (*assignment.held, assignment.waiting) for ordinal in ordinals]
         # Answers that a run before it had waited for.
         self._act(groups, [key for ordinal in assigned for key in _answered(groups[ordinal])])
         while True:
-            self._observe(groups)
+            self._observe(groups, paused)
+            if paused():
+                return
             responses = self._generator.responses(
                 [
                     [one for ordinal in ordinals for one in self._missing(groups, ordinal)]
@@ -100,14 +104,14 @@ class Growth:
             was_cut = False
             for chunk in responses:
                 was_cut |= self._take(groups, chunk, version)
-            if was_cut or lost or not self.turns.outstanding:
+            if was_cut or lost or not self.turns.outstanding(groups):
                 break
-        self._observe(groups)
-        self.turns.check_errors(groups, assigned)
+        self._observe(groups, paused)
 
     def _missing(self, groups: OpenGroups, ordinal: int) -> list[tuple[Sample, GenerationRequest]]:
-        # Its environments may have been lost since it was assigned.
-        return self.turns.requests(groups[ordinal], groups.prompt(ordinal)) if ordinal in groups else []
+        # Since it was assigned its environments may have been lost, or a step may have taken it.
+        group = groups.get(ordinal)
+        return [] if group is None else self.turns.requests(group, groups.prompt(ordinal))
 
     def _take(self, groups: OpenGroups, chunk: Sequence[tuple[Sample, Generation]], version: int) -> bool:
         """Add what engines returned; whether some of it goes on as the same answer."""
@@ -130,11 +134,11 @@ class Growth:
             self.turns.step(groups, ordinal, sample, text)
         self.turns.send()
 
-    def _observe(self, groups: OpenGroups) -> None:
+    def _observe(self, groups: OpenGroups, paused: Callable[[], bool]) -> None:
         """Wait for what environments say; nothing is in the engines."""
-        if self.turns.outstanding:
+        if self.turns.outstanding(groups):
             with self._waiting_for_environments():
-                ended = self.turns.observe(groups)
+                ended = self.turns.observe(groups, paused)
             self._submit_complete(groups, ended)
 
     def _submit_complete(self, groups: OpenGroups, ended: Sequence[Sample]) -> None:

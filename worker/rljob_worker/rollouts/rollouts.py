@@ -121,7 +121,16 @@ class Rollouts:
         version, each = self._progress.weight_version, self._policy.endless
         while True:
             assignment, lost = self._policy.assign(step, self._pool.groups, self.generator.fleet), list[str]()
-            self._growth.grow(self._pool, assignment, self._sampling, version, step.occupancy, each=each, lost=lost)
+            self._growth.grow(
+                self._pool,
+                assignment,
+                self._sampling,
+                version,
+                step.occupancy,
+                each=each,
+                lost=lost,
+                paused=self._paused.is_set,
+            )
             given_back = len(self._growth.turns.take_given_back())
             step.given_back += given_back
             if given_back and not self._paused.is_set():
@@ -144,7 +153,11 @@ class Rollouts:
         step.take(self._growth.with_texts(group), group.decision, prompt)
 
     def select(self, step: Step) -> bool:
-        """Take the groups that the step trains on; False where they are not enough yet."""
+        """Take the groups that the step trains on; False where they are not enough yet.
+
+        Raises:
+            JobError: environments failed in too many of their episodes.
+        """
         selection = self._policy.select(step, self._pool.groups)
         decided = (selection.filtered, Decision.FILTERED), (selection.trained, Decision.TRAINED)
         for groups, decision in (*decided, (selection.surplus, Decision.SURPLUS)):
@@ -152,6 +165,7 @@ class Rollouts:
                 step.take(self._growth.with_texts(group), decision, self._pool.prompt(group.ordinal))
                 if decision is not Decision.SURPLUS:
                     self._pool.take(group.ordinal)
+        self._growth.turns.check_errors((step.prompts[one.ordinal], one) for one in step.groups)
         step.passed = selection.passed
         if not selection.trained:
             return False

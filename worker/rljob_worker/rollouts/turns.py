@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from rljob_worker.types import GenerationRequest, Prompt
 
 Sample = tuple[int, int]
 """Ordinal of a group, and number of a sample in it."""
-_PATIENCE_SECONDS = 0.2
+_PATIENCE_SECONDS = 0.05
 _TRIES = 3
 """Of a group, whose environments are lost for good each time."""
 
@@ -52,7 +52,7 @@ class World:
         observations: their texts as tokens.
         budget: how long an episode may be.
         error_reward: of an episode whose environment gave what is no answer; None: that fails the job.
-        max_error_share: of a generation's episodes that may end so.
+        max_error_share: of a step's or an evaluation's episodes that may end so.
     """
 
     hosts: EnvironmentHosts
@@ -81,11 +81,20 @@ class _Live:
     ordinal: int
     sample: int
     prompt: Prompt
+    renewed: bool
+    """Its group's, when it was made: samples that are drawn again have another environment."""
     steps: int = 0
     """That it has answered."""
     action: str | None = None
     """What it is asked; None: its reset."""
     asked: float = 0.0
+    waits: bool = False
+    """Whether it was asked for something that was not used yet."""
+
+    @property
+    def current(self) -> bool:
+        """Whether its group is what it was made for."""
+        return self.ordinal not in self.groups or self.groups[self.ordinal].renewed is self.renewed
 
 
 def next_of(episode: Episode) -> Next:
@@ -97,6 +106,8 @@ def next_of(episode: Episode) -> Next:
 
 class Turns:
     """The environments of open episodes. One thread calls.
+
+    An answer that is outstanding when its group is left alone is taken when the group goes on.
 
     Args:
         worlds: by place in the manifest of the source, as `Prompt.environment` names it.
@@ -111,12 +122,13 @@ class Turns:
         self._lost: Counter[tuple[OpenGroups, int]] = Counter()
         """How often a group was given back."""
         self._given_back: list[int] = []
+        self._came: dict[int, Answer] = {}
+        """By key: answers that nobody used yet."""
         self._times = EnvironmentTimes()
 
-    @property
-    def outstanding(self) -> bool:
-        """Whether an environment was asked for something that was not taken."""
-        return any(hosts.outstanding for hosts in self._hosts())
+    def outstanding(self, groups: OpenGroups) -> bool:
+        """Whether an environment of these groups was asked for something that `observe` did not give them."""
+        return any(live.waits and live.groups is groups for live in self._by_key.values())
 
     # --- groups -------------------------------------------------------------------------------
 
@@ -138,7 +150,8 @@ class Turns:
         for one in wanted:
             for sample in range(samples):
                 self._reset(groups, one.ordinal, sample, one.prompt)
-        for live, answer in self._answers():
+        # Others of these groups may be asked for the next step at the same time.
+        for live, answer in self._answers(lambda live: live.groups is groups and live.ordinal in begun):
             if isinstance(answer, Began):
                 begun[live.ordinal][live.sample] = _opening(live.prompt, answer)
             else:
@@ -177,6 +190,12 @@ class Turns:
         """
         episode, prompt = groups[ordinal].episodes[sample], groups.prompt(ordinal)
         live = self._by_sample.get((groups, ordinal, sample))
+        if live is not None and not live.current:
+            self._end(live)
+            live = None
+        if live is not None and live.waits:
+            # It was asked before its group was left alone.
+            return
         if live is not None and live.steps != len(episode.turns):
             # What was sampled with it was dropped.
             self._end(live)
@@ -194,7 +213,7 @@ class Turns:
             live.world.hosts.begin(
                 live.key, episode.opening.seed, prompt.options, before, [one.action for one in episode.turns]
             )
-        live.action, live.asked = action, time.monotonic()
+        live.action, live.asked, live.waits = action, time.monotonic(), True
         live.world.hosts.step(live.key, action)
 
     def send(self) -> None:
@@ -202,16 +221,18 @@ class Turns:
         for hosts in self._hosts():
             hosts.send()
 
-    def observe(self, groups: OpenGroups) -> list[Sample]:
-        """Give groups what environments say, once all have; returns samples that ended with it.
+    def observe(self, groups: OpenGroups, paused: Callable[[], bool]) -> list[Sample]:
+        """Give groups what environments say, once all have, or `paused` is true; returns samples that ended with it.
 
         Raises:
             JobError: an environment failed where that fails the job.
             StopRequested: the job was asked to stop.
         """
         ended = []
-        for live, answer in self._answers():
-            assert live.groups is groups, "an environment of other groups was asked"
+        for live, answer in self._answers(lambda live: live.groups is groups, paused):
+            if not live.current:
+                self._end(live)
+                continue
             after = self._after(live, groups[live.ordinal].episodes[live.sample], answer)
             if after is None:
                 continue
@@ -221,14 +242,12 @@ class Turns:
                 ended.append((live.ordinal, live.sample))
         return ended
 
-    def check_errors(self, groups: OpenGroups, ordinals: Iterable[int]) -> None:
-        """JobError where environments failed in too many episodes of these groups; one is none too many."""
-        if not self._worlds:
-            return
+    def check_errors(self, played: Iterable[tuple[Prompt, Group]]) -> None:
+        """JobError where environments failed in too many episodes of these groups; one is not; thread-safe."""
         by_world: dict[str, list[Episode]] = {}
-        for ordinal in ordinals:
-            if ordinal in groups and (place := groups.prompt(ordinal).environment) is not None:
-                by_world.setdefault(place, []).extend(groups[ordinal].episodes)
+        for prompt, group in played:
+            if prompt.environment is not None:
+                by_world.setdefault(prompt.environment, []).extend(group.episodes)
         for place, episodes in by_world.items():
             failed = [one for one in episodes if one.finish is Finish.FAILED]
             most = self._worlds[place].max_error_share
@@ -248,19 +267,34 @@ class Turns:
     def _hosts(self) -> list[EnvironmentHosts]:
         return list({id(world.hosts): world.hosts for world in self._worlds.values()}.values())
 
-    def _answers(self) -> Iterator[tuple[_Live, Answer]]:
-        """What environments answer, until none is asked for anything; also what is asked meanwhile."""
-        while asked := [hosts for hosts in self._hosts() if hosts.outstanding]:
+    def _answers(
+        self, of: Callable[[_Live], bool], paused: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[_Live, Answer]]:
+        """Answers of some episodes' environments, until none of them waits, also for what is asked meanwhile."""
+        while waiting := [live for live in self._by_key.values() if live.waits and of(live)]:
             if self._stop.is_set():
                 raise StopRequested
-            for hosts in asked:
-                for key, answer in hosts.take(_PATIENCE_SECONDS / len(asked)):
-                    live = self._by_key.get(key)
-                    if live is None:
-                        continue
-                    seconds = time.monotonic() - live.asked
-                    (self._times.resets if live.action is None else self._times.steps).append(seconds)
-                    yield live, answer
+            ready = [live for live in waiting if live.key in self._came]
+            for live in ready:
+                # Using one may have ended another.
+                if live.key in self._came:
+                    live.waits = False
+                    yield live, self._came.pop(live.key)
+            if ready:
+                continue
+            if paused():
+                return
+            self._receive({id(live.world.hosts): live.world.hosts for live in waiting}.values())
+
+    def _receive(self, asked: Collection[EnvironmentHosts]) -> None:
+        for hosts in asked:
+            for key, answer in hosts.take(_PATIENCE_SECONDS / len(asked)):
+                live = self._by_key.get(key)
+                if live is None:
+                    continue
+                seconds = time.monotonic() - live.asked
+                (self._times.resets if live.action is None else self._times.steps).append(seconds)
+                self._came[key] = answer
 
     def _after(self, live: _Live, episode: Episode, answer: Answer) -> Episode | None:
         """An episode with what its environment says; None where it begins anew or is not there any more."""
@@ -324,7 +358,8 @@ class Turns:
 
     def _new(self, groups: OpenGroups, ordinal: int, sample: int, prompt: Prompt) -> _Live:
         assert prompt.environment is not None
-        live = _Live(next(self._keys), self._worlds[prompt.environment], groups, ordinal, sample, prompt)
+        renewed = ordinal in groups and groups[ordinal].renewed
+        live = _Live(next(self._keys), self._worlds[prompt.environment], groups, ordinal, sample, prompt, renewed)
         self._by_key[live.key] = self._by_sample[groups, ordinal, sample] = live
         return live
 
@@ -335,7 +370,7 @@ class Turns:
         self._restart(self._new(groups, ordinal, sample, prompt))
 
     def _restart(self, live: _Live) -> None:
-        live.steps, live.action, live.asked = 0, None, time.monotonic()
+        live.steps, live.action, live.asked, live.waits = 0, None, time.monotonic(), True
         live.world.hosts.begin(live.key, live.prompt.seed, live.prompt.options)
 
     def _end(self, live: _Live) -> None:
@@ -344,6 +379,7 @@ class Turns:
 
     def _forget(self, live: _Live) -> None:
         self._by_key.pop(live.key, None)
+        self._came.pop(live.key, None)
         if self._by_sample.get((live.groups, live.ordinal, live.sample)) is live:
             del self._by_sample[live.groups, live.ordinal, live.sample]
 

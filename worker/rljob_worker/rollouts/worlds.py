@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rljob_api import RLJobSpec, derived
 from rljob_api.quantities import to_number
-from rljob_api.spec import DataSource, TextEnvironmentSpec
+from rljob_api.spec import DataSource, Mode, TextEnvironmentSpec
 from rljob_api.spec.episodes import EpisodeError
 from rljob_worker.data.chat import ChatTemplate, read_template
 from rljob_worker.data.sources import data_sources, evaluation_sources
@@ -39,6 +39,8 @@ _PATIENCE_SECONDS = 0.5
 class JobEnvironments:
     """The environments of a job's sources, in hosts that those of equal settings share.
 
+    In mode `Async` those of evaluations have hosts of their own: training's episodes are open meanwhile.
+
     Construction tries each of them, in processes that end at once.
 
     Args:
@@ -63,20 +65,21 @@ class JobEnvironments:
         self._sources = [
             (field, source) for field, source in environment_sources(spec) if fields is None or field in fields
         ]
-        self._hosts: dict[str, EnvironmentHosts] = {}
-        """By the environment's settings."""
+        self._hosts: dict[tuple[str, bool], EnvironmentHosts] = {}
+        """By the environment's settings, and whether they are apart from those of training."""
         self._checked: dict[str, Checked] = {}
-        trained = {field for field, _ in data_sources(spec)}
+        self._trained = {field for field, _ in data_sources(spec)}
         for field, source in self._sources:
             assert source.environment is not None
-            key = _key(source)
-            if key not in self._hosts:
+            if _key(source) not in self._checked:
                 try:
-                    self._add(key, source)
+                    self._check(source)
                 except UserError as error:
                     raise UserError(f"{field}.{error}") from None
-            if field in trained:
-                self._check_places(field, source.environment, self._hosts[key])
+            key = _key(source), self._apart(field)
+            hosts = self._hosts[key] = self._hosts.get(key) or self._made(source.environment)
+            if field in self._trained:
+                self._check_places(field, source.environment, hosts)
 
     @property
     def hosts(self) -> list[EnvironmentHosts]:
@@ -131,7 +134,7 @@ class JobEnvironments:
             observations = Observations(renderer, tokenizer, episodes.max_observation_tokens, system)
             check_room(field, observations, budget, self._checked[key].answers)
             found[field] = World(
-                self._hosts[key],
+                self._hosts[key, self._apart(field)],
                 observations,
                 budget,
                 episodes.error_reward if episodes.on_error is EpisodeError.END else None,
@@ -145,7 +148,10 @@ class JobEnvironments:
         assert self._spec.episodes is not None
         return plain(self._spec.episodes.before, self._spec.episodes.after)
 
-    def _add(self, key: str, source: DataSource) -> None:
+    def _apart(self, field: str) -> bool:
+        return self._spec.mode is Mode.ASYNC and field not in self._trained
+
+    def _check(self, source: DataSource) -> None:
         environment, seeds = source.environment, source.seeds
         assert environment is not None
         assert seeds is not None
@@ -156,8 +162,7 @@ class JobEnvironments:
             raise UserError(
                 "environment.deterministic: the same seed and actions give other answers each time; allowed: false"
             )
-        self._checked[key] = checked
-        self._hosts[key] = self._made(environment)
+        self._checked[_key(source)] = checked
 
     def _made(
         self,
@@ -193,7 +198,7 @@ class JobEnvironments:
     def _check_places(self, field: str, environment: TextEnvironmentSpec, hosts: EnvironmentHosts) -> None:
         if environment.processes is None and not self._here:
             return
-        needed = derived.prompts_at_once(self._spec) * self._spec.rollout.samples_per_prompt
+        needed = derived.prompts_open(self._spec) * self._spec.rollout.samples_per_prompt
         if needed > hosts.places:
             raise UserError(
                 f"{field}.environment.perProcess: {needed} episodes are open at once, and its processes hold "

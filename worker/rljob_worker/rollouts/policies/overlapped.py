@@ -53,11 +53,11 @@ class OverlappedPolicy(Policy):
         return room(len(groups), self._wanted, left, self._max_staleness, self._staleness.in_flight)
 
     def assign(self, step: Step, groups: Sequence[Group], fleet: Fleet) -> Assignment:
-        """Each engine a range of the open groups, with about as many requests."""
+        """Each engine a range of the open groups, with about as many samples that go on."""
         waited_for = [one for one in groups if is_waited_for(one, self._limit)]
         check_in_time(waited_for, self._wanted, step.weight_version, self._max_staleness)
         growing = self.growing(step, groups)
-        places = ranges([len(one.requests()) for one in growing], fleet.engines)
+        places = ranges([one.open_samples for one in growing], fleet.engines)
         return Assignment([[growing[place].ordinal for place in of_engine] for of_engine in places])
 
     def select(self, step: Step, groups: Sequence[Group]) -> Selection:
