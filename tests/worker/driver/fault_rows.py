@@ -212,6 +212,13 @@ ROWS: dict[str, Row] = {
         drawn=False,
         exact=True,
     ),
+    "adapters on two": Row(
+        _of_ranks({"backend": "FSDP", "lora": {"rank": 4, "alpha": 8}}, "fsdp.yaml", devicesPerNode=2),
+        kills(("driver", "trainer-0", "trainer-1", "engine-0"), RANK_PHASES),
+        ranks=2,
+        drawn=False,
+        exact=True,
+    ),
     "partial": Row(_growing(PARTIAL), GROWING, ranks=2),
     "tail": Row(_growing(TAIL), GROWING, ranks=2),
     # A checkpoint has the experts of responses that are complete and not trained on yet.

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from published_models import published
+from published_models import CONFIGS, published
 
 from rljob_api.hardware import device_memory
+from rljob_api.spec import TrainingBackend
 from rljob_api.validation import load_manifest
+from rljob_worker.models.transformers_model import TransformersModel
 from rljob_worker.planning.plan import plan_memory
 from rljob_worker.planning.tables import GIB
 
@@ -18,6 +20,9 @@ PEAKS = {
     "qwen2.5-7b-rlvr-2x8": ("Qwen2.5-7B", [("actor_train", 36.57)]),
     "qwen2.5-7b-rlvr-2x8-apart": ("Qwen2.5-7B", [("actor_train", 36.12), ("update_weights", 50.83)]),
     "qwen2.5-7b-rlvr-2x8-halves": ("Qwen2.5-7B", [("actor_train", 36.12), ("update_weights", 50.83)]),
+    "qwen2.5-7b-rlvr-fsdp-2x8": ("Qwen2.5-7B", [("actor_train", 38.26)]),
+    "qwen3-30b-a3b-fsdp-8xnpu": ("Qwen3-30B-A3B", [("actor_train", 44.10)]),
+    "qwen3-8b-rlvr-fsdp-16xa3": ("Qwen3-8B", [("actor_train", 48.19)]),
     "qwen3-30b-a3b-grpo-16xa3": ("Qwen3-30B-A3B", [("actor_train", 46.66)]),
     "qwen3-4b-grpo-4xnpu": ("Qwen3-4B", [("actor_train", 27.49)]),
     "qwen3-4b-grpo-8x910b-torch-mode": ("Qwen3-4B", [("actor_train", 45.66)]),
@@ -37,7 +42,9 @@ def for_npus() -> list[str]:
 @pytest.mark.parametrize("name", for_npus())
 def test_an_example_fits_its_devices(name: str) -> None:
     model, peaks = PEAKS[name]
-    plan = plan_memory(load_manifest(EXAMPLES / f"{name}.yaml").spec, published(model))
+    spec = load_manifest(EXAMPLES / f"{name}.yaml").spec
+    by_transformers = spec.training.backend is TrainingBackend.FSDP
+    plan = plan_memory(spec, TransformersModel.from_hf(CONFIGS[model]) if by_transformers else published(model))
     assert plan.fits, [device.peak for device in plan.devices]
     found = [(device.peak.phase, round(device.peak.total / GIB, 2)) for device in plan.devices]
     assert found == [(phase, pytest.approx(gib, abs=0.005)) for phase, gib in peaks]

@@ -238,7 +238,7 @@ CASES: dict[str, Case] = {
     "two_by_two": (4, "dense", FSDP, lambda t, f: run(t, f, "from_copies")),
     "two_by_two_resumed": (4, "dense", FSDP, lambda t, f: load(t, f, "from_copies")),
     "two_by_two_moe": (4, "moe", FSDP, run),
-    "two_by_two_stop": (4, "dense", FSDP | {"maxTokensPerMicroBatch": 16}, stop_midway),
+    "two_by_two_stop": (4, "dense", FSDP | {"maxTokensPerMicroBatch": 8}, stop_midway),
     "lora": (1, "dense", LORA, run_adapters),
     "lora_two": (2, "dense", LORA, lambda t, f: run_adapters(t, f, "from_lora")),
     "lora_blocks": (2, "dense", LORA, run_adapters),
