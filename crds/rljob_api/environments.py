@@ -5,6 +5,14 @@ from __future__ import annotations
 from enum import StrEnum
 
 
+class BuiltIn(StrEnum):
+    """Environments that a manifest names. Each has the module of its member's name, in lower case, in
+    `rljob_worker.environments`."""
+
+    FROZEN_LAKE = "FrozenLake"
+    SOKOBAN = "Sokoban"
+
+
 class Form(StrEnum):
     """How a policy writes its action."""
 

@@ -99,6 +99,80 @@ class OneAtATimePolicy(WholePolicy):
         """One."""
         return min(1, super().room(step, groups))
 '''
+ENVIRONMENT = '''
+"""Say the word that was shown."""
+
+from collections.abc import Mapping
+from random import Random
+
+from rljob_api.base import ApiModel
+from rljob_worker.environments.base import BuiltInEnvironment
+
+
+class EchoSettings(ApiModel):
+    """Arguments of Echo."""
+
+    words: int = 8
+    """Words that are drawn from."""
+
+
+class Echo:
+    """Reward 1 for the word that was shown."""
+
+    def __init__(self, settings: EchoSettings) -> None:
+        self._settings = settings
+
+    def reset(self, *, seed: int, options: Mapping[str, object]) -> tuple[str, dict[str, float]]:
+        self._word = f"word-{Random(seed).randrange(self._settings.words)}"
+        return self._word, {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, float]]:
+        return "", float(action.strip() == self._word), True, False, {}
+
+
+ENVIRONMENT = BuiltInEnvironment(EchoSettings, Echo)
+'''
+BACKEND = '''
+"""A backend that names what it was asked to build."""
+
+from rljob_worker.trainer.backend import TrainerBackend
+
+
+def build_backend(spec, device, *, rank, world_size, store, model_folder, stop, notices) -> TrainerBackend:
+    return f"{spec.training.backend} {rank} of {world_size}"
+'''
+BUILT = """
+import json, sys
+from rljob_api.validation import load_manifest
+from rljob_worker.trainer.build import builder
+
+spec = load_manifest(json.loads(sys.argv[1])).spec
+print(builder(spec)(spec, None, rank=1, world_size=2, store="", model_folder=None, stop=None, notices=None))
+"""
+ROUTE = '''
+"""Buckets by post: a slot is copied into the members' common memory."""
+
+from rljob_worker.weightsync.routes import NetworkRoute
+
+
+class PostRoute(NetworkRoute):
+    """A route that says which version a member joins."""
+
+    def carrier(self, place, version, deadline):
+        return f"carrier of version {version}"
+'''
+TAKEN = """
+import json, sys
+from pathlib import Path
+from rljob_api.validation import load_manifest
+from rljob_worker.weightsync.meeting import NetworkMeeting
+from rljob_worker.weightsync.routes import network_route, route_from
+
+transport = load_manifest(json.loads(sys.argv[1])).spec.weight_sync.transport
+made = network_route(transport).made(NetworkMeeting("h", 1, "h", "s", 1, 1, 1.0), Path("/run"))
+again = route_from(made.at("other").to_json())
+print(type(again).__name__, again.meeting.address, again.carrier(None, 7, 0.0))
+"""
 CHOSEN = """
 import json, sys
 from rljob_api.validation import load_manifest
@@ -131,6 +205,7 @@ class Copy:
             shutil.copy(ROOT / name, root / name)
 
     def add(self, path: str, text: str) -> None:
+        (self.root / path).parent.mkdir(exist_ok=True)
         (self.root / path).write_text(text.lstrip(), encoding="utf-8")
 
     def insert(self, path: str, line: str, before: str) -> None:
@@ -264,3 +339,39 @@ def test_a_policy_is_a_file_and_two_lines(copy: Copy) -> None:
     copy.insert(chooser, line, "    if spec.rollout.partial is not None:")
     chosen = [copy.run("-c", CHOSEN, job).splitlines()[-1] for job in jobs]
     assert chosen == ["WholePolicy", "OneAtATimePolicy"]
+
+
+@pytest.mark.slow
+def test_an_environment_is_a_file_and_a_member(copy: Copy) -> None:
+    turns = ["reward={name: environment}", "episodes={maxTurns: 2, maxTokens: 512}", "rollout.maxResponseTokens=64"]
+    job = manifest("data={seeds: {count: 8}, environment: {name: Echo, args: {words: 2}, perProcess: 256}}", *turns)
+    copy.add("worker/rljob_worker/environments/echo.py", ENVIRONMENT)
+    copy.insert("crds/rljob_api/environments.py", '    ECHO = "Echo"', '    SOKOBAN = "')
+    copy.run("-m", "rljob_api.generate")
+    assert '"Echo", "Sokoban"' in json.dumps(copy.spec_schema()["data"])
+    copy.validate(job)
+    played = copy.run("-m", "rljob_worker.cli.main", "env", "Echo", "--seed", "3", "--actions", "word-1")
+    assert "word-" in played
+    assert "reward" in played
+
+
+def test_a_backend_is_a_file_and_a_member(copy: Copy) -> None:
+    job = manifest("training.backend=Another")
+    copy.add("worker/rljob_worker/trainer/another/backend.py", BACKEND)
+    copy.insert("crds/rljob_api/spec/training.py", '    ANOTHER = "Another"', '    FSDP = "FSDP"')
+    copy.run("-m", "rljob_api.generate")
+    assert "Another" in copy.spec_schema()["training"]["properties"]["backend"]["enum"]
+    assert copy.run("-c", BUILT, json.dumps(job)).splitlines()[-1] == "Another 1 of 2"
+
+
+def test_a_route_is_a_file_a_member_and_a_row(copy: Copy) -> None:
+    apart = ["mode=Disaggregated", "training.tensorParallel=1", "rollout.tensorParallel=1"]
+    apart += ["resources={profile: cpu, trainer: {devicesPerNode: 1}, rollout: {devicesPerNode: 1}}"]
+    job = manifest(*apart, "weightSync.transport=Post")
+    copy.add("worker/rljob_worker/weightsync/post.py", ROUTE)
+    copy.insert("crds/rljob_api/spec/colocation.py", '    POST = "Post"', '    DISK = "Disk"')
+    row = '    WeightTransport.POST: "rljob_worker.weightsync.post:PostRoute",'
+    copy.insert("worker/rljob_worker/weightsync/routes.py", row, "    WeightTransport.DISK:")
+    copy.run("-m", "rljob_api.generate")
+    assert copy.run("-c", TAKEN, json.dumps(job)).splitlines()[-1] == "PostRoute other carrier of version 7"
+    assert "weightSync.transport" in copy.validate(manifest("weightSync.transport=Post"), status=2)

@@ -112,9 +112,9 @@ DEVICE_GROUPS = (
         on=RLJobSpec,
         field="weightSync.transport",
         wrong="trainers and engines share devices, and need nothing between them",
-        allowed="Disk only with mode Disaggregated or Async",
-        check=lambda s: _divided(s) or s.weight_sync.transport != WeightTransport.DISK,
-        cel=f"!({_SHARED}) || !has(self.weightSync) || self.weightSync.transport != '{WeightTransport.DISK}'",
+        allowed="another than Auto only with mode Disaggregated or Async",
+        check=lambda s: _divided(s) or s.weight_sync.transport == WeightTransport.AUTO,
+        cel=f"!({_SHARED}) || !has(self.weightSync) || self.weightSync.transport == '{WeightTransport.AUTO}'",
     ),
     Rule(
         on=DeviceGroupSpec,

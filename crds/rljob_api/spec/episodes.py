@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -19,7 +19,7 @@ from rljob_api.base import (
     Seed,
     TokenCount,
 )
-from rljob_api.environments import Form
+from rljob_api.environments import BuiltIn, Form
 
 PYTHON_OBJECT = r"^([A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):[A-Za-z_]\w*$"
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253)]
@@ -53,7 +53,7 @@ class GymnasiumSpec(ApiModel):
 class TextEnvironmentSpec(ApiModel):
     """What answers the policy turn by turn: exactly one of `name`, `gymnasium` and `python`."""
 
-    name: Literal["FrozenLake", "Sokoban"] | None = None
+    name: BuiltIn | None = None
     """Built in."""
     gymnasium: GymnasiumSpec | None = None
     """One that is registered with gymnasium."""

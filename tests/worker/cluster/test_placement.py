@@ -18,7 +18,7 @@ from rljob_api import derived
 from rljob_api.derived import NodeGroup
 from rljob_worker.cluster import nodes
 from rljob_worker.cluster.cluster import check_pairing
-from rljob_worker.cluster.nodes import NodeHelper
+from rljob_worker.cluster.node_helper import NodeHelper
 from rljob_worker.cluster.placement import Node, Placement, capable_nodes, idle_first
 from rljob_worker.errors import JobError
 from rljob_worker.weightsync.shared_memory import SHARED_MEMORY
@@ -124,7 +124,7 @@ def test_a_helper_says_what_does_not_show_up(tmp_path: Path) -> None:
 
 def test_folders_of_helpers_that_were_killed_are_removed(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from rljob_worker.cluster.nodes import NodeHelper\n"
+        "import os, signal, sys; from rljob_worker.cluster.node_helper import NodeHelper\n"
         "NodeHelper(sys.argv[1]); os.kill(os.getpid(), signal.SIGKILL)"
     )
     path = os.pathsep.join(entry for entry in sys.path if entry)

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from adding_role import ADDER, Adder
 from jobs import alive, wait_for
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from support.children import Children
@@ -25,6 +26,9 @@ from support.ports import free_port
 
 from rljob_api import RLJobSpec
 from rljob_worker.cluster import ray_session
+from rljob_worker.cluster.groups import Group
+from rljob_worker.cluster.placement import Spot
+from rljob_worker.cluster.processes import Place, Processes
 from rljob_worker.cluster.ray_session import connected, embedded
 from rljob_worker.errors import JobError
 
@@ -125,9 +129,18 @@ def test_each_ray_has_its_own_token(address: str, monkeypatch: pytest.MonkeyPatc
         pass
 
 
-def test_a_child_that_fails_is_seen_to_fail() -> None:
+def test_a_role_is_a_class_and_a_child_that_fails_is_seen_to_fail(tmp_path: Path) -> None:
     with embedded(SPEC):
         assert subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode == 3
+        bundle = ray.util.placement_group([{"CPU": 1}])
+        processes, adders = Processes(SPEC, tmp_path), Group[Adder]()
+        for number in range(2):
+            place = Place(Spot(bundle, 0), node=0, devices=1)
+            adders.add(processes.make(ADDER, f"adder-{number}", place, {"start": number}))
+        sums = ray.get([call.ref for call in adders.call(Adder.add, 5)], timeout=60)
+        assert [one.value for one in sums] == [5, 6]
+        assert [one.value for one in ray.get([call.ref for call in adders.variable("ADDS")], timeout=60)] == ["yes"] * 2
+        assert (tmp_path / "logs" / "adder-1.log").exists()
 
 
 def test_an_embedded_ray_has_no_process_that_nobody_asks(monkeypatch: pytest.MonkeyPatch, children: Children) -> None:

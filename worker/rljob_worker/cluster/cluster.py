@@ -178,10 +178,10 @@ class Cluster:
 
     def _hands_over_network(self) -> bool:
         """Whether a carrier brings weights to the engines: they are on other nodes, or on other devices with memory of
-        their own, or the job wants them to go through a folder."""
+        their own, or the job names the way."""
         own_memory = derived.divides_devices(self.spec) and self._kind.ray_resource is not None
-        through_folder = self.spec.weight_sync.transport is WeightTransport.DISK
-        return self._trains and (derived.has_nodes_apart(self.spec) or own_memory or through_folder)
+        chosen = self.spec.weight_sync.transport is not WeightTransport.AUTO
+        return self._trains and (derived.has_nodes_apart(self.spec) or own_memory or chosen)
 
     def _visible_devices(self, calls: Calls, placement: Placement) -> dict[int, str]:
         """What Ray shows a process on each of the job's devices; empty where CPUs stand for devices.

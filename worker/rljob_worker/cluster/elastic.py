@@ -15,7 +15,6 @@ import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from rljob_api import RLJobSpec, derived
-from rljob_api.spec import WeightTransport
 from rljob_api.wire.driver_status import EngineNodes
 from rljob_worker.cluster.calls import Calls
 from rljob_worker.cluster.groups import Process
@@ -29,8 +28,9 @@ from rljob_worker.engine.engine import Engine
 from rljob_worker.errors import JobError, ProcessDiedError, StopRequested, UserError
 from rljob_worker.records.event_names import ENGINE_JOINED, ENGINE_LEFT, ENGINE_LOST
 from rljob_worker.trainer.trainer import Trainer
+from rljob_worker.weightsync import routes
 from rljob_worker.weightsync.meeting import NetworkMeeting, end_sync
-from rljob_worker.weightsync.routes import BroadcastRoute, DiskRoute, NetworkRoute
+from rljob_worker.weightsync.routes import NetworkRoute
 
 logger = logging.getLogger(__name__)
 _AGAIN_SECONDS = 5.0
@@ -88,9 +88,7 @@ def network_route(spec: RLJobSpec, nodes: Nodes, engines: int, disk: Path) -> Ne
         workers=spec.rollout.tensor_parallel,
         seconds=seconds,
     )
-    if spec.weight_sync.transport is WeightTransport.DISK:
-        return DiskRoute(meeting, str(disk / secrets.token_hex(8)))
-    return BroadcastRoute(meeting)
+    return routes.network_route(spec.weight_sync.transport).made(meeting, disk)
 
 
 class Elastic:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 MAX_OBSERVATION_BYTES = 2**20
 MAX_ACTION_BYTES = 2**20
@@ -59,6 +59,22 @@ class Playable(Protocol):
 
     def step(self, action: str) -> object:
         """See `TextEnvironment`."""
+
+
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltInEnvironment(Generic[Settings]):
+    """`ENVIRONMENT` of the module of an environment that a manifest names.
+
+    Attributes:
+        settings: model of `environment.args`.
+        make: makes an environment with these settings, for one episode after the other.
+    """
+
+    settings: type[Settings]
+    make: Callable[[Settings], Playable]
 
 
 @dataclass(frozen=True, slots=True)

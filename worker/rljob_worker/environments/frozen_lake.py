@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from rljob_worker.environments.base import BuiltInEnvironment
 from rljob_worker.environments.boards import Board, BoardEnvironment, BoardSettings
 
 _MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
@@ -65,6 +66,9 @@ class FrozenLake(BoardEnvironment):
         """The lake of an episode."""
         rng = Random(seed)
         return Lake(draw_map(rng, self._lake.size, self._lake.holes), self._lake, rng)
+
+
+ENVIRONMENT = BuiltInEnvironment(LakeSettings, FrozenLake)
 
 
 class Lake(Board):

@@ -5,13 +5,15 @@ Runs in the environment hosts alone: code of a user is imported nowhere else.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from rljob_api.environments import BuiltIn
 from rljob_worker.confined.loading import load_named
-from rljob_worker.environments.base import Playable
+from rljob_worker.environments.base import BuiltInEnvironment, Playable
 from rljob_worker.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
 Make = Callable[[], Playable]
 """Makes an environment for an episode."""
-BUILTIN = ("FrozenLake", "Sokoban")
 Settings = TypeVar("Settings", bound="ApiModel")
 REACH = (
     "an environment reads its own folder, the working directory and Python packages, and writes to its temporary "
@@ -68,20 +69,15 @@ def maker(source: Source) -> Make:
 
 
 def _builtin(name: str, args: Mapping[str, object]) -> Make:
-    if name not in BUILTIN:
+    if name not in [one.value for one in BuiltIn]:
         raise UserError(
-            f"environment.name: there is no {name!r}; built in are {' and '.join(BUILTIN)}, and your own is named by "
+            f"environment.name: there is no {name!r}; built in are {' and '.join(BuiltIn)}, and your own is named by "
             "FILE.py:Class"
         )
-    if name == "FrozenLake":
-        from rljob_worker.environments.frozen_lake import FrozenLake, LakeSettings
-
-        lake = _settings(LakeSettings, args, "environment.args")
-        return lambda: FrozenLake(lake)
-    from rljob_worker.environments.sokoban import Sokoban, SokobanSettings
-
-    room = _settings(SokobanSettings, args, "environment.args")
-    return lambda: Sokoban(room)
+    module = importlib.import_module(f"{__package__}.{BuiltIn(name).name.lower()}")
+    made: BuiltInEnvironment[ApiModel] = module.ENVIRONMENT
+    settings = _settings(made.settings, args, "environment.args")
+    return lambda: made.make(settings)
 
 
 def _settings(model: type[Settings], given: Mapping[str, object], where: str) -> Settings:

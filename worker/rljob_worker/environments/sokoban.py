@@ -13,6 +13,7 @@ from typing import Annotated, Self, TypeVar
 from pydantic import Field, model_validator
 
 from rljob_api.base import ApiModel, FiniteFloat
+from rljob_worker.environments.base import BuiltInEnvironment
 from rljob_worker.environments.boards import Board, BoardEnvironment, BoardSettings
 
 Cell = tuple[int, int]
@@ -81,6 +82,9 @@ class Sokoban(BoardEnvironment):
     def make(self, seed: int) -> Room:
         """The board of an episode."""
         return draw_room(Random(seed), self._own)
+
+
+ENVIRONMENT = BuiltInEnvironment(SokobanSettings, Sokoban)
 
 
 class Room(Board):

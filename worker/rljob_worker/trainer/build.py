@@ -2,49 +2,49 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from pathlib import Path
+from typing import Protocol
 
-from rljob_api.spec import RLJobSpec, TrainingBackend
+from rljob_api.spec import RLJobSpec
 from rljob_worker.devices import Device
 from rljob_worker.trainer.backend import TrainerBackend
 from rljob_worker.trainer.rendezvous import Notices
+from rljob_worker.trainer.saved_state import folder_of
 
 
-def build_backend(
-    spec: RLJobSpec,
-    device: Device,
-    *,
-    rank: int,
-    world_size: int,
-    store: str,
-    model_folder: Path,
-    stop: threading.Event,
-    notices: Notices,
-) -> TrainerBackend:
-    """Build this rank of the job's backend with the checkpoint's weights, awake; collective.
+class BuildBackend(Protocol):
+    """`build_backend` of the module `backend` in a backend's folder."""
 
-    Args:
-        spec: the job.
-        device: this rank's.
-        rank: number of this rank.
-        world_size: number of ranks.
-        store: where the ranks meet.
-        model_folder: Hugging Face folder with the starting weights.
-        stop: set when a running pass is to end early.
-        notices: what the ranks agree on over the store.
-    """
-    if spec.training.backend is TrainingBackend.FSDP:
-        from rljob_worker.trainer.fsdp import rank_state as fsdp
-        from rljob_worker.trainer.fsdp.backend import FsdpBackend
+    def __call__(
+        self,
+        spec: RLJobSpec,
+        device: Device,
+        *,
+        rank: int,
+        world_size: int,
+        store: str,
+        model_folder: Path,
+        stop: threading.Event,
+        notices: Notices,
+    ) -> TrainerBackend:
+        """Build this rank of the job's backend with the checkpoint's weights, awake; collective.
 
-        rows = fsdp.build_rank_state(
-            spec, device, rank=rank, world_size=world_size, store=store, model_folder=model_folder
-        )
-        return FsdpBackend(rows, spec, device, stop, notices)
-    from rljob_worker.trainer.megatron.backend import MegatronBackend
-    from rljob_worker.trainer.megatron.rank_state import build_rank_state, join_ranks
+        Args:
+            spec: the job.
+            device: this rank's.
+            rank: number of this rank.
+            world_size: number of ranks.
+            store: where the ranks meet.
+            model_folder: Hugging Face folder with the starting weights.
+            stop: set when a running pass is to end early.
+            notices: what the ranks agree on over the store.
+        """
+        ...
 
-    joined = join_ranks(spec, device, rank=rank, world_size=world_size, store=store)
-    state = build_rank_state(joined, spec, device, model_folder)
-    return MegatronBackend(state, spec, device, stop, notices)
+
+def builder(spec: RLJobSpec) -> BuildBackend:
+    """The function that builds the job's backend; no other backend is imported."""
+    build: BuildBackend = importlib.import_module(f"{folder_of(spec.training.backend)}.backend").build_backend
+    return build

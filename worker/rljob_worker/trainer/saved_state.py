@@ -31,12 +31,12 @@ MASTER_PREFIX = "master."
 LORA, BASE = "lora", "base"
 """In the metadata of a file with adapters: what they are, and digests of the weights that they belong to."""
 FORMAT = 1
-_FORMATS = {
-    TrainingBackend.MEGATRON: "rljob_worker.trainer.megatron.saved_format",
-    TrainingBackend.FSDP: "rljob_worker.trainer.fsdp.saved_format",
-}
-"""Modules whose `saved_format(model_folder, lora)` says where a backend's states have what; none of them is imported
-here, for backends import this module."""
+
+
+def folder_of(backend: TrainingBackend) -> str:
+    """The package of a backend, called after it: its `backend.build_backend` builds one (see `trainer.build`), its
+    `saved_format.saved_format(model_folder, lora)` says where its states have what."""
+    return f"{__package__}.{backend.value.lower()}"
 
 
 class SavedFormat(Protocol):
@@ -69,15 +69,15 @@ class SavedFormat(Protocol):
 def backend_of(reader: StateReader) -> TrainingBackend:
     """The backend that saved a file, Megatron where it has no name; ValueError when this version reads none of its."""
     name = reader.metadata.get("backend", TrainingBackend.MEGATRON.value)
-    if name not in [backend.value for backend in _FORMATS]:
-        known = ", ".join(backend.value for backend in _FORMATS)
+    if name not in [backend.value for backend in TrainingBackend]:
+        known = ", ".join(TrainingBackend)
         raise ValueError(f"{reader.path}: was saved by the training backend {name!r}; this version reads {known}")
     return TrainingBackend(name)
 
 
 def saved_format(reader: StateReader, model_folder: Path) -> SavedFormat:
     """The format of a file, for the model of a folder; ValueError when this version does not have it."""
-    module = importlib.import_module(_FORMATS[backend_of(reader)])
+    module = importlib.import_module(f"{folder_of(backend_of(reader))}.saved_format")
     return cast("SavedFormat", module.saved_format(model_folder, saved_adapters(reader)))
 
 

@@ -25,7 +25,7 @@ from rljob_worker.memory.ledger import LedgerEntry, MemoryLedger
 from rljob_worker.parallel_layout import ParallelLayout
 from rljob_worker.trainer.backend import TrainerBackend, UpdateResult
 from rljob_worker.trainer.batches import PackedBatch, Update, plan_step
-from rljob_worker.trainer.build import build_backend
+from rljob_worker.trainer.build import builder
 from rljob_worker.trainer.checked_file import CheckedFile, damage
 from rljob_worker.trainer.dealing import Dealing, plan_update
 from rljob_worker.trainer.learning_rate import learning_rate
@@ -98,7 +98,7 @@ class Trainer:
         started = time.perf_counter()
         if "OMP_NUM_THREADS" in os.environ:
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        backend = build_backend(
+        backend = builder(self.spec)(
             self.spec,
             self._device,
             rank=self._rank,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -12,6 +14,7 @@ from typing import Self
 import torch
 from pydantic import TypeAdapter
 
+from rljob_api.spec import WeightTransport
 from rljob_worker.devices import Device
 from rljob_worker.weightsync.broadcast import ROOT, Broadcast
 from rljob_worker.weightsync.device_ipc import DeviceIpc, Exchange
@@ -67,10 +70,21 @@ class HostRoute:
 
 
 @dataclass(frozen=True, slots=True)
-class _NetworkRoute(ABC):
+class NetworkRoute(ABC):
     """To engines that do not see the trainers' memory: they meet at a TCP store of the first sending trainer."""
 
     meeting: NetworkMeeting
+
+    @classmethod
+    def made(cls, meeting: NetworkMeeting, disk: Path) -> NetworkRoute:
+        """The route of a job.
+
+        Args:
+            meeting: where its members meet.
+            disk: folder that all nodes see, of this attempt's routes alone.
+        """
+        del disk
+        return cls(meeting)
 
     @property
     def delivers(self) -> bool:
@@ -127,7 +141,7 @@ class _NetworkRoute(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class BroadcastRoute(_NetworkRoute):
+class BroadcastRoute(NetworkRoute):
     """A broadcast from the first sending trainer: HCCL, NCCL or gloo."""
 
     def carrier(self, place: Place, version: int, deadline: float) -> Broadcast:
@@ -136,26 +150,45 @@ class BroadcastRoute(_NetworkRoute):
 
 
 @dataclass(frozen=True, slots=True)
-class DiskRoute(_NetworkRoute):
+class DiskRoute(NetworkRoute):
     """Files of a folder that all nodes see."""
 
     folder: str
     """The meeting's alone."""
+
+    @classmethod
+    def made(cls, meeting: NetworkMeeting, disk: Path) -> DiskRoute:
+        """With a new folder of its own below `disk`, which its first member makes."""
+        return cls(meeting, str(disk / secrets.token_hex(8)))
 
     def carrier(self, place: Place, version: int, deadline: float) -> SharedDisk:
         """The files of one sync."""
         return SharedDisk(Path(self.folder), version, place.slots, deadline, first=place.member == ROOT)
 
 
-NetworkRoute = BroadcastRoute | DiskRoute
+_NETWORK_ROUTES = {
+    WeightTransport.AUTO: f"{__name__}:BroadcastRoute",
+    WeightTransport.DISK: f"{__name__}:DiskRoute",
+}
+"""Class of each transport's route to engines that do not see the trainers' memory; loaded when a job has it."""
+
+
+def network_route(transport: WeightTransport) -> type[NetworkRoute]:
+    """The route of a transport over a network."""
+    return _loaded(_NETWORK_ROUTES[transport])
+
+
+def _loaded(path: str) -> type[NetworkRoute]:
+    module, _, name = path.partition(":")
+    kind: type[NetworkRoute] = getattr(importlib.import_module(module), name)
+    return kind
 
 
 def route_from(text: str) -> Route:
     """The route that `to_json` wrote."""
-    values: Mapping[str, object] = json.loads(text)
-    kinds: dict[str, type[HostRoute | BroadcastRoute | DiskRoute]] = {
-        kind.__name__: kind for kind in (HostRoute, BroadcastRoute, DiskRoute)
-    }
-    kind = kinds[str(values["kind"])]
-    made: Route = TypeAdapter(kind).validate_python({name: value for name, value in values.items() if name != "kind"})
-    return made
+    values: dict[str, object] = json.loads(text)
+    name = values.pop("kind")
+    if name == HostRoute.__name__:
+        return TypeAdapter(HostRoute).validate_python(values)
+    (path,) = [path for path in _NETWORK_ROUTES.values() if path.endswith(f":{name}")]
+    return TypeAdapter(_loaded(path)).validate_python(values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from rljob_worker.trainer.batches import MicroBatch, Update
 from rljob_worker.trainer.checked_file import CheckedFile
 from rljob_worker.trainer.fsdp.checkpoint import load_rank, save_rank
 from rljob_worker.trainer.fsdp.pieces import pieces_of_rows
-from rljob_worker.trainer.fsdp.rank_state import RankState
+from rljob_worker.trainer.fsdp.rank_state import RankState, build_rank_state
 from rljob_worker.trainer.fsdp.updates import Passes, Updater
 from rljob_worker.trainer.objective import PolicyLoss
 from rljob_worker.trainer.rank_backend import RankBackend, Rounding
@@ -91,3 +92,19 @@ class FsdpBackend(RankBackend):
         """Leave the process groups."""
         if dist.is_initialized():
             self.groups.close()
+
+
+def build_backend(
+    spec: RLJobSpec,
+    device: Device,
+    *,
+    rank: int,
+    world_size: int,
+    store: str,
+    model_folder: Path,
+    stop: threading.Event,
+    notices: Notices,
+) -> FsdpBackend:
+    """See `trainer.build.BuildBackend`."""
+    state = build_rank_state(spec, device, rank=rank, world_size=world_size, store=store, model_folder=model_folder)
+    return FsdpBackend(state, spec, device, stop, notices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch.distributed as dist
 from torch import Tensor
@@ -23,7 +24,7 @@ from rljob_worker.trainer.megatron.models.convert import local_pieces
 from rljob_worker.trainer.megatron.models.platforms import megatron_platform
 from rljob_worker.trainer.megatron.parallel_state import lockstep_leader
 from rljob_worker.trainer.megatron.pipeline import PipelineRunner
-from rljob_worker.trainer.megatron.rank_state import RankState
+from rljob_worker.trainer.megatron.rank_state import RankState, build_rank_state, join_ranks
 from rljob_worker.trainer.megatron.updates import Updater
 from rljob_worker.trainer.objective import PolicyLoss
 from rljob_worker.trainer.rank_backend import RankBackend
@@ -97,3 +98,20 @@ class MegatronBackend(RankBackend):
 
             parallel_state.destroy_model_parallel()
             self.groups.close()
+
+
+def build_backend(
+    spec: RLJobSpec,
+    device: Device,
+    *,
+    rank: int,
+    world_size: int,
+    store: str,
+    model_folder: Path,
+    stop: threading.Event,
+    notices: Notices,
+) -> MegatronBackend:
+    """See `trainer.build.BuildBackend`."""
+    joined = join_ranks(spec, device, rank=rank, world_size=world_size, store=store)
+    state = build_rank_state(joined, spec, device, model_folder)
+    return MegatronBackend(state, spec, device, stop, notices)

@@ -1,0 +1,24 @@
+"""A role of a test: processes that add."""
+
+from __future__ import annotations
+
+from rljob_worker.cluster.roles import Role
+
+
+class Adder:
+    """Adds to its first value."""
+
+    def __init__(self, *, start: int) -> None:
+        self._value = start
+
+    def add(self, number: int) -> int:
+        """Add a number; the sum so far."""
+        self._value += number
+        return self._value
+
+    def busy_seconds(self) -> float:
+        """Seconds of computing."""
+        return 0.0
+
+
+ADDER = Role("adder", Adder, lambda placement, spec: [range(1)], lambda spec, cache: {"ADDS": "yes"})
