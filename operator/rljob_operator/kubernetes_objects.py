@@ -24,7 +24,7 @@ class OwnerReference(TypedDict, total=False):
 
 
 class ObjectMeta(TypedDict, total=False):
-    """What all objects have."""
+    """Fields that all objects have."""
 
     name: Required[str]
     namespace: str
@@ -60,13 +60,13 @@ class RLJobObject(KubeObject, total=False):
     """An RLJob as it is stored; its spec need not be valid."""
 
     specBytes: int
-    """Of a spec that was too large to be kept (not in what the API server sends)."""
+    """Size of a spec that was too large to be kept (not in what the API server sends)."""
     spec: dict[str, Json] | None
     status: dict[str, Json] | None
 
 
 class AuthOptions(TypedDict, total=False):
-    """How Ray's API is closed."""
+    """Access to Ray's API."""
 
     mode: str
     secretName: str
@@ -88,7 +88,7 @@ class RayClusterSpec(TypedDict, total=False):
 
 
 class RayHead(TypedDict, total=False):
-    """Where the head is."""
+    """Place of the head."""
 
     podName: str
     serviceName: str
@@ -121,7 +121,7 @@ class Waiting(TypedDict, total=False):
 
 
 class Terminated(TypedDict, total=False):
-    """How a container ended."""
+    """End of a container."""
 
     exitCode: int
     reason: str
@@ -137,7 +137,7 @@ class ContainerState(TypedDict, total=False):
 
 
 class ContainerStatus(TypedDict, total=False):
-    """What became of a container."""
+    """State of a container."""
 
     name: Required[str]
     state: ContainerState | None
@@ -145,7 +145,7 @@ class ContainerStatus(TypedDict, total=False):
 
 
 class NamedContainer(TypedDict):
-    """What is read of a pod's containers."""
+    """Fields that are read of a pod's containers."""
 
     name: str
 
@@ -218,7 +218,7 @@ class EventSeries(TypedDict, total=False):
 
 
 class ObjectReference(TypedDict, total=False):
-    """What an Event is about."""
+    """Object of an Event."""
 
     uid: str
 
@@ -258,7 +258,7 @@ class ObjectList(TypedDict, Generic[Item], total=False):
 
 
 class WatchEvent(TypedDict):
-    """What a watch tells; no type: it comes from a list."""
+    """One line of a watch; without a type: it comes from a list."""
 
     type: str | None
     object: KubeObject
@@ -271,7 +271,7 @@ class GroupVersion(TypedDict):
 
 
 class ApiGroup(TypedDict):
-    """What the API server says of a group."""
+    """The API server's description of a group."""
 
     versions: list[GroupVersion]
     preferredVersion: GroupVersion

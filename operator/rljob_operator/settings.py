@@ -1,4 +1,4 @@
-"""What an operator's installation decides: flags, each with an environment variable of the same name."""
+"""Settings of an operator's installation: flags, each with an environment variable of the same name."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     """Watched namespaces; empty: all."""
     operator_namespace: str = "rljob-system"
-    """Where the operator runs: the namespace of its Lease."""
+    """The operator's namespace, in which its Lease is."""
     lease_name: str = "rljob-operator"
     identity: str = field(default_factory=socket.gethostname)
-    """Of this replica; the pod's name."""
+    """Name of this replica: the pod's."""
     lease_seconds: float = 30.0
     """Another replica takes over when the Lease was not renewed for so long."""
     renew_seconds: float = 20.0
@@ -58,28 +58,28 @@ class Settings:
     request_seconds: float = 10.0
     """Deadline of one try of a request to the API server."""
     rebuild_seconds: float = 20.0
-    """How long one job's step records may take to be read at a time; after a start, /metrics then answers without them.
+    """Seconds of one read of a job's step records; after a start, /metrics then answers without them.
     """
     rebuild_total_seconds: float = 120.0
-    """How long all jobs' may take together."""
+    """Seconds of the reads of all jobs together."""
     stop_seconds: float = 20.0
-    """How long running work may take after SIGTERM."""
+    """Seconds of running work after SIGTERM."""
     optional_kinds_seconds: float = 300.0
     """Between two looks for Kueue's and Volcano's kinds where they are not there."""
     http_host: str = ""
-    """Where /healthz, /readyz and /metrics are served; empty: everywhere."""
+    """Address of /healthz, /readyz and /metrics; empty: all addresses."""
     http_port: int = 8080
     probe_host: str = "0.0.0.0"
-    """Where Kopf answers the kubelet's liveness probe; in a pod its own address, of whichever family."""
+    """Address on which Kopf answers the kubelet's liveness probe; in a pod its own address, of whichever family."""
     probe_port: int = 0
     """Port of that, at /healthz; 0: nowhere."""
     kubeconfig: str | None = None
     context: str | None = None
-    """Of the kubeconfig."""
+    """Context of the kubeconfig."""
     ray_address: str = f"http://{{service}}.{{namespace}}.svc:{DASHBOARD_PORT}"
-    """Of a head's dashboard; may hold {service}, {namespace} and {name} (of the job)."""
+    """Address of a head's dashboard; may hold {service}, {namespace} and {name} (of the job)."""
     driver_address: str = f"http://{{service}}.{{namespace}}.svc:{DRIVER_PORT}"
-    """Of a driver; as `ray_address`."""
+    """Address of a driver, as `ray_address`."""
     kueue_priority_boost: bool = False
     """Whether Kueue's Workloads are told what a preemption would cost (state/preemption.py)."""
     log_level: str = "INFO"

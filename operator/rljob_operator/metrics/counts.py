@@ -1,4 +1,4 @@
-"""What the step records of a run folder add up to. Of a counted record nothing is kept; of the last one, its values."""
+"""Sums over the step records of a run folder. Only the values of the last record are kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ROW = {label: row for row, label in enumerate(PHASE_LABELS)}
 
 @dataclass(frozen=True, slots=True)
 class DriverTotals:
-    """What `DriverView` takes from the records."""
+    """The part of `DriverView` that comes from the records."""
 
     last: StepView | None = None
     median_step_seconds: float | None = None
@@ -83,7 +83,7 @@ class _Histograms:
         return Histogram(tuple(accumulate(self._buckets[row * _WIDTH : (row + 1) * _WIDTH])), self._sums[row])
 
     def phases(self) -> Iterator[tuple[str, Histogram]]:
-        """Of the phases that ever ran, by label; the first rows are theirs."""
+        """Histograms of the phases that ever ran, by label; the first rows are theirs."""
         for row, label in enumerate(PHASE_LABELS):
             if any(self._buckets[row * _WIDTH : (row + 1) * _WIDTH]):
                 yield label, self.of(row)
@@ -152,7 +152,7 @@ class RunCounts:
         return any(known[record.index] != fingerprint(record) for record in records if record.index in known)
 
     def next_of(self, records: Iterable[StepRecord]) -> list[StepRecord]:
-        """Those of the records, which are in order, that come next without a gap."""
+        """Select the records that come next without a gap, from records in order."""
         found: list[StepRecord] = []
         for record in records:
             if record.index == self.count + len(found):

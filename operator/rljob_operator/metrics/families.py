@@ -14,7 +14,7 @@ from rljob_operator.metrics.record import LANE_LABELS, PHASE_LABELS
 
 
 class JobMetrics:
-    """What is known of one job.
+    """Metrics of one job.
 
     Args:
         uid: its UID.
@@ -31,7 +31,7 @@ class JobMetrics:
 
     @property
     def records(self) -> RunCounts | None:
-        """What the records add up to, once all that there are were counted and one of them is of a step."""
+        """Sums over the records, once all that there are were counted and one of them is of a step."""
         return self.counts if self.counts.complete and self.counts.last is not None else None
 
 

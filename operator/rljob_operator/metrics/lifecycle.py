@@ -1,4 +1,4 @@
-"""What the metrics take from a job's status."""
+"""Metrics that come from a job's status."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Fingerprint = tuple[int, int, float, float]
 
 
 def fingerprint(record: StepRecord) -> Fingerprint:
-    """What tells this record from one of another run."""
+    """Identity of this record among the records of several runs."""
     return (record.step, record.attempt, record.time, record.step_seconds)
 
 
@@ -64,7 +64,7 @@ def _by_label(phases: Mapping[str, float]) -> dict[str, float]:
 
 
 def view_of(record: StepRecord) -> StepView:
-    """What the status shows of a record."""
+    """Part of a record that the status shows."""
     return StepView(
         step=record.step,
         seconds=record.step_seconds,

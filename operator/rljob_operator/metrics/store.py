@@ -74,7 +74,7 @@ class JobMetricsStore:
         return len(fresh)
 
     def next_index(self, key: JobKey) -> int:
-        """What to ask `/v1/steps?after=` with: the last counted record comes again, to be compared."""
+        """Value of `/v1/steps?after=`: the last counted record comes again, to be compared."""
         job = self._jobs.get(key[:2])
         return max(-1, job.counts.count - 2) if job is not None and job.uid == key[2] else -1
 
@@ -84,7 +84,7 @@ class JobMetricsStore:
         return job.counts.behind if job is not None and job.uid == key[2] else 0
 
     def driver_totals(self, key: JobKey) -> DriverTotals:
-        """What the job's records add up to; zeros for a job without records."""
+        """Sums over the job's records; zeros for a job without records."""
         job = self._jobs.get(key[:2])
         return job.counts.totals() if job is not None and job.uid == key[2] else DriverTotals()
 

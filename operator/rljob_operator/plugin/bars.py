@@ -35,7 +35,7 @@ class Step:
 
     @classmethod
     def from_record(cls, record: StepRecord) -> Step:
-        """What is drawn of one of the driver's records."""
+        """Part of one of the driver's records that is drawn."""
         phases = {visible_line(name): seconds for name, seconds in record.phases.items()}
         return cls(record.step, record.step_seconds, phases, record.rerun)
 

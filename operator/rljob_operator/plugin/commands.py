@@ -208,7 +208,7 @@ async def trace(cluster: Cluster, options: argparse.Namespace) -> None:
 
 
 async def _recorded(cluster: Cluster, job: JobView) -> DriverTrace | None:
-    """What the running driver recorded; None where none runs, NoAnswer where it cannot be asked."""
+    """Records of the running driver; None where none runs, NoAnswer where it cannot be asked."""
     running = bool(job.status.attempts) and job.status.attempts[-1].end_time is None
     item = await cluster.find(RAY_CLUSTERS, job.name) if running else None
     if item is None:

@@ -1,4 +1,4 @@
-"""What `rljob doctor` found in a job's worker pods, or finds now through the job's Ray cluster."""
+"""Findings of `rljob doctor` in a job's worker pods, or finds now through the job's Ray cluster."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Examination:
 
 
 async def examinations(cluster: Cluster, name: str) -> tuple[list[Examination], str]:
-    """What the init containers of a job's worker pods found, and why their output is missing, if it is.
+    """Findings of the init containers of a job's worker pods, and why their output is missing, if it is.
 
     Raises:
         CommandError: the job or its pods cannot be read.

@@ -46,7 +46,7 @@ _ORDINARY = ("cpu", "memory", "pods", "ephemeral-storage", "hugepages-", "attach
 
 
 class ObservedJob:
-    """What was found, and what the user may not see.
+    """Objects that were found, and names of those that the user may not see.
 
     Args:
         observed: for `explain`.
@@ -104,7 +104,7 @@ async def look(cluster: Cluster, name: str) -> ObservedJob:
 
 
 def _refused(job: JobView) -> Cause | None:
-    """What the API server did not take of the operator, as its condition says."""
+    """Requests of the operator that the API server refused, from the job's condition."""
     conditions = [c for c in job.status.conditions if c.type == ConditionType.QUEUED and c.reason in REASONS]
     return Cause(conditions[0].reason, conditions[0].message) if conditions else None
 

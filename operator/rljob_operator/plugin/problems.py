@@ -18,7 +18,7 @@ class CommandError(Exception):
 
 
 def from_api(error: ApiError, doing: str) -> CommandError:
-    """What the API server's refusal means for the user.
+    """Explain a refusal of the API server to the user.
 
     Args:
         error: the refusal.

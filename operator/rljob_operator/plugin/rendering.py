@@ -1,4 +1,4 @@
-"""What `kubectl rljob render` prints: everything that a job becomes, without its token."""
+"""Output of `kubectl rljob render`: everything that a job becomes, without its token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `kubectl rljob status` and `list` show. Pure."""
+"""Output of `kubectl rljob status` and `list`. Pure."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _NARROWEST = 40
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What the terminal can show."""
+    """Capabilities of the terminal."""
 
     width: int = 80
     colour: bool = False

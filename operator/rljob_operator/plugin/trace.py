@@ -15,7 +15,7 @@ from rljob_operator.state.observed import JobView
 from rljob_operator.state.timing import seconds_of
 
 LARGEST_BYTES = 1 << 28
-"""Of a driver's trace, unpacked."""
+"""Largest size of a driver's trace, unpacked."""
 _CLUSTER = 0
 """The group of lanes before those of the driver's attempts, which begin with 1."""
 Span = tuple[float, float, str, Mapping[str, Any]]

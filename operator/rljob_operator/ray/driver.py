@@ -25,7 +25,7 @@ class Driver:
         self._endpoint = Endpoint(session, "The driver", address, token, seconds)
 
     async def status(self) -> DriverStatus:
-        """Where the training is.
+        """State of the training.
 
         Raises:
             NoAnswer: the driver did not answer, or not as a driver does.

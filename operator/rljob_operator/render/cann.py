@@ -1,4 +1,4 @@
-"""How CANN gets into the environment of a container."""
+"""CANN in the environment of a container."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ATB = "/usr/local/Ascend/nnal/atb/set_env.sh"
 
 
 def cann_environment() -> str:
-    """What the shell runs before `ray start` so that CANN is found.
+    """Command of the shell before `ray start`, so that CANN is found.
 
     Ascend images set it up in ~/.bashrc, which KubeRay's shell does not read: it is no login shell (KubeRay 1.4 and
     later). KubeRay goes on after a failed command, hence the `exit`.

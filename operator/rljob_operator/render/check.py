@@ -55,7 +55,7 @@ def render_cluster(job: JobView, settings: RenderSettings, *, checked: bool = Fa
 
 
 def check_renderable(job: JobView, settings: RenderSettings) -> str:
-    """What is wrong with a valid spec that cannot be rendered, as a sentence that names the field; empty: nothing."""
+    """Say why a valid spec cannot be rendered, in a sentence that names the field; empty: it can."""
     try:
         render_cluster(job, settings)
     except RenderError as error:

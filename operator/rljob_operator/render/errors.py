@@ -1,4 +1,4 @@
-"""What cannot be rendered."""
+"""Errors of specs that cannot be rendered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What HCCL must be told about a pod's network.
+"""Variables with which HCCL uses a pod's network.
 
 What the manifest itself says goes to the processes of each role (`rljob_api.roles`), which need it without pods too.
 Sources: CANN environment variable reference (8.5, 9.0); MindCluster's training guides (interface and address by

@@ -16,7 +16,7 @@ _COMMAND = f'exec rljob doctor --wanted "${WANTED_VARIABLE}" --termination-messa
 
 
 def cache_containers(profile: HardwareProfile, ray: Manifest) -> list[Manifest]:
-    """What gives the pod's group the node's folder of compiled operators; nothing where it is not the node's.
+    """Containers that give the pod's group the node's folder of compiled operators; none where it is not the node's.
 
     The kubelet makes that folder as root's, and pods run as an ordinary user. Nobody else may write there: operators of
     others would run in the job.

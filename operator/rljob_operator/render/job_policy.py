@@ -1,4 +1,4 @@
-"""What an administrator lets RLJobs name: the values of the chart's `policy`.
+"""Limits of an administrator on RLJobs: the values of the chart's `policy`.
 
 Without any value a job may use what a pod of the Pod Security Standard "baseline" may, any image, and no Secret,
 service account, priority class or file of a node beyond what its hardware profile mounts.

@@ -35,7 +35,7 @@ _USER = 1000
 
 @dataclass(frozen=True, slots=True)
 class PodSize:
-    """What a pod asks for; requests equal limits (the device plugins of Ascend insist on it for devices)."""
+    """Resources of a pod; requests equal limits (the device plugins of Ascend insist on it for devices)."""
 
     cpu: str
     memory: str

@@ -49,7 +49,7 @@ class _Wish(NamedTuple):
     rule: str
     """The policy's value that decides."""
     name: str = ""
-    """What is asked for; empty where the field says it all."""
+    """The requested value; empty where the field says it all."""
 
 
 def check_policy(job: JobView, spec: RLJobSpec, settings: RenderSettings) -> None:
@@ -135,7 +135,7 @@ def _of_resources(spec: RLJobSpec) -> Iterator[_Wish]:
 
 
 def _of_source(at: str, source: Manifest) -> Iterator[_Wish]:
-    """Of one volume's source; a template's volume has its name beside it."""
+    """Requests of one volume's source; a template's volume has its name beside it."""
     for kind, value in source.items():
         if kind in ("name", "$patch") or value is None:
             continue

@@ -25,7 +25,7 @@ class RayPorts:
     """Ports of the pods of a group."""
 
     agent: int
-    """Of Ray's agent, which answers the probes."""
+    """Port of Ray's agent, which answers the probes."""
     metrics: int
     workers: tuple[int, int]
     """First and last of Ray's worker processes."""

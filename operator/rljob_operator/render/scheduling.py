@@ -1,4 +1,4 @@
-"""Where the pods go: queues, gangs, selectors, tolerations, affinity.
+"""Scheduling of the pods: queues, gangs, selectors, tolerations, affinity.
 
 Sources: KubeRay's volcano_scheduler.go (labels that it reads, annotations that it copies to the PodGroup from 1.6 on);
 Kueue's integration of RayCluster; MindCluster's documentation, "Pod" and "PodGroup" labels and annotations (7.3).

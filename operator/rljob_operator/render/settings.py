@@ -1,4 +1,4 @@
-"""What the operator's configuration contributes to every job."""
+"""The part of every job that comes from the operator's configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RenderSettings:
     label_prefixes: tuple[str, ...] = ()
     """Prefixes (without the slash) of RLJobs' labels that RayClusters get too. Labels without a prefix always go on."""
     policy: JobPolicy | None = None
-    """What the administrator allows; None: everything, or it is not known here."""
+    """The administrator's policy; None: everything is allowed, or the policy is not known here."""
     operator_namespace: str = ""
     """Namespace of the operator's pods, for the NetworkPolicy; empty: pods with the labels in any namespace."""
     operator_pod_labels: Mapping[str, str] = field(

@@ -1,4 +1,4 @@
-"""What is posted to Ray's job API: the driver's command line and its manifest."""
+"""The request to Ray's job API: the driver's command line and its manifest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rljob_operator.state.timing import LINGER_SECONDS
 MAX_MANIFEST_BYTES = 96 * 1024
 """Linux allows 128 KiB for one variable."""
 _SURELY_FITS = MAX_MANIFEST_BYTES // 2
-"""Of a manifest that is not packed: gzip adds 23 bytes to what it cannot pack, base64 a third."""
+"""Bytes that fit in any case when packed: gzip adds 23 bytes to what it cannot pack, base64 a third."""
 
 _OUTLIVE_THE_DRIVER = "trap : TERM"
 """Ray asks every process of the job to stop. Without it the shell would go before the driver, nobody would take the

@@ -16,7 +16,7 @@ from rljob_operator.render.hccl import hccl_environment
 Env = list[dict[str, Json]]
 
 COMPILE_CACHE = "/var/cache/rljob/operators"
-"""Where compiled operators are kept in the pod."""
+"""Folder of compiled operators in the pod."""
 
 _RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",

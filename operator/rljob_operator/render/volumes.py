@@ -25,7 +25,7 @@ class Volumes:
     """`volumes` of a pod and `volumeMounts` of its Ray container."""
 
     fields: list[str] = dataclasses.field(default_factory=list)
-    """Of the manifest, one for each mount: what is blamed for it."""
+    """Field of the manifest for each mount, for errors."""
     volumes: list[Manifest] = dataclasses.field(default_factory=list)
     mounts: list[Manifest] = dataclasses.field(default_factory=list)
 

@@ -29,7 +29,7 @@ OTHER = "Other"
 
 
 class AttemptOutcome(Enum):
-    """What follows from the end of an attempt."""
+    """Consequences of the end of an attempt."""
 
     SUCCEED = auto()
     FAIL = auto()
@@ -117,7 +117,7 @@ def close_unstarted(plan: PlanBuilder, began: str | None, cause: Cause) -> Attem
 
 
 def failed_attempts(status: RLJobStatus) -> dict[str, int]:
-    """How many attempts failed for each reason and were followed by another.
+    """Number of attempts that failed for each reason and were followed by another.
 
     A status of an operator that did not count them knows the reasons of those that it lists; the others are `OTHER`.
     """

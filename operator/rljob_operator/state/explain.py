@@ -32,7 +32,7 @@ _SILENT_SECONDS = 120.0
 _WORTH_TELLING_SECONDS = 60.0
 """A phase that has run for longer is told with its duration."""
 _KILLED = 128 + signal.SIGKILL
-"""What a container runtime adds."""
+"""Exit code by which a container runtime reports SIGKILL."""
 _EXIT_CODES: dict[int, str] = {
     ExitCode.OK: "the driver was done",
     ExitCode.FAILED: "the job failed",
@@ -278,7 +278,7 @@ _CHECKS: tuple[Check, ...] = (
 
 
 def _end_of(attempt: AttemptStatus) -> str:
-    """How an attempt ended, or empty while it has not."""
+    """End of an attempt in words; empty while it runs."""
     if attempt.end_time is None:
         return ""
     lines = tuple(attempt.last_log_lines)

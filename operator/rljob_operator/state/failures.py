@@ -22,7 +22,7 @@ _KILLED = 128
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the failure policy says about an attempt that failed."""
+    """Decision of the failure policy on an attempt that failed."""
 
     action: FailureAction
     because: str
@@ -73,7 +73,7 @@ def _without_engines(observed: Observed) -> Observed:
 
 
 def missing_pods(observed: Observed) -> Cause | None:
-    """What a driver that has failed died of, where the evidence on the lost pod was deleted with it."""
+    """Cause of a driver's failure, where the evidence on the lost pod was deleted with it."""
     cluster = observed.cluster
     if cluster is None:
         return None

@@ -1,4 +1,4 @@
-"""Where a job's time went.
+"""A job's time by use.
 
 Time is settled when the phase changes, from the times in the status alone: looking more often, or an operator that was
 away, changes no sum. Seconds in steps come from the driver's own records, which add up over all attempts.

@@ -18,7 +18,7 @@ from rljob_operator.state.timing import WAITING_LOOK_SECONDS, seconds_of, time_t
 
 
 def begin_status(plan: PlanBuilder) -> None:
-    """What every status of a job with a valid spec says."""
+    """Fields of every status of a job with a valid spec."""
     old = plan.status
     plan.set(
         observed_generation=plan.job.generation,
@@ -175,5 +175,5 @@ def _begins_with_fewer(plan: PlanBuilder) -> bool:
 
 
 def problem_text(plan: PlanBuilder) -> str:
-    """What is wrong with the spec, for the status."""
+    """Problems of the spec, for the status."""
     return clean(plan.job.problem or "The spec cannot be read; see the operator's log.")

@@ -1,4 +1,4 @@
-"""What the operator knows about one job at one instant. Made by the shell, read by `reconcile`; nothing does I/O."""
+"""One job at one instant, as it was observed. Made by the shell, read by `reconcile`; nothing does I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class JobView:
     spec: RLJobSpec | None
     """None when the spec does not pass validation."""
     problem: str = ""
-    """What is wrong with the spec; names the field. A valid spec has one where it cannot be rendered (any more)."""
+    """Problem of the spec; names the field. A valid spec has one where it cannot be rendered (any more)."""
     status: RLJobStatus = field(default_factory=RLJobStatus)
     deleting: bool = False
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -67,10 +67,10 @@ class PodView:
     node_lost: bool = False
     """The node is not ready or gone, as far as the pod's conditions say."""
     waiting_reason: str = ""
-    """Of the first container that waits: ImagePullBackOff, CrashLoopBackOff, ..."""
+    """Reason of the first container that waits: ImagePullBackOff, CrashLoopBackOff, ..."""
     waiting_message: str = ""
     terminated_reason: str = ""
-    """Of the first container that ended: OOMKilled, Error, ...; or the pod's own reason: Evicted, NodeLost."""
+    """Reason of the first container that ended: OOMKilled, Error, ...; or the pod's own reason: Evicted, NodeLost."""
     terminated_message: str = ""
     exit_code: int | None = None
     ended_container: str = ""
@@ -146,16 +146,16 @@ class WorkloadView:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """What the queueing system says: Kueue's Workload or Volcano's PodGroup."""
+    """State in the queueing system: Kueue's Workload or Volcano's PodGroup."""
 
     admitted: bool
     reason: str = ""
-    """As the queueing system names it: Pending, Inadmissible, NotEnoughResources, NodePredicateFailed, ..."""
+    """Name of the state in the queueing system: Pending, Inadmissible, NotEnoughResources, NodePredicateFailed, ..."""
     message: str = ""
     object: str = ""
     """Kind and name, like `Workload raycluster-a-1b2c3` or `PodGroup ray-a-pg`."""
     workload: WorkloadView | None = None
-    """What only Kueue has."""
+    """Fields that only Kueue has."""
 
 
 class SubmissionState(StrEnum):
@@ -218,7 +218,7 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class DriverView:
-    """What the driver's endpoint says, and what the records that were read so far add up to."""
+    """Answers of the driver's endpoint, and sums over the records that were read so far."""
 
     ready: bool
     step: int
@@ -228,7 +228,7 @@ class DriverView:
     phase: str | None = None
     """Phase that runs now."""
     phase_seconds: float | None = None
-    """How long it has run, or for how long none has; None: the driver does not say."""
+    """Seconds that it has run, or since the last one ended; None: the driver does not say."""
     lanes: Mapping[str, str] = field(default_factory=dict)
     """Phase that runs now in each lane beside the trainers'; the operator does not keep it."""
     groups: Mapping[str, int] = field(default_factory=dict)
@@ -238,9 +238,9 @@ class DriverView:
     stopping: bool = False
     last_checkpoint_step: int | None = None
     checkpoint_warnings: Mapping[str, str] = field(default_factory=dict)
-    """What was wrong with the checkpoint that it continued from, and with newer ones."""
+    """Problems of the checkpoint from which it continued, and of newer ones."""
     unwritten: Mapping[str, str] = field(default_factory=dict)
-    """What it could not write and went on without, with what was wrong the last time (empty: it does not say)."""
+    """Files that it could not write and continued without, each with its last error (empty: unknown)."""
     last: StepView | None = None
     median_step_seconds: float | None = None
     """Over the recent steps."""

@@ -1,4 +1,4 @@
-"""What `reconcile` wants done. The shell carries it out in order; every action may be repeated without harm."""
+"""Actions that `reconcile` plans. The shell carries it out in order; every action may be repeated without harm."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ScaleEngines:
     """Give the RayCluster's group of engines another number of pods; nothing happens where it is not as it was seen."""
 
     uid: str
-    """Of the RayCluster."""
+    """UID of the RayCluster."""
     seen: EngineGroupView
     replicas: int
     pods: tuple[str, ...] = ()

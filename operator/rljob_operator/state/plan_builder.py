@@ -23,7 +23,7 @@ FINAL = (JobPhase.SUCCEEDED, JobPhase.FAILED)
 
 
 class PlanBuilder:
-    """What the parts of `reconcile` read and change. Nothing outside of it is changed."""
+    """State that the parts of `reconcile` read and change. Nothing outside of it is changed."""
 
     def __init__(self, observed: Observed, now: float) -> None:
         self.observed = observed
@@ -84,7 +84,7 @@ class PlanBuilder:
 
     @property
     def submission(self) -> SubmissionView | None:
-        """What Ray says about the last attempt; None when it did not answer or was asked about another one."""
+        """Ray's information on the last attempt; None when it did not answer or was asked about another one."""
         view, attempt = self.observed.submission, self.last_attempt
         return view if view is not None and attempt is not None and view.id == attempt.submission_id else None
 

@@ -1,4 +1,4 @@
-"""What keeps a pod of a job from running."""
+"""Causes that keep a pod of a job from running."""
 
 from __future__ import annotations
 

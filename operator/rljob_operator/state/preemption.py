@@ -1,4 +1,4 @@
-"""What a preemption would cost now, told to Kueue: of jobs of one priority it takes those first that lose least.
+"""Cost of a preemption at this time, for Kueue: of jobs of one priority it takes those first that lose least.
 
 Kueue adds the annotation `kueue.x-k8s.io/priority-boost` of a Workload to its priority (Kueue 0.17 and later, feature
 gate `PriorityBoost`; KEP 7990). Between jobs of equal priority it would take the one that was admitted last, whatever
@@ -28,7 +28,7 @@ MAX_BOOST = 9
 _NOTHING_SECONDS = 60.0
 """Starting anew costs more: nobody is spared for it."""
 _SAVED_SECONDS = 300.0
-"""How far SAVED_ANNOTATION may be behind while the boost stays the same."""
+"""Seconds that SAVED_ANNOTATION may be behind while the boost stays the same."""
 
 
 def priority_boost(unsaved_seconds: float) -> int:

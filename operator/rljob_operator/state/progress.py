@@ -1,4 +1,4 @@
-"""How far the training is, from what the driver says."""
+"""Progress of the training, from the driver's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do about one job, from what is observed of it: `reconcile(observed, now) -> Plan`.
+"""Actions for one job from its observed state: `reconcile(observed, now) -> Plan`.
 
 Pure and level-triggered: it may be called at any time, any number of times, with observations that lag behind, and by
 an operator that died between any two actions. What must be remembered stands in the status; what must not happen twice

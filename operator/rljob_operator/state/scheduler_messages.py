@@ -1,4 +1,4 @@
-"""What the schedulers' and the queueing systems' messages mean for an RLJob, and what would help."""
+"""Meaning of the schedulers' and queueing systems' messages for an RLJob, and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the operator waits for what, and times as the status writes them."""
+"""Durations of the operator's waits, and times in the format of the status."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.status import AttemptStatus
 
 RUNNING_LOOK_SECONDS = 5.0
-"""How often a job with a driver is looked at."""
+"""Interval at which a job with a driver is observed."""
 STARTING_LOOK_SECONDS = 2.0
-"""How often while the cluster is ready and the driver is not: this adds to the time to Running."""
+"""Interval while the cluster is ready and the driver is not: this adds to the time to Running."""
 WAITING_LOOK_SECONDS = 60.0
-"""How often where a watch tells of every change that counts; only in case an event was lost."""
+"""Interval where a watch reports every relevant change; only in case an event was lost."""
 LOST_POD_SECONDS = 60.0
-"""How long the driver is given to notice on its own that a pod of it is gone."""
+"""Time for the driver to notice by itself that one of its pods is gone."""
 LATE_POD_SECONDS = 300.0
-"""How long after its grace period a pod that is still there may be the kubelet's delay; later nobody can tell whether
-what ran in it does."""
+"""Time after its grace period in which a pod that is still there may be the kubelet's delay; later it is
+unknown whether its processes run."""
 NOTICE_SECONDS = 300.0
-"""How long a cause that went away still explains why the driver failed."""
+"""Time in which a cause that went away still explains a failure of the driver."""
 SILENCE_SECONDS = 30.0
-"""How long the driver's endpoint may be silent before the Running condition says so."""
+"""Silence of the driver's endpoint after which the Running condition reports it."""
 STOP_MARGIN_SECONDS = 30.0
 """On top of `checkpoint.graceSeconds`, for Ray and the operator."""
 DEADLINE_MARGIN_SECONDS = 60.0
 """The driver's own deadlines come first: it writes the stacks and names the phase."""
 LINGER_SECONDS = 300.0
-"""How long a driver in a cluster waits at its end for its last record to be read, unless `spec.records` says otherwise:
-the pods are held until the operator is back in any case, so that so long an absence costs no record of a step."""
+"""Time that a driver in a cluster waits at its end for its last record to be read, unless `spec.records` says
+otherwise: the pods are held until the operator is back in any case, so that so long an absence costs no record of a
+step."""
 FRESHNESS_SECONDS = 60.0
-"""How old `progress.lastUpdateTime` gets while nothing else of the progress changes."""
+"""Greatest age of `progress.lastUpdateTime` while nothing else of the progress changes."""
 
 
 def time_text(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Which API server, as whom and in which namespace: found as kubectl finds it, read by the official client."""
+"""API server, user and namespace: found in the places of kubectl, read by the official client."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Access:
     namespace: str = "default"
     """The one asked for, else the context's or the pod's, else `default`."""
     arguments: tuple[str, ...] = ()
-    """What kubectl needs to reach the same cluster as the same user."""
+    """Options with which kubectl reaches the same cluster as the same user."""
 
 
 async def find_access(
@@ -131,7 +131,7 @@ class _Kubeconfig:
         self._fresh_until = 0.0
 
     async def load(self) -> Configuration:
-        """What the official client needs; it asks for the token of each request, and gets the present one."""
+        """Configuration of the official client; it asks for the token at each request, and gets the present one."""
         configuration = Configuration()
         # Each minute, not each request. Requests meanwhile use the token that is there.
         configuration.refresh_api_key_hook = self._refresh  # type: ignore[assignment]

@@ -187,7 +187,7 @@ class ApiClient:
             await asyncio.sleep(pause)
 
     async def text(self, path: str, params: Mapping[str, str]) -> str:
-        """What is no JSON: a container's log.
+        """Text of an answer that is no JSON: a container's log.
 
         Raises:
             ApiError: refused, or not answered by the deadline of one try.

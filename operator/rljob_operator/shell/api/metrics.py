@@ -9,7 +9,7 @@ from rljob_api.metrics import Metric
 
 
 class OperatorMetrics:
-    """What the operator tells about itself; names, texts and labels are in `rljob_api.metrics`.
+    """Metrics of the operator itself; names, texts and labels are in `rljob_api.metrics`.
 
     Args:
         registry: where the metrics are registered.

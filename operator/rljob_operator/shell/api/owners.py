@@ -1,4 +1,4 @@
-"""Which object controls another one."""
+"""Owner references: the object that controls another one."""
 
 from __future__ import annotations
 

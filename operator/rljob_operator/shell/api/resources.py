@@ -42,7 +42,7 @@ class Resource(Generic[Item]):
     version: str
     plural: str
     spec_fields: Mapping[str, frozenset[str]] | None = None
-    """Those that are read where the kind is watched; None: all. Of a field that holds a list of blocks, the fields of
+    """Fields that are read where the kind is watched; None: all. Of a field that holds a list of blocks, the fields of
     these. Pod templates are most of an object."""
 
     def drop_unread(self, item: Item) -> None:

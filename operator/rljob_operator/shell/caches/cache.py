@@ -1,4 +1,4 @@
-"""What is known of the objects of one kind, as small as the reconciler needs it."""
+"""The objects of one kind, as small as the reconciler needs it."""
 
 from __future__ import annotations
 

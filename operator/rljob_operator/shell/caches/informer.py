@@ -1,4 +1,4 @@
-"""What is known of one of Kopf's watches: whether its kind was read whole, when the API server was last heard of."""
+"""State of one of Kopf's watches: whether its kind was read whole, when the API server was last heard of."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONGEST_SHARE = 1.2
 
 @dataclass(frozen=True, slots=True)
 class WatchTimes:
-    """How long a watch may take, in seconds."""
+    """Durations of a watch, in seconds."""
 
     server: float = 300.0
     """The API server is asked to end a watch after about this long."""

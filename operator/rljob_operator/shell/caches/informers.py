@@ -62,7 +62,7 @@ OPTIONAL_KINDS = (
 
 
 class Informers:
-    """What the operator knows of the cluster.
+    """Caches of the cluster's objects.
 
     RayClusters are watched without a selector: one that somebody else made under a job's name must be seen before it
     is applied over. Only a few fields of each are kept.
@@ -107,7 +107,7 @@ class Informers:
         self.optional: dict[str, list[Informer]] = {}
 
     def __iter__(self) -> Iterator[Informer]:
-        """Those of the kinds that must be there, then those of the kinds that are."""
+        """Informers of the required kinds, then those of the optional kinds that exist."""
         return chain(self.needed, *self.optional.values())
 
     def now(self) -> float:

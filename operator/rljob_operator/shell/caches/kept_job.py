@@ -1,4 +1,4 @@
-"""What is kept of an RLJob: of any that a user can make only so much that thousands fit into the operator's memory."""
+"""The kept part of an RLJob, whose size is bounded so that thousands fit into the operator's memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rljob_operator.state.status_text import short_value
 _PACKED_FROM = 4096
 """Smaller texts are as quick to read as they are small."""
 _MOST_SPEC_BYTES = MAX_MANIFEST_BYTES
-"""Of a spec when packed. A driver's manifest holds it, and in base64; one that is larger cannot be rendered."""
+"""Largest size of a packed spec. A driver's manifest holds it, and in base64; one that is larger cannot be rendered."""
 _MOST_LABELS = 64
 _META = ("namespace", "name", "uid", "generation", "creationTimestamp", "deletionTimestamp")
 

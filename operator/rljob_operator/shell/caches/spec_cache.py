@@ -12,7 +12,7 @@ from rljob_api.json_types import Json
 from rljob_api.spec import RLJobSpec
 
 _MOST_BYTES = 4 * 2**20
-"""As JSON; parsed they take three times as much. To validate a usual one again takes a millisecond."""
+"""Kept as JSON; parsed they take three times as much. To validate a usual one again takes a millisecond."""
 _LARGEST = _MOST_BYTES // 8
 """One that is larger is not kept: it would push too many others out."""
 

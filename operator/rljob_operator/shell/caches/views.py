@@ -75,7 +75,7 @@ class PolicyState:
     owner_uid: str
     """UID of the RLJob that controls it; empty: none does."""
     digest: str
-    """Of the spec that it was rendered with."""
+    """Digest of the spec from which it was rendered."""
 
 
 # --- whose object it is ------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the operator does, as Kopf calls it: at its start and end, to log in, when asked how it is, and for each event.
+"""Handlers that Kopf calls: at its start and end, to log in, when asked how it is, and for each event.
 
 Handlers are async although some wait for nothing (Kopf sends plain functions to threads), and those of events return
 nothing (Kopf writes what they return into the object's status).
