@@ -32,7 +32,8 @@ from rljob_worker.host.memory import MemoryInfo
 
 
 class DeviceModule(Protocol):
-    """What `torch.cuda` and `torch.npu` are asked for. Devices are numbered among those that the process sees."""
+    """Functions of `torch.cuda` and `torch.npu` that are used. Devices are numbered among those that the process
+    sees."""
 
     memory: ModuleType
     """Has the class of a pluggable allocator, under a name of its own for each kind."""
@@ -117,7 +118,7 @@ class AcceleratorDevice(ABC):
 
     @abstractmethod
     def join_group(self, store: Store, rank: int, size: int, address: str, timeout: timedelta) -> Group:
-        """As declared in `Device`. The address is what the library's own variables say: of its network ports."""
+        """See `Device`. The address is what the library's own variables say: of its network ports."""
 
     # Which one
 
@@ -152,7 +153,7 @@ class AcceleratorDevice(ABC):
     # Memory
 
     def memory_info(self) -> MemoryInfo:
-        """Of the whole device, whoever uses it."""
+        """Memory of the whole device, by all processes."""
         free, total = self._module.mem_get_info(self._logical)
         return MemoryInfo(int(free), int(total))
 
@@ -179,11 +180,8 @@ class AcceleratorDevice(ABC):
         """Give the pinned host memory back that torch keeps for later transfers; the device must be idle."""
 
     def keep_free(self, nbytes: int) -> None:
-        """As declared in `Device`.
-
-        torch checks its own limit before it asks the runtime, where the Ascend memory saver ends the process instead of
-        saying that memory is short.
-        """
+        """See `Device`. torch checks its own limit before it asks the runtime, where the Ascend memory saver ends the
+        process instead of saying that memory is short."""
         memory = self.memory_info()
         allowed = self.reserved_bytes() + max(0, memory.free - nbytes)
         self._module.set_per_process_memory_fraction(min(1.0, allowed / memory.total), self._logical)
@@ -211,15 +209,15 @@ class AcceleratorDevice(ABC):
         return device_checksum(tensor)
 
     def begin_checksum(self, tensor: torch.Tensor) -> BegunChecksum:
-        """As `checksum`, not waiting for the device."""
+        """Begin `checksum`, not waiting for the device."""
         return begin_checksum(tensor)
 
     def sum_of(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> Sheets:
-        """As declared in `Device`."""
+        """See `Device`."""
         return Sheets(tensors, dtype)
 
     def growing_sum(self) -> GrowingSheets:
-        """As declared in `Device`."""
+        """See `Device`."""
         return GrowingSheets()
 
     def end_checksums(self, begun: Sequence[BegunChecksum | int]) -> list[int]:
@@ -227,9 +225,9 @@ class AcceleratorDevice(ABC):
         return end_checksums([each for each in begun if isinstance(each, BegunChecksum)])
 
     def share(self, tensor: torch.Tensor) -> bytes:
-        """As declared in `Device`."""
+        """See `Device`."""
         return export_tensor(tensor, self._rebuild(), self.identity())
 
     def open_shared(self, message: bytes) -> torch.Tensor:
-        """As declared in `Device`."""
+        """See `Device`."""
         return import_tensor(message, self._rebuild(), self.identity(), self._logical)

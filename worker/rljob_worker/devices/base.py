@@ -40,7 +40,7 @@ class PreparedSum(Protocol):
 
 
 class GrowingSum(PreparedSum, Protocol):
-    """As `PreparedSum`, of what was added."""
+    """A `PreparedSum` of tensors that were added."""
 
     def add(self, tensor: torch.Tensor) -> None:
         """The next tensor."""
@@ -68,7 +68,7 @@ class Device(Protocol):
 
     @property
     def torch_device(self) -> torch.device:
-        """Where tensors are made."""
+        """Place of new tensors."""
         ...
 
     @property
@@ -144,7 +144,7 @@ class Device(Protocol):
         ...
 
     def begin_checksum(self, tensor: torch.Tensor) -> BegunChecksum | int:
-        """As `checksum`, not waiting for the device: of what the tensor holds once all asked for before is done."""
+        """Begin `checksum`, not waiting for the device: of the tensor's content once all asked for before is done."""
         ...
 
     def sum_of(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> PreparedSum:
@@ -152,7 +152,7 @@ class Device(Protocol):
         ...
 
     def growing_sum(self) -> GrowingSum:
-        """As `sum_of`, of tensors that come one by one and may change as soon as they were added."""
+        """Begin a `sum_of` tensors that come one by one and may change as soon as they were added."""
         ...
 
     def end_checksums(self, begun: Sequence[BegunChecksum | int]) -> list[int]:
@@ -162,7 +162,7 @@ class Device(Protocol):
 
 @runtime_checkable
 class AcceleratorMemory(Device, Protocol):
-    """What a device with memory of its own has besides, for the memory saver."""
+    """Further methods of a device with memory of its own, for the memory saver."""
 
     @property
     def allocator_variable(self) -> str:

@@ -54,7 +54,7 @@ class Sheets:
 
 
 class GrowingSheets:
-    """As `Sheets`, of tensors that come one by one and may change as soon as they were added."""
+    """`Sheets` of tensors that come one by one and may change as soon as they were added."""
 
     def __init__(self) -> None:
         self._rows: list[BegunChecksum] = []

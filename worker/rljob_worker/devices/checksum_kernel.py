@@ -9,7 +9,7 @@ import triton.language as tl
 _WORDS = 1024
 """Words that a program takes at once."""
 _TIMES = 16
-"""How often: more programs add to the same row, fewer leave a small tensor to few of them."""
+"""Repetitions in a program: more programs add to the same row, fewer leave a small tensor to few of them."""
 
 
 @triton.jit

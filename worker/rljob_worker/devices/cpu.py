@@ -40,7 +40,7 @@ class CpuDevice:
         return torch.device("cpu")
 
     def join_group(self, store: Store, rank: int, size: int, address: str, timeout: timedelta) -> Group:
-        """As declared in `Device`: gloo, at this address; without one it takes what the host's name says."""
+        """See `Device`: gloo, at this address; without one it takes what the host's name says."""
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs lack it
         options._devices = [ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = timeout
@@ -87,15 +87,15 @@ class CpuDevice:
         )
 
     def begin_checksum(self, tensor: torch.Tensor) -> int:
-        """As `checksum`."""
+        """Compute `checksum`."""
         return self.checksum(tensor)
 
     def sum_of(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> HostSum:
-        """As declared in `Device`."""
+        """See `Device`."""
         return HostSum(tensors, dtype)
 
     def growing_sum(self) -> GrowingHostSum:
-        """As declared in `Device`."""
+        """See `Device`."""
         return GrowingHostSum()
 
     def end_checksums(self, begun: Sequence[BegunChecksum | int]) -> list[int]:

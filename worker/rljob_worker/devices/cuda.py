@@ -44,7 +44,7 @@ class CudaDevice(AcceleratorDevice):
         return rebuild
 
     def join_group(self, store: Store, rank: int, size: int, address: str, timeout: timedelta) -> Group:
-        """As declared in `Device`: NCCL."""
+        """See `Device`: NCCL."""
         from torch.distributed import ProcessGroupNCCL  # torch's CUDA build alone has it
 
         options = ProcessGroupNCCL.Options()

@@ -1,4 +1,4 @@
-"""Which kind of device a hardware profile means, for processes that have none themselves."""
+"""Kinds of devices by hardware profile, for processes that have none themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rljob_worker.devices.select import COMPUTE_VARIABLE
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
-    """What a driver needs to know of a kind of device."""
+    """Properties of a kind of device, for a driver."""
 
     name: str
     """`cpu`, `npu` or `cuda`, as `Device.name`."""

@@ -63,7 +63,7 @@ class NpuDevice(AcceleratorDevice):
         return rebuild
 
     def join_group(self, store: Store, rank: int, size: int, address: str, timeout: timedelta) -> Group:
-        """As declared in `Device`: HCCL, as torch_npu makes it for `init_process_group`."""
+        """See `Device`: HCCL, as torch_npu makes it for `init_process_group`."""
         made = sys.modules["torch_npu"]._C._distributed_c10d.ProcessGroupHCCL
         options = made.Options()
         options.is_high_priority_stream = False
@@ -75,7 +75,7 @@ class NpuDevice(AcceleratorDevice):
 
     @contextmanager
     def use_pool(self, pool: MemoryPool) -> Iterator[None]:
-        """As declared in `AcceleratorMemory`; torch_npu's own `use_mem_pool` takes what other threads make as well."""
+        """See `AcceleratorMemory`; torch_npu's own `use_mem_pool` takes what other threads make as well."""
         torch_npu = sys.modules["torch_npu"]
         context = self._module.MemPoolContext(pool)
         torch_npu._C._npu_beginAllocateCurrentThreadToPool(self._logical, pool.id)

@@ -21,7 +21,7 @@ _WORDS = {4: torch.float32, 2: torch.int16}
 
 
 class Order(NamedTuple):
-    """Where a packed weight's elements are: rows in a block, and the bytes of a row that stay together."""
+    """Layout of a packed weight's elements: rows in a block, and the bytes of a row that stay together."""
 
     block: int
     word: int

@@ -42,7 +42,7 @@ class ProfileOrder:
 
 @dataclass(frozen=True, slots=True)
 class ProfileResult:
-    """What became of an order."""
+    """Result of an order."""
 
     file: str
     bytes: int = 0
@@ -71,7 +71,7 @@ class WorkProfiler:
             self._order = order
 
     def results(self) -> list[ProfileResult]:
-        """What became of the orders since the last time."""
+        """Results of the orders since the last time."""
         with self._lock:
             taken, self._results = self._results, []
             return taken

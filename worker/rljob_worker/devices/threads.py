@@ -1,4 +1,4 @@
-"""How many threads a process may use while the other side of the sync works on the same cores."""
+"""Number of threads of a process while the other side of the sync works on the same cores."""
 
 from __future__ import annotations
 

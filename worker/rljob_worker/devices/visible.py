@@ -5,7 +5,7 @@ from __future__ import annotations
 from rljob_worker.errors import UserError
 
 _NONE = ("", "NoDevFiles")
-"""What Ray and the container runtimes write for no device at all."""
+"""Values of Ray and the container runtimes for no device at all."""
 
 
 def parse_visible_devices(variable: str, value: str | None, *, names_allowed: bool) -> tuple[str, ...] | None:

@@ -45,7 +45,7 @@ _AT_ONCE = 8
 
 
 def kind_of(profile: Profile | None, root: Path = Path("/")) -> Kind:
-    """What a profile's devices are; without one, what this machine has; `cpu` where all is computed on the CPU."""
+    """Kind of a profile's devices; without a profile, of this machine's; `cpu` where all is computed on the CPU."""
     if os.environ.get(COMPUTE_VARIABLE):
         return "cpu"
     if profile is not None:
@@ -115,7 +115,7 @@ def interfaces(root: Path) -> tuple[Interface, ...]:
 
 
 def busy(ports: Iterable[int]) -> tuple[int, ...]:
-    """Those TCP ports that cannot be listened on."""
+    """Select the TCP ports that cannot be listened on."""
     taken = []
     for port in ports:
         with socket.socket() as probe:

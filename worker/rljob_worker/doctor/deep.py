@@ -30,14 +30,14 @@ _MARK = "rljob-doctor-finding "
 
 
 class Settings(TypedDict):
-    """What a step is told."""
+    """Arguments of a step."""
 
     kind: str
-    """Of the devices."""
+    """Kind of the devices."""
     saver: str
     """A `MemorySaverMode`."""
     devices: list[str]
-    """As the variable of visible devices names them."""
+    """Names in the variable of visible devices."""
 
 
 def deep_findings(facts: NodeFacts, wanted: Wanted | None) -> list[Finding]:

@@ -34,10 +34,11 @@ from rljob_worker.types import GenerationRequest, SamplingParams
 from rljob_worker.weightsync.shared_memory import SharedMemory
 
 BYTES = 256 << 20
-"""Of the tensors that sleep, are shared and are reduced."""
+"""Size of the tensors that sleep, are shared and are reduced."""
 _SECONDS = 300.0
 _CONNECT_SECONDS = "60"
-"""Of HCCL. A job waits two hours for its last process; here HCCL's own message is wanted within the deadline."""
+"""Connect timeout of HCCL. A job waits two hours for its last process; here HCCL's own message is wanted within the
+deadline."""
 _PROFILE = {"npu": "ascend-a2", "cuda": "cuda", "cpu": "cpu"}
 _SMALL_JOB = {
     "apiVersion": "rljob.dev/v1alpha1",
@@ -67,14 +68,14 @@ _SMALL_JOB = {
 
 
 class RankSettings(Settings):
-    """What a process of `collective` is told."""
+    """Arguments of a process of `collective`."""
 
     rank: int
     port: int
 
 
 class Shared(TypedDict, total=False):
-    """Where the second process of `sharing` finds the memory: names of slots on the CPU, an exported tensor's message,
+    """Place of the memory for the second process of `sharing`: names of slots on the CPU, an exported tensor's message,
     in base64, elsewhere."""
 
     kind: str
@@ -227,7 +228,7 @@ def _of_rank(settings: Settings, rank: int, port: int) -> RankSettings:
 
 
 def _one_device(kind: str, shown: str) -> dict[str, str]:
-    """As Ray shows a trainer its device."""
+    """Variables by which Ray shows a trainer its device."""
     return {VISIBLE_VARIABLES[kind]: shown} if kind in VISIBLE_VARIABLES else {}
 
 

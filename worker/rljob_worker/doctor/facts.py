@@ -1,4 +1,4 @@
-"""What was collected on one node; the checks read nothing else."""
+"""Facts that were collected on one node; the checks read nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class NpuPort:
-    """What hccn_tool says about the network port of one NPU; None where it said nothing."""
+    """Output of hccn_tool about the network port of one NPU; None where there was none."""
 
     index: int
     link: str | None = None
@@ -34,16 +34,16 @@ class NpuPort:
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """What a process sees that was started with one role's environment."""
+    """View of a process that was started with one role's environment."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Those that matter here (`process.WATCHED`)."""
+    """Variables of `process.WATCHED`."""
     libraries: tuple[str, ...] = ()
     """Memory savers and allocators that are mapped into it."""
     saver_hooked: bool = False
     """Whether `tms_pause` is found among the symbols of the whole process."""
     ignored: str = ""
-    """What the loader said about a library that it could not preload; it goes on without it."""
+    """Message of the loader about a library that it could not preload; it goes on without it."""
     problem: str = ""
     """Why it did not run; all else is empty then."""
 
@@ -94,7 +94,7 @@ class NodeFacts:
     ports_problem: str = ""
     interfaces: tuple[Interface, ...] = ()
     busy_ports: tuple[int, ...] = ()
-    """Of the ports that HCCL was told to listen on, those that somebody else holds."""
+    """Ports of HCCL that another process holds."""
     unreachable: Mapping[str, str] = field(default_factory=dict)
     """`host:port` of the head -> why it cannot be reached; empty: it can."""
     shared_memory_total: int = 0
@@ -109,6 +109,6 @@ class NodeFacts:
     shared_memory_ipc: str = ""
     """Why two processes cannot share memory; empty: they can."""
     kernel: Kernel = _WHOLE
-    """What it confines rewards with."""
+    """Features that confine rewards."""
     model: StoragePath | None = None
     runs: StoragePath | None = None

@@ -1,4 +1,4 @@
-"""What a check found, and the report that is made of it."""
+"""Findings of checks, and the report on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMAT = 1
 
 
 class Status(StrEnum):
-    """How a check ended, the worst last."""
+    """Result of a check, the worst last."""
 
     NOT_APPLICABLE = "not applicable"
     OK = "ok"
@@ -27,12 +27,12 @@ class Finding:
     """One line of the report."""
 
     name: str
-    """What was looked at; stable, so that programs can find it."""
+    """Subject of the check; stable, so that programs can find it."""
     status: Status
     found: str
     wanted: str = ""
     fix: str = ""
-    """What to do about it; empty unless it is a warning or a problem."""
+    """Remedy; empty unless it is a warning or a problem."""
     node: str = ""
     """Host name; empty: all nodes together."""
 
@@ -72,7 +72,7 @@ class Report:
     findings: tuple[Finding, ...]
 
     def count(self, status: Status) -> int:
-        """How many findings ended so."""
+        """Number of findings with this result."""
         return Counter(finding.status for finding in self.findings)[status]
 
     def result(self) -> Status:

@@ -11,7 +11,7 @@ from rljob_worker.doctor.units import size
 _LEAST_SHARED = 1 << 30
 """Bytes: half is Ray's object store, the rest vLLM's queues, HCCL's counters and the weight hand-over."""
 _DOCKER_SHARED = 64 << 20
-"""What a container gets from Docker that asks for nothing: vLLM and Ray fail on it."""
+"""Docker's default for a container: vLLM and Ray fail on it."""
 _HOST_BYTES = 2 << 30
 """A trainer and an engine that have imported their libraries take about 1 GiB each."""
 

@@ -73,7 +73,7 @@ def chosen_interface(value: str | None, interfaces: Sequence[Interface]) -> Inte
 
 
 def check(facts: NodeFacts, nodes: int) -> list[Finding]:
-    """What HCCL, Ray and the NPU ports need of this node's network; `nodes`: of the job."""
+    """Check this node's network for HCCL, Ray and the NPU ports; `nodes`: of the job."""
     head = _head(facts)
     if facts.kind != "npu":
         return [not_applicable("HCCL", "no NPU here: gloo or NCCL connect the processes"), head]

@@ -65,7 +65,7 @@ def look_everywhere(wanted: Wanted | None) -> tuple[list[NodeFacts], list[Findin
 
 
 def compare(facts: Sequence[NodeFacts], wanted: Wanted | None) -> list[Finding]:
-    """What must be equal on all nodes. Pure."""
+    """Compare values that must be equal on all nodes. Pure."""
     found = []
     if wanted is not None:
         right = f"{wanted.nodes} (spec.resources.nodes)"

@@ -38,7 +38,7 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTable:
-    """What `npu-smi info` shows."""
+    """Table of `npu-smi info`."""
 
     version: str | None
     chips: tuple[Chip, ...]

@@ -27,7 +27,7 @@ class PatchReport:
         return int(any(finding.status is Status.PROBLEM for finding in self.findings))
 
     def document(self) -> JsonObject:
-        """As JSON; docs/upstream.md says what each field means."""
+        """The patches as JSON; docs/upstream.md explains each field."""
         return {
             "format": FORMAT,
             "patches": [

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 SECONDS = 20.0
 """Deadline of a call: npu-smi takes seconds on a busy node, and hangs for good on a broken driver."""
 _ELSEWHERE = ("/usr/local/bin", "/usr/local/sbin", "/usr/local/Ascend/driver/tools", "/usr/bin", "/usr/sbin")
-"""Where npu-smi and hccn_tool were seen, beside the PATH (facts of HAMi's, MindCluster's and ROLL's guides)."""
+"""Folders of npu-smi and hccn_tool, beside the PATH (facts of HAMi's, MindCluster's and ROLL's guides)."""
 _HIDDEN = ("LD_PRELOAD", "ASCEND_RT_VISIBLE_DEVICES")
 """CANN's reference: the device list is not valid together with the HCCN tool. And no hook belongs in a vendor's
 program."""
@@ -19,7 +19,7 @@ program."""
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a program printed, or why there is nothing."""
+    """Output of a program, or the reason for its absence."""
 
     text: str = ""
     problem: str = ""

@@ -105,7 +105,7 @@ def _package(facts: NodeFacts) -> Finding:
 
 
 def check_preload(facts: NodeFacts) -> list[Finding]:
-    """What a trainer's loader makes of LD_PRELOAD."""
+    """Check the effect of LD_PRELOAD on a trainer."""
     name, wanted = "LD_PRELOAD of trainers", "the memory saver alone"
     process = facts.trainer
     entries = process.variables.get("LD_PRELOAD", "").replace(":", " ").split()
@@ -131,7 +131,7 @@ def check_preload(facts: NodeFacts) -> list[Finding]:
 
 
 def check_installed(facts: NodeFacts) -> list[Finding]:
-    """What can be said where no job names a mode: the library, and what a shell would hand on."""
+    """Check the library, and the variables that a shell hands on, where no job names a mode."""
     if facts.kind == "cpu":
         return check(facts, MemorySaverMode.OFF)
     name = "LD_PRELOAD of this shell"

@@ -22,7 +22,7 @@ IMAGE = "use the worker image that belongs to this RLJob (images/), or rebuild y
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What one vllm-ascend was made for."""
+    """Versions for which one vllm-ascend was made."""
 
     vllm_ascend: str
     vllm: str

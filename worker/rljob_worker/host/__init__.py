@@ -1,1 +1,1 @@
-"""What this project asks of the machine below it: processes, files, memory, threads. The standard library alone."""
+"""Access to the machine: processes, files, memory, threads. The standard library alone."""

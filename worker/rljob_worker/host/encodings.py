@@ -34,7 +34,7 @@ _REMEDIES = {
 
 
 def what_it_is(head: bytes) -> str:
-    """What a file is by its first bytes, where it is not plain text in UTF-8; empty where nothing is known of it.
+    """Name a file's format by its first bytes, where it is not plain text in UTF-8; empty where nothing is known of it.
 
     UTF-16 without a mark is known by its zero bytes, which no JSON in UTF-8 has.
     """

@@ -25,15 +25,15 @@ LOST = frozenset(
         *(errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ELOOP, errno.EFBIG),
     }
 )
-"""What a file says whose content is gone. After other errors (a stale handle) it may be read the next time."""
+"""Errors of a file whose content is gone. After other errors (a stale handle) it may be read the next time."""
 TEMPORARY = ".tmp"
 """Ends the name of a file that is being written."""
 _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
-"""How libraries in Rust (safetensors, tokenizers) say an errno, in exceptions that are no OSError."""
+"""Form of an errno of libraries in Rust (safetensors, tokenizers), in exceptions that are no OSError."""
 _EXPLAINED = "rljob_explained"
 """Attribute of an error that has its path and room: the innermost writer knows best."""
 MOST_RUN_BYTES = 2**26
-"""Of a file that describes a run; a manifest has at most a MiB."""
+"""Size of a file that describes a run; a manifest has at most a MiB."""
 _MOST_WAITING = 2**26
 """Bytes that may be kept of a file that cannot be written."""
 
@@ -84,7 +84,7 @@ def _free_bytes(path: Path) -> int | None:
 
 
 def patiently(read: Callable[[], T]) -> T:
-    """What `read` returns, at the second try where the first said that the content is gone: such errors may pass."""
+    """Call `read`, a second time where the first said that the content is gone: such errors may pass."""
     try:
         return read()
     except OSError as error:
@@ -223,7 +223,7 @@ class AppendedFile:
 
     @property
     def waiting(self) -> bytes:
-        """What was appended and is not in the file."""
+        """Bytes that were appended and are not in the file."""
         return bytes(self._waiting)
 
     @property
@@ -293,7 +293,7 @@ class AppendedFile:
         return self._descriptor
 
     def _find_end(self, descriptor: int) -> None:
-        """Of what was being written when an error came, more may have arrived than was told: NFS writes behind."""
+        """Find the end after an error: more bytes may have arrived than were reported, as NFS writes behind."""
         there = os.fstat(descriptor).st_size
         extra = os.pread(descriptor, len(self._waiting) + 1, self._size) if there > self._size else b""
         if there < self._size or not self._waiting.startswith(extra):
@@ -308,7 +308,7 @@ class AppendedFile:
 
 
 class WriteFailures:
-    """What could not be written and is not needed for the work to go on: counted, and said once for each kind."""
+    """Failed writes of files that the work can do without: counted, and reported once for each kind."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -318,17 +318,17 @@ class WriteFailures:
         """Called with each failure: what it is, the message, and whether it is the first of its kind."""
 
     def counts(self) -> dict[str, int]:
-        """How often each kind of file could not be written; thread-safe."""
+        """Number of failed writes of each kind of file; thread-safe."""
         with self._lock:
             return dict(self._counts)
 
     def messages(self) -> dict[str, str]:
-        """What was wrong the last time with each kind; thread-safe."""
+        """Last error of each kind; thread-safe."""
         with self._lock:
             return dict(self._last)
 
     def last(self, what: str) -> str:
-        """What was wrong the last time that this kind could not be written."""
+        """Last error of this kind."""
         with self._lock:
             return self._last[what]
 

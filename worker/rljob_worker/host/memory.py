@@ -1,4 +1,4 @@
-"""What the kernel says about host memory: free bytes under every limit, a process's pages."""
+"""The kernel's numbers on host memory: free bytes under every limit, a process's pages."""
 
 from __future__ import annotations
 

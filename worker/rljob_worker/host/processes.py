@@ -27,7 +27,7 @@ class ProcessIdentity(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ProcessIdentity | None:
-        """What `str` of an identity gave; None for any other text."""
+        """Parse the `str` of an identity; None for any other text."""
         match = _IDENTITY.fullmatch(text)
         return cls(int(match[1]), match[2]) if match else None
 

@@ -45,7 +45,7 @@ def shared_memory_names(pids: set[int]) -> set[str]:
 
 
 class Remains:
-    """What an engine would leave: processes with their start times, and names in /dev/shm."""
+    """Remains of an engine: processes with their start times, and names in /dev/shm."""
 
     def __init__(
         self, owner: ProcessIdentity, processes: dict[int, str] | None = None, names: set[str] | None = None

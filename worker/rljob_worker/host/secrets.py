@@ -18,7 +18,7 @@ _IN_ADDRESS = re.compile(r"://[^/@\s]+:[^/@\s]+@")
 
 
 def secrets_of(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those of the variables that hold a secret, such as HF_TOKEN, AWS_SECRET_ACCESS_KEY or a URL with a password."""
+    """Select the variables that hold a secret, such as HF_TOKEN, AWS_SECRET_ACCESS_KEY or a URL with a password."""
     return {
         name: value
         for name, value in variables.items()

@@ -16,7 +16,7 @@ _NAME = re.compile(r"rljob-(?P<run>[A-Za-z0-9_.]+)-(?P<namespace>\d+)-(?P<pid>\d
 
 
 def names(run: str, count: int) -> list[str]:
-    """What this process calls its slots of a run; ValueError when `run` holds more than letters, digits, `_`, `.`.
+    """Names of this process's slots of a run; ValueError when `run` holds more than letters, digits, `_`, `.`.
 
     No other user can make them first: they end with a random number.
     """

@@ -1,4 +1,4 @@
-"""What dead processes left behind: whatever is to be found again carries its owner's identity in its name."""
+"""Removal of the remains of dead processes: whatever is to be found again carries its owner's identity in its name."""
 
 from __future__ import annotations
 

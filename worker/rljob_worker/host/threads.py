@@ -6,7 +6,7 @@ import os
 
 
 def threads_per_process(asked: int | None, sharers: int) -> int:
-    """What was asked for, or an equal share of the cores that this process may use, at least 1.
+    """The requested number, or an equal share of the cores that this process may use, at least 1.
 
     Args:
         asked: threads by the user's wish; None: the share.

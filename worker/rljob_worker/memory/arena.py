@@ -27,7 +27,7 @@ from rljob_worker.memory.virtual import HUGE_PAGE, VirtualMemory, round_up
 
 
 class Tag(StrEnum):
-    """What becomes of a tensor's contents while the arena is paused."""
+    """Treatment of a tensor's contents while the arena is paused."""
 
     BACKUP = "backup"
     DISCARD = "discard"
@@ -69,7 +69,7 @@ class Arena:
     def allocate_strided(
         self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, tag: str, *, zero: bool = False
     ) -> torch.Tensor:
-        """As `allocate`, with strides in elements. A tensor without elements has no memory and is an ordinary one."""
+        """Do `allocate` with strides in elements. A tensor without elements has no memory and is an ordinary one."""
         nbytes = strided_bytes(shape, strides, dtype)
         # The lock covers the filling: a pause on another thread must not come between.
         with self._lock, _disable_current_modes():

@@ -1,4 +1,4 @@
-"""Where torch's new CPU tensors go inside an arena region."""
+"""Placement of torch's new CPU tensors inside an arena region."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class BlockAllocator:
 
     @property
     def live_blocks(self) -> int:
-        """How many blocks are handed out."""
+        """Number of blocks in use."""
         return len(self._live)
 
     def _hold(self, start: int, length: int) -> None:

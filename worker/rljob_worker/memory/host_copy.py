@@ -31,7 +31,7 @@ class _Part:
 
 
 def parts(sizes: Sequence[int], start: int, length: int) -> Iterator[_Part]:
-    """Where the bytes [start, start + length) lie in pieces of `sizes` bytes."""
+    """Places of the bytes [start, start + length) in pieces of `sizes` bytes."""
     first = 0
     for number, size in enumerate(sizes):
         low, high = max(start, first), min(start + length, first + size)

@@ -81,7 +81,7 @@ class DiscardRange(PageRange):
     """Drops its pages; reads zero after waking up."""
 
     def sleep(self, rollback: Rollback) -> None:
-        """As declared; dropping is the last step, because it cannot be undone."""
+        """See `PageRange`; dropping is the last step, because it cannot be undone."""
         rollback(lambda: self._protect(self.base, _READ_WRITE))
         self._protect(self.base, PROT_NONE)
         if self.committed:
@@ -106,7 +106,7 @@ class BackupRange(PageRange):
         return resident_bytes([(self.backup_base, self.backup_base + self.capacity)])
 
     def sleep(self, rollback: Rollback) -> None:
-        """As declared. The pages of free blocks are given back."""
+        """See `PageRange`. The pages of free blocks are given back."""
         self._drop_free_pages()
         rollback(lambda: self._protect(self.backup_base, PROT_NONE))
         self._move_all(self.base, self.backup_base, rollback)
@@ -116,7 +116,7 @@ class BackupRange(PageRange):
         self._protect(self.backup_base, PROT_READ)
 
     def wake(self, rollback: Rollback) -> None:
-        """As declared. The target of a move takes the rights of its source, hence the rights before the moves."""
+        """See `PageRange`. The target of a move takes the rights of its source, hence the rights before the moves."""
         rollback(lambda: self._protect(self.backup_base, PROT_READ))
         rollback(lambda: self._protect(self.base, PROT_NONE))
         self._protect(self.backup_base, _READ_WRITE)

@@ -24,7 +24,7 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PY
 _SHARED_ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
 _STEM = "torch_memory_saver"
 _TRUE = ("1", "true", "TRUE", "yes", "YES")
-"""What the library takes for true."""
+"""Values that the library takes for true."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Check:
     found: str
     wanted: str
     fix: str
-    """What to do when it failed."""
+    """Remedy when it failed."""
 
     def sentence(self) -> str:
         """For an error message."""
@@ -45,7 +45,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class SaverFacts:
-    """What the checks look at, read from the process once."""
+    """Inputs of the checks, read from the process once."""
 
     environment: Mapping[str, str] = field(repr=False)
     mapped: tuple[str, ...]

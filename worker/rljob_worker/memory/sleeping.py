@@ -1,4 +1,4 @@
-"""What the trainer needs of memory that sleeps, and which one it gets."""
+"""Memory that sleeps: the interface for a trainer, and the choice of one."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from rljob_worker.devices.base import Device
 
 
 class MemorySaverState(StrEnum):
-    """Where the memory is."""
+    """State of the memory."""
 
     ACTIVE = "ACTIVE"
     PAUSED = "PAUSED"
@@ -21,7 +21,7 @@ class MemorySaverState(StrEnum):
 
 
 class TransitionRefused(RuntimeError):
-    """What was asked is not allowed in the present state; nothing was changed."""
+    """The request is not allowed in the present state; nothing was changed."""
 
 
 class MemoryShortage(TransitionRefused):
@@ -67,7 +67,7 @@ class MemorySaverBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What one `pause` or `resume` did."""
+    """Effect of one `pause` or `resume`."""
 
     state: MemorySaverState
     changed: bool

@@ -74,7 +74,7 @@ class TorchMemorySaver:
 
     @property
     def mode(self) -> MemorySaverMode:
-        """Which hook is used."""
+        """Hook in use."""
         return self._library.mode
 
     @property
@@ -231,7 +231,7 @@ class TorchMemorySaver:
         return sum(self._grown.values())
 
     def _library_backup_bytes(self) -> int:
-        """What the library keeps on the host itself: all tracked memory outside of regions."""
+        """Bytes that the library keeps on the host itself: all tracked memory outside of regions."""
         tracked = self._paused_bytes if self._paused else self._tracked_bytes()
         return max(0, tracked - sum(self._grown.values())) if self._everything else 0
 
@@ -280,7 +280,7 @@ class _Recorder(TorchDispatchMode):
         return out
 
     def made(self) -> list[_Kept]:
-        """Those that still live, each once."""
+        """Objects that still live, each once."""
         return [kept for kept in self._found.values() if not kept.storage.expired()]
 
     def _ours(self, value: object) -> TypeGuard[torch.Tensor]:

@@ -29,7 +29,7 @@ class RouterReplay(Protocol):
 
     @property
     def router_replay_action(self) -> object:
-        """What it does in place of choosing; None: nothing."""
+        """Action in place of choosing; None: it chooses."""
         ...
 
     def get_replay_topk(

@@ -1,4 +1,4 @@
-"""What is used of Megatron's objects; megatron-core comes without types."""
+"""Protocols of Megatron's objects; megatron-core comes without types."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RotaryEmbedding(Protocol):
     inv_freq: Tensor
 
     def get_rotary_seq_len(self, *args: object, **kwargs: object) -> int:
-        """Of how many positions the angles are needed."""
+        """Number of positions whose angles are needed."""
         ...
 
     def __call__(self, length: int, **kwargs: object) -> Tensor:
@@ -71,7 +71,7 @@ class Decoder(Protocol):
 
     @property
     def input_tensor(self) -> Tensor:
-        """What came from the stage before."""
+        """Activations of the stage before."""
         ...
 
 
@@ -100,17 +100,17 @@ class Buffer(Protocol):
 
     @property
     def param_dtype(self) -> torch.dtype:
-        """Of the parameters."""
+        """Type of the parameters."""
         ...
 
     @property
     def grad_dtype(self) -> torch.dtype:
-        """Of the gradients."""
+        """Type of the gradients."""
         ...
 
     @property
     def buckets(self) -> Sequence[Bucket]:
-        """What is reduced at a time."""
+        """Parts that are reduced at a time."""
         ...
 
     @property
@@ -129,7 +129,7 @@ class DistributedDataParallel(Protocol):
 
     @property
     def buffers(self) -> list[Buffer]:
-        """Of all parameters but the experts'."""
+        """Buffers of all parameters but the experts'."""
         ...
 
     @property
@@ -209,7 +209,7 @@ class DistributedOptimizer(Protocol):
         ...
 
     def get_parameters(self) -> list[Tensor]:
-        """What torch's optimizer updates."""
+        """Tensors that torch's optimizer updates."""
         ...
 
     def _get_model_param_range_map(self, param: Parameter) -> Mapping[str, Range]:
@@ -218,7 +218,7 @@ class DistributedOptimizer(Protocol):
 
 
 class ChainedOptimizer(Protocol):
-    """What Megatron gives a rank."""
+    """Optimizer of a rank."""
 
     @property
     def chained_optimizers(self) -> Sequence[DistributedOptimizer]:

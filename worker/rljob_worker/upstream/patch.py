@@ -1,4 +1,4 @@
-"""What a change of somebody else's software is."""
+"""Description of a change of another project's software."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Process(StrEnum):
     DRIVER = "driver"
     TRAINER = "trainer"
     ENGINE = "engine"
-    """Where vLLM's scheduler runs, and its worker too at tensor parallel size 1."""
+    """The process of vLLM's scheduler, and of its worker too at tensor parallel size 1."""
     ENGINE_WORKER = "engine worker"
 
 
@@ -58,7 +58,7 @@ class Patch:
 
     @property
     def file(self) -> str:
-        """Where it is, below `worker/`."""
+        """Path below `worker/`."""
         return f"{self.apply.__module__.replace('.', '/')}.py"
 
     def outside(self, versions: Mapping[str, str | None]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What Ray reads from variables and constants, and documents nowhere, for a Ray that a driver starts."""
+"""Undocumented variables and constants of Ray, for a Ray that a driver starts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SLOW_START = {
 }
 _POLL_SECONDS = 0.05
 _LEAVE_SECONDS = 5.0
-"""What a driver whose GCS is gone may take for its summary and report."""
+"""Seconds for summary and report of a driver whose GCS is gone."""
 
 
 def settings() -> dict[str, str]:

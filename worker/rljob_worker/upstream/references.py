@@ -104,7 +104,8 @@ def _nothing_frozen() -> Iterator[None]:
 
 
 def _is_of_a_pass(holder: object) -> bool:
-    """What a torch.autograd.Function keeps for its backward pass: it would be kept alive, and its tensors with it."""
+    """Whether it holds a torch.autograd.Function's state for the backward pass,
+    which would be kept alive."""
     return hasattr(type(holder), "_forward_cls")
 
 

@@ -16,7 +16,7 @@ from rljob_worker.upstream.patch import MEGATRON, MEGATRON_BACKEND, TORCH, Patch
 P = ParamSpec("P")
 
 _FACTORIES = ("tensor", "zeros", "ones", "empty", "full")
-"""What megatron-core 0.16 calls with a literal `device="cuda"`."""
+"""Functions that megatron-core 0.16 calls with a literal `device="cuda"`."""
 _STREAMS = ("Stream", "Event", "stream", "current_stream", "default_stream")
 
 

@@ -14,7 +14,7 @@ from rljob_worker.upstream.patch import TORCH, Patch, Process
 
 @cache
 def _devices() -> list[ProcessGroupGloo.Device]:
-    """What torch makes anew for each group: one device for each interface that is named, else the default one."""
+    """Devices that torch makes anew for each group: one for each interface that is named, else the default one."""
     names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     if not names:
         return [ProcessGroupGloo.create_default_device()]

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 _NO_TOKEN = -1
-"""What vLLM leaves out of a request's tokens."""
+"""Mark of tokens that vLLM leaves out of a request."""
 
 
 def kept_rows(tokens: Tensor, drafts: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Which of the tokens that a step drew count: those up to the first one that differs from its draft.
+    """Select the valid tokens of a step: those up to the first one that differs from its draft.
 
     Args:
         tokens: [D + N]: for each of N requests what was drawn after each of its drafts but the last, and after that.

@@ -1,4 +1,4 @@
-"""Where the workers of a vLLM engine meet: in a file, since all of them are on one node.
+"""Rendezvous of the workers of a vLLM engine: in a file, since all of them are on one node.
 
 vLLM has them meet at a TCP store, which listens on every address of the machine and takes keys from anyone.
 """

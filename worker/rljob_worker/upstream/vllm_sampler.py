@@ -23,7 +23,7 @@ signed integers: torch's int32 wraps as uint32 does."""
 
 
 def draw(logits: Tensor, keys: Tensor, k: Tensor | None, p: Tensor | None, truncate: Truncate) -> tuple[Tensor, Tensor]:
-    """What vLLM's `TopKTopPSampler.forward` does with `logprobs_mode=processed_logprobs`, with keyed noise.
+    """Draw as vLLM's `TopKTopPSampler.forward` does with `logprobs_mode=processed_logprobs`, with keyed noise.
 
     Args:
         logits: [N, V] float32.

@@ -1,4 +1,4 @@
-"""What is used of vLLM's objects."""
+"""Protocols of vLLM's objects."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class ModelConfig(Protocol):
 
     @property
     def logprobs_mode(self) -> str:
-        """Which log-probabilities a request gets."""
+        """Kind of log-probabilities that a request gets."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations."""
+        """Type of activations."""
         ...
 
 
@@ -50,12 +50,12 @@ class AttentionLayer(LoadedWeights, Protocol):
 
     @property
     def impl(self) -> LoadedWeights:
-        """What computes it."""
+        """Implementation that computes it."""
         ...
 
 
 class Sampler(Protocol):
-    """What chooses tokens."""
+    """Chooses tokens."""
 
     @property
     def topk_topp_sampler(self) -> object:
@@ -96,16 +96,16 @@ class InputBatch(Protocol):
 
 
 class ModelRunner(Protocol):
-    """What has a worker's model."""
+    """Holder of a worker's model."""
 
     @property
     def model(self) -> Model:
-        """Of this worker: a shard of the whole at tensor parallel sizes above 1."""
+        """Model of this worker: a shard of the whole at tensor parallel sizes above 1."""
         ...
 
     @property
     def model_config(self) -> ModelConfig:
-        """As the engine's."""
+        """The engine's."""
         ...
 
     @property
@@ -115,7 +115,7 @@ class ModelRunner(Protocol):
 
     @property
     def input_batch(self) -> InputBatch:
-        """Of the running step."""
+        """Batch of the running step."""
         ...
 
     @property
