@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
+from rljob_api import RLJobSpec
 from rljob_worker.cluster.roles import Role
 
 
@@ -21,4 +25,8 @@ class Adder:
         return 0.0
 
 
-ADDER = Role("adder", Adder, lambda placement, spec: [range(1)], lambda spec, cache: {"ADDS": "yes"})
+def _variables(spec: RLJobSpec, cache: str | None) -> dict[str, str]:
+    return {"ADDS": "yes", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+ADDER = Role("adder", Adder, lambda placement, spec: [range(1)], _variables)

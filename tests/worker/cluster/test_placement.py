@@ -16,7 +16,7 @@ from test_run_folder import job
 
 from rljob_api import derived
 from rljob_api.derived import NodeGroup
-from rljob_worker.cluster import nodes
+from rljob_worker.cluster import node_helper
 from rljob_worker.cluster.cluster import check_pairing
 from rljob_worker.cluster.node_helper import NodeHelper
 from rljob_worker.cluster.placement import Node, Placement, capable_nodes, idle_first
@@ -155,7 +155,7 @@ def test_slots_of_trainers_that_were_killed_go_with_the_helper(
     helper = NodeHelper(str(tmp_path))
     with monkeypatch.context() as patched:
         if slow:
-            patched.setattr(nodes, "_END_SECONDS", 0.1)
+            patched.setattr(node_helper, "_END_SECONDS", 0.1)
             patched.setattr(os, "kill", lambda pid, number: None)
         helper.end([trainer.pid], 0.0)
     assert not slow or trainer.poll() is None, "it is still there"
