@@ -42,6 +42,7 @@ _TAGS = Argument(f"1 to {MAX_TAGS} different names of tags, like [think, answer]
 
 
 _COLUMN = Argument("the name of a column", lambda value: isinstance(value, str) and 0 < len(value) <= 253)
+_JUDGE = Argument("the name of one of spec.judges", lambda value: isinstance(value, str) and 0 < len(value) <= 63)
 
 
 def _is_function(value: Any) -> bool:
@@ -75,6 +76,7 @@ BUILTIN_REWARDS: Mapping[str, BuiltinReward] = {
     "length": BuiltinReward(arguments={"limit": _TOKENS, "target": _TARGET}),
     "overlong": BuiltinReward(arguments={"limit": _TOKENS, "cache": _TOKENS}, required=("cache",)),
     "environment": BuiltinReward(),
+    "judge": BuiltinReward(arguments={"judge": _JUDGE}),
     "code": BuiltinReward(
         arguments={
             "kind": _one_of("Stdin", "Calls", "Pytest"), "tests": _COLUMN, "function": _NAME,

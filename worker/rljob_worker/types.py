@@ -124,6 +124,8 @@ class RewardResult:
     """Why the reward failed, with `onError: Score`; the score is then `errorScore`."""
     absent: bool = False
     """Whether it is of a part that gave the response no score: it adds nothing, and is not recorded."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Answers of judges, by the names of their parts."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

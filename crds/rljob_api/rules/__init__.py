@@ -17,6 +17,7 @@ from rljob_api.rules.devices import DEVICE_CHECKS, DEVICES
 from rljob_api.rules.episodes import EPISODES
 from rljob_api.rules.findings import Check, Finding
 from rljob_api.rules.infrastructure import CLUSTER, NETWORK, PARALLELISM
+from rljob_api.rules.judges import JUDGE_CHECKS
 from rljob_api.rules.learning import ENGINE_ARGS, LEARNING, MODEL_AND_DATA
 from rljob_api.rules.lists import LIST_CHECKS
 from rljob_api.rules.model_config import MODEL_CHECKS
@@ -77,7 +78,7 @@ def checks_on(block: type[ApiModel]) -> tuple[Check, ...]:
     return tuple(
         check
         for table in (
-            *(TEXT_CHECKS, LIST_CHECKS, OBSERVED_CHECKS, SANDBOX_CHECKS, MODEL_CHECKS),
+            *(TEXT_CHECKS, LIST_CHECKS, OBSERVED_CHECKS, SANDBOX_CHECKS, JUDGE_CHECKS, MODEL_CHECKS),
             *(POD_CHECKS, CLUSTER_CHECKS, DEVICE_CHECKS),
         )
         for check in table.get(block, ())

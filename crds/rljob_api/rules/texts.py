@@ -51,7 +51,7 @@ from rljob_api.spec import (
 from rljob_api.wire.names import ATTEMPT_VARIABLE, PRIVATE_VARIABLES
 
 _RESERVED_ARGUMENTS = ("prompt", "response", "label", "finish_reason")
-_NEVER_GIVEN = ("PYTHONHOME", *PRIVATE_VARIABLES, ATTEMPT_VARIABLE)
+NEVER_GIVEN = ("PYTHONHOME", *PRIVATE_VARIABLES, ATTEMPT_VARIABLE)
 _FOLDERS = ("PATH", "HOME", "TMPDIR", "TMP", "TEMP", "RAY_TMPDIR")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 _VOLUME_SOURCES = (
@@ -176,7 +176,7 @@ def _reward(reward: Any) -> Iterator[Finding]:
     if reward.error_score != 0 and reward.on_error != "Score":
         yield Finding(("errorScore",), "has no effect with onError: Fail", "only with onError: Score")
     for i, name in enumerate(reward.environment):
-        if name in _NEVER_GIVEN:
+        if name in NEVER_GIVEN:
             yield Finding(("environment", i), f"{name} is never given to a reward", "another variable")
     if reward.parts is not None and reward.args:
         yield Finding(("args",), "has no effect beside parts", "in each of the parts")
@@ -187,7 +187,7 @@ def _text_environment(environment: Any) -> Iterator[Finding]:
     if to_number(environment.memory) < _LEAST_MEMORY:
         yield Finding(("memory",), "is too little for a process that imports Python", "at least 64Mi")
     for i, name in enumerate(environment.environment):
-        if name in _NEVER_GIVEN:
+        if name in NEVER_GIVEN:
             yield Finding(("environment", i), f"{name} is never given to an environment", "another variable")
     if environment.gymnasium is not None and environment.args:
         yield Finding(("args",), "has no effect beside gymnasium", "gymnasium.kwargs")
@@ -211,7 +211,7 @@ def _function(reward: Any) -> Iterator[Finding]:
             yield Finding(("args", name), "is no name of an argument", "letters, digits and '_', no word of Python's")
 
 
-def _functions(spec: Any) -> Iterator[tuple[_Function, _Function]]:
+def reward_functions(spec: Any) -> Iterator[tuple[_Function, _Function]]:
     """Each function that scores, with its place, and each source that it scores, with its own."""
     sources: list[_Function] = [(("data", "sources", i), source) for i, source in enumerate(spec.data.sources)]
     sources = sources or [(("data",), spec.data)]
@@ -229,7 +229,7 @@ def _functions(spec: Any) -> Iterator[tuple[_Function, _Function]]:
 def _rewards(spec: Any) -> Iterator[Finding]:
     """Built-in rewards that do not fit a source or the rollout."""
     seen = set()
-    for (place, function), (at, source) in _functions(spec):
+    for (place, function), (at, source) in reward_functions(spec):
         facts = BUILTIN_REWARDS.get(function.name)
         if getattr(function, "rows", None):
             # It may score no row of this source: the rows tell.

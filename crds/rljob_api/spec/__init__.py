@@ -52,6 +52,7 @@ from rljob_api.spec.data import (
 )
 from rljob_api.spec.episodes import EpisodeError, EpisodesSpec, GymnasiumSpec, SeedRows, TextEnvironmentSpec
 from rljob_api.spec.job import Mode, RLJobSpec
+from rljob_api.spec.judges import JudgeEndpoint, JudgeSpec, VerdictSpec
 from rljob_api.spec.lifecycle import (
     CheckpointSpec,
     EarlyStopSpec,
@@ -105,6 +106,8 @@ __all__ = [
     "HcclSpec",
     "Hub",
     "Isolation",
+    "JudgeEndpoint",
+    "JudgeSpec",
     "KeepBestSpec",
     "KlEstimator",
     "KlSpec",
@@ -162,6 +165,7 @@ __all__ = [
     "TrainingBackend",
     "TrainingSpec",
     "TuningSpec",
+    "VerdictSpec",
     "VolumeSpec",
     "WeightSyncSpec",
     "WeightTransport",

@@ -54,12 +54,15 @@ class RewardFunction(ApiModel):
     """What scores a response: exactly one of `name` and `python`."""
 
     name: (
-        Literal["match", "exact", "regex", "math", "gsm8k", "format", "length", "overlong", "environment", "code"]
+        Literal[
+            "match", "exact", "regex", "math", "gsm8k", "format", "length", "overlong", "environment", "code", "judge"
+        ]
         | None
     ) = None
     """Built in: `match` (share of the label's tokens that are right, position by position), `exact`, `regex`, `math`
     (the final answer), `gsm8k` (the number after `####`), `format` (tags such as `<think>`), `length` and `overlong`
-    (penalties: 0 down to -1), `environment` (the sum of an episode's rewards), `code` (tests of a program)."""
+    (penalties: 0 down to -1), `environment` (the sum of an episode's rewards), `code` (tests of a program), `judge` (a
+    model's verdict)."""
     python: Annotated[str, Field(pattern=PYTHON_OBJECT, max_length=1024)] | None = None
     """`package.module:function`, or a file and its function, `./rewards.py:function`, relative to the manifest's folder
     (on a cluster an absolute path, in a volume or the image). Sync or async; takes one sample, or a list when `batch`

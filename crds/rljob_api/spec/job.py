@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
-from rljob_api.base import ApiModel, NonNegativeInt, PositiveInt, Seed, Text
+from pydantic import Field
+
+from rljob_api.base import ApiModel, NonNegativeInt, PositiveInt, Seed, Text, keyed_by
 from rljob_api.spec.algorithm import AlgorithmSpec
 from rljob_api.spec.cluster import (
     EnvironmentSpec,
@@ -17,6 +20,7 @@ from rljob_api.spec.cluster import (
 from rljob_api.spec.colocation import HcclSpec, MemorySaverSpec, WeightSyncSpec
 from rljob_api.spec.data import DataSpec, EvaluationSpec, RewardSpec
 from rljob_api.spec.episodes import EpisodesSpec
+from rljob_api.spec.judges import JudgeSpec
 from rljob_api.spec.lifecycle import CheckpointSpec, EarlyStopSpec, FailurePolicy, RecordsSpec, TimeoutsSpec
 from rljob_api.spec.model import ModelSpec
 from rljob_api.spec.rollout import RolloutSpec
@@ -60,6 +64,8 @@ class RLJobSpec(ApiModel):
     """Turns of the policy and an environment; needed where a data source has one."""
     sandbox: SandboxSpec | None = None
     """What runs the programs that the reward `code` tests; default: all of its defaults."""
+    judges: Annotated[list[JudgeSpec], Field(max_length=8, json_schema_extra=keyed_by("name"))] = []
+    """Models that the reward `judge` asks."""
     algorithm: AlgorithmSpec = AlgorithmSpec()
     """The algorithm."""
     rollout: RolloutSpec

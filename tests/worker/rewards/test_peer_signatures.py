@@ -18,7 +18,7 @@ import yaml
 
 from rljob_worker.cli.main import main
 from rljob_worker.errors import UserError
-from rljob_worker.rewards.functions import checked_score
+from rljob_worker.rewards.functions import Score, checked_score
 from rljob_worker.rewards.signatures import Signature, recognise
 
 PEERS = Path(__file__).parents[3] / "examples" / "peers"
@@ -243,8 +243,8 @@ def test_a_column_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str],
     ids=repr,
 )  # fmt: skip
 def test_numbers_that_are_taken(value: Any) -> None:
-    assert checked_score(value) == (0.5, {})
-    assert checked_score({"score": value}) == (0.5, {})
+    assert checked_score(value) == Score(0.5)
+    assert checked_score({"score": value}) == Score(0.5)
 
 
 @pytest.mark.parametrize(

@@ -461,7 +461,7 @@ place = Place(workdir, variables, Bounds(2**31, files))
 pool = WorkerPool(setup, processes=1, in_flight=1, grace=0.0, place=place)
 sample = {{"prompt": "", "response": "b", "label": None, "finish_reason": "stop", "metadata": {{}}}}
 done = threading.Event()
-pool.submit([sample], lambda scores, error: (print(int(scores[0][0]), flush=True), done.set()))
+pool.submit([sample], lambda scores: (print(int(scores[0][0]), flush=True), done.set()))
 done.wait(30)
 os.kill(os.getpid(), signal.SIGKILL)
 """

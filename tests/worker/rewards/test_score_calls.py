@@ -13,6 +13,7 @@ from reward_cases import make_spec, samples_of
 from rljob_worker.confined.access import files_of
 from rljob_worker.confined.bounds import Bounds, environment
 from rljob_worker.confined.process import Place
+from rljob_worker.rewards.functions import RewardFailure
 from rljob_worker.rewards.pool import WorkerPool
 from rljob_worker.rewards.score_calls import RewardError, ScoreCall, ScoreCalls
 from rljob_worker.rewards.weighted_parts import parts_of
@@ -74,7 +75,7 @@ def test_a_reward_that_is_taken_has_its_own_time() -> None:
 
 
 def test_a_burst_of_more_tasks_than_the_pool_is_woken_for(tmp_path: Path) -> None:
-    """A socket holds 278 wake-ups: whoever waits for room in it must not have what the pool's thread waits for."""
+    """A socket holds 278 wake-ups: a thread that waits for room in it must not hold what the pool waits for."""
     (tmp_path / "burst_reward.py").write_text("async def score(response):\n    return 1.0\n")
     setup = Setup(None, "burst_reward:score", False, {}, 20.0)
     variables = environment({}, {})
@@ -82,12 +83,12 @@ def test_a_burst_of_more_tasks_than_the_pool_is_woken_for(tmp_path: Path) -> Non
     place = Place(tmp_path, variables, Bounds(2**31, files))
     pool = WorkerPool(setup, processes=1, in_flight=256, grace=2.0, place=place)
     sample = {"prompt": "a", "response": "b", "label": "c", "finish_reason": "stop", "metadata": {}}
-    errors, ready, all_came = list[str | None](), threading.Event(), threading.Event()
+    failures, ready, all_came = list[RewardFailure | None](), threading.Event(), threading.Event()
 
-    def done(scores: object, error: str | None) -> None:
-        errors.append(error)
+    def done(scores: object) -> None:
+        failures.append(scores if isinstance(scores, RewardFailure) else None)
         ready.set()
-        if len(errors) == TASKS:
+        if len(failures) == TASKS:
             all_came.set()
 
     def submit(tasks: int) -> None:
@@ -98,6 +99,6 @@ def test_a_burst_of_more_tasks_than_the_pool_is_woken_for(tmp_path: Path) -> Non
     assert ready.wait(60)
     submitting = threading.Thread(target=submit, args=(TASKS - 1,), daemon=True)
     submitting.start()
-    assert all_came.wait(30), f"{len(errors)} of {TASKS}"
-    assert set(errors) == {None}
+    assert all_came.wait(30), f"{len(failures)} of {TASKS}"
+    assert set(failures) == {None}
     pool.close()

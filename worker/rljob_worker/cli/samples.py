@@ -94,6 +94,7 @@ def sample_text(sample: dict[str, Any]) -> str:
     if sample["label"] is not None:
         lines.append(_texts("label", str(sample["label"])))
     lines += [f"  {visible_line(name)} {number(value, 4)}" for name, value in sample["reward_parts"].items()]
+    lines += [_texts(f"{name} >", note) for name, note in sample.get("reward_notes", {}).items()]
     if sample["reward_error"]:
         lines.append(f"reward failed: {visible_block(sample['reward_error'], _MARGIN)}")
     return "\n".join([visible_line(lines[0]), *lines[1:]])

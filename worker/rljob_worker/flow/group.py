@@ -169,7 +169,7 @@ class Group:
             "ordinal": self.ordinal,
             "admitted_version": self.admitted_version,
             "seed": self.seed,
-            "results": [asdict(result) for result in self.results],
+            "results": [_result_as_json(result) for result in self.results],
             **({} if self.deferred_at is None else {"deferred_at": self.deferred_at}),
             **({"renewed": True} if self.renewed else {}),
             "episodes": [episode.as_json() for episode in self.episodes],
@@ -199,3 +199,9 @@ class Group:
         if results and len(results) != (len(episodes) if made.complete else 0):
             raise ValueError(f"the group of prompt {ordinal} has {len(episodes)} samples and {len(results)} rewards")
         return made
+
+
+def _result_as_json(result: RewardResult) -> dict[str, Any]:
+    """Without notes where there are none, which most rewards have not."""
+    value = asdict(result)
+    return value if result.notes else {name: one for name, one in value.items() if name != "notes"}

@@ -154,6 +154,7 @@ def _sample(row: Mapping[str, Any]) -> dict[str, Any]:
         "label": None if row["label"] is None else excerpt(str(row["label"])),
         "reward": _rounded(row["reward"]),
         "reward_parts": {visible_line(name): _rounded(value) for name, value in row["reward_parts"].items()},
+        "reward_notes": {visible_line(name): excerpt(note) for name, note in row.get("reward_notes", {}).items()},
         "reward_error": excerpt(row["reward_error"] or ""),
         "advantage": _rounded(row["advantage"]),
         "decision": row.get("decision", "trained"),

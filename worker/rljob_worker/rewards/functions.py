@@ -7,8 +7,9 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from rljob_worker.confined.loading import load_named
 from rljob_worker.errors import UserError
@@ -20,8 +21,30 @@ LARGEST = (2 - 2**-23) * 2.0**127
 """Of fp32, in which scores are trained on."""
 
 Sample = Mapping[str, Any]
-Score = tuple[float | None, dict[str, float]]
-"""With what was reported beside it; None: the function gives this sample none."""
+
+
+class Score(NamedTuple):
+    """A reward's answer for one sample."""
+
+    value: float | None
+    """None: the function gives this sample none."""
+    parts: dict[str, float] = {}
+    """Numbers that were reported beside it."""
+    note: str | None = None
+    """Text that was."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFailure:
+    """Why a reward gave no score."""
+
+    text: str
+    outage: bool = False
+    """Whether the fault is not in the sample: it fails the step, whatever `onError` says."""
+
+
+class RewardOutageError(Exception):
+    """A service that a reward needs gives no usable answer."""
 
 
 REACH = (
@@ -110,13 +133,13 @@ def flatten(sample: Sample) -> dict[str, Any]:
 def received_scores(values: Any, expected: int) -> list[Score]:
     """Scores as a scoring process sent them, which runs code that nobody checked. Raises ValueError."""
     try:
-        pairs = [(score, dict(parts)) for score, parts in values]
+        given = [(score, dict(parts), None if note is None else str(note)) for score, parts, note in values]
     except (TypeError, ValueError) as error:
         raise ValueError(f"not scores: {error}") from None
-    scores = iter(checked_batch([parts | {"score": score} for score, parts in pairs if score is not None], None))
-    if len(pairs) != expected:
-        raise ValueError(f"{len(pairs)} scores were returned for {expected} samples")
-    return [(None, {}) if score is None else next(scores) for score, _ in pairs]
+    scores = iter(checked_batch([parts | {"score": score} for score, parts, _ in given if score is not None], None))
+    if len(given) != expected:
+        raise ValueError(f"{len(given)} scores were returned for {expected} samples")
+    return [Score(None) if score is None else next(scores)._replace(note=note) for score, _, note in given]
 
 
 def checked_score(value: Any) -> Score:
@@ -125,11 +148,11 @@ def checked_score(value: Any) -> Score:
     Raises ValueError for anything else, NaN and infinity included.
     """
     if not isinstance(value, Mapping):
-        return _number(value, "the reward"), {}
+        return Score(_number(value, "the reward"), {})
     if "score" not in value:
         raise ValueError(f"the returned dict has no 'score'; its keys are: {', '.join(map(repr, value))}")
     parts = {str(name): _number(part, f"part {name!r}") for name, part in value.items() if name != "score"}
-    return _number(value["score"], "'score'"), parts
+    return Score(_number(value["score"], "'score'"), parts)
 
 
 def checked_batch(values: Any, expected: int | None) -> list[Score]:

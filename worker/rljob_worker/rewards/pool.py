@@ -14,14 +14,14 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from rljob_worker.confined.process import ConfinedProcess, Place
-from rljob_worker.rewards.functions import Sample, Score, received_scores
+from rljob_worker.rewards.functions import RewardFailure, Sample, Score, received_scores
 from rljob_worker.rewards.process import late_message, scoring_process
 from rljob_worker.rewards.worker import Setup, timeout_message
 
 ASYNC_GRACE_SECONDS = 2.0
 """How long past its deadline an async reward may take to answer: the process times it out itself, unless blocked."""
 
-Done = Callable[[list[Score] | None, str | None], None]
+Done = Callable[[list[Score] | RewardFailure], None]
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class WorkerPool:
                 self._queue.append(_Task(self._count, samples, done))
                 self._wake()
                 return
-        done(None, self._broken)
+        done(RewardFailure(self._broken))
 
     def cancel_queued(self) -> int:
         """Forget the tasks that have not been started; returns how many. Their `done` is never called."""
@@ -119,7 +119,7 @@ class WorkerPool:
                 self._broken = f"scoring stopped: {type(error).__name__}: {error}"
             self._fail_queued(self._broken)
             for task in [task for process in self._processes for task, _ in process.running.values()]:
-                task.done(None, self._broken)
+                task.done(RewardFailure(self._broken))
         finally:
             for process in self._processes:
                 process.of.kill()
@@ -145,7 +145,8 @@ class WorkerPool:
         try:
             message = pickle.dumps((task.number, task.samples))
         except Exception as error:
-            task.done(None, f"the sample cannot be sent to the scoring process: {type(error).__name__}: {error}")
+            what = f"the sample cannot be sent to the scoring process: {type(error).__name__}: {error}"
+            task.done(RewardFailure(what))
             return
         process.running[task.number] = task, time.monotonic() + self._allowed_seconds
         try:
@@ -187,7 +188,7 @@ class WorkerPool:
         task, _ = process.running[number]
         scores = received_scores(value, len(task.samples)) if kind == "scores" else None
         del process.running[number]
-        task.done(scores, None if scores is not None else str(value))
+        task.done(RewardFailure(str(value), kind == "outage") if scores is None else scores)
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -196,7 +197,7 @@ class WorkerPool:
             if expired:
                 for task in expired:
                     del process.running[task.number]
-                    task.done(None, timeout_message(self._setup.timeout_seconds))
+                    task.done(RewardFailure(timeout_message(self._setup.timeout_seconds)))
                 self._retire(process, rerun=True)
             elif not process.ready and process.start_deadline <= now:
                 self._cannot_start(process, f"a scoring process did not start: {late_message(self._setup)}")
@@ -209,7 +210,7 @@ class WorkerPool:
         if ready:
             self._spawn()
         for task in running:
-            task.done(None, error)
+            task.done(RewardFailure(error))
         if not ready:
             self._fail_queued(error)
 
@@ -222,7 +223,7 @@ class WorkerPool:
             tasks = list(self._queue)
             self._queue.clear()
         for task in tasks:
-            task.done(None, error)
+            task.done(RewardFailure(error))
 
     def _retire(self, process: _Process, *, rerun: bool) -> None:
         self._processes.remove(process)

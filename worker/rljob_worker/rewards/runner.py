@@ -34,7 +34,8 @@ from rljob_worker.rewards.builtin import (
     overlong_penalty,
 )
 from rljob_worker.rewards.busy_clock import BusyClock
-from rljob_worker.rewards.functions import Sample, Score
+from rljob_worker.rewards.functions import RewardFailure, Sample, Score
+from rljob_worker.rewards.judge import JudgeSetup, judge_of
 from rljob_worker.rewards.match import Match
 from rljob_worker.rewards.pool import ASYNC_GRACE_SECONDS, WorkerPool
 from rljob_worker.rewards.process import check_function
@@ -52,6 +53,8 @@ logger = logging.getLogger(__name__)
 MAX_PROCESSES = 4
 MAX_ASYNC_CALLS = 256
 """Calls of one async reward that run at once."""
+_ITSELF_SECONDS = 5.0
+"""Past a judge's deadline, which it keeps itself."""
 
 
 class RewardRunner:
@@ -94,6 +97,7 @@ class RewardRunner:
         self._workdir = (workdir or Path.cwd()).resolve()
         self._variables = dict(spec.environment.variables)
         self._sandbox = spec.sandbox or SandboxSpec()
+        self._judges, self._seed = spec.judges, spec.seed
         self._max_response_tokens = spec.rollout.max_response_tokens
         self._callings: dict[str, Calling] = {}
         """By Python function with its arguments: how it is called."""
@@ -212,17 +216,19 @@ class RewardRunner:
             return inline
         calling = self._callings.get(reward.model_dump_json())
         asynchronous = calling is not None and calling.asynchronous
+        at_once = judge_of(self._judges, reward).concurrency if reward.name == "judge" else MAX_ASYNC_CALLS
         pool = WorkerPool(
             self._setup(reward),
             processes=1 if asynchronous else self._processes,
-            in_flight=MAX_ASYNC_CALLS if asynchronous else 1,
+            in_flight=at_once if asynchronous else 1,
             grace=ASYNC_GRACE_SECONDS if asynchronous else 0.0,
             place=self._place(reward),
         )
         return _Isolated(pool, calling is not None and calling.grouped)
 
     def _place(self, reward: RewardSpec) -> Place:
-        variables = environment(self._variables, reward.environment)
+        key = judge_of(self._judges, reward).endpoint.key_variable if reward.name == "judge" else None
+        variables = environment(self._variables, [*reward.environment, *([key] if key else [])])
         files = self._files(reward, variables)
         memory = int(to_number(reward.memory))
         if reward.name == "code":
@@ -256,9 +262,9 @@ class RewardRunner:
                 "reward.network: false needs a network namespace, which this kernel or container does not allow; "
                 "leave it out, and close the network from outside (a NetworkPolicy)"
             )
-        if reward.python is not None:
+        if reward.python is not None or reward.name == "judge":
             self._callings[reward.model_dump_json()] = check_function(
-                self._setup(reward, columns, label_key), self._place(reward)
+                self._setup(reward, columns, label_key, tried=True), self._place(reward)
             )
         if reward.name == "code":
             self._check_sandbox(reward, label_key, columns)
@@ -274,28 +280,39 @@ class RewardRunner:
         refuse(Kernel.here(), self._sandbox)
         check_function(self._setup(reward), self._place(reward))
 
-    def _setup(self, reward: RewardSpec, columns: frozenset[str] | None = None, label_key: str | None = None) -> Setup:
+    def _setup(
+        self,
+        reward: RewardSpec,
+        columns: frozenset[str] | None = None,
+        label_key: str | None = None,
+        *,
+        tried: bool = False,
+    ) -> Setup:
+        judge = None
+        if reward.name == "judge":
+            judge = JudgeSetup(judge_of(self._judges, reward), self._seed, columns, tried)
         return Setup(
             reward.name,
             reward.python,
             reward.batch,
             dict(reward.args),
-            reward.timeout_seconds,
+            reward.timeout_seconds if judge is None else judge.spec.timeout_seconds + _ITSELF_SECONDS,
             reward.import_seconds,
             columns,
             signature=reward.signature,
             label_key=label_key,
             sandbox=SandboxSetup(int(to_number(self._sandbox.memory)), self._sandbox.seconds),
+            judge=judge,
         )
 
     def _score_inline(self, scorer: _Inline, calls: list[ScoreCall]) -> None:
         texts = self._texts(calls) if scorer.needs_text else [""] * len(calls)
-        outcomes: list[tuple[ScoreCall, RewardResult | str]] = []
+        outcomes: list[tuple[ScoreCall, RewardResult | RewardFailure]] = []
         for call, text in zip(calls, texts):
             try:
                 outcomes.append((call, RewardResult(*scorer.score(call.sample, text))))
             except Exception as error:
-                outcomes.append((call, f"{type(error).__name__}: {error}"))
+                outcomes.append((call, RewardFailure(f"{type(error).__name__}: {error}")))
         self._calls.end(outcomes, self._calls.round)
 
     def _score_isolated(self, scorer: _Isolated, calls: list[ScoreCall]) -> None:
@@ -309,15 +326,15 @@ class RewardRunner:
             samples: list[Sample] = [_payload(call.sample, text) for call, text in task]
             scorer.pool.submit(samples, self._receiver([call for call, _ in task]))
 
-    def _receiver(self, calls: list[ScoreCall]) -> Callable[[list[Score] | None, str | None], None]:
+    def _receiver(self, calls: list[ScoreCall]) -> Callable[[list[Score] | RewardFailure], None]:
         round_ = self._calls.round
 
-        def done(scores: list[Score] | None, error: str | None) -> None:
+        def done(scores: list[Score] | RewardFailure) -> None:
             self._clock.exit()
-            if scores is not None:
-                self._calls.end([(call, _outcome(call, *score)) for call, score in zip(calls, scores)], round_)
+            if isinstance(scores, RewardFailure):
+                self._calls.end([(call, scores) for call in calls], round_)
             else:
-                self._calls.end([(call, str(error)) for call in calls], round_)
+                self._calls.end([(call, _outcome(call, score)) for call, score in zip(calls, scores)], round_)
 
         return done
 
@@ -380,12 +397,13 @@ def _of_environment(sample: RewardSample, _: str) -> tuple[float, dict[str, floa
     return total_reward(sample.turns), dict(sample.turns[-1].values)
 
 
-def _outcome(call: ScoreCall, score: float | None, parts: dict[str, float]) -> RewardResult | str:
+def _outcome(call: ScoreCall, score: Score) -> RewardResult | RewardFailure:
     """What came of a call; a part may leave a sample to the others."""
-    if score is not None:
-        return RewardResult(score, parts)
+    if score.value is not None:
+        notes = {} if score.note is None else {call.part.name or "judge": score.note}
+        return RewardResult(score.value, score.parts, notes=notes)
     if call.part.name is None:
-        return "the reward returned None, which is no score, and there is no other"
+        return RewardFailure("the reward returned None, which is no score, and there is no other")
     return RewardResult(0.0, absent=True)
 
 
@@ -413,6 +431,7 @@ def _payload(sample: RewardSample, text: str) -> dict[str, Any]:
         "messages": sample.prompt.messages,
         "source": sample.prompt.source,
         "response_tokens": _tokens(sample),
+        "key": f"{sample.prompt.uid if sample.ordinal is None else sample.ordinal}/{sample.index}",
     }
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rljob_worker.errors import JobError
 from rljob_worker.flow.turns import Turn
-from rljob_worker.rewards.functions import representable
+from rljob_worker.rewards.functions import RewardFailure, representable
 from rljob_worker.rewards.weighted_parts import Part, join
 from rljob_worker.types import Generation, Prompt, RewardResult
 
@@ -50,7 +50,7 @@ class ScoreCall:
     """`time.monotonic()` of its submission."""
     result: RewardResult | None = None
     """Of `ScoreCalls`, under its lock."""
-    failure: str | None = None
+    failure: RewardFailure | None = None
     """Likewise."""
 
 
@@ -87,8 +87,8 @@ class ScoreCalls:
             self._samples += samples
             self._open += sum(map(len, samples))
 
-    def end(self, outcomes: Sequence[tuple[ScoreCall, RewardResult | str]], round_: int) -> None:
-        """These calls, which were begun in that round, have their result, or the text of their failure."""
+    def end(self, outcomes: Sequence[tuple[ScoreCall, RewardResult | RewardFailure]], round_: int) -> None:
+        """These calls, which were begun in that round, have their result or their failure."""
         with self._changed:
             if self._round != round_:
                 return
@@ -96,8 +96,8 @@ class ScoreCalls:
                 reward = call.sample.prompt.reward
                 if isinstance(outcome, RewardResult):
                     call.result = outcome
-                elif reward.on_error == "Score":
-                    call.result = RewardResult(reward.error_score, {}, outcome)
+                elif reward.on_error == "Score" and not outcome.outage:
+                    call.result = RewardResult(reward.error_score, {}, outcome.text)
                 else:
                     call.failure = outcome
                     self._failed.append(call)
@@ -144,7 +144,9 @@ class ScoreCalls:
         if failed:
             first = failed[0]
             which = f"{first.part.name}: " if first.part.name else ""
-            raise RewardError(f"the reward of {_name(first.sample)} failed: {which}{first.failure}{_WAYS_ON}")
+            assert first.failure is not None
+            ways_on = "" if first.failure.outage else _WAYS_ON
+            raise RewardError(f"the reward of {_name(first.sample)} failed: {which}{first.failure.text}{ways_on}")
         raise RewardError(
             f"{len(unfinished)} of {submitted} rewards had not ended at the deadline, the first being that of "
             f"{_name(unfinished[0][0].sample)}"

@@ -191,7 +191,7 @@ def _check_trl(value: object, samples: list[Sample]) -> list[Score]:
     numbers = iter(checked_batch([one for one in value if one is not None], sum(one is not None for one in value)))
     if len(value) != len(samples):
         raise ValueError(f"{len(value)} scores were returned for {len(samples)} samples")
-    return [(None, {}) if one is None else next(numbers) for one in value]
+    return [Score(None) if one is None else next(numbers) for one in value]
 
 
 def _call_verl(function: Callable[..., object], args: Mapping[str, object], sample: Sample) -> object:

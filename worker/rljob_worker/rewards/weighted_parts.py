@@ -56,6 +56,7 @@ def join(parts: Sequence[Part], results: Sequence[RewardResult]) -> RewardResult
     if parts[0].name is None:
         return results[0]
     recorded: dict[str, float] = {}
+    notes: dict[str, str] = {}
     if all(result.absent for result in results):
         return RewardResult(parts[0].reward.error_score, error="each part returned None, which is no score")
     for part, result in zip(parts, results):
@@ -65,4 +66,6 @@ def join(parts: Sequence[Part], results: Sequence[RewardResult]) -> RewardResult
             return RewardResult(part.reward.error_score, {}, f"{part.name}: {result.error}")
         recorded[str(part.name)] = result.score
         recorded |= {f"{part.name}.{name}": value for name, value in result.parts.items()}
-    return RewardResult(math.fsum(part.weight * result.score for part, result in zip(parts, results)), recorded)
+        notes |= result.notes
+    score = math.fsum(part.weight * result.score for part, result in zip(parts, results))
+    return RewardResult(score, recorded, notes=notes)

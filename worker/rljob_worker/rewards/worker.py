@@ -4,7 +4,7 @@ Rewards run here and not in the driver, because a hung function can only be ende
 in the main thread, where signals work. The driver sends pickled tuples and is answered in JSON: first its `Setup`,
 answered by `["ready", [whether it is async, whether one call scores a group, its signature]]`, `["refused", what the
 user can change]` or `["failed", text]`; then
-`(task, samples)`, answered by `[task, "scores", [[score, parts], ...]]` or `[task, "error", text]`.
+`(task, samples)`, answered by `[task, "scores", [[score, parts, note], ...]]` or `[task, "error" or "outage", text]`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rljob_worker.confined.inside import adapt
 from rljob_worker.confined.loading import out_of_reach
@@ -26,6 +26,7 @@ from rljob_worker.errors import UserError
 from rljob_worker.rewards.builtin import make_regex
 from rljob_worker.rewards.functions import (
     REACH,
+    RewardOutageError,
     Sample,
     Score,
     check_call,
@@ -45,6 +46,9 @@ from rljob_worker.rewards.signatures import (
     signature_of_function,
 )
 from rljob_worker.sandbox.limits import SandboxError, SandboxSetup
+
+if TYPE_CHECKING:
+    from rljob_worker.rewards.judge import JudgeSetup
 
 Message = tuple[int, list[Sample]]
 
@@ -66,6 +70,8 @@ class Setup:
     """Column of the label, beside `columns`."""
     sandbox: SandboxSetup | None = None
     """Of the reward `code`."""
+    judge: JudgeSetup | None = None
+    """Set for the reward `judge`."""
 
 
 def main() -> None:
@@ -122,6 +128,8 @@ def _scorer(setup: Setup) -> tuple[Callable[[list[Sample]], Any], Calling]:
         function = math
     elif setup.name == "code":
         return _programs(setup), Calling(False, False, Signature.RLJOB)
+    elif setup.judge is not None:
+        return _judge(setup.judge), Calling(True, False, Signature.RLJOB)
     else:
         function = make_regex(**setup.args)
     asynchronous = is_async(function)
@@ -166,7 +174,21 @@ def _programs(setup: Setup) -> Callable[[list[Sample]], list[Score]]:
         raise UserError(f"reward.name: code: {error}") from error
 
     def score(samples: list[Sample]) -> list[Score]:
-        return [reward(sample["response"], sample["row"]) for sample in samples]
+        return [Score(*reward(sample["response"], sample["row"])) for sample in samples]
+
+    return score
+
+
+def _judge(setup: JudgeSetup) -> Callable[[list[Sample]], Awaitable[list[Score]]]:
+    """The reward `judge`. UserError where it cannot be asked."""
+    from rljob_worker.rewards.judge import Judge
+
+    judge = Judge(setup)
+    if setup.tried:
+        asyncio.run(judge.check())
+
+    async def score(samples: list[Sample]) -> list[Score]:
+        return [await judge.score(sample) for sample in samples]
 
     return score
 
@@ -183,7 +205,7 @@ def _serve(connection: Connection, score: Callable[[list[Sample]], list[Score]])
         try:
             answer: tuple[int, str, list[Score] | str] = (task, "scores", score(samples))
         except (Exception, SystemExit) as error:
-            answer = (task, "error", _describe(error))
+            answer = (task, *_failure(error))
         _answer(connection, *answer)
 
 
@@ -211,7 +233,7 @@ async def _serve_async(
             async with deadline:
                 answer: tuple[int, str, list[Score] | str] = (task, "scores", await score(samples))
         except (Exception, SystemExit) as error:
-            answer = (task, "error", timeout_message(timeout) if deadline.expired() else _describe(error))
+            answer = (task, "error", timeout_message(timeout)) if deadline.expired() else (task, *_failure(error))
         _answer(connection, *answer)
 
     threading.Thread(target=read, daemon=True).start()
@@ -225,6 +247,10 @@ async def _serve_async(
 def timeout_message(seconds: float) -> str:
     """What a sample's error says when its reward took too long."""
     return f"no result within reward.timeoutSeconds ({seconds:g} s)"
+
+
+def _failure(error: BaseException) -> tuple[str, str]:
+    return ("outage", str(error)) if isinstance(error, RewardOutageError) else ("error", _describe(error))
 
 
 def _describe(error: BaseException) -> str:

@@ -45,6 +45,7 @@ def response_row(
         "reward": float(result.score),
         "reward_parts": result.parts,
         "reward_error": result.error,
+        **({"reward_notes": result.notes} if result.notes else {}),
         "decision": decision,
         "advantage": advantage,
         "weight_version": weight_version,

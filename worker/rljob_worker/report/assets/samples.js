@@ -58,6 +58,7 @@
     else field(list, "response", sample.response);
     if (sample.label !== null) field(list, "label", sample.label);
     for (const [name, value] of Object.entries(sample.reward_parts)) field(list, name, short(value));
+    for (const [name, note] of Object.entries(sample.reward_notes)) field(list, `${name} wrote`, note);
     if (sample.reward_error) field(list, "reward failed", sample.reward_error, "failed");
     box.append(head, list);
     return box;
