@@ -36,6 +36,7 @@ FILES = {
     "text.txt": b"no",
     "syntax.py": b"x = 1\ndef f(:\n",
     "scores.py": b"def score(response, label):\n    return 0\n",
+    "asks.py": b"def score(response, tag, level, *, tests, more=1):\n    return 0\n",
     "syntax.jinja": b"{{ messages }}\n{% for %}",
     "job.yaml": b"spec: [",
 }
@@ -134,6 +135,7 @@ def code(tests: str) -> list[str]:
     return [*data("%/tags.jsonl"), "--set", f"spec.reward={{name: code, args: {{kind: Stdin, tests: {tests}}}}}"]
 
 
+SWEEP = ["--sweep", "spec.steps=1,2", "--output"]
 NO_FILE = "is no file, but a pipe, device or folder"
 WANTED = "a folder with config.json, *.safetensors and tokenizer files, or the id of a hub"
 OF_RUN: list[tuple[list[str], str]] = [
@@ -211,6 +213,14 @@ OF_RUN: list[tuple[list[str], str]] = [
     (reward("%/syntax.py:f"), "spec.reward.python: %/syntax.py, line 2: no Python: invalid syntax"),
     (reward("%/scores.py:scores"), "spec.reward.python: %/scores.py has no 'scores'; did you mean score?"),
     (reward("no_such_package.rewards:score"), "spec.reward.python: there is no module 'no_such_package'"),
+    (
+        [*data("%/tags.jsonl"), *reward("%/asks.py:score")],
+        "spec.reward.python: '%/asks.py:score' asks for 'level', which is neither a column of the data nor in reward",
+    ),
+    (
+        ["--set", "spec.reward={python: '%/scores.py:score', args: {lable: 1}}"],
+        "spec.reward.args.lable: '%/scores.py:score' has no such parameter; did you mean 'label'?",
+    ),
     (part("%/scores.py:scores"), "spec.reward.parts[1].python: %/scores.py has no 'scores'"),
     # --- folders that are written to -----------------------------------------------------------------
     (["--set", "spec.checkpoint.path=%/text.txt"], "%/text.txt: cannot be spec.checkpoint.path: %/text.txt is no"),
@@ -273,6 +283,10 @@ OF_OTHERS: list[tuple[list[str], str]] = [
     (["validate", JOB, *model("%/no weights")], "spec.model.path: %/no weights: no weights"),
     (["validate", JOB, *reward("%/syntax.py:f")], "spec.reward.python: %/syntax.py, line 2: no Python"),
     (["validate", JOB, *reward("%/scores.py:scor")], "%/scores.py has no 'scor'; did you mean score?"),
+    (
+        ["validate", JOB, *data("%/tags.jsonl"), *part("%/asks.py:score")],
+        "spec.reward.parts[1].python: '%/asks.py:score' asks for 'level'",
+    ),
     (["validate", JOB, *reward("%/pipe.py:f")], "spec.reward.python: %/pipe.py: "),
     (["validate", "%/beside.yaml", *reward("./loop.py:f")], "spec.reward.python: ./loop.py: there is no file"),
     (["validate", "%/beside.yaml", *template("./loop.py")], "spec.data.chat.templateFile: ./loop.py: there is no file"),
@@ -310,6 +324,29 @@ OF_OTHERS: list[tuple[list[str], str]] = [
     (["plan", JOB, "--model", "%/config pipe"], f"%/config pipe/config.json: cannot be read: {NO_FILE}"),
     (["plan", JOB, *model("/nowhere")], "spec.model.path: /nowhere is not on this machine; give a copy of its config"),
     (["plan", JOB, *model("%/text.txt")], "spec.model.path: %/text.txt is a file"),
+    (
+        ["import", "verl", "%/pipe"],
+        "%/pipe: is no file, but a pipe, device or folder: a script or",
+    ),
+    (["import", "trl", "%/device"], "%/device: is no file, but a pipe, device or folder"),
+    (["import", "slime", "%/loop"], "%/loop: Too many levels of symbolic links"),
+    (["score", JOB, "--responses", "%/nowhere"], "--responses: %/nowhere: cannot be read: No such file"),
+    (["score", JOB, "--responses", "%/pipe"], "--responses: %/pipe: cannot be read: is no file, but a pipe"),
+    (["score", JOB, "--responses", "%/empty.jsonl"], "--responses: %/empty.jsonl has no responses"),
+    (["score", JOB, "--responses", "%/scores.py"], "%/scores.py, line 1: not valid JSON"),
+    (["run", JOB, *SWEEP, "%/text.txt"], "--sweep: with spec.steps=1: %/text.txt/01-steps_1: cannot be a run folder"),
+    (
+        ["run", JOB, *SWEEP, "%/sweep", *model("%/pipe")],
+        "--sweep: with spec.steps=1: spec.model.path: %/pipe is a pipe",
+    ),
+    (
+        ["run", JOB, "--only", "train", "--from", "%/nothing"],
+        "--from: %/nothing holds no rollout.json: needed is the run",
+    ),
+    (
+        ["run", JOB, "--only", "rollout", "--checkpoint", "%/nothing"],
+        "%/nothing: not a run folder (it has no run.json)",
+    ),
     (["doctor", "%/pipe.yaml"], "is a pipe that was not written to its end"),
     (["doctor", "--ray", "a host"], "--ray: 'a host' is no address of a Ray cluster"),
     (["doctor", "--ray", "no-such-host.invalid:1"], "--ray: no-such-host.invalid:1: there is no host"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,35 @@ def test_a_folder_without_samples_is_named(tmp_path: Path) -> None:
     (tmp_path / "a" / FILE).write_text("{}")
     with pytest.raises(UserError, match=r"rollout\.json: damaged"):
         read_half(tmp_path / "a")
+
+
+def test_no_flipped_bit_of_it_is_read_as_something_else(tmp_path: Path) -> None:
+    """Before its steps are looked for: those of a whole file would be missing here."""
+    file = written(tmp_path / "a") / FILE
+    whole = file.read_bytes()
+    for bit in range(8 * len(whole)):
+        content = bytearray(whole)
+        content[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(content)
+        with pytest.raises(UserError) as error:
+            read_half(file.parent)
+        # White space may become other white space.
+        same = json.loads(content) == json.loads(whole) if "damaged" not in str(error.value) else False
+        assert "damaged" in str(error.value) or same, bit
+    for cut in range(len(whole)):
+        file.write_bytes(whole[:cut])
+        with pytest.raises(UserError, match="damaged"):
+            read_half(file.parent)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop"])
+def test_what_is_no_file_in_its_place_is_not_read(tmp_path: Path, kind: str) -> None:
+    file = written(tmp_path / "a") / FILE
+    file.unlink()
+    make = {"pipe": os.mkfifo, "device": lambda at: at.symlink_to("/dev/zero"), "folder": Path.mkdir}
+    make.get(kind, lambda at: at.symlink_to(at.name))(file)
+    with pytest.raises(UserError, match="--from"):
+        read_half(file.parent)
 
 
 @pytest.mark.parametrize(

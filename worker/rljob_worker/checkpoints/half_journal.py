@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FILE = "rollout.json"
-VERSION = 1
+VERSION = 2
 _CHUNK_BYTES = 2**23
+_MOST_BYTES = 2**24
+_CHECKSUM = "xxh3"
+"""Field with the digest of all others, which a file has to have."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_response_tokens", "samples_per_prompt", "prompts_per_step")
 """Fields of `spec.rollout` that decide, beside the algorithm, what is learned from a sample."""
 
@@ -104,8 +107,12 @@ def _digest_of_folder(folder: Path) -> str:
 def write_half(folder: Path, origin: Origin, next_ordinals: Mapping[int, int]) -> None:
     """Write what the steps so far come from."""
     steps = {str(step): {"nextOrdinal": number} for step, number in next_ordinals.items()}
-    content = {"version": VERSION, "sameWeights": True, "origin": asdict(origin), "steps": steps}
-    write_whole(folder / FILE, json.dumps(content, indent=1))
+    content: dict[str, Any] = {"version": VERSION, "sameWeights": True, "origin": asdict(origin), "steps": steps}
+    write_whole(folder / FILE, json.dumps({**content, _CHECKSUM: _digest(content)}, indent=1))
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
 def read_half(path: Path) -> HalfJournal:
@@ -116,7 +123,10 @@ def read_half(path: Path) -> HalfJournal:
     """
     folder = path if (path / FILE).exists() else path.parent
     try:
-        content = json.loads(read_file(folder / FILE))
+        content = json.loads(read_file(folder / FILE, _MOST_BYTES))
+        checksum = content.pop(_CHECKSUM)
+        if checksum != _digest(content):
+            raise ValueError("its content is not what was written (xxh3)")
         if content["version"] != VERSION:
             raise ValueError(f"version {content['version']}, {VERSION} is known")
         origin = Origin(**content["origin"])
@@ -125,7 +135,9 @@ def read_half(path: Path) -> HalfJournal:
         raise UserError(
             f"--from: {path} holds no {FILE}: needed is the run folder of `rljob run --only rollout`"
         ) from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except KeyError as error:
+        raise UserError(f"--from: {folder / FILE}: damaged: it has no {error}") from None
+    except (OSError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"--from: {folder / FILE}: damaged: {error}") from None
     files = journal_files(folder)
     if not next_ordinals:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from rljob_worker.errors import UserError
 
 if TYPE_CHECKING:
     from rljob_api import RLJob
+    from rljob_worker.checkpoints.half_journal import HalfJournal
     from rljob_worker.checkpoints.reader import Found
 
 
@@ -90,17 +92,32 @@ def half_job(arguments: argparse.Namespace, job: RLJob) -> RLJob:
     return job.model_copy(update={"spec": job.spec.model_copy(update={"records": records})})
 
 
-def half_run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `run_job`: the loop, and whether trainers are needed."""
+@dataclass(frozen=True, slots=True)
+class HalfInputs:
+    """What a half of a step begins with, read before anything is imported that takes seconds."""
+
+    found: Found | None
+    """The checkpoint; None: the starting weights."""
+    half: HalfJournal | None
+    """The samples that are trained on."""
+
+
+def half_inputs(arguments: argparse.Namespace) -> HalfInputs:
+    """Read them. Raises UserError where there are none, or they are damaged."""
     from rljob_worker.checkpoints.half_journal import read_half
-    from rljob_worker.driver.loops.halves import SamplingLoop, TrainingLoop
 
     found = _begins_with(arguments)
-    if arguments.only == "rollout":
-        steps = arguments.steps or 1
-        return {"loop": lambda given: SamplingLoop(given, found, steps), "engines_alone": found is None}
-    half = read_half(arguments.journal)
-    return {"loop": lambda given: TrainingLoop(given, found, half)}
+    return HalfInputs(found, read_half(arguments.journal) if arguments.only == "train" else None)
+
+
+def half_run(given: HalfInputs, steps: int | None) -> dict[str, Any]:
+    """Arguments of `run_job`: the loop, and whether trainers are needed."""
+    from rljob_worker.driver.loops.halves import SamplingLoop, TrainingLoop
+
+    found, half = given.found, given.half
+    if half is None:
+        return {"loop": lambda job: SamplingLoop(job, found, steps or 1), "engines_alone": found is None}
+    return {"loop": lambda job: TrainingLoop(job, found, half)}
 
 
 def _begins_with(arguments: argparse.Namespace) -> Found | None:

@@ -15,9 +15,9 @@ from rljob_api.safe_text import visible, visible_block
 from rljob_api.validation import ManifestError, check_runnable_locally
 from rljob_api.wire.exit_codes import ExitCode
 from rljob_worker.cli.addresses import check_ray_address
-from rljob_worker.cli.halves import add_half_arguments, check_half, half_job, half_run
+from rljob_worker.cli.halves import add_half_arguments, check_half, half_inputs, half_job, half_run
 from rljob_worker.cli.manifest import add_manifest_arguments, folder_name, read_manifest
-from rljob_worker.cli.sweep import add_sweep_argument, run_sweep
+from rljob_worker.cli.sweep import add_sweep_argument, run_sweep, without_rows
 from rljob_worker.cli.trust import add_trust_argument, trusting
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import keep_output_from_raising
@@ -84,39 +84,27 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.trust_unverified and not (arguments.resume or arguments.checkpoint):
         raise UserError("--trust-unverified: needs --resume; a new run reads no checkpoint")
     if arguments.sweep:
-        return run_sweep(arguments)
+        return run_sweep(arguments, _look)
     check_half(arguments)
-    job = _without_rows(read_manifest(arguments), arguments.skip_prompt)
+    job = without_rows(read_manifest(arguments), arguments.skip_prompt)
     if arguments.only:
         job = half_job(arguments, job)
     if arguments.trust_unverified:
         job = trusting(job)
-    address = arguments.address or os.environ.get("RAY_ADDRESS")
-    if address in (None, "", "local"):
-        address = None
-        try:
-            check_runnable_locally(job)
-        except ManifestError as error:
-            raise UserError(str(error)) from None
     # Not before the manifest was read: numpy and rich take a third of the time.
     from rich.console import Console
-
-    from rljob_worker.cli.first_look import look_first
 
     keep_output_from_raising()
     console = Console(stderr=False)
     output = arguments.output or Path("runs") / f"{job.metadata.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    # The driver uses no device: what one lacks is to be said in words, not by torch_npu's traceback.
-    os.environ[BACKEND_AUTOLOAD_VARIABLE] = "0"
-    look_first(job, output, arguments.resume, on_this_machine=address is None)
-    if address is not None:
-        check_ray_address("--address" if arguments.address else "RAY_ADDRESS", address)
+    address = _look(arguments, job, output)
+    half = half_inputs(arguments) if arguments.only else None
     # Importing the worker takes seconds: a wrong manifest should not have to wait for it.
     with waiting_for("torch, transformers, Ray and vLLM to be imported"):
         from rljob_worker.cli.progress import RunProgress
         from rljob_worker.driver.run import run_job
 
-    half = half_run(arguments) if arguments.only else {}
+    own = {} if half is None else half_run(half, arguments.steps)
     with RunProgress(console, (arguments.steps or 1) if arguments.only else job.spec.steps) as progress:
         outcome = run_job(
             job,
@@ -125,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
             address=address,
             on_record=progress.record,
             on_event=progress.event,
-            **half,
+            **own,
         )
     # The steps of a run that could not be continued are those of the attempts before, and were shown then.
     shown = progress.executed or outcome.exit_code == ExitCode.OK
@@ -137,15 +125,33 @@ def run(arguments: argparse.Namespace) -> int:
     return outcome.exit_code
 
 
+def _look(arguments: argparse.Namespace, job: RLJob, output: Path) -> str | None:
+    """Refuse what can be told wrong at once, and return the address of the Ray cluster; None: the embedded one.
+
+    Raises:
+        UserError: naming field or option.
+    """
+    from rljob_worker.cli.first_look import look_first
+
+    address: str | None = arguments.address or os.environ.get("RAY_ADDRESS")
+    if address in (None, "", "local"):
+        address = None
+        try:
+            check_runnable_locally(job)
+        except ManifestError as error:
+            raise UserError(str(error)) from None
+    # The driver uses no device: what one lacks is to be said in words, not by torch_npu's traceback.
+    os.environ[BACKEND_AUTOLOAD_VARIABLE] = "0"
+    look_first(job, output, arguments.resume, on_this_machine=address is None)
+    if address is not None:
+        check_ray_address("--address" if arguments.address else "RAY_ADDRESS", address)
+    return address
+
+
 def _row(text: str) -> int | str:
     if not re.fullmatch(r"(.*/)?[0-9]+", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no row: a number from 0, or NAME/NUMBER as messages have it")
     return int(text) if text.isdecimal() else text
-
-
-def _without_rows(job: RLJob, rows: list[int | str]) -> RLJob:
-    data = job.spec.data.model_copy(update={"skip": list(dict.fromkeys([*job.spec.data.skip, *rows]))})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"data": data})}) if rows else job
 
 
 def _report(output: Path, drawn: bool) -> list[str]:

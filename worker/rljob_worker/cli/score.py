@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rljob_worker.cli.manifest import add_manifest_arguments, read_manifest
+from rljob_worker.cli.response_rows import read_rows
 from rljob_worker.errors import UserError
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rljob_api.wire.exit_codes import ExitCode
 
     job = read_manifest(arguments)
+    if arguments.responses is not None and next(read_rows(arguments.responses), None) is None:
+        raise UserError(f"--responses: {arguments.responses} has no responses")
     # transformers imports torch, which would ask for a device that is not used.
     os.environ[BACKEND_AUTOLOAD_VARIABLE] = "0"
     found = _score(job.spec, arguments.responses, arguments.rows)

@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rljob_api import RLJob
 from rljob_worker.cli.manifest import read_manifest
 from rljob_worker.errors import UserError
 
@@ -42,8 +43,12 @@ def add_sweep_argument(command: argparse.ArgumentParser) -> None:
     )
 
 
-def run_sweep(arguments: argparse.Namespace) -> int:
+def run_sweep(arguments: argparse.Namespace, look: Callable[[argparse.Namespace, RLJob, Path], object]) -> int:
     """Run them, and show a table; exit code 1 where one of them did not succeed.
+
+    Args:
+        arguments: of `rljob run`.
+        look: refuses a job and its run folder where they can be told wrong at once.
 
     Raises:
         UserError: a value is wrong in one of them; none was started.
@@ -60,7 +65,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     output = arguments.output or Path("runs") / f"{job.metadata.name}-sweep-{time.strftime('%Y%m%d-%H%M%S')}"
     runs = planned(arguments.sweep, output)
     for one in runs:
-        _check(arguments, one)
+        _check(arguments, one, look)
     codes = []
     for number, one in enumerate(runs, start=1):
         print(f"run {number} of {len(runs)}: {' '.join(one.values)}", flush=True)
@@ -144,10 +149,18 @@ def _slug(value: str) -> str:
     return re.sub(r"[^A-Za-z0-9.+-]+", "_", f"{path.rsplit('.', 1)[-1]}_{given}").strip("_")
 
 
-def _check(arguments: argparse.Namespace, one: SweepRun) -> None:
-    own = argparse.Namespace(manifest=arguments.manifest, overrides=[*arguments.overrides, *one.values])
+def without_rows(job: RLJob, rows: Sequence[int | str]) -> RLJob:
+    """The job without these rows of its data."""
+    data = job.spec.data.model_copy(update={"skip": list(dict.fromkeys([*job.spec.data.skip, *rows]))})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"data": data})}) if rows else job
+
+
+def _check(
+    arguments: argparse.Namespace, one: SweepRun, look: Callable[[argparse.Namespace, RLJob, Path], object]
+) -> None:
+    own = argparse.Namespace(**vars(arguments) | {"overrides": [*arguments.overrides, *one.values]})
     try:
-        read_manifest(own)
+        look(own, without_rows(read_manifest(own), arguments.skip_prompt), one.folder)
     except UserError as error:
         raise UserError(f"--sweep: with {' '.join(one.values)}: {error}") from None
     if one.folder.exists() and any(one.folder.iterdir()) and not arguments.resume:

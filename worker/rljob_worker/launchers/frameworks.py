@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_worker.errors import UserError
+from rljob_worker.host.files import read_file
 from rljob_worker.launchers import configuration, roll, slime, trl, verl
 from rljob_worker.launchers.draft import Draft, Line, Setting
 from rljob_worker.launchers.shell import MAX_CHARACTERS, Command, Script, Word, read_script
@@ -94,12 +95,9 @@ def job_name(text: str) -> str:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_CHARACTERS + 1)
+        content = read_file(path, MAX_CHARACTERS)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    if len(content) > MAX_CHARACTERS:
-        raise UserError(f"{path}: has more than {MAX_CHARACTERS} bytes: a script or configuration is needed")
+        raise UserError(f"{path}: {error.strerror}: a script or configuration is needed") from None
     try:
         return content.decode()
     except UnicodeDecodeError as error:

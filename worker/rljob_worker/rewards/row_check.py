@@ -15,6 +15,7 @@ from rljob_worker.data.rows import Row
 from rljob_worker.data.sources import LoadedSource, check_head
 from rljob_worker.errors import UserError
 from rljob_worker.rewards.code_tests import call_cases, column, stdin_cases, test_file
+from rljob_worker.rewards.source_check import check_columns
 from rljob_worker.rewards.weighted_parts import Part, parts_of
 
 CHECK_SECONDS = 5.0
@@ -27,11 +28,18 @@ def check_first_rows(spec: RLJobSpec, source: DataSource, field: str) -> None:
     """Look at the rows of a small local file, before anything is imported that takes seconds.
 
     Raises:
-        UserError: a row is none, lacks a column, has no reward, or tests that cannot be read.
+        UserError: a row is none, lacks a column, has no reward, or tests that cannot be read; a function asks for a
+            column that there is not.
     """
     loaded = check_head(source, field)
-    if loaded is not None:
-        check_tests([scored_rows(spec, loaded)])
+    if loaded is None:
+        return
+    scored = scored_rows(spec, loaded)
+    place = f"{field}.reward" if source.reward is not None else "spec.reward"
+    for part in parts_of(scored.reward):
+        if part.reward.python is not None:
+            check_columns(f"{place}{part.place}", part.reward, loaded.reward_columns())
+    check_tests([scored])
 
 
 def scored_rows(spec: RLJobSpec, loaded: LoadedSource) -> ScoredRows:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api import RLJobSpec
@@ -14,6 +16,7 @@ from rljob_worker.confined.named_source import check_named
 from rljob_worker.data.sources import data_sources, evaluation_sources
 from rljob_worker.errors import UserError
 from rljob_worker.host.files import read_file
+from rljob_worker.rewards.functions import RESERVED
 from rljob_worker.rewards.signatures import Signature, recognise
 
 
@@ -32,6 +35,7 @@ def check_sources(spec: RLJobSpec, *, on_this_machine: bool = True) -> None:
         named = function_file(path)
         if on_this_machine or (named is not None and os.path.lexists(Path(named[0]).expanduser())):
             check_named(f"{field}.python", path, package_places(spec))
+            _check_args(field, function)
 
 
 def package_places(spec: RLJobSpec) -> list[str]:
@@ -57,17 +61,58 @@ def told_signatures(spec: RLJobSpec) -> list[str]:
         if found is None:
             told.append(f"{field}.python: how {path} is called shows when the job or rljob score imports it")
             continue
-        names, takes_any = found
+        names = found.names
         try:
-            signature = recognise(wanted, names, takes_any, function.batch, path)
+            signature = recognise(wanted, names, found.takes_any, function.batch, path)
         except UserError as error:
             raise UserError(f"{field}{str(error).removeprefix('reward')}") from None
         told.append(f"{field}.python: {path} is called as {signature} calls it: its parameters are {', '.join(names)}")
     return told
 
 
-def _parameters(path: str) -> tuple[list[str], bool] | None:
-    """Names of a function's parameters and whether it has `**kwargs`; None where its source does not tell."""
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Of a function."""
+
+    names: list[str]
+    required: list[str]
+    """Those without a default."""
+    takes_any: bool
+    """Whether it has `**kwargs`."""
+
+
+def check_columns(field: str, function: RewardFunction, columns: Collection[str]) -> None:
+    """Refuse a function of a file that asks for what a row does not have. Raises UserError.
+
+    Args:
+        field: the function's place in the manifest.
+        function: it.
+        columns: of the rows that it scores, without those of prompt and label.
+    """
+    found = _parameters(str(function.python)) if function.signature == Signature.RLJOB and not function.batch else None
+    given = {*RESERVED, *columns, *function.args}
+    for name in () if found is None else found.required:
+        if name not in given:
+            raise UserError(
+                f"{field}.python: {function.python!r} asks for {name!r}, which is neither a column of the data nor in "
+                f"reward.args; there are {', '.join(sorted(given))} (the column of labelKey comes as label)"
+            )
+
+
+def _check_args(field: str, function: RewardFunction) -> None:
+    """Refuse arguments that a function of a file does not take."""
+    found = _parameters(str(function.python)) if function.signature == Signature.RLJOB else None
+    if found is None or found.takes_any:
+        return
+    for name in function.args:
+        if name not in found.names:
+            near = difflib.get_close_matches(name, found.names)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"{field}.args.{name}: {function.python!r} has no such parameter{hint}")
+
+
+def _parameters(path: str) -> Parameters | None:
+    """A function's parameters; None where its source does not tell."""
     named = function_file(path)
     if named is None:
         return None
@@ -82,7 +127,10 @@ def _parameters(path: str) -> tuple[list[str], bool] | None:
     if not found or found[-1].decorator_list:
         return None
     args = found[-1].args
-    return [one.arg for one in (*args.posonlyargs, *args.args, *args.kwonlyargs)], args.kwarg is not None
+    plain = [one.arg for one in (*args.posonlyargs, *args.args)]
+    required = plain[: len(plain) - len(args.defaults)]
+    required += [one.arg for one, default in zip(args.kwonlyargs, args.kw_defaults) if default is None]
+    return Parameters([*plain, *(one.arg for one in args.kwonlyargs)], required, args.kwarg is not None)
 
 
 def _functions(spec: RLJobSpec) -> Iterator[tuple[str, RewardFunction]]:
