@@ -156,6 +156,17 @@ def test_the_last_answer_is_found(response: str, answer: str | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "label", "score"),
+    [
+        (r"5\\", "5", 1), ("无穷大", r"\infty", 1), ("负无穷", r"-\infty", 1), ("负无穷大", r"\infty", 0),
+        ("无穷多个", "infinitely many", 1), ("无穷多", r"\infty", 0),
+    ],
+)  # fmt: skip
+def test_a_line_break_at_the_end_and_infinity_in_chinese(written: str, label: str, score: int) -> None:
+    assert math(f"\\boxed{{{written}}}", label) == score
+
+
+@pytest.mark.parametrize(
     ("left", "right", "same"),
     [
         ("0.333333", r"\frac{1}{3}", True), ("0.666667", r"\frac{2}{3}", True), ("0.666666", r"\frac{2}{3}", True),

@@ -31,7 +31,7 @@ CHECK_SECONDS = 10.0
 """How long a job's start may wait for labels to be read."""
 READERS: Mapping[str, Callable[[str], object]] = {"math": read_label, "gsm8k": gsm8k_number}
 """By a built-in reward that understands its labels: what reads one, or raises ValueError."""
-VERSION = 2
+VERSION = 3
 """Grows when a label is read in another way: what was kept of earlier checks is then not used."""
 _SHOWN = 5
 _NAMED = 20

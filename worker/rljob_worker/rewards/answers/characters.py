@@ -80,9 +80,13 @@ def clean(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip()
 
 
+_INFINITY = re.compile("(正|负)?无穷大?(?![多个])")
+
+
 def _unicode(text: str) -> str:
     if text.isascii():
         return text
+    text = _INFINITY.sub(lambda found: ("-" if found[1] == "负" else "") + r"\infty ", text)
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda found: f"_{{{found[0].translate(_SUBSCRIPTS)}}}", text)
     parts = []
@@ -139,6 +143,7 @@ def unwrap(text: str) -> str:
         text = text.strip().strip("`").strip()
         if not text.endswith("..."):
             text = _END_MARK.sub("", text.rstrip(".,;")).rstrip()
+            text = text.removesuffix("\\\\")
         for mark in ("**", "__", "*", '"'):
             if len(text) > 2 * len(mark) and text.startswith(mark) and text.endswith(mark):
                 text = text[len(mark) : -len(mark)]
