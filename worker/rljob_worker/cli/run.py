@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _look(arguments: argparse.Namespace, job: RLJob, output: Path) -> str | None:
-    """Refuse what can be told wrong at once, and return the address of the Ray cluster; None: the embedded one.
+    """Refuse a wrong job before anything is imported; return the address of the Ray cluster, None: the embedded one.
 
     Raises:
         UserError: naming field or option.

@@ -48,7 +48,7 @@ def run_sweep(arguments: argparse.Namespace, look: Callable[[argparse.Namespace,
 
     Args:
         arguments: of `rljob run`.
-        look: refuses a job and its run folder where they can be told wrong at once.
+        look: refuses a wrong job, or run folder, before anything is imported.
 
     Raises:
         UserError: a value is wrong in one of them; none was started.
